@@ -4,6 +4,7 @@ A token's numbers are summed in an order of its own, whatever is computed with i
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -59,29 +60,31 @@ class Mixture(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         if not len(hidden):  # of a step that nothing is read of: not every device's products take none
             return hidden
-        logits, chosen = self.router(hidden).float().topk(self.config.num_chosen)
+        num_chosen = self.config.num_chosen
+        logits, chosen = self.router(hidden).float().topk(num_chosen)
         # What the softmax of all would give those that are chosen, made to sum to 1.
         shares = logits.softmax(dim=-1).to(hidden.dtype)
-        return (self._one_by_one if self._packed else self._at_once)(hidden, chosen, shares)
-
-    def _one_by_one(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """Those experts that are chosen, in the order of their numbers."""
-        sums = torch.zeros_like(hidden)
-        for expert in sorted(set(chosen.flatten().tolist())):
-            tokens, places = torch.where(chosen == expert)
-            results = self._packed[expert].multiply(hidden[tokens], self.activation)
-            sums.index_add_(0, tokens, results.mul_(shares[tokens, places, None]))
-        return sums
-
-    def _at_once(self, hidden: Tensor, chosen: Tensor, shares: Tensor) -> Tensor:
-        """All, in shapes that are the same whichever are chosen: a GPU is not waited for, and may record it."""
         experts, order = chosen.flatten().sort(stable=True)
-        numbers = torch.arange(self.config.num_experts, device=hidden.device)
+        tokens = order // num_chosen
+        results = (self._one_by_one if self._packed else self._at_once)(hidden[tokens], experts)
+        results *= shares.flatten()[order, None]
+        if self._packed:
+            # One after another: a token's in the order of its experts' numbers.
+            return torch.zeros_like(hidden).index_add_(0, tokens, results)
+        return torch.empty_like(results).index_copy_(0, order, results).view(len(hidden), num_chosen, -1).sum(dim=1)
+
+    def _one_by_one(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """[rows, size], sorted by expert: by those alone that have rows."""
+        counts = Counter(experts.tolist())
+        pairs = zip(counts, torch.split(rows, list(counts.values())), strict=True)
+        return torch.cat([self._packed[expert].multiply(its_rows, self.activation) for expert, its_rows in pairs])
+
+    def _at_once(self, rows: Tensor, experts: Tensor) -> Tensor:
+        """The same, in shapes that do not depend on which are chosen: a GPU is not waited for, and may record it."""
+        numbers = torch.arange(self.config.num_experts, device=rows.device)
         ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
-        gate, up = _multiply(hidden[order // self.config.num_chosen], self.gate_and_up, ends).chunk(2, dim=-1)
-        sorted_results = _multiply(ACTIVATIONS[self.activation](gate) * up, self.down, ends)
-        results = torch.empty_like(sorted_results).index_copy_(0, order, sorted_results)
-        return (results.view(*chosen.shape, -1) * shares[..., None]).sum(dim=1)
+        gate, up = _multiply(rows, self.gate_and_up, ends).chunk(2, dim=-1)
+        return _multiply(ACTIVATIONS[self.activation](gate) * up, self.down, ends)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.router.slots()
