@@ -56,9 +56,8 @@ def compute_plainly(mixture: Mixture, row: Tensor) -> Tensor:
 
 
 @pytest.mark.usefixtures("build")
-@pytest.mark.parametrize("num_rows", [0, 1, 40])
-@pytest.mark.parametrize("num_chosen", [1, 3, 9])
-def test_both_ways_give_what_a_token_s_experts_say_of_it(num_chosen: int, num_rows: int) -> None:
+@pytest.mark.parametrize(("num_rows", "num_chosen"), [(0, 3), (1, 1), (40, 3), (40, 9)])
+def test_both_ways_give_what_a_token_s_experts_say_of_it(num_rows: int, num_chosen: int) -> None:
     mixture, hidden = make_mixture(num_chosen), torch.randn(num_rows, 16)
     expected = torch.stack([torch.zeros(16), *(compute_plainly(mixture, row) for row in hidden)])[1:]
     at_once = mixture(hidden)

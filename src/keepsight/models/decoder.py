@@ -278,14 +278,9 @@ class Decoder(nn.Module):
     def pack(self) -> None:
         """Once all weights are packed."""
         config = self.config
-        has_cap, is_on_cpu = config.attention_softcap is not None, self.embedding.panels is not None
-        has_mixtures = any(layer.mixture for layer in config.layers)
-        if (
-            is_on_cpu
-            and not has_cap
-            and not has_mixtures
-            and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim)
-        ):
+        is_plain = config.attention_softcap is None and not any(layer.mixture for layer in config.layers)
+        is_on_cpu = self.embedding.panels is not None
+        if is_on_cpu and is_plain and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
             weights = [layer.for_cpu(self.rotary) for layer in self._all_layers()]
             self._layers_on_cpu = CpuDecoder(weights, config.attention_scale, config.rms_norm_eps)
 
