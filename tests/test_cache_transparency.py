@@ -345,9 +345,10 @@ class Alone:
 # Those whose attention the kernel knows: without a cap of its own, which no published Gemma 3 has.
 @pytest.fixture(
     scope="module",
-    params=product(
-        [(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5), (SmallMixture, 5)], [False, True]
-    ),
+    params=[
+        *product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5)], [False, True]),
+        ((SmallMixture, 5), True),
+    ],
     ids=str,
 )
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Alone:
