@@ -4,10 +4,12 @@ They are not modules, but found like them: cpu_library.py loads the one for its 
 another kind of processor, all works by torch's own kernels, slower.
 """
 
+import copy
 import os
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
 
 MODELS = Path("src/keepsight/models")
 FLAGS_OF_PROCESSOR = {
@@ -29,7 +31,17 @@ def _kernels(processor: str) -> Extension:
     )
 
 
+class BuildApart(build_ext):
+    """Side by side, and so each in a folder of its own: their objects have the same names."""
+
+    def build_extension(self, ext: Extension) -> None:
+        own = copy.copy(self)
+        own.build_temp = str(Path(self.build_temp) / ext.name)
+        build_ext.build_extension(own, ext)
+
+
 setup(
+    cmdclass={"build_ext": BuildApart},
     ext_modules=[_kernels(processor) for processor in FLAGS_OF_PROCESSOR],
     options={"build_ext": {"parallel": os.cpu_count() or 1}},
 )
