@@ -31,9 +31,8 @@ _Encoded = tuple[_Text, tuple[int, ...]]
 class FilmPromptFormat:
     """How this checkpoint writes one film: the time of each of its moments, and that as a picture."""
 
-    # Stands for a whole film in an unexpanded prompt, and in whose midst it does where a template has written it.
+    # Stands for a whole film in an unexpanded prompt.
     marker: str
-    framed_marker: str
     soft_token_id: int
     opening: tuple[int, ...]
     closing: tuple[int, ...]
@@ -79,13 +78,13 @@ def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokeniz
 
 
 def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
-    """Its template writes what opens a picture and what closes it; each moment of a film has that of its own."""
+    """Its template writes what opens and closes a picture or a film; each moment of one has that of its own besides."""
     image, video = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in ("image", "video"))
     around = ("vision_start", "vision_end")
     film = None
     if all(f"{name}_token_id" in config for name in around):
         start, end = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in around)
-        film = FilmPromptFormat(video[1], start[1] + video[1] + end[1], video[0], (start[0],), (end[0],))
+        film = FilmPromptFormat(video[1], video[0], (start[0],), (end[0],))
     return ImagePromptFormat(image[1], image[0], dict((image, video)), film=film)
 
 
@@ -228,11 +227,9 @@ class PromptExpander:
 
 
 def _compile_markers(image_format: ImagePromptFormat | None) -> re.Pattern[str] | None:
-    """The longer one of a film's goes first."""
     if image_format is None:
         return None
-    film = image_format.film
-    markers = [image_format.marker, *((film.framed_marker, film.marker) if film else ())]
+    markers = [image_format.marker, *([image_format.film.marker] if image_format.film else ())]
     return re.compile(f"({'|'.join(map(re.escape, markers))})")
 
 
