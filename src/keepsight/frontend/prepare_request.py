@@ -19,7 +19,6 @@ from keepsight.errors import (
     PictureCountError,
     PictureEmbedsError,
     PromptEmbedsError,
-    PromptTooLongError,
     ReservedTokenError,
     UnreadablePictureError,
     UnsupportedFieldError,
@@ -34,6 +33,7 @@ from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
 from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
+from keepsight.frontend.prompt.prompt_limits import PromptLimits
 from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_messages, read_uuid
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
@@ -41,7 +41,7 @@ from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import check_options, options_named
-from keepsight.media import Modality, PictureLayout, TokenSpan
+from keepsight.media import Modality, TokenSpan
 from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
@@ -61,7 +61,7 @@ class _Terms:
     sampling_params: SamplingParams
     cache_salt: str | None
     priority: int
-    # None: the prompt is to be answered, and has to fit into the context.  Else its tokens are told, up to so many.
+    # As `PromptLimits` has it.
     max_told: int | None = None
 
     def __post_init__(self) -> None:
@@ -95,10 +95,10 @@ class RequestPreparer:
         # What `SamplingParams` of those that say nothing are made of.
         self.sampling_defaults = sampling_defaults or {}
         # None: the model reads text only.
-        self.processor, self.max_model_len = processor, limits.max_model_len
+        self.processor = processor
+        self._limits = PromptLimits(tokenizer, limits.max_model_len, limits.vocab_size)
         self._image_token_ids = frozenset() if image_format is None else frozenset(image_format.reserved)
         self._identifier, self.intake = identifier, intake
-        self._vocab_size = limits.vocab_size
         # Several frontends may ask one engine: each has its own.
         self.request_prefix = ""
         self._request_numbers = itertools.count()
@@ -132,6 +132,15 @@ class RequestPreparer:
         intake = MediaIntake(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
         return cls(tokenizer, template, image_format, processor, limits, identifier, intake, defaults)
+
+    @property
+    def max_model_len(self) -> int:
+        """Of whichever engine may be asked, once that is known."""
+        return self._limits.max_model_len
+
+    @max_model_len.setter
+    def max_model_len(self, max_model_len: int) -> None:
+        self._limits.max_model_len = max_model_len
 
     def prepare_chat(
         self,
@@ -203,7 +212,7 @@ class RequestPreparer:
 
     def has_token(self, token_id: int) -> bool:
         """Of the model, or of its tokenizer alone."""
-        return 0 <= token_id < self._vocab_size or self.tokenizer.token(token_id) is not None
+        return self._limits.has_token(token_id) or self.tokenizer.token(token_id) is not None
 
     def close(self) -> None:
         """Ends its downloads."""
@@ -236,13 +245,12 @@ class RequestPreparer:
         began, field = time.monotonic(), "prompt_token_ids"
         token_ids = read_token_ids(token_ids, field)
         for token_id in token_ids:
-            if not 0 <= token_id < self._vocab_size:
-                raise self._no_token(field, token_id)
+            self._limits.check_is_token(token_id, field)
             if token_id in self._image_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
         prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
-        self._check_fits(prompt, field, terms)
+        self._limits.check_expanded(prompt, field, terms.max_told)
         request = self._finish(prompt, (), terms)
         return PreparedRequest(request, account=_open_account(request, began, began))
 
@@ -270,7 +278,7 @@ class RequestPreparer:
         ends = list(itertools.accumulate(lengths))
         spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
         token_ids = (PLACEHOLDER,) * ends[-1]
-        self._check_fits(ExpandedPrompt(token_ids, ()), field, terms)
+        self._limits.check_expanded(ExpandedPrompt(token_ids, ()), field, terms.max_told)
         named = self._identifier.name(strips, terms.cache_salt)
         request = self._finish(ExpandedPrompt(token_ids, spans), named, terms)
         return PreparedRequest(request, named, account=_open_account(request, began, began))
@@ -312,12 +320,11 @@ class RequestPreparer:
         add_bos: bool,
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         layouts = [picture.layout for picture in pictures]
-        self._check_pictures_fit(layouts, field, terms)
-        if self.tokenizer.is_far_too_long(text, self._longest(terms), field):
-            raise self._too_long(field, f"has {len(text)} characters, far more than fit", terms)
+        self._limits.check_pictures(layouts, field, terms.max_told)
+        self._limits.check_text(text, field, terms.max_told)
         expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt)
         # Refused before any content is hashed.
-        self._check_fits(expanded, field, terms)
+        self._limits.check_expanded(expanded, field, terms.max_told)
         named = self._identifier.name(pictures, terms.cache_salt)
         count = partial(self.expander.count_tokens_of, expanded=expanded, layouts=layouts, cache_salt=terms.cache_salt)
         pins = [PromptPin(count(each.text), each.seconds) for each in kept]
@@ -348,53 +355,6 @@ class RequestPreparer:
         placed = [next(left[is_film], None) for is_film in self.expander.find_films(prompt)]
         return [*filter(None, placed), *left[False], *left[True]]
 
-    def _longest(self, terms: _Terms) -> int:
-        """Prompt, in tokens: an answer has at least one."""
-        return self.max_model_len - 1 if terms.max_told is None else terms.max_told
-
-    def _check_pictures_fit(self, layouts: Sequence[PictureLayout], field: str, terms: _Terms) -> None:
-        """Before any of their crops and tokens are laid out."""
-        counted = _count_pictures(layouts)
-        num_image_tokens = sum(layout.num_tokens for layout in layouts)
-        if num_image_tokens > self._longest(terms):
-            raise self._too_long(field, f"has {num_image_tokens} tokens of {counted} alone", terms)
-
-    def _check_fits(self, expanded: ExpandedPrompt, field: str, terms: _Terms) -> None:
-        if not expanded.token_ids:
-            raise InvalidArgumentError(field, "is empty")
-        num_tokens = len(expanded.token_ids)
-        if num_tokens > self._longest(terms):
-            num_image_tokens = sum(span.length for span in expanded.spans)
-            of_pictures = f"{num_image_tokens} of them of {len(expanded.spans)} pictures"
-            raise self._too_long(field, f"has {num_tokens} tokens, {of_pictures}", terms)
-        largest = max(expanded.token_ids)
-        if largest >= self._vocab_size:
-            token = self.tokenizer.token(largest)
-            raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
-
-    def _too_long(self, field: str, what: str, terms: _Terms) -> InvalidArgumentError:
-        if terms.max_told is not None:
-            return InvalidArgumentError(field, f"{what}; at most {terms.max_told} are told in one answer")
-        # By the first of these words LangChain, by the others, OpenAI's and vLLM's, LiteLLM knows that a longer context
-        # is what would help.  (They are shown no code.)
-        limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"
-        return PromptTooLongError(field, f"{what}: the prompt is too long; {limit}")
-
-    def _check_named_tokens(self, params: SamplingParams) -> None:
-        for name in ("allowed_token_ids", "stop_token_ids"):
-            token_ids = getattr(params, name) or ()
-            if len(token_ids) > self._vocab_size:
-                raise InvalidArgumentError(name, f"must hold at most this model's {self._vocab_size} tokens, each once")
-            for index, token_id in enumerate(token_ids):
-                if token_id >= self._vocab_size:
-                    raise self._no_token(f"{name}[{index}]", token_id)
-        for token_id in params.logit_bias or ():
-            if token_id >= self._vocab_size:
-                raise self._no_token(f"logit_bias[{token_id}]", token_id)
-
-    def _no_token(self, place: str, token_id: int) -> InvalidArgumentError:
-        return InvalidArgumentError(place, f"{token_id} is no token of this model's {self._vocab_size}")
-
     def _finish(
         self,
         prompt: ExpandedPrompt,
@@ -406,7 +366,7 @@ class RequestPreparer:
         media = tuple(item for named in pictures for item in named.items(spans))
         assert next(spans, None) is None, "more spans than parts of pictures"
         makeable = makeable_of(pictures)
-        self._check_named_tokens(terms.sampling_params)
+        self._limits.check_named_tokens(terms.sampling_params)
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
@@ -444,12 +404,6 @@ def _open_account(request: EngineRequest, began: float, fetched: float) -> Reque
 def _name_model(directory: Path, algorithm: str) -> str:
     """The same wherever it lies, on whatever machine.  What its weights are is told where embeddings are kept."""
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())
-
-
-def _count_pictures(layouts: Sequence[PictureLayout]) -> str:
-    """With their crops; and the moments of films."""
-    num_parts = sum(layout.num_parts for layout in layouts)
-    return f"{num_parts} pictures" + " and moments of videos" * any(layout.is_of_film for layout in layouts)
 
 
 def _is_film(part: PicturePart) -> bool:

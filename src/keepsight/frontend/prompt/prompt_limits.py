@@ -1,0 +1,78 @@
+"""How long a prompt may be, and which tokens there are: what exceeds either is refused, with the numbers."""
+
+from collections.abc import Sequence
+
+from keepsight.errors import InvalidArgumentError, PromptTooLongError, ReservedTokenError
+from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.media import PictureLayout
+from keepsight.sampling_params import SamplingParams
+
+
+class PromptLimits:
+    """`max_told` of a prompt: None if it is to be answered, and has to fit into the context.  Else its tokens are told,
+    up to so many.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, max_model_len: int, vocab_size: int) -> None:
+        self._tokenizer, self.max_model_len, self._vocab_size = tokenizer, max_model_len, vocab_size
+
+    def has_token(self, token_id: int) -> bool:
+        return 0 <= token_id < self._vocab_size
+
+    def check_pictures(self, layouts: Sequence[PictureLayout], field: str, max_told: int | None) -> None:
+        """Before any of their crops and tokens are laid out."""
+        num_image_tokens = sum(layout.num_tokens for layout in layouts)
+        if num_image_tokens > self._longest(max_told):
+            what = f"has {num_image_tokens} tokens of {_count_pictures(layouts)} alone"
+            raise self._too_long(field, what, max_told)
+
+    def check_text(self, text: str, field: str, max_told: int | None) -> None:
+        """Before it is encoded."""
+        if self._tokenizer.is_far_too_long(text, self._longest(max_told), field):
+            raise self._too_long(field, f"has {len(text)} characters, far more than fit", max_told)
+
+    def check_expanded(self, expanded: ExpandedPrompt, field: str, max_told: int | None) -> None:
+        if not expanded.token_ids:
+            raise InvalidArgumentError(field, "is empty")
+        num_tokens = len(expanded.token_ids)
+        if num_tokens > self._longest(max_told):
+            num_image_tokens = sum(span.length for span in expanded.spans)
+            of_pictures = f"{num_image_tokens} of them of {len(expanded.spans)} pictures"
+            raise self._too_long(field, f"has {num_tokens} tokens, {of_pictures}", max_told)
+        largest = max(expanded.token_ids)
+        if largest >= self._vocab_size:
+            token = self._tokenizer.token(largest)
+            raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
+
+    def check_is_token(self, token_id: int, place: str) -> None:
+        if not self.has_token(token_id):
+            raise InvalidArgumentError(place, f"{token_id} is no token of this model's {self._vocab_size}")
+
+    def check_named_tokens(self, params: SamplingParams) -> None:
+        for name in ("allowed_token_ids", "stop_token_ids"):
+            token_ids = getattr(params, name) or ()
+            if len(token_ids) > self._vocab_size:
+                raise InvalidArgumentError(name, f"must hold at most this model's {self._vocab_size} tokens, each once")
+            for index, token_id in enumerate(token_ids):
+                self.check_is_token(token_id, f"{name}[{index}]")
+        for token_id in params.logit_bias or ():
+            self.check_is_token(token_id, f"logit_bias[{token_id}]")
+
+    def _longest(self, max_told: int | None) -> int:
+        """Prompt, in tokens: an answer has at least one."""
+        return self.max_model_len - 1 if max_told is None else max_told
+
+    def _too_long(self, field: str, what: str, max_told: int | None) -> InvalidArgumentError:
+        if max_told is not None:
+            return InvalidArgumentError(field, f"{what}; at most {max_told} are told in one answer")
+        # By the first of these words LangChain, by the others, OpenAI's and vLLM's, LiteLLM knows that a longer context
+        # is what would help.  (They are shown no code.)
+        limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"
+        return PromptTooLongError(field, f"{what}: the prompt is too long; {limit}")
+
+
+def _count_pictures(layouts: Sequence[PictureLayout]) -> str:
+    """With their crops; and the moments of films."""
+    num_parts = sum(layout.num_parts for layout in layouts)
+    return f"{num_parts} pictures" + " and moments of videos" * any(layout.is_of_film for layout in layouts)
