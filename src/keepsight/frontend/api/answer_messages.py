@@ -17,13 +17,12 @@ from keepsight.frontend.api.message_object import (
 )
 from keepsight.frontend.api.messages_request import MessagesChat
 from keepsight.frontend.api.tell_blocks import BlockTeller
+from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import MessagesError
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.call_text import CallForm
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-
-_encode = msgspec.json.Encoder().encode
 
 
 class MessagesAnswer(Answer):
@@ -75,4 +74,4 @@ class MessagesAnswer(Answer):
 
 
 def _write(event: MessageEvent) -> bytes:
-    return b"event: %s\ndata: %s\n\n" % (str(event.__struct_config__.tag).encode(), _encode(event))
+    return write_event(event, str(event.__struct_config__.tag))

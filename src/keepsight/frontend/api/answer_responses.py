@@ -21,6 +21,7 @@ from keepsight.frontend.api.response_object import (
 from keepsight.frontend.api.response_parts import ContentLogprob
 from keepsight.frontend.api.responses_request import ResponsesChat
 from keepsight.frontend.api.tell_items import ItemTeller
+from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -150,4 +151,4 @@ class ResponsesAnswer(Answer):
     def _write(self, event: Event) -> bytes:
         numbered: Any = msgspec.structs.replace(event, sequence_number=self._num_events)
         self._num_events += 1
-        return b"event: %s\ndata: %s\n\n" % (numbered.type.encode(), _encode(numbered))
+        return write_event(numbered, numbered.type)

@@ -10,34 +10,33 @@ import msgspec
 
 from keepsight.frontend.api.answer import Answer
 from keepsight.frontend.api.response_parts import PromptLogprob, ToldPrompt, Usage, show_bytes, to_finite
+from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
 from keepsight.requests import TokenLogprob, TokenOutput
-
-_encode = msgspec.json.Encoder().encode
 
 
 class ChunkedAnswer(Answer):
     FAREWELL = b"data: [DONE]\n\n"
 
     def _open(self) -> Iterable[bytes]:
-        return map(_event, self._openings())
+        return map(write_event, self._openings())
 
     def _tell(self, index: int, piece: AnswerPiece) -> Iterator[bytes]:
         # A token may add no text yet; what else was asked of it is told all the same.
         says_more = self._is_shown(piece) and (piece.token.logprobs or self._asked.return_token_ids)
         if piece.text or piece.thought or piece.finish_reason or says_more:
             for choice in self._chunk_choices(index, piece):
-                yield _event(self._chunk_of([choice]))
+                yield write_event(self._chunk_of([choice]))
 
     async def _close(self) -> Iterable[bytes]:
         last = [self._with_account(self._chunk_of([]))] if self._asked.wants_account else []
         if self._asked.includes_usage:
             last.append(self._chunk([], self.usage))
-        return map(_event, last)
+        return map(write_event, last)
 
     def _tell_failure(self, error: Exception) -> bytes:
-        return _event(ErrorResponse.of(error))
+        return write_event(ErrorResponse.of(error))
 
     def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
         """If its caller asked for it by this name.  `first`: of the first of a prompt's choices, which was told."""
@@ -75,7 +74,3 @@ class ChunkedAnswer(Answer):
 
     @abstractmethod
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...
-
-
-def _event(told: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(told) + b"\n\n"

@@ -46,6 +46,14 @@ def _part(kind: str, *required: str, **properties: Json) -> Json:
 
 
 _UUID = _text("The caller's own name for the picture or the video.")
+
+
+def _named_part(kind: str) -> Json:
+    """transformers' form of what is seen."""
+    url, media_id = _text("The same, in place of it."), _text("Of an upload, in place of a URL.")
+    return _part(kind, **{kind: _text("A URL.")}, url=url, media_id=media_id, uuid=_UUID)
+
+
 CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
@@ -61,13 +69,7 @@ CONTENT_PART: Json = {
                 ],
             },
         ),
-        _part(
-            "image",
-            image=_text("A URL."),
-            url=_text("The same, in place of it."),
-            media_id=_text("Of an upload, in place of a URL."),
-            uuid=_UUID,
-        ),
+        _named_part("image"),
         _part(
             "video_url",
             uuid=_UUID,
@@ -76,13 +78,7 @@ CONTENT_PART: Json = {
                 "anyOf": [{"type": ["string", "null"]}, object_of(url={"type": ["string", "null"]})],
             },
         ),
-        _part(
-            "video",
-            video=_text("A URL."),
-            url=_text("The same, in place of it."),
-            media_id=_text("Of an upload, in place of a URL."),
-            uuid=_UUID,
-        ),
+        _named_part("video"),
         _part(
             "image_embeds",
             image_embeds=_text(

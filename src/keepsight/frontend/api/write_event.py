@@ -1,0 +1,10 @@
+"""What a stream of an answer is made of: `text/event-stream`."""
+
+import msgspec
+
+_encode = msgspec.json.Encoder().encode
+
+
+def write_event(told: msgspec.Struct, name: str | None = None) -> bytes:
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return b"%sdata: %s\n\n" % (head, _encode(told))
