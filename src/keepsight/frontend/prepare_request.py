@@ -341,7 +341,7 @@ class RequestPreparer:
             if parts:
                 raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
             return NO_PROCESSOR
-        if self.processor.film is None and (film := next(filter(_is_film, parts), None)):
+        if self.processor.film is None and (film := next((part for part in parts if part.is_film), None)):
             why = "is a video, and this model takes none; send its frames as pictures"
             raise UnsupportedFieldError(film.field, why)
         with options_named():
@@ -404,10 +404,6 @@ def _open_account(request: EngineRequest, began: float, fetched: float) -> Reque
 def _name_model(directory: Path, algorithm: str) -> str:
     """The same wherever it lies, on whatever machine.  What its weights are is told where embeddings are kept."""
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())
-
-
-def _is_film(part: PicturePart) -> bool:
-    return part.modality == "video"
 
 
 def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modality: Modality) -> list[PicturePart]:

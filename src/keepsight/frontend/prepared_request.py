@@ -74,7 +74,7 @@ class PreparedRequest:
 
     def is_film(self, media_hash: str) -> bool:
         """Whether it is a moment of one."""
-        return self._picture_of(media_hash).picture.modality == "video"
+        return self._picture_of(media_hash).picture.is_film
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         """What had best be made together; each of them once, however often the request shows it."""

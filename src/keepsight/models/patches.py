@@ -10,11 +10,9 @@ from functools import lru_cache
 import torch
 from torch import Tensor, nn
 
+from keepsight.media import FRAMES_PER_MOMENT
 from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, RMSNorm, WeightSlot, under
 from keepsight.models.vision_layer import chunks, rows_at_once
-
-# Of a film; a picture is one of as many equal frames.
-FRAMES_PER_PATCH = 2
 
 
 class PatchEmbedding(nn.Module):
@@ -23,7 +21,7 @@ class PatchEmbedding(nn.Module):
     def __init__(self, place: Placement, patch_size: int, merge_size: int, width: int, *, bias: bool) -> None:
         super().__init__()
         self.size, self.merge = patch_size, merge_size
-        self.linear = Linear(place, FRAMES_PER_PATCH * self.size**2 * 3, {"proj": width}, bias=bias)
+        self.linear = Linear(place, FRAMES_PER_MOMENT * self.size**2 * 3, {"proj": width}, bias=bias)
 
     def in_parts(
         self, pixels: Tensor, places: Callable[[slice], Tensor] | None = None
@@ -50,11 +48,11 @@ class PatchEmbedding(nn.Module):
         side = size * merge
         grid = pixels.reshape(pictures, frames, height // side, merge, size, width // side, merge, size, 3)
         patches = grid.permute(0, 2, 5, 3, 6, 1, 4, 7, 8).reshape(pictures, -1, frames * size * size * 3)
-        return self.linear(patches.repeat(1, 1, FRAMES_PER_PATCH // frames))  # type: ignore[no-any-return]
+        return self.linear(patches.repeat(1, 1, FRAMES_PER_MOMENT // frames))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
         weight, *bias = self.linear.slots()
-        kernel = (weight.shape[0], 3, FRAMES_PER_PATCH, self.size, self.size)
+        kernel = (weight.shape[0], 3, FRAMES_PER_MOMENT, self.size, self.size)
         yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
         yield from bias
 

@@ -1,7 +1,7 @@
 """What the towers of Qwen's vision-language models have in common in their `config.json`."""
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.patches import FRAMES_PER_PATCH
+from keepsight.media import FRAMES_PER_MOMENT
 from keepsight.models.vision_layer import VisionLayerConfig
 
 NORM_EPS = 1e-6
@@ -10,8 +10,8 @@ NORM_EPS = 1e-6
 def check_patches(fields: JsonFields) -> None:
     if fields.integer("in_channels", 3) != 3:
         raise fields.refuse("in_channels", "pictures are RGB, so this must be 3")
-    if fields.integer("temporal_patch_size", FRAMES_PER_PATCH) != FRAMES_PER_PATCH:
-        raise fields.refuse("temporal_patch_size", f"only {FRAMES_PER_PATCH} is supported")
+    if fields.integer("temporal_patch_size", FRAMES_PER_MOMENT) != FRAMES_PER_MOMENT:
+        raise fields.refuse("temporal_patch_size", f"only {FRAMES_PER_MOMENT} is supported")
 
 
 def check_layer(fields: JsonFields, layer: VisionLayerConfig) -> None:

@@ -290,7 +290,7 @@ class MediaApi:
 
     async def _warm(self, named: NamedPicture, salt: str | None, pin_seconds: float = 0) -> None:
         """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
-        kind = "video" if named.picture.modality == "video" else "image"
+        kind = "video" if named.picture.is_film else "image"
         messages = [{"role": "user", "content": [{"type": kind, kind: named.picture.source}]}]
         params = SamplingParams(max_tokens=1, temperature=0)
         try:

@@ -76,6 +76,10 @@ class Picture:
     # Of a film.
     moments: tuple[Moment, ...] = ()
 
+    @property
+    def is_film(self) -> bool:
+        return self.modality == "video"
+
 
 @dataclass(frozen=True, slots=True)
 class NamedPicture:
@@ -153,7 +157,7 @@ class PictureIdentifier:
         if part.known is not None:
             assert isinstance(part.source, bytes), part
             return self._show(part, part.source, part.known.geometry, config, content_name=part.known.name)
-        if part.modality == "video":
+        if part.is_film:
             return self._look_at_film(part, config, given_name, cache_salt)
         if part.source is None:
             return self._show(part, None, self._recall(part, given_name), config, given_name)
@@ -225,7 +229,7 @@ class PictureIdentifier:
     ) -> tuple[PictureLayout, ImageProcessorConfig, tuple[Moment, ...]]:
         """How one of this size will lie in the prompt, and what its pixels are made by and from."""
         image = config.image
-        if part.modality == "video":
+        if part.is_film:
             assert config.film is not None, "a film for a model that takes none"
             plan = config.film.plan(geometry, part.field)
             layout = PictureLayout(plan.rows * plan.columns, columns=plan.columns, times=plan.times)

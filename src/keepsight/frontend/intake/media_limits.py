@@ -30,8 +30,8 @@ class MediaLimits:
 
     def check_count(self, parts: Sequence[PicturePart]) -> None:
         """Those of earlier turns count, crops do not."""
-        films = [part for part in parts if part.modality == "video"]
-        pictures = [part for part in parts if part.modality != "video"]
+        films = [part for part in parts if part.is_film]
+        pictures = [part for part in parts if not part.is_film]
         for modality, what, own in (("image", "pictures", pictures), ("video", "videos", films)):
             most = self.max_number.get(modality, len(own))
             if len(own) > most:

@@ -9,7 +9,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -130,6 +130,14 @@ def _video_stream(container: "InputContainer", cover: int, field: str, max_pixel
     stream.codec_context.thread_count = 1
     stream.codec_context.options = {"max_pixels": str(max_pixels)}
     return stream
+
+
+def check_is_film(array: npt.NDArray[Any], field: str) -> None:
+    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
+        message = (
+            f"an array of {array.dtype} {list(array.shape)} is no film; allowed are uint8 [frames, height, width, 3]"
+        )
+        raise UnsupportedPictureError(field, message)
 
 
 def check_frame_size(width: int, height: int, field: str, max_pixels: int) -> None:

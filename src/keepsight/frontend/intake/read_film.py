@@ -9,8 +9,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.open_film import FilmArray, FilmSource, check_frame_size, open_film, turns_of
+from keepsight.errors import PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.intake.open_film import (
+    FilmArray,
+    FilmSource,
+    check_frame_size,
+    check_is_film,
+    open_film,
+    turns_of,
+)
 from keepsight.media import DEFAULT_MAX_PIXELS, Geometry, Timeline
 
 if TYPE_CHECKING:
@@ -58,11 +65,7 @@ def check_film(geometry: Geometry, field: str, max_pixels: int) -> None:
 
 
 def _describe_array(array: FilmArray, field: str, frames_per_second: float) -> Geometry:
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
-        message = (
-            f"an array of {array.dtype} {list(array.shape)} is no film; allowed are uint8 [frames, height, width, 3]"
-        )
-        raise UnsupportedPictureError(field, message)
+    check_is_film(array, field)
     num_frames, height, width, _ = array.shape
     return Geometry(width, height, Timeline(num_frames, float(frames_per_second)))
 

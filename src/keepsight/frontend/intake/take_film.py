@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
-from keepsight.frontend.intake.open_film import FilmSource
+from keepsight.frontend.intake.open_film import FilmSource, check_is_film
 from keepsight.frontend.intake.picture_array import is_tensor, to_numpy
 from keepsight.frontend.intake.read_film import ARRAY_FRAMES_PER_SECOND, MAX_RATE, MIN_RATE
 
@@ -63,11 +63,7 @@ def _freeze_frames(source: Any, field: str) -> FilmSource:
     array = source if isinstance(source, np.ndarray) else to_numpy(source, field)
     if array.ndim == 4 and array.shape[1] == 3 != array.shape[3]:
         array = np.moveaxis(array, 1, -1)
-    if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
-        allowed = "uint8 [frames, height, width, 3] or [frames, 3, height, width]"
-        raise UnsupportedPictureError(
-            field, f"an array of {array.dtype} {list(array.shape)} is not taken; allowed is {allowed}"
-        )
+    check_is_film(array, field)
     frozen = np.array(array, order="C")
     frozen.flags.writeable = False
     return frozen

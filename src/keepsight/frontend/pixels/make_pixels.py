@@ -17,7 +17,7 @@ from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.pixels.decode_film import decode_film
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import DEFAULT_MAX_PIXELS, CropBox, Geometry, Moment, Part
+from keepsight.media import DEFAULT_MAX_PIXELS, FRAMES_PER_MOMENT, CropBox, Geometry, Moment, Part
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import Pixels
 
@@ -55,7 +55,7 @@ class PictureJob:
     @property
     def shape(self) -> tuple[int, int, int]:
         """Of the pixels of each part: the second frame of a moment lies below the first."""
-        return (2 if self.is_film else 1) * self.config.height, self.config.width, 3
+        return (FRAMES_PER_MOMENT if self.is_film else 1) * self.config.height, self.config.width, 3
 
     def run(self) -> Made:
         """Raises PictureError if the picture cannot be decoded."""

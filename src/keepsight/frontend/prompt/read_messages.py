@@ -73,6 +73,10 @@ class PicturePart:
     # Of its source, which is bytes then.
     known: KnownContent | None = None
 
+    @property
+    def is_film(self) -> bool:
+        return self.modality == "video"
+
 
 class Breakpoint(NamedTuple):
     """The caller wants all before it to be kept: whole messages, the first parts of the next, the pictures in both."""
@@ -94,7 +98,7 @@ class Conversation:
 
     @property
     def has_films(self) -> bool:
-        return any(part.modality == "video" for part in self.pictures)
+        return any(part.is_film for part in self.pictures)
 
     @property
     def begun_answer(self) -> str:
@@ -213,7 +217,7 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     if isinstance(read, str):
         return {"type": "text", "text": read}
     pictures.append(read)
-    return {"type": "video" if read.modality == "video" else "image"}
+    return {"type": "video" if read.is_film else "image"}
 
 
 def _read_text(part: Fields, field: str) -> str:
