@@ -1,8 +1,15 @@
-"""What a pool of media has counted by now."""
+"""What was counted by now."""
 
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.observe.catalogue import Slots
+from keepsight.observe.counters import Counters
 
 
-def counted(pool: MediaPool, *slots: int) -> list[float]:
-    numbers = pool._counters.numbers()
-    return [numbers[slot] for slot in slots]
+def counted(pool: MediaPool, *slots: Slots | int) -> list[float]:
+    return read_counters(pool._counters, *slots)
+
+
+def read_counters(counters: Counters, *slots: Slots | int) -> list[float]:
+    """Of all modalities."""
+    numbers = counters.numbers()
+    return [numbers[each] if isinstance(each, int) else sum(numbers[slot] for slot in each.values()) for each in slots]

@@ -1,9 +1,11 @@
 """A prepared request whose pictures are made up: all that an engine's client, and the pool behind it, ask of one."""
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.media import Modality
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.testing import pixels_like
@@ -24,8 +26,11 @@ class MadeUpRequest:
     def makeable_media(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys(item.media_hash for item in self.engine_request.media))
 
-    def is_film(self, _media_hash: str) -> bool:
-        return False
+    def modality_of(self, media_hash: str) -> Modality:
+        return next(item.modality for item in self.engine_request.media if item.media_hash == media_hash)
+
+    def count_modalities(self, media_hashes: Iterable[str]) -> Counter[Modality]:
+        return Counter(map(self.modality_of, media_hashes))
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         return [(each,) for each in sorted(media_hashes)]

@@ -117,7 +117,7 @@ def test_tiers_know_nothing_of_who_uses_them() -> None:
 
 
 def test_whoever_observes_knows_nothing_of_what_is_observed() -> None:
-    assert not offenders("observe", r"keepsight\.(?!observe\b|errors\b|requests\b)")
+    assert not offenders("observe", r"keepsight\.(?!observe\b|errors\b|media\b|requests\b)")
 
 
 def test_the_benchmark_is_a_client_and_knows_no_server_from_within() -> None:

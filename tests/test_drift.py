@@ -87,7 +87,7 @@ class Pool:
         self.counts["made" if held is None else "found"] += 1
         return self.cache.put(media_hash, pixels_like(media_hash)) if held is None else held
 
-    def note_spared(self, count: int) -> None:
+    def note_spared(self, items: object) -> None:
         pass
 
     def forget(self, request_id: str) -> None:

@@ -203,8 +203,8 @@ def test_metrics_tell_what_was_done_and_what_was_spared(llm: LLM) -> None:
     }
 
     def count() -> dict[str, float]:
-        counters = (each for each in llm.get_metrics() if isinstance(each, Counter))
-        return {names[each.name]: each.value for each in counters if each.name in names}
+        counters = [each for each in llm.get_metrics() if isinstance(each, Counter)]
+        return {what: sum(each.value for each in counters if each.name == name) for name, what in names.items()}
 
     picture, before = by_object(draw(4712).picture), count()
     for question in ("What is this?", "How many?"):

@@ -183,7 +183,7 @@ def test_a_server_knows_pictures_and_films_again_after_a_restart(checkpoint: tup
                 )
                 answers.append(answer.choices[0].message.content)
             metrics = httpx.get(f"{server.url}/metrics").text
-            encoded += re.findall(r'^keepsight_media_encoded_total\{modality="image"\} (\S+)', metrics, re.MULTILINE)
+            encoded += re.findall(r'^keepsight_media_encoded_total\{modality="(?:image|video)"\} (\S+)', metrics, re.M)
     # Of the film, two moments: its least number of frames is four.
-    assert list(map(float, encoded)) == [1 + 2, 0]
+    assert list(map(float, encoded)) == [1, 2, 0, 0]
     assert answers[0] == answers[1] == answers[3]

@@ -197,7 +197,7 @@ class Meter:
     def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
         pass
 
-    def note_found_pixels(self) -> None:
+    def note_found_pixels(self, media_hash: str) -> None:
         pass
 
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:

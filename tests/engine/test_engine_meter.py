@@ -32,6 +32,7 @@ from keepsight.observe.catalogue import (
     PROCESSOR,
     TRANSFERRED,
     VERIFIED,
+    Slots,
 )
 from keepsight.observe.counters import Counters
 from keepsight.requests import (
@@ -51,6 +52,7 @@ from keepsight.testing import FakeRunner, pixels_like
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.tiered_store import TieredStore
+from tests.counted import read_counters
 from tests.scheduling.drive import END_IDS, TOKENS_PER_PICTURE, make_config, make_request
 from tests.tiers.fake_tier import FakeTier
 
@@ -113,8 +115,8 @@ class Engine:
         pieces = [Slice((str(length), 0), 0, length, 0, (), samples=True) for length in lengths]
         self.meter.note_step(StepPlan(now=pieces), StepResult(), seconds)
 
-    def counted(self, *slots: int) -> list[float]:
-        return [self.counters.numbers()[slot] for slot in slots]
+    def counted(self, *slots: Slots | int) -> list[float]:
+        return read_counters(self.counters, *slots)
 
 
 def test_a_new_picture_is_told_to_have_been_made_and_counted_once() -> None:
@@ -288,7 +290,7 @@ def test_a_load_is_a_query_of_each_tier_there_is_as_far_as_it_goes(
     tiers = in_host_memory()
     monkeypatch.setattr(tiers, "_tier_names", names)
     engine = Engine(tiers=tiers)
-    engine.meter.note_looked_in_tiers(found_in)
+    engine.meter.note_looked_in_tiers("x", found_in)
     tiers.close()
     assert {name for name, slots in ENCODER.items() if engine.counted(slots.queries) == [1]} == asked
 

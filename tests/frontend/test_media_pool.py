@@ -5,7 +5,8 @@ import mmap
 import threading
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, cast
@@ -23,7 +24,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.ipc import shared_store
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
-from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.observe.account import WORK, RequestAccount
 from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
@@ -89,8 +90,11 @@ class FakePrepared:
         pictures = dict.fromkeys(each[0] for each in media_hashes)
         return [tuple(each for each in media_hashes if each[0] == picture) for picture in pictures]
 
-    def is_film(self, media_hash: str) -> bool:
-        return media_hash.isupper()
+    def modality_of(self, media_hash: str) -> Modality:
+        return "video" if media_hash.isupper() else "image"
+
+    def count_modalities(self, media_hashes: Iterable[str]) -> Counter[Modality]:
+        return Counter(map(self.modality_of, media_hashes))
 
     def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
         return self.studio.work(media_hashes)
@@ -596,10 +600,11 @@ def test_what_an_engine_found_by_itself_saved_what_making_it_took(studio: Studio
     asker = Asker(pool, studio, "0")
     asker.prepared = ByJob("0", studio, account=RequestAccount("0", [("a", 1)], 1))
     asker.ask("a").await_heard(1)
-    pool.note_spared(1)
-    once = counters.numbers()[PROCESSOR.saved_seconds]
-    pool.note_spared(2)
-    assert counters.numbers()[PROCESSOR.saved_seconds] == pytest.approx(3 * once)
+    item = MediaItem("a", TokenSpan(0, 1), Geometry(1, 1))
+    pool.note_spared([item])
+    [once] = counted(pool, PROCESSOR.saved_seconds)
+    pool.note_spared([item, item])
+    assert counted(pool, PROCESSOR.saved_seconds) == [pytest.approx(3 * once)]
     assert once > 0
     pool.close()
 
@@ -723,8 +728,8 @@ def test_what_is_looked_for_found_and_driven_out_is_counted(studio: Studio) -> N
     finally:
         pool.close()
     slots = (PROCESSOR.queries, PROCESSOR.hits, PROCESSOR.evictions, DECODED, PREPROCESSED)
-    assert [counters.numbers()[slot] for slot in slots] == [4, 1, 1, 3, 3]
-    assert [counters.numbers()[slot] for slot in (PROCESSOR.entries, PROCESSOR.num_bytes)] == [2, 2 * BYTES]
+    assert counted(pool, *slots) == [4, 1, 1, 3, 3]
+    assert counted(pool, PROCESSOR.entries, PROCESSOR.num_bytes) == [2, 2 * BYTES]
 
 
 def test_where_nobody_keeps_pixels_none_are_looked_for(studio: Studio) -> None:
@@ -735,7 +740,22 @@ def test_where_nobody_keeps_pixels_none_are_looked_for(studio: Studio) -> None:
         Asker(pool, studio, "r").ask("a").await_heard(1)
     finally:
         pool.close()
-    assert [counters.numbers()[slot] for slot in (PROCESSOR.queries, PROCESSOR.budget_bytes, DECODED)] == [0, 0, 1]
+    assert counted(pool, PROCESSOR.queries, PROCESSOR.budget_bytes, DECODED) == [0, 0, 1]
+
+
+def test_films_are_counted_as_what_they_are(studio: Studio) -> None:
+    studio.door.set()
+    pool = MediaPool(1, LocalCache(9 * BYTES))
+    try:
+        for number, media_hash in enumerate(("A", "A", "A", "a")):
+            Asker(pool, studio, str(number)).ask(media_hash).await_heard(1)
+    finally:
+        pool.close()
+    of_films, of_pictures = (
+        [slots[modality] for slots in (PROCESSOR.queries, PROCESSOR.hits, DECODED, PREPROCESSED)]
+        for modality in ("video", "image")
+    )
+    assert counted(pool, *of_films, *of_pictures) == [3, 2, 1, 1, 1, 0, 1, 1]
 
 
 @dataclass
@@ -748,14 +768,14 @@ class MadeByJob(MadeUpRequest):
 
 def test_embeddings_in_place_of_a_picture_are_not_told_or_counted_as_decoded_or_resized() -> None:
     asked, arrived = MadeByJob(make_request("r", "a"), Embeds(np.zeros((6, 8), np.float32))), threading.Event()
-    pool = MediaPool(1, counters=(counters := Counters()))
+    pool = MediaPool(1)
     pool.make(cast(PreparedRequest, asked), ["a"], lambda *_: arrived.set(), break_down)
     assert arrived.wait(SOON)
     # What it takes to make a picture is not known by it.
-    pool.note_spared(1)
+    pool.note_spared(asked.engine_request.media)
     pool.close()
     assert (asked.account.spans, asked.account.describe().work) == ([], dict.fromkeys(WORK, 0))
-    assert [counters.numbers()[slot] for slot in (DECODED, PREPROCESSED, PROCESSOR.saved_seconds)] == [0, 0, 0]
+    assert counted(pool, DECODED, PREPROCESSED, PROCESSOR.saved_seconds) == [0, 0, 0]
 
 
 @pytest.mark.parametrize("told", [(0.0, 0.0), (-1.0, 0.0), (1e9, 0.0), (0.0, float("nan"))])

@@ -97,7 +97,7 @@ def test_what_was_made_after_a_first_token_that_the_prefix_cache_gave_is_told_to
     asked = account("a", "b")
     asked.note_begun(begun(MediaStory("prefix"), MediaStory("device")))
     made = MediaStory(None, 1.14, 1.16, 1.13, were_kept=True)
-    assert asked.note_begun(begun(made, MediaStory("device"))) == [made]
+    assert asked.note_begun(begun(made, MediaStory("device"))) == {0: made}
     body = asked.describe()
     assert [(each.answered_by, each.skipped) for each in body.media] == [
         ("processor", ["decode", "resize"]),

@@ -46,7 +46,7 @@ def test_every_series_has_slots_of_its_own() -> None:
 def test_what_frontends_and_engines_count_is_summed(tmp_path: Path) -> None:
     for process in ("frontend-0", "frontend-1", "engine-0"):
         counters = Counters.open(tmp_path, process)
-        counters.add(ENCODED, 2)
+        counters.add(ENCODED["image"], 2)
         counters.set(RUNNING, 3)
     totals = served(Totals.of_server(tmp_path))
     assert totals["keepsight_media_encoded_total"]["image",] == 6
@@ -64,14 +64,14 @@ def test_a_tier_that_all_engines_share_is_not_told_once_for_each(tmp_path: Path)
 
 
 def test_a_killed_process_leaves_what_it_counted_and_takes_along_what_it_held(tmp_path: Path) -> None:
-    in_another_process(tmp_path, "engine-0", f"counters.add({ENCODED}, 5)", f"counters.set({RUNNING}, 7)")
+    in_another_process(tmp_path, "engine-0", f"counters.add({ENCODED['image']}, 5)", f"counters.set({RUNNING}, 7)")
     totals = Totals.of_server(tmp_path)
-    assert (totals.numbers[ENCODED], totals.numbers[RUNNING]) == (5, 0)
+    assert (totals.numbers[ENCODED["image"]], totals.numbers[RUNNING]) == (5, 0)
     successor = Counters.open(tmp_path, "engine-0")
-    successor.follow(ENCODED, 1)
+    successor.follow(ENCODED["image"], 1)
     successor.set(RUNNING, 1)
     totals = Totals.of_server(tmp_path)
-    assert (totals.numbers[ENCODED], totals.numbers[RUNNING]) == (6, 1)
+    assert (totals.numbers[ENCODED["image"]], totals.numbers[RUNNING]) == (6, 1)
 
 
 def test_a_successor_holds_nothing_yet(tmp_path: Path) -> None:
@@ -83,8 +83,8 @@ def test_a_successor_holds_nothing_yet(tmp_path: Path) -> None:
 def test_where_no_page_can_be_made_counting_does_no_harm(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file where the folder should be")
     counters = Counters.open(tmp_path, "engine-0")
-    counters.add(ENCODED)
-    assert counters.numbers()[ENCODED] == 1
+    counters.add(ENCODED["image"])
+    assert counters.numbers()[ENCODED["image"]] == 1
 
 
 def test_a_page_that_is_just_being_made_is_not_read(tmp_path: Path) -> None:

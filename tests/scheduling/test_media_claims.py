@@ -457,8 +457,8 @@ def test_what_is_looked_for_again_after_it_was_taken_back_is_one_query() -> None
     requests = [make_request(str(number), number + 1, "cat", 3, max_tokens=20) for number in range(3)]
     drive.run(*requests)
     assert drive.scheduler.pages.num_preemptions
-    cache = drive.scheduler.media.encoder_cache
-    assert (cache.num_queries, cache.num_hits) == (4, 3)
+    media = drive.scheduler.media
+    assert (media.num_queries, media.num_hits) == ({"image": 4}, {"image": 3})
 
 
 @pytest.mark.parametrize(("claimed_from", "found"), [(0, 1), (1, 0)], ids=["a longer prefix", "a shorter prefix"])

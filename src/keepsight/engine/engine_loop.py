@@ -164,8 +164,8 @@ class EngineLoop:
             return
         self._ask_tiers(self._tiers)
         for loaded in self._tiers.take_loaded():
-            self._meter.note_looked_in_tiers(loaded.tier)
             key, array, tier = loaded
+            self._meter.note_looked_in_tiers(key, tier)
             if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array and tier:
                 self._runner.hold_embeddings(key, array)
                 self._meter.note_loaded(key, tier, array.seconds)
@@ -194,7 +194,7 @@ class EngineLoop:
             if pixels is not None:
                 self._found.add(media_hash)
                 self._inbox.try_put(MediaArrived(media_hash, pixels))
-                self._meter.note_found_pixels()
+                self._meter.note_found_pixels(media_hash)
         return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
 
     def _update(self, plan: StepPlan, result: StepResult, seconds: float) -> Sequence[FromEngine]:

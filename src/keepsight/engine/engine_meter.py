@@ -6,16 +6,20 @@ loop falls asleep: whoever reads them after an answer finds that answer counted.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.pixel_source import PixelSource
 from keepsight.engine.prefix_tiers import PrefixTiers
+from keepsight.media import Modality
 from keepsight.observe.catalogue import (
+    ALL,
     ENCODED,
     ENCODER,
     MISMATCHED,
+    MODALITIES,
     PREFIX,
     PREFIX_DISK,
     PROCESSOR,
@@ -27,6 +31,7 @@ from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import BulkCost, MeanCost
 from keepsight.requests import EngineRequest, MediaStory, RequestBegun, TierStatus
 from keepsight.scheduling.embedding_loads import Load
+from keepsight.scheduling.encoder_cache_manager import encoder_key as key_of
 from keepsight.scheduling.request_state import Begun
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import EncodeTime, StepPlan, StepResult
@@ -70,8 +75,11 @@ class EngineMeter:
         self._copied_at, self._num_sequences = 0.0, 0
         # Since then: as many may have ended.
         self._has_somebody_come = False
-        self._num_device_hits = self._num_own_hit_tokens = self._num_loaded_hit_tokens = 0
-        self._encoding, self._prompt_token = MeanCost(), BulkCost()
+        self._num_own_hit_tokens = self._num_loaded_hit_tokens = 0
+        self._num_device_hits = Counter[Modality]()
+        self._encoding, self._prompt_token = {modality: MeanCost() for modality in MODALITIES}, BulkCost()
+        # By media hash and by encoder key.
+        self._modalities = _Recent[Modality]()
         # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
         self._pixels = _Recent[tuple[float, bool]]()
@@ -87,35 +95,44 @@ class EngineMeter:
         # Of one that was aborted and has come again.
         self._begins.pop(request.request_id, None)
         self._has_somebody_come = True
+        for item in request.media:
+            for name in {item.media_hash, key_of(item, request.adapter)}:
+                self._modalities.put(name, item.modality)
 
     def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
         """The runner has them now."""
-        self._counters.add(TRANSFERRED)
+        self._counters.add(TRANSFERRED[self._modality_of(media_hash)])
         self._pixels.put(media_hash, (self._clock(), were_kept))
 
-    def note_found_pixels(self) -> None:
+    def note_found_pixels(self, media_hash: str) -> None:
         """Whoever is asked for what was not found counts that."""
-        self._counters.add(PROCESSOR.queries)
-        self._counters.add(PROCESSOR.hits)
+        modality = self._modality_of(media_hash)
+        self._counters.add(PROCESSOR.queries[modality])
+        self._counters.add(PROCESSOR.hits[modality])
+
+    def _modality_of(self, name: str) -> Modality:
+        """Of what requests ask for; "image" where so much was asked for since that it is forgotten."""
+        return self._modalities.get(name, "image")
 
     def note_load(self, load: Load) -> None:
         self._load_begins.put(load.encoder_key, self._clock())
 
-    def note_looked_in_tiers(self, tier: str | None) -> None:
+    def note_looked_in_tiers(self, encoder_key: str, tier: str | None) -> None:
         """One after the other, as far as the one that had it; None: in vain."""
         assert self._tiers is not None
         for name in self._tiers.list_asked(tier):
-            self._counters.add(ENCODER[name].queries)
+            self._counters.add(ENCODER[name].queries[self._modality_of(encoder_key)])
 
     def note_loaded(self, encoder_key: str, tier: str, seconds_to_make: float) -> None:
         self._loads.put(encoder_key, (tier, self._load_begins.pop(encoder_key, 0.0), self._clock()))
-        self._encoding.suggest(seconds_to_make)
-        self._counters.add(ENCODER[tier].hits)
-        self._counters.add(ENCODER[tier].saved_seconds, seconds_to_make)
+        modality = self._modality_of(encoder_key)
+        self._encoding[modality].suggest(seconds_to_make)
+        self._counters.add(ENCODER[tier].hits[modality])
+        self._counters.add(ENCODER[tier].saved_seconds[modality], seconds_to_make)
 
     def note_stretches(self, load: StretchLoad) -> None:
         """They were looked for."""
-        self._counters.add(PREFIX_DISK.queries, self._num_tokens_of(load))
+        self._counters.add(PREFIX_DISK.queries[ALL], self._num_tokens_of(load))
 
     def seconds_to_compute(self, load: StretchLoad) -> float:
         """0 as long as nothing is known."""
@@ -151,8 +168,9 @@ class EngineMeter:
             self._prompt_token.note(seconds * num_of_prompts / num_tokens, num_of_prompts)
 
     def _note_encoded(self, encoder_key: str, took: EncodeTime) -> None:
-        self._counters.add(ENCODED)
-        self._encoding.note(took.seconds)
+        modality = self._modality_of(encoder_key)
+        self._counters.add(ENCODED[modality])
+        self._encoding[modality].note(took.seconds)
         self._encodings.put(encoder_key, took)
 
     # What became of a request's media -------------------------------------------------------------------------
@@ -197,28 +215,32 @@ class EngineMeter:
         counters.set(BLOCKS, kv.pool.num_blocks)
         counters.set(BLOCKS_IN_USE, round(kv.usage * kv.pool.num_blocks))
         counters.set(BLOCKS_PINNED, kv.pool.num_pinned)
-        counters.follow(PREFIX.queries, kv.num_queried_tokens)
+        counters.follow(PREFIX.queries[ALL], kv.num_queried_tokens)
         counters.follow(RECALLED, kv.ends.num_found)
         counters.follow(PREFIX.evictions, kv.pool.num_evicted)
         found, findable = kv.pool.num_findable, kv.pool.num_blocks if kv.is_caching else 0
         counters.set_all(PREFIX.sizes(found * per_block, findable * per_block, found))
         num_loaded, num_own = kv.num_loaded_hit_tokens, kv.num_hit_tokens - kv.num_loaded_hit_tokens
-        counters.follow(PREFIX.hits, num_own)
-        counters.follow(PREFIX_DISK.hits, num_loaded)
+        counters.follow(PREFIX.hits[ALL], num_own)
+        counters.follow(PREFIX_DISK.hits[ALL], num_loaded)
         each = self._prompt_token.seconds
-        counters.add(PREFIX.saved_seconds, (num_own - self._num_own_hit_tokens) * each)
-        counters.add(PREFIX_DISK.saved_seconds, (num_loaded - self._num_loaded_hit_tokens) * each)
+        counters.add(PREFIX.saved_seconds[ALL], (num_own - self._num_own_hit_tokens) * each)
+        counters.add(PREFIX_DISK.saved_seconds[ALL], (num_loaded - self._num_loaded_hit_tokens) * each)
         self._num_own_hit_tokens, self._num_loaded_hit_tokens = num_own, num_loaded
 
     def _copy_embeddings(self) -> None:
-        cache, counters, slots = self._scheduler.media.encoder_cache, self._counters, ENCODER["device"]
-        counters.follow(slots.queries, cache.num_queries)
-        counters.follow(slots.hits, cache.num_hits)
+        media, counters, slots = self._scheduler.media, self._counters, ENCODER["device"]
+        cache = media.encoder_cache
+        for modality, num_queries in media.num_queries.items():
+            num_hits = media.num_hits[modality]
+            counters.follow(slots.queries[modality], num_queries)
+            counters.follow(slots.hits[modality], num_hits)
+            num_new = num_hits - self._num_device_hits[modality]
+            counters.add(slots.saved_seconds[modality], num_new * self._encoding[modality].seconds)
+            self._num_device_hits[modality] = num_hits
         counters.follow(slots.evictions, cache.num_evictions)
         counters.set_all(slots.sizes(cache.num_bytes, cache.max_bytes, cache.num_entries))
         counters.set(EMBEDDINGS_PINNED, cache.num_pinned_bytes)
-        counters.add(slots.saved_seconds, (cache.num_hits - self._num_device_hits) * self._encoding.seconds)
-        self._num_device_hits = cache.num_hits
 
     # On whatever thread asks how the tiers are ----------------------------------------------------------------
 

@@ -36,7 +36,7 @@ def open_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
         cache = open_pixel_cache(mode, config, folder)
         undoing.callback(cache.close)
         counters = Counters()
-        preparer.intake.watch_downloads(partial(counters.add, FETCHED))
+        preparer.intake.watch_downloads(lambda modality: counters.add(FETCHED[modality]))
         num_workers = config.media_workers or count_cores()
         media_pool = MediaPool(
             num_workers,

@@ -145,7 +145,8 @@ class EngineClient:
                 case RequestBegun(request_id):
                     if caller := self._callers.get(request_id):
                         news = caller.account.note_begun(output)
-                        self._media_pool.note_spared(sum(item.were_kept for item in news))
+                        media = caller.prepared.engine_request.media
+                        self._media_pool.note_spared(media[index] for index, item in news.items() if item.were_kept)
                 case RequestFailed(request_id):
                     heard[request_id].append(_to_error(output))
                 case MediaNeeded(request_id, media_hashes, inline):

@@ -66,7 +66,7 @@ class FrontendProcess:
         common = CommonGeometries.open(self._run_directory)
         self._preparer = RequestPreparer.from_config(config, common, self._workers.read_film)
         self._preparer.request_prefix = f"{start.frontend_id}-"
-        self._preparer.intake.watch_downloads(partial(counters.add, FETCHED))
+        self._preparer.intake.watch_downloads(lambda modality: counters.add(FETCHED[modality]))
         if self._preparer.processor is not None:
             # Beside the engine's start.
             self._workers.start()

@@ -9,8 +9,8 @@ import logging
 import random
 import threading
 import time
-from collections import OrderedDict
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -23,7 +23,8 @@ from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.lru_cache import CacheSize
-from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
+from keepsight.media import MediaItem, Modality
+from keepsight.observe.catalogue import DECODED, MISMATCHED, MODALITIES, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import MeanCost
 from keepsight.pixels import show_a_picture
@@ -49,6 +50,10 @@ class _Job:
     media_hashes: list[str]
     # What is held is not good enough: it is made again to be compared, or cannot be read.
     is_anew: bool
+
+    @property
+    def modality(self) -> Modality:
+        return self.prepared.modality_of(self.media_hashes[0])
 
 
 class _Lane:
@@ -80,7 +85,8 @@ class MediaPool:
         self._cache = cache or PixelCache()
         self._make_pixels, self._verify_hits = make_pixels, verify_hits
         # Changed under the lock.
-        self._counters, self._making = counters or Counters(), MeanCost()
+        self._counters = counters or Counters()
+        self._making = {modality: MeanCost() for modality in MODALITIES}
         self._note_size()
 
     def make(
@@ -103,10 +109,11 @@ class MediaPool:
         with self._lock:
             held = self._find_held(media_hashes, inline=inline)
             if self._cache.is_any:
-                self._counters.add(PROCESSOR.queries, len(set(media_hashes)))
+                for modality, count in prepared.count_modalities(set(media_hashes)).items():
+                    self._counters.add(PROCESSOR.queries[modality], count)
             checked = {each for each in held if self._is_checked() and prepared.find_unknown([each]) is None}
             missing = [each for each in media_hashes if each not in held or each in checked]
-            self._note_hits(len(held) - len(checked))
+            self._note_hits(prepared, held.keys() - checked)
             unknown = self._queue_new(waiter, missing, checked)
         if unknown is not None:
             _call(fail, unknown)
@@ -121,11 +128,11 @@ class MediaPool:
         with self._lock:
             self._drop_waiter(request_id)
 
-    def note_spared(self, count: int) -> None:
-        """An engine found so many items by itself; only here is it known what making them takes."""
-        if count:
+    def note_spared(self, items: Iterable[MediaItem]) -> None:
+        """An engine found their pixels by itself; only here is it known what making them takes."""
+        if counts := Counter(item.modality for item in items):
             with self._lock:
-                self._counters.add(PROCESSOR.saved_seconds, count * self._making.seconds)
+                self._note_saved(counts)
 
     def is_held(self, media_hash: str) -> bool:
         """Counts as no use."""
@@ -174,7 +181,7 @@ class MediaPool:
         for media_hash in missing:
             self._waiters.add(media_hash, prepared.engine_request.request_id, waiter)
         groups = prepared.group_by_picture(new)
-        lanes = [self._films if prepared.is_film(group[0]) else self._pictures for group in groups]
+        lanes = [self._films if prepared.modality_of(group[0]) == "video" else self._pictures for group in groups]
         # All of them before a thread is asked for, which may fail: whoever has a waiter lies here, and can be dropped.
         for group, lane in zip(groups, lanes, strict=True):
             job = _Job(prepared, list(group), is_anew=waiter.inline or any(each in checked for each in group))
@@ -221,7 +228,8 @@ class MediaPool:
         # What its siblings have pushed out again is sent itself: to ask for it would be to decode it once more.
         carried = held | {each: place if self._cache.is_held(each) else made[each] for each, place in places.items()}
         with self._lock:
-            self._note_work(len(held), sum(map(show_a_picture, made.values())))
+            self._note_hits(job.prepared, held)
+            self._note_made(job, sum(map(show_a_picture, made.values())))
         return carried, made
 
     def _make_timed(self, job: _Job, picture: PictureJob) -> Made:
@@ -235,18 +243,23 @@ class MediaPool:
             decoding, resizing = ended - began, 0.0
         job.prepared.account.note_made(began, began + decoding, began + decoding + resizing, tuple(made.pixels))
         with self._lock:
-            self._making.note(ended - began, len(made.pixels))
+            self._making[job.modality].note(ended - began, len(made.pixels))
         return made
 
-    def _note_work(self, num_held: int, num_made: int) -> None:
-        self._note_hits(num_held)
-        self._counters.add(DECODED, num_made > 0)
-        self._counters.add(PREPROCESSED, num_made)
+    def _note_made(self, job: _Job, num_made: int) -> None:
+        self._counters.add(DECODED[job.modality], num_made > 0)
+        self._counters.add(PREPROCESSED[job.modality], num_made)
         self._note_size()
 
-    def _note_hits(self, count: int) -> None:
-        self._counters.add(PROCESSOR.hits, count)
-        self._counters.add(PROCESSOR.saved_seconds, count * self._making.seconds)
+    def _note_hits(self, prepared: PreparedRequest, held: Iterable[str]) -> None:
+        counts = prepared.count_modalities(held)
+        for modality, count in counts.items():
+            self._counters.add(PROCESSOR.hits[modality], count)
+        self._note_saved(counts)
+
+    def _note_saved(self, counts: Counter[Modality]) -> None:
+        for modality, count in counts.items():
+            self._counters.add(PROCESSOR.saved_seconds[modality], count * self._making[modality].seconds)
 
     def _note_size(self) -> None:
         self._counters.follow(PROCESSOR.evictions, self._cache.num_evictions)

@@ -1,5 +1,6 @@
 """A request as the engine is told of it, and the way to its pixels: only of those pictures that somebody asks for."""
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -8,6 +9,7 @@ from keepsight.errors import PictureError, RequestFailedError, UnknownMediaError
 from keepsight.frontend.identity.identify_picture import NamedPicture, ask_for_picture
 from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
 from keepsight.frontend.prompt.thought_text import Thought
+from keepsight.media import Modality
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels, PromptPin
 
@@ -72,9 +74,13 @@ class PreparedRequest:
             made |= make(self._picture_of(group[0]).job(group)).pixels
         return made
 
-    def is_film(self, media_hash: str) -> bool:
-        """Whether it is a moment of one."""
-        return self._picture_of(media_hash).picture.is_film
+    def modality_of(self, media_hash: str) -> Modality:
+        return self._picture_of(media_hash).picture.modality
+
+    def count_modalities(self, media_hashes: Iterable[str]) -> Counter[Modality]:
+        """How many of each there are among these."""
+        known = {item.media_hash: item.modality for item in self.engine_request.media}
+        return Counter(known[media_hash] for media_hash in media_hashes)
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         """What had best be made together; each of them once, however often the request shows it."""

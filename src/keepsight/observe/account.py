@@ -143,8 +143,8 @@ class RequestAccount:
     def note_asked(self) -> None:
         self.asked_at = time.monotonic()
 
-    def note_begun(self, story: RequestBegun) -> list[MediaStory]:
-        """It has its first token: what the engine tells of it, and which of that is new."""
+    def note_begun(self, story: RequestBegun) -> dict[int, MediaStory]:
+        """It has its first token: what the engine tells of it, and which of that is new, by item."""
         known, self._stories = self._stories, story.media
         if known:
             # Its first token was drawn from what the prefix cache had, which was not enough to go on.
@@ -156,11 +156,11 @@ class RequestAccount:
         self.spans.append(Span("prefill", story.began, story.answered))
         return news
 
-    def _note_items(self, indices: Iterable[int]) -> list[MediaStory]:
+    def _note_items(self, indices: Iterable[int]) -> dict[int, MediaStory]:
         news = {index: self._stories[index] for index in indices}
         for index, item in news.items():
             self._note_item(index, item)
-        return list(news.values())
+        return news
 
     def _note_item(self, index: int, story: MediaStory) -> None:
         if story.found_in is not None:

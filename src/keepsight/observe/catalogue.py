@@ -4,10 +4,12 @@ All series are known beforehand, so a page is a row of numbers of one length, wh
 sums pages needs no names.  Knows nothing of processes or of who counts what.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
+
+from keepsight.media import Modality
 
 Labels = tuple[tuple[str, str], ...]
 Kind = Literal["counter", "gauge", "histogram"]
@@ -20,14 +22,17 @@ BOUNDS = (
 # A bucket for each, one for what is longer, and the sum.
 HISTOGRAM_SLOTS = len(BOUNDS) + 2
 
+MODALITIES: tuple[Modality, ...] = get_args(Modality)
+# Of what a prompt's blocks hold, text too; of what a cache holds, as all of it has one budget.
+ALL = "all"
 CACHES = (
-    ("processor", "host", "image"),
-    ("encoder", "device", "image"),
-    ("encoder", "host", "image"),
-    ("encoder", "disk", "image"),
-    ("encoder", "remote", "image"),
-    ("prefix", "device", "all"),
-    ("prefix", "disk", "all"),
+    ("processor", "host"),
+    ("encoder", "device"),
+    ("encoder", "host"),
+    ("encoder", "disk"),
+    ("encoder", "remote"),
+    ("prefix", "device"),
+    ("prefix", "disk"),
 )
 Stage = Literal["fetch", "identify", "decode", "resize", "transfer", "wait", "load", "encode", "prefill", "generate"]
 STAGES: tuple[Stage, ...] = get_args(Stage)
@@ -53,22 +58,34 @@ def _each(label: str, values: Iterable[str]) -> tuple[Labels, ...]:
     return tuple(((label, value),) for value in values)
 
 
-_OF_CACHES = tuple((("cache", cache), ("tier", tier), ("modality", modality)) for cache, tier, modality in CACHES)
-_OF_IMAGES = _each("modality", ("image",))
+def _each_cache(asks_for: Callable[[str], Iterable[str]]) -> tuple[Labels, ...]:
+    return tuple(
+        (("cache", cache), ("tier", tier), ("modality", modality))
+        for cache, tier in CACHES
+        for modality in asks_for(cache)
+    )
+
+
+def _asked_for(cache: str) -> tuple[str, ...]:
+    return (ALL,) if cache == "prefix" else MODALITIES
+
+
+_ASKED, _HELD = _each_cache(_asked_for), _each_cache(lambda _cache: (ALL,))
+_OF_MEDIA = _each("modality", MODALITIES)
 
 METRICS = (
-    Metric("keepsight_cache_queries_total", "counter", "Looked for: items, tokens in the prefix cache.", _OF_CACHES),
-    Metric("keepsight_cache_hits_total", "counter", "Found: items, tokens in the prefix cache.", _OF_CACHES),
-    Metric("keepsight_cache_evictions_total", "counter", "Gave way: items, blocks of the prefix cache.", _OF_CACHES),
-    Metric("keepsight_cache_saved_seconds_total", "counter", "What making the hits took the last times.", _OF_CACHES),
-    Metric("keepsight_cache_bytes", "gauge", "Held.", _OF_CACHES),
-    Metric("keepsight_cache_budget_bytes", "gauge", "May be held; 0 where that is another's business.", _OF_CACHES),
-    Metric("keepsight_cache_entries", "gauge", "Held: items, blocks of the prefix cache.", _OF_CACHES),
-    Metric("keepsight_media_fetched_total", "counter", "Downloads, not those that the origin spared.", _OF_IMAGES),
-    Metric("keepsight_media_decoded_total", "counter", "Pictures decoded.", _OF_IMAGES),
-    Metric("keepsight_media_preprocessed_total", "counter", "Pictures and crops resized.", _OF_IMAGES),
-    Metric("keepsight_media_transferred_total", "counter", "Items whose pixels the runner was given.", _OF_IMAGES),
-    Metric("keepsight_media_encoded_total", "counter", "Items encoded.", _OF_IMAGES),
+    Metric("keepsight_cache_queries_total", "counter", "Looked for: items, tokens in the prefix cache.", _ASKED),
+    Metric("keepsight_cache_hits_total", "counter", "Found: items, tokens in the prefix cache.", _ASKED),
+    Metric("keepsight_cache_evictions_total", "counter", "Gave way: items, blocks of the prefix cache.", _HELD),
+    Metric("keepsight_cache_saved_seconds_total", "counter", "What making the hits took the last times.", _ASKED),
+    Metric("keepsight_cache_bytes", "gauge", "Held.", _HELD),
+    Metric("keepsight_cache_budget_bytes", "gauge", "May be held; 0 where that is another's business.", _HELD),
+    Metric("keepsight_cache_entries", "gauge", "Held: items, blocks of the prefix cache.", _HELD),
+    Metric("keepsight_media_fetched_total", "counter", "Downloads, not those that the origin spared.", _OF_MEDIA),
+    Metric("keepsight_media_decoded_total", "counter", "Pictures and films decoded.", _OF_MEDIA),
+    Metric("keepsight_media_preprocessed_total", "counter", "Pictures, crops and moments resized.", _OF_MEDIA),
+    Metric("keepsight_media_transferred_total", "counter", "Items whose pixels the runner was given.", _OF_MEDIA),
+    Metric("keepsight_media_encoded_total", "counter", "Items encoded.", _OF_MEDIA),
     Metric("keepsight_stage_seconds", "histogram", "What each stage of a request took.", _each("stage", STAGES)),
     Metric("keepsight_time_to_first_token_seconds", "histogram", "From a request's arrival to its first token."),
     Metric("keepsight_inter_token_latency_seconds", "histogram", "Between tokens of a request that follow each other."),
@@ -117,24 +134,43 @@ def slot_of(name: str, *values: str) -> int:
     return SLOTS[metric.name, labels]
 
 
+# By modality.
+Slots = Mapping[str, int]
+
+
+def _slots_of(name: str, *labels: str, modalities: Iterable[str] = MODALITIES) -> Slots:
+    return {modality: slot_of(name, *labels, modality) for modality in modalities}
+
+
 @dataclass(frozen=True, slots=True)
 class CacheSlots:
     """Of one cache in one tier."""
 
-    queries: int
-    hits: int
+    queries: Slots
+    hits: Slots
+    saved_seconds: Slots
     evictions: int
-    saved_seconds: int
     num_bytes: int
     budget_bytes: int
     entries: int
 
     @classmethod
     def of(cls, cache: str, tier: str) -> "CacheSlots":
-        labels = next(each for each in CACHES if each[:2] == (cache, tier))
-        counted = ("queries_total", "hits_total", "evictions_total", "saved_seconds_total")
-        held = ("bytes", "budget_bytes", "entries")
-        return cls(*(slot_of(f"cache_{name}", *labels) for name in (*counted, *held)))
+        def asked(name: str) -> Slots:
+            return _slots_of(f"cache_{name}", cache, tier, modalities=_asked_for(cache))
+
+        def held(name: str) -> int:
+            return slot_of(f"cache_{name}", cache, tier, ALL)
+
+        return cls(
+            asked("queries_total"),
+            asked("hits_total"),
+            asked("saved_seconds_total"),
+            held("evictions_total"),
+            held("bytes"),
+            held("budget_bytes"),
+            held("entries"),
+        )
 
     def sizes(self, num_bytes: float, budget_bytes: float, entries: float) -> dict[int, float]:
         """By slot."""
@@ -143,14 +179,14 @@ class CacheSlots:
 
 PROCESSOR = CacheSlots.of("processor", "host")
 PREFIX, PREFIX_DISK = CacheSlots.of("prefix", "device"), CacheSlots.of("prefix", "disk")
-ENCODER = {tier: CacheSlots.of("encoder", tier) for cache, tier, _ in CACHES if cache == "encoder"}
+ENCODER = {tier: CacheSlots.of("encoder", tier) for cache, tier in CACHES if cache == "encoder"}
 # Of what all engines have together: each tells of all of it, as far as it knows.
 COMMON_GAUGES = frozenset(
     slot for slots in (ENCODER["disk"], ENCODER["remote"], PREFIX_DISK) for slot in slots.sizes(0, 0, 0)
 )
 STAGE: Mapping[str, int] = {stage: slot_of("stage_seconds", stage) for stage in STAGES}
 FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED = (
-    slot_of(f"media_{work}_total", "image") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")
+    _slots_of(f"media_{work}_total") for work in ("fetched", "decoded", "preprocessed", "transferred", "encoded")
 )
 VERIFIED, MISMATCHED = slot_of("verified_hits_total"), slot_of("mismatched_hits_total")
 RESPONSES = {int(status[0]): slot_of("http_responses_total", status) for status in STATUSES}

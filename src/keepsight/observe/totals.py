@@ -9,14 +9,26 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from struct import iter_unpack
 
-from keepsight.observe.catalogue import COMMON_GAUGES, GAUGES, METRICS, NUM_SLOTS, PREFIX, SLOTS, Kind, Labels, slot_of
+from keepsight.observe.catalogue import (
+    ALL,
+    COMMON_GAUGES,
+    GAUGES,
+    METRICS,
+    NUM_SLOTS,
+    PREFIX,
+    SLOTS,
+    Kind,
+    Labels,
+    Slots,
+    slot_of,
+)
 from keepsight.observe.counters import FOLDER, PAGE_BYTES, PID
 from keepsight.observe.process_memory import resident_bytes, with_descendants
 
 # What vLLM calls some of them.
 ALIASES = (
-    ("keepsight_prefix_cache_queries_total", "Tokens looked for in the prefix cache.", PREFIX.queries),
-    ("keepsight_prefix_cache_hits_total", "Tokens found in the prefix cache.", PREFIX.hits),
+    ("keepsight_prefix_cache_queries_total", "Tokens looked for in the prefix cache.", PREFIX.queries[ALL]),
+    ("keepsight_prefix_cache_hits_total", "Tokens found in the prefix cache.", PREFIX.hits[ALL]),
 )
 _BLOCKS, _BLOCKS_IN_USE = slot_of("kv_cache_blocks"), slot_of("kv_cache_blocks_in_use")
 
@@ -61,6 +73,10 @@ class Totals:
         for slot, value in gauges.items():
             self.numbers[slot] = float(value)
         return self
+
+    def sum(self, slots: Slots) -> float:
+        """Of all modalities."""
+        return sum(self.numbers[slot] for slot in slots.values())
 
     def families(self) -> Iterator[Family]:
         for metric in METRICS:

@@ -45,8 +45,6 @@ class _Entry:
 class EncoderCacheManager:
     def __init__(self, config: EncoderCacheConfig, holdings: Holdings | None = None) -> None:
         self.num_bytes = 0  # without what is held outside the budget
-        self.num_queries = 0
-        self.num_hits = 0
         self.num_evictions = 0
         self._config = config
         # Counts the entries that newcomers find.
@@ -90,8 +88,8 @@ class EncoderCacheManager:
 
     # Coming ---------------------------------------------------------------------------------------------------
 
-    def try_use(self, user: EncoderUser, key: str, *, is_again: bool = False) -> bool:
-        """Uses what is held or being encoded; False if there is nothing to use.  Who lost it before counts no more."""
+    def try_use(self, user: EncoderUser, key: str) -> bool:
+        """Uses what is held or being encoded; False if there is nothing to use."""
         entry = self._entries.get(key)
         if entry is None:
             return False
@@ -103,19 +101,9 @@ class EncoderCacheManager:
             self._idle.remove(key)
             self._num_idle_bytes -= entry.num_bytes
         self._add_user(user, key, entry)
-        self.num_queries += not is_again
-        self.num_hits += not is_again
         return True
 
-    def try_begin(
-        self,
-        user: EncoderUser,
-        key: str,
-        num_embeddings: int,
-        media_hash: str | None = None,
-        *,
-        is_again: bool = False,
-    ) -> bool:
+    def try_begin(self, user: EncoderUser, key: str, num_embeddings: int, media_hash: str | None = None) -> bool:
         """Makes room for what will be encoded, and uses it; False, and nothing is changed, if there can be none now.
 
         `media_hash` is what it is made of, where the key is another.
@@ -134,7 +122,6 @@ class EncoderCacheManager:
             self._holdings.add(entry.media_hash)
         self.num_bytes += 0 if entry.is_oversized else entry.num_bytes
         self._add_user(user, key, entry)
-        self.num_queries += not is_again
         return True
 
     def _can_hold_oversized(self, newcomer: _Entry) -> bool:

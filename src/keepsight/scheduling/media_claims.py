@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from keepsight.engine_config import EngineConfig
+from keepsight.media import Modality
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.lineup import Lineup, last_of
@@ -30,6 +31,8 @@ class MediaClaims:
         self._states: dict[SequenceId, RequestState] = {}
         self._room_is_short, self._budget_is_short = Shortage(), Shortage()
         self._has_awaited_changed = False
+        # What was looked for, and found on the device.
+        self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
         # Media of those who have not left: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
 
@@ -140,7 +143,7 @@ class MediaClaims:
             return None
         origin: Origin = "device"
         user, key = (state.sequence_id, index), state.encoder_keys[index]
-        if not self.encoder_cache.try_use(user, key, is_again=_is_again(state, index)):
+        if not self.encoder_cache.try_use(user, key):
             match self.loads.ask(state, index):
                 case LoadState.LOADING:
                     lacks: ParkedFor | None = ParkedFor.TIERS
@@ -153,10 +156,17 @@ class MediaClaims:
             if lacks is not None:
                 return lacks
         state.claimed_items.add(index)
+        self._count(state, index, origin)
         # What was made for it once was made, whatever it finds later; the reverse when what it found is taken back.
         if origin == "made" or index not in state.origins:
             state.origins[index] = origin
         return None
+
+    def _count(self, state: RequestState, index: int, origin: Origin) -> None:
+        """Once for its request, though it may lose it again."""
+        if index not in state.origins and state.is_first_choice:
+            self.num_queries[state.media[index].modality] += 1
+            self.num_hits[state.media[index].modality] += origin == "device"
 
     def _try_place(self, state: RequestState, index: int) -> ParkedFor | None:
         """As if it had been encoded, but for the pixels and the encoder's budget."""
@@ -180,8 +190,7 @@ class MediaClaims:
         if self._room_is_short.keeps_out(state):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
-        is_again = _is_again(state, index)
-        while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash, is_again=is_again):
+        while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
             if not self._take_from_later(state):
                 self._room_is_short.begin(state)
                 return False
@@ -304,8 +313,3 @@ class MediaClaims:
         self.pixels.check_invariants(live, self._live.keys() | {each.media_hash for each in self._encodings.values()})
         self.encoder_cache.check_invariants()
         self.loads.check_invariants()
-
-
-def _is_again(state: RequestState, index: int) -> bool:
-    """Whether its request has looked for the item before, and that was counted."""
-    return index in state.origins or not state.is_first_choice

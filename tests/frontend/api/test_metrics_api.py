@@ -33,8 +33,10 @@ def watched(engine: FakeEngine, tmp_path: Path) -> Watched:
     """Two frontends counted and answered; the processor cache is theirs together."""
     for rank in range(2):
         counters = Counters.open(tmp_path, f"frontend-{rank}")
-        counters.add(DECODED, 2)
-        counters.add(ENCODER["disk"].hits, 3)
+        counters.add(DECODED["image"], 2)
+        counters.add(DECODED["video"])
+        counters.add(ENCODER["disk"].hits["image"], 2)
+        counters.add(ENCODER["disk"].hits["video"], 1)
         counters.set(slot_of("num_requests_waiting"), rank + 1)
         ring = AccountRing.open(tmp_path, f"frontend-{rank}")
         ring.put(RequestAccount(f"request-{rank}", [("hash", 256)], 300).describe())
@@ -46,7 +48,9 @@ def test_metrics_are_those_of_all_frontends(watched: Watched) -> None:
     assert response.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
     lines = response.text.splitlines()
     assert 'keepsight_media_decoded_total{modality="image"} 4' in lines
-    assert 'keepsight_cache_entries{cache="processor",tier="host",modality="image"} 7' in lines
+    assert 'keepsight_media_decoded_total{modality="video"} 2' in lines
+    assert 'keepsight_cache_hits_total{cache="encoder",tier="disk",modality="video"} 2' in lines
+    assert 'keepsight_cache_entries{cache="processor",tier="host",modality="all"} 7' in lines
 
 
 def test_whoever_is_refused_is_counted_and_whoever_only_watches_is_not(watched: Watched) -> None:
@@ -64,10 +68,10 @@ def test_the_state_tells_of_caches_work_and_the_last_requests(watched: Watched) 
     watched.engine.tiers = {0: (TierStatus("encoder", "disk", "the disk is full", 1, 2, 3, 4, 5, 6),)}
     state = watched.send("GET", "/debug/state").json()
     [disk] = [each for each in state["caches"] if (each["cache"], each["tier"]) == ("encoder", "disk")]
-    assert (disk["hits"], disk["modality"], disk["reason"]) == (6, "image", "the disk is full")
+    assert (disk["hits"], disk["reason"]) == (6, "the disk is full")
     assert (state["running"], state["waiting"]) == (0, 3)
     assert {each["reason"] for each in state["caches"] if each is not disk} == {None}
-    assert state["media"] == {"fetched": 0, "decoded": 4, "preprocessed": 0, "transferred": 0, "encoded": 0}
+    assert state["media"] == {"fetched": 0, "decoded": 6, "preprocessed": 0, "transferred": 0, "encoded": 0}
     assert [each["id"] for each in state["requests"]] == ["request-1", "request-0"]
 
 

@@ -12,6 +12,7 @@ from keepsight.frontend.intake.fetch_url import Fetched
 from keepsight.frontend.intake.http_caching import Freshness, Validators
 from keepsight.frontend.intake.url_cache import UrlCache
 from keepsight.frontend.intake.web_url import UrlFault
+from keepsight.media import Modality
 
 URL = "http://pictures.test/a"
 A_MINUTE = Freshness(60)
@@ -274,8 +275,8 @@ def test_what_is_evicted_while_the_origin_is_asked_is_served_all_the_same() -> N
 
 def test_whoever_watches_is_told_of_each_download_and_of_nothing_that_was_spared() -> None:
     async def run() -> int:
-        bench, told = Bench(), list[None]()
-        bench.cache.on_fetched = lambda: told.append(None)
+        bench, told = Bench(), list[Modality]()
+        bench.cache.on_fetched = told.append
         for _ in range(3):
             await bench.get()
         return len(told)

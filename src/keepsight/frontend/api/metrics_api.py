@@ -38,11 +38,10 @@ Tiers = Mapping[int, Sequence[TierStatus]]  # by rank of the engine
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One cache in one tier, of all engines and frontends.  Of the prefix cache queries and hits are tokens."""
+    """One cache in one tier, of all engines and modalities.  Of the prefix cache queries and hits are tokens."""
 
     cache: str
     tier: str
-    modality: str
     queries: int
     hits: int
     evictions: int
@@ -130,20 +129,20 @@ class MetricsApi:
 
 
 def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
-    for cache, tier, modality in CACHES:
+    for cache, tier in CACHES:
         slots = CacheSlots.of(cache, tier)
-        queries, hits, evictions = _whole(totals, slots.queries, slots.hits, slots.evictions)
-        num_bytes, budget, entries = _whole(totals, slots.num_bytes, slots.budget_bytes, slots.entries)
+        evictions, num_bytes, budget, entries = _whole(
+            totals, slots.evictions, slots.num_bytes, slots.budget_bytes, slots.entries
+        )
         its_own = [each for its in tiers.values() for each in its if (each.cache, each.name) == (cache, tier)]
         reasons = [each.reason for each in its_own if each.reason]
         yield CacheState(
             cache=cache,
             tier=tier,
-            modality=modality,
-            queries=queries,
-            hits=hits,
+            queries=int(totals.sum(slots.queries)),
+            hits=int(totals.sum(slots.hits)),
             evictions=evictions,
-            saved_seconds=round(totals.numbers[slots.saved_seconds], 6),
+            saved_seconds=round(totals.sum(slots.saved_seconds), 6),
             bytes=num_bytes,
             budget_bytes=budget,
             entries=entries,
@@ -152,8 +151,8 @@ def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
 
 
 def _describe_work(totals: Totals) -> MediaWork:
-    fetched, decoded, preprocessed = _whole(totals, FETCHED, DECODED, PREPROCESSED)
-    transferred, encoded = _whole(totals, TRANSFERRED, ENCODED)
+    works = (FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED)
+    fetched, decoded, preprocessed, transferred, encoded = (int(totals.sum(each)) for each in works)
     return MediaWork(
         fetched=fetched, decoded=decoded, preprocessed=preprocessed, transferred=transferred, encoded=encoded
     )

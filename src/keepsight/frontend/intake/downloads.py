@@ -17,6 +17,7 @@ from keepsight.frontend.intake.http_caching import Validators
 from keepsight.frontend.intake.media_limits import MediaLimits, RequestBytes
 from keepsight.frontend.intake.url_cache import UrlCache
 from keepsight.frontend.intake.web_url import UrlFault
+from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.made_once import made_once
 
 # Of one request: what a caller can make this server do to others, and hold in memory before its bytes are summed.
@@ -33,21 +34,21 @@ class Downloads:
         self._thread = _LoopThread()
         self.cache = UrlCache(self._fetch, max_cache_bytes, time.monotonic)
 
-    def start(self, fields: Mapping[str, str], cache_salt: str | None) -> "Future[dict[str, bytes]]":
-        """`fields`: what the caller calls each URL.  Gives their bytes, or the PictureError of the first that fails."""
-        return self._thread.submit(self._fetch_in_time(fields, cache_salt))
+    def start(self, parts: Mapping[str, PicturePart], cache_salt: str | None) -> "Future[dict[str, bytes]]":
+        """`parts`: what each URL is to be.  Gives their bytes, or the PictureError of the first that fails."""
+        return self._thread.submit(self._fetch_in_time(parts, cache_salt))
 
     def close(self) -> None:
         """What is being downloaded is cancelled."""
         self._thread.close(self._end)
 
-    async def _fetch_in_time(self, fields: Mapping[str, str], cache_salt: str | None) -> dict[str, bytes]:
+    async def _fetch_in_time(self, parts: Mapping[str, PicturePart], cache_salt: str | None) -> dict[str, bytes]:
         request = _RequestDownloads(self.cache, cache_salt, self._limits.count_bytes())
         try:
             async with asyncio.timeout(self._limits.fetch_seconds):
-                return await request.fetch_all(fields)
+                return await request.fetch_all(parts)
         except TimeoutError as error:
-            late = next((field for url, field in fields.items() if url not in request.contents), None)
+            late = next((part.field for url, part in parts.items() if url not in request.contents), None)
             if late is None:  # all came, at the last moment
                 return request.contents
             message = f"was not downloaded within the {self._limits.fetch_seconds:g} seconds that a request has"
@@ -76,8 +77,8 @@ class _RequestDownloads:
         self._gate = asyncio.Semaphore(MAX_DOWNLOADS_AT_ONCE)
         self.contents: dict[str, bytes] = {}
 
-    async def fetch_all(self, fields: Mapping[str, str]) -> dict[str, bytes]:
-        tasks = [asyncio.create_task(self._fetch_one(url, field)) for url, field in fields.items()]
+    async def fetch_all(self, parts: Mapping[str, PicturePart]) -> dict[str, bytes]:
+        tasks = [asyncio.create_task(self._fetch_one(url, part)) for url, part in parts.items()]
         try:
             await asyncio.gather(*tasks)
         finally:
@@ -85,13 +86,13 @@ class _RequestDownloads:
                 task.cancel()
         return self.contents
 
-    async def _fetch_one(self, url: str, field: str) -> None:
+    async def _fetch_one(self, url: str, part: PicturePart) -> None:
         async with self._gate:
             try:
-                content = await self._cache.get(url, self._cache_salt)
+                content = await self._cache.get(url, self._cache_salt, part.modality)
             except UrlFault as fault:
-                raise fault.under(field) from fault
-        self._budget.add(len(content), field)
+                raise fault.under(part.field) from fault
+        self._budget.add(len(content), part.field)
         self.contents[url] = content
 
 

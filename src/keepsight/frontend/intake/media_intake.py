@@ -19,6 +19,7 @@ from keepsight.frontend.intake.media_limits import MediaLimits, RequestBytes
 from keepsight.frontend.intake.network_guard import NetworkGuard
 from keepsight.frontend.intake.read_embeds import fetch_embeds
 from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.media import Modality
 
 Downloaded = Mapping[str, bytes]  # by URL
 NOTHING_DOWNLOADED: Downloaded = {}
@@ -43,7 +44,7 @@ class MediaIntake:
         """Those that name what was uploaded: their bytes are looked for among what was downloaded."""
         return [part for part in parts if _scheme_of(part) == "media"]
 
-    def watch_downloads(self, on_fetched: Callable[[], object]) -> None:
+    def watch_downloads(self, on_fetched: Callable[[Modality], object]) -> None:
         """It is called for each, on their own thread."""
         self._downloads.cache.on_fetched = on_fetched
 
@@ -52,7 +53,7 @@ class MediaIntake:
 
     async def download(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
         """For `fetch_all`; from any event loop."""
-        return await asyncio.wrap_future(self._downloads.start(_fields_of(remote), cache_salt))
+        return await asyncio.wrap_future(self._downloads.start(_by_url(remote), cache_salt))
 
     def fetch_all(
         self, parts: Sequence[PicturePart], cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
@@ -81,7 +82,7 @@ class MediaIntake:
         self._downloads.close()
 
     def _wait_for(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
-        future = self._downloads.start(_fields_of(remote), cache_salt)
+        future = self._downloads.start(_by_url(remote), cache_salt)
         try:
             return future.result()
         finally:
@@ -119,12 +120,12 @@ class MediaIntake:
         return dataclasses.replace(part, source=content)
 
 
-def _fields_of(remote: Sequence[PicturePart]) -> dict[str, str]:
-    """By URL, what the caller calls the first picture of it."""
-    fields: dict[str, str] = {}
+def _by_url(remote: Sequence[PicturePart]) -> dict[str, PicturePart]:
+    """The first part of each."""
+    parts: dict[str, PicturePart] = {}
     for part in remote:
-        fields.setdefault(str(part.source), part.field)
-    return fields
+        parts.setdefault(str(part.source), part)
+    return parts
 
 
 def _scheme_of(part: PicturePart) -> str | None:

@@ -16,6 +16,7 @@ from keepsight.frontend.intake.fetch_url import Fetched
 from keepsight.frontend.intake.http_caching import Validators
 from keepsight.frontend.intake.web_url import parse_web_url
 from keepsight.lru_cache import LruCache
+from keepsight.media import Modality
 
 Fetch = Callable[[str, Validators | None], Awaitable[Fetched]]
 # The salt's digest, for a salt may have any length, and what is asked for at the URL, however it is spelt.
@@ -45,15 +46,15 @@ class UrlCache:
         self._records: OrderedDict[Key, _Record] = OrderedDict()
         self._flights: dict[Key, _Flight] = {}
         # Called for each body that was downloaded.
-        self.on_fetched: Callable[[], object] = lambda: None
+        self.on_fetched: Callable[[Modality], object] = lambda _modality: None
 
-    async def get(self, url: str, cache_salt: str | None) -> bytes:
-        """Raises UrlFault, the same for all who wait; failures are not kept."""
+    async def get(self, url: str, cache_salt: str | None, modality: Modality = "image") -> bytes:
+        """Raises UrlFault, the same for all who wait; failures are not kept.  What it is to be changes nothing."""
         key = (_digest_of(cache_salt), str(parse_web_url(url)))
         record, content = self._find(key)
         if record is not None and content is not None and self._clock() < record.fresh_until:
             return content
-        flight = self._flights.get(key) or self._begin(key, url)
+        flight = self._flights.get(key) or self._begin(key, url, modality)
         flight.num_waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -68,8 +69,8 @@ class UrlCache:
         if self._bodies is not None:
             self._bodies.check_invariants()
 
-    def _begin(self, key: Key, url: str) -> _Flight:
-        flight = self._flights[key] = _Flight(asyncio.create_task(self._load(key, url)))
+    def _begin(self, key: Key, url: str, modality: Modality) -> _Flight:
+        flight = self._flights[key] = _Flight(asyncio.create_task(self._load(key, url, modality)))
         return flight
 
     def _end(self, key: Key, flight: _Flight) -> None:
@@ -77,7 +78,7 @@ class UrlCache:
         flight.task.cancel()
         del self._flights[key]
 
-    async def _load(self, key: Key, url: str) -> bytes:
+    async def _load(self, key: Key, url: str, modality: Modality) -> bytes:
         record, held = self._find(key)
         fetched = await self._fetch(url, None if record is None or held is None else record.validators)
         if fetched.content is None:
@@ -85,7 +86,7 @@ class UrlCache:
             assert held is not None
             content, digest = held, record.digest
         else:
-            self.on_fetched()
+            self.on_fetched(modality)
             content, digest = fetched.content, blake3(fetched.content).digest()
         self._keep(key, fetched, content, digest)
         return content
