@@ -1,21 +1,17 @@
-"""The bytes of a film behind PyAV's interface, opened but not decoded.
+"""The bytes of a film behind PyAV's interface, opened but not decoded; and which of its streams is the film.
 
-What strangers send reaches ffmpeg here, which reads several hundred formats, some of which name other files and
-addresses.  So the demuxer is chosen by the first bytes, only such as lie in one file are, and nothing else can be
-opened; the decoders are those of films that people have.
+Formats are known by their first bytes, and the decoders are those of films that people have.
 """
 
-import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.open_picture import refusing_damage
+from keepsight.frontend.intake.open_container import find_shared_format, open_container
 from keepsight.media import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -28,7 +24,6 @@ FilmSource = bytes | FilmArray
 
 # As ffmpeg names the demuxers.
 FORMATS = {"mov": "MP4, MOV", "matroska": "WebM, MKV", "avi": "AVI", "gif": "GIF"}
-_MOV_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
 _BRANDS_OF_PICTURES = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
 DECODERS = (
     "gif",
@@ -48,28 +43,9 @@ DECODERS = (
 
 @contextmanager
 def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["InputContainer", "VideoStream"]]:
-    """And its first video stream that is no cover, of at most `max_pixels` per frame.
-
-    What ffmpeg stumbles over inside becomes ours.
-    """
-    format_ = _format_of(data, field)
-    av = _import_av(field)
-    options = {
-        "format_whitelist": format_,
-        "codec_whitelist": ",".join(DECODERS),
-        "protocol_whitelist": "",
-        # Of what ffmpeg decodes to find out what the streams are like; it does not say how many are too many for it.
-        "max_pixels": str(MAX_PIXELS),
-    }
-    with (
-        refusing_damage(field, len(data), "film"),
-        _refusing_bombs(av, field),
-        # A title may be in any encoding.
-        av.open(
-            io.BytesIO(data), "r", format_, options, metadata_errors="replace", io_open=_open_nothing_else
-        ) as container,
-    ):
-        yield container, _video_stream(container, av.stream.Disposition.attached_pic, field, max_pixels)
+    """And its first video stream that is no cover, of at most `max_pixels` per frame."""
+    with open_container(data, _format_of(data, field), DECODERS, field, "film") as container:
+        yield container, _video_stream(container, field, max_pixels)
 
 
 def looks_like_a_film(data: bytes) -> bool:
@@ -86,40 +62,15 @@ def _format_of(data: bytes, field: str) -> str:
 
 
 def _find_format(data: bytes) -> str | None:
-    if data[4:8] in _MOV_BOXES:
-        return "mov"
-    if data.startswith(b"\x1aE\xdf\xa3"):
-        return "matroska"
     if data.startswith(b"RIFF") and data[8:12] == b"AVI ":
         return "avi"
-    return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else None
+    return "gif" if data.startswith((b"GIF87a", b"GIF89a")) else find_shared_format(data)
 
 
-def _import_av(field: str) -> ModuleType:
-    try:
-        import av
-    except ImportError as error:
-        message = "films are not read here, as PyAV is missing: pip install 'keepsight[video]'"
-        raise UnsupportedPictureError(field, message) from error
-    return av
+def _video_stream(container: "InputContainer", field: str, max_pixels: int) -> "VideoStream":
+    from av.stream import Disposition
 
-
-@contextmanager
-def _refusing_bombs(av: ModuleType, field: str) -> Iterator[None]:
-    """A few bytes may announce that gigabytes follow."""
-    try:
-        yield
-    except av.error.MemoryError as error:
-        raise PictureTooLargeError(field, "the film takes more memory than there is") from error
-
-
-def _open_nothing_else(url: str, flags: int, options: object) -> NoReturn:
-    """What a film refers to outside of itself."""
-    raise PermissionError("a film may not name other files")
-
-
-def _video_stream(container: "InputContainer", cover: int, field: str, max_pixels: int) -> "VideoStream":
-    stream = next((each for each in container.streams.video if not each.disposition & cover), None)
+    stream = next((each for each in container.streams.video if not each.disposition & Disposition.attached_pic), None)
     if stream is None:
         raise UnreadablePictureError(field, "a film without a video stream")
     codec = stream.codec_context.name if stream.codec_context else "unknown"
