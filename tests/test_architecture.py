@@ -33,6 +33,7 @@ SMALL_NOUNS = {
     "keepsight.requests",
     "keepsight.sampling_params",
     "keepsight.shown_sizes",
+    "keepsight.sound_config",
     "keepsight.structured_outputs",
     "keepsight.token_bytes",
 }

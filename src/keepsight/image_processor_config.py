@@ -61,7 +61,7 @@ def check_options(options: Mapping[str, object], allowed: Collection[str]) -> No
     """Their names; what they say is checked where they are used, and told by `options_named`."""
     for name in options:
         if name not in allowed:
-            known = ", ".join(sorted(allowed))
+            known = ", ".join(sorted(allowed)) or "none"
             raise InvalidArgumentError(f"mm_processor_kwargs.{name}", f"cannot be changed; these can: {known}")
 
 

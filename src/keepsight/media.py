@@ -1,4 +1,4 @@
-"""What every layer knows about one picture or film: where its tokens lie, how large it is, what it is called.
+"""What every layer knows about one picture, film or sound: where its tokens lie, how large it is, what it is called.
 
 Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans are compared.
 """
@@ -6,11 +6,11 @@ Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans a
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-# What an item is made of: a picture, two frames of a film, the embeddings of a picture, which a caller computed, or a
-# strip of a prompt's.
-Modality = Literal["image", "video", "image_embeds", "prompt_embeds"]
-# Of pixels, which an encoder sees.
-SEEN: tuple[Modality, ...] = ("image", "video")
+# What an item is made of: a picture, two frames of a film, a sound, the embeddings of a picture, which a caller
+# computed, or a strip of a prompt's.
+Modality = Literal["image", "video", "audio", "image_embeds", "prompt_embeds"]
+# Of pixels or samples, which an encoder makes embeddings of.
+ENCODED: tuple[Modality, ...] = ("image", "video", "audio")
 # The frames of a moment, one above the other in its pixels.
 FRAMES_PER_MOMENT = 2
 # Of one picture, where nobody says otherwise.
@@ -58,12 +58,17 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The size of a picture as it will be looked at (after EXIF orientation), in pixels; of a film that of a frame."""
+    """The size of a picture as it will be looked at (after EXIF orientation), in pixels; of a film that of a frame.
 
-    width: int
-    height: int
+    Of a sound its length alone: it has neither width nor height.
+    """
+
+    width: int = 0
+    height: int = 0
     # Of a film as it was sent.
     timeline: Timeline | None = None
+    # Of a sound, at the rate at which the model takes it.
+    num_samples: int = 0
 
 
 class KnownContent(NamedTuple):
@@ -127,8 +132,8 @@ class PictureLayout:
 
 @dataclass(frozen=True, slots=True)
 class MediaItem:
-    """One thing that becomes the embeddings of one span: a picture, a crop of it, two frames of a film, or a strip of
-    an embedded prompt.
+    """One thing that becomes the embeddings of one span: a picture, a crop of it, two frames of a film, a sound, or a
+    strip of an embedded prompt.
     """
 
     # Names everything that its embeddings depend on, but for the model.

@@ -1,7 +1,7 @@
 """Pixels as caches keep them: unchangeable, and counted by the memory that they really hold.
 
-Embeddings that a caller computed take the same way as pixels, as the bytes of their float32: a fourth byte in the last
-axis tells the two apart.
+Embeddings that a caller computed take the same way as pixels, as the bytes of their float32, and so do the samples of a
+sound: a fourth byte in the last axis tells both from pixels, and an item's modality one from the other.
 """
 
 from dataclasses import dataclass
@@ -29,6 +29,16 @@ def carry_embeddings(embeddings: npt.NDArray[np.float32]) -> Pixels:
 def carried_embeddings(pixels: Pixels) -> npt.NDArray[np.float32]:
     """[..., tokens, hidden]"""
     return pixels.view(np.float32)[..., 0]
+
+
+def carry_samples(samples: npt.NDArray[np.float32]) -> Pixels:
+    """[samples], contiguous; nothing is copied."""
+    return carry_embeddings(samples[:, None])
+
+
+def carried_samples(pixels: Pixels) -> npt.NDArray[np.float32]:
+    """[..., samples]"""
+    return carried_embeddings(pixels)[..., 0]
 
 
 def show_a_picture(pixels: CarriedPixels) -> bool:

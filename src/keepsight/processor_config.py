@@ -1,15 +1,16 @@
-"""How a checkpoint's pictures and films are prepared for its encoder: read once, changed by what a request asks."""
+"""How a checkpoint's media are prepared for its encoder: read once, changed by what a request asks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.film_config import FILM_OPERATOR_OPTIONS, FILM_REQUEST_OPTIONS, FilmConfig
-from keepsight.image_processor_config import NORMALISING, ImageProcessorConfig, options_named
+from keepsight.image_processor_config import NORMALISING, ImageProcessorConfig, check_options, options_named
 from keepsight.image_processor_config import OPERATOR_OPTIONS as IMAGE_OPERATOR_OPTIONS
 from keepsight.json_fields import JsonFields
+from keepsight.sound_config import SoundConfig
 
 # Whose films are shown in another way than that of the reference's Qwen3VLVideoProcessor, whatever their files say.
 WITHOUT_FILMS = frozenset({"Qwen2_5_VLForConditionalGeneration"})
@@ -19,16 +20,19 @@ OPERATOR_OPTIONS = IMAGE_OPERATOR_OPTIONS | FILM_OPERATOR_OPTIONS
 
 @dataclass(frozen=True, slots=True)
 class ProcessorConfig:
+    # Of a model that takes no pictures it changes nothing.
     image: ImageProcessorConfig
     # None: the model takes none.
     film: FilmConfig | None = None
+    sound: SoundConfig | None = None
+    takes_pictures: bool = True
 
     @classmethod
     def from_checkpoint(cls, directory: Path, backend: str, overrides: Mapping[str, Any]) -> Self | None:
         """None for a model that reads text only.  Two files say how large pictures are, and they must agree."""
         fields = JsonFields.read(directory / "config.json")
         if "vision_config" not in fields:
-            return None
+            return cls._of_sounds(directory, fields.section("audio_config"), overrides)
         with options_named():
             takes_films = WITHOUT_FILMS.isdisjoint(fields.strings("architectures"))
             config = cls._read(directory, backend, overrides, takes_films=takes_films)
@@ -38,6 +42,15 @@ class ProcessorConfig:
             )
         _check_agree(fields.section("vision_config"), config.image)
         return config
+
+    @classmethod
+    def _of_sounds(cls, directory: Path, audio: JsonFields, overrides: Mapping[str, Any]) -> Self | None:
+        if not audio.values():
+            return None
+        sound = SoundConfig.from_checkpoint(directory)
+        _check_hears_all(audio, sound)
+        check_options(overrides, allowed=())
+        return cls(ImageProcessorConfig(), sound=sound, takes_pictures=False)
 
     @classmethod
     def _read(cls, directory: Path, backend: str, overrides: Mapping[str, Any], *, takes_films: bool) -> Self | None:
@@ -55,21 +68,24 @@ class ProcessorConfig:
         """The same with some options changed, as a request may ask."""
         of_pictures, of_films = _split(overrides)
         image = self.image.with_overrides(**of_pictures) if of_pictures else self.image
-        return ProcessorConfig(image, self.film.with_overrides(**of_films) if self.film and of_films else self.film)
+        film = self.film.with_overrides(**of_films) if self.film and of_films else self.film
+        return replace(self, image=image, film=film)
 
     @property
     def request_options(self) -> frozenset[str]:
-        """What one request may change of its pictures and films."""
-        return self.image.request_options | (FILM_REQUEST_OPTIONS if self.film else frozenset())
+        """What one request may change of its pictures and films; nothing of sounds."""
+        of_pictures = self.image.request_options if self.takes_pictures else frozenset()
+        return of_pictures | (FILM_REQUEST_OPTIONS if self.film else frozenset())
 
     @property
     def max_tokens_per_item(self) -> int:
         """0: all have as many as the model says, crops as well."""
-        return max(self.image.max_tokens_per_picture, self.film.max_tokens_per_moment if self.film else 0)
+        of_film = self.film.max_tokens_per_moment if self.film else 0
+        return max(self.image.max_tokens_per_picture, of_film, self.sound.max_tokens if self.sound else 0)
 
 
 # Of a model that reads text only: it changes nothing.
-NO_PROCESSOR = ProcessorConfig(ImageProcessorConfig())
+NO_PROCESSOR = ProcessorConfig(ImageProcessorConfig(), takes_pictures=False)
 
 
 def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -93,3 +109,11 @@ def _check_agree(vision: JsonFields, config: ImageProcessorConfig) -> None:
             raise vision.refuse(
                 "image_size", f"is {side}, but pictures are resized to {config.width} x {config.height}"
             )
+
+
+def _check_hears_all(audio: JsonFields, sound: SoundConfig) -> None:
+    """The tower's second convolution leaves every second frame."""
+    expected = {"num_mel_bins": (128, sound.num_mels), "max_source_positions": (1500, sound.max_frames // 2)}
+    for name, (default, value) in expected.items():
+        if (own := audio.integer(name, default)) != value:
+            raise audio.refuse(name, f"is {own}, but {value} to the feature extractor")

@@ -13,7 +13,8 @@ import numpy.typing as npt
 from keepsight.media import MediaItem
 from keepsight.sampling_params import SamplingParams
 
-# [height, width, 3]; of embeddings that a caller computed their bytes, [tokens, hidden, 4]: see `pixels.py`.
+# [height, width, 3]; of embeddings that a caller computed their bytes, [tokens, hidden, 4], of a sound those of its
+# samples, [samples, 1, 4]: see `pixels.py`.
 Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int]
 # "stop" when a token ended the answer by itself; stop strings are the frontend's business.

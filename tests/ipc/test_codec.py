@@ -176,6 +176,7 @@ WRONG: dict[str, list[Frame]] = {
     "a picture of rows of less than nothing": edited(REQUEST, "media", 0, "columns", value=-1),
     "a picture without height": edited(REQUEST, "media", 0, "geometry", "height", value=0),
     "a picture without width": edited(REQUEST, "media", 0, "geometry", "width", value=0),
+    "a sound shorter than nothing": edited(REQUEST, "media", 0, "geometry", "num_samples", value=-1),
     "a banned run of no tokens": edited(REQUEST, "banned_runs", value=[[]]),
     "media to come that it has not": edited(REQUEST, "coming_media", value=["other"]),
     "unsent media that it has not": edited(REQUEST, "unsent_media", value=["other"]),

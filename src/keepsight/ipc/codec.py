@@ -41,7 +41,8 @@ Frame = bytes | memoryview
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_PIXEL_BYTES = 256 * 2**20
-MAX_SIDE = 2**16
+# In samples, where it is a sound: 480,000 are 30 s.
+MAX_SIDE = 2**20
 
 REQUEST, ABORT, RESET, PIXELS, RING_PLACE, STORED_PIXELS, OUTPUTS = b"Q", b"A", b"C", b"P", b"R", b"S", b"O"
 
@@ -182,7 +183,8 @@ def _check_request(request: EngineRequest) -> None:
     for item in media:
         span, geometry = item.span, item.geometry
         _check(span.start >= 0 < span.length and span.end <= len(token_ids), "a span outside of the prompt")
-        _check(0 < geometry.width <= MAX_COUNT and 0 < geometry.height <= MAX_COUNT, "a geometry out of range")
+        sides = (geometry.num_samples,) if geometry.num_samples else (geometry.width, geometry.height)
+        _check(all(0 < side <= MAX_COUNT for side in sides), "a geometry out of range")
         is_grid = item.columns == 0 or (item.columns > 0 and span.length % item.columns == 0)
         _check(is_grid, "tokens that fill no rows")
     _check(all(a.span.end <= b.span.start for a, b in pairwise(media)), "spans out of order")

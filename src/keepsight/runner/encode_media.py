@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from keepsight.media import SEEN, Modality, frames_of
+from keepsight.media import ENCODED, Modality, frames_of
 from keepsight.models.model import Model
 from keepsight.pixels import carried_embeddings, shape_of, show_a_picture
 from keepsight.requests import Pixels
@@ -49,7 +49,7 @@ def encode_media(
     model: Model, normalizer: PixelNormalizer | None, pixels: Sequence[Pixels], modality: Modality = "image"
 ) -> Generator[None, None, Tensor]:
     """Pixels of one shape -> [pictures, tokens, hidden]"""
-    if modality not in SEEN:  # as the projector, or the table of the tokens, would have given them
+    if modality not in ENCODED:  # as the projector, or the table of the tokens, would have given them
         embeddings = torch.from_numpy(carried_embeddings(np.stack(pixels)))
         # Nothing of them is added behind layers.
         missing = max(0, model.shape.media_width - embeddings.shape[-1])

@@ -38,7 +38,7 @@ from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import (
     DEFAULT_MAX_PIXELS,
-    SEEN,
+    ENCODED,
     TOKENS_PER_STRIP,
     CropBox,
     Geometry,
@@ -115,7 +115,7 @@ class NamedPicture:
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
         """Other content that proves to have the same pixels goes by the same name from then on."""
-        if self.picture.given_name is None and self.picture.modality in SEEN:
+        if self.picture.given_name is None and self.picture.modality in ENCODED:
             pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
             self._known.learn_pixels(media_hash, pixel_hash)
 
@@ -297,7 +297,7 @@ class PictureIdentifier:
             return part
         # Whatever has another name, or may have, is not known by its content.
         may_have_another = part.uuid is not None or (part.modality == "image" and self._trusts_exif_image_id)
-        is_named_so = part.modality in SEEN and not may_have_another
+        is_named_so = part.modality in ENCODED and not may_have_another
         if not is_named_so or not isinstance(part.source, str) or scheme_of(part.source) != "data":
             return None
         try:

@@ -1,0 +1,91 @@
+"""How a checkpoint wants its sounds prepared: at which rate, how long at most, and how many tokens each becomes.
+
+Read from the JSON files beside its weights, and equal to what the reference's WhisperFeatureExtractor does with
+Qwen2AudioProcessor.  Arithmetic on a sound's length alone: knows no samples and no torch.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from keepsight.errors import CheckpointConfigError
+from keepsight.image_processor_config import read_processor
+from keepsight.json_fields import JsonFields
+
+EXTRACTOR = "WhisperFeatureExtractor"
+# In samples: what a frame of the spectrogram is made of, and how far the next one is.  Of all of Whisper's.
+FRAME_LENGTH, HOP_LENGTH = 400, 160
+# The tower sees every second of its frames, and a token is two of these.
+SAMPLES_PER_PLACE = 2 * HOP_LENGTH
+PLACES_PER_TOKEN = 2
+# What changes samples or their spectrogram, and the only value that is supported; absent means this, too.
+SUPPORTED: Mapping[str, object] = {
+    "feature_extractor_type": EXTRACTOR,
+    "n_fft": FRAME_LENGTH,
+    "hop_length": HOP_LENGTH,
+    "dither": 0.0,
+    "do_normalize": False,
+    "padding_side": "right",
+    "padding_value": 0.0,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SoundConfig:
+    """The defaults are those of WhisperFeatureExtractor."""
+
+    sampling_rate: int = 16_000
+    # How many bands of frequencies a frame has.
+    num_mels: int = 80
+    # In seconds, of any sound at most.
+    chunk_length: int = 30
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path) -> Self:
+        found = read_processor(directory, "feature_extractor", "preprocessor_config.json")
+        if found is None:
+            path = directory / "preprocessor_config.json"
+            raise CheckpointConfigError(path, "is missing, though config.json has a tower for sounds")
+        path, values = found
+        _check_supported(path, values)
+        fields, default = JsonFields(path, values), cls()
+        config = cls(
+            fields.integer("sampling_rate", default.sampling_rate),
+            fields.integer("feature_size", default.num_mels),
+            fields.integer("chunk_length", default.chunk_length),
+        )
+        if config.max_samples % SAMPLES_PER_PLACE:
+            raise fields.refuse("chunk_length", f"must be a multiple of {SAMPLES_PER_PLACE} samples")
+        return config
+
+    @property
+    def max_samples(self) -> int:
+        return self.chunk_length * self.sampling_rate
+
+    @property
+    def min_samples(self) -> int:
+        """Of the shortest sound that has a token."""
+        return (PLACES_PER_TOKEN - 1) * SAMPLES_PER_PLACE + 1
+
+    @property
+    def max_frames(self) -> int:
+        return self.max_samples // HOP_LENGTH
+
+    @property
+    def max_tokens(self) -> int:
+        return self.num_tokens(self.max_samples)
+
+    def num_tokens(self, num_samples: int) -> int:
+        return num_places(num_samples) // PLACES_PER_TOKEN
+
+
+def num_places(num_samples: int) -> int:
+    """How many places of the tower a sound has; the last of an odd number is part of no token, but seen by all."""
+    return -(-num_samples // SAMPLES_PER_PLACE)
+
+
+def _check_supported(path: Path, values: Mapping[str, Any]) -> None:
+    for name, supported in SUPPORTED.items():
+        if (value := values.get(name, supported)) != supported:
+            raise CheckpointConfigError(path, f"{name}: only {supported!r} is supported, got {value!r}")
