@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/make_checkpoint.py tiny-gemma3 FOLDER [--dtype bfloat16]
 
-In Gemma 3's shape, or in that of one of Qwen's (`make_qwen_checkpoint.py`).  Pictures have 4096 patches and 256 tokens,
-as published; layers and widths are fewer.  The demo's chat template, and a tokenizer of 8192 tokens learnt from
-Python's own help.  It answers nonsense, in the time that sense would take; any server that loads a folder of Gemma 3
-loads it.  Needs transformers.
+In Gemma 3's shape, or in that of one of Qwen's (`make_qwen_checkpoint.py`, `make_sound_checkpoint.py`).  Pictures have
+4096 patches and 256 tokens, as published; layers and widths are fewer.  The demo's chat template, and a tokenizer of
+8192 tokens learnt from Python's own help.  It answers nonsense, in the time that sense would take; any server that
+loads a folder of Gemma 3 loads it.  Needs transformers.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
 from benchmarks.make_qwen_checkpoint import QWEN_SIZES, make_qwen_checkpoint
+from benchmarks.make_sound_checkpoint import SOUND_SIZES, make_sound_checkpoint
 from tests.models.gemma3.reference import randomize, save_checkpoint
 from tests.random_checkpoint import copy_all_but_the_model
 
@@ -57,7 +58,7 @@ PICTURE_TOKEN = "<image_soft_token>"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("size", choices=[*SIZES, *QWEN_SIZES])
+    parser.add_argument("size", choices=[*SIZES, *QWEN_SIZES, *SOUND_SIZES])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
@@ -65,6 +66,8 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     if args.size in QWEN_SIZES:
         num_parameters = make_qwen_checkpoint(args.folder, QWEN_SIZES[args.size], dtype, args.seed)
+    elif args.size in SOUND_SIZES:
+        num_parameters = make_sound_checkpoint(args.folder, SOUND_SIZES[args.size], dtype, args.seed)
     else:
         num_parameters = make_checkpoint(args.folder, SIZES[args.size], dtype, args.seed)
     print(f"{args.folder}: {num_parameters / 1e6:.1f} M parameters")

@@ -31,14 +31,21 @@ _CORPUS = [
 
 
 def write_byte_level_tokenizer(
-    directory: Path, odd: Sequence[str] = (), corpus: Iterable[str] = _CORPUS, vocab_size: int = 480
+    directory: Path,
+    odd: Sequence[str] = (),
+    corpus: Iterable[str] = _CORPUS,
+    vocab_size: int = 480,
+    special: Sequence[str] = (),
 ) -> dict[str, int]:
-    """`tokenizer.json` and `tokenizer_config.json`.  Returns the ids of the added tokens, with `odd` at their end."""
+    """`tokenizer.json` and `tokenizer_config.json`.  Returns the ids of the added tokens, with `odd` at their end.
+
+    `special`: besides those that all of Qwen's have.
+    """
     tokenizer = _train(corpus, vocab_size)
-    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_special_tokens([*SPECIAL, *special])
     tokenizer.add_tokens([tokenizers.AddedToken(text, normalized=False) for text in (*PLAIN, *odd)])
     tokenizer.save(str(directory / "tokenizer.json"))
-    (directory / "tokenizer_config.json").write_text(json.dumps(_configure(tokenizer)), encoding="utf-8")
+    (directory / "tokenizer_config.json").write_text(json.dumps(_configure(tokenizer, special)), encoding="utf-8")
     return {token.content: token_id for token_id, token in tokenizer.get_added_tokens_decoder().items()}
 
 
@@ -71,7 +78,7 @@ def _train(corpus: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     return tokenizer
 
 
-def _configure(tokenizer: tokenizers.Tokenizer) -> dict[str, object]:
+def _configure(tokenizer: tokenizers.Tokenizer, special: Sequence[str]) -> dict[str, object]:
     described = {
         str(token_id): {
             "content": token.content,
@@ -87,7 +94,7 @@ def _configure(tokenizer: tokenizers.Tokenizer) -> dict[str, object]:
         "add_bos_token": False,
         "add_prefix_space": False,
         "added_tokens_decoder": described,
-        "additional_special_tokens": SPECIAL[1:],
+        "additional_special_tokens": [*SPECIAL[1:], *special],
         "bos_token": None,
         "clean_up_tokenization_spaces": False,
         "eos_token": "<|im_end|>",

@@ -111,7 +111,7 @@ def randomize(model: Any, seed: int) -> None:
             elif "embed_tokens" in name:
                 # Small beside what the layers add, or every token would be followed by itself.
                 weight.copy_(0.1 * noise)
-            elif "pos_embed" in name:
+            elif "pos_embed" in name or "embed_positions" in name:
                 weight.copy_(0.5 * noise)
             elif ".experts." in name:
                 weight.copy_(noise / weight.shape[-1] ** 0.5)
