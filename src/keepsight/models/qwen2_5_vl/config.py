@@ -8,14 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads, check_is_whole
+from keepsight.models.decoder_config import DecoderConfig, RotaryConfig, check_is_whole
 from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.qwen2_text_config import TextDefaults, read_head_dim, read_text, read_theta, rotary_section
 from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
 from keepsight.models.vision_layer import VisionLayerConfig
 
 ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
 # How many frequencies turn by time, row and column.
 DEFAULT_SECTIONS = (16, 24, 24)
+DEFAULTS = TextDefaults(152_064, 8192, 29_568, 80, 64, 8, 1e-5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,44 +88,15 @@ def _read_window_side(fields: JsonFields, token_side: int) -> int:
 
 
 def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
-    _check_sees_all(fields)
-    hidden_size, num_heads = fields.integer("hidden_size", 8192), fields.integer("num_attention_heads", 64)
-    if hidden_size % num_heads:
-        raise fields.refuse("hidden_size", f"{hidden_size} is not a multiple of num_attention_heads {num_heads}")
-    head_dim = hidden_size // num_heads
-    config = DecoderConfig(
-        vocab_size=fields.integer("vocab_size", 152_064),
-        hidden_size=hidden_size,
-        intermediate_size=fields.integer("intermediate_size", 29_568),
-        num_heads=num_heads,
-        num_kv_heads=fields.integer("num_key_value_heads", 8),
-        head_dim=head_dim,
-        layers=(LayerConfig(_read_rotary(fields, head_dim)),) * fields.integer("num_hidden_layers", 80),
-        rms_norm_eps=fields.number("rms_norm_eps", 1e-5),
-        attention_scale=head_dim**-0.5,
-        qkv_bias=True,
-        out_bias=False,
-        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-        # Either place may say so, as in the reference.
-        tie_word_embeddings=any(each.flag("tie_word_embeddings", False) for each in (outer, fields)),
-        norms_heads=False,
-    )
-    check_heads(fields, config)
-    return config
-
-
-def _check_sees_all(fields: JsonFields) -> None:
-    """What published files say of windows is not in use."""
-    if fields.flag("use_sliding_window", False):
-        raise fields.refuse("use_sliding_window", "windows of the decoder are not supported")
-    if others := set(fields.strings("layer_types")) - {"full_attention"}:
-        raise fields.refuse("layer_types", f"only full_attention is supported, not {', '.join(sorted(others))}")
+    rotary = _read_rotary(fields, read_head_dim(fields, DEFAULTS))
+    # Either place may say so, as in the reference.
+    ties = any(each.flag("tie_word_embeddings", False) for each in (outer, fields))
+    return read_text(fields, DEFAULTS, rotary, ties_embeddings=ties)
 
 
 def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:
-    said = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
-    said.choice("rope_type" if "rope_type" in said else "type", ("default", "mrope"), "default")
-    theta = said.number("rope_theta", fields.number("rope_theta", 1_000_000.0))
+    said = rotary_section(fields, ("default", "mrope"))
+    theta = read_theta(fields, said, 1_000_000.0)
     sections = said.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
     if sum(sections) != head_dim // 2:
         raise said.refuse("mrope_section", f"must be {head_dim // 2} frequencies together, not {list(sections)}")
