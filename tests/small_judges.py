@@ -1,4 +1,4 @@
-"""Small random models of each family, with prompts of pictures and words, and what transformers answers to them."""
+"""Small random models of each family, with prompts of pictures or sounds, and what transformers answers to them."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -13,23 +13,34 @@ from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.qwen2_5_vl.model import Qwen25VL
+from keepsight.models.qwen2_audio.model import Qwen2Audio
 from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.pixels import carried_samples, carry_samples
 from keepsight.requests import Pixels
+from keepsight.runner.encode_media import Normalizer
+from keepsight.runner.mel_spectrogram import MelSpectrogram
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from keepsight.sound_config import SAMPLES_PER_PLACE
 from tests.models.gemma3 import reference as gemma3
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
+from tests.models.qwen2_audio import reference as qwen2_audio
 from tests.models.qwen3_vl import mixture_reference
 from tests.models.qwen3_vl import reference as qwen3_vl
 from tests.runner.small_model import PLACE, SmallModel
 
 # In tokens, of pictures 0, 1, 2 and 3.
 QWEN_GRIDS = ((2, 3), (4, 1), (1, 2), (3, 3))
+# In places, of sounds 0, 1, 2 and 3: two are a token, and one that is left is none.
+SOUND_PLACES = (13, 8, 4, 19)
 MODALITIES: tuple[Modality, Modality] = ("image", "video")
 
 
 class Family(Protocol):
     model: Model
-    normalizer: PixelNormalizer
+
+    @property
+    def normalizer(self) -> Normalizer: ...
+
     reference: Any
     # Of any picture.
     most_tokens: int
@@ -116,6 +127,31 @@ class SmallQwen25VL(SmallQwen3VL):
     drawn = qwen2_5_vl
     model_class = Qwen25VL
     film = None
+
+
+class SmallQwen2Audio:
+    """Its pictures are sounds."""
+
+    def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
+        self.arguments = qwen2_audio.draw_config(seed)
+        self.reference = qwen2_audio.make_reference(self.arguments, seed)
+        self.model = Qwen2Audio.from_checkpoint(qwen3_vl.save_checkpoint(self.reference, directory), place)
+        self.config = qwen2_audio.sound_config(self.arguments)
+        self.normalizer = MelSpectrogram(self.config, place.device, place.dtype)
+        self.most_tokens = max(SOUND_PLACES) // 2
+
+    def pixels(self, picture: int) -> Pixels:
+        return carry_samples(qwen2_audio.draw_sound(SOUND_PLACES[picture] * SAMPLES_PER_PLACE, picture))
+
+    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
+        return qwen2_audio.show_sound(self.config, str(picture), SOUND_PLACES[picture] * SAMPLES_PER_PLACE, start)
+
+    def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
+        sounds = [carried_samples(self.pixels(int(item.media_hash))) for item in media]
+        return qwen2_audio.reference_inputs(token_ids, sounds, self.config)
+
+    def true_logits(self, logits: Tensor) -> Tensor:
+        return logits
 
 
 def write_prompt(family: Family, parts: Iterable[int | Sequence[int]]) -> tuple[list[int], list[MediaItem]]:

@@ -33,7 +33,15 @@ from keepsight.tiers.tier import StoredArray
 from tests.drawn import ask, draw
 from tests.runner.small_model import PLACE, WAIT_SECONDS
 from tests.scheduling.long_run import thorough
-from tests.small_judges import Family, SmallGemma3, SmallMixture, SmallQwen3VL, SmallQwen25VL, write_prompt
+from tests.small_judges import (
+    Family,
+    SmallGemma3,
+    SmallMixture,
+    SmallQwen2Audio,
+    SmallQwen3VL,
+    SmallQwen25VL,
+    write_prompt,
+)
 
 NUM_TOKENS = 6
 # Greedy choices closer than this may fall either way in another order of additions.
@@ -118,6 +126,7 @@ class Judge:
         *product([SmallGemma3], [0, 5, 8, 12]),
         *product([SmallQwen3VL], [1, 3, 5]),
         (SmallQwen25VL, 5),
+        (SmallQwen2Audio, 4),
         (SmallMixture, 5),
     ],
     ids=str,
@@ -348,6 +357,7 @@ class Alone:
     params=[
         *product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5)], [False, True]),
         ((SmallMixture, 5), True),
+        ((SmallQwen2Audio, 4), True),
     ],
     ids=str,
 )

@@ -23,6 +23,7 @@ class _Defaults(NamedTuple):
 _DEFAULTS_OF_GEMMA3 = _Defaults(131_072, 262_208, DEFAULT_HIDDEN_SIZE)
 _DEFAULTS = {
     "Qwen2_5_VLForConditionalGeneration": _Defaults(32_768, 152_064, 8192),
+    "Qwen2AudioForConditionalGeneration": _Defaults(32_768, 151_936, 4096),
     "Qwen3VLForConditionalGeneration": _Defaults(128_000, 151_936, 4096),
     "Qwen3VLMoeForConditionalGeneration": _Defaults(128_000, 151_936, 2048),
 }

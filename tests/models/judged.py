@@ -38,8 +38,8 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert (ours - theirs).abs().max().item() <= MAX_ERROR
 
 
-def wanted_shapes(model: VisionLanguageModel) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that it wants of a checkpoint, by their names here; it has no other parameters."""
+def wanted_shapes(model: VisionLanguageModel, num_zeros: int = 0) -> dict[str, tuple[int, ...]]:
+    """Of the tensors that it wants of a checkpoint, by their names here; it has no other parameters, but for zeros."""
     shapes = {slot.name: slot.shape for slot in model.slots()}
-    assert sum(each.numel() for each in model.parameters()) == sum(map(math.prod, shapes.values()))
+    assert sum(each.numel() for each in model.parameters()) == sum(map(math.prod, shapes.values())) + num_zeros
     return shapes

@@ -24,6 +24,6 @@ def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, lis
         preparer.close()
     assert preparer.processor is not None, "what reads no pictures has refused them"
     arithmetic = choose_place(config).arithmetic
-    name = plan_tiers(config).namer(describe_processor(preparer.processor.image), arithmetic)
+    name = plan_tiers(config).namer(describe_processor(preparer.processor), arithmetic)
     # No adapter: an encoder key is the media hash.
     return {picture: [name(media_hash) for media_hash in its] for picture, its in media_hashes.items()}

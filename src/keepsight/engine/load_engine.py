@@ -49,7 +49,7 @@ def load_engine(
     size = measure_model(model, max_model_len, largest, takes_prompt_embeds=config.enable_prompt_embeds)
     engine_config = resolve_config(config, size, machine)
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
-    processor = describe_processor((processor_config or NO_PROCESSOR).image)
+    processor = describe_processor(processor_config or NO_PROCESSOR)
     with ExitStack() as undoing:  # if any fails: their threads would stay, and one more set with each try
         if tiers := _open_tiers(tier_plan, model, processor, engine_config, inbox):
             undoing.callback(tiers.close)
@@ -58,7 +58,7 @@ def load_engine(
         runner = load_runner(
             config,
             model,
-            None if processor_config is None else processor_config.image,
+            processor_config,
             engine_config,
             end_ids,
             inbox.wake,

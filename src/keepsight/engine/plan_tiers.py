@@ -13,7 +13,7 @@ from keepsight.config import Config
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.prefix_tiers import Pages, PrefixTiers
 from keepsight.errors import InvalidArgumentError
-from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.processor_config import ProcessorConfig
 from keepsight.tiers.entry_key import entry_key, model_content_digest
 from keepsight.tiers.open_tiers import DiskPlace, RemotePlace, open_tiers, parse_disk_place
 from keepsight.tiers.resp import parse_address
@@ -100,9 +100,11 @@ def _plan_disk(said: str | Path | bool | None, option: str, content: str) -> Dis
     return place
 
 
-def describe_processor(config: ImageProcessorConfig) -> str:
-    """What becomes of pixels before they are encoded.  All before that is part of a picture's own name."""
-    return json.dumps([config.rescale_factor, config.image_mean, config.image_std])
+def describe_processor(config: ProcessorConfig) -> str:
+    """What becomes of pixels or samples before they are encoded.  All before that is part of an item's own name."""
+    if config.sound is not None:
+        return json.dumps(dataclasses.asdict(config.sound))
+    return json.dumps([config.image.rescale_factor, config.image.image_mean, config.image.image_std])
 
 
 def _digest_beside(directory: Path) -> Future[str]:

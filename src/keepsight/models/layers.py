@@ -1,11 +1,12 @@
 """The building blocks that models share, and how each says which tensors of a checkpoint it wants.
 
-Parameters are made empty on their final device and filled by `load_weights`; nothing here ever initialises them.  A
-`WeightSlot` may be a view of a larger parameter: that is how separate checkpoint tensors become one fused product.
+Parameters are made empty on their final device and filled by `load_weights`; nothing here ever initialises them, but a
+bias that some of several fused products lack.  A `WeightSlot` may be a view of a larger parameter: that is how separate
+checkpoint tensors become one fused product.
 """
 
 import functools
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -110,12 +111,23 @@ ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = {
 class Linear(nn.Module):
     """One matrix product for one or several named projections of the same input, stacked."""
 
-    def __init__(self, place: Placement, in_features: int, outputs: Mapping[str, int], *, bias: bool) -> None:
+    def __init__(
+        self,
+        place: Placement,
+        in_features: int,
+        outputs: Mapping[str, int],
+        *,
+        bias: bool,
+        # Of `outputs`, those that have none all the same.
+        unbiased: Collection[str] = (),
+    ) -> None:
         super().__init__()
-        self.outputs = dict(outputs)
+        self.outputs, self.unbiased = dict(outputs), unbiased
         total = sum(outputs.values())
         self.weight = empty_matrices(place, total, in_features)
         self.bias = empty_parameter(place, total) if bias else None
+        for name in unbiased:
+            self._biases[name].zero_()
         self._place = place
         self.panels: Panels | None = None  # what a CPU's kernels read instead of `weight`
 
@@ -155,9 +167,15 @@ class Linear(nn.Module):
         sizes = list(self.outputs.values())
         for name, weight in zip(self.outputs, torch.split(self.weight, sizes), strict=True):
             yield slot(f"{name}.weight", weight)
-        if self.bias is not None:
-            for name, bias in zip(self.outputs, torch.split(self.bias, sizes), strict=True):
+        for name, bias in self._biases.items():
+            if name not in self.unbiased:
                 yield slot(f"{name}.bias", bias)
+
+    @property
+    def _biases(self) -> dict[str, Tensor]:
+        if self.bias is None:
+            return {}
+        return dict(zip(self.outputs, torch.split(self.bias, list(self.outputs.values())), strict=True))
 
 
 class LayerNorm(nn.Module):

@@ -47,7 +47,7 @@ class Model(Protocol):
     def encode_images(self, pixels: Tensor) -> Tensor:
         """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]
 
-        Of films, where the model takes them: [moments, frames, height, width, 3].
+        Of films, where the model takes them: [moments, frames, height, width, 3]; of sounds: [sounds, frames, mels].
         """
         ...
 

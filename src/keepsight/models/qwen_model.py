@@ -1,4 +1,5 @@
-"""What models of Qwen share that see pictures of any size: a tower, and a decoder that sees only what is before.
+"""What models of Qwen share that take pictures of any size, or sounds: a tower, and a decoder that sees only what is
+before.
 
 `qwen_weight_names.py` maps what checkpoints call their tensors.
 """
@@ -17,7 +18,10 @@ from keepsight.models.vision_language_model import VisionLanguageModel, shape_of
 
 class Tower(Protocol):
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        """[pictures, height, width, 3] -> [pictures, tokens, media width]"""
+        """[pictures, height, width, 3] -> [pictures, tokens, media width]
+
+        Of sounds: [sounds, frames, mels].
+        """
         ...
 
     def slots(self) -> Iterator[WeightSlot]: ...

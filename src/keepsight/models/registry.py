@@ -12,6 +12,8 @@ from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.qwen2_5_vl.config import ARCHITECTURES as QWEN2_5_VL_ARCHITECTURES
 from keepsight.models.qwen2_5_vl.model import Qwen25VL
+from keepsight.models.qwen2_audio.config import ARCHITECTURES as QWEN2_AUDIO_ARCHITECTURES
+from keepsight.models.qwen2_audio.model import Qwen2Audio
 from keepsight.models.qwen3_vl.config import ARCHITECTURES as QWEN3_VL_ARCHITECTURES
 from keepsight.models.qwen3_vl.model import Qwen3VL
 
@@ -19,6 +21,7 @@ Loader = Callable[[Path, Placement, int | None], Model]
 _LOADERS: dict[str, Loader] = {
     **dict.fromkeys(GEMMA3_ARCHITECTURES, Gemma3.from_checkpoint),
     **dict.fromkeys(QWEN2_5_VL_ARCHITECTURES, Qwen25VL.from_checkpoint),
+    **dict.fromkeys(QWEN2_AUDIO_ARCHITECTURES, Qwen2Audio.from_checkpoint),
     **dict.fromkeys(QWEN3_VL_ARCHITECTURES, Qwen3VL.from_checkpoint),
 }
 

@@ -1,6 +1,7 @@
-"""A layer of a vision tower: all patches of a picture see each other, or those of a window.
+"""A layer of a tower: all patches of a picture see each other, or those of a window.
 
-Pictures of a batch do not see each other.  Every `yield` is a place where the work may be laid aside.
+Pictures of a batch do not see each other.  Sounds are pictures here, and their places patches.  Every `yield` is a
+place where the work may be laid aside.
 """
 
 import itertools
@@ -34,6 +35,8 @@ class VisionLayerConfig:
     qkv_names: tuple[str, ...]
     norms: Literal["layer", "rms"] = "layer"
     has_gate: bool = False
+    # Of `qkv_names`, those without a bias.
+    unbiased: tuple[str, ...] = ()
 
     @property
     def head_dim(self) -> int:
@@ -64,7 +67,8 @@ class VisionLayer(nn.Module):
         self.num_heads, self.head_dim = config.num_heads, config.head_dim
         self.rounds = place.rounds
         self.norm1, self.norm2 = _make_norm(config, place), _make_norm(config, place)
-        self.qkv = Linear(place, size, dict.fromkeys(config.qkv_names, 3 * size // len(config.qkv_names)), bias=True)
+        outputs = dict.fromkeys(config.qkv_names, 3 * size // len(config.qkv_names))
+        self.qkv = Linear(place, size, outputs, bias=True, unbiased=config.unbiased)
         self.out = Linear(place, size, {"out_proj": size}, bias=True)
         wide, activation = config.intermediate_size, config.activation
         self.feed_forward: FeedForward | GatedFeedForward
@@ -80,7 +84,7 @@ class VisionLayer(nn.Module):
 
         `angles`, each [patches, 1, head_dim], turn queries and keys.  Without `windows` all patches see each other.
         """
-        groups = _row_groups(hidden)
+        groups = row_groups(hidden)
         for group in groups:
             some = heads[group]
             some.copy_(self.qkv(self.norm1(hidden[group])).view_as(some))
@@ -146,7 +150,7 @@ def _attend_plainly(heads: Tensor, attended: Tensor, windows: Windows, scale: fl
     attended[:, some] = output.transpose(1, 2).reshape(attended[:, some].shape)
 
 
-def _row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
+def row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
     """Pictures and patches."""
     pictures, patches, _ = hidden.shape
     most = rows_at_once(hidden.device)

@@ -3,7 +3,7 @@
 Items of one shape are encoded together, a bounded number at a time.  What is wrong with one of them fails its own key.
 """
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
@@ -15,11 +15,13 @@ from keepsight.models.model import Model
 from keepsight.pixels import carried_embeddings, shape_of, show_a_picture
 from keepsight.requests import Pixels
 from keepsight.runner.encoder_output_store import EncoderOutputStore
-from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.scheduling.step_plan import Encoding, StepResult
+from keepsight.sound_config import num_places
 
 # One picture of the published models fills a CPU, four fill a GPU and take little enough of its memory to forget about.
 MAX_PATCHES_TOGETHER = {"cpu": 4096, "cuda": 16_384}
+# What is carried, of items of one shape, to what the model's encoder takes.
+Normalizer = Callable[[Tensor], Tensor]
 
 
 def group_encodings(
@@ -38,15 +40,20 @@ def group_encodings(
 def _num_together(pixels: Pixels | None, modality: Modality, model: Model) -> int:
     if pixels is None:
         return 1
+    return max(1, MAX_PATCHES_TOGETHER[model.place.device.type] // _num_rows(pixels, modality, model))
+
+
+def _num_rows(pixels: Pixels, modality: Modality, model: Model) -> int:
+    """Patches, places of a sound, or embeddings."""
     height, width, _ = shape_of(pixels)
+    if modality == "audio":
+        return num_places(height)
     side = model.shape.patch_size
-    # Patches, or embeddings.
-    num_rows = (height // frames_of(modality) // side) * (width // side) if show_a_picture(pixels) else height
-    return max(1, MAX_PATCHES_TOGETHER[model.place.device.type] // num_rows)
+    return (height // frames_of(modality) // side) * (width // side) if show_a_picture(pixels) else height
 
 
 def encode_media(
-    model: Model, normalizer: PixelNormalizer | None, pixels: Sequence[Pixels], modality: Modality = "image"
+    model: Model, normalizer: Normalizer | None, pixels: Sequence[Pixels], modality: Modality = "image"
 ) -> Generator[None, None, Tensor]:
     """Pixels of one shape -> [pictures, tokens, hidden]"""
     if modality not in ENCODED:  # as the projector, or the table of the tokens, would have given them
@@ -54,7 +61,7 @@ def encode_media(
         # Nothing of them is added behind layers.
         missing = max(0, model.shape.media_width - embeddings.shape[-1])
         return F.pad(embeddings, (0, missing)).to(model.place.device, model.place.dtype)
-    assert normalizer is not None, "a model that takes no pictures was given one"
+    assert normalizer is not None, "a model that takes no media was given some"
     batch = normalizer(torch.from_numpy(np.stack(pixels)).to(model.place.device))
     if (frames := frames_of(modality)) > 1:
         num_items, height, width, _ = batch.shape

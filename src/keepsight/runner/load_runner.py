@@ -12,7 +12,6 @@ import torch
 from keepsight.config import Config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import CheckpointError, InvalidArgumentError
-from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.models.cpu_library import has_library, name_of_build
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.gpu_library import use_kernels
@@ -21,8 +20,11 @@ from keepsight.models.load_weights import is_of_bfloat16
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import use_kernels_of_any_length
 from keepsight.models.registry import load_model
+from keepsight.processor_config import ProcessorConfig
+from keepsight.runner.encode_media import Normalizer
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
+from keepsight.runner.mel_spectrogram import MelSpectrogram
 from keepsight.runner.model_runner import Keep, KeepStretch, ModelRunner
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.runner.openmp_team import set_team_size
@@ -57,7 +59,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
 def load_runner(
     config: Config,
     model: Model,
-    image_config: ImageProcessorConfig | None,
+    processor_config: ProcessorConfig | None,
     engine_config: EngineConfig,
     end_ids: frozenset[int],
     on_finished: Callable[[], None],
@@ -66,12 +68,9 @@ def load_runner(
     keep_stretch: KeepStretch | None,
 ) -> ModelRunner:
     """`keeping`: what keeps embeddings besides; `keep_stretch` keys and values."""
-    normalizer = None
-    if image_config is not None and model.shape.patch_size:
-        normalizer = PixelNormalizer(image_config, model.place.device, model.place.dtype)
     return ModelRunner(
         model,
-        normalizer,
+        _make_normalizer(model, processor_config),
         engine_config.kv_cache,
         on_finished,
         config.encoder_share,
@@ -82,6 +81,14 @@ def load_runner(
         keep_stretch=keep_stretch,
         max_recorded=engine_config.scheduler.max_num_seqs,
     )
+
+
+def _make_normalizer(model: Model, config: ProcessorConfig | None) -> Normalizer | None:
+    """None where it takes text only."""
+    device, dtype = model.place.device, model.place.dtype
+    if config is not None and config.sound is not None:
+        return MelSpectrogram(config.sound, device, dtype)
+    return PixelNormalizer(config.image, device, dtype) if config is not None and model.shape.patch_size else None
 
 
 def describe_kernels(device: torch.device) -> str:

@@ -20,12 +20,11 @@ from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
 from keepsight.runner.decode_graphs import record_decoding
-from keepsight.runner.encode_media import encode_media, group_encodings, keep_embeddings
+from keepsight.runner.encode_media import Normalizer, encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
-from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.runner.read_prompt import read_prompt
 from keepsight.runner.run_beside import BesideThread
 from keepsight.runner.sample_tokens import sample_tokens
@@ -64,7 +63,7 @@ class ModelRunner:
     def __init__(
         self,
         model: Model,
-        normalizer: PixelNormalizer | None,
+        normalizer: Normalizer | None,
         pages: KvCacheConfig,
         # Called on any thread: something that ran beside can be reported by the next run.
         on_finished: Callable[[], None],

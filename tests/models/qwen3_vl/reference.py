@@ -201,7 +201,8 @@ def run_together(
     for prompt in prompts:
         length = len(prompt.token_ids)
         end = first + -(-length // BLOCK_SIZE)
-        places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
+        has_rows = any(item.columns for item in prompt.media)
+        places = RotaryPlaces(prompt.media).between(0, length) if has_rows else None
         table = BlockTable(BLOCK_SIZE, range(first, end), device)
         pieces.append(RequestSlice(0, length, table, rotary_places=places))
         own, its_deep = merged_embeddings(model, prompt)

@@ -1,0 +1,95 @@
+"""Qwen2-Audio's ear: the spectrogram of a sound to the decoder's embeddings.
+
+Two frames become a place of the tower, two places a token.  All places of a sound see each other, and nothing else:
+what the reference masks is left out here.  Every `yield` is a place where the work may be laid aside.
+"""
+
+from collections.abc import Generator, Iterator
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keepsight.models.layers import LayerNorm, Linear, Placement, WeightSlot, empty_parameter, slot, under
+from keepsight.models.qwen2_audio.config import AudioConfig
+from keepsight.models.vision_layer import VisionLayer, row_groups
+
+# So many rows a convolution sees.
+WIDTH = 3
+PLACES_PER_TOKEN = 2
+
+
+class Convolution(nn.Module):
+    """The reference's over rows that follow each other, as one matrix product; with its activation."""
+
+    def __init__(self, place: Placement, name: str, channels: int, outputs: int, *, stride: int) -> None:
+        super().__init__()
+        self.channels, self.stride = channels, stride
+        self.linear = Linear(place, WIDTH * channels, {name: outputs}, bias=True)
+
+    def in_parts(self, rows: Tensor, results: Tensor) -> Iterator[None]:
+        """[sounds, rows, channels] -> `results` [sounds, places, outputs], of which each sees the rows from its own."""
+        sounds, num_rows, channels = rows.shape
+        seen = rows.as_strided(
+            (sounds, results.shape[1], WIDTH * channels), (num_rows * channels, self.stride * channels, 1)
+        )
+        for group in row_groups(results):
+            results[group] = self.linear.then_activate(seen[group], "gelu")
+            yield
+
+    def slots(self) -> Iterator[WeightSlot]:
+        weight, bias = self.linear.slots()
+        kernel = (weight.shape[0], self.channels, WIDTH)
+        yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
+        yield bias
+
+
+def _channels_last(kernel: Tensor) -> Tensor:
+    return kernel.transpose(1, 2).flatten(1)
+
+
+class AudioTower(nn.Module):
+    def __init__(self, config: AudioConfig, text_size: int, place: Placement) -> None:
+        super().__init__()
+        width = config.layer.hidden_size
+        self.of_frames = Convolution(place, "conv1", config.num_mels, width, stride=1)
+        self.of_pairs = Convolution(place, "conv2", width, width, stride=2)
+        self.positions = empty_parameter(place, config.num_places, width)
+        self.layers = nn.ModuleList(VisionLayer(config.layer, place) for _ in range(config.num_layers))
+        self.norm = LayerNorm(place, width, config.layer.norm_eps)
+        self.projector = Linear(place, width, {"linear": text_size}, bias=True)
+
+    def in_parts(self, spectrograms: Tensor) -> Generator[None, None, Tensor]:
+        """[sounds, frames, mels] -> [sounds, tokens, hidden]"""
+        hidden = yield from self._places(spectrograms)
+        layers = cast("list[VisionLayer]", list(self.layers))
+        heads = layers[0].make_heads(hidden)
+        for layer in layers:
+            yield from layer(hidden, heads)
+        sounds, num_places, width = hidden.shape
+        whole = num_places - num_places % PLACES_PER_TOKEN
+        pooled = hidden[:, :whole].reshape(sounds, -1, PLACES_PER_TOKEN, width).mean(dim=2)
+        return self.projector(self.norm(pooled))  # type: ignore[no-any-return]
+
+    def _places(self, spectrograms: Tensor) -> Generator[None, None, Tensor]:
+        """[sounds, places, hidden].  There is nothing before the first frame, and behind the last one of the longest
+        sound; of others one more is given, which the last place sees.
+        """
+        sounds, num_frames, _ = spectrograms.shape
+        num_places, width = num_frames // 2, self.positions.shape[1]
+        num_missing = 1 - num_frames % 2
+        framed = spectrograms.new_zeros(sounds, 1 + 2 * num_places, width)
+        yield from self.of_frames.in_parts(F.pad(spectrograms, (0, 0, 1, num_missing)), framed[:, 1:])
+        hidden = spectrograms.new_empty(sounds, num_places, width)
+        yield from self.of_pairs.in_parts(framed, hidden)
+        return hidden.add_(self.positions[:num_places])
+
+    def slots(self) -> Iterator[WeightSlot]:
+        yield from self.of_frames.slots()
+        yield from self.of_pairs.slots()
+        yield slot("embed_positions.weight", self.positions)
+        for index, layer in enumerate(self.layers):
+            assert isinstance(layer, VisionLayer)
+            yield from under(f"layers.{index}.", layer.slots())
+        yield from under("layer_norm.", self.norm.slots())
+        yield from under("projector.", self.projector.slots())

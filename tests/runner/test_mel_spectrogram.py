@@ -1,0 +1,64 @@
+"""What an encoder hears of a sound is what transformers' extractor makes of it, bit for bit."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from keepsight.pixels import carry_samples
+from keepsight.runner.mel_spectrogram import MelSpectrogram, mel_filters
+from keepsight.sound_config import SoundConfig
+from tests.models.qwen2_audio.reference import draw_sound
+
+CONFIGS = [SoundConfig(), SoundConfig(num_mels=128), SoundConfig(num_mels=5, chunk_length=1)]
+
+
+def extractor(config: SoundConfig) -> Any:
+    from transformers import WhisperFeatureExtractor
+
+    make: Any = WhisperFeatureExtractor
+    return make(feature_size=config.num_mels, sampling_rate=config.sampling_rate, chunk_length=config.chunk_length)
+
+
+def hear(config: SoundConfig, *sounds: np.typing.NDArray[np.float32]) -> Tensor:
+    carried = torch.from_numpy(np.stack([carry_samples(sound) for sound in sounds]))
+    return MelSpectrogram(config, "cpu", torch.float32)(carried)
+
+
+def check_equal(config: SoundConfig, sound: np.typing.NDArray[np.float32]) -> None:
+    """And as many frames as the places of its own see, one behind the last."""
+    [ours] = hear(config, sound)
+    theirs = extractor(config)([sound], sampling_rate=config.sampling_rate, return_attention_mask=True)
+    num_places = (int(theirs["attention_mask"].sum()) - 1) // 2 + 1
+    assert len(ours) == min(2 * num_places + 1, config.max_frames)
+    assert torch.equal(ours.T, torch.from_numpy(theirs["input_features"][0])[:, : len(ours)])
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_filters_are_the_reference_s(config: SoundConfig) -> None:
+    assert np.array_equal(mel_filters(config).astype(np.float32), extractor(config).mel_filters.T.astype(np.float32))
+
+
+@settings(max_examples=40, deadline=None)
+@given(length=st.integers(321, 16_000) | st.integers(15_500, 16_000), seed=st.integers(0, 2**32 - 1))
+def test_a_sound_of_any_length_is_heard_as_by_the_reference(length: int, seed: int) -> None:
+    check_equal(CONFIGS[-1], draw_sound(length, seed))
+
+
+@pytest.mark.parametrize("length", [321, 48_123, 479_700, 480_000])
+def test_so_is_one_of_the_published_length(length: int) -> None:
+    check_equal(CONFIGS[1], draw_sound(length, length))
+
+
+def test_silence_and_what_is_no_louder_at_its_end_are_heard_likewise() -> None:
+    check_equal(CONFIGS[-1], np.zeros(500, np.float32))
+    check_equal(CONFIGS[-1], np.concatenate([draw_sound(4000, 1), np.zeros(4000, np.float32)]))
+
+
+def test_no_sound_is_heard_otherwise_in_company() -> None:
+    sounds = [draw_sound(3000, seed) for seed in range(3)]
+    assert torch.equal(hear(CONFIGS[0], *sounds), torch.cat([hear(CONFIGS[0], sound) for sound in sounds]))
