@@ -43,5 +43,5 @@ def test_a_model_that_reads_text_only_has_no_picture_s_way(tmp_path: Path, capsy
     make_text_only_checkpoint(tmp_path)
     assert main(["bench", "parts", "--model", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"keepsight bench: {tmp_path}: reads text only, so there is no picture's way to measure\n"
+        f"keepsight bench: {tmp_path}: takes no pictures, so there is no picture's way to measure\n"
     )

@@ -50,8 +50,8 @@ class PartCost:
 def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> list[PartCost]:
     check_is_folder(config.directory)
     processor = ProcessorConfig.from_checkpoint(config.directory, config.image_backend, {})
-    if processor is None:
-        raise CheckpointError(config.directory, "reads text only, so there is no picture's way to measure")
+    if processor is None or not processor.takes_pictures:
+        raise CheckpointError(config.directory, "takes no pictures, so there is no picture's way to measure")
     geometry, image_config = Geometry(*picture_size), processor.image
     if image_config.sizes is not None:
         image_config.sizes.check_can_show(geometry, "picture_size")

@@ -39,7 +39,7 @@ CUDA_RESERVE_BYTES = 2 * GIB
 class ModelSize:
     # Of the checkpoint, or what the user asked for.
     max_model_len: int
-    # Of a picture, the most there are, or of a strip of an embedded prompt; 0: takes neither.
+    # Of a picture or a sound, the most there are, or of a strip of an embedded prompt; 0: takes none of these.
     tokens_per_item: int
     # Whether its tokens see each other in both directions, so that one step computes all of them.
     sees_pictures_whole: bool = True
@@ -107,7 +107,7 @@ def _derive_encoder_tokens(size: ModelSize, max_num_batched_tokens: int) -> int:
     usual, largest = max_num_batched_tokens, size.tokens_per_item
     if usual >= largest:
         return _derive("max_num_encoder_input_tokens", usual, "as many as a step computes")
-    reason = "the largest picture, and beside it as many as a step computes"
+    reason = "the largest item, and beside it as many as a step computes"
     return _derive("max_num_encoder_input_tokens", largest + usual, reason)
 
 

@@ -1,0 +1,22 @@
+"""What is encoded together: items of one shape, as many as a device does at once."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from keepsight.pixels import carry_samples
+from keepsight.runner.encode_media import MAX_PATCHES_TOGETHER, group_encodings
+from keepsight.scheduling.step_plan import Encoding
+from keepsight.sound_config import SAMPLES_PER_PLACE
+
+
+def test_sounds_of_one_length_are_encoded_together_as_far_as_their_places_allow() -> None:
+    places = MAX_PATCHES_TOGETHER["cpu"] // 3
+    lengths = {"a": places, "b": 2, "c": places, "d": places, "e": places, "f": 2}
+    held = {name: carry_samples(np.zeros(count * SAMPLES_PER_PLACE, np.float32)) for name, count in lengths.items()}
+    encodings = [Encoding(name, name, count // 2, "audio") for name, count in lengths.items()]
+    model: Any = SimpleNamespace(place=SimpleNamespace(device=torch.device("cpu")))
+    groups = ["".join(each.media_hash for each in group) for group in group_encodings(encodings, held, model)]
+    assert groups == ["acd", "e", "bf"]
