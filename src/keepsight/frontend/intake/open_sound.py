@@ -1,0 +1,81 @@
+"""The bytes of a sound that is no plain WAV behind PyAV's interface: which stream it is, and its pieces one by one.
+
+Formats are known by their first bytes, and the decoders are those of music and of speech that people have.  Of a film
+its sound is taken.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend.intake.open_container import find_shared_format, open_container
+from keepsight.frontend.intake.read_wav import is_wav
+from keepsight.frontend.intake.sound_samples import Mono, check_rate, mix_down
+
+if TYPE_CHECKING:
+    from av.audio.frame import AudioFrame
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
+
+# As ffmpeg names the demuxers; WAV is read without it.
+FORMATS = {
+    "wav": "WAV",
+    "flac": "FLAC",
+    "mp3": "MP3",
+    "ogg": "OGG, Opus",
+    "aac": "AAC",
+    "mov": "M4A, MP4",
+    "matroska": "WebM, MKV",
+}
+DECODERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "vorbis")
+_STARTS = {b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
+_LAYER_BITS = 0x06
+
+
+def decode_pieces(data: bytes, field: str) -> Iterator[tuple[int, Mono]]:
+    """Of each its samples in a second, which is the same of all, and its samples."""
+    first_rate: int | None = None
+    with open_container(data, _format_of(data, field), DECODERS, field, "sound") as container:
+        for frame in container.decode(_sound_stream(container, field)):
+            first_rate = first_rate or frame.sample_rate
+            if frame.sample_rate != first_rate:
+                message = f"a sound that goes on with {frame.sample_rate} samples in a second after {first_rate}"
+                raise UnsupportedPictureError(field, message)
+            check_rate(first_rate, field)
+            yield first_rate, _mix_down_frame(frame)
+
+
+def looks_like_a_sound(data: bytes) -> bool:
+    """And like nothing else: what is shared with films is theirs."""
+    return is_wav(data) or _find_own_format(data) is not None
+
+
+def _format_of(data: bytes, field: str) -> str:
+    found = _find_own_format(data) or find_shared_format(data)
+    if found is None:
+        raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS.values())}")
+    return found
+
+
+def _find_own_format(data: bytes) -> str | None:
+    if data[:1] == b"\xff" and data[1:2] >= b"\xe0":  # frames one after the other: each begins with eleven bits set
+        return "mp3" if data[1] & _LAYER_BITS else "aac"
+    return next((name for start, name in _STARTS.items() if data.startswith(start)), None)
+
+
+def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":
+    stream = next(iter(container.streams.audio), None)
+    if stream is None:
+        raise UnreadablePictureError(field, "a file without a sound")
+    codec = stream.codec_context.name if stream.codec_context else "unknown"
+    if codec not in DECODERS:
+        raise UnsupportedPictureError(field, f"a sound in {codec}; these are read: {', '.join(DECODERS)}")
+    stream.codec_context.thread_count = 1
+    return stream
+
+
+def _mix_down_frame(frame: "AudioFrame") -> Mono:
+    values = frame.to_ndarray()
+    if not frame.format.is_planar:
+        values = values.reshape(frame.samples, -1).T
+    return mix_down(values)
