@@ -44,6 +44,7 @@ def unlift(value: Any) -> Any:
         ({"image_url": LARGE}, lambda part: part["image_url"]),
         ({"image": LARGE}, lambda part: part["image"]),
         ({"url": LARGE}, lambda part: part["url"]),
+        ({"audio_url": {"url": LARGE}}, lambda part: part["audio_url"]["url"]),
     ],
 )
 def test_the_url_of_a_picture_is_a_view_of_the_body(part: Any, find: Any) -> None:
@@ -62,12 +63,13 @@ BARE = "QUJD" * MIN_BYTES
     ("part", "find"),
     [
         ({"source": {"data": BARE}}, lambda part: part["source"]["data"]),
+        ({"input_audio": {"data": BARE, "format": "wav"}}, lambda part: part["input_audio"]["data"]),
         ({"content": [{"source": {"data": BARE}}]}, lambda part: part["content"][0]["source"]["data"]),
     ],
 )
 def test_base64_alone_is_a_view_of_the_body(part: Any, find: Any) -> None:
     body = with_part(part)
-    data = find(decode_lifting(decoder, body, is_bare=True).messages[0]["content"][0])
+    data = find(decode_lifting(decoder, body).messages[0]["content"][0])
     assert data.content.obj is body
     url = as_data_url("image/png", data)
     assert url == HEAD
@@ -85,7 +87,7 @@ def test_base64_alone_is_a_view_of_the_body(part: Any, find: Any) -> None:
     ],
 )
 def test_what_is_no_base64_alone_is_decoded_as_ever(body: bytes) -> None:
-    assert decode_lifting(decoder, body, is_bare=True) == decoder.decode(body)
+    assert decode_lifting(decoder, body) == decoder.decode(body)
 
 
 QUOTED = f'he said "{LARGE}" and "{LARGE}'
@@ -130,7 +132,7 @@ def test_a_damaged_body_is_refused_in_the_same_words(cut: str) -> None:
 
 
 texts = st.lists(st.sampled_from([LARGE, "\\", '"', '"' + LARGE, "data:", ",", "é", ":", "{"]), max_size=4).map("".join)
-names = st.sampled_from(["url", "image_url", "text", "data", "source", "content"])
+names = st.sampled_from(["url", "image_url", "text", "data", "source", "input_audio", "content"])
 values = st.recursive(
     texts | st.integers(),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner),
@@ -138,10 +140,10 @@ values = st.recursive(
 )
 
 
-@given(values=st.lists(values, max_size=3), user=texts, is_bare=st.booleans())
-def test_any_body_says_the_same_with_its_urls_put_back(values: list[Any], user: str, is_bare: bool) -> None:
+@given(values=st.lists(values, max_size=3), user=texts)
+def test_any_body_says_the_same_with_its_urls_put_back(values: list[Any], user: str) -> None:
     messages = [{"role": "user", "content": values}, *values]
     body = json.dumps({"messages": messages, "user": user}, ensure_ascii=False).encode()
-    decoded = decode_lifting(decoder, body, is_bare=is_bare)
+    decoded = decode_lifting(decoder, body)
     assert unlift(decoded.messages) == messages
     assert decoded.user == user

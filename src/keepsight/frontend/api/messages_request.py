@@ -139,8 +139,8 @@ _count_decoder = BodyDecoder(CountTokensRequest, _NESTED)
 
 
 def parse_messages_request(body: Buffer) -> MessagesChat:
-    return decode_lifting(_decoder, body, is_bare=True).as_chat()
+    return decode_lifting(_decoder, body).as_chat()
 
 
 def parse_count_tokens_request(body: Buffer) -> MessagesChat:
-    return decode_lifting(_count_decoder, body, is_bare=True).as_chat()
+    return decode_lifting(_count_decoder, body).as_chat()

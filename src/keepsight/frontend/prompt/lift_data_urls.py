@@ -2,8 +2,8 @@
 
 They are cut out of the JSON before it is decoded, and put back as views of the body where a message has a picture.  So
 their megabytes are neither scanned for escapes nor copied into a string.  If one stands elsewhere, or anything is
-wrong, the body is decoded as it is: what a caller sees is the same.  Of Anthropic's API it is the base64 alone, in a
-field `data`.
+wrong, the body is decoded as it is: what a caller sees is the same.  So does base64 alone, in a field `data`: of
+Anthropic's API, and of OpenAI's sounds.
 """
 
 import itertools
@@ -23,10 +23,11 @@ MAX_HEAD_BYTES = 128
 # More than any prompt has pictures.  What stands behind them is left: each, however short, costs two pieces.
 MAX_STRINGS = 1024
 # Of a content part.
-_PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video", "data")
-_OPENING, _MARKER = b'"data:', b";base64,"
-_FIELD = b'"data"'
-_BARE_OPENING = re.compile(_FIELD + rb'\s*:\s*"')
+_PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video", "audio_url", "audio", "data")
+# Of these, objects that have it in a field of this name.
+_INNER_PLACES = {"image_url": "url", "video_url": "url", "audio_url": "url", "input_audio": "data", "source": "data"}
+_OPENING, _MARKER = b'"data', b";base64,"
+_FIELD = re.compile(rb'"data"\s*:\s*"')
 
 
 class LiftedUrl(str):
@@ -61,9 +62,9 @@ def as_data_url(media_type: str, data: str) -> str:
 Body = TypeVar("Body", bound=msgspec.Struct)
 
 
-def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messages", *, is_bare: bool = False) -> Body:
-    """`field`: where its messages are, or items that some of them are; `is_bare`: pictures are base64 alone."""
-    text, lifted = _lift(body, is_bare)
+def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messages") -> Body:
+    """`field`: where its messages are, or items that some of them are."""
+    text, lifted = _lift(body)
     if lifted:
         with suppress(InvalidArgumentError):
             request = decoder.decode(text)
@@ -72,13 +73,13 @@ def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messa
     return decoder.decode(body)
 
 
-def _lift(body: Buffer, is_bare: bool) -> tuple[bytes, dict[str, LiftedUrl]]:
+def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
     """The body with a word in place of each large URL, and the URLs by these words, which nobody can guess."""
     word = f"data:{secrets.token_hex(16)}-"
     view, kept = memoryview(body), 0
     pieces: list[bytes | memoryview] = []
     lifted: dict[str, LiftedUrl] = {}
-    for begin, end in _find_urls(view, is_bare):
+    for begin, end, is_bare in _find_urls(view):
         name, url = f"{word}{len(lifted)}", view[begin:end]
         lifted[name] = LiftedUrl.behind("", url) if is_bare else LiftedUrl.of(url)
         pieces += [view[kept:begin], name.encode()]
@@ -86,30 +87,25 @@ def _lift(body: Buffer, is_bare: bool) -> tuple[bytes, dict[str, LiftedUrl]]:
     return b"".join([*pieces, view[kept:]]) if lifted else b"", lifted
 
 
-def _find_urls(body: memoryview, is_bare: bool) -> Iterator[tuple[int, int]]:
-    """Where they begin and end, inside their quotes.
+def _find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
+    """Where they begin and end, inside their quotes; and whether it is base64 alone.
 
-    A quote that no backslash precedes opens a string or closes one, and after a closing one `data:` is no JSON, with or
+    A quote that no backslash precedes opens a string or closes one, and after a closing one `data` is no JSON, with or
     without the URL.  So what is found is a whole string, if it has no backslash.  The same of a field's name.
     """
     end = 0
     for _ in range(MAX_STRINGS):
-        quote = _find(body, _FIELD if is_bare else _OPENING, end)
+        quote = _find(body, _OPENING, end)
         if quote < 0:
             return
-        begin = _find_bare(body, quote) if is_bare else quote + 1
+        field = _FIELD.match(body[quote : quote + MAX_HEAD_BYTES])
+        begin = quote + (1 if field is None else field.end())
         end, has_backslash = _find_end(body, begin)
         if end < 0:
             return
         is_whole = end - begin >= MIN_BYTES and not has_backslash and not _is_escaped(body, quote)
-        if is_whole and (is_bare or _has_marker(body, begin)):
-            yield begin, end
-
-
-def _find_bare(body: memoryview, quote: int) -> int:
-    """Behind the name of its field; of what is none, behind the quote."""
-    opening = _BARE_OPENING.match(body[quote : quote + MAX_HEAD_BYTES])
-    return quote + (1 if opening is None else opening.end())
+        if is_whole and (field is not None or _has_marker(body, begin)):
+            yield begin, end, field is not None
 
 
 def _find(body: memoryview, what: bytes, begin: int) -> int:
@@ -139,7 +135,7 @@ def _is_escaped(body: memoryview, quote: int) -> bool:
 def _has_marker(body: memoryview, begin: int) -> bool:
     head = bytes(body[begin : begin + MAX_HEAD_BYTES])
     marker = head.find(_MARKER)
-    return marker >= 0 and head[:marker].isascii()
+    return head.startswith(b"data:") and marker >= 0 and head[:marker].isascii()
 
 
 def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:
@@ -156,10 +152,9 @@ def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
     for message in messages if isinstance(messages, list) else ():
         for part in _find_parts(message):
             yield from ((part, key) for key in _PLACES if key in part)
-            if isinstance(inner := part.get("image_url", part.get("video_url")), dict) and "url" in inner:
-                yield inner, "url"
-            if isinstance(source := part.get("source"), dict) and "data" in source:
-                yield source, "data"
+            for outer, key in _INNER_PLACES.items():
+                if isinstance(inner := part.get(outer), dict) and key in inner:
+                    yield inner, key
 
 
 def _find_parts(message: object) -> Iterator[dict[str, Any]]:
