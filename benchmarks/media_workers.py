@@ -17,7 +17,7 @@ from functools import partial
 
 from benchmarks.in_turn import time_in_turn
 from benchmarks.preprocess import SIDE, pictures
-from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob, run_job
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.image_processor_config import ImageProcessorConfig
 from tests.real_server import proportional_bytes
@@ -31,7 +31,7 @@ def make_all(make: MakePixels, num_workers: int, jobs: Sequence[PictureJob]) -> 
 
 
 def print_rates(workers: MediaWorkers, runs: int, num_pictures: int) -> None:
-    makers: dict[str, MakePixels] = {"threads": PictureJob.run, "processes": workers.make}
+    makers: dict[str, MakePixels] = {"threads": run_job, "processes": workers.make}
     ways = {
         f"{maker} {count}": partial(make_all, make, count) for maker, make in makers.items() for count in NUM_WORKERS
     }

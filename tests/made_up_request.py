@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import MakePixels, run_job
 from keepsight.media import Modality
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import EngineRequest, Pixels
@@ -35,7 +35,7 @@ class MadeUpRequest:
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         return [(each,) for each in sorted(media_hashes)]
 
-    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = run_job) -> dict[str, Pixels]:
         return {each: self.make(each) for each in media_hashes}
 
     def make(self, media_hash: str) -> Pixels:

@@ -1011,7 +1011,7 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], me
         ({"prompt_token_ids": []}, "prompt_token_ids: is empty"),
         ({"prompt_token_ids": 5}, "prompt_token_ids: must be a list"),
         ({"prompt_token_ids": [2, 7, 909, 8]}, "prompt_token_ids: must not hold"),
-        ({"prompt": "a", "multi_modal_data": {"audio": []}}, "multi_modal_data.audio: only image and video"),
+        ({"prompt": "a", "multi_modal_data": {"smell": []}}, "multi_modal_data.smell: only image, video, audio"),
         ({"prompt": "a", "multi_modal_data": 5}, "multi_modal_data: must be a mapping"),
         ({"prompt": "a", "mm_processor_kwargs": [5]}, "mm_processor_kwargs: must be a mapping"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": [b""]}}, "multi_modal_data: needs the prompt as text"),
@@ -1050,7 +1050,7 @@ def test_priorities_of_another_number_or_type_are_refused(llm: LLM, priority: An
         (5, "messages: must be a list of messages"),
         ("hello", "messages: must be a list of messages"),
         ([{"role": "user"}], r"messages\[0\].content"),
-        ([{"role": "user", "content": [{"type": "audio"}]}], r"messages\[0\].content\[0\].type"),
+        ([{"role": "user", "content": [{"type": "smell"}]}], r"messages\[0\].content\[0\].type"),
         ([{"role": "user", "content": "a"}, {"role": "user", "content": "b"}], "roles must alternate"),
     ],
 )

@@ -16,7 +16,7 @@ from keepsight.config import Config
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.pixels.make_pixels import Made, PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, MakingJob, PictureJob
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
@@ -141,7 +141,8 @@ def test_a_limit_above_the_default_reaches_the_decoder() -> None:
     preparer = RequestPreparer.from_config(Config(max_image_pixels=65_000_000))
     jobs: list[PictureJob] = []
 
-    def note(job: PictureJob) -> Made:
+    def note(job: MakingJob) -> Made:
+        assert isinstance(job, PictureJob)
         jobs.append(job)
         return Made({}, (0.0, 0.0))
 

@@ -166,9 +166,11 @@ class Config:
     # Processes (in `LLM` threads) that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
-    # What a request may bring: pictures and films, those of earlier turns too; pixels (of a frame) and bytes of one;
-    # bytes of all of them.
-    limit_mm_per_prompt: Mapping[str, int] = dataclasses.field(default_factory=lambda: {"image": 256, "video": 16})
+    # What a request may bring: pictures, films and sounds, those of earlier turns too; pixels (of a frame) and bytes of
+    # one; bytes of all of them.
+    limit_mm_per_prompt: Mapping[str, int] = dataclasses.field(
+        default_factory=lambda: {"image": 256, "video": 16, "audio": 16}
+    )
     max_image_pixels: int = DEFAULT_MAX_PIXELS
     max_media_bytes: int = 64 * 2**20
     max_request_media_bytes: int = 128 * 2**20

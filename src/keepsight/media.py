@@ -3,14 +3,20 @@
 Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans are compared.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 # What an item is made of: a picture, two frames of a film, a sound, the embeddings of a picture, which a caller
 # computed, or a strip of a prompt's.
 Modality = Literal["image", "video", "audio", "image_embeds", "prompt_embeds"]
 # Of pixels or samples, which an encoder makes embeddings of.
 ENCODED: tuple[Modality, ...] = ("image", "video", "audio")
+# What a caller sends and a prompt marks: embeddings of a picture stand where it would.
+Kind = Literal["image", "video", "audio"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+# As refusals call several of them.
+SEVERAL: Mapping[Kind, str] = {"image": "pictures", "video": "videos", "audio": "sounds"}
 # The frames of a moment, one above the other in its pixels.
 FRAMES_PER_MOMENT = 2
 # Of one picture, where nobody says otherwise.
@@ -107,19 +113,16 @@ def frames_of(modality: Modality) -> int:
 
 @dataclass(frozen=True, slots=True)
 class PictureLayout:
-    """How a picture with its crops, or a film's moments, will lie in a prompt."""
+    """How a picture with its crops, a film's moments, or a sound will lie in a prompt."""
 
-    # Of the whole and of each crop, or of each moment.
+    # Of the whole and of each crop, of each moment, or of the sound.
     tokens_per_part: int
     num_crops: int = 0
     # As a `MediaItem` has it.
     columns: int = 0
     # Of a film, when each of its moments is, in seconds.
     times: tuple[float, ...] = ()
-
-    @property
-    def is_of_film(self) -> bool:
-        return bool(self.times)
+    kind: Kind = "image"
 
     @property
     def num_parts(self) -> int:

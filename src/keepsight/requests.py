@@ -82,7 +82,12 @@ class EngineRequest:
 
     @property
     def num_image_tokens(self) -> int:
-        return sum(item.span.length for item in self.media if item.is_picture)
+        """Of films, too."""
+        return sum(item.span.length for item in self.media if item.is_picture and item.modality != "audio")
+
+    @property
+    def num_audio_tokens(self) -> int:
+        return sum(item.span.length for item in self.media if item.modality == "audio")
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def test_limits_of_pictures_may_be_said_without_json() -> None:
 def test_help_shows_the_default_limit_of_pictures_as_it_would_be_typed() -> None:
     parser = argparse.ArgumentParser()
     add_model_arguments(parser)
-    assert """(default: {"image": 256, "video": 16})""" in " ".join(parser.format_help().split())
+    assert """(default: {"image": 256, "video": 16, "audio": 16})""" in " ".join(parser.format_help().split())
 
 
 @pytest.mark.parametrize("limits", ["8", "image", "image=many", '{"image": 8', ""])

@@ -44,7 +44,9 @@ class _MisbehavingLook(FilmLook):
 def _as_misbehaving(job: Job) -> Job:
     if isinstance(job, FilmLook):
         return _MisbehavingLook(job.source, job.field)
-    return _MisbehavingJob(job.source, job.field, job.parts, job.config)
+    if isinstance(job, PictureJob):
+        return _MisbehavingJob(job.source, job.field, job.parts, job.config)
+    return job
 
 
 if __name__ == "__main__":

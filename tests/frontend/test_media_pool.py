@@ -17,7 +17,7 @@ import pytest
 from keepsight.config import Config
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, MakePixels, MakingJob, PictureJob, run_job
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, StoreCache, open_pixel_cache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -96,7 +96,7 @@ class FakePrepared:
     def count_modalities(self, media_hashes: Iterable[str]) -> Counter[Modality]:
         return Counter(map(self.modality_of, media_hashes))
 
-    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+    def pixels_of(self, media_hashes: Collection[str], _make: MakePixels = run_job) -> dict[str, Pixels]:
         return self.studio.work(media_hashes)
 
     def as_own(self, error: Exception, media_hash: str) -> Exception:
@@ -591,7 +591,7 @@ def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
 
 def test_what_an_engine_found_by_itself_saved_what_making_it_took(studio: Studio) -> None:
     class ByJob(FakePrepared):
-        def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+        def pixels_of(self, media_hashes: Collection[str], make: MakePixels = run_job) -> dict[str, Pixels]:
             return make(PictureJob(b"", "", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
 
     studio.door.set()
@@ -762,7 +762,10 @@ def test_films_are_counted_as_what_they_are(studio: Studio) -> None:
 class MadeByJob(MadeUpRequest):
     source: bytes | Embeds = b""
 
-    def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+    def modality_of(self, media_hash: str) -> Modality:
+        return "image_embeds" if isinstance(self.source, Embeds) else super().modality_of(media_hash)
+
+    def pixels_of(self, media_hashes: Collection[str], make: MakePixels = run_job) -> dict[str, Pixels]:
         return make(PictureJob(self.source, "picture", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
 
 
@@ -780,7 +783,7 @@ def test_embeddings_in_place_of_a_picture_are_not_told_or_counted_as_decoded_or_
 
 @pytest.mark.parametrize("told", [(0.0, 0.0), (-1.0, 0.0), (1e9, 0.0), (0.0, float("nan"))])
 def test_what_a_worker_says_of_its_times_is_believed_only_within_what_passed(told: tuple[float, float]) -> None:
-    def make(job: PictureJob) -> Made:
+    def make(job: MakingJob) -> Made:
         return Made({media_hash: pixels_like(media_hash) for media_hash in job.parts}, told)
 
     asked, arrived = MadeByJob(make_request("r", "a")), threading.Event()

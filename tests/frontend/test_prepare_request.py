@@ -103,7 +103,7 @@ def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: Request
     chatted = preparer.prepare_chat(ask("Hello"), PARAMS).engine_request
     written = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
     for prompt in (written, f"<bos>{written}"):
-        assert preparer.prepare_text(prompt, (), PARAMS).engine_request.token_ids == chatted.token_ids
+        assert preparer.prepare_text(prompt, {}, PARAMS).engine_request.token_ids == chatted.token_ids
     assert chatted.token_ids.count(2) == 1
 
 
@@ -114,17 +114,17 @@ def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: Request
 def test_a_list_of_more_tokens_than_there_are_is_refused_by_its_name(preparer: RequestPreparer, name: str) -> None:
     tokens = [5] * VOCAB_SIZE
     fitting: dict[str, Any] = {name: tokens}
-    assert preparer.prepare_text("Hello", (), SamplingParams(**fitting))
+    assert preparer.prepare_text("Hello", {}, SamplingParams(**fitting))
     longer: dict[str, Any] = {name: [*tokens, 5]}
     with pytest.raises(InvalidArgumentError, match=f"{name}: must hold at most"):
-        preparer.prepare_text("Hello", (), SamplingParams(**longer))
+        preparer.prepare_text("Hello", {}, SamplingParams(**longer))
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
 def test_a_token_that_this_model_has_not_is_refused_by_its_place(preparer: RequestPreparer, name: str) -> None:
     anothers: dict[str, Any] = {name: [5, 151_645]}
     with pytest.raises(InvalidArgumentError, match=rf"^{name}\[1\]: 151645 is no token of this model's"):
-        preparer.prepare_text("Hello", (), SamplingParams(**anothers))
+        preparer.prepare_text("Hello", {}, SamplingParams(**anothers))
 
 
 def test_what_the_model_can_say_and_no_text_spells_can_be_asked_for_and_sent_back(preparer: RequestPreparer) -> None:
@@ -145,7 +145,7 @@ def test_tokens_behind_a_hole_in_the_vocabulary_are_like_any_other(tmp_path: Pat
 
 def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(preparer: RequestPreparer) -> None:
     params = SamplingParams(bad_words=["red", " ", " dark blue"])
-    request = preparer.prepare_text("a", (), params).engine_request
+    request = preparer.prepare_text("a", {}, params).engine_request
     spelled = ["red", " red", " ", "dark blue", " dark blue"]
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in spelled}
 
@@ -155,7 +155,7 @@ def test_bad_words_are_spelled_by_tokens_that_hold_their_space(
 ) -> None:
     tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
     monkeypatch.setattr(preparer, "tokenizer", tokenizer)
-    request = preparer.prepare_text("a", (), SamplingParams(bad_words=["see", "東京"])).engine_request
+    request = preparer.prepare_text("a", {}, SamplingParams(bad_words=["see", "東京"])).engine_request
     assert {b"".join(map(tokenizer.token_bytes, run)).decode() for run in request.banned_runs} == {
         "see", " see", "東京", " 東京",
     }  # fmt: skip
@@ -164,7 +164,7 @@ def test_bad_words_are_spelled_by_tokens_that_hold_their_space(
 
 def test_banned_white_space_does_not_ban_the_space(preparer: RequestPreparer) -> None:
     params = SamplingParams(bad_words=["\n", " \n\n", "\tred", "  "])
-    request = preparer.prepare_text("a", (), params).engine_request
+    request = preparer.prepare_text("a", {}, params).engine_request
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in ("\n", " \n\n", "\tred", "  ")}
 
 
@@ -236,13 +236,13 @@ def test_markers_that_do_not_match_the_pictures_are_refused_before_anything_is_d
     preparer: RequestPreparer, decoded: list[str]
 ) -> None:
     with pytest.raises(PictureCountError, match=r"1 <start_of_image> markers for 2 pictures"):
-        preparer.prepare_text("<start_of_image>", [draw(1).picture] * 2, PARAMS)
+        preparer.prepare_text("<start_of_image>", {"image": [draw(1).picture] * 2}, PARAMS)
     assert not decoded
 
 
 def test_a_picture_cut_behind_its_header_is_refused_when_its_pixels_are_made(preparer: RequestPreparer) -> None:
     png = to_png(draw(7).picture)
-    prepared = preparer.prepare_text("<start_of_image>", [png[: len(png) // 2]], PARAMS)
+    prepared = preparer.prepare_text("<start_of_image>", {"image": [png[: len(png) // 2]]}, PARAMS)
     with pytest.raises(UnreadablePictureError, match="damaged or truncated") as caught:
         prepared.pixels_of(hashes_of(prepared))
     assert caught.value.field == "multi_modal_data.image[0]"
@@ -252,7 +252,7 @@ def test_a_file_that_pillow_opened_and_cannot_load_is_refused_by_its_field(prepa
     png = to_png(draw(7).picture)
     opened = Image.open(io.BytesIO(png[: len(png) // 2]))
     with pytest.raises(UnreadablePictureError, match="damaged or truncated") as caught:
-        preparer.prepare_text("<start_of_image>", [opened], PARAMS)
+        preparer.prepare_text("<start_of_image>", {"image": [opened]}, PARAMS)
     assert caught.value.field == "multi_modal_data.image[0]"
 
 
@@ -264,8 +264,8 @@ def test_an_image_that_was_closed_is_refused_with_what_to_do(preparer: RequestPr
         opened = Image.open(file)
     for closed, said in ((left, "AssertionError"), (opened, "seek of closed file")):
         with pytest.raises(UnreadablePictureError, match=rf"was closed \(ask within its `with`.*: {said}$"):
-            preparer.prepare_text("<start_of_image>", [closed], PARAMS)
-    preparer.prepare_text("<start_of_image>", [loaded], PARAMS)
+            preparer.prepare_text("<start_of_image>", {"image": [closed]}, PARAMS)
+    preparer.prepare_text("<start_of_image>", {"image": [loaded]}, PARAMS)
 
 
 # Pixels of those that are asked for ---------------------------------------------------------------------------
@@ -298,7 +298,7 @@ def test_a_crop_s_pixels_keep_no_others_in_memory(preparer: RequestPreparer) -> 
     """One of exactly the model's size passes without being resized."""
     options = CROPPED | {"pan_and_scan_min_crop_size": 50}
     photo = encode(Image.linear_gradient("L").resize((112, 224)).convert("RGB"), "JPEG")
-    prepared = preparer.prepare_text("<start_of_image>", [photo], PARAMS, options)
+    prepared = preparer.prepare_text("<start_of_image>", {"image": [photo]}, PARAMS, options)
     whole, upper, lower = hashes_of(prepared)
     assert len({whole, upper, lower}) == 3
     for pixels in prepared.pixels_of([whole, upper, lower]).values():
@@ -377,7 +377,7 @@ def test_a_picture_has_the_pixels_of_its_array(preparer: RequestPreparer) -> Non
     array = np.asarray(picture)
     made: list[Pixels] = []
     for source in (picture, array, np.moveaxis(array, -1, 0), torch.from_numpy(array.copy())):
-        prepared = preparer.prepare_text("<start_of_image>", [source], PARAMS)
+        prepared = preparer.prepare_text("<start_of_image>", {"image": [source]}, PARAMS)
         made += prepared.pixels_of(hashes_of(prepared)).values()
     assert len(made) == 4
     assert all(np.array_equal(made[0], each) for each in made)
@@ -417,7 +417,7 @@ def test_another_salt_backend_or_model_is_another_picture(preparer: RequestPrepa
 def test_salt_and_priority_reach_the_engine_whatever_the_prompt(preparer: RequestPreparer) -> None:
     for prepared in (
         preparer.prepare_chat(ask("Hello"), PARAMS, cache_salt="mine", priority=4),
-        preparer.prepare_text("Hello", (), PARAMS, cache_salt="mine", priority=4),
+        preparer.prepare_text("Hello", {}, PARAMS, cache_salt="mine", priority=4),
         preparer.prepare_tokens([30], PARAMS, cache_salt="mine", priority=4),
     ):
         assert (prepared.engine_request.cache_salt, prepared.engine_request.priority) == ("mine", 4)
@@ -446,7 +446,7 @@ def test_a_salt_or_priority_of_the_wrong_kind_or_length_is_refused(
 def test_half_a_surrogate_pair_is_told_of_where_it_stands(preparer: RequestPreparer, text: str) -> None:
     ways: dict[str, Callable[[], object]] = {
         "messages": lambda: preparer.prepare_chat(ask(text), PARAMS),
-        "prompt": lambda: preparer.prepare_text(text, (), PARAMS),
+        "prompt": lambda: preparer.prepare_text(text, {}, PARAMS),
         "bad_words": lambda: preparer.prepare_chat(ask("Hello"), SamplingParams(bad_words=[text[: 2**15]])),
     }
     for field, prepare in ways.items():

@@ -26,6 +26,7 @@ from keepsight.frontend.http.accept_in_turn import ServerInTurn
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.intake.readers import Readers
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
@@ -64,7 +65,8 @@ class FrontendProcess:
         self._counters = counters = Counters.open(self._run_directory, name)
         self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
         common = CommonGeometries.open(self._run_directory)
-        self._preparer = RequestPreparer.from_config(config, common, self._workers.read_film)
+        readers = Readers(self._workers.read_film, self._workers.read_sound)
+        self._preparer = RequestPreparer.from_config(config, common, readers)
         self._preparer.request_prefix = f"{start.frontend_id}-"
         self._preparer.intake.watch_downloads(lambda modality: counters.add(FETCHED[modality]))
         if self._preparer.processor is not None:

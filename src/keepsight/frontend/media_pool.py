@@ -19,15 +19,14 @@ import numpy as np
 
 from keepsight.errors import UnknownMediaError
 from keepsight.frontend.media_waiters import MediaWaiters
-from keepsight.frontend.pixels.make_pixels import Made, MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, MakePixels, MakingJob, run_job
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.lru_cache import CacheSize
-from keepsight.media import MediaItem, Modality
+from keepsight.media import ENCODED, MediaItem, Modality
 from keepsight.observe.catalogue import DECODED, MISMATCHED, MODALITIES, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import MeanCost
-from keepsight.pixels import show_a_picture
 from keepsight.requests import CarriedPixels, Pixels
 
 logger = logging.getLogger(__name__)
@@ -55,9 +54,14 @@ class _Job:
     def modality(self) -> Modality:
         return self.prepared.modality_of(self.media_hashes[0])
 
+    @property
+    def is_decoded(self) -> bool:
+        """Or its embeddings came."""
+        return self.modality in ENCODED
+
 
 class _Lane:
-    """Of pictures, or of films."""
+    """Of pictures and sounds, or of films."""
 
     def __init__(self, num_workers: int, name: str, on_thread_start: Callable[[], object]) -> None:
         self.threads = ThreadPoolExecutor(num_workers, thread_name_prefix=name, initializer=on_thread_start)
@@ -70,7 +74,7 @@ class MediaPool:
         self,
         num_workers: int,
         cache: PixelCache | None = None,
-        make_pixels: MakePixels = PictureJob.run,
+        make_pixels: MakePixels = run_job,
         verify_hits: float = 0.0,
         counters: Counters | None = None,
         on_thread_start: Callable[[], object] = lambda: None,
@@ -229,14 +233,14 @@ class MediaPool:
         carried = held | {each: place if self._cache.is_held(each) else made[each] for each, place in places.items()}
         with self._lock:
             self._note_hits(job.prepared, held)
-            self._note_made(job, sum(map(show_a_picture, made.values())))
+            self._note_made(job, len(made) if job.is_decoded else 0)
         return carried, made
 
-    def _make_timed(self, job: _Job, picture: PictureJob) -> Made:
+    def _make_timed(self, job: _Job, picture: MakingJob) -> Made:
         began = time.monotonic()
         made = self._make_pixels(picture)
         ended = time.monotonic()
-        if not any(map(show_a_picture, made.pixels.values())):  # nothing is decoded or resized for embeddings
+        if not job.is_decoded:
             return made
         decoding, resizing = made.seconds
         if not (decoding >= 0 <= resizing and decoding + resizing <= ended - began):  # no worker is believed

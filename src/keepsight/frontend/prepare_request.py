@@ -28,10 +28,11 @@ from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
 from keepsight.frontend.intake.open_film import looks_like_a_film
-from keepsight.frontend.intake.read_film import ReadFilm, read_film
+from keepsight.frontend.intake.open_sound import looks_like_a_sound
+from keepsight.frontend.intake.readers import Readers
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
-from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, ImagePromptFormat, PromptExpander
+from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, MediaPromptFormat, PromptExpander
 from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.prompt.prompt_limits import PromptLimits
 from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_messages, read_uuid
@@ -41,7 +42,7 @@ from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import check_options, options_named
-from keepsight.media import Modality, TokenSpan
+from keepsight.media import KINDS, SEVERAL, Kind, TokenSpan
 from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
@@ -50,6 +51,11 @@ from keepsight.sampling_params import SamplingParams
 
 # Kept by frontend and engine for as long as an answer takes.
 MAX_SALT_CHARACTERS = 64 * 2**10
+# What a caller sends beside a text, by what it is; and by what names.
+MediaOfPrompt = Mapping[Kind, Sequence[object]]
+UuidsOfPrompt = Mapping[Kind, Sequence[object] | None]
+NO_MEDIA: MediaOfPrompt = {}
+NO_UUIDS: UuidsOfPrompt = {}
 # Of a position whose vector the caller sent: never embedded.
 PLACEHOLDER = 0
 
@@ -83,7 +89,7 @@ class RequestPreparer:
         self,
         tokenizer: Tokenizer,
         template: ChatTemplate,
-        image_format: ImagePromptFormat | None,
+        media_format: MediaPromptFormat | None,
         processor: ProcessorConfig | None,
         limits: ModelLimits,
         identifier: PictureIdentifier,
@@ -91,13 +97,13 @@ class RequestPreparer:
         sampling_defaults: Mapping[str, Any] | None = None,
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
-        self.expander = PromptExpander(tokenizer, image_format)
+        self.expander = PromptExpander(tokenizer, media_format)
         # What `SamplingParams` of those that say nothing are made of.
         self.sampling_defaults = sampling_defaults or {}
         # None: the model reads text only.
         self.processor = processor
         self._limits = PromptLimits(tokenizer, limits.max_model_len, limits.vocab_size)
-        self._image_token_ids = frozenset() if image_format is None else frozenset(image_format.reserved)
+        self._media_token_ids = frozenset() if media_format is None else frozenset(media_format.reserved)
         self._identifier, self.intake = identifier, intake
         # Several frontends may ask one engine: each has its own.
         self.request_prefix = ""
@@ -105,16 +111,16 @@ class RequestPreparer:
 
     @classmethod
     def from_config(
-        cls, config: Config, common: CommonGeometries | None = None, read_film: ReadFilm = read_film
+        cls, config: Config, common: CommonGeometries | None = None, readers: Readers | None = None
     ) -> "RequestPreparer":
-        """`common`: what the frontends of a server know together."""
+        """`common`: what the frontends of a server know together; `readers`: None: this process itself."""
         directory = config.directory
         check_is_folder(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
-        image_format = ImagePromptFormat.from_checkpoint(directory, tokenizer)
+        media_format = MediaPromptFormat.from_checkpoint(directory, tokenizer)
         processor = ProcessorConfig.from_checkpoint(directory, config.image_backend, config.mm_processor_kwargs)
-        reads_pictures = image_format is not None
-        if processor is not None and (image_format is None or image_format.film is None):
+        reads_pictures = media_format is not None
+        if processor is not None and (media_format is None or "video" not in media_format.forms):
             # Nothing says how one would be written.
             processor = replace(processor, film=None)
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens, reads_pictures=reads_pictures)
@@ -125,13 +131,13 @@ class RequestPreparer:
             algorithm,
             config.trust_exif_image_id,
             config.max_image_pixels,
-            (0 if image_format is None else image_format.tokens_per_image, limits.hidden_size),
+            (0 if media_format is None else media_format.tokens_per_image, limits.hidden_size),
             common,
-            read_film,
+            readers,
         )
         intake = MediaIntake(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
-        return cls(tokenizer, template, image_format, processor, limits, identifier, intake, defaults)
+        return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults)
 
     @property
     def max_model_len(self) -> int:
@@ -159,12 +165,12 @@ class RequestPreparer:
         """
         terms = _Terms(params, cache_salt, priority, max_told)
         conversation = read_messages(messages)
+        # Sooner than the template, which has less to say of what the model does not take.
+        config = self._processor_for(conversation.pictures, mm_processor_kwargs, "messages")
         text = self.template.render(conversation, tools=tools)
         # Not rendered before the prompt is known to fit.
         kept = find_beginnings(self.template, conversation, tools)
-        return self._prepare(
-            text, conversation.pictures, terms, mm_processor_kwargs, "messages", downloaded, kept, add_bos=False
-        )
+        return self._prepare(text, conversation.pictures, terms, config, "messages", downloaded, kept, add_bos=False)
 
     def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """So that what its answers think first is told apart, where they can think, and has not their form."""
@@ -198,10 +204,11 @@ class RequestPreparer:
         self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
     ) -> NamedPicture:
         """One by itself, as requests that say no more of it would name it."""
-        self._processor_for([part], None, part.field)
+        if self.processor is None:
+            raise _refuse_all([part], part.field)
         [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
-        if isinstance(fetched.source, bytes) and looks_like_a_film(fetched.source):
-            fetched = replace(fetched, modality="video")
+        if isinstance(fetched.source, bytes):
+            fetched = replace(fetched, modality=_guess_kind(fetched.source, self.processor))
         config = self._processor_for([fetched], None, part.field)
         [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], cache_salt)
         return named
@@ -221,23 +228,21 @@ class RequestPreparer:
     def prepare_text(
         self,
         prompt: str,
-        pictures: Sequence[object],
+        media: MediaOfPrompt,
         params: SamplingParams,
         mm_processor_kwargs: dict[str, Any] | None = None,
         cache_salt: str | None = None,
         priority: int = 0,
-        uuids: Sequence[object] | None = None,
-        films: Sequence[object] = (),
-        film_uuids: Sequence[object] | None = None,
+        uuids: UuidsOfPrompt = NO_UUIDS,
     ) -> PreparedRequest:
-        """A prompt written by the caller, with the checkpoint's own marker where each picture and film belongs.
+        """A prompt written by the caller, with the checkpoint's own marker where each picture, film and sound belongs.
 
         What has a uuid may be None.
         """
-        parts = self._in_order(prompt, _as_parts(pictures, uuids, "image"), _as_parts(films, film_uuids, "video"))
+        parts = self._in_order(prompt, {kind: _as_parts(media.get(kind, ()), uuids.get(kind), kind) for kind in KINDS})
         terms = _Terms(params, cache_salt, priority)
-        add_bos = self.tokenizer.lacks_bos(prompt)
-        return self._prepare(prompt, parts, terms, mm_processor_kwargs, "prompt", add_bos=add_bos)
+        config = self._processor_for(parts, mm_processor_kwargs, "prompt")
+        return self._prepare(prompt, parts, terms, config, "prompt", add_bos=self.tokenizer.lacks_bos(prompt))
 
     def prepare_tokens(
         self, token_ids: Sequence[int], params: SamplingParams, cache_salt: str | None = None, priority: int = 0
@@ -246,7 +251,7 @@ class RequestPreparer:
         token_ids = read_token_ids(token_ids, field)
         for token_id in token_ids:
             self._limits.check_is_token(token_id, field)
-            if token_id in self._image_token_ids:
+            if token_id in self._media_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
         prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
@@ -288,14 +293,13 @@ class RequestPreparer:
         text: str,
         parts: Sequence[PicturePart],
         terms: _Terms,
-        overrides: dict[str, Any] | None,
+        config: ProcessorConfig,
         field: str,
         downloaded: Downloaded = NOTHING_DOWNLOADED,
         kept: Iterable[Beginning] = (),
         *,
         add_bos: bool,
     ) -> PreparedRequest:
-        config = self._processor_for(parts, overrides, field)
         began = time.monotonic()
         parts = self.intake.fetch_all(parts, terms.cache_salt, downloaded)
         fetched = time.monotonic()
@@ -324,7 +328,7 @@ class RequestPreparer:
         self._limits.check_text(text, field, terms.max_told)
         expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt)
         # Refused before any content is hashed.
-        self._limits.check_expanded(expanded, field, terms.max_told)
+        self._limits.check_expanded(expanded, field, terms.max_told, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)
         count = partial(self.expander.count_tokens_of, expanded=expanded, layouts=layouts, cache_salt=terms.cache_salt)
         pins = [PromptPin(count(each.text), each.seconds) for each in kept]
@@ -339,21 +343,17 @@ class RequestPreparer:
             check_options(overrides, (self.processor or NO_PROCESSOR).request_options)
         if self.processor is None:
             if parts:
-                raise PictureCountError(field, f"holds {len(parts)} pictures, but this model reads text only")
+                raise _refuse_all(parts, field)
             return NO_PROCESSOR
-        if self.processor.film is None and (film := next((part for part in parts if part.is_film), None)):
-            why = "is a video, and this model takes none; send its frames as pictures"
-            raise UnsupportedFieldError(film.field, why)
+        _check_takes(self.processor, parts)
         with options_named():
             return self.processor.with_overrides(overrides) if overrides else self.processor
 
-    def _in_order(
-        self, prompt: str, pictures: Iterable[PicturePart], films: Iterable[PicturePart]
-    ) -> list[PicturePart]:
+    def _in_order(self, prompt: str, parts: Mapping[Kind, Iterable[PicturePart]]) -> list[PicturePart]:
         """Of their markers in a prompt.  What has none, or what no marker is for, is refused later."""
-        left = {False: iter(pictures), True: iter(films)}
-        placed = [next(left[is_film], None) for is_film in self.expander.find_films(prompt)]
-        return [*filter(None, placed), *left[False], *left[True]]
+        left = {kind: iter(own) for kind, own in parts.items()}
+        placed = [next(left[kind], None) for kind in self.expander.find_kinds(prompt)]
+        return [*filter(None, placed), *itertools.chain.from_iterable(left.values())]
 
     def _finish(
         self,
@@ -406,7 +406,31 @@ def _name_model(directory: Path, algorithm: str) -> str:
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())
 
 
-def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modality: Modality) -> list[PicturePart]:
+def _refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:
+    kinds = {part.kind for part in parts}
+    what = " and ".join(SEVERAL[kind] for kind in KINDS if kind in kinds)
+    return PictureCountError(field, f"holds {len(parts)} {what}, but this model reads text only")
+
+
+def _check_takes(processor: ProcessorConfig, parts: Sequence[PicturePart]) -> None:
+    ways = {
+        "image": None if processor.takes_pictures else "is a picture, and this model takes none",
+        "video": None if processor.film else "is a video, and this model takes none; send its frames as pictures",
+        "audio": None if processor.sound else "is a sound, and this model takes none",
+    }
+    for part in parts:
+        if (why := ways[part.kind]) is not None:
+            raise UnsupportedFieldError(part.field, why)
+
+
+def _guess_kind(content: bytes, processor: ProcessorConfig) -> Kind:
+    """What a model would take it for."""
+    if processor.sound is not None and (looks_like_a_sound(content) or not processor.takes_pictures):
+        return "audio"
+    return "video" if looks_like_a_film(content) else "image"
+
+
+def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modality: Kind) -> list[PicturePart]:
     data_field, field = f"multi_modal_data.{modality}", f"multi_modal_uuids.{modality}"
     uuids = [None] * len(sources) if uuids is None else uuids
     if len(uuids) != len(sources):

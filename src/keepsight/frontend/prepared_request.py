@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from keepsight.errors import PictureError, RequestFailedError, UnknownMediaError
 from keepsight.frontend.identity.identify_picture import NamedPicture, ask_for_picture
-from keepsight.frontend.pixels.make_pixels import MakePixels, PictureJob
+from keepsight.frontend.pixels.make_pixels import MakePixels, run_job
 from keepsight.frontend.prompt.thought_text import Thought
 from keepsight.media import Modality
 from keepsight.observe.account import RequestAccount
@@ -67,7 +67,7 @@ class PreparedRequest:
         for media_hash, pixels in made.items():
             self._picture_of(media_hash).learn(media_hash, pixels)
 
-    def pixels_of(self, media_hashes: Collection[str], make: MakePixels = PictureJob.run) -> dict[str, Pixels]:
+    def pixels_of(self, media_hashes: Collection[str], make: MakePixels = run_job) -> dict[str, Pixels]:
         """A picture is decoded once, whatever is asked for of it; raises PictureError if it cannot be."""
         made: dict[str, Pixels] = {}
         for group in self.group_by_picture(media_hashes):

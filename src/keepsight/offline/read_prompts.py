@@ -1,18 +1,19 @@
 """What `LLM.generate` and `LLM.chat` are given, read: prompts in any of vLLM's forms, and the terms of each."""
 
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeGuard
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.intake.take_film import are_films
-from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.intake.take_sound import are_sounds
+from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.media import KINDS, Kind
 from keepsight.sampling_params import SamplingParams
 
 Prompt = str | list[int] | Mapping[str, Any]
-MODALITIES = ("image", "video")
 PROMPT_FIELDS = frozenset(
     {
         "prompt",
@@ -73,19 +74,20 @@ def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prom
 
 def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:
     if isinstance(prompt, str):
-        return preparer.prepare_text(prompt, (), params, priority=priority)
+        return preparer.prepare_text(prompt, NO_MEDIA, params, priority=priority)
     if not isinstance(prompt, Mapping):
         return preparer.prepare_tokens(prompt, params, priority=priority)
     _check_fields(prompt)
     if "prompt_embeds" in prompt:
         return _prepare_embeds(preparer, prompt, params, priority)
-    (pictures, films), (uuids, film_uuids) = _media_of(prompt), _uuids_of(prompt)
+    media, uuids = _media_of(prompt), _uuids_of(prompt)
     overrides, salt = prompt.get("mm_processor_kwargs"), prompt.get("cache_salt")
     if "prompt_token_ids" not in prompt:
-        terms = (params, overrides, salt, priority)
-        return preparer.prepare_text(_text_of(prompt), pictures, *terms, uuids, films, film_uuids)
-    media = pictures or films or uuids or film_uuids or None
-    for field, given in (("multi_modal_data", media), ("mm_processor_kwargs", overrides)):
+        return preparer.prepare_text(_text_of(prompt), media, params, overrides, salt, priority, uuids)
+    for field, given in (
+        ("multi_modal_data", media or any(uuids.values()) or None),
+        ("mm_processor_kwargs", overrides),
+    ):
         if given is not None:
             raise UnsupportedFieldError(field, "needs the prompt as text, not as token ids")
     text = None if prompt.get("prompt") is None else _text_of(prompt)
@@ -115,24 +117,35 @@ def _prepare_embeds(
     return prepared
 
 
-def _media_of(prompt: Mapping[str, Any]) -> tuple[Sequence[object], Sequence[object]]:
-    """Pictures, and films."""
-    pictures, films = _read_by_modality(prompt, "multi_modal_data", ())
-    several = pictures if isinstance(pictures, list | tuple) else [pictures]
-    return several, films if are_films(films) else [films]
+def _media_of(prompt: Mapping[str, Any]) -> dict[Kind, Sequence[object]]:
+    read = {
+        kind: given if _ARE_SEVERAL[kind](given) else [given]
+        for kind, given in _read_by_kind(prompt, "multi_modal_data").items()
+    }
+    return {kind: several for kind, several in read.items() if several}
 
 
-def _uuids_of(prompt: Mapping[str, Any]) -> list[Sequence[object] | None]:
-    """Of pictures, and of films."""
-    given = _read_by_modality(prompt, "multi_modal_uuids", None)
-    return [each if each is None or isinstance(each, list | tuple) else [each] for each in given]
+def _are_pictures(value: object) -> bool:
+    return isinstance(value, list | tuple)
 
 
-def _read_by_modality(prompt: Mapping[str, Any], field: str, default: object) -> list[Any]:
+_ARE_SEVERAL: Mapping[Kind, Callable[[object], bool]] = {
+    "image": _are_pictures,
+    "video": are_films,
+    "audio": are_sounds,
+}
+
+
+def _uuids_of(prompt: Mapping[str, Any]) -> dict[Kind, Sequence[object] | None]:
+    given = _read_by_kind(prompt, "multi_modal_uuids")
+    return {kind: each if each is None or isinstance(each, list | tuple) else [each] for kind, each in given.items()}
+
+
+def _read_by_kind(prompt: Mapping[str, Any], field: str) -> dict[Kind, Any]:
     by_modality = prompt.get(field) or {}
     if not isinstance(by_modality, Mapping):
         raise InvalidArgumentError(field, f"must be a mapping such as {{'image': [...]}}, not {by_modality!r}")
     for modality in by_modality:
-        if modality not in MODALITIES:
-            raise UnsupportedFieldError(f"{field}.{modality}", f"only {' and '.join(MODALITIES)} are supported")
-    return [by_modality.get(modality, default) for modality in MODALITIES]
+        if modality not in KINDS:
+            raise UnsupportedFieldError(f"{field}.{modality}", f"only {', '.join(KINDS)} are supported")
+    return {kind: by_modality[kind] for kind in KINDS if kind in by_modality}

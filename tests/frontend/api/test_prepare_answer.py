@@ -101,7 +101,7 @@ def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(monke
     prepare_chat = preparer.prepare_chat
 
     def wait_for_films(conversation: Conversation, *args: Any) -> Any:
-        assert not conversation.has_films or looked_at.wait(SOON)
+        assert "video" not in conversation.kinds or looked_at.wait(SOON)
         return prepare_chat(conversation, *args)
 
     monkeypatch.setattr(preparer, "prepare_chat", wait_for_films)

@@ -191,7 +191,7 @@ def test_two_forms_of_one_picture_in_one_request_are_one_item_shown_twice(prepar
     forms = [encode(picture, "PNG"), encode(picture, "WEBP", lossless=True)]
 
     def prepare() -> PreparedRequest:
-        return preparer.prepare_text(MARKER * 2, forms, PARAMS, CROPPED)
+        return preparer.prepare_text(MARKER * 2, {"image": forms}, PARAMS, CROPPED)
 
     before = prepare()
     assert len(set(hashes_of(before))) == 6
@@ -209,8 +209,8 @@ def test_a_picture_that_is_known_whole_and_not_in_parts_has_each_from_where_it_c
     picture = draw(32).picture.resize((640, 300))
     png, webp = encode(picture, "PNG"), encode(picture, "WEBP", lossless=True)
     for content in (png, webp):
-        make_all(preparer.prepare_text(MARKER, [content], PARAMS))
-    both = preparer.prepare_text(MARKER * 2, [webp, png], PARAMS, CROPPED)
+        make_all(preparer.prepare_text(MARKER, {"image": [content]}, PARAMS))
+    both = preparer.prepare_text(MARKER * 2, {"image": [webp, png]}, PARAMS, CROPPED)
     names = hashes_of(both)
     assert names[0] == names[3]
     assert len(set(names)) == 5
@@ -272,20 +272,24 @@ def test_a_uuid_that_nobody_knows_asks_for_its_picture(preparer: RequestPreparer
         preparer.prepare_chat(ask({"type": "image_url", "image_url": None, "uuid": "never seen"}), PARAMS)
     error = caught.value
     assert (error.field, error.code, error.status) == (alone_field({"type": "image_url"}), "media_not_cached", 400)
-    make_all(preparer.prepare_text(MARKER, [draw(1).picture], PARAMS, uuids=["never seen"], cache_salt="another"))
+    make_all(
+        preparer.prepare_text(
+            MARKER, {"image": [draw(1).picture]}, PARAMS, uuids={"image": ["never seen"]}, cache_salt="another"
+        )
+    )
     with pytest.raises(UnknownMediaError):
-        preparer.prepare_text(MARKER, [None], PARAMS, uuids=["never seen"])
+        preparer.prepare_text(MARKER, {"image": [None]}, PARAMS, uuids={"image": ["never seen"]})
 
 
 def test_a_uuid_whose_pixels_are_wanted_and_gone_asks_for_its_picture(preparer: RequestPreparer) -> None:
-    preparer.prepare_text(MARKER, [draw(1).picture], PARAMS, uuids=["gone"])
-    alone = preparer.prepare_text(MARKER, [None], PARAMS, uuids=["gone"])
+    preparer.prepare_text(MARKER, {"image": [draw(1).picture]}, PARAMS, uuids={"image": ["gone"]})
+    alone = preparer.prepare_text(MARKER, {"image": [None]}, PARAMS, uuids={"image": ["gone"]})
     with pytest.raises(UnknownMediaError, match="uuid 'gone'") as caught:
         alone.pixels_of(hashes_of(alone))
     assert caught.value.field == "multi_modal_data.image[0]"
-    as_own = preparer.prepare_text(MARKER * 2, [draw(2).picture, None], PARAMS, uuids=[None, "gone"]).as_own(
-        caught.value, hashes_of(alone)[0]
-    )
+    as_own = preparer.prepare_text(
+        MARKER * 2, {"image": [draw(2).picture, None]}, PARAMS, uuids={"image": [None, "gone"]}
+    ).as_own(caught.value, hashes_of(alone)[0])
     assert isinstance(as_own, UnknownMediaError)
     assert as_own.field == "multi_modal_data.image[1]"
 
@@ -293,9 +297,9 @@ def test_a_uuid_whose_pixels_are_wanted_and_gone_asks_for_its_picture(preparer: 
 @pytest.mark.parametrize("sent_first", [True, False])
 def test_a_picture_that_comes_once_serves_all_its_uuid_s_places(preparer: RequestPreparer, sent_first: bool) -> None:
     name, picture = f"twice {sent_first}", draw(5).picture
-    preparer.prepare_text(MARKER, [picture], PARAMS, uuids=[name])
+    preparer.prepare_text(MARKER, {"image": [picture]}, PARAMS, uuids={"image": [name]})
     pictures = [picture, None] if sent_first else [None, picture]
-    prepared = preparer.prepare_text(MARKER * 2, pictures, PARAMS, uuids=[name] * 2)
+    prepared = preparer.prepare_text(MARKER * 2, {"image": pictures}, PARAMS, uuids={"image": [name] * 2})
     [media_hash] = set(hashes_of(prepared))
     assert prepared.find_unknown([media_hash]) is None
     assert prepared.pixels_of([media_hash]).keys() == {media_hash} == set(prepared.makeable_media)
@@ -303,12 +307,14 @@ def test_a_picture_that_comes_once_serves_all_its_uuid_s_places(preparer: Reques
 
 
 def test_a_uuid_never_names_two_pictures_of_different_sizes(preparer: RequestPreparer) -> None:
-    preparer.prepare_text(MARKER, [Image.new("RGB", (40, 30))], PARAMS, uuids=["size"])
+    preparer.prepare_text(MARKER, {"image": [Image.new("RGB", (40, 30))]}, PARAMS, uuids={"image": ["size"]})
     with pytest.raises(MediaConflictError, match=r"30 x 40 .* 'size' already .* 40 x 30") as caught:
-        preparer.prepare_text(MARKER, [Image.new("RGB", (30, 40))], PARAMS, uuids=["size"])
+        preparer.prepare_text(MARKER, {"image": [Image.new("RGB", (30, 40))]}, PARAMS, uuids={"image": ["size"]})
     error = caught.value
     assert (error.field, error.code, error.status) == ("multi_modal_data.image[0]", "media_uuid_conflict", 400)
-    preparer.prepare_text(MARKER, [Image.new("RGB", (30, 40))], PARAMS, uuids=["size"], cache_salt="another")
+    preparer.prepare_text(
+        MARKER, {"image": [Image.new("RGB", (30, 40))]}, PARAMS, uuids={"image": ["size"]}, cache_salt="another"
+    )
     # Nor where the first is forgotten, and the engine still holds what was made of it.
     names = {
         whole(identify(PictureIdentifier("model", "blake3"), Image.new("RGB", size), client_uuid="size"))
@@ -320,35 +326,39 @@ def test_a_uuid_never_names_two_pictures_of_different_sizes(preparer: RequestPre
 def test_a_request_that_is_refused_or_whose_picture_cannot_be_made_binds_no_uuid(preparer: RequestPreparer) -> None:
     wide, high = Image.new("RGB", (40, 30)), Image.new("RGB", (30, 40))
     with pytest.raises(PictureCountError):
-        preparer.prepare_text("no marker", [wide], PARAMS, uuids=["free"])
-    preparer.prepare_text(MARKER, [high], PARAMS, uuids=["free"]).forget_names()
-    preparer.prepare_text(MARKER, [wide], PARAMS, uuids=["free"])
+        preparer.prepare_text("no marker", {"image": [wide]}, PARAMS, uuids={"image": ["free"]})
+    preparer.prepare_text(MARKER, {"image": [high]}, PARAMS, uuids={"image": ["free"]}).forget_names()
+    preparer.prepare_text(MARKER, {"image": [wide]}, PARAMS, uuids={"image": ["free"]})
     # Once it names something, another's failure changes nothing.
     with pytest.raises(PictureCountError):
-        preparer.prepare_text("no marker", [wide], PARAMS, uuids=["free"])
-    preparer.prepare_text(MARKER, [wide], PARAMS, uuids=["free"]).forget_names()
-    preparer.prepare_text(MARKER, [None], PARAMS, uuids=["free"])
+        preparer.prepare_text("no marker", {"image": [wide]}, PARAMS, uuids={"image": ["free"]})
+    preparer.prepare_text(MARKER, {"image": [wide]}, PARAMS, uuids={"image": ["free"]}).forget_names()
+    preparer.prepare_text(MARKER, {"image": [None]}, PARAMS, uuids={"image": ["free"]})
 
 
 def test_a_film_that_is_sent_as_a_picture_is_told_from_a_broken_one(preparer: RequestPreparer) -> None:
     with pytest.raises(UnsupportedPictureError, match="is a film, not a picture; send its frames"):
-        preparer.prepare_text(MARKER, [b"\0\0\0\x18ftypisom"], PARAMS)
+        preparer.prepare_text(MARKER, {"image": [b"\0\0\0\x18ftypisom"]}, PARAMS)
 
 
 def test_a_broken_picture_is_not_excused_by_its_uuid(preparer: RequestPreparer) -> None:
     png = to_png(draw(7).picture)
     with pytest.raises(UnreadablePictureError):
-        preparer.prepare_text(MARKER, [b"no picture"], PARAMS, uuids=["broken"])
-    cut = preparer.prepare_text(MARKER, [png[: len(png) // 2]], PARAMS, uuids=["broken"])
+        preparer.prepare_text(MARKER, {"image": [b"no picture"]}, PARAMS, uuids={"image": ["broken"]})
+    cut = preparer.prepare_text(MARKER, {"image": [png[: len(png) // 2]]}, PARAMS, uuids={"image": ["broken"]})
     with pytest.raises(UnreadablePictureError):
         cut.pixels_of(hashes_of(cut))
-    assert make_all(preparer.prepare_text(MARKER, [png], PARAMS, uuids=["broken"])).keys() == set(hashes_of(cut))
+    assert make_all(preparer.prepare_text(MARKER, {"image": [png]}, PARAMS, uuids={"image": ["broken"]})).keys() == set(
+        hashes_of(cut)
+    )
 
 
 def test_what_a_caller_changes_after_sending_it_with_a_uuid_changes_nothing(preparer: RequestPreparer) -> None:
     picture = draw(3).picture.copy()
-    expected = make_all(preparer.prepare_text(MARKER, [picture.copy()], PARAMS, uuids=["changed"]))
-    prepared = preparer.prepare_text(MARKER, [picture], PARAMS, uuids=["changed"])
+    expected = make_all(
+        preparer.prepare_text(MARKER, {"image": [picture.copy()]}, PARAMS, uuids={"image": ["changed"]})
+    )
+    prepared = preparer.prepare_text(MARKER, {"image": [picture]}, PARAMS, uuids={"image": ["changed"]})
     picture.paste((0, 0, 0), (0, 0, *picture.size))
     assert make_all(prepared) == expected
 
@@ -356,16 +366,16 @@ def test_what_a_caller_changes_after_sending_it_with_a_uuid_changes_nothing(prep
 @pytest.mark.parametrize("uuids", [[], ["a"], ["a", "b", "c"]])
 def test_there_are_as_many_uuids_as_pictures(preparer: RequestPreparer, uuids: list[str]) -> None:
     with pytest.raises(InvalidArgumentError, match=f"holds {len(uuids)} for 2 of multi_modal_data") as caught:
-        preparer.prepare_text(MARKER * 2, [draw(1).picture] * 2, PARAMS, uuids=uuids)
+        preparer.prepare_text(MARKER * 2, {"image": [draw(1).picture] * 2}, PARAMS, uuids={"image": uuids})
     assert caught.value.field == "multi_modal_uuids.image"
 
 
 def test_each_uuid_is_checked_under_its_place(preparer: RequestPreparer) -> None:
     with pytest.raises(InvalidArgumentError, match="printable") as caught:
-        preparer.prepare_text(MARKER * 2, [draw(1).picture] * 2, PARAMS, uuids=[None, "\n"])
+        preparer.prepare_text(MARKER * 2, {"image": [draw(1).picture] * 2}, PARAMS, uuids={"image": [None, "\n"]})
     assert caught.value.field == "multi_modal_uuids.image[1]"
     with pytest.raises(InvalidArgumentError) as caught:
-        preparer.prepare_text(MARKER, [None], PARAMS, uuids=[None])
+        preparer.prepare_text(MARKER, {"image": [None]}, PARAMS, uuids={"image": [None]})
     assert caught.value.field == "multi_modal_data.image[0]"
 
 

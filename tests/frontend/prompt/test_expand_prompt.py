@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
-from keepsight.frontend.prompt.expand_prompt import ImagePromptFormat, PromptExpander
+from keepsight.frontend.prompt.expand_prompt import MediaPromptFormat, PromptExpander, WrittenForm
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.media import PictureLayout
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
@@ -40,7 +40,7 @@ def laid_out(num_crops: list[int]) -> list[PictureLayout]:
 
 def make_expander(directory: Path, **options: Any) -> PromptExpander:
     tokenizer = Tokenizer.from_checkpoint(directory)
-    return PromptExpander(tokenizer, ImagePromptFormat.from_checkpoint(directory, tokenizer), **options)
+    return PromptExpander(tokenizer, MediaPromptFormat.from_checkpoint(directory, tokenizer), **options)
 
 
 def expand_by_transformers(directory: Path, text: str, num_crops: list[int], add_bos: bool) -> list[int]:
@@ -125,7 +125,7 @@ def test_a_text_only_model_takes_no_pictures_and_knows_no_markers() -> None:
 
 def test_known_text_is_not_encoded_again_when_a_conversation_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_checkpoint(DEMO)
-    expander = PromptExpander(tokenizer, ImagePromptFormat.from_checkpoint(DEMO, tokenizer))
+    expander = PromptExpander(tokenizer, MediaPromptFormat.from_checkpoint(DEMO, tokenizer))
     encoded = note_encoded(monkeypatch, tokenizer)
     turn = f"<bos><start_of_turn>user\nwhat is {MARKER} this<end_of_turn>\n<start_of_turn>model\na cat<end_of_turn>"
     expander.expand(turn, laid_out([0]))
@@ -182,13 +182,9 @@ def make_checkpoint(directory: Path, name: str, **changes: Any) -> Tokenizer:
 
 def test_the_format_of_the_checkpoints() -> None:
     tokenizer = Tokenizer.from_checkpoint(DEMO)
-    assert ImagePromptFormat.from_checkpoint(DEMO, tokenizer) == ImagePromptFormat(
-        "<start_of_image>",
-        909,
+    assert MediaPromptFormat.from_checkpoint(DEMO, tokenizer) == MediaPromptFormat(
+        {"image": WrittenForm("<start_of_image>", 909, (7,), (8,), "\n\n")},
         {7: "<start_of_image>", 909: "<image_soft_token>", 8: "<end_of_image>"},
-        (7,),
-        (8,),
-        "\n\n",
         16,
     )
 
@@ -206,7 +202,7 @@ def test_the_format_is_found_by_ids_alone(tmp_path: Path) -> None:
     tokenizer = make_nameless_checkpoint(tmp_path)
     (tmp_path / "processor_config.json").unlink()
     assert "boi_token" not in tokenizer.special_tokens
-    assert ImagePromptFormat.from_checkpoint(tmp_path, tokenizer) == ImagePromptFormat.from_checkpoint(DEMO, tokenizer)
+    assert MediaPromptFormat.from_checkpoint(tmp_path, tokenizer) == MediaPromptFormat.from_checkpoint(DEMO, tokenizer)
 
 
 def test_a_token_that_text_becomes_cannot_be_a_picture_s(tmp_path: Path) -> None:
@@ -214,12 +210,12 @@ def test_a_token_that_text_becomes_cannot_be_a_picture_s(tmp_path: Path) -> None
     path = tmp_path / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"image_token_index": tokenizer.token_id("a")}))
     with pytest.raises(CheckpointConfigError, match="image_token_index: a is not a plain special token"):
-        ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)
+        MediaPromptFormat.from_checkpoint(tmp_path, tokenizer)
 
 
 def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> None:
     tokenizer = make_checkpoint(tmp_path, "config.json", vision_config=None)
-    assert ImagePromptFormat.from_checkpoint(tmp_path, tokenizer) is None
+    assert MediaPromptFormat.from_checkpoint(tmp_path, tokenizer) is None
 
 
 @pytest.mark.parametrize(
@@ -236,7 +232,7 @@ def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> No
 def test_a_checkpoint_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
     tokenizer = make_checkpoint(tmp_path, "config.json", **changes)
     with pytest.raises(CheckpointConfigError, match=said):
-        ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)
+        MediaPromptFormat.from_checkpoint(tmp_path, tokenizer)
 
 
 # Qwen's ----------------------------------------------------------------------------------------------------------
@@ -310,7 +306,7 @@ def test_a_film_becomes_its_moments_each_behind_its_time_as_in_transformers(qwen
     def check(numbers: list[int], rate: float, between: str) -> None:
         paired = [*numbers, *numbers[-1:] * (len(numbers) % 2)]
         times = tuple((first / rate + last / rate) / 2 for first, last in zip(paired[::2], paired[1::2], strict=True))
-        film, picture = PictureLayout(6, columns=3, times=times), PictureLayout(4, columns=2)
+        film, picture = PictureLayout(6, columns=3, times=times, kind="video"), PictureLayout(4, columns=2)
         expanded = expander.expand(f"Look: {VIDEO}{between}{IMAGE}", [film, picture])
         text = f"Look: {write_film_as_qwen_does(list(numbers), rate, 2, 3)}{between}{IMAGE * 4}"
         assert list(expanded.token_ids) == reference(text, add_special_tokens=False)["input_ids"]
@@ -323,7 +319,7 @@ def test_a_film_becomes_its_moments_each_behind_its_time_as_in_transformers(qwen
 
 def test_films_and_pictures_are_told_apart_by_their_markers(qwen_like: Path) -> None:
     expander = make_expander(qwen_like)
-    film, picture = PictureLayout(4, columns=2, times=(0.5,)), PictureLayout(4, columns=2)
+    film, picture = PictureLayout(4, columns=2, times=(0.5,), kind="video"), PictureLayout(4, columns=2)
     with pytest.raises(PictureCountError, match=r"0 <\|video_pad\|> markers for 1 videos"):
         expander.expand(IMAGE, [picture, film])
     with pytest.raises(PictureCountError, match="in another order than they came in"):
@@ -352,4 +348,4 @@ def test_a_checkpoint_without_a_token_for_pictures_is_refused(tmp_path: Path) ->
     path.write_text(json.dumps(json.loads(path.read_text()) | {"image_token_id": None}))
     tokenizer = Tokenizer.from_checkpoint(tmp_path)
     with pytest.raises(CheckpointConfigError, match="image_token_id: names no token"):
-        ImagePromptFormat.from_checkpoint(tmp_path, tokenizer)
+        MediaPromptFormat.from_checkpoint(tmp_path, tokenizer)

@@ -358,7 +358,7 @@ def test_a_refusal_among_an_earlier_answers_parts_is_a_text_of_it() -> None:
         ([{"role": "user", "content": b"x"}], "messages[0].content", "a string"),
         ([user()], "messages[0].content", "empty"),
         ([{"role": "user", "content": "a"}, user("b")], "messages[1].content[0]", "an object"),
-        ([{"role": "user", "content": "a"}, user({"type": "audio"})], "messages[1].content[0].type", "text, refusal, "),
+        ([{"role": "user", "content": "a"}, user({"type": "smell"})], "messages[1].content[0].type", "text, refusal, "),
         ([user({"text": "a"})], "messages[0].content[0].type", "not None"),
         ([user({"type": ["text"]})], "messages[0].content[0].type", "list"),
         ([user(text_part("a"), {"type": "text"})], "messages[0].content[1].text", "a string"),

@@ -45,7 +45,7 @@ def _part(kind: str, *required: str, **properties: Json) -> Json:
     return object_of("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
 
 
-_UUID = _text("The caller's own name for the picture or the video.")
+_UUID = _text("The caller's own name for the picture, the video or the sound.")
 
 
 def _named_part(kind: str) -> Json:
@@ -54,6 +54,22 @@ def _named_part(kind: str) -> Json:
     return _part(kind, **{kind: _text("A URL.")}, url=url, media_id=media_id, uuid=_UUID)
 
 
+INPUT_AUDIO = _part(
+    "input_audio",
+    uuid=_UUID,
+    input_audio={
+        "description": "Of a model that takes sounds.  Where the uuid is known: null.",
+        "anyOf": [
+            {"type": "null"},
+            object_of(
+                "data",
+                "format",
+                data={"type": "string", "description": "Base64 of a WAV, MP3, FLAC, OGG, Opus, AAC, M4A or WebM."},
+                format={"type": "string", "description": "As the file itself says.", "examples": ["wav", "mp3"]},
+            ),
+        ],
+    },
+)
 CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
@@ -79,6 +95,16 @@ CONTENT_PART: Json = {
             },
         ),
         _named_part("video"),
+        INPUT_AUDIO,
+        _part(
+            "audio_url",
+            uuid=_UUID,
+            audio_url={
+                "description": "As an image_url's; of a model that takes sounds.",
+                "anyOf": [{"type": ["string", "null"]}, object_of(url={"type": ["string", "null"]})],
+            },
+        ),
+        _named_part("audio"),
         _part(
             "image_embeds",
             image_embeds=_text(
@@ -142,6 +168,7 @@ _INPUT_PARTS: Json = {
     "anyOf": [
         _INPUT_TEXT,
         _INPUT_IMAGE,
+        INPUT_AUDIO,
         _part("output_text", "text", text={"type": "string"}, annotations={"enum": [[], None]}, logprobs={}),
         _part("refusal", "refusal", refusal={"type": "string"}),
     ]

@@ -32,7 +32,7 @@ from keepsight.frontend.api.tokenize_request import (
     TokenizeResponse,
 )
 from keepsight.frontend.intake.media_intake import Downloaded
-from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.lift_data_urls import length_of
 from keepsight.frontend.prompt.read_messages import Conversation
@@ -59,7 +59,7 @@ class AnswerPreparer:
     model_name: str
     # Whether a request may choose what its pictures cost and how they are resized.
     trusts_processor_kwargs: bool = False
-    # What may wait, for a compiler or for a worker that looks at a film, leaves some to the others.
+    # What may wait, for a compiler or for a worker that looks at a film or a sound, leaves some to the others.
     _waiting_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING_THREADS))
 
     async def chat(
@@ -69,7 +69,7 @@ class AnswerPreparer:
         little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
         with _naming_places_of(asked):
-            may_wait = asked.wants_form or asked.messages.has_films
+            may_wait = asked.wants_form or _may_wait_for_workers(asked.messages)
             prepared = prepare() if little else await self._on_thread(prepare, may_wait=may_wait)
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
@@ -119,7 +119,7 @@ class AnswerPreparer:
     ) -> PreparedRequest:
         try:
             if isinstance(prompt, str):
-                return self.preparer.prepare_text(prompt, (), params, None, cache_salt, priority)
+                return self.preparer.prepare_text(prompt, NO_MEDIA, params, None, cache_salt, priority)
             return self.preparer.prepare_tokens(prompt, params, cache_salt, priority)
         except InvalidArgumentError as error:
             if error.field not in ("prompt", "prompt_token_ids"):
@@ -129,11 +129,12 @@ class AnswerPreparer:
     async def tokenize(
         self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> TokenizeResponse:
-        has_films = asked.messages is not None and asked.messages.has_films
-        return await self._on_thread(partial(self._tokenize, asked, cache_salt, downloaded), may_wait=has_films)
+        may_wait = asked.messages is not None and _may_wait_for_workers(asked.messages)
+        return await self._on_thread(partial(self._tokenize, asked, cache_salt, downloaded), may_wait=may_wait)
 
     def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
-        tokenizer, num_image_tokens = self.preparer.tokenizer, 0
+        tokenizer = self.preparer.tokenizer
+        counts: dict[str, int] = {}
         if asked.prompt is not None:
             if tokenizer.is_far_too_long(asked.prompt, MAX_TOLD_TOKEN_IDS):
                 told = f"far more than those of the {MAX_TOLD_TOKEN_IDS} tokens that are told in one answer"
@@ -141,15 +142,15 @@ class AnswerPreparer:
             add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
             token_ids = tokenizer.encode(asked.prompt, add_bos)
         else:
-            prepared = self._prepare_to_count(asked, cache_salt, downloaded)
-            token_ids = prepared.engine_request.token_ids
-            num_image_tokens = prepared.engine_request.num_image_tokens
+            request = self._prepare_to_count(asked, cache_salt, downloaded).engine_request
+            token_ids = request.token_ids
+            counts = {"image_tokens": request.num_image_tokens, "audio_tokens": request.num_audio_tokens}
         return TokenizeResponse(
             count=len(token_ids),
             max_model_len=self.preparer.max_model_len,
             tokens=list(token_ids),
             token_strs=[tokenizer.token(each) for each in token_ids] if asked.return_token_strs else msgspec.UNSET,
-            image_tokens=num_image_tokens if asked.prompt is None else msgspec.UNSET,
+            **counts,
         )
 
     def count_input(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> int:
@@ -200,13 +201,18 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
         )
 
 
+def _may_wait_for_workers(conversation: Conversation) -> bool:
+    """Who look at what is not known yet."""
+    return not conversation.kinds.isdisjoint(("video", "audio"))
+
+
 def _may_be_little(asked: ChatRequest, num_bytes: int) -> bool:
     """Unless its pictures have to be read.  A grammar has to be compiled, and a film has hundreds of names."""
     urls = [part.source for part in asked.messages.pictures if isinstance(part.source, str)]
     num_url_bytes = sum(map(length_of, urls))
     return (
         not asked.wants_form
-        and not asked.messages.has_films
+        and "video" not in asked.messages.kinds
         and num_bytes - num_url_bytes <= MAX_BYTES_ON_LOOP
         and num_url_bytes <= MAX_URL_BYTES_ON_LOOP
         and len(urls) <= MAX_PICTURES_ON_LOOP

@@ -63,6 +63,7 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     token_strs: list[str | None] | UnsetType = UNSET
     # Of `tokens`: those that stand for pictures.
     image_tokens: int | UnsetType = UNSET
+    audio_tokens: int | UnsetType = UNSET
 
 
 class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):

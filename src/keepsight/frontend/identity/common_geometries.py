@@ -1,5 +1,5 @@
-"""How large pictures are, and how long films, by the names they were given: for all frontends of a server, and for
-those that come later.
+"""How large pictures are, and how long films and sounds, by the names they were given: for all frontends of a server,
+and for those that come later.
 
 A table in memory that they share, where a name has one place: of two that have the same the later is kept, and the
 other's picture has to be sent again.  Nobody waits for anybody; what is read while it is written is not there.
@@ -19,10 +19,11 @@ from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FILE = "geometries"
-# 160 KiB: some machines have little shared memory.
+# 176 KiB: some machines have little shared memory.
 NUM_PLACES = 2**12
-# Digest of the name, width, height, frames and how many of them in a second, 0 of a picture; then their checksum.
-_ENTRY, _CHECKSUM = struct.Struct("<16sIIId"), struct.Struct("<I")
+# Digest of the name, width, height, samples of a sound, frames and how many of them in a second, 0 of what has none;
+# then their checksum.
+_ENTRY, _CHECKSUM = struct.Struct("<16sIIIId"), struct.Struct("<I")
 PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
 
 
@@ -43,16 +44,16 @@ class CommonGeometries:
         digest, place = self._locate(name)
         entry = self._page[place : place + _ENTRY.size]
         [checksum] = _CHECKSUM.unpack_from(self._page, place + _ENTRY.size)
-        held, width, height, *frames = _ENTRY.unpack(entry)
+        held, width, height, num_samples, *frames = _ENTRY.unpack(entry)
         if held != digest or checksum != zlib.crc32(entry):
             return None
-        return Geometry(width, height, Timeline(*frames) if frames[0] else None)
+        return Geometry(width, height, Timeline(*frames) if frames[0] else None, num_samples)
 
     def put(self, name: str, geometry: Geometry) -> None:
         digest, place = self._locate(name)
         timeline = geometry.timeline or Timeline(0, 0.0)
         frames = (timeline.num_frames, timeline.frames_per_second)
-        entry = _ENTRY.pack(digest, geometry.width, geometry.height, *frames)
+        entry = _ENTRY.pack(digest, geometry.width, geometry.height, geometry.num_samples, *frames)
         self._page[place : place + PLACE_BYTES] = entry + _CHECKSUM.pack(zlib.crc32(entry))
 
     def forget(self, name: str) -> None:

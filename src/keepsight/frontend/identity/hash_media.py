@@ -1,4 +1,4 @@
-"""The media hash: one name for everything that the embeddings of a picture, a crop, a film's moment depend on.
+"""The media hash: one name for everything that the embeddings of a picture, a crop, a film's moment, a sound depend on.
 
 Nothing is decoded for it, but for PIL images that somebody opened without loading them.  What is hashed could be read
 back: every value is tagged by its kind and framed by its length, so that values which differ have hashes that differ,
@@ -20,9 +20,16 @@ from blake3 import blake3
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds
+from keepsight.frontend.intake.sound_samples import Samples, SoundSource
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Geometry, Modality, Moment, Part
 from keepsight.requests import Pixels
+from keepsight.sound_config import SoundConfig
+
+# A file's bytes, or an object of this process.
+Source = PictureSource | FilmSource | SoundSource | Embeds
+# How it is prepared.
+PartConfig = ImageProcessorConfig | SoundConfig
 
 
 class _Hasher(Protocol):
@@ -48,13 +55,15 @@ def hash_values(algorithm: str, /, **parts: object) -> str:
     return hasher.hexdigest()
 
 
-def hash_content(source: PictureSource | FilmSource | Embeds, algorithm: str) -> str:
+def hash_content(source: Source, algorithm: str) -> str:
     """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
     if isinstance(source, bytes):
         return hash_values(algorithm, received=source)
     if isinstance(source, Embeds):
         values = source.values
         return hash_values(algorithm, embeds=_bytes_of(values), dtype=str(values.dtype), shape=values.shape)
+    if isinstance(source, Samples):
+        return hash_values(algorithm, samples=_bytes_of(source.values), sampling_rate=source.sampling_rate)
     if isinstance(source, np.ndarray):
         return hash_values(algorithm, dtype=str(source.dtype), shape=source.shape, data=_bytes_of(source))
     pixels, palette = source.tobytes(), source.getpalette("RGBA")
@@ -75,7 +84,7 @@ def hash_shown_content(content: str, modality: Modality, cache_salt: str | None,
 
 def hash_client_uuid(uuid: str, modality: Modality, cache_salt: str | None, algorithm: str) -> str:
     """In place of the content, because a caller says so.  No content and no other tenant's uuid is named so; a caller
-    may have one name for a picture, for a film and for the embeddings of either.
+    may have one name for a picture, for a film, for a sound and for the embeddings of any.
     """
     return hash_values(algorithm, client_uuid=uuid, modality=modality, cache_salt=cache_salt)
 
@@ -86,12 +95,12 @@ def hash_exif_image_id(image_id: UUID, algorithm: str) -> str:
 
 
 class MediaHasher:
-    """Names the pictures of one request, and their crops."""
+    """Names the pictures of one request, and their crops; its films, or its sounds."""
 
     def __init__(
         self,
         model_id: str,
-        config: ImageProcessorConfig,
+        config: PartConfig,
         cache_salt: str | None,
         algorithm: str,
         modality: Modality = "image",
@@ -102,7 +111,7 @@ class MediaHasher:
         self._terms = hash_terms(algorithm, model_id, config, cache_salt, modality)
 
     def hash_parts(self, content: str, geometry: Geometry, parts: Iterable[Part]) -> Iterator[str]:
-        """One for each part of a picture or a film; None is the whole."""
+        """One for each part of a picture or a film; None is the whole, as of a sound."""
         film: str | None = None
         for part in parts:
             if not isinstance(part, Moment):
@@ -121,15 +130,13 @@ class MediaHasher:
         return self._hash_item(geometry, shown, shape=pixels.shape, pixels=_bytes_of(pixels))
 
     def _hash_item(self, geometry: Geometry, part: Part, **shown: object) -> str:
-        size = (geometry.width, geometry.height)
+        size = (geometry.num_samples,) if geometry.num_samples else (geometry.width, geometry.height)
         numbers = None if part is None else dataclasses.astuple(part)
         return hash_values(self._algorithm, terms=self._terms, geometry=size, crop=numbers, **shown)
 
 
 @lru_cache(maxsize=256)
-def _hash_terms(
-    algorithm: str, model_id: str, config: ImageProcessorConfig, cache_salt: str | None, modality: Modality
-) -> str:
+def _hash_terms(algorithm: str, model_id: str, config: PartConfig, cache_salt: str | None, modality: Modality) -> str:
     """Most requests have the same: kept, because it takes longer than all else about a name but its content."""
     return hash_values(
         algorithm,
@@ -142,7 +149,7 @@ def _hash_terms(
     )
 
 
-def _options_of_all(config: ImageProcessorConfig) -> dict[str, object]:
+def _options_of_all(config: PartConfig) -> dict[str, object]:
     """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not.  Nor
     those that choose its size: in a configuration settled for it, height and width say that.
     """

@@ -1,4 +1,4 @@
-"""Which picture or film a caller means, before anything of it is decoded: its geometry, and its name in every cache.
+"""Which picture, film or sound a caller means, before it is decoded: its geometry, and its name in every cache.
 
 Its content names it, or in place of the content a *given name*: its caller's uuid, or its EXIF ImageID where that is
 trusted.  Nobody proves what it is given to, so invariant: a given name is no content's alias and has none.
@@ -18,6 +18,8 @@ from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.exif_image_id import read_image_id
 from keepsight.frontend.identity.hash_media import (
     MediaHasher,
+    PartConfig,
+    Source,
     hash_client_uuid,
     hash_content,
     hash_exif_image_id,
@@ -26,14 +28,19 @@ from keepsight.frontend.identity.hash_media import (
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
-from keepsight.frontend.intake.open_film import FilmSource, looks_like_a_film
+from keepsight.frontend.intake.open_film import looks_like_a_film
 from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.open_sound import looks_like_a_sound
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
-from keepsight.frontend.intake.read_film import ReadFilm, read_film
+from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.intake.read_sound import check_model_hears
+from keepsight.frontend.intake.readers import Readers
+from keepsight.frontend.intake.sound_samples import Samples
 from keepsight.frontend.intake.take_film import take_film
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.intake.take_sound import take_sound
+from keepsight.frontend.pixels.make_pixels import MakingJob, PictureJob, SoundJob
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import (
@@ -42,6 +49,7 @@ from keepsight.media import (
     TOKENS_PER_STRIP,
     CropBox,
     Geometry,
+    Kind,
     KnownContent,
     MediaItem,
     Modality,
@@ -52,19 +60,20 @@ from keepsight.media import (
 )
 from keepsight.processor_config import ProcessorConfig
 from keepsight.requests import Pixels
+from keepsight.sound_config import SoundConfig
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture or a film that was looked at, but not decoded."""
+    """A picture, a film or a sound that was looked at, but not decoded."""
 
     # None: only its uuid came.
-    source: PictureSource | FilmSource | Embeds | None
+    source: Source | None
     field: str
     geometry: Geometry
     layout: PictureLayout
     # Settled for it.
-    config: ImageProcessorConfig
+    config: PartConfig
     uuid: str | None = None
     # What stands for its content, if anything does.
     given_name: str | None = None
@@ -80,11 +89,15 @@ class Picture:
     def is_film(self) -> bool:
         return self.modality == "video"
 
+    @property
+    def kind(self) -> Kind:
+        return self.layout.kind
+
 
 @dataclass(frozen=True, slots=True)
 class NamedPicture:
     picture: Picture
-    # Of each part: the whole, then its crops; or the moments of a film, of which some may show the same.
+    # Of each part: the whole, then its crops; or the moments of a film, of which some may show the same; or the sound.
     names: tuple[str, ...]
     # By media hash.
     parts: Mapping[str, Part]
@@ -99,12 +112,17 @@ class NamedPicture:
             geometry = _geometry_of(self.parts[media_hash], self.picture.geometry)
             yield MediaItem(media_hash, next(spans), geometry, modality, index > 0, columns)
 
-    def job(self, media_hashes: Sequence[str]) -> PictureJob:
+    def job(self, media_hashes: Sequence[str]) -> MakingJob:
         """Raises UnknownMediaError if only its uuid came."""
-        if self.picture.source is None:
-            raise ask_for_picture(self.picture.field, self.picture.uuid)
+        source, field, config = self.picture.source, self.picture.field, self.picture.config
+        if source is None:
+            raise ask_for_picture(field, self.picture.uuid)
         parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
-        return PictureJob(self.picture.source, self.picture.field, parts, self.picture.config, self._max_pixels)
+        if isinstance(config, SoundConfig):
+            assert isinstance(source, bytes | Samples), "a sound without samples"
+            return SoundJob(source, field, parts, config.sampling_rate, self.picture.geometry.num_samples)
+        assert not isinstance(source, Samples), "samples of no sound"
+        return PictureJob(source, field, parts, config, self._max_pixels)
 
     def forget(self) -> None:
         forget_name(self.picture, self._known)
@@ -131,10 +149,10 @@ class PictureIdentifier:
         max_pixels: int = DEFAULT_MAX_PIXELS,
         embeds_shape: tuple[int, int] = (0, 0),
         common: CommonGeometries | None = None,
-        read_film: ReadFilm = read_film,
+        readers: Readers | None = None,
     ) -> None:
         """`embeds_shape`: tokens of every picture, 0 where they follow from its size or there are none; hidden size."""
-        self._read_film = read_film
+        self._readers = readers or Readers()
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
@@ -157,14 +175,15 @@ class PictureIdentifier:
         if part.known is not None:
             assert isinstance(part.source, bytes), part
             return self._show(part, part.source, part.known.geometry, config, content_name=part.known.name)
-        if part.is_film:
-            return self._look_at_film(part, config, given_name, cache_salt)
         if part.source is None:
             return self._show(part, None, self._recall(part, given_name), config, given_name)
+        if part.kind == "video":
+            return self._look_at_film(part, config, given_name, cache_salt)
+        if part.kind == "audio":
+            return self._look_at_sound(part, config, given_name, cache_salt)
         sent = take_source(part.source, part.field)
-        if isinstance(sent, bytes) and looks_like_a_film(sent):
-            way = "send its frames" if config.film is None else "send it as one (video_url)"
-            raise UnsupportedPictureError(part.field, f"is a film, not a picture; {way}")
+        if isinstance(sent, bytes):
+            _check_is_no_other(sent, part.field, config)
         geometry = read_geometry(sent, part.field, self._max_pixels)
         # Whoever is refused has named nothing.
         shown = self._show(part, freeze(sent, part.field), geometry, config, given_name)
@@ -204,7 +223,7 @@ class PictureIdentifier:
     def _show(
         self,
         part: PicturePart,
-        source: PictureSource | FilmSource | None,
+        source: Source | None,
         geometry: Geometry,
         config: ProcessorConfig,
         given_name: str | None = None,
@@ -226,14 +245,18 @@ class PictureIdentifier:
 
     def _lay_out(
         self, part: PicturePart, geometry: Geometry, config: ProcessorConfig
-    ) -> tuple[PictureLayout, ImageProcessorConfig, tuple[Moment, ...]]:
+    ) -> tuple[PictureLayout, PartConfig, tuple[Moment, ...]]:
         """How one of this size will lie in the prompt, and what its pixels are made by and from."""
         image = config.image
-        if part.is_film:
+        if part.kind == "video":
             assert config.film is not None, "a film for a model that takes none"
             plan = config.film.plan(geometry, part.field)
-            layout = PictureLayout(plan.rows * plan.columns, columns=plan.columns, times=plan.times)
+            layout = PictureLayout(plan.rows * plan.columns, columns=plan.columns, times=plan.times, kind="video")
             return layout, plan.config, plan.moments
+        if part.kind == "audio":
+            assert config.sound is not None, "a sound for a model that takes none"
+            check_model_hears(geometry.num_samples, config.sound, part.field)
+            return PictureLayout(config.sound.num_tokens(geometry.num_samples), kind="audio"), config.sound, ()
         if image.sizes is None:
             return PictureLayout(self._embeds_shape[0], count_crops(geometry, image)), image, ()
         image.sizes.check_can_show(geometry, part.field)
@@ -243,23 +266,31 @@ class PictureIdentifier:
     def _look_at_film(
         self, part: PicturePart, config: ProcessorConfig, given_name: str | None, cache_salt: str | None
     ) -> Picture:
-        if part.source is None:
-            return self._show(part, None, self._recall(part, given_name), config, given_name)
         source, rate = take_film(part.source, part.field)
         # Sooner hashed than opened.
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
-            geometry = self._recall_or_read(
-                source, part.field, hash_shown_content(name, "video", cache_salt, self._algorithm)
-            )
+            shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
+            geometry = self._recall_or_look(shown_as, lambda: self._readers.film(source, part.field, self._max_pixels))
         else:
             geometry = read_film(source, part.field, self._max_pixels, rate)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
 
-    def _recall_or_read(self, film: bytes, field: str, shown_as: str) -> Geometry:
+    def _look_at_sound(
+        self, part: PicturePart, config: ProcessorConfig, given_name: str | None, cache_salt: str | None
+    ) -> Picture:
+        assert config.sound is not None, "a sound for a model that takes none"
+        rate = config.sound.sampling_rate
+        source = take_sound(part.source, part.field, rate)
+        name = hash_content(source, self._algorithm)
+        shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
+        geometry = self._recall_or_look(shown_as, lambda: self._readers.sound(source, part.field, rate))
+        return self._remember(self._show(part, source, geometry, config, given_name, name))
+
+    def _recall_or_look(self, shown_as: str, look: Callable[[], Geometry]) -> Geometry:
         geometry = self._known.recall_content(shown_as)
         if geometry is None:
-            geometry = self._read_film(film, field, self._max_pixels)
+            geometry = look()
             self._known.learn_content(shown_as, geometry)
         return geometry
 
@@ -284,9 +315,7 @@ class PictureIdentifier:
             names = map(self._known.canonical_name, hasher.hash_parts(content, picture.geometry, parts))
         return list(zip(names, parts, strict=True))
 
-    def _name_content(
-        self, source: PictureSource | FilmSource | Embeds, geometry: Geometry, cache_salt: str | None
-    ) -> str:
+    def _name_content(self, source: Source, geometry: Geometry, cache_salt: str | None) -> str:
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
             self._known.learn_content(hash_shown_content(name, "image", cache_salt, self._algorithm), geometry)
@@ -340,16 +369,29 @@ class PictureIdentifier:
 def _parts_of(picture: Picture) -> tuple[Part, ...]:
     if picture.moments:
         return picture.moments
-    return (None, *plan_crops(picture.geometry, picture.config)) if picture.layout.num_crops else (None,)
+    if picture.layout.num_crops and isinstance(picture.config, ImageProcessorConfig):
+        return (None, *plan_crops(picture.geometry, picture.config))
+    return (None,)
 
 
 def _geometry_of(part: Part, whole: Geometry) -> Geometry:
     if isinstance(part, CropBox):
         return Geometry(part.width, part.height)
-    return Geometry(whole.width, whole.height)
+    return replace(whole, timeline=None)
+
+
+def _check_is_no_other(sent: bytes, field: str, config: ProcessorConfig) -> None:
+    if looks_like_a_film(sent):
+        way = "send its frames" if config.film is None else "send it as one (video_url)"
+        raise UnsupportedPictureError(field, f"is a film, not a picture; {way}")
+    if looks_like_a_sound(sent):
+        way = "this model takes none" if config.sound is None else "send it as one (audio_url)"
+        raise UnsupportedPictureError(field, f"is a sound, not a picture; {way}")
 
 
 def _describe(geometry: Geometry) -> str:
+    if geometry.num_samples:
+        return f"{geometry.num_samples} samples"
     size, timeline = f"{geometry.width} x {geometry.height} pixels", geometry.timeline
     return size if timeline is None else f"{timeline.num_frames} frames of {size}"
 

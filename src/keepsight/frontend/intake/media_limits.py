@@ -7,11 +7,12 @@ from typing import Self
 from keepsight.config import Config
 from keepsight.errors import MediaTooLargeError, TooManyPicturesError
 from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.media import SEVERAL
 
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    # By modality: pictures and films of one request.
+    # Of one request: pictures, films and sounds.
     max_number: Mapping[str, int]
     # Of each of them as it is sent or fetched, and of all that one request brings.
     max_bytes: int
@@ -30,10 +31,9 @@ class MediaLimits:
 
     def check_count(self, parts: Sequence[PicturePart]) -> None:
         """Those of earlier turns count, crops do not."""
-        films = [part for part in parts if part.is_film]
-        pictures = [part for part in parts if not part.is_film]
-        for modality, what, own in (("image", "pictures", pictures), ("video", "videos", films)):
-            most = self.max_number.get(modality, len(own))
+        for kind, what in SEVERAL.items():
+            own = [part for part in parts if part.kind == kind]
+            most = self.max_number.get(kind, len(own))
             if len(own) > most:
                 raise TooManyPicturesError(own[most].field, f"is one of {len(own)} {what}, at most {most} may be sent")
 

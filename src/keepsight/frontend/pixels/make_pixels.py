@@ -1,4 +1,4 @@
-"""One picture's or film's work: decoded once, and made into the pixels of each of its parts that is wanted.
+"""One picture's, film's or sound's work: decoded once, and made into what the encoder takes of each part.
 
 Knows nothing of requests, threads or processes: a job is a value, and whoever has one may run it.
 """
@@ -13,12 +13,15 @@ import numpy as np
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds
-from keepsight.frontend.intake.read_film import read_film
+from keepsight.frontend.intake.read_film import check_film, read_film
+from keepsight.frontend.intake.read_sound import check_sound, read_sound
+from keepsight.frontend.intake.sound_samples import SoundSource
 from keepsight.frontend.pixels.decode_film import decode_film
 from keepsight.frontend.pixels.decode_picture import decode_picture
+from keepsight.frontend.pixels.decode_sound import decode_sound
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import DEFAULT_MAX_PIXELS, FRAMES_PER_MOMENT, CropBox, Geometry, Moment, Part
-from keepsight.pixels import carry_embeddings
+from keepsight.pixels import carry_embeddings, carry_samples
 from keepsight.requests import Pixels
 
 
@@ -51,6 +54,10 @@ class PictureJob:
     @property
     def is_film(self) -> bool:
         return bool(self.moments)
+
+    @property
+    def what(self) -> str:
+        return "film" if self.is_film else "picture"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -104,6 +111,31 @@ class PictureJob:
 
 
 @dataclass(frozen=True, slots=True)
+class SoundJob:
+    source: SoundSource
+    # What the caller calls the sound.
+    field: str
+    # By media hash: a sound has one part.
+    parts: Mapping[str, Part]
+    # In a second, as the model takes them; and in all.
+    sampling_rate: int
+    num_samples: int
+    is_film = False
+    what = "sound"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of its samples, as pixels are carried."""
+        return self.num_samples, 1, 4
+
+    def run(self) -> Made:
+        """Raises PictureError if the sound cannot be decoded."""
+        began = time.perf_counter()
+        samples = decode_sound(self.source, self.sampling_rate, self.num_samples, self.field)
+        return Made(dict.fromkeys(self.parts, carry_samples(samples)), (time.perf_counter() - began, 0.0))
+
+
+@dataclass(frozen=True, slots=True)
 class FilmLook:
     """A film's frames counted and measured, which takes the same code that decodes them."""
 
@@ -111,9 +143,37 @@ class FilmLook:
     field: str
     max_pixels: int = DEFAULT_MAX_PIXELS
     is_film = True
+    what = "film"
 
     def run(self) -> Geometry:
         return read_film(self.source, self.field, self.max_pixels)
 
+    def check(self, geometry: Geometry) -> None:
+        check_film(geometry, self.field, self.max_pixels)
 
-MakePixels = Callable[[PictureJob], Made]
+
+@dataclass(frozen=True, slots=True)
+class SoundLook:
+    """A sound's samples counted, which takes the same code that decodes them."""
+
+    source: SoundSource
+    field: str
+    sampling_rate: int
+    is_film = False
+    what = "sound"
+
+    def run(self) -> Geometry:
+        return read_sound(self.source, self.field, self.sampling_rate)
+
+    def check(self, geometry: Geometry) -> None:
+        check_sound(geometry, self.field, self.sampling_rate)
+
+
+MakingJob = PictureJob | SoundJob
+Look = FilmLook | SoundLook
+MakePixels = Callable[[MakingJob], Made]
+
+
+def run_job(job: MakingJob) -> Made:
+    """Where it is called."""
+    return job.run()

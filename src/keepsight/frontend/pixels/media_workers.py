@@ -1,4 +1,4 @@
-"""Pictures and films are made in processes of their own, so that a decoder that crashes costs one, not the server.
+"""Media are decoded in processes of their own, so that a decoder that crashes costs one, not the server.
 
 Each caller borrows a worker for a picture; the template process (`media_worker`) forks a new one when there is none.
 Films have seats of their own, as they may take minutes: the system shares the cores between them and pictures.
@@ -25,7 +25,9 @@ import msgspec
 
 from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
 from keepsight.frontend.intake.open_film import FilmSource
-from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
+from keepsight.frontend.intake.read_sound import is_length_known
+from keepsight.frontend.intake.sound_samples import SoundSource
+from keepsight.frontend.pixels.make_pixels import FilmLook, Look, Made, MakingJob, SoundLook
 from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import Job, receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
@@ -48,7 +50,7 @@ class MediaWorkers:
     """May be used from several threads.  Close it before the pool whose threads may be waiting here."""
 
     def __init__(self, num_workers: int, on_crash: Callable[[], object] = lambda: None) -> None:
-        """So many for pictures, and as many for films."""
+        """So many for pictures and sounds, and as many for films."""
         self._for_pictures, self._for_films = _free_seats(num_workers), _free_seats(num_workers)
         self._seats = [*self._for_pictures.queue, *self._for_films.queue]
         self._lock = threading.Lock()
@@ -67,7 +69,7 @@ class MediaWorkers:
             template = self._live_template()
         template.wait_until_loaded()
 
-    def make(self, job: PictureJob) -> Made:
+    def make(self, job: MakingJob) -> Made:
         """As `job.run()`; a picture that ends two workers is refused, too."""
         if not isinstance(job.source, bytes):
             return job.run()  # an object of this process, decoded already
@@ -78,11 +80,12 @@ class MediaWorkers:
     def read_film(self, source: FilmSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
         """As the function of that name; what ends two workers is refused, too."""
         look = FilmLook(source, field, max_pixels)
-        if not isinstance(source, bytes):
-            return look.run()
-        geometry = self._ask(look)
-        assert isinstance(geometry, Geometry)
-        return geometry
+        return self._look(look) if isinstance(source, bytes) else look.run()
+
+    def read_sound(self, source: SoundSource, field: str, sampling_rate: int) -> Geometry:
+        """The same, of a sound."""
+        look = SoundLook(source, field, sampling_rate)
+        return look.run() if is_length_known(source) else self._look(look)
 
     def close(self) -> None:
         """Ends every process, whatever it is at; returns when nobody is in `make` any more."""
@@ -114,6 +117,11 @@ class MediaWorkers:
         assert sorted(map(id, free)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
+    def _look(self, look: Look) -> Geometry:
+        geometry = self._ask(look)
+        assert isinstance(geometry, Geometry)
+        return geometry
+
     def _ask(self, job: Job) -> Made | Geometry:
         free = self._for_films if job.is_film else self._for_pictures
         seat = free.get()
@@ -136,8 +144,7 @@ class MediaWorkers:
             if time.monotonic() - began >= max_seconds:  # by the kernel: another would end as late
                 message = f"takes more than {max_seconds} seconds of a processor to be decoded"
                 return PictureTooLargeError(job.field, message)
-        kind = "film" if job.is_film else "picture"
-        return UnreadablePictureError(job.field, f"the {kind} could not be decoded: the decoder crashed")
+        return UnreadablePictureError(job.field, f"the {job.what} could not be decoded: the decoder crashed")
 
     def _note_crash(self, job: Job) -> None:
         with self._lock:

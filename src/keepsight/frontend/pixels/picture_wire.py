@@ -1,8 +1,8 @@
-"""A picture's or film's job and its answer over a stream socket: a length, a msgpack header of that length, raw bytes.
+"""A picture's, film's or sound's job and its answer over a stream socket: a length, a msgpack header, raw bytes.
 
 Knows neither decoders nor processes.  A worker has read what strangers sent, so its answer is not believed: its pixels
-are exactly as many as the job's options say, a film is as it says only if it could be, and its error is one of those
-that a picture can have.  When the other end is gone, everything here raises a ConnectionError.
+are exactly as many as the job's options say, a film or a sound is as it says only if it could be, and its error is one
+of those that a picture can have.  When the other end is gone, everything here raises a ConnectionError.
 """
 
 import socket
@@ -12,13 +12,14 @@ import msgspec
 import numpy as np
 
 from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.read_film import check_film
-from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
+from keepsight.frontend.intake.sound_samples import check_values
+from keepsight.frontend.pixels.make_pixels import FilmLook, Look, Made, MakingJob, PictureJob, SoundJob, SoundLook
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox, Geometry, Moment
+from keepsight.pixels import carried_samples
 from keepsight.requests import Pixels
 
-Job = PictureJob | FilmLook
+Job = MakingJob | Look
 
 # The moments that fit a prompt of 262,144 tokens, a dozen each, named by the longest digests, take four fifths of it.
 MAX_HEADER_BYTES = 4 * 2**20
@@ -42,32 +43,49 @@ class _LookHeader(msgspec.Struct, frozen=True, tag="look"):
     max_pixels: int
 
 
+class _SoundHeader(msgspec.Struct, frozen=True, tag="sound"):
+    num_bytes: int
+    sampling_rate: int
+    num_samples: int
+    media_hashes: tuple[str, ...]
+
+
+class _SoundLookHeader(msgspec.Struct, frozen=True, tag="sound_look"):
+    num_bytes: int
+    sampling_rate: int
+
+
 @dataclass(frozen=True, slots=True)
 class _AnswerHeader:
-    """Without an error, the pixels of all parts follow, in their order; none do if a film was only looked at."""
+    """Without an error, the pixels of all parts follow, in their order; none do if it was only looked at."""
 
     error: str | None = None
     message: str = ""
     # Of decoding and of resizing, as the worker says.
     seconds: tuple[float, float] = (0.0, 0.0)
-    # Of a film that was looked at.
+    # Of what was looked at.
     geometry: Geometry | None = None
 
 
-_Header = _PictureHeader | _LookHeader
+_Header = _PictureHeader | _LookHeader | _SoundHeader | _SoundLookHeader
 _job_header = msgspec.msgpack.Decoder(_Header)
 _answer_header = msgspec.msgpack.Decoder(_AnswerHeader)
 
 
 def send_job(connection: socket.socket, job: Job) -> None:
     assert isinstance(job.source, bytes)
-    num_bytes = len(job.source)
-    if isinstance(job, FilmLook):
-        header: _Header = _LookHeader(num_bytes, job.max_pixels)
-    else:
-        header = _PictureHeader(num_bytes, job.max_pixels, job.config, job.crops, job.moments)
-    _send_header(connection, header)
+    _send_header(connection, _describe(job, len(job.source)))
     connection.sendall(job.source)
+
+
+def _describe(job: Job, num_bytes: int) -> _Header:
+    if isinstance(job, FilmLook):
+        return _LookHeader(num_bytes, job.max_pixels)
+    if isinstance(job, SoundLook):
+        return _SoundLookHeader(num_bytes, job.sampling_rate)
+    if isinstance(job, SoundJob):
+        return _SoundHeader(num_bytes, job.sampling_rate, job.num_samples, tuple(job.parts))
+    return _PictureHeader(num_bytes, job.max_pixels, job.config, job.crops, job.moments)
 
 
 def receive_job(connection: socket.socket) -> Job:
@@ -76,6 +94,11 @@ def receive_job(connection: socket.socket) -> Job:
     # The name that the caller knows the picture by stays where it is needed.
     if isinstance(header, _LookHeader):
         return FilmLook(source, "video", header.max_pixels)
+    if isinstance(header, _SoundLookHeader):
+        return SoundLook(source, "audio", header.sampling_rate)
+    if isinstance(header, _SoundHeader):
+        parts = dict.fromkeys(header.media_hashes)
+        return SoundJob(source, "audio", parts, header.sampling_rate, header.num_samples)
     return PictureJob(source, "picture", {**header.crops, **header.moments}, header.config, header.max_pixels)
 
 
@@ -100,17 +123,22 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Geometry | Exc
         return _ERRORS[header.error](job.field, header.message)
     if header.error is not None:
         return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
-    if isinstance(job, FilmLook):
+    if isinstance(job, FilmLook | SoundLook):
         return _believable(header.geometry, job)
     pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
+    try:
+        for each in pixels.values() if isinstance(job, SoundJob) else ():
+            check_values(carried_samples(each), job.field)
+    except PictureError as error:
+        return error
     return Made(pixels, header.seconds)
 
 
-def _believable(geometry: Geometry | None, look: FilmLook) -> Geometry | Exception:
-    if geometry is None or geometry.timeline is None:
-        raise ConnectionError("a film that was looked at without a word of it")
+def _believable(geometry: Geometry | None, look: Look) -> Geometry | Exception:
+    if geometry is None or (geometry.timeline is None) != isinstance(look, SoundLook):
+        raise ConnectionError(f"a {look.what} that was looked at without a word of it")
     try:
-        check_film(geometry, look.field, look.max_pixels)
+        look.check(geometry)
     except PictureError as error:
         return error
     return geometry

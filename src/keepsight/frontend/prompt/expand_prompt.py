@@ -1,4 +1,4 @@
-"""A rendered text and the layout of each picture or film become token ids, and a span for each of their parts.
+"""A rendered text and the layout of each picture, film or sound become token ids, and a span for each of their parts.
 
 The ids are those of the reference's processor.  Special tokens split a text before the tokenizer's model runs, so
 what stands between two of them is encoded alone, together with the newlines that expansion adds to it, and kept: a
@@ -18,7 +18,7 @@ from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedT
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.json_fields import JsonFields, get_optional_int, read_json_object, read_optional_json_object
 from keepsight.lru_cache import LruCache
-from keepsight.media import PictureLayout, TokenSpan
+from keepsight.media import SEVERAL, Kind, PictureLayout, TokenSpan
 
 DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number
 TEXT_CACHE_MAX_BYTES = 32 * 2**20
@@ -28,85 +28,87 @@ _Encoded = tuple[_Text, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class FilmPromptFormat:
-    """How this checkpoint writes one film: the time of each of its moments, and that as a picture."""
+class WrittenForm:
+    """How this checkpoint writes a picture, a moment of a film, or a sound: its soft tokens and what is around them."""
 
-    # Stands for a whole film in an unexpanded prompt.
+    # Stands for all of it, or for a whole film, in an unexpanded prompt.
     marker: str
     soft_token_id: int
-    opening: tuple[int, ...]
-    closing: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class ImagePromptFormat:
-    """How this checkpoint writes one picture: what opens it, its soft tokens, what closes it."""
-
-    # Stands for a whole picture in an unexpanded prompt.
-    marker: str
-    soft_token_id: int
-    # Those that no text may hold.
-    reserved: Mapping[int, str]
     opening: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
     # The text on either side of it.
     margin: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPromptFormat:
+    """How this checkpoint writes whatever it takes beside texts."""
+
+    forms: Mapping[Kind, WrittenForm]
+    # Those that no text may hold.
+    reserved: Mapping[int, str]
     # Of every picture; 0: they follow from its size.
     tokens_per_image: int = 0
-    # None: it reads none.
-    film: FilmPromptFormat | None = None
 
     @classmethod
-    def from_checkpoint(cls, directory: Path | str, tokenizer: Tokenizer) -> "ImagePromptFormat | None":
-        """None for a checkpoint that has no vision tower and so reads text only."""
+    def from_checkpoint(cls, directory: Path | str, tokenizer: Tokenizer) -> "MediaPromptFormat | None":
+        """None for a checkpoint that has no tower and so reads text only."""
         path = Path(directory) / "config.json"
         config = read_json_object(path)
-        if config.get("vision_config") is None:
-            return None
-        follows = "spatial_merge_size" in JsonFields(path, config).section("vision_config")
-        return (_read_format_of_qwen if follows else _read_format_of_gemma)(path, config, tokenizer)
+        if config.get("vision_config") is not None:
+            follows = "spatial_merge_size" in JsonFields(path, config).section("vision_config")
+            return (_read_format_of_qwen if follows else _read_format_of_gemma)(path, config, tokenizer)
+        return None if config.get("audio_config") is None else _read_format_of_sounds(path, config, tokenizer)
+
+    def kind_of(self, marker: str) -> Kind:
+        return next(kind for kind, form in self.forms.items() if form.marker == marker)
 
 
-def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
+def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
     start, soft, end = tokens = [
         _find_token(path, config, tokenizer, name, f"{name}_token_index", f"{name}_token_id")
         for name in ("boi", "image", "eoi")
     ]
-    return ImagePromptFormat(
-        start[1], soft[0], dict(tokens), (start[0],), (end[0],), "\n\n", _find_tokens_per_image(path, config)
-    )
+    form = WrittenForm(start[1], soft[0], (start[0],), (end[0],), "\n\n")
+    return MediaPromptFormat({"image": form}, dict(tokens), _find_tokens_per_image(path, config))
 
 
-def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> ImagePromptFormat:
+def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
     """Its template writes what opens and closes a picture or a film; each moment of one has that of its own besides."""
     image, video = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in ("image", "video"))
+    forms: dict[Kind, WrittenForm] = {"image": WrittenForm(image[1], image[0])}
     around = ("vision_start", "vision_end")
-    film = None
     if all(f"{name}_token_id" in config for name in around):
         start, end = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in around)
-        film = FilmPromptFormat(video[1], video[0], (start[0],), (end[0],))
-    return ImagePromptFormat(image[1], image[0], dict((image, video)), film=film)
+        forms["video"] = WrittenForm(video[1], video[0], (start[0],), (end[0],))
+    return MediaPromptFormat(forms, dict((image, video)))
+
+
+def _read_format_of_sounds(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
+    """Its template writes what opens and closes a sound."""
+    token_id, token = _find_token(path, config, tokenizer, "audio", "audio_token_index", "audio_token_id")
+    return MediaPromptFormat({"audio": WrittenForm(token, token_id)}, {token_id: token})
 
 
 @dataclass(frozen=True, slots=True)
 class ExpandedPrompt:
     token_ids: tuple[int, ...]
-    # The soft tokens of each picture, and after it of each of its crops; of each moment of a film.
+    # The soft tokens of each picture, and after it of each of its crops; of each moment of a film; of each sound.
     spans: tuple[TokenSpan, ...]
 
 
 class PromptExpander:
-    """Shared by all requests; `image_format` is None for a model that reads text only."""
+    """Shared by all requests; `media_format` is None for a model that reads text only."""
 
     def __init__(
         self,
         tokenizer: Tokenizer,
-        image_format: ImagePromptFormat | None,
+        media_format: MediaPromptFormat | None,
         text_cache_max_bytes: int = TEXT_CACHE_MAX_BYTES,
     ) -> None:
         self._tokenizer = tokenizer
-        self._format = image_format
-        self._markers = _compile_markers(image_format)
+        self._format = media_format
+        self._markers = _compile_markers(media_format)
         # Each lies beside its tokens, to be counted.
         self._cache = LruCache[_Text, _Encoded](text_cache_max_bytes, _count_bytes)
         self._cache_lock = threading.Lock()  # LLM may be called from several threads
@@ -124,7 +126,7 @@ class PromptExpander:
         field: str = "messages",
         cache_salt: str | None = None,
     ) -> ExpandedPrompt:
-        """`layouts` has one for each picture and film; `field` is named in errors."""
+        """`layouts` has one for each picture, film and sound; `field` is named in errors."""
         first, *pieces = self._write_out_pictures(self._split_at_markers(text, layouts, field), layouts)
         token_ids = list(self._bos_prefix) if add_bos else []
         token_ids.extend(self._encode(first, field, cache_salt))
@@ -135,15 +137,17 @@ class PromptExpander:
             token_ids.extend(self._encode(piece, field, cache_salt))
         return ExpandedPrompt(tuple(token_ids), tuple(spans))
 
-    def find_films(self, text: str) -> list[bool]:
-        """Of each marker in a text: whether it is a film's."""
-        return [] if self._markers is None else [self._is_of_film(each) for each in self._markers.findall(text)]
+    def find_kinds(self, text: str) -> list[Kind]:
+        """Of each marker in a text: what it stands for."""
+        if self._format is None or self._markers is None:
+            return []
+        return list(map(self._format.kind_of, self._markers.findall(text)))
 
     def count_tokens_of(
         self, beginning: str, expanded: ExpandedPrompt, layouts: Sequence[PictureLayout], cache_salt: str | None = None
     ) -> int:
         """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
-        num_pictures = len(self.find_films(beginning))
+        num_pictures = len(self.find_kinds(beginning))
         own = self.expand(beginning, layouts[:num_pictures], cache_salt=cache_salt).token_ids
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
         return sum(1 for _ in shared)
@@ -154,42 +158,40 @@ class PromptExpander:
                 raise PictureCountError(field, f"holds {len(layouts)} pictures, but this model reads text only")
             return [text]
         around = self._markers.split(text)  # every second is a marker
-        marked, sent = [self._is_of_film(each) for each in around[1::2]], [layout.is_of_film for layout in layouts]
-        kinds = [(False, self._format.marker, "pictures")]
-        if self._format.film is not None:
-            kinds.append((True, self._format.film.marker, "videos"))
-        for is_film, marker, what in kinds:
-            if (num_markers := marked.count(is_film)) != (num_sent := sent.count(is_film)):
-                raise PictureCountError(field, f"the prompt has {num_markers} {marker} markers for {num_sent} {what}")
+        marked, sent = list(map(self._format.kind_of, around[1::2])), [layout.kind for layout in layouts]
+        for kind, form in self._format.forms.items():
+            if (num_markers := marked.count(kind)) != (num_sent := sent.count(kind)):
+                message = f"the prompt has {num_markers} {form.marker} markers for {num_sent} {SEVERAL[kind]}"
+                raise PictureCountError(field, message)
         if marked != sent:
-            raise PictureCountError(field, "the prompt has its pictures and videos in another order than they came in")
+            kinds = " and ".join(SEVERAL[kind] for kind in self._format.forms)
+            raise PictureCountError(field, f"the prompt has its {kinds} in another order than they came in")
         return around[::2]
-
-    def _is_of_film(self, marker: str) -> bool:
-        return self._format is not None and marker != self._format.marker
 
     def _write_out_pictures(self, around: Sequence[str], layouts: Sequence[PictureLayout]) -> list[str]:
         """The texts between images once every marker is replaced as the reference's processor does it.
 
         Gemma's writes `\\n\\n<image>\\n\\n` for a picture, and a sentence around that where there are crops.
         """
-        margin = self._format.margin if self._format else ""
         pieces = [around[0]]
         for layout, after in zip(layouts, around[1:], strict=True):
+            margin = self._form_of(layout).margin
             before, *between = _write_times(layout.times) or _write_around_crops(layout.num_crops, margin)
             pieces[-1] += before
             pieces += [*between, margin + after]
         return pieces
 
     def _append_part(self, token_ids: list[int], layout: PictureLayout) -> TokenSpan:
-        assert self._format is not None
-        written = self._format.film if layout.is_of_film else self._format
-        assert written is not None, "a film for a model that reads none"
-        token_ids.extend(written.opening)
+        form = self._form_of(layout)
+        token_ids.extend(form.opening)
         span = TokenSpan(len(token_ids), layout.tokens_per_part)
-        token_ids.extend([written.soft_token_id] * span.length)
-        token_ids.extend(written.closing)
+        token_ids.extend([form.soft_token_id] * span.length)
+        token_ids.extend(form.closing)
         return span
+
+    def _form_of(self, layout: PictureLayout) -> WrittenForm:
+        assert self._format is not None
+        return self._format.forms[layout.kind]
 
     def _encode(self, text: str, field: str, cache_salt: str | None) -> Iterator[int]:
         pieces = [text] if self._boundary is None else self._boundary.split(text)
@@ -211,7 +213,7 @@ class PromptExpander:
         return token_ids
 
     def _check_holds_no_image(self, token_ids: tuple[int, ...], field: str) -> None:
-        """A caller who writes these out would forge a picture that nobody sent."""
+        """A caller who writes these out would forge a picture or a sound that nobody sent."""
         reserved = self._format.reserved if self._format else {}
         for token_id in token_ids:
             if token_id in reserved:
@@ -226,11 +228,10 @@ class PromptExpander:
         return {token: token_id for token, token_id in boundaries.items() if token_id is not None}
 
 
-def _compile_markers(image_format: ImagePromptFormat | None) -> re.Pattern[str] | None:
-    if image_format is None:
+def _compile_markers(media_format: MediaPromptFormat | None) -> re.Pattern[str] | None:
+    if media_format is None:
         return None
-    markers = [image_format.marker, *([image_format.film.marker] if image_format.film else ())]
-    return re.compile(f"({'|'.join(map(re.escape, markers))})")
+    return re.compile(f"({'|'.join(re.escape(form.marker) for form in media_format.forms.values())})")
 
 
 def _write_around_crops(num_crops: int, margin: str) -> list[str]:

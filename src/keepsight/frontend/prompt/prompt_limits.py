@@ -1,12 +1,15 @@
 """How long a prompt may be, and which tokens there are: what exceeds either is refused, with the numbers."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from keepsight.errors import InvalidArgumentError, PromptTooLongError, ReservedTokenError
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt
 from keepsight.frontend.prompt.tokenizer import Tokenizer
-from keepsight.media import PictureLayout
+from keepsight.media import KINDS, SEVERAL, Kind, PictureLayout
 from keepsight.sampling_params import SamplingParams
+
+# As they are called in a prompt.
+_PARTS: Mapping[Kind, str] = {**SEVERAL, "video": "moments of videos"}
 
 
 class PromptLimits:
@@ -22,9 +25,9 @@ class PromptLimits:
 
     def check_pictures(self, layouts: Sequence[PictureLayout], field: str, max_told: int | None) -> None:
         """Before any of their crops and tokens are laid out."""
-        num_image_tokens = sum(layout.num_tokens for layout in layouts)
-        if num_image_tokens > self._longest(max_told):
-            what = f"has {num_image_tokens} tokens of {_count_pictures(layouts)} alone"
+        num_media_tokens = sum(layout.num_tokens for layout in layouts)
+        if num_media_tokens > self._longest(max_told):
+            what = f"has {num_media_tokens} tokens of {_count_pictures(layouts)} alone"
             raise self._too_long(field, what, max_told)
 
     def check_text(self, text: str, field: str, max_told: int | None) -> None:
@@ -32,14 +35,16 @@ class PromptLimits:
         if self._tokenizer.is_far_too_long(text, self._longest(max_told), field):
             raise self._too_long(field, f"has {len(text)} characters, far more than fit", max_told)
 
-    def check_expanded(self, expanded: ExpandedPrompt, field: str, max_told: int | None) -> None:
+    def check_expanded(
+        self, expanded: ExpandedPrompt, field: str, max_told: int | None, layouts: Sequence[PictureLayout] = ()
+    ) -> None:
         if not expanded.token_ids:
             raise InvalidArgumentError(field, "is empty")
         num_tokens = len(expanded.token_ids)
         if num_tokens > self._longest(max_told):
-            num_image_tokens = sum(span.length for span in expanded.spans)
-            of_pictures = f"{num_image_tokens} of them of {len(expanded.spans)} pictures"
-            raise self._too_long(field, f"has {num_tokens} tokens, {of_pictures}", max_told)
+            num_media_tokens = sum(span.length for span in expanded.spans)
+            of_pictures = f", {num_media_tokens} of them of {_count_pictures(layouts)}" if layouts else ""
+            raise self._too_long(field, f"has {num_tokens} tokens{of_pictures}", max_told)
         largest = max(expanded.token_ids)
         if largest >= self._vocab_size:
             token = self._tokenizer.token(largest)
@@ -75,4 +80,5 @@ class PromptLimits:
 def _count_pictures(layouts: Sequence[PictureLayout]) -> str:
     """With their crops; and the moments of films."""
     num_parts = sum(layout.num_parts for layout in layouts)
-    return f"{num_parts} pictures" + " and moments of videos" * any(layout.is_of_film for layout in layouts)
+    kinds = {layout.kind for layout in layouts}
+    return f"{num_parts} {' and '.join(_PARTS[kind] for kind in KINDS if kind in kinds)}"

@@ -1,4 +1,4 @@
-"""OpenAI chat messages, checked and split: what the chat template sees, and pictures and films in the order they come.
+"""OpenAI chat messages, checked and split: what the chat template sees, and pictures, films and sounds in their order.
 
 Every fault names its place as the caller wrote it (`messages[1].content[0].type`).  Knows nothing of URLs or decoding.
 """
@@ -19,8 +19,9 @@ from keepsight.frontend.prompt.check_fields import (
     check_is_url,
     refuse,
 )
+from keepsight.frontend.prompt.lift_data_urls import as_data_url
 from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
-from keepsight.media import KnownContent, Modality
+from keepsight.media import Kind, KnownContent, Modality
 
 TemplateMessage = dict[str, Any]
 # What a prompt ends with: the beginning of an answer, the last message, or the last text of that, to be gone on with.
@@ -44,7 +45,7 @@ MESSAGE_TYPES = ("text", None)
 THOUGHT_NAMES = ("reasoning_content", "reasoning")
 # Beside those of every message.  `parsed` is OpenAI's own client's, of an answer's content, which stands beside it.
 _FIELDS_OF = {"assistant": ("parsed", *THOUGHT_NAMES, "refusal", "tool_calls"), "tool": ("tool_call_id",)}
-# The other content parts are pictures and films.
+# The other content parts are pictures, films and sounds.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
 MAX_MESSAGES = MAX_PARTS = 2**14
@@ -55,12 +56,12 @@ BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
 # OpenAI's, of a picture.  How large it is shown follows from the model and from `max_pixels`, whichever is asked.
 DETAILS = ("auto", "low", "high", "original")
-_JSON_TYPES = (str, int, float, bool, type(None), Mapping, list, tuple)
+_JSON_TYPES = (str, int, float, bool, type(None), Mapping, list)
 
 
 @dataclass(frozen=True, slots=True)
 class PicturePart:
-    """One picture or film of a conversation, not yet fetched or opened."""
+    """One picture, film or sound of a conversation, not yet fetched or opened."""
 
     # A URL if it is a string, else an object of this process: PIL image, array, bytes.  None only with a uuid: what
     # came with it before.
@@ -74,8 +75,8 @@ class PicturePart:
     known: KnownContent | None = None
 
     @property
-    def is_film(self) -> bool:
-        return self.modality == "video"
+    def kind(self) -> Kind:
+        return self.modality if self.modality == "video" or self.modality == "audio" else "image"
 
 
 class Breakpoint(NamedTuple):
@@ -97,8 +98,8 @@ class Conversation:
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
-    def has_films(self) -> bool:
-        return any(part.is_film for part in self.pictures)
+    def kinds(self) -> frozenset[Kind]:
+        return frozenset(part.kind for part in self.pictures)
 
     @property
     def begun_answer(self) -> str:
@@ -217,7 +218,7 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     if isinstance(read, str):
         return {"type": "text", "text": read}
     pictures.append(read)
-    return {"type": "video" if read.is_film else "image"}
+    return {"type": read.kind}
 
 
 def _read_text(part: Fields, field: str) -> str:
@@ -232,7 +233,7 @@ def _read_refusal(part: Fields, field: str) -> str:
 
 
 def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
-    """OpenAI's form for pictures, and vLLM's for films: `image_url`, `video_url`."""
+    """OpenAI's form for pictures, and vLLM's for films and sounds: `image_url`, `video_url`, `audio_url`."""
     name = f"{modality}_url"
     check_fields(part, field, {"type", name, "uuid", BREAKPOINT})
     url, url_field = part.get(name), f"{field}.{name}"
@@ -251,6 +252,22 @@ def _read_url_object(url: Fields, field: str, modality: Modality) -> tuple[objec
     if url.get("detail") not in (None, *DETAILS):
         raise UnsupportedFieldError(f"{field}.detail", f"must be one of {', '.join(DETAILS)}")
     return url.get("url"), f"{field}.url"
+
+
+def _read_input_audio(part: Fields, field: str) -> PicturePart:
+    """OpenAI's form for sounds: base64 alone, and beside it in which format, as the file itself says."""
+    check_fields(part, field, {"type", "input_audio", "uuid", BREAKPOINT})
+    uuid, sent = read_uuid(part.get("uuid"), f"{field}.uuid"), part.get("input_audio")
+    field = f"{field}.input_audio"
+    if _is_left_out(sent, uuid):
+        return PicturePart(None, field, uuid, modality="audio")
+    sent = check_is_object(sent, field)
+    check_fields(sent, field, {"data", "format"})
+    check_is_text(sent.get("format"), f"{field}.format")
+    check_is_text(sent.get("data"), f"{field}.data")
+    # Itself, as it may lie in the body.
+    url = as_data_url("application/octet-stream", sent["data"])
+    return PicturePart(url, f"{field}.data", uuid, modality="audio")
 
 
 def _read_image_pil(part: Fields, field: str) -> PicturePart:
@@ -330,7 +347,7 @@ def _is_left_out(source: object, uuid: str | None) -> bool:
 
 
 def read_uuid(value: object, field: str) -> str | None:
-    """A client's own name for a picture or a film; whatever text it likes, as long as it can be shown in one line."""
+    """A client's own name for a picture or anything else; whatever text it likes that can be shown in one line."""
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
@@ -347,4 +364,7 @@ _PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "image_embeds": _read_image_embeds,
     "video_url": partial(_read_url, modality="video"),
     "video": partial(_read_named, modality="video"),
+    "input_audio": _read_input_audio,
+    "audio_url": partial(_read_url, modality="audio"),
+    "audio": partial(_read_named, modality="audio"),
 }

@@ -26,6 +26,7 @@ from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
 from keepsight.frontend.prompt.thought_text import TAGS, ThoughtForm
 from keepsight.json_fields import read_json_object, read_optional_json_object
+from keepsight.media import KINDS, SEVERAL, Kind
 
 MAX_RENDERED_CHARACTERS = 64 * 2**20
 MAX_PROBED_CHARACTERS = 2**16
@@ -68,7 +69,9 @@ class ChatTemplate:
         # What it leaves out without a word.
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
         self._drops_later_systems = self._find_whether_it_drops_later_systems()
-        self._roles_without_pictures = frozenset(self._find_roles_without_pictures())
+        self._roles_without: Mapping[Kind, frozenset[str]] = {
+            kind: frozenset(self._find_roles_without(kind)) for kind in KINDS
+        }
 
     @classmethod
     def from_checkpoint(
@@ -149,9 +152,10 @@ class ChatTemplate:
         if index and role == "system" and self._drops_later_systems:
             what = "this model's chat template shows a system's message only where it is the first"
             raise UnsupportedFieldError(f"messages[{index}].role", what)
-        if role in self._roles_without_pictures and _holds_picture(message["content"]):
-            what = f"this model's chat template has no place for pictures in {role} messages"
-            raise UnsupportedFieldError(f"messages[{index}].content", what)
+        for kind in _kinds_in(message["content"]):
+            if role in self._roles_without[kind]:
+                what = f"this model's chat template has no place for {SEVERAL[kind]} in {role} messages"
+                raise UnsupportedFieldError(f"messages[{index}].content", what)
 
     def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
         """Most templates would leave out what they do not know, and say nothing."""
@@ -195,8 +199,8 @@ class ChatTemplate:
         text = self._try_out(_write_contents([_say("user"), _say("system", _PROBE), _say("user")], self._content_form))
         return bool(text) and _PROBE not in text
 
-    def _find_roles_without_pictures(self) -> Iterator[str]:
-        """Of which the text is the same without the picture."""
+    def _find_roles_without(self, kind: Kind) -> Iterator[str]:
+        """Of which the text is the same without the picture, the film or the sound."""
         if self._drops_system_parts:
             yield "system"
         if self._content_form == "text":
@@ -204,7 +208,7 @@ class ChatTemplate:
         for role in ("system", "user", "assistant", "tool"):
             before = [] if role in ("system", "user") else [_say("user")]
             plain = _say(role)
-            shown = {**plain, "content": [{"type": "image"}, *plain["content"]]}
+            shown = {**plain, "content": [{"type": kind}, *plain["content"]]}
             text, text_of_plain = (self._try_out([*before, each, _say("user")]) for each in (shown, plain))
             if text and text == text_of_plain:
                 yield role
@@ -260,8 +264,8 @@ def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
     """Parts in lines of their own, as in vLLM."""
     if isinstance(content, str):
         return content
-    if _holds_picture(content):
-        raise UnsupportedFieldError(f"{field}.content", "this model's chat template has no place for pictures")
+    if (kind := next(_kinds_in(content), None)) is not None:
+        raise UnsupportedFieldError(f"{field}.content", f"this model's chat template has no place for {SEVERAL[kind]}")
     return "\n".join(part["text"] for part in content)
 
 
@@ -273,8 +277,10 @@ def _is_of_system(message: TemplateMessage) -> bool:
     return message["role"] in ("system", "developer")
 
 
-def _holds_picture(content: str | list[Mapping[str, Any]]) -> bool:
-    return not isinstance(content, str) and any(part["type"] != "text" for part in content)
+def _kinds_in(content: str | list[Mapping[str, Any]]) -> Iterator[Kind]:
+    """Of the parts that are no texts."""
+    if not isinstance(content, str):
+        yield from (part["type"] for part in content if part["type"] != "text")
 
 
 def _with_one_part(message: TemplateMessage) -> TemplateMessage:

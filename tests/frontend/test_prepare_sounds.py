@@ -1,0 +1,261 @@
+"""A request for a model that takes sounds: its tokens are the reference's, its names content's; what is refused."""
+
+import base64
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.config import Config
+from keepsight.errors import (
+    InvalidArgumentError,
+    MediaConflictError,
+    PictureTooLargeError,
+    ReservedTokenError,
+    TooManyPicturesError,
+    UnknownMediaError,
+    UnreadablePictureError,
+    UnsupportedFieldError,
+    UnsupportedPictureError,
+)
+from keepsight.frontend.intake.read_sound import read_sound
+from keepsight.frontend.intake.readers import Readers
+from keepsight.frontend.intake.sound_samples import Samples, SoundSource
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.media import Geometry, Kind
+from keepsight.pixels import carried_samples
+from keepsight.sampling_params import SamplingParams
+from tests.drawn import ask, by_url, draw
+from tests.frontend.gemma_like import DEMO
+from tests.frontend.sample_sounds import RATE, as_floats, drawn, sound, wav
+from tests.frontend.sound_like import SOUND, build_sound_like_checkpoint, load_sound_processor
+
+PARAMS = SamplingParams()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("sound-like")
+    build_sound_like_checkpoint(directory)
+    return directory
+
+
+@pytest.fixture
+def looked_at() -> list[SoundSource]:
+    return []
+
+
+@pytest.fixture
+def preparer(checkpoint: Path, looked_at: list[SoundSource]) -> Iterator[RequestPreparer]:
+    def look(source: SoundSource, field: str, sampling_rate: int) -> Geometry:
+        looked_at.append(source)
+        return read_sound(source, field, sampling_rate)
+
+    made = RequestPreparer.from_config(Config(model=str(checkpoint)), readers=Readers(sound=look))
+    yield made
+    made.close()
+
+
+def as_part(data: bytes, **others: Any) -> dict[str, Any]:
+    """OpenAI's."""
+    return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}} | others
+
+
+def as_url(data: bytes, **others: Any) -> dict[str, Any]:
+    """vLLM's."""
+    return {
+        "type": "audio_url",
+        "audio_url": {"url": f"data:audio/wav;base64,{base64.b64encode(data).decode()}"},
+    } | others
+
+
+def prepare(preparer: RequestPreparer, *parts: Any, salt: str | None = None) -> PreparedRequest:
+    return preparer.prepare_chat(ask(*parts, "What is that?"), PARAMS, cache_salt=salt)
+
+
+def hashes_of(prepared: PreparedRequest) -> list[str]:
+    return [item.media_hash for item in prepared.engine_request.media]
+
+
+def test_the_tokens_are_those_of_the_reference_s_processor(preparer: RequestPreparer, checkpoint: Path) -> None:
+    processor = load_sound_processor(checkpoint)
+
+    @settings(max_examples=12)
+    @given(st.lists(st.integers(641, 20_000), min_size=1, max_size=3), st.booleans())
+    def check(lengths: list[int], has_two_turns: bool) -> None:
+        messages = ask(*(as_part(wav(length)) for length in lengths), "What is that?")
+        if has_two_turns:
+            messages += [{"role": "assistant", "content": "A dog."}, *ask(as_part(wav(lengths[0])), "And that?")]
+            lengths = [*lengths, lengths[0]]
+        request = preparer.prepare_chat(messages, PARAMS).engine_request
+        audio = [as_floats(drawn(length)) for length in lengths]
+        turns = [{**turn, "content": _as_in_templates(turn["content"])} for turn in messages]
+        text = processor.apply_chat_template(turns, add_generation_prompt=True)
+        assert list(request.token_ids) == processor(text=text, audio=audio, sampling_rate=RATE)["input_ids"][0]
+        assert [item.geometry for item in request.media] == [Geometry(num_samples=length) for length in lengths]
+        assert {item.modality for item in request.media} == {"audio"}
+        assert request.num_audio_tokens == request.token_ids.count(preparer.tokenizer.token_id(SOUND))
+        assert request.num_image_tokens == 0
+
+    check()
+
+
+def _as_in_templates(content: Any) -> Any:
+    return content if isinstance(content, str) else [part | _KINDS.get(part["type"], {}) for part in content]
+
+
+_KINDS = {"input_audio": {"type": "audio"}}
+
+
+def test_a_sound_is_made_into_the_reference_s_samples_however_it_came(preparer: RequestPreparer) -> None:
+    floats = as_floats(drawn())
+    forms: list[Any] = [
+        as_part(wav()),
+        as_url(wav()),
+        {"type": "audio", "audio": wav()},
+        {"type": "audio", "audio": floats},
+        {"type": "audio", "audio": (floats, RATE)},
+        as_part(sound("flac", "flac")),
+    ]
+    for form in forms:
+        prepared = prepare(preparer, form)
+        [samples] = prepared.pixels_of(hashes_of(prepared)).values()
+        assert np.array_equal(carried_samples(samples), floats)
+    [at_another_rate] = prepare(preparer, {"type": "audio", "audio": (floats, 8_000)}).engine_request.media
+    assert at_another_rate.geometry == Geometry(num_samples=16_000)
+
+
+def test_a_prompt_has_its_sounds_where_its_markers_are(preparer: RequestPreparer) -> None:
+    prompt = f"{SOUND} or {SOUND}?"
+    media: dict[Kind, Any] = {"audio": [wav(9_000), (as_floats(drawn()), RATE)]}
+    first, second = preparer.prepare_text(prompt, media, PARAMS, uuids={"audio": ["first", None]}).engine_request.media
+    assert (first.geometry.num_samples, second.geometry.num_samples) == (9_000, 8_000)
+    with pytest.raises(InvalidArgumentError, match=r"1 <\|AUDIO\|> markers for 2 sounds"):
+        preparer.prepare_text(SOUND, media, PARAMS)
+
+
+# Names --------------------------------------------------------------------------------------------------------
+
+
+def test_a_sound_is_named_by_its_content_and_looked_at_once(
+    preparer: RequestPreparer, looked_at: list[SoundSource]
+) -> None:
+    flac = sound("flac", "flac")
+    [name], [again] = hashes_of(prepare(preparer, as_part(flac))), hashes_of(prepare(preparer, as_url(flac)))
+    assert name == again
+    assert looked_at == [flac]
+    [salted] = hashes_of(prepare(preparer, as_part(flac), salt="theirs"))
+    assert salted != name
+    assert hashes_of(prepare(preparer, as_part(wav()))) != [name]
+
+
+def test_files_of_the_same_samples_go_by_one_name_once_that_is_known(preparer: RequestPreparer) -> None:
+    forms = [as_part(wav()), as_part(sound("flac", "flac")), {"type": "audio", "audio": as_floats(drawn())}]
+    names = [hashes_of(prepare(preparer, form))[0] for form in forms]
+    assert len(set(names)) == 3
+    for form in forms:
+        prepared = prepare(preparer, form)
+        prepared.learn(prepared.pixels_of(hashes_of(prepared)))
+    assert [hashes_of(prepare(preparer, form))[0] for form in forms] == names[:1] * 3
+
+
+def test_samples_of_another_rate_are_another_sound(preparer: RequestPreparer) -> None:
+    """Though as many come of both."""
+    values = as_floats(drawn())[:1_000]
+    parts = [{"type": "audio", "audio": (values, rate)} for rate in (44_100, 44_101)]
+    first, second = prepare(preparer, *parts).engine_request.media
+    assert first.geometry == second.geometry
+    assert first.media_hash != second.media_hash
+
+
+def test_a_sound_is_asked_about_by_its_uuid_alone_and_another_length_needs_another(preparer: RequestPreparer) -> None:
+    sent = prepare(preparer, as_part(wav(), uuid="bark"))
+    for left_out in ({"type": "input_audio", "input_audio": None}, {"type": "audio_url", "audio_url": None}):
+        named = prepare(preparer, left_out | {"uuid": "bark"})
+        assert hashes_of(named) == hashes_of(sent)
+        assert named.engine_request.token_ids == sent.engine_request.token_ids
+    with pytest.raises(MediaConflictError, match="has 9000 samples, but the uuid 'bark' already names what has 8000"):
+        prepare(preparer, as_part(wav(9_000), uuid="bark"))
+    with pytest.raises(UnknownMediaError):
+        prepare(preparer, {"type": "input_audio", "input_audio": None, "uuid": "meow"})
+
+
+# Refusals -----------------------------------------------------------------------------------------------------
+
+
+def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_numbers(preparer: RequestPreparer) -> None:
+    assert prepare(preparer, as_part(wav(480_000))).engine_request.num_audio_tokens == 750
+    with pytest.raises(PictureTooLargeError, match=r"has 30\.50 seconds, at most 30 seconds are taken") as caught:
+        prepare(preparer, as_part(wav(488_000)))
+    assert caught.value.field == "messages[0].content[0].input_audio.data"
+    assert caught.value.status == 413
+    assert prepare(preparer, as_part(wav(321))).engine_request.num_audio_tokens == 1
+    with pytest.raises(UnsupportedPictureError, match="has 320 samples of 16000 in a second, at least 321"):
+        prepare(preparer, as_part(wav(320)))
+
+
+@pytest.mark.parametrize(
+    ("part", "field", "said"),
+    [
+        ({"type": "input_audio"}, "input_audio", "must be an object, not None"),
+        ({"type": "input_audio", "input_audio": {"data": "", "format": 1}}, "input_audio.format", "a string, not 1"),
+        ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio.data", "must be a string, not None"),
+        (as_part(b"x") | {"voice": "alloy"}, "voice", "is unknown"),
+        ({"type": "audio_url", "audio_url": {"url": "x", "detail": "low"}}, "audio_url.detail", "is unknown"),
+        ({"type": "audio", "audio": 3}, "audio", "must be a URL, not 3"),
+    ],
+)
+def test_a_wrong_part_is_refused_where_it_stands(preparer: RequestPreparer, part: Any, field: str, said: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=said) as caught:
+        prepare(preparer, part)
+    assert caught.value.field == f"messages[0].content[0].{field}"
+
+
+def test_base64_that_is_none_and_bytes_that_are_no_sound_are_refused(preparer: RequestPreparer) -> None:
+    part = as_part(b"") | {"input_audio": {"data": "%%%%", "format": "wav"}}
+    with pytest.raises(UnreadablePictureError, match="is not base64"):
+        prepare(preparer, part)
+    with pytest.raises(UnreadablePictureError, match="8 bytes that are none of WAV, FLAC, MP3"):
+        prepare(preparer, as_part(b"no sound"))
+
+
+def test_a_text_must_not_hold_what_stands_for_a_sound(preparer: RequestPreparer) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"2 <\|AUDIO\|> markers for 1 sounds"):
+        prepare(preparer, as_part(wav()), SOUND)
+    token_id = preparer.tokenizer.token_id(SOUND)
+    assert token_id is not None
+    with pytest.raises(ReservedTokenError, match=r"<\|AUDIO\|>"):
+        preparer.prepare_tokens([token_id], PARAMS)
+
+
+def test_a_request_has_so_many_sounds_and_no_more(checkpoint: Path) -> None:
+    preparer = RequestPreparer.from_config(Config(model=str(checkpoint), limit_mm_per_prompt={"audio": 1}))
+    with pytest.raises(TooManyPicturesError, match="is one of 2 sounds, at most 1 may be sent"):
+        prepare(preparer, as_part(wav()), as_part(wav()))
+    preparer.close()
+
+
+def test_a_model_is_sent_only_what_it_takes(preparer: RequestPreparer) -> None:
+    with pytest.raises(UnsupportedFieldError, match="is a picture, and this model takes none"):
+        prepare(preparer, by_url(draw(1).picture))
+    seeing = RequestPreparer.from_config(Config(model=str(DEMO)))
+    with pytest.raises(UnsupportedFieldError, match="is a sound, and this model takes none"):
+        prepare(seeing, as_part(wav()))
+    for data in (wav(), sound("mp3", "libmp3lame", rate=44_100)):
+        with pytest.raises(UnsupportedPictureError, match="is a sound, not a picture; this model takes none"):
+            seeing.prepare_text("<start_of_image>", {"image": [data]}, PARAMS)
+    seeing.close()
+
+
+def test_samples_that_are_changed_afterwards_change_nothing(preparer: RequestPreparer) -> None:
+    values = as_floats(drawn()).copy()
+    prepared = prepare(preparer, {"type": "audio", "audio": values})
+    values[:] = 0
+    [samples] = prepared.pixels_of(hashes_of(prepared)).values()
+    assert np.array_equal(carried_samples(samples), as_floats(drawn()))
+    assert isinstance(prepared._pictures[0].picture.source, Samples)
