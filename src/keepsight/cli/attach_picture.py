@@ -1,4 +1,4 @@
-"""What was typed after `/image` or `/video` becomes pictures or films of a message.
+"""What was typed after `/image`, `/video` or `/audio` becomes pictures, films or sounds of a message.
 
 A file goes as a data URL of its own bytes, unchanged, so that the server knows it again in every later turn.  A web
 address goes as it is: the server fetches it.
@@ -51,11 +51,13 @@ def _read_as_data_url(command: str, name: str) -> str:
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgumentError(command, f"cannot read {name}: {reason}") from error
-    media_type = _type_of_film(name) if command == "/video" else Image.MIME[look_at_header(content, name).format or ""]
+    is_picture = command == "/image"
+    media_type = Image.MIME[look_at_header(content, name).format or ""] if is_picture else _guess_type(command, name)
     return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
 
 
-def _type_of_film(name: str) -> str:
+def _guess_type(command: str, name: str) -> str:
     """By its name: what it is its server will find out."""
+    kind = command.removeprefix("/")
     guessed = mimetypes.guess_type(name)[0] or ""
-    return guessed if guessed.startswith("video/") else "video/mp4"
+    return guessed if guessed.startswith(f"{kind}/") else f"{kind}/mp4"

@@ -29,6 +29,7 @@ DEFAULT_URL = "http://127.0.0.1:8000/v1"
 HELP = """\
 /image PATH-or-URL ...   show pictures with the next message
 /video PATH-or-URL ...   show films with it
+/audio PATH-or-URL ...   let it hear sounds
 /clear                   begin a new conversation
 /save FILE               write the conversation as JSON: the body of a request
 /help                    this
@@ -111,6 +112,7 @@ class Chat:
         self._commands: dict[str, Callable[[str], None]] = {
             "/image": partial(self._attach, "/image"),
             "/video": partial(self._attach, "/video"),
+            "/audio": partial(self._attach, "/audio"),
             "/clear": self._clear,
             "/save": self._save,
             "/help": lambda _rest: _note(HELP),

@@ -15,6 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     parser.add_argument("--image", action="append", default=[], type=Path, help="a picture; may be given several times")
     parser.add_argument("--video", action="append", default=[], type=Path, help="a film; may be given several times")
+    parser.add_argument("--audio", action="append", default=[], type=Path, help="a sound; may be given several times")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     parser.add_argument("--seed", type=int, help="makes a temperature above 0 repeatable")
@@ -27,6 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
         {"type": "image_pil", "image_pil": read_picture(path, "--image")} for path in arguments.image
     ]
     content += [{"type": "video", "video": read_file(path, "--video")} for path in arguments.video]
+    content += [{"type": "audio", "audio": read_file(path, "--audio")} for path in arguments.audio]
     content.append({"type": "text", "text": arguments.prompt})
 
     with ending_on_ctrl_c():

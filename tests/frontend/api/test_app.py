@@ -73,7 +73,12 @@ def test_an_answer_has_openai_s_shape(client: Client, engine: FakeEngine) -> Non
             "prompt_tokens": num_prompt,
             "completion_tokens": num_answer,
             "total_tokens": num_prompt + num_answer,
-            "prompt_tokens_details": {"cached_tokens": 0, "image_tokens": 0, "text_tokens": num_prompt},
+            "prompt_tokens_details": {
+                "cached_tokens": 0,
+                "image_tokens": 0,
+                "audio_tokens": 0,
+                "text_tokens": num_prompt,
+            },
         },
     }
 

@@ -50,7 +50,7 @@ def test_a_completion_has_openai_s_shape(client: Client, engine: FakeEngine) -> 
     assert body.pop("id").startswith("cmpl-")
     assert body.pop("created") > 1_700_000_000
     choice = {"index": 0, "text": "Red. Blue.", "finish_reason": "stop", "logprobs": None, "stop_reason": None}
-    details = {"cached_tokens": 0, "image_tokens": 0, "text_tokens": num_prompt}
+    details = {"cached_tokens": 0, "image_tokens": 0, "audio_tokens": 0, "text_tokens": num_prompt}
     assert body == {
         "object": "text_completion",
         "model": MODEL,

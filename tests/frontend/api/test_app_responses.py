@@ -96,6 +96,7 @@ def test_an_answer_is_one_message(client: Client) -> None:
     assert usage["input_tokens_details"] == {
         "cached_tokens": 0,
         "image_tokens": 0,
+        "audio_tokens": 0,
         "text_tokens": usage["input_tokens"],
     }
 

@@ -40,7 +40,7 @@ def test_the_vectors_are_the_engine_s_in_strips_as_long_as_a_picture(client: Cli
     carried = prepared.pixels_of(names)
     assert np.array_equal(np.concatenate([carried_embeddings(carried[name]) for name in names]), VALUES)
     assert body["usage"]["prompt_tokens"] == 40
-    details = {"cached_tokens": 0, "image_tokens": 0, "text_tokens": 40}
+    details = {"cached_tokens": 0, "image_tokens": 0, "audio_tokens": 0, "text_tokens": 40}
     assert body["usage"]["prompt_tokens_details"] == details
 
 

@@ -211,10 +211,14 @@ class Answer(ABC):
     def usage(self) -> Usage:
         requests = [each.engine_request for each in self._prompts]
         num_prompt_tokens = sum(len(each.token_ids) for each in requests)
-        num_image_tokens = sum(each.num_image_tokens for each in requests)
-        num_cached_tokens = sum(self._num_cached_tokens.values())
-        num_thought_tokens = self._num_thought_tokens if self._may_think else None
-        return Usage.count(num_prompt_tokens, self._num_tokens, num_image_tokens, num_cached_tokens, num_thought_tokens)
+        return Usage.count(
+            num_prompt_tokens,
+            self._num_tokens,
+            sum(each.num_image_tokens for each in requests),
+            sum(self._num_cached_tokens.values()),
+            self._num_thought_tokens if self._may_think else None,
+            sum(each.num_audio_tokens for each in requests),
+        )
 
     def _token_logprobs(self, token: TokenOutput) -> ContentLogprob:
         assert token.logprobs is not None

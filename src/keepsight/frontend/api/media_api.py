@@ -1,4 +1,4 @@
-"""`/v1/media`: pictures and films are uploaded once, then named by a handle; what holds them is told, and made to.
+"""`/v1/media`: pictures, films, sounds are uploaded once, then named by a handle; what holds them is told, and made to.
 
 Knows neither where bytes are kept nor how pixels are made.  Each caller's key is a tenant of its own; without keys all
 callers are one.
@@ -78,8 +78,10 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["media"] = "media"
     bytes: int
-    width: int
-    height: int
+    # Of a sound neither, but how many samples the model is given.
+    width: int | UnsetType = UNSET
+    height: int | UnsetType = UNSET
+    num_samples: int | UnsetType = UNSET
     sha256: str
     created: int
     expires_at: int
@@ -98,8 +100,9 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             id=handle.id,
             bytes=handle.num_bytes,
-            width=handle.width,
-            height=handle.height,
+            width=handle.width or UNSET,
+            height=handle.height or UNSET,
+            num_samples=handle.num_samples or UNSET,
             sha256=handle.sha256,
             created=int(handle.created),
             expires_at=int(handle.expires),
@@ -290,7 +293,7 @@ class MediaApi:
 
     async def _warm(self, named: NamedPicture, salt: str | None, pin_seconds: float = 0) -> None:
         """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
-        kind = "video" if named.picture.is_film else "image"
+        kind = named.picture.kind
         messages = [{"role": "user", "content": [{"type": kind, kind: named.picture.source}]}]
         params = SamplingParams(max_tokens=1, temperature=0)
         try:

@@ -47,10 +47,10 @@ def read_upload(content_type: str, body: bytes, query: Mapping[str, str]) -> Upl
         field, source, said = _read_json(body)
     elif kind == "multipart/form-data":
         field, source, said = _read_form(body, parameters.get("boundary", ""))
-    elif kind.startswith(("image/", "video/")) or kind == "application/octet-stream":
+    elif kind.startswith(("image/", "video/", "audio/")) or kind == "application/octet-stream":
         field, source, said = "body", body, {}
     else:
-        kinds = "image/*, video/*, application/octet-stream, multipart/form-data or application/json"
+        kinds = "image/*, video/*, audio/*, application/octet-stream, multipart/form-data or application/json"
         raise UnsupportedBodyError("Content-Type", f"must be {kinds}, not {kind[:80]!r}")
     return Upload(source, field, _as_options(_read_texts(query) | said))
 

@@ -100,4 +100,6 @@ class _Record:
 def _tell(usage: Usage) -> str:
     details = usage.prompt_tokens_details
     parts = f"{details.cached_tokens} cached, {details.image_tokens} of pictures"
+    if details.audio_tokens:
+        parts += f", {details.audio_tokens} of sounds"
     return f"{usage.prompt_tokens} tokens of prompt ({parts}), {usage.completion_tokens} of answer"

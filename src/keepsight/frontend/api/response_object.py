@@ -53,6 +53,7 @@ OutputItem = OutputThought | OutputMessage | OutputCall
 class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     image_tokens: int
+    audio_tokens: int
     text_tokens: int
 
 

@@ -11,6 +11,7 @@ from keepsight.observe.account import AccountBody
 class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     cached_tokens: int
     image_tokens: int
+    audio_tokens: int
     text_tokens: int
 
 
@@ -35,11 +36,13 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
         num_image_tokens: int,
         num_cached_tokens: int,
         num_thought_tokens: int | None = None,
+        num_audio_tokens: int = 0,
     ) -> "Usage":
         details = PromptTokensDetails(
             cached_tokens=num_cached_tokens,
             image_tokens=num_image_tokens,
-            text_tokens=num_prompt_tokens - num_image_tokens,
+            audio_tokens=num_audio_tokens,
+            text_tokens=num_prompt_tokens - num_image_tokens - num_audio_tokens,
         )
         return cls(
             prompt_tokens=num_prompt_tokens,

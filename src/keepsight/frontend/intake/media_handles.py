@@ -33,6 +33,7 @@ CREATE TABLE IF NOT EXISTS media (
     num_bytes INTEGER NOT NULL,
     width INTEGER NOT NULL,
     height INTEGER NOT NULL,
+    num_samples INTEGER NOT NULL,
     created REAL NOT NULL,
     expires REAL NOT NULL,
     pinned_until REAL,
@@ -62,6 +63,8 @@ class MediaHandle:
     num_bytes: int
     width: int
     height: int
+    # Of a sound, which has neither.
+    num_samples: int
     # Seconds since 1970.
     created: float
     expires: float
@@ -133,14 +136,15 @@ class MediaHandles:
         self, tenant: str, content: bytes, geometry: Geometry, ttl_seconds: float = DEFAULT_TTL_SECONDS
     ) -> MediaHandle:
         """Raises MediaQuotaError: what was promised to stay never goes for what comes."""
+        size = geometry.width, geometry.height, geometry.num_samples
         media_id, digest = ID_PREFIX + secrets.token_hex(16), hashlib.sha256(content).hexdigest()
         with self._writing() as now:
             self._check_quota(tenant, len(content))
             self._check_room(len(content))
             self._database.execute(
-                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, created, expires) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-                (media_id, tenant, digest, len(content), geometry.width, geometry.height, now, now + ttl_seconds),
+                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, created, expires) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (media_id, tenant, digest, len(content), *size, now, now + ttl_seconds),
             )
             self._database.execute("INSERT INTO contents (id, content) VALUES (?, ?)", (media_id, content))
             return self._find(tenant, media_id, "id")

@@ -192,8 +192,10 @@ class _Messages:
         kind = part.get("type")
         if kind == "input_image":
             return self._read_picture(dict(part), place, own)
+        if kind == "input_audio":
+            return dict(part)
         if kind not in ("input_text", "output_text", "refusal"):
-            refuse(f"{place}.type", kind, "one of input_text, input_image, output_text, refusal")
+            refuse(f"{place}.type", kind, "one of input_text, input_image, input_audio, output_text, refusal")
         if part.get("annotations"):
             raise InvalidArgumentError(f"{place}.annotations", "must be empty: none is read here")
         told = {name: value for name, value in part.items() if kind != "output_text" or name not in _OF_TEXTS}
