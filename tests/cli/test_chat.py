@@ -84,21 +84,26 @@ def test_the_whole_conversation_goes_with_every_message(terminal: Terminal, scri
     ]
 
 
-def test_pictures_and_films_go_with_the_next_message_alone(terminal: Terminal, script: Script, tmp_path: Path) -> None:
+def test_pictures_films_and_sounds_go_with_the_next_message_alone(
+    terminal: Terminal, script: Script, tmp_path: Path
+) -> None:
     picture = draw(7).picture
     picture.save(tmp_path / "my cat.png")
     url = to_data_url((tmp_path / "my cat.png").read_bytes())
     (tmp_path / "cat.webm").write_bytes(b"a film")
+    (tmp_path / "cat.wav").write_bytes(b"a sound")
     shown = [f"/image {tmp_path}/my cat.png", "/image http://x/y.png", f"/video {tmp_path}/cat.webm"]
+    shown.append(f"/audio {tmp_path}/cat.wav")
     terminal.type(*shown, "What is this?", "And now?")
     assert script.messages[0]["content"] == [
         {"type": "image_url", "image_url": {"url": url}},
         {"type": "image_url", "image_url": {"url": "http://x/y.png"}},
         {"type": "video_url", "video_url": {"url": to_data_url(b"a film", "video/webm")}},
+        {"type": "audio_url", "audio_url": {"url": to_data_url(b"a sound", "audio/x-wav")}},
         {"type": "text", "text": "What is this?"},
     ]
     assert script.messages[2] == {"role": "user", "content": "And now?"}
-    assert "3 with the next message" in terminal.err
+    assert "4 with the next message" in terminal.err
 
 
 def test_options_go_to_the_server_and_only_if_they_are_given(terminal: Terminal, script: Script) -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from keepsight.frontend.identity.common_geometries import PLACE_BYTES, CommonGeometries
 from keepsight.frontend.identity.known_media import KnownMedia
-from keepsight.media import Geometry
+from keepsight.media import Geometry, Timeline
 
 SIZE, OTHER = Geometry(40, 30), Geometry(2**20, 1)
 
@@ -32,6 +32,7 @@ def test_what_one_has_put_another_gets_and_a_later_one_too(tmp_path: Path) -> No
 def test_places_lie_beside_each_other(tmp_path: Path) -> None:
     common = opened(tmp_path)
     sizes = {str(number): Geometry(number, 1) for number in range(1, 30)}
+    sizes |= {"a film": Geometry(3, 2, Timeline(20, 10.0)), "a sound": Geometry(num_samples=480_000)}
     for name, size in sizes.items():
         common.put(name, size)
     assert {name: common.get(name) for name in sizes} == sizes

@@ -6,7 +6,7 @@ from keepsight.frontend.intake.media_limits import MediaLimits
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.media import Modality
 
-LIMITS = MediaLimits({"image": 2, "video": 1}, max_bytes=10, max_request_bytes=15, fetch_seconds=1)
+LIMITS = MediaLimits({"image": 2, "video": 1, "audio": 1}, max_bytes=10, max_request_bytes=15, fetch_seconds=1)
 
 
 def parts_of(num_parts: int, modality: Modality = "image") -> list[PicturePart]:
@@ -20,10 +20,12 @@ def test_the_first_picture_too_many_is_named_with_the_limit() -> None:
     assert (caught.value.field, caught.value.status, caught.value.code) == ("part[2]", 400, "too_many_pictures")
 
 
-def test_videos_are_counted_by_themselves() -> None:
-    LIMITS.check_count([*parts_of(2), *parts_of(1, "video")])
+def test_videos_and_sounds_are_counted_by_themselves() -> None:
+    LIMITS.check_count([*parts_of(2), *parts_of(1, "video"), *parts_of(1, "audio")])
     with pytest.raises(TooManyPicturesError, match="one of 2 videos, at most 1"):
         LIMITS.check_count(parts_of(2, "video"))
+    with pytest.raises(TooManyPicturesError, match="one of 2 sounds, at most 1"):
+        LIMITS.check_count(parts_of(2, "audio"))
 
 
 def test_a_picture_may_have_exactly_its_limit() -> None:

@@ -38,7 +38,7 @@ def test_the_length_of_a_wav_and_of_samples_is_known_without_pyav(monkeypatch: p
         assert read_sound(wav(rate=rate), FIELD, RATE) == Geometry(num_samples=expected)
         samples = Samples(np.zeros(8_000, np.float32), rate)
         assert read_sound(samples, FIELD, RATE) == Geometry(num_samples=expected)
-    with pytest.raises(UnsupportedPictureError, match=r"PyAV is missing: pip install 'keepsight\[video\]'"):
+    with pytest.raises(UnsupportedPictureError, match=r"PyAV is missing: pip install 'keepsight\[audio\]'"):
         read_sound(sound(*KINDS[0][:2]), FIELD, RATE)
 
 

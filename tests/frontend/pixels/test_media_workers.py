@@ -26,9 +26,10 @@ from keepsight.frontend.identity.pan_and_scan import plan_crops
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.intake.read_sound import read_sound
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels import media_worker, media_workers
-from keepsight.frontend.pixels.make_pixels import Made, PictureJob
+from keepsight.frontend.pixels.make_pixels import Made, PictureJob, SoundJob
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -42,6 +43,7 @@ from tests.drawn import ask, to_data_url
 from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
 from tests.frontend.sample_films import KINDS, drawn_frames, film
 from tests.frontend.sample_pictures import BASE, CROPPING, all_cases, encode, random_picture
+from tests.frontend.sample_sounds import RATE, sound, wav
 from tests.wait_until import wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -239,6 +241,23 @@ def test_no_picture_waits_for_a_film(misbehaving: CountedWorkers) -> None:
 def test_what_a_worker_says_of_a_film_is_not_believed(misbehaving: MediaWorkers) -> None:
     with pytest.raises(PictureTooLargeError, match="at most 64000000 are allowed"):
         misbehaving.read_film(IMPOSE, FIELD)
+
+
+def test_sounds_are_looked_at_and_made_as_without_them(workers: MediaWorkers) -> None:
+    for data in (sound("flac", "flac"), sound("mp3", "libmp3lame", rate=44_100), wav(rate=48_000)):
+        geometry = workers.read_sound(data, FIELD, RATE)
+        assert geometry == read_sound(data, FIELD, RATE)
+        job = SoundJob(data, FIELD, {"": None}, RATE, geometry.num_samples)
+        assert_equal(workers.make(job), job.run())
+    for broken in (b"no sound", sound("flac", "flac")[:60]):
+        here = error_of(lambda: read_sound(broken, FIELD, RATE))  # noqa: B023
+        assert error_of(lambda: workers.read_sound(broken, FIELD, RATE)) == here  # noqa: B023
+
+
+def test_the_length_of_a_wav_is_read_here_and_starts_no_process(start: Start) -> None:
+    workers = start(1)
+    assert workers.read_sound(wav(), FIELD, RATE).num_samples == 8_000
+    assert workers.pids() == []
 
 
 # Their processes ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.errors import ModelNotFoundError, PictureError, PictureTooLargeError, UnreadablePictureError
-from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
+from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob, SoundJob, SoundLook
 from keepsight.frontend.pixels.picture_wire import (
     MAX_HEADER_BYTES,
     MAX_MESSAGE_CHARACTERS,
@@ -26,6 +26,7 @@ from keepsight.frontend.pixels.picture_wire import (
 )
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import CropBox, Geometry, Moment, Part, Timeline
+from keepsight.pixels import carry_samples
 from keepsight.requests import Pixels
 from keepsight.shown_sizes import ShownSizes
 
@@ -151,6 +152,35 @@ def test_what_no_film_may_be_is_not_believed(said: Geometry) -> None:
 def test_half_a_word_of_a_film_is_none(said: object) -> None:
     with pytest.raises((ConnectionError, msgspec.MsgspecError)):
         answer_to(LOOK, lambda connection: connection.sendall(framed(said)))
+
+
+SOUND, SOUND_LOOK = SoundJob(b"bytes", FIELD, {"a": None}, 16_000, 3), SoundLook(b"bytes", FIELD, 16_000)
+
+
+def test_a_sound_s_job_and_its_samples_arrive() -> None:
+    with sent_by(lambda connection: send_job(connection, SOUND)) as connection:
+        assert receive_job(connection) == SoundJob(b"bytes", "audio", {"a": None}, 16_000, 3)
+    samples = carry_samples(np.array([0, 0.5, -1], np.float32))
+    received = answer_to(SOUND, lambda connection: send_result(connection, Made({"a": samples}, (1.0, 0.0))))
+    assert np.array_equal(received.pixels["a"], samples)
+
+
+def test_samples_that_no_sound_has_are_not_believed() -> None:
+    samples = carry_samples(np.array([0, float("nan"), -1], np.float32))
+    received = answer_to(SOUND, lambda connection: send_result(connection, Made({"a": samples}, (1.0, 0.0))))
+    assert isinstance(received, PictureError)
+    assert received.field == FIELD
+
+
+def test_a_look_at_a_sound_and_its_length_arrive_unless_no_sound_may_have_it() -> None:
+    with sent_by(lambda connection: send_job(connection, SOUND_LOOK)) as connection:
+        assert receive_job(connection) == SoundLook(b"bytes", "audio", 16_000)
+    for length, is_believed in ((480_000, True), (0, False), (-1, False), (2**40, False)):
+        said = Geometry(num_samples=length)
+        received = answer_to(SOUND_LOOK, lambda connection: send_result(connection, said))  # noqa: B023
+        assert received == said if is_believed else isinstance(received, PictureError)
+    with pytest.raises(ConnectionError):
+        answer_to(SOUND_LOOK, lambda connection: send_result(connection, Geometry(64, 48, Timeline(20, 10.0))))
 
 
 def test_pixels_arrive_under_the_names_of_their_parts_in_memory_of_their_own() -> None:

@@ -18,6 +18,8 @@ from keepsight.media import MAX_PIXELS
 if TYPE_CHECKING:
     from av.container import InputContainer
 
+# Which of ours brings PyAV.
+_EXTRAS = {"film": "video", "sound": "audio"}
 _MOV_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
 
 
@@ -56,7 +58,9 @@ def _import_av(field: str, kind: str) -> ModuleType:
     try:
         import av
     except ImportError as error:
-        message = f"a {kind} of this format is not read here, as PyAV is missing: pip install 'keepsight[video]'"
+        message = (
+            f"a {kind} of this format is not read here, as PyAV is missing: pip install 'keepsight[{_EXTRAS[kind]}]'"
+        )
         raise UnsupportedPictureError(field, message) from error
     return av
 
