@@ -96,12 +96,12 @@ class LLM:
         lora_request: None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
-        """A prompt is a text, token ids, or a mapping: `prompt` or `prompt_token_ids`; what is seen goes with a text.
+        """A prompt is a text, token ids, or a mapping: `prompt` or `prompt_token_ids`; media go with a text.
 
-        That is `multi_modal_data={"image": [...], "video": [...]}`; `multi_modal_uuids`, of the same form, may name it:
-        what was sent under a uuid once may be None later.  With `enable_prompt_embeds` a mapping may have
-        `prompt_embeds` instead, an array or a tensor [tokens, hidden] of what `transformers` calls `inputs_embeds`, or
-        a file's bytes.
+        That is `multi_modal_data={"image": [...], "video": [...], "audio": [...]}`; `multi_modal_uuids`, of the same
+        form, may name it: what was sent under a uuid once may be None later.  With `enable_prompt_embeds` a mapping
+        may have `prompt_embeds` instead, an array or a tensor [tokens, hidden] of what `transformers` calls
+        `inputs_embeds`, or a file's bytes.
         Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.  The last two are vLLM's,
         and must be None.
         """
@@ -131,10 +131,11 @@ class LLM:
 
         Or as `image_pil` with a PIL image, a numpy array or a torch tensor; with `enable_mm_embeds` its embeddings as
         `image_embeds`, an array, a tensor or a file's bytes.  Films as `video_url`, or `video` with a file's bytes or
-        an array of frames.  With `continue_final_message` the model goes on with the
-        last message; with `add_generation_prompt` false nothing follows it.  `tools` are told to the model;
-        what it makes of them is text, as in vLLM.  `chat_template_kwargs` are variables of the chat template.  The last
-        three are vLLM's, and must be None.
+        an array of frames; sounds as `audio_url`, or `audio` with a file's bytes, samples, or a pair of these and how
+        many are a second.  With `continue_final_message` the model goes on with the last message; with
+        `add_generation_prompt` false nothing follows it.  `tools` are told to the model; what it makes of them is text,
+        as in vLLM.  `chat_template_kwargs` are variables of the chat template.  The last three are vLLM's, and must be
+        None.
         """
         _refuse_others(lora_request=lora_request, chat_template=chat_template, tokenization_kwargs=tokenization_kwargs)
         conversations: Sequence[Any] = messages if are_conversations(messages) else [messages]

@@ -104,7 +104,7 @@ _HELP = {
     },
     "where pictures may come from, and how much of them": {
         "limit_mm_per_prompt": (
-            """pictures and videos of one request, those of earlier turns too: '{"image": 8}' or image=8,video=1"""
+            """pictures, videos, sounds of one request, those of earlier turns too: '{"image": 8}' or image=8,video=1"""
         ),
         "max_image_pixels": "pixels of one picture, known before it is decoded",
         "max_media_bytes": "bytes of one picture, as it is sent or downloaded",

@@ -253,7 +253,9 @@ class RequestPreparer:
             self._limits.check_is_token(token_id, field)
             if token_id in self._media_token_ids:
                 token = self.tokenizer.token(token_id)
-                raise ReservedTokenError(field, f"must not hold {token_id}, {token}: its picture cannot be sent along")
+                raise ReservedTokenError(
+                    field, f"must not hold {token_id}, {token}: what it stands for cannot be sent along"
+                )
         prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
         self._limits.check_expanded(prompt, field, terms.max_told)
         request = self._finish(prompt, (), terms)
@@ -413,13 +415,13 @@ def _refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:
 
 
 def _check_takes(processor: ProcessorConfig, parts: Sequence[PicturePart]) -> None:
-    ways = {
+    reasons = {
         "image": None if processor.takes_pictures else "is a picture, and this model takes none",
         "video": None if processor.film else "is a video, and this model takes none; send its frames as pictures",
         "audio": None if processor.sound else "is a sound, and this model takes none",
     }
     for part in parts:
-        if (why := ways[part.kind]) is not None:
+        if (why := reasons[part.kind]) is not None:
             raise UnsupportedFieldError(part.field, why)
 
 

@@ -86,10 +86,6 @@ class Picture:
     moments: tuple[Moment, ...] = ()
 
     @property
-    def is_film(self) -> bool:
-        return self.modality == "video"
-
-    @property
     def kind(self) -> Kind:
         return self.layout.kind
 
