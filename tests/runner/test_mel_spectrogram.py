@@ -1,5 +1,7 @@
 """What an encoder hears of a sound is what transformers' extractor makes of it, bit for bit."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -11,6 +13,7 @@ from torch import Tensor
 
 from keepsight.pixels import carry_samples
 from keepsight.runner.mel_spectrogram import MelSpectrogram, mel_filters
+from keepsight.runner.openmp_team import keeping_team_size, set_team_size
 from keepsight.sound_config import SoundConfig
 from tests.models.qwen2_audio.reference import draw_sound
 
@@ -24,6 +27,13 @@ def extractor(config: SoundConfig) -> Any:
     return make(feature_size=config.num_mels, sampling_rate=config.sampling_rate, chunk_length=config.chunk_length)
 
 
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
+    with keeping_team_size():
+        set_team_size(count)
+        yield
+
+
 def hear(config: SoundConfig, *sounds: np.typing.NDArray[np.float32]) -> Tensor:
     carried = torch.from_numpy(np.stack([carry_samples(sound) for sound in sounds]))
     return MelSpectrogram(config, "cpu", torch.float32)(carried)
@@ -32,7 +42,8 @@ def hear(config: SoundConfig, *sounds: np.typing.NDArray[np.float32]) -> Tensor:
 def check_equal(config: SoundConfig, sound: np.typing.NDArray[np.float32]) -> None:
     """And as many frames as the places of its own see, one behind the last."""
     [ours] = hear(config, sound)
-    theirs = extractor(config)([sound], sampling_rate=config.sampling_rate, return_attention_mask=True)
+    with on_threads(1):
+        theirs = extractor(config)([sound], sampling_rate=config.sampling_rate, return_attention_mask=True)
     num_places = (int(theirs["attention_mask"].sum()) - 1) // 2 + 1
     assert len(ours) == min(2 * num_places + 1, config.max_frames)
     assert torch.equal(ours.T, torch.from_numpy(theirs["input_features"][0])[:, : len(ours)])
@@ -59,6 +70,11 @@ def test_silence_and_what_is_no_louder_at_its_end_are_heard_likewise() -> None:
     check_equal(CONFIGS[-1], np.concatenate([draw_sound(4000, 1), np.zeros(4000, np.float32)]))
 
 
-def test_no_sound_is_heard_otherwise_in_company() -> None:
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_no_sound_is_heard_otherwise_in_company_or_by_more_threads(config: SoundConfig) -> None:
     sounds = [draw_sound(3000, seed) for seed in range(3)]
-    assert torch.equal(hear(CONFIGS[0], *sounds), torch.cat([hear(CONFIGS[0], sound) for sound in sounds]))
+    alone = torch.cat([hear(config, sound) for sound in sounds])
+    for count in (1, 2, 7):
+        with on_threads(count):
+            assert torch.equal(hear(config, *sounds), alone)
+            assert torch.get_num_threads() == count

@@ -1,5 +1,5 @@
-"""Samples to the spectrogram that an encoder hears: on a CPU equal to the reference's WhisperFeatureExtractor's, to the
-last bit.
+"""Samples to the spectrogram that an encoder hears: on a CPU equal to that of the reference's
+WhisperFeatureExtractor on one thread, to the last bit.
 
 The reference extends every sound by silence to the longest that there may be.  Here only the frames of the sound itself
 are made, and as many behind it as hold some of it.
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from keepsight.runner.openmp_team import keeping_team_size, set_team_size
 from keepsight.sound_config import FRAME_LENGTH, HOP_LENGTH, SoundConfig, num_places
 
 # In hertz, whatever the sampling rate.
@@ -34,8 +35,10 @@ class MelSpectrogram:
 
     def __call__(self, carried: Tensor) -> Tensor:
         samples = carried.view(torch.float32).flatten(1)
-        # One by one: a product of several would have other last bits.
-        return torch.stack([self._of_sound(each) for each in samples])
+        # One by one, by one thread: a product of several, or one that several threads share, may have other last bits.
+        with keeping_team_size():
+            set_team_size(1)
+            return torch.stack([self._of_sound(each) for each in samples])
 
     def _of_sound(self, samples: Tensor) -> Tensor:
         logarithms = self._mels(self._powers(samples)).clamp(min=FAINTEST).log10()

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from keepsight.models.layers import LayerNorm, Linear, Placement, WeightSlot, empty_parameter, slot, under
 from keepsight.models.qwen2_audio.config import AudioConfig
 from keepsight.models.vision_layer import VisionLayer, row_groups
+from keepsight.sound_config import PLACES_PER_TOKEN
 
 # So many rows a convolution sees.
 WIDTH = 3
-PLACES_PER_TOKEN = 2
 
 
 class Convolution(nn.Module):
