@@ -72,14 +72,13 @@ class AudioTower(nn.Module):
         return self.projector(self.norm(pooled))  # type: ignore[no-any-return]
 
     def _places(self, spectrograms: Tensor) -> Generator[None, None, Tensor]:
-        """[sounds, places, hidden].  There is nothing before the first frame, and behind the last one of the longest
-        sound; of others one more is given, which the last place sees.
+        """[sounds, places, hidden].  There is nothing before the first frame, nor behind the last one of the longest
+        sound; of any other one more is given, an odd one, which its last place sees.
         """
         sounds, num_frames, _ = spectrograms.shape
         num_places, width = num_frames // 2, self.positions.shape[1]
-        num_missing = 1 - num_frames % 2
         framed = spectrograms.new_zeros(sounds, 1 + 2 * num_places, width)
-        yield from self.of_frames.in_parts(F.pad(spectrograms, (0, 0, 1, num_missing)), framed[:, 1:])
+        yield from self.of_frames.in_parts(F.pad(spectrograms, (0, 0, 1, 1)), framed[:, 1:])
         hidden = spectrograms.new_empty(sounds, num_places, width)
         yield from self.of_pairs.in_parts(framed, hidden)
         return hidden.add_(self.positions[:num_places])
