@@ -3,6 +3,7 @@
 from itertools import count
 
 from keepsight.scheduling.admit_request import make_states
+from keepsight.scheduling.lineup import by_order
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.shortage import Shortage
 from tests.scheduling.drive import make_config, make_request
@@ -15,7 +16,7 @@ def state_at(arrival: int) -> RequestState:
 
 def test_only_those_behind_the_one_who_is_short_are_kept_out_until_it_ends() -> None:
     first, short, last = (state_at(arrival) for arrival in range(3))
-    shortage = Shortage()
+    shortage = Shortage(by_order)
     assert not shortage.keeps_out(last)
     shortage.begin(short)
     assert [shortage.keeps_out(state) for state in (first, short, last)] == [False, False, True]
@@ -27,7 +28,7 @@ def test_only_those_behind_the_one_who_is_short_are_kept_out_until_it_ends() -> 
 
 def test_one_before_who_is_short_too_takes_its_place() -> None:
     first, second, last = (state_at(arrival) for arrival in range(3))
-    shortage = Shortage()
+    shortage = Shortage(by_order)
     shortage.begin(second)
     shortage.begin(first)
     assert shortage.keeps_out(second)

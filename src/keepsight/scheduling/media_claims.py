@@ -1,7 +1,8 @@
 """What stands between a request and the embeddings of its media: room for them, a load, or pixels and an encoding.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
-what it holds can always be computed and released.  Knows nothing of tokens or pages.
+what it holds can always be computed and released.  Room is granted in the order of all grants, but the encoder's work
+in turns of its own: it ends by itself, so nobody waits for ever.  Knows nothing of tokens or pages.
 """
 
 from collections import Counter
@@ -11,9 +12,9 @@ from keepsight.engine_config import EngineConfig
 from keepsight.media import Modality
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
-from keepsight.scheduling.lineup import Lineup, last_of
+from keepsight.scheduling.lineup import Lineup, by_order, last_of
 from keepsight.scheduling.pixel_asks import PixelAsks
-from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import EncoderTurn, Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
@@ -24,12 +25,19 @@ class MediaClaims:
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
         self.pixels = PixelAsks()
         self._max_encoding = config.scheduler.max_num_encoder_input_tokens
+        # With so many tokens beside the largest item, the runner has enough to do.
+        self._max_begun = config.scheduler.max_num_batched_tokens
         self._num_encoding = 0
+        # Of all encodings that have ended.
+        self._num_encoded = 0
+        # By encoder key, with the turn of the first of its users; those that the runner was not given yet.
         self._encodings: dict[str, Encoding] = {}
-        self._to_begin: list[Encoding] = []
+        self._turns: dict[str, EncoderTurn] = {}
+        self._to_begin: dict[str, None] = {}
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
-        self._room_is_short, self._budget_is_short = Shortage(), Shortage()
+        self._room_is_short = Shortage(by_order)
+        self._budget_is_short = Shortage(lambda state: state.turn)
         self._has_awaited_changed = False
         # What was looked for, and found on the device.
         self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
@@ -106,26 +114,23 @@ class MediaClaims:
             self._lineup.unpark(state)
 
     def who_may_go_on(self) -> Iterator[RequestState]:
-        """Of those parked for the encoder, in their order, who is to try again.
+        """Of those parked for the encoder, in their turn, who is to try again.
 
         Of those who lack room or budget as many as there is some for; the first always, as it may take from others.
         """
         room, budget = self.encoder_cache.num_embeddings_to_be_had, self._max_encoding - self._num_encoding
-        is_first = True
-        for state in self._lineup.parked_for(ParkedFor.ENCODER):
-            if self._waits_for_its_first(state):
-                continue
-            if state.claimed_items or not self._lacks_only_room(state):
-                yield state
-                continue
+        parked = [state for state in self._lineup.parked_for(ParkedFor.ENCODER) if not self._waits_for_its_first(state)]
+        short = [state for state in parked if not state.claimed_items and self._lacks_only_room(state)]
+        are_short = set(short)
+        yield from (state for state in parked if state not in are_short)
+        for state in sorted(short, key=lambda state: state.turn):
             length = state.media[state.next_item].span.length
             cost = 0 if self.loads.is_ready(state.encoder_keys[state.next_item]) else length
             fits = length <= room and cost <= budget
             if fits:
                 room, budget = room - length, budget - cost
-            if fits or is_first:
+            if fits or state is short[0]:
                 yield state
-            is_first = False
 
     def _waits_for_its_first(self, state: RequestState) -> bool:
         """It has claimed all that it needs, and cannot go on before the first of it is encoded."""
@@ -156,6 +161,8 @@ class MediaClaims:
             if lacks is not None:
                 return lacks
         state.claimed_items.add(index)
+        if key in self._to_begin:
+            self._turns[key] = min(self._turns[key], state.turn)
         self._count(state, index, origin)
         # What was made for it once was made, whatever it finds later; the reverse when what it found is taken back.
         if origin == "made" or index not in state.origins:
@@ -181,10 +188,20 @@ class MediaClaims:
         item = state.media[index]
         if not self.pixels.are_here(item.media_hash):
             return ParkedFor.PIXELS
+        self._take_turn(state, index)
         if not (self._has_budget(state, item.span.length) and self._try_make_room(state, index)):
             return ParkedFor.ENCODER
-        self._begin(Encoding(state.encoder_keys[index], item.media_hash, item.span.length, item.modality))
+        encoding = Encoding(state.encoder_keys[index], item.media_hash, item.span.length, item.modality)
+        self._begin(encoding, state.turn)
         return None
+
+    def _take_turn(self, state: RequestState, first_item: int) -> None:
+        """With the first item that has to be encoded for it."""
+        if state.encoder_turn is None:
+            items = zip(state.media[first_item:], state.encoder_keys[first_item:], strict=True)
+            num_needed = sum(item.span.length for item, key in items if not self.encoder_cache.can_find(key))
+            priority, number = state.order
+            state.encoder_turn = (priority, self._num_encoded + num_needed, number)
 
     def _try_make_room(self, state: RequestState, index: int) -> bool:
         if self._room_is_short.keeps_out(state):
@@ -215,9 +232,9 @@ class MediaClaims:
         self._room_is_short.end(state)
         self._budget_is_short.end(state)
 
-    def _begin(self, encoding: Encoding) -> None:
-        self._encodings[encoding.encoder_key] = encoding
-        self._to_begin.append(encoding)
+    def _begin(self, encoding: Encoding, turn: EncoderTurn) -> None:
+        key = encoding.encoder_key
+        self._encodings[key], self._turns[key], self._to_begin[key] = encoding, turn, None
         self._num_encoding += encoding.num_tokens
 
     def _ask(self, state: RequestState, first_item: int) -> None:
@@ -267,7 +284,7 @@ class MediaClaims:
         self._has_awaited_changed = True
         encoding = self._encodings[encoder_key]
         if encoding.media_hash in self._live:
-            self._to_begin.append(encoding)
+            self._to_begin[encoder_key] = None
         else:
             self.fail(encoder_key)
 
@@ -276,15 +293,17 @@ class MediaClaims:
         encoding = self._encodings.pop(encoder_key, None)
         if encoding is None:  # it was placed
             return
+        del self._turns[encoder_key]
         self._num_encoding -= encoding.num_tokens
+        self._num_encoded += encoding.num_tokens
         self._drop_pixels(encoding.media_hash)
         self.loads.note_encoded(encoder_key)
 
     def _withdraw_encodings(self, media_hash: str) -> None:
         """Those that wait for their turn: nobody lives that could use them."""
-        for encoding in [each for each in self._to_begin if each.media_hash == media_hash]:
-            self._to_begin.remove(encoding)
-            self.fail(encoding.encoder_key)
+        for key in [each for each in self._to_begin if self._encodings[each].media_hash == media_hash]:
+            del self._to_begin[key]
+            self.fail(key)
 
     def _drop_pixels(self, media_hash: str) -> None:
         """Not while the runner may still want to read them."""
@@ -292,7 +311,18 @@ class MediaClaims:
             self.pixels.drop(media_hash)
 
     def take_encodings(self) -> list[Encoding]:
-        taken, self._to_begin = self._to_begin, []
+        """In their turn, and no more than the runner has to do: another may come before those that it was not given."""
+        if not self._to_begin:
+            return []
+        begun = [each.num_tokens for key, each in self._encodings.items() if key not in self._to_begin]
+        num_begun, largest, taken = sum(begun), max(begun, default=0), []
+        for key in sorted(self._to_begin, key=self._turns.__getitem__):
+            if num_begun - largest >= self._max_begun:
+                break
+            encoding = self._encodings[key]
+            num_begun, largest = num_begun + encoding.num_tokens, max(largest, encoding.num_tokens)
+            del self._to_begin[key]
+            taken.append(encoding)
         return taken
 
     def list_unwanted(self) -> list[str]:
@@ -307,6 +337,7 @@ class MediaClaims:
         live = {state for state in self._states.values() if state.status is not Status.FINISHED}
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
         assert self._num_encoding == sum(each.num_tokens for each in self._encodings.values())
+        assert self._turns.keys() == self._encodings.keys() >= self._to_begin.keys()
         for state in self._states.values():
             users = {(state.sequence_id, index) for index in state.claimed_items}
             assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id
