@@ -15,6 +15,7 @@ from torch import Tensor
 
 from keepsight.made_once import made_once
 from keepsight.media import TokenSpan
+from keepsight.models.adapter_weights import AdaptedRows, AdapterWeights
 from keepsight.models.block_table import BlockTable
 
 
@@ -33,6 +34,8 @@ class RequestSlice:
     rotary_shift: int = 0
     # Where some stand at a time, a row and a column: [3, length], of all of them.
     rotary_places: Tensor | None = None
+    # What is laid over the model's weights for its tokens.
+    adapter: AdapterWeights | None = None
 
     @property
     def end(self) -> int:
@@ -146,7 +149,19 @@ class AttentionBatch:
         if self._read is None:
             return self
         pieces = [self.slices[index] for index in self._read]
-        return AttentionBatch([RequestSlice(piece.end - 1, 1, piece.table) for piece in pieces], self.device)
+        ends = [RequestSlice(piece.end - 1, 1, piece.table, adapter=piece.adapter) for piece in pieces]
+        return AttentionBatch(ends, self.device)
+
+    @made_once
+    def adapted(self) -> Sequence[AdaptedRows]:
+        """In the order of their rows."""
+        found, row = list[AdaptedRows](), 0
+        for adapter, pieces in itertools.groupby(self.slices, key=lambda piece: piece.adapter):
+            end = row + sum(piece.length for piece in pieces)
+            if adapter is not None:
+                found.append(AdaptedRows(row, end, adapter))
+            row = end
+        return found
 
     def narrowed_by(self, window: int | None) -> int | None:
         """The window; None where it is so wide that it hides nothing."""

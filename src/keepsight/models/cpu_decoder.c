@@ -11,14 +11,35 @@
 /* For the caller, who makes room for them. */
 const long keepsight_wide_rows = WIDE_ROWS;
 
+/* A layer's products. */
+typedef enum { QKV, OUT, GATE, UP, DOWN, PRODUCTS } part;
+/* For the caller, who tells of each. */
+const long keepsight_products_of_layer = PRODUCTS;
+
 /* What is the same for all steps; products and attention lack what they read and write. */
 typedef struct {
     /* Scales of norms [size]; null after a part that has none. */
     const float *before_attention, *after_attention, *before_feed_forward, *after_feed_forward;
     const float *of_heads; /* [heads + kv_heads, dim]; null where queries and keys have no norm */
-    product_work qkv, out, gate, up, down;
+    product_work products[PRODUCTS];
     long base; /* which of the angles */
 } layer;
+
+/* What an adapter adds to a product: by way of few numbers.  Without weights it adds nothing. */
+typedef struct {
+    product_work down, up;
+} low_rank;
+
+/* Rows [first, end) are one adapter's. */
+typedef struct {
+    long first, end;
+    const low_rank *products; /* [num_layers, PRODUCTS] */
+} adapted_rows;
+
+typedef struct {
+    const adapted_rows *each; /* in the order of their rows */
+    long count;
+} adapted;
 
 typedef struct {
     float *hidden; /* [tokens, size]: what the first layer is given, becomes what the last one gives */
@@ -33,6 +54,8 @@ typedef struct {
     float *projected; /* [tokens, heads + 2 * kv_heads, dim], and then what they attend to */
     float *query;     /* [tokens, heads, dim] */
     float *gate, *up; /* [WIDE_ROWS, or tokens if those are fewer, outputs of either] */
+    float *narrow;    /* [tokens, outputs of the widest `down`] */
+    adapted of_all, of_read;
     long num_read;
     long first, end, num_layers;          /* layers [first, end) of all */
     long tokens, size, heads, kv_heads, dim;
@@ -45,20 +68,55 @@ static void norm(const decoder_work *w, float *out, const float *hidden, const f
     keepsight_norm(&(norm_work){out, hidden, scale, residual, rows, w->size, w->eps});
 }
 
-static void multiply(product_work product, float *out, const float *hidden, const float *times, long rows)
+/* Some rows of a layer. */
+typedef struct {
+    const decoder_work *w;
+    long index;     /* the layer's */
+    adapted adapters; /* among the rows that these are some of */
+    long first, count;
+} rows_of_layer;
+
+static void add_low_rank(low_rank l, float *out, const float *hidden, float *narrow, long rows)
 {
-    product.out = out, product.hidden = hidden, product.times = times, product.rows = rows;
-    keepsight_multiply(&product);
+    l.down.out = narrow, l.down.hidden = hidden, l.down.rows = rows;
+    keepsight_multiply(&l.down);
+    l.up.out = out, l.up.hidden = narrow, l.up.rows = rows, l.up.is_onto = 1;
+    keepsight_multiply(&l.up);
+}
+
+static void add_adapters(rows_of_layer r, part which, float *out, const float *hidden)
+{
+    for (long i = 0; i < r.adapters.count; i++) {
+        const adapted_rows its = r.adapters.each[i];
+        const low_rank l = its.products[r.index * PRODUCTS + which];
+        const long first = its.first > r.first ? its.first - r.first : 0, end = lesser(its.end - r.first, r.count);
+        if (first < end && l.down.weight)
+            add_low_rank(l, out + first * l.up.outputs, hidden + first * l.down.inputs, r.w->narrow, end - first);
+    }
+}
+
+/* What adapters add comes first and the product on top, so that all of it is activated; other rows begin at zero as ever. */
+static void multiply(
+    rows_of_layer r, part which, float *out, const float *hidden, const float *times, int is_onto)
+{
+    product_work work = r.w->layers[r.index].products[which];
+    if (r.adapters.count) {
+        if (!is_onto)
+            memset(out, 0, r.count * work.outputs * sizeof *out);
+        is_onto = 1;
+        add_adapters(r, which, out, hidden);
+    }
+    work.out = out, work.hidden = hidden, work.times = times, work.rows = r.count, work.is_onto = is_onto;
+    keepsight_multiply(&work);
 }
 
 /* Onto the hidden states; where there is a scale it is normed before. */
-static void add_product(
-    const decoder_work *w, product_work product, float *hidden, const float *others, const float *scale, long rows)
+static void add_product(rows_of_layer r, part which, float *hidden, const float *others, const float *scale)
 {
-    product.is_onto = !scale;
-    multiply(product, scale ? w->normed : hidden, others, 0, rows);
+    const decoder_work *w = r.w;
+    multiply(r, which, scale ? w->normed : hidden, others, 0, !scale);
     if (scale)
-        norm(w, hidden, w->normed, scale, hidden, rows);
+        norm(w, hidden, w->normed, scale, hidden, r.count);
 }
 
 /* Rows that are read come to the front. */
@@ -68,34 +126,39 @@ static void gather(float *rows, const int64_t *read, long count, long size)
         memmove(rows + i * size, rows + read[i] * size, size * sizeof *rows);
 }
 
-static void attend(const decoder_work *w, const layer *l, long index, long rows)
+static void attend(rows_of_layer all, rows_of_layer read)
 {
+    const decoder_work *w = all.w;
+    const layer *l = w->layers + all.index;
     const long angles = l->base * w->tokens * w->dim;
     norm(w, w->normed, w->hidden, l->before_attention, 0, w->tokens);
-    multiply(l->qkv, w->projected, w->normed, 0, w->tokens);
+    multiply(all, QKV, w->projected, w->normed, 0, 0);
     keepsight_place_heads(&(heads_work){
-        .query = w->query, .keys = w->keys[index], .values = w->values[index], .projected = w->projected,
+        .query = w->query, .keys = w->keys[all.index], .values = w->values[all.index], .projected = w->projected,
         .scale = l->of_heads, .cos = w->cos + angles, .sin = w->sin + angles, .slots = w->slots, .tokens = w->tokens,
         .heads = w->heads, .kv_heads = w->kv_heads, .dim = w->dim, .is_rounded = w->is_rounded, .eps = w->eps});
-    if (rows < w->tokens) {
-        gather(w->query, w->read, rows, w->heads * w->dim);
-        gather(w->hidden, w->read, rows, w->size);
+    if (read.count < w->tokens) {
+        gather(w->query, w->read, read.count, w->heads * w->dim);
+        gather(w->hidden, w->read, read.count, w->size);
     }
-    attention_work sight = *w->sights[index];
-    sight.out = w->projected, sight.query = w->query, sight.keys = w->keys[index], sight.values = w->values[index];
+    attention_work sight = *w->sights[all.index];
+    sight.out = w->projected, sight.query = w->query;
+    sight.keys = w->keys[all.index], sight.values = w->values[all.index];
     keepsight_attend(&sight);
-    add_product(w, l->out, w->hidden, w->projected, l->after_attention, rows);
+    add_product(read, OUT, w->hidden, w->projected, l->after_attention);
 }
 
-static void feed_forward(const decoder_work *w, const layer *l, long all_rows)
+static void feed_forward(rows_of_layer all)
 {
-    for (long row = 0; row < all_rows; row += WIDE_ROWS) {
-        const long rows = lesser(all_rows - row, WIDE_ROWS);
-        float *hidden = w->hidden + row * w->size;
-        norm(w, w->normed, hidden, l->before_feed_forward, 0, rows);
-        multiply(l->gate, w->gate, w->normed, 0, rows);
-        multiply(l->up, w->up, w->normed, w->gate, rows);
-        add_product(w, l->down, hidden, w->up, l->after_feed_forward, rows);
+    const decoder_work *w = all.w;
+    const layer *l = w->layers + all.index;
+    for (rows_of_layer some = all; some.first < all.count; some.first += WIDE_ROWS) {
+        some.count = lesser(all.count - some.first, WIDE_ROWS);
+        float *hidden = w->hidden + some.first * w->size;
+        norm(w, w->normed, hidden, l->before_feed_forward, 0, some.count);
+        multiply(some, GATE, w->gate, w->normed, 0, 0);
+        multiply(some, UP, w->up, w->normed, w->gate, 0);
+        add_product(some, DOWN, hidden, w->up, l->after_feed_forward);
     }
 }
 
@@ -103,8 +166,10 @@ static void feed_forward(const decoder_work *w, const layer *l, long all_rows)
 void keepsight_decode(const decoder_work *w)
 {
     for (long index = w->first; index < w->end; index++) {
-        const long rows = index == w->num_layers - 1 ? w->num_read : w->tokens;
-        attend(w, w->layers + index, index, rows);
-        feed_forward(w, w->layers + index, rows);
+        const rows_of_layer all = {w, index, w->of_all, 0, w->tokens};
+        const rows_of_layer read = {w, index, w->of_read, 0, w->num_read};
+        const rows_of_layer given = index == w->num_layers - 1 ? read : all;
+        attend(all, given);
+        feed_forward(given);
     }
 }

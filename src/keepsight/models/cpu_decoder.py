@@ -4,27 +4,40 @@ Where tokens are few it takes longer to ask for a layer's parts one by one than 
 """
 
 from collections.abc import Callable, Sequence
-from ctypes import POINTER, Structure, c_float, c_long, c_void_p, pointer
+from ctypes import POINTER, Array, Structure, c_float, c_long, c_void_p, pointer
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
+from keepsight.models.adapter_weights import PRODUCTS, AdaptedRows, AdapterWeights, LowRank
 from keepsight.models.attention import LayerCache
 from keepsight.models.cpu_kernels import AttentionWork, Sight
 from keepsight.models.cpu_library import call, number
 from keepsight.models.cpu_products import Panels, ProductWork
 
 _NORMS = ("before_attention", "after_attention", "before_feed_forward", "after_feed_forward")
-_PRODUCTS = ("qkv", "out", "gate", "up", "down")
 
 
 class _Layer(Structure):
     _fields_ = (
         *((name, c_void_p) for name in (*_NORMS, "of_heads")),
-        *((name, ProductWork) for name in _PRODUCTS),
+        ("products", ProductWork * len(PRODUCTS)),
         ("base", c_long),
     )
+
+
+class _LowRank(Structure):
+    _fields_ = (("down", ProductWork), ("up", ProductWork))
+
+
+class _AdaptedRows(Structure):
+    _fields_ = (("first", c_long), ("end", c_long), ("products", POINTER(_LowRank)))
+
+
+class _Adapted(Structure):
+    _fields_ = (("each", POINTER(_AdaptedRows)), ("count", c_long))
 
 
 class _Decoder(Structure):
@@ -33,7 +46,10 @@ class _Decoder(Structure):
         ("layers", POINTER(_Layer)),
         *((name, POINTER(c_void_p)) for name in ("keys", "values")),
         ("sights", POINTER(POINTER(AttentionWork))),
-        *((name, c_void_p) for name in ("cos", "sin", "slots", "read", "normed", "projected", "query", "gate", "up")),
+        *((name, c_void_p) for name in ("cos", "sin", "slots", "read", "normed", "projected", "query")),
+        *((name, c_void_p) for name in ("gate", "up", "narrow")),
+        ("of_all", _Adapted),
+        ("of_read", _Adapted),
         *((name, c_long) for name in ("num_read", "first", "end", "num_layers", "tokens", "size")),
         *((name, c_long) for name in ("heads", "kv_heads", "dim", "is_rounded")),
         ("eps", c_float),
@@ -43,15 +59,15 @@ class _Decoder(Structure):
 class LayerWeights(NamedTuple):
     norms: Sequence[Tensor | None]  # scales, in the order of `_NORMS`; None after a part that has none
     of_heads: Tensor | None  # [heads + kv_heads, head_dim]: scales, too; None where queries and keys have no norm
-    products: Sequence[Panels]  # in the order of `_PRODUCTS`
+    products: Sequence[Panels]  # in the order of `PRODUCTS`
     activation: str  # of the gate
     base: int  # which of the angles
 
     def told(self) -> _Layer:
         scales = (None if each is None else each.data_ptr() for each in (*self.norms, self.of_heads))
         activations = {"gate": self.activation}
-        products = (each.told(activations.get(name)) for name, each in zip(_PRODUCTS, self.products, strict=True))
-        return _Layer(*scales, *products, self.base)
+        told = (each.told(activations.get(name)) for name, each in zip(PRODUCTS, self.products, strict=True))
+        return _Layer(*scales, (ProductWork * len(PRODUCTS))(*told), self.base)
 
 
 class CpuDecoder:
@@ -59,6 +75,9 @@ class CpuDecoder:
         self._weights = tuple(layers)  # held, as the kernel is given no more than where they lie
         self._layers = (_Layer * len(layers))(*(each.told() for each in layers))
         self._attention_scale, self._eps = attention_scale, eps
+        assert number("products_of_layer") == len(PRODUCTS)
+        # Of each adapter, for as long as it is held.
+        self._told_adapters: WeakKeyDictionary[AdapterWeights, Array[_LowRank]] = WeakKeyDictionary()
 
     def compute(
         self,
@@ -68,12 +87,14 @@ class CpuDecoder:
         sights: Sequence[Sight],  # of each layer
         slots: Tensor,  # [tokens]
         read_rows: Tensor | None,  # in their order; None: all
+        adapted: tuple[Sequence[AdaptedRows], Sequence[AdaptedRows]],  # of all rows, and of those that are read
         watch_layer: Callable[[int, Tensor], None] | None,
     ) -> Tensor:
         """[tokens, size] -> [read, size]; keys and values of all tokens are in their slots then."""
         hidden = hidden.clone(memory_format=torch.contiguous_format)
-        room = self._room_beside(hidden)
+        room = self._room_beside(hidden, max((each.weights.rank for each in adapted[0]), default=0))
         work = self._work(hidden, angles, caches, sights, slots, read_rows, room)
+        work.of_all, work.of_read = map(self._tell_adapted, adapted)
         at_once = 1 if watch_layer else work.num_layers
         for first in range(0, work.num_layers, at_once):
             work.first, work.end = first, first + at_once
@@ -84,13 +105,23 @@ class CpuDecoder:
                 watch_layer(first, hidden)
         return hidden
 
-    def _room_beside(self, hidden: Tensor) -> list[Tensor]:
+    def _room_beside(self, hidden: Tensor, rank: int) -> list[Tensor]:
         """For what lies between two parts of a layer; torch's: where there is none a step fails, not the process."""
         qkv, out, gate, up, _ = self._weights[0].products
         rows, wide_rows = len(hidden), min(len(hidden), number("wide_rows"))
         of_all = ((rows, each) for each in (qkv.num_inputs, qkv.num_outputs, out.num_inputs))
         of_some = ((wide_rows, each.num_outputs) for each in (gate, up))
-        return [hidden.new_empty(shape) for shape in (*of_all, *of_some)]
+        return [hidden.new_empty(shape) for shape in (*of_all, *of_some, (rows, rank))]
+
+    def _tell_adapted(self, adapted: Sequence[AdaptedRows]) -> _Adapted:
+        rows = (_AdaptedRows(first, end, self._tell_adapter(weights)) for first, end, weights in adapted)
+        return _Adapted((_AdaptedRows * len(adapted))(*rows), len(adapted))
+
+    def _tell_adapter(self, weights: AdapterWeights) -> Array[_LowRank]:
+        if (told := self._told_adapters.get(weights)) is None:
+            each = [_tell_low_rank(layer.get(name)) for layer in weights.layers for name in PRODUCTS]
+            told = self._told_adapters[weights] = (_LowRank * len(each))(*each)
+        return told
 
     def _work(
         self,
@@ -104,7 +135,7 @@ class CpuDecoder:
     ) -> _Decoder:
         keys, num_layers = caches[0].keys, len(self._layers)
         _, num_kv_heads, head_dim = keys.shape
-        num_heads = self._weights[0].products[_PRODUCTS.index("out")].num_inputs // head_dim
+        num_heads = self._weights[0].products[PRODUCTS.index("out")].num_inputs // head_dim
         assert all(each.is_contiguous() for each in (*angles, slots, keys))
         assert hidden.dtype is torch.float32
         assert hidden.shape == (len(slots), self._weights[0].products[0].num_inputs)
@@ -120,8 +151,13 @@ class CpuDecoder:
             *(each.data_ptr() for each in (*angles, slots)),
             None if read_rows is None else read_rows.data_ptr(),
             *(each.data_ptr() for each in room),
+            *(_Adapted(), _Adapted()),
             len(hidden) if read_rows is None else len(read_rows),
             *(0, 0, num_layers, *hidden.shape, num_heads, num_kv_heads, head_dim),
             keys.dtype is torch.bfloat16,
             self._eps,
         )
+
+
+def _tell_low_rank(low_rank: LowRank | None) -> _LowRank:
+    return _LowRank() if low_rank is None else _LowRank(low_rank.down.packed.told(), low_rank.up.packed.told())

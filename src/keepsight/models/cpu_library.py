@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 _NAMES = (
     *("norm", "angles", "attend", "attend_to_all", "multiply", "take_rows", "decode", "place_team"),
-    *("runs_here", "attends_unrounded", "wide_rows"),
+    *("runs_here", "attends_unrounded", "wide_rows", "products_of_layer"),
 )
 # The best first; the last is for any processor.
 BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")

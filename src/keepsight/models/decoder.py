@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from keepsight.made_once import made_once
 from keepsight.models import cpu_kernels
+from keepsight.models.adapter_weights import NOT_ADAPTED, Adaptation
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
 from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
 from keepsight.models.cpu_kernels import fits_tiles, takes_kernels
@@ -87,6 +88,9 @@ class LayerStep(NamedTuple):
     batch: AttentionBatch
     # Where those stand whose output alone is read, in the last layer; None: everywhere.
     rows: Tensor | None
+    # Of all tokens, and of those.
+    adaptation: Adaptation = NOT_ADAPTED
+    adaptation_of_read: Adaptation = NOT_ADAPTED
 
 
 class SelfAttention(nn.Module):
@@ -108,7 +112,7 @@ class SelfAttention(nn.Module):
     def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
         """What `out` is to be given, of the tokens that are read."""
         config, batch = self.config, step.batch
-        query = self._place_heads(self.qkv(hidden), step)
+        query = self._place_heads(step.adaptation.multiply("qkv", self.qkv, hidden), step)
         if step.rows is not None:
             query, batch = query[step.rows], batch.read_part
         output = step.attention(
@@ -178,18 +182,30 @@ class DecoderLayer(nn.Module):
         attended = self.attention(self.before_attention(hidden), step)
         if step.rows is not None:
             hidden = hidden[step.rows]
-        hidden = _add(hidden, self.attention.out(attended), self.after_attention)
-        return _add(hidden, self.feed_forward(self.before_feed_forward(hidden)), self.after_feed_forward)
+        adaptation, normed = step.adaptation_of_read, self.before_feed_forward
+        hidden = _add(hidden, adaptation.multiply("out", self.attention.out, attended), self.after_attention)
+        if isinstance(self.feed_forward, GatedFeedForward):
+            result = self.feed_forward(normed(hidden), adaptation)
+        else:
+            result = self.feed_forward(normed(hidden))
+        return _add(hidden, result, self.after_feed_forward)
+
+    def products(self) -> dict[str, tuple[str, Linear]]:
+        """Those that may be adapted, in the order of `PRODUCTS`: where in a checkpoint their names begin, and they."""
+        attention, wide = self.attention, self.feed_forward
+        found = {"qkv": ("self_attn.", attention.qkv), "out": ("self_attn.", attention.out)}
+        if isinstance(wide, GatedFeedForward):
+            found |= {"gate": ("mlp.", wide.gate), "up": ("mlp.", wide.up), "down": ("mlp.", wide.down)}
+        return found
 
     def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
         """Once its weights are packed."""
-        attention, wide = self.attention, self.feed_forward
-        assert isinstance(wide, GatedFeedForward)
+        attention = self.attention
         norms = (self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward)
         return LayerWeights(
             norms=[None if each is None else each.scale for each in norms],
             of_heads=attention.scales,
-            products=[each.packed for each in (attention.qkv, attention.out, wide.gate, wide.up, wide.down)],
+            products=[each.packed for _, each in self.products().values()],
             activation=attention.config.activation,
             base=rotary.configs.index(self.layer.rotary),
         )
@@ -253,8 +269,9 @@ class Decoder(nn.Module):
         angles = self.rotary.angles(batch.rotary_positions)
         last = len(self.layers) - 1
         for index, (layer, cache) in enumerate(zip(self._all_layers(), caches, strict=True)):
-            rows = batch.read_rows if index == last else None
-            hidden = layer(hidden, LayerStep(angles[layer.layer.rotary], attention, cache, batch, rows))
+            rows, read = (batch.read_rows, batch.read_part) if index == last else (None, batch)
+            adaptations = (Adaptation(index, each.adapted) for each in (batch, read))
+            hidden = layer(hidden, LayerStep(angles[layer.layer.rotary], attention, cache, batch, rows, *adaptations))
             if watch_layer is not None:
                 watch_layer(index, hidden)
         return hidden
@@ -273,7 +290,8 @@ class Decoder(nn.Module):
         sight_by = {each: sight_of(*each) for each in set(seen)}
         sights = [sight_by[each] for each in seen]
         angles = self.rotary.of_every_base(batch.rotary_positions)
-        return layers.compute(hidden, angles, caches, sights, batch.slots, batch.read_rows, watch_layer)
+        adapted = (batch.adapted, batch.read_part.adapted)
+        return layers.compute(hidden, angles, caches, sights, batch.slots, batch.read_rows, adapted, watch_layer)
 
     def pack(self) -> None:
         """Once all weights are packed."""

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from torch import Tensor, nn
 
+from keepsight.models.adapter_weights import NOT_ADAPTED, Adaptation
 from keepsight.models.layers import Linear, Placement, WeightSlot
 
 
@@ -31,16 +32,16 @@ class GatedFeedForward(nn.Module):
         self.up = Linear(place, size, {"up_proj": wide}, bias=bias)
         self.down = Linear(place, wide, {"down_proj": size}, bias=bias)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        return self.down(self._gated(hidden))  # type: ignore[no-any-return]
+    def forward(self, hidden: Tensor, adaptation: Adaptation = NOT_ADAPTED) -> Tensor:
+        return adaptation.multiply("down", self.down, self._gated(hidden, adaptation))
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Changes `sums`."""
-        self.down.add_to(sums, self._gated(hidden))
+        self.down.add_to(sums, self._gated(hidden, NOT_ADAPTED))
 
-    def _gated(self, hidden: Tensor) -> Tensor:
-        gate = self.gate.then_activate(hidden, self.activation)
-        return self.up(hidden).mul_(gate)  # type: ignore[no-any-return]
+    def _gated(self, hidden: Tensor, adaptation: Adaptation) -> Tensor:
+        gate = adaptation.multiply("gate", self.gate, hidden, self.activation)
+        return adaptation.multiply("up", self.up, hidden).mul_(gate)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.gate.slots()

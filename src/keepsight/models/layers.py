@@ -123,9 +123,9 @@ class Linear(nn.Module):
     ) -> None:
         super().__init__()
         self.outputs, self.unbiased = dict(outputs), unbiased
-        total = sum(outputs.values())
-        self.weight = empty_matrices(place, total, in_features)
-        self.bias = empty_parameter(place, total) if bias else None
+        self.in_features, self.out_features = in_features, sum(outputs.values())
+        self.weight = empty_matrices(place, self.out_features, in_features)
+        self.bias = empty_parameter(place, self.out_features) if bias else None
         for name in unbiased:
             self._biases[name].zero_()
         self._place = place
@@ -142,22 +142,21 @@ class Linear(nn.Module):
         assert self.panels is not None
         return self.panels
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        if self.panels is None:
-            return F.linear(hidden, self.weight, self.bias)
-        return self.panels.multiply(hidden)
+    def forward(self, hidden: Tensor, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
+        """`onto`: what it is added to before it is activated, and that holds it then."""
+        if self.panels is not None:
+            return self.panels.multiply(hidden, activation=activation, onto=onto)
+        out = F.linear(hidden, self.weight, self.bias)
+        if onto is not None:
+            out = onto.add_(out)
+        return out if activation is None else ACTIVATIONS[activation](out)
 
     def then_activate(self, hidden: Tensor, activation: str) -> Tensor:
-        if self.panels is None:
-            return ACTIVATIONS[activation](self(hidden))
-        return self.panels.multiply(hidden, activation=activation)
+        return self(hidden, activation)  # type: ignore[no-any-return]
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Changes `sums`."""
-        if self.panels is None:
-            sums.add_(self(hidden))
-        else:
-            self.panels.multiply(hidden, onto=sums)
+        self(hidden, onto=sums)
 
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, in_features]: what the weight has for some outputs."""

@@ -1,0 +1,93 @@
+"""What adapters add to a decoder's products, each to its own rows of a step: to a row's product with W that with B A.
+
+A row's numbers are the same whatever others are computed with it, as those of the products themselves.  Knows no files.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from keepsight.models.layers import Linear, Placement
+
+# Those of a decoder's layer that may be adapted, in the order of cpu_decoder.c.
+PRODUCTS = ("qkv", "out", "gate", "up", "down")
+
+
+class LowRank:
+    """By way of few numbers: what is added to one product, of one or several outputs, stacked."""
+
+    def __init__(self, place: Placement, down: Tensor, up: Tensor) -> None:
+        """`down` [rank, inputs], `up` [outputs, rank]; both float32."""
+        # Never rounded further than the model's numbers: they are few.
+        exact = place._replace(of_matrices=None, rounds=False)
+        self.down, self.up = (_fill(exact, matrix) for matrix in (down, up))
+
+    @property
+    def rank(self) -> int:
+        return self.up.in_features
+
+    def add_to(self, sums: Tensor, hidden: Tensor) -> None:
+        """Changes `sums`."""
+        self.up.add_to(sums, self.down(hidden))
+
+
+def _fill(place: Placement, matrix: Tensor) -> Linear:
+    outputs, inputs = matrix.shape
+    linear = Linear(place, inputs, {"": outputs}, bias=False)
+    linear.weight.copy_(matrix)
+    linear.pack()
+    return linear
+
+
+def stack(outputs: Mapping[str, int], parts: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Of some outputs of a product what leads [down] to few numbers and from there [up] on, as one pair for all."""
+    downs, ups = zip(*(parts[name] for name in outputs if name in parts), strict=True)
+    up, first, column = downs[0].new_zeros(sum(outputs.values()), sum(map(len, downs))), 0, 0
+    for name, size in outputs.items():
+        if name in parts:
+            rank = len(parts[name][0])
+            up[first : first + size, column : column + rank] = parts[name][1]
+            column += rank
+        first += size
+    assert column == sum(each.shape[1] for each in ups)
+    return torch.cat(downs), up
+
+
+class AdapterWeights:
+    def __init__(self, layers: Sequence[Mapping[str, LowRank]]) -> None:
+        """Of each layer by the names of `PRODUCTS`, those that it adds to."""
+        self.layers = layers
+        self.rank = max(each.rank for layer in layers for each in layer.values())
+
+
+class AdaptedRows(NamedTuple):
+    """Rows [first, end) are one adapter's."""
+
+    first: int
+    end: int
+    weights: AdapterWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptation:
+    """Of one layer's products, and of some of the rows that are computed together."""
+
+    layer: int = 0
+    rows: Sequence[AdaptedRows] = ()
+
+    def multiply(self, product: str, linear: Linear, hidden: Tensor, activation: str | None = None) -> Tensor:
+        return linear(hidden, activation, self._added(product, linear, hidden) if self.rows else None)  # type: ignore[no-any-return]
+
+    def _added(self, product: str, linear: Linear, hidden: Tensor) -> Tensor:
+        """Comes first, and the product on top, so that all of it is activated; other rows begin at zero as ever."""
+        added = hidden.new_zeros(len(hidden), linear.out_features)
+        for first, end, weights in self.rows:
+            if own := weights.layers[self.layer].get(product):
+                own.add_to(added[first:end], hidden[first:end])
+        return added
+
+
+NOT_ADAPTED = Adaptation()
