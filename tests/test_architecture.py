@@ -10,6 +10,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "src" / "keepsight"
 SMALL_NOUNS = {
+    "keepsight.adapter_folder",
     "keepsight.api_settings",
     "keepsight.cgroups",
     "keepsight.checkpoint_folder",
@@ -23,6 +24,7 @@ SMALL_NOUNS = {
     "keepsight.gbnf",
     "keepsight.image_processor_config",
     "keepsight.json_fields",
+    "keepsight.lora",
     "keepsight.lru_cache",
     "keepsight.made_once",
     "keepsight.media",

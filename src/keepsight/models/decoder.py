@@ -31,6 +31,7 @@ from keepsight.models.layers import (
     slot,
     under,
 )
+from keepsight.models.load_adapter import AdaptedOutput
 from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher
 from keepsight.models.paged_attention import PagedAttention, sight_of
@@ -306,6 +307,20 @@ class Decoder(nn.Module):
         for layer in self.layers:
             assert isinstance(layer, DecoderLayer)
             yield layer
+
+    def products(self) -> list[dict[str, Linear]]:
+        """Of each layer, those that may be adapted."""
+        layers = self._all_layers()
+        return [{product: linear for product, (_, linear) in layer.products().items()} for layer in layers]
+
+    def adapted_outputs(self) -> dict[str, AdaptedOutput]:
+        """Theirs, by the canonical names of their weights."""
+        return {
+            f"layers.{index}.{prefix}{output}.weight": AdaptedOutput(index, product, output)
+            for index, layer in enumerate(self._all_layers())
+            for product, (prefix, linear) in layer.products().items()
+            for output in linear.outputs
+        }
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.embedding.slots()

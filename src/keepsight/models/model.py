@@ -6,6 +6,8 @@ from typing import NamedTuple, Protocol
 
 from torch import Tensor, nn
 
+from keepsight.adapter_folder import AdapterFolder
+from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.layers import Placement
 
@@ -53,6 +55,10 @@ class Model(Protocol):
 
     def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         """The same, laid aside at every `yield`: each part takes a small and much the same part of the time."""
+        ...
+
+    def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
+        """For slices that are to be computed with it.  Raises CheckpointError."""
         ...
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:

@@ -10,10 +10,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from keepsight.adapter_folder import AdapterFolder
+from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.decoder import Decoder
 from keepsight.models.decoder_config import DecoderConfig
 from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
+from keepsight.models.load_adapter import AdaptedOutput, load_adapter
 from keepsight.models.load_weights import load_weights
 from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
@@ -51,9 +54,17 @@ class VisionLanguageModel(nn.Module):
         room: int | None,
     ) -> None:
         """`room`: bytes of memory that the weights may take."""
+        self._canonical_name = canonical_name
         copies = {"lm_head.weight": "decoder.embed_tokens.weight"} if self.head is None else {}
         load_weights(directory, self.slots(), canonical_name, is_never_read, copies, room)
         self.pack()
+
+    def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
+        return load_adapter(folder, max_rank, self.decoder.products(), self._find_output, self.place)
+
+    def _find_output(self, module: str) -> AdaptedOutput | None:
+        name = self._canonical_name(f"{module}.weight")
+        return self.decoder.adapted_outputs().get(name.removeprefix("decoder."))
 
     def pack(self) -> None:
         for part in self.modules():

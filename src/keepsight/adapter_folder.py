@@ -1,0 +1,119 @@
+"""An adapter's folder, as PEFT writes it: what it is to be scaled by, its tensors unread, and a digest of both.
+
+Whatever of its configuration asks for more than B A beside W, or is not known here, is refused by its name.
+"""
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self, TypeVar
+
+from blake3 import blake3
+
+from keepsight.errors import CheckpointError
+from keepsight.json_fields import JsonFields, read_json_object
+from keepsight.requests import Adapter
+
+CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
+MAX_BYTES = 2**32
+T = TypeVar("T")
+# What says nothing of the arithmetic, or what the tensors say themselves.
+_HARMLESS = frozenset(
+    {
+        *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules"),
+        *("inference_mode", "layers_pattern", "layers_to_transform", "lora_dropout", "megatron_core", "peft_version"),
+        *("qalora_group_size", "revision", "runtime_config", "target_modules", "target_parameters", "task_type"),
+    }
+)
+_READ = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"})
+# Others begin with something that is taken off the model's own weights.
+_PLAIN_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterScales:
+    rank: int
+    alpha: float
+    # By the square root of the rank, not by the rank.
+    is_by_root: bool
+    # Of modules whose names end so, as regular expressions; the first that fits counts.
+    ranks: Mapping[str, int]
+    alphas: Mapping[str, float]
+
+    def rank_of(self, module: str) -> int:
+        return _find(self.ranks, module, self.rank)
+
+    def scale_of(self, module: str) -> float:
+        rank = self.rank_of(module)
+        return _find(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_by_root else rank)
+
+    def as_told(self) -> str:
+        """In the order in which patterns are tried."""
+        return json.dumps([self.rank, self.alpha, self.is_by_root, [*self.ranks.items()], [*self.alphas.items()]])
+
+
+def _find(patterns: Mapping[str, T], module: str, default: T) -> T:
+    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+
+
+@dataclass(frozen=True, slots=True)
+class AdapterFolder:
+    path: Path
+    scales: AdapterScales
+    # Of the file of tensors.
+    content: bytes
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Raises CheckpointError."""
+        config = path / CONFIG_FILE
+        if not config.is_file():
+            raise CheckpointError(path, f"is no adapter's folder, as PEFT writes it: there is no {CONFIG_FILE}")
+        return cls(path, _read_scales(config), _read_content(path / TENSOR_FILE))
+
+    def as_adapter(self, name: str) -> Adapter:
+        """As requests name it: by all that its numbers depend on."""
+        told = self.scales.as_told().encode()
+        digest = blake3(len(told).to_bytes(8, "little") + told, max_threads=blake3.AUTO).update(self.content)
+        return Adapter(name, digest.hexdigest())
+
+
+def _read_content(path: Path) -> bytes:
+    try:
+        if (size := path.stat().st_size) > MAX_BYTES:
+            raise CheckpointError(path, f"has {size} bytes; an adapter may have {MAX_BYTES}")
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
+
+
+def _read_scales(path: Path) -> AdapterScales:
+    fields, values = JsonFields.read(path), read_json_object(path)
+    fields.choice("peft_type", ("LORA",))
+    for name, value in values.items():
+        says_nothing = value in (None, False, "none") or value in ([], {})
+        if name not in _HARMLESS | _READ and not says_nothing:
+            raise fields.refuse(name, f"{value!r:.80} is not supported")
+    if values.get("init_lora_weights") not in _PLAIN_BEGINNINGS:
+        told = f"{values['init_lora_weights']!r} changes the model's weights, too; save it converted to plain LoRA"
+        raise fields.refuse("init_lora_weights", told)
+    ranks, alphas = fields.section("rank_pattern"), fields.section("alpha_pattern")
+    return AdapterScales(
+        rank=fields.integer("r"),
+        alpha=fields.number("lora_alpha"),
+        is_by_root=fields.flag("use_rslora", False),
+        ranks={name: ranks.integer(name) for name in _patterns_of(ranks, values.get("rank_pattern"))},
+        alphas={name: alphas.number(name) for name in _patterns_of(alphas, values.get("alpha_pattern"))},
+    )
+
+
+def _patterns_of(fields: JsonFields, names: Mapping[str, object] | None) -> list[str]:
+    for name in names or ():
+        try:
+            re.compile(name)
+        except re.error as error:
+            raise fields.refuse(name, f"is no regular expression: {error}") from error
+    return list(names or ())

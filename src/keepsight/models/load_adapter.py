@@ -1,0 +1,122 @@
+"""From an adapter's tensors to its weights, every tensor accounted for; refused are those that change anything else."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from keepsight.adapter_folder import TENSOR_FILE, AdapterFolder
+from keepsight.errors import CheckpointError, NotFiniteError, UnreadableTensorsError
+from keepsight.models.adapter_weights import AdapterWeights, LowRank, stack
+from keepsight.models.layers import Linear, Placement, name_of
+
+_NAME = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+class AdaptedOutput(NamedTuple):
+    """Of a product, what has a tensor of its own in checkpoints."""
+
+    layer: int
+    product: str
+    output: str
+
+
+# By what checkpoints call a module; None: it is not to be adapted.
+FindOutput = Callable[[str], AdaptedOutput | None]
+_NOT_ADAPTED = "of this model only the decoder's attention and its feed-forwards without experts can be adapted"
+
+
+def load_adapter(
+    folder: AdapterFolder,
+    max_rank: int,
+    products: Sequence[Mapping[str, Linear]],  # of each layer, those that may be adapted
+    find_output: FindOutput,
+    place: Placement,
+) -> AdapterWeights:
+    """Raises CheckpointError."""
+    tensors = _Tensors.of(folder)
+    pairs = dict[AdaptedOutput, tuple[Tensor, Tensor]]()
+    for module in tensors.modules():
+        first, found = _names_of(module)[0], find_output(module)
+        if found is None:
+            raise tensors.refuse(first, _NOT_ADAPTED)
+        if found in pairs:
+            raise tensors.refuse(first, "this matrix is adapted by another name, too")
+        rank, linear = folder.scales.rank_of(module), products[found.layer][found.product]
+        if rank > max_rank:
+            raise tensors.refuse(first, f"its rank is {rank}, and at most {max_rank} is taken: max_lora_rank")
+        down, up = tensors.read(module, rank, linear.in_features, linear.outputs[found.output])
+        pairs[found] = down, up * folder.scales.scale_of(module)
+    return AdapterWeights([dict(_stack(index, each, pairs, place)) for index, each in enumerate(products)])
+
+
+def _stack(
+    layer: int,
+    products: Mapping[str, Linear],
+    pairs: Mapping[AdaptedOutput, tuple[Tensor, Tensor]],
+    place: Placement,
+) -> Iterator[tuple[str, LowRank]]:
+    for product, linear in products.items():
+        own = {each.output: pair for each, pair in pairs.items() if each[:2] == (layer, product)}
+        if own:
+            yield product, LowRank(place, *stack(linear.outputs, own))
+
+
+def _names_of(module: str) -> tuple[str, str]:
+    """Of what leads down to few numbers, and of what leads up again."""
+    return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    path: Path
+    by_name: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, folder: AdapterFolder) -> "_Tensors":
+        path = folder.path / TENSOR_FILE
+        try:
+            return cls(path, safetensors.torch.load(folder.content))
+        except SafetensorError as error:
+            raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
+
+    def modules(self) -> list[str]:
+        """That have both of their tensors each."""
+        modules = dict[str, None]()
+        for name in sorted(self.by_name):
+            if (match := _NAME.fullmatch(name)) is None:
+                raise self.refuse(
+                    name, "this is neither the lora_A nor the lora_B of a matrix, and nothing else is read"
+                )
+            if lacking := [each for each in _names_of(match[1]) if each not in self.by_name]:
+                raise self.refuse(name, f"there is no {lacking[0]} with it")
+            modules[match[1]] = None
+        if not modules:
+            raise CheckpointError(self.path, "holds no tensors")
+        return list(modules)
+
+    def read(self, module: str, rank: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+        down, up = _names_of(module)
+        return self._read(down, [rank, inputs]), self._read(up, [outputs, rank])
+
+    def _read(self, name: str, shape: list[int]) -> Tensor:
+        tensor = self.by_name[name]
+        if list(tensor.shape) != shape:
+            raise self.refuse(name, f"its shape is {list(tensor.shape)}, and must be {shape}")
+        if tensor.dtype not in _FLOATS:
+            raise self.refuse(
+                name, f"it is of {name_of(tensor.dtype)}, and must be of {', '.join(map(name_of, _FLOATS))}"
+            )
+        if not tensor.isfinite().all():
+            raise NotFiniteError(self.path, name, name_of(tensor.dtype))
+        return tensor.float()
+
+    def refuse(self, name: str, why: str) -> CheckpointError:
+        return CheckpointError(self.path, f"{name}: {why}")
