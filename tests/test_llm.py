@@ -699,10 +699,10 @@ def test_parameters_that_are_changed_while_they_are_in_use_change_no_answer(llm:
         assert all(output.outputs[0].finished() for output in outputs)
 
 
-@pytest.mark.parametrize("name", ["lora_request", "tokenization_kwargs", "chat_template"])
+@pytest.mark.parametrize("name", ["tokenization_kwargs", "chat_template"])
 def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str) -> None:
     calls: list[Callable[..., list[RequestOutput]]] = [partial(llm.chat, ask("Who are you?"), GREEDY)]
-    if name in ("lora_request", "tokenization_kwargs"):
+    if name == "tokenization_kwargs":
         calls.append(partial(llm.generate, "Who are you?", GREEDY))
     for call in calls:
         assert call(**{name: None})

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from keepsight.errors import CheckpointError, MissingCheckpointError
 
-# By name: its size, and the time of its content's last change.  Not its inode, which network file systems make up anew.
+# By path: its size, and the time of its content's last change.  Not its inode, which network file systems make up anew.
 Files = Mapping[str, tuple[int, int]]
 _SUFFIXES = (".safetensors", ".json", ".jinja")
 
@@ -34,20 +34,24 @@ def check_is_folder(directory: Path) -> None:
         raise CheckpointError(directory.absolute() / "config.json", "is missing, so its folder is no checkpoint")
 
 
-def list_files(directory: Path) -> Files:
+def list_files(*folders: Path) -> Files:
     """Of those that are read; without what cannot be looked at, as whoever reads it will say."""
     found = {}
-    with suppress(OSError):
-        for path in directory.iterdir():
-            if path.suffix in _SUFFIXES and path.is_file():
-                about = path.stat()
-                found[path.name] = (about.st_size, about.st_mtime_ns)
+    for folder in folders:
+        with suppress(OSError):
+            for path in folder.iterdir():
+                if path.suffix in _SUFFIXES and path.is_file():
+                    about = path.stat()
+                    found[str(path)] = (about.st_size, about.st_mtime_ns)
     return found
 
 
-def check_is_unchanged(directory: Path, before: Files) -> None:
-    """Raises CheckpointError: the processes of one server must never be of two models."""
+def check_is_unchanged(directory: Path, before: Files, *others: Path) -> None:
+    """Raises CheckpointError: the processes of one server must never be of two models, nor of two adapters of a name.
+
+    `others`: the folders of those.
+    """
     check_is_folder(directory)
-    if changed := before.items() ^ list_files(directory).items():
-        name, _ = min(changed)
-        raise CheckpointError(directory / name, "was changed since the server started: start the server anew")
+    if changed := before.items() ^ list_files(directory, *others).items():
+        path, _ = min(changed)
+        raise CheckpointError(path, "was changed since the server started: start the server anew")

@@ -19,11 +19,13 @@ from typing import Any, Self
 from keepsight import demo
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.image_processor_config import RESAMPLES, check_options
+from keepsight.lora import check_adapter_name
 from keepsight.media import DEFAULT_MAX_PIXELS, MAX_PIXELS
 from keepsight.processor_config import OPERATOR_OPTIONS
 
 logger = logging.getLogger(__name__)
 
+MAX_LORA_RANK = 512
 # The first is the default.
 HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
 # Read where no option says it: a site that allows only certified algorithms sets it once for all.
@@ -60,9 +62,14 @@ LEAST_INTEGERS = {
     "max_media_bytes": 1,
     "max_request_media_bytes": 1,
     "media_url_cache_bytes": 0,
+    "max_loras": 1,
+    "max_lora_rank": 1,
 }
 # Of these, and why.
-MOST_INTEGERS = {"max_image_pixels": (MAX_PIXELS, "no decoder takes more")}
+MOST_INTEGERS = {
+    "max_image_pixels": (MAX_PIXELS, "no decoder takes more"),
+    "max_lora_rank": (MAX_LORA_RANK, "beyond that an adapter costs what the model does"),
+}
 # What holds of it, and how to say so.
 NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "gpu_memory_utilization": (lambda part: 0 < part <= 1, "above 0 and at most 1"),
@@ -83,6 +90,7 @@ SWITCHES = (
     "enable_mm_embeds",
     "enable_prompt_embeds",
     "trust_exif_image_id",
+    "enable_lora",
 )
 # Different ways to say one thing: at most one of each line.
 ONE_OF = (
@@ -115,6 +123,13 @@ class Config:
     enable_mm_embeds: bool = False
     # The same in place of a whole prompt's tokens.
     enable_prompt_embeds: bool = False
+
+    # Whether requests may name adapters: those that these say, each a `name`, a `path` and, to be told only, a
+    # `base_model_name`; of `LLM` others, too.  All are held from their loading on, at most so many.
+    enable_lora: bool = False
+    lora_modules: Sequence[Mapping[str, str]] = ()
+    max_loras: int = 8
+    max_lora_rank: int = 16
 
     # Of one step: tokens, and sequences that they belong to.
     max_num_batched_tokens: int | None = None
@@ -192,6 +207,7 @@ class Config:
         check_options(self.mm_processor_kwargs, OPERATOR_OPTIONS)
         self._check_media_sources()
         self._check_tiers()
+        self._check_adapters()
         for names in ONE_OF:
             _check_is_said_once({name: getattr(self, name) for name in names})
 
@@ -204,6 +220,18 @@ class Config:
         if self.allowed_media_domains is not None:
             _check_each("allowed_media_domains", self.allowed_media_domains, _is_host, "a host such as a.example.org")
         _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
+
+    def _check_adapters(self) -> None:
+        _check_each("lora_modules", self.lora_modules, _is_adapter, "as {'name': 'sql', 'path': 'FOLDER'}")
+        names = [each["name"] for each in self.lora_modules]
+        for name in names:
+            check_adapter_name(name, "lora_modules")
+            if names.count(name) > 1:
+                raise InvalidArgumentError("lora_modules", f"{name!r} is there twice")
+        if names and not self.enable_lora:
+            raise InvalidArgumentError("lora_modules", "needs enable_lora")
+        if len(names) > self.max_loras:
+            raise InvalidArgumentError("lora_modules", f"names {len(names)}, and max_loras is {self.max_loras}")
 
     def _check_tiers(self) -> None:
         for name in ("encoder_disk_cache", "prefix_disk_cache"):
@@ -229,6 +257,11 @@ class Config:
                 raise InvalidArgumentError(
                     name, f"is {value!r}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
                 )
+
+    @property
+    def adapter_folders(self) -> dict[str, Path]:
+        """By their names."""
+        return {each["name"]: Path(each["path"]) for each in self.lora_modules}
 
     @property
     def keeps_embeddings_for_others(self) -> bool:
@@ -325,6 +358,14 @@ def _check_each(name: str, values: object, holds: Callable[[object], bool], desc
     for value in values:
         if not holds(value):
             raise InvalidArgumentError(name, f"{value!r} is not {described}")
+
+
+def _is_adapter(value: object) -> bool:
+    return (
+        isinstance(value, Mapping)
+        and {"name", "path"} <= value.keys() <= {"name", "path", "base_model_name"}
+        and all(isinstance(each, str) and each for each in value.values())
+    )
 
 
 def _is_folder(named: object) -> bool:

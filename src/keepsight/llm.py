@@ -18,11 +18,19 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.public_tokenizer import PublicTokenizer
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.lora import LoRARequest
 from keepsight.observe.metric_values import Metric, list_metrics
 from keepsight.offline.listed_items import ListedItems
-from keepsight.offline.read_prompts import are_conversations, list_prompts, prepare_prompt, zip_with_terms
+from keepsight.offline.read_prompts import (
+    are_conversations,
+    list_lora_requests,
+    list_prompts,
+    prepare_prompt,
+    zip_with_terms,
+)
 from keepsight.offline.running_requests import MakeBar, RunningRequests, open_bar
 from keepsight.outputs import RequestOutput
+from keepsight.requests import Adapter
 from keepsight.sampling_params import SamplingParams
 
 Message = Mapping[str, Any]
@@ -48,6 +56,7 @@ class LLM:
 
     def _load(self, config: Config, seed: int | None = None) -> None:
         self.config = config
+        self._adapters = dict[LoRARequest, Adapter]()
         self._seeds = None if seed is None else Random(seed)
         self.preparer = RequestPreparer.from_config(self.config)
         self._engine, self._process = open_engine(self.config, self.preparer), os.getpid()
@@ -93,7 +102,7 @@ class LLM:
         *,
         use_tqdm: bool | MakeBar = True,
         priority: Sequence[int] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
         """A prompt is a text, token ids, or a mapping: `prompt` or `prompt_token_ids`; media go with a text.
@@ -102,14 +111,15 @@ class LLM:
         form, may name it: what was sent under a uuid once may be None later.  With `enable_prompt_embeds` a mapping
         may have `prompt_embeds` instead, an array or a tensor [tokens, hidden] of what `transformers` calls
         `inputs_embeds`, or a file's bytes.
-        Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.  The last two are vLLM's,
-        and must be None.
+        Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.  With `enable_lora` a
+        `lora_request` is the adapter of all prompts, or a list of one for each.  The last is vLLM's, and must be None.
         """
-        _refuse_others(lora_request=lora_request, tokenization_kwargs=tokenization_kwargs)
+        _refuse_others(tokenization_kwargs=tokenization_kwargs)
         listed = list_prompts(prompts)
+        adapters = self._load_adapters(lora_request, len(listed))
         asked = self._with_terms(listed, sampling_params, priority)
         preparing = (partial(prepare_prompt, self.preparer, *each) for each in asked)
-        return self._run_all(preparing, ListedItems("prompts", len(listed)), use_tqdm)
+        return self._run_all(preparing, adapters, ListedItems("prompts", len(listed)), use_tqdm)
 
     def chat(
         self,
@@ -123,7 +133,7 @@ class LLM:
         continue_final_message: bool | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
@@ -134,11 +144,12 @@ class LLM:
         an array of frames; sounds as `audio_url`, or `audio` with a file's bytes, samples, or a pair of these and how
         many are a second.  With `continue_final_message` the model goes on with the last message; with
         `add_generation_prompt` false nothing follows it.  `tools` are told to the model; what it makes of them is text,
-        as in vLLM.  `chat_template_kwargs` are variables of the chat template.  The last three are vLLM's, and must be
-        None.
+        as in vLLM.  `chat_template_kwargs` are variables of the chat template; `lora_request` is that of `generate`.
+        The last two are vLLM's, and must be None.
         """
-        _refuse_others(lora_request=lora_request, chat_template=chat_template, tokenization_kwargs=tokenization_kwargs)
+        _refuse_others(chat_template=chat_template, tokenization_kwargs=tokenization_kwargs)
         conversations: Sequence[Any] = messages if are_conversations(messages) else [messages]
+        adapters = self._load_adapters(lora_request, len(conversations))
         end = choose_end(add_generation_prompt, continue_final_message)
 
         def prepare(conversation: object, params: SamplingParams, place: int) -> PreparedRequest:
@@ -149,7 +160,7 @@ class LLM:
         items = ListedItems(
             "messages", len(conversations), shared=("mm_processor_kwargs", "tools", "chat_template_kwargs")
         )
-        return self._run_all((partial(prepare, *each) for each in asked), items, use_tqdm)
+        return self._run_all((partial(prepare, *each) for each in asked), adapters, items, use_tqdm)
 
     def get_metrics(self) -> list[Metric]:
         """What was counted since this was made, and what is held now."""
@@ -177,15 +188,29 @@ class LLM:
             return params
         return replace(params, seed=self._seeds.getrandbits(63))
 
+    def _load_adapters(
+        self, asked: LoRARequest | Sequence[LoRARequest | None] | None, num_prompts: int
+    ) -> list[Adapter | None]:
+        """Of each prompt; each adapter once, whatever becomes of its folder."""
+        of_each = list_lora_requests(asked, num_prompts)
+        for each in of_each:
+            if each is not None and each not in self._adapters:
+                self._adapters[each] = self.engine.load_adapter(each.lora_name, Path(each.lora_path))
+        return [None if each is None else self._adapters[each] for each in of_each]
+
     def _run_all(
-        self, preparing: Iterable[Callable[[], PreparedRequest]], items: ListedItems, use_tqdm: bool | MakeBar
+        self,
+        preparing: Iterable[Callable[[], PreparedRequest]],
+        adapters: Iterable[Adapter | None],
+        items: ListedItems,
+        use_tqdm: bool | MakeBar,
     ) -> list[RequestOutput]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
         engine = self.engine  # before a bar is shown
         bar = open_bar(use_tqdm, items.number)
         with bar or nullcontext(), closing(RunningRequests(engine, self.preparer.tokenizer, items, bar)) as running:
-            for prepare in preparing:
-                running.submit(prepare)
+            for prepare, adapter in zip(preparing, adapters, strict=True):
+                running.submit(prepare, adapter)
                 running.read_what_came()
             return running.finish()
 

@@ -13,7 +13,7 @@ from keepsight.config import Config
 def parse(*arguments: str) -> Config:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
-    add_model_arguments(parser)
+    add_model_arguments(parser, takes_adapters=True)
     return config_from(parser.parse_args(arguments))
 
 
@@ -70,11 +70,21 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "allowed_media_domains": (("--allowed-media-domains", "a.org", "b.org"), ["a.org", "b.org"]),
     "allowed_media_networks": (("--allowed-media-networks", "10.0.0.0/8"), ["10.0.0.0/8"]),
     "media_fetch_timeout": (("--media-fetch-timeout", "2.5"), 2.5),
+    "enable_lora": (("--enable-lora",), True),
+    "lora_modules": (
+        ("--enable-lora", "--lora-modules", "a=/x", '{"name": "b", "path": "y", "base_model_name": "z"}'),
+        [{"name": "a", "path": "/x"}, {"name": "b", "path": "y", "base_model_name": "z"}],
+    ),
+    "max_loras": (("--max-loras", "2"), 2),
+    "max_lora_rank": (("--max-lora-rank", "64"), 64),
     "media_url_cache_bytes": (("--media-url-cache-bytes", "0"), 0),
 }
 
 # What an option is refused without.
-NEEDED = {"encoder_remote_cache_gb": {"encoder_remote_cache": "redis://x"}}
+NEEDED: dict[str, dict[str, Any]] = {
+    "encoder_remote_cache_gb": {"encoder_remote_cache": "redis://x"},
+    "lora_modules": {"enable_lora": True},
+}
 
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
@@ -83,6 +93,15 @@ def test_every_option_has_its_flag(name: str) -> None:
     expected: dict[str, Any] = {**NEEDED.get(name, {}), name: value}
     assert parse(*arguments) == Config(**expected)
     assert parse(*arguments) != Config()
+
+
+def test_a_command_that_takes_no_adapters_has_none() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model")
+    add_model_arguments(parser)
+    assert config_from(parser.parse_args([])) == Config()
+    with pytest.raises(SystemExit):
+        parser.parse_args(["--enable-lora"])
 
 
 def test_prefix_caching_may_be_asked_for_by_name() -> None:

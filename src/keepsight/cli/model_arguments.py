@@ -117,6 +117,19 @@ _HELP = {
     },
 }
 
+# Of a server alone.
+_HELP_OF_ADAPTERS = {
+    "adapters (LoRA), each of which is a model by its own name": {
+        "enable_lora": "take adapters",
+        "lora_modules": (
+            """their names and folders, as PEFT writes them: NAME=PATH, or '{"name": "sql", "path": "FOLDER", """
+            """"base_model_name": "told as its parent"}'"""
+        ),
+        "max_loras": "how many may be held; all that are named are, from the start on",
+        "max_lora_rank": "the largest rank of an adapter",
+    },
+}
+
 
 def _read_limits(text: str) -> Mapping[str, int]:
     """JSON, or `image=8,video=0`."""
@@ -128,6 +141,17 @@ def _read_limits(text: str) -> Mapping[str, int]:
         raise argparse.ArgumentTypeError(f"{text!r} is neither JSON such as '{{\"image\": 8}}' nor image=8") from error
 
 
+def _read_adapter(text: str) -> Mapping[str, str]:
+    """JSON, or `name=folder`."""
+    try:
+        if text.lstrip().startswith("{"):
+            return dict(json.loads(text))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from error
+    name, _, path = text.partition("=")
+    return {"name": name, "path": path}
+
+
 # What argparse is told of them besides.
 _MORE: dict[str, dict[str, Any]] = {
     "mm_processor_kwargs": {"metavar": "JSON", "default": "{}"},
@@ -135,6 +159,7 @@ _MORE: dict[str, dict[str, Any]] = {
     "prefix_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
     "encoder_remote_cache": {"metavar": "URL"},
     "record_cache_trace": {"metavar": "FILE"},
+    "lora_modules": {"nargs": "+", "metavar": "NAME=PATH", "type": _read_adapter},
     "limit_mm_per_prompt": {"metavar": "LIMITS", "type": _read_limits},
     "allowed_local_media_path": {"metavar": "FOLDER"},
     "allowed_media_domains": {"nargs": "+", "metavar": "HOST"},
@@ -146,8 +171,8 @@ def add_model(parser: argparse.ArgumentParser, name: str = "--model", **options:
     parser.add_argument(name, help="a checkpoint's folder (default: the demo checkpoint)", **options)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser) -> None:
-    for title, helps in _HELP.items():
+def add_model_arguments(parser: argparse.ArgumentParser, *, takes_adapters: bool = False) -> None:
+    for title, helps in (_HELP | _HELP_OF_ADAPTERS if takes_adapters else _HELP).items():
         group = parser.add_argument_group(title)
         for name, said in helps.items():
             default = getattr(DEFAULTS, name)
@@ -169,7 +194,9 @@ def _how_it_is_read(name: str) -> dict[str, Any]:
 
 
 def config_from(arguments: argparse.Namespace) -> Config:
-    options = {field.name: getattr(arguments, field.name) for field in dataclasses.fields(Config)}
+    """Where a command lacks a flag, by the default."""
+    known = [field.name for field in dataclasses.fields(Config) if hasattr(arguments, field.name)]
+    options = {name: getattr(arguments, name) for name in known}
     try:
         options["mm_processor_kwargs"] = json.loads(arguments.mm_processor_kwargs)
     except ValueError as error:

@@ -95,8 +95,10 @@ def main(control: ProcessEnd) -> int:
     start = control.receive()
     assert isinstance(start, StartEngine)
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)
-    check_is_unchanged(config.directory, start.files)
+    check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
     engine = load_engine_alone(config, part)
+    # Nor while they were read: requests name an adapter by what frontends found in its folder.
+    check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
     process = EngineProcess(start, config, engine)
     # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.
     gc.freeze()

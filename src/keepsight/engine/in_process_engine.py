@@ -1,16 +1,19 @@
 """The engine on a thread of its own in the caller's process, and the client that asks it."""
 
 import threading
+from pathlib import Path
 
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.loaded_engine import LoadedEngine
 from keepsight.engine.pixel_source import PixelSource
+from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.observe.totals import Totals
+from keepsight.requests import Adapter
 from keepsight.runner.keep_freed_memory import give_back_memory
 
 
@@ -28,6 +31,8 @@ class InProcessEngine(EngineClient):
         self._counters = (counters, Counters())
         super().__init__(media_pool, RequestObserver(counters))
         self._inbox, self._run_directory = engine.inbox, run_directory
+        # Until it is closed.
+        self._adapters = engine.adapters
         self._meter = engine.make_meter(self._counters[1], source)
         # Until it has ended.
         self._loop: EngineLoop | None = engine.make_loop(self.receive, source, self._meter)
@@ -44,6 +49,12 @@ class InProcessEngine(EngineClient):
         pages = (("llm", each.numbers()) for each in self._counters)
         return Totals.of_pages(pages).set_gauges(self._media_pool.common_sizes())
 
+    def load_adapter(self, name: str, path: Path) -> Adapter:
+        """For requests that name it from now on."""
+        if self._adapters is None:
+            raise InvalidArgumentError("lora_request", "needs enable_lora=True")
+        return self._adapters.load(name, path)
+
     def close(self) -> None:
         """An earlier call may have been interrupted: this does the rest."""
         self._inbox.close()
@@ -53,6 +64,7 @@ class InProcessEngine(EngineClient):
             if self._thread.is_alive():
                 self._thread.join()
         super().close()
+        self._adapters = None
         if self._run_directory is not None:
             self._run_directory.close()
         give_back_memory()

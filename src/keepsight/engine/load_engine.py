@@ -22,7 +22,7 @@ from keepsight.models.layers import name_of
 from keepsight.models.model import Model
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
 from keepsight.runner.guide_tokens import GuideMaker
-from keepsight.runner.load_runner import choose_place, describe_kernels, load_model_for, load_runner
+from keepsight.runner.load_runner import choose_place, describe_kernels, load_adapters, load_model_for, load_runner
 from keepsight.runner.lock_pages import make_page_lock
 from keepsight.runner.openmp_team import keeping_team_size
 from keepsight.scheduling.scheduler import Scheduler
@@ -43,6 +43,7 @@ def load_engine(
     place = choose_place(config)
     # Not a part of it: other engines may have theirs already.
     model = load_model_for(config, place, measure_machine(place.device).available_bytes)
+    adapters = load_adapters(config, model)
     machine = part.of_memory(measure_machine(place.device))
     # What has more tokens than there are positions is refused when it comes.
     largest = 0 if processor_config is None else min(processor_config.max_tokens_per_item, max_model_len)
@@ -65,6 +66,7 @@ def load_engine(
             guides or make_guides(config, end_ids),
             None if tiers is None else tiers.keeping,
             None if prefixes is None else prefixes.keep,
+            adapters,
         )
         if prefixes:
             prefixes.wait_opened()
@@ -80,6 +82,7 @@ def load_engine(
         computes_on_cores=model.place.device.type == "cpu",
         tiers=tiers,
         prefixes=prefixes,
+        adapters=adapters,
     )
 
 

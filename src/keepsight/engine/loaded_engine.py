@@ -11,6 +11,7 @@ from keepsight.engine.pixel_source import PixelSource
 from keepsight.engine.prefix_tiers import PrefixTiers
 from keepsight.observe.counters import Counters
 from keepsight.requests import FromEngine
+from keepsight.runner.held_adapters import HeldAdapters
 from keepsight.scheduling.scheduler import Scheduler
 
 
@@ -31,6 +32,8 @@ class LoadedEngine:
     computes_on_cores: bool
     tiers: EmbeddingTiers | None = None
     prefixes: PrefixTiers | None = None
+    # None where no request may name one.
+    adapters: HeldAdapters | None = None
 
     def make_meter(self, counters: Counters, source: PixelSource) -> EngineMeter:
         return EngineMeter(counters, self.scheduler, self.bytes_per_block, source, self.tiers, self.prefixes)

@@ -11,7 +11,7 @@ from keepsight.frontend.pixels.make_pixels import MakePixels, run_job
 from keepsight.frontend.prompt.thought_text import Thought
 from keepsight.media import Modality
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import EngineRequest, Pixels, PromptPin
+from keepsight.requests import Adapter, EngineRequest, Pixels, PromptPin
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,10 @@ class PreparedRequest:
         """All of its prompt is to be found again for so long."""
         pin = PromptPin(len(self.engine_request.token_ids), seconds)
         return replace(self, engine_request=replace(self.engine_request, pins=(pin,)))
+
+    def adapted(self, adapter: Adapter | None) -> "PreparedRequest":
+        """To be answered by the model as this changes it."""
+        return replace(self, engine_request=replace(self.engine_request, adapter=adapter)) if adapter else self
 
     @property
     def makeable_media(self) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from keepsight.frontend.intake.take_film import are_films
 from keepsight.frontend.intake.take_sound import are_sounds
 from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.lora import LoRARequest
 from keepsight.media import KINDS, Kind
 from keepsight.sampling_params import SamplingParams
 
@@ -70,6 +71,14 @@ def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prom
     if len(params) != num_prompts:
         raise InvalidArgumentError("sampling_params", f"holds {len(params)} for {num_prompts} prompts")
     return [replace(each) for each in params]
+
+
+def list_lora_requests(asked: object, num_prompts: int) -> list[LoRARequest | None]:
+    """One for all, or one for each."""
+    of_each = asked if isinstance(asked, list | tuple) else [asked] * num_prompts
+    if len(of_each) != num_prompts or not all(isinstance(each, LoRARequest | None) for each in of_each):
+        raise InvalidArgumentError("lora_request", f"must be a LoRARequest, or a list of {num_prompts}")
+    return list(of_each)
 
 
 def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:

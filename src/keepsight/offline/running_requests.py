@@ -15,7 +15,7 @@ from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.offline.listed_items import ListedItems
 from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
-from keepsight.requests import TokenLogprobs, TokenOutput
+from keepsight.requests import Adapter, TokenLogprobs, TokenOutput
 
 # As tqdm's own class does.
 MakeBar = Callable[..., tqdm]
@@ -78,10 +78,10 @@ class RunningRequests:
         self._unfinished: dict[str, _Answer] = {}
         self._arrived: SimpleQueue[tuple[_Answer, Outputs]] = SimpleQueue()
 
-    def submit(self, prepare: Callable[[], PreparedRequest]) -> None:
+    def submit(self, prepare: Callable[[], PreparedRequest], adapter: Adapter | None = None) -> None:
         index = len(self._answers)
         with self._items.naming(index):
-            prepared = prepare()
+            prepared = prepare().adapted(adapter)
         answer = _Answer(index, prepared, self._tokenizer)
         self._answers.append(answer)
         # First: whoever interrupts this wants it abandoned, too.

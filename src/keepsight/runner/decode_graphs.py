@@ -40,9 +40,13 @@ class DecodeGraphs:
         self._steps = steps[::-1]
 
     def has_room_for(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> bool:
-        """Whether these are single tokens of text, each followed by a new one."""
+        """Whether these are single tokens of text, each followed by a new one, and of the model as it was recorded."""
         return len(slices) <= self._sizes[-1] and all(
-            piece.length == 1 and piece.samples and not piece.tells_prompt and piece.start >= sequence.media_end
+            piece.length == 1
+            and piece.samples
+            and not piece.tells_prompt
+            and piece.start >= sequence.media_end
+            and sequence.adapter is None
             for piece, sequence in zip(slices, sequences, strict=True)
         )
 

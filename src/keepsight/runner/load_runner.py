@@ -23,6 +23,7 @@ from keepsight.models.registry import load_model
 from keepsight.processor_config import ProcessorConfig
 from keepsight.runner.encode_media import Normalizer
 from keepsight.runner.guide_tokens import GuideMaker
+from keepsight.runner.held_adapters import HeldAdapters
 from keepsight.runner.keep_freed_memory import keep_freed_memory, write_memory_ahead
 from keepsight.runner.mel_spectrogram import MelSpectrogram
 from keepsight.runner.model_runner import Keep, KeepStretch, ModelRunner
@@ -56,6 +57,16 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
     return model
 
 
+def load_adapters(config: Config, model: Model) -> HeldAdapters | None:
+    """Those that the configuration names; others may come."""
+    if not config.enable_lora:
+        return None
+    adapters = HeldAdapters(model, config.max_loras, config.max_lora_rank)
+    for name, path in config.adapter_folders.items():
+        adapters.load(name, path)
+    return adapters
+
+
 def load_runner(
     config: Config,
     model: Model,
@@ -66,6 +77,7 @@ def load_runner(
     guides: GuideMaker,
     keeping: Callable[[], Keep] | None,
     keep_stretch: KeepStretch | None,
+    adapters: HeldAdapters | None = None,
 ) -> ModelRunner:
     """`keeping`: what keeps embeddings besides; `keep_stretch` keys and values."""
     return ModelRunner(
@@ -80,6 +92,7 @@ def load_runner(
         keeping=keeping,
         keep_stretch=keep_stretch,
         max_recorded=engine_config.scheduler.max_num_seqs,
+        adapters=adapters,
     )
 
 

@@ -23,6 +23,7 @@ from keepsight.runner.decode_graphs import record_decoding
 from keepsight.runner.encode_media import Normalizer, encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.guide_tokens import GuideMaker
+from keepsight.runner.held_adapters import HeldAdapters
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.read_prompt import read_prompt
@@ -79,6 +80,8 @@ class ModelRunner:
         keep_stretch: KeepStretch | None = None,
         # So many sequences may want a token in one step; 0 where no such step is to be recorded.
         max_recorded: int = 0,
+        # None where no request may name one.
+        adapters: HeldAdapters | None = None,
     ) -> None:
         device = model.place.device
         self.model, self.normalizer = model, normalizer
@@ -87,7 +90,12 @@ class ModelRunner:
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
         self.sequences = SequenceTable(
-            pages.block_size, end_ids, device, self._guides, sees_pictures_whole=model.shape.sees_pictures_whole
+            pages.block_size,
+            end_ids,
+            device,
+            self._guides,
+            sees_pictures_whole=model.shape.sees_pictures_whole,
+            adapters=adapters,
         )
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}

@@ -10,9 +10,11 @@ from weakref import WeakValueDictionary
 import torch
 
 from keepsight.media import TokenSpan
+from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.guide_tokens import GuideMaker
+from keepsight.runner.held_adapters import HeldAdapters
 from keepsight.runner.rotary_places import RotaryPlaces
 from keepsight.runner.sample_tokens import SamplingState, Wishes
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
@@ -31,6 +33,7 @@ class RunningSequence:
     whole_spans: tuple[TokenSpan, ...] = ()
     # None where all stand at their positions.
     places: RotaryPlaces | None = None
+    adapter: AdapterWeights | None = None
     # As far as the prompt is computed, where its caller wants to know: of each token but the first.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -44,9 +47,10 @@ class SequenceTable:
         guides: GuideMaker,
         *,
         sees_pictures_whole: bool,
+        adapters: HeldAdapters | None = None,
     ) -> None:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
-        self._sees_pictures_whole = sees_pictures_whole
+        self._sees_pictures_whole, self._adapters = sees_pictures_whole, adapters
         self._sequences: dict[SequenceId, RunningSequence] = {}
         self._wishes = WeakValueDictionary[str, Wishes]()
 
@@ -71,7 +75,14 @@ class SequenceTable:
             max((item.span.end for item in request.media), default=0),
             tuple(pictures) if self._sees_pictures_whole else (),
             RotaryPlaces(request.media) if has_rows else None,
+            self._find_adapter(request),
         )
+
+    def _find_adapter(self, request: EngineRequest) -> AdapterWeights | None:
+        if request.adapter is None:
+            return None
+        assert self._adapters is not None, "a request names an adapter, and none was ever loaded"
+        return self._adapters[request.adapter]
 
     def _find_wishes(self, request: EngineRequest) -> Wishes:
         """As long as one of its choices is remembered, the others have the same."""

@@ -1,0 +1,158 @@
+"""Adapters as `LLM`'s users have them: each answer is that of merged weights, whoever is answered beside it."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+
+from keepsight import LLM, RequestOutput, SamplingParams
+from keepsight.errors import CheckpointError, InvalidArgumentError
+from keepsight.lora import LoRARequest
+from keepsight.observe.metric_values import Counter
+from tests.adapter_folders import draw_adapter, merge, write_adapter
+from tests.drawn import ask
+from tests.qwen_checkpoint import QWEN2_5_VL, make_qwen_checkpoint, reference_answer
+from tests.random_checkpoint import make_checkpoint
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
+# Of a prompt that is told of nothing is found.
+TELLING = replace(GREEDY, prompt_logprobs=0)
+PICTURE = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
+TEXT = "Who are you, and what do you see?"
+
+
+class Family(NamedTuple):
+    make: Callable[[Path], Any]
+    # As transformers 4 called the base model's modules.
+    rename: Callable[[str], str]
+
+
+FAMILIES = {
+    "Gemma 3": Family(
+        lambda directory: make_checkpoint(directory, 1, ties_embeddings=True),
+        lambda name: name.replace("model.model.language_model.", "model.language_model.model."),
+    ),
+    "Qwen3-VL": Family(make_qwen_checkpoint, lambda name: name),
+    "Qwen2.5-VL": Family(
+        lambda directory: make_qwen_checkpoint(directory, 3, QWEN2_5_VL),
+        lambda name: name.replace("model.model.language_model.", "model.model."),
+    ),
+}
+
+
+class Served(NamedTuple):
+    directory: Path
+    reference: Any
+    merged: list[Any]
+    adapters: list[LoRARequest]
+
+
+@pytest.fixture(scope="module", params=[*FAMILIES.values()], ids=[*FAMILIES])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
+    family, directory = request.param, tmp_path_factory.mktemp("adapters")
+    model = directory / "model"
+    model.mkdir()
+    reference = family.make(model)
+    tensors = [draw_adapter(reference, 1), draw_adapter(reference, 2, "q_proj", "v_proj", "down_proj")]
+    paths = [
+        write_adapter(directory / "all", tensors[0], family.rename),
+        write_adapter(directory / "some", tensors[1], use_rslora=True, alpha_pattern={"layers.0.self_attn.q_proj": 12}),
+    ]
+    merged = [merge(reference, tensors[0]), merge(reference, tensors[1], 6 / 2)]
+    doubled = {name: each for name, each in tensors[1].items() if "layers.0.self_attn.q_proj" in name}
+    merged[1] = merge(merged[1], doubled, (12 - 6) / 2)
+    return Served(model, reference, merged, [LoRARequest(Path(path).name, 1, path) for path in paths])
+
+
+@pytest.fixture(scope="module")
+def llm(served: Served) -> Iterator[LLM]:
+    options: dict[str, Any] = {"image_backend": "pil", "max_num_batched_tokens": 300, "max_num_seqs": 8}
+    with LLM(served.directory, device="cpu", dtype="float32", enable_lora=True, **options) as llm:
+        yield llm
+
+
+def tell(output: RequestOutput) -> list[tuple[int, float]]:
+    """Each token, to the last bit of how likely it was."""
+    [answer] = output.outputs
+    assert answer.logprobs is not None
+    return [(token, told[token].logprob) for token, told in zip(answer.token_ids, answer.logprobs, strict=True)]
+
+
+def test_answers_are_those_of_merged_weights_beside_one_another_and_alone(llm: LLM, served: Served) -> None:
+    adapters = [served.adapters[0], None, served.adapters[1], served.adapters[0]]
+    prompts = [TEXT, TEXT, TEXT, "What else?"]
+    together = llm.generate(prompts, TELLING, lora_request=adapters)
+    judges = [served.merged[0], served.reference, served.merged[1], served.merged[0]]
+    for output, judge in zip(together, judges, strict=True):
+        assert output.outputs[0].token_ids == reference_answer(judge, Path(), output.prompt_token_ids, [], 8)
+        assert_told_as_by(judge, output)
+    assert len({tuple(output.outputs[0].token_ids) for output in together[:3]}) == 3
+    for prompt, adapter, output in zip(prompts, adapters, together, strict=True):
+        [alone] = llm.generate(prompt, TELLING, lora_request=adapter)
+        assert tell(alone) == tell(output)
+
+
+def assert_told_as_by(judge: Any, output: RequestOutput) -> None:
+    ids = torch.tensor([output.prompt_token_ids])
+    theirs = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1)
+    assert output.prompt_logprobs is not None
+    for position, told in enumerate(output.prompt_logprobs[1:]):
+        [(token, own)] = told.items() if told else []
+        assert own.logprob == pytest.approx(theirs[position, token].item(), abs=1e-3)
+
+
+def test_no_prefix_is_another_s_and_a_picture_s_embeddings_are_everybody_s(llm: LLM, served: Served) -> None:
+    llm.reset_prefix_cache()
+    llm.reset_encoder_cache()
+    asked, cached, num_found = ask({"type": "image", "image": PICTURE}, TEXT), list[int](), num_embeddings_found(llm)
+    for adapter in (None, *served.adapters, served.adapters[0]):
+        [output] = llm.chat(asked, GREEDY, lora_request=adapter)
+        cached.append(output.num_cached_tokens)
+    assert cached == [0, 0, 0, len(output.prompt_token_ids) - 1]
+    assert num_embeddings_found(llm) == num_found + 2
+    if "gemma3" not in served.reference.config.model_type:
+        theirs = reference_answer(served.merged[0], served.directory, output.prompt_token_ids, [PICTURE], 8)
+        assert output.outputs[0].token_ids == theirs
+
+
+def num_embeddings_found(llm: LLM) -> float:
+    [found] = [
+        metric.value
+        for metric in llm.get_metrics()
+        if isinstance(metric, Counter)
+        and metric.name == "keepsight_cache_hits_total"
+        and metric.labels == {"cache": "encoder", "tier": "device", "modality": "image"}
+    ]
+    return found
+
+
+def test_another_folder_of_the_same_name_finds_nothing_of_the_first(llm: LLM, served: Served) -> None:
+    first = served.adapters[0]
+    path = Path(first.lora_path).parent / "changed"
+    other = LoRARequest(first.lora_name, 1, write_adapter(path, draw_adapter(served.reference, 3)))
+    outputs = [llm.generate("Which one?", GREEDY, lora_request=each)[0] for each in (first, other)]
+    assert outputs[1].num_cached_tokens == 0
+    assert tell(outputs[0]) != tell(outputs[1])
+
+
+def test_what_cannot_be_held_is_refused_and_nothing_else(served: Served) -> None:
+    first, second = served.adapters
+    with LLM(served.directory, device="cpu", enable_lora=True, max_loras=1, max_lora_rank=4) as llm:
+        [expected] = llm.generate(TEXT, GREEDY, lora_request=first)
+        with pytest.raises(InvalidArgumentError, match="max_loras: allows 1"):
+            llm.generate(TEXT, GREEDY, lora_request=second)
+        for wrong in ("all", [first, first]):
+            with pytest.raises(InvalidArgumentError, match=r"lora_request: must be a LoRARequest, or a list of 1"):
+                llm.generate(TEXT, GREEDY, lora_request=wrong)  # type: ignore[arg-type]
+        assert tell(llm.generate(TEXT, GREEDY, lora_request=[first])[0]) == tell(expected)
+
+
+def test_without_the_switch_and_without_a_folder_nothing_is_loaded(served: Served) -> None:
+    with LLM(served.directory, device="cpu") as llm, pytest.raises(InvalidArgumentError, match="enable_lora=True"):
+        llm.chat(ask(TEXT), GREEDY, lora_request=served.adapters[0])
+    with pytest.raises(CheckpointError, match=r"there is no adapter_config\.json"):
+        LLM(enable_lora=True, lora_modules=[{"name": "a", "path": str(served.directory)}], device="cpu")
