@@ -1,5 +1,6 @@
 """What an operator says of the HTTP side of a server.  The command that reads it checks it; nobody prints it."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -8,6 +9,8 @@ import msgspec
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     # Beside the one that answers call it by.
     more_model_names: tuple[str, ...] = ()
+    # Of adapters: the model's name, where it is to be told as another.
+    adapter_parents: Mapping[str, str] = {}
     # None: whoever reaches the server may ask it, and whoever asks from its own machine may administer it.
     api_keys: tuple[str, ...] = ()
     admin_api_key: str | None = None

@@ -136,6 +136,9 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
     names = arguments.served_model_name or [""]
     settings = ApiSettings(
         more_model_names=tuple(names[1:]),
+        adapter_parents={
+            each["name"]: each["base_model_name"] for each in arguments.lora_modules if "base_model_name" in each
+        },
         api_keys=tuple(_keys_of(arguments.api_key, "--api-key", KEY_VARIABLE)),
         admin_api_key=_admin_key_of(arguments.admin_api_key),
         cache_isolation=arguments.cache_isolation,

@@ -7,6 +7,7 @@ import logging
 import os
 import resource
 import socket
+from collections.abc import Collection
 from contextlib import suppress
 
 from keepsight.checkpoint_folder import is_checkpoint, list_files
@@ -53,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="seconds that running answers have to finish when the server is asked to end (default: 30)",
     )
     add_api_arguments(parser)
-    add_model_arguments(parser)
+    add_model_arguments(parser, takes_adapters=True)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -62,6 +63,8 @@ def run(arguments: argparse.Namespace) -> int:
     _check_model_is_no_value(arguments)
     config = config_from(arguments)
     api = api_settings_from(arguments)
+    model_name = arguments.served_model_name[0] if arguments.served_model_name else config.model_name
+    _check_names(config, (model_name, *api.more_model_names))
     check_arguments_are_text(arguments)
     check_least(arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0})
     _allow_many_open_files()
@@ -74,8 +77,8 @@ def run(arguments: argparse.Namespace) -> int:
     ):
         settings = ServerSettings(
             options=_options_of(config),
-            model_name=arguments.served_model_name[0] if arguments.served_model_name else config.model_name,
-            files=list_files(config.directory),
+            model_name=model_name,
+            files=list_files(config.directory, *config.adapter_folders.values()),
             run_directory=directory.path,
             pixel_mode=choose_mode(
                 config,
@@ -89,6 +92,12 @@ def run(arguments: argparse.Namespace) -> int:
             api=api,
         )
         return Supervisor(settings, listener, signals).run()
+
+
+def _check_names(config: Config, model_names: Collection[str]) -> None:
+    for name in config.adapter_folders:
+        if name in model_names:
+            raise InvalidArgumentError("--lora-modules", f"{name!r} is a name of the model itself")
 
 
 def _check_model_is_no_value(arguments: argparse.Namespace) -> None:

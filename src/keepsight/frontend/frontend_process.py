@@ -59,7 +59,7 @@ T = TypeVar("T")
 class FrontendProcess:
     def __init__(self, start: StartFrontend) -> None:
         self._start, config = start, Config.from_options(**start.options)
-        check_is_unchanged(config.directory, start.files)
+        check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
         self._run_directory, name = Path(start.run_directory), f"frontend-{start.rank}"
         num_workers = share_of(config.media_workers or count_cores(), start.rank, start.num_frontends)
         self._counters = counters = Counters.open(self._run_directory, name)
@@ -67,6 +67,7 @@ class FrontendProcess:
         common = CommonGeometries.open(self._run_directory)
         readers = Readers(self._workers.read_film, self._workers.read_sound)
         self._preparer = RequestPreparer.from_config(config, common, readers)
+        check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
         self._preparer.request_prefix = f"{start.frontend_id}-"
         self._preparer.intake.watch_downloads(lambda modality: counters.add(FETCHED[modality]))
         if self._preparer.processor is not None:

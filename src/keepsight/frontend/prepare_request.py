@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from keepsight.adapter_folder import AdapterFolder
 from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config, resolve_hasher_algorithm
 from keepsight.errors import (
@@ -46,7 +47,7 @@ from keepsight.media import KINDS, SEVERAL, Kind, TokenSpan
 from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
-from keepsight.requests import MAX_PRIORITY, EngineRequest, PromptPin, ThoughtTokens
+from keepsight.requests import MAX_PRIORITY, Adapter, EngineRequest, PromptPin, ThoughtTokens
 from keepsight.sampling_params import SamplingParams
 
 # Kept by frontend and engine for as long as an answer takes.
@@ -95,11 +96,14 @@ class RequestPreparer:
         identifier: PictureIdentifier,
         intake: MediaIntake,
         sampling_defaults: Mapping[str, Any] | None = None,
+        adapters: Sequence[Adapter] = (),
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.expander = PromptExpander(tokenizer, media_format)
         # What `SamplingParams` of those that say nothing are made of.
         self.sampling_defaults = sampling_defaults or {}
+        # By the names that requests call them by.
+        self.adapters = {adapter.name: adapter for adapter in adapters}
         # None: the model reads text only.
         self.processor = processor
         self._limits = PromptLimits(tokenizer, limits.max_model_len, limits.vocab_size)
@@ -137,7 +141,8 @@ class RequestPreparer:
         )
         intake = MediaIntake(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
-        return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults)
+        adapters = [AdapterFolder.read(path).as_adapter(name) for name, path in config.adapter_folders.items()]
+        return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults, adapters)
 
     @property
     def max_model_len(self) -> int:

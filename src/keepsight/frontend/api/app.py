@@ -119,6 +119,7 @@ class Api:
             self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
         self.kept = None if kept is None else ResponsesApi(kept, self._room)
         self._model_names = tuple(dict.fromkeys((model_name, *settings.more_model_names)))
+        self._adapter_names = tuple(preparer.adapters)
         self._created = int(time.time())
 
     # Answers ----------------------------------------------------------------------------------------------------
@@ -272,7 +273,8 @@ class Api:
     # The model and the server -----------------------------------------------------------------------------------
 
     async def models(self, _http: Request) -> Response:
-        return json_response(ModelList(data=[self._describe(name) for name in self._model_names]))
+        names = (*self._model_names, *self._adapter_names)
+        return json_response(ModelList(data=[self._describe(name) for name in names]))
 
     async def model(self, http: Request) -> Response:
         name = http.path_params["model"]
@@ -281,8 +283,11 @@ class Api:
 
     def _describe(self, name: str) -> ModelCard:
         """Anew each time: an engine that comes later may have room for less."""
-        root, max_model_len = self._model_names[0], self._preparer.max_model_len
-        return ModelCard(id=name, root=root, created=self._created, max_model_len=max_model_len)
+        root, parent = self._model_names[0], None
+        if name in self._adapter_names:
+            root, parent = name, self._settings.adapter_parents.get(name, root)
+        max_model_len = self._preparer.max_model_len
+        return ModelCard(id=name, root=root, parent=parent, created=self._created, max_model_len=max_model_len)
 
     async def health(self, http: Request) -> Response:
         """Whoever can say that is alive.  What tells of callers and places is for those who may watch."""
@@ -337,8 +342,8 @@ class Api:
                 yield body
 
     def _check_model(self, name: str | None) -> None:
-        if name and name not in self._model_names:
-            served = ", ".join(map(repr, self._model_names))
+        if name and name not in (names := (*self._model_names, *self._adapter_names)):
+            served = ", ".join(map(repr, names))
             raise ModelNotFoundError("model", f"{name!r} is not served here; what is: {served}")
 
 

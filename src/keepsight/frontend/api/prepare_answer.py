@@ -36,6 +36,7 @@ from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.lift_data_urls import length_of
 from keepsight.frontend.prompt.read_messages import Conversation
+from keepsight.requests import Adapter
 from keepsight.sampling_params import SamplingParams
 
 # Their text is tokens in less than a millisecond.
@@ -74,12 +75,21 @@ class AnswerPreparer:
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
         answered = asked.without_words()
-        terms = ([prepared], self.preparer.tokenizer, self.model_name, self.preparer.template.call_form)
+        prepared = prepared.adapted(self._find_adapter(asked.model))
+        terms = ([prepared], self.preparer.tokenizer, self._name_of(asked.model), self.preparer.template.call_form)
         if isinstance(answered, ResponsesChat):
             return ResponsesAnswer(answered, *terms)
         if isinstance(answered, MessagesChat):
             return MessagesAnswer(answered, *terms)
         return ChatAnswer(answered, *terms)
+
+    def _find_adapter(self, model: str | None) -> Adapter | None:
+        return self.preparer.adapters.get(model or "")
+
+    def _name_of(self, model: str | None) -> str:
+        """An adapter by its name, the model by its first."""
+        adapter = self._find_adapter(model)
+        return self.model_name if adapter is None else adapter.name
 
     async def _on_thread(self, prepare: Callable[[], Prepared], *, may_wait: bool) -> Prepared:
         if not may_wait:
@@ -103,7 +113,7 @@ class AnswerPreparer:
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # They may be megabytes, and are numbers by now.
         asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
-        return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.model_name)
+        return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self._name_of(asked.model))
 
     def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
@@ -112,7 +122,8 @@ class AnswerPreparer:
             prepared = self.preparer.prepare_embeds(asked.embedded_prompts, params, *terms)
         else:
             prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
-        return [dataclasses.replace(each, cache_key=asked.prompt_cache_key) for each in prepared]
+        adapter = self._find_adapter(asked.model)
+        return [dataclasses.replace(each, cache_key=asked.prompt_cache_key).adapted(adapter) for each in prepared]
 
     def _prepare_prompt(
         self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int

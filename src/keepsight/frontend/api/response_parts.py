@@ -91,6 +91,8 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     # The name that answers call it by.  Tools of vLLM's read it; there it may be a path, which is nobody's business.
     root: str
+    # Of an adapter: what it is laid over.
+    parent: str | None = None
     created: int
     owned_by: str = "keepsight"
     max_model_len: int

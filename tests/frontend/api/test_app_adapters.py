@@ -1,0 +1,64 @@
+"""An adapter is a model by its own name, wherever a request may name one."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keepsight.api_settings import ApiSettings
+from keepsight.config import Config
+from keepsight.frontend.prepare_request import RequestPreparer
+from tests.adapter_folders import write_adapter
+from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, error_of, events_of
+
+NAME = "sql/of mine"
+BODIES: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": {"messages": HELLO},
+    "/v1/completions": {"prompt": ["Hello", "Good day"]},
+    "/v1/responses": {"input": "Hello"},
+    "/v1/messages": {"messages": HELLO, "max_tokens": 8},
+}
+
+
+@pytest.fixture(scope="module")
+def preparer(tmp_path_factory: pytest.TempPathFactory) -> RequestPreparer:
+    folder = write_adapter(tmp_path_factory.mktemp("adapter"), {"any": torch.ones(1)})
+    modules = [{"name": name, "path": folder} for name in (NAME, "other")]
+    return RequestPreparer.from_config(Config(enable_lora=True, lora_modules=modules))
+
+
+@pytest.fixture
+def client(preparer: RequestPreparer) -> Client:
+    settings = ApiSettings(more_model_names=("second",), adapter_parents={"other": "published"})
+    return Client(preparer, FakeEngine(preparer), settings)
+
+
+@pytest.mark.parametrize("path", BODIES)
+def test_a_request_that_names_it_is_computed_with_it_and_answered_by_its_name(client: Client, path: str) -> None:
+    for model, adapter in ((NAME, NAME), (MODEL, None), ("second", None)):
+        body = client.send("POST", path, json={"model": model, **BODIES[path]}).json()
+        assert body["model"] == (adapter or MODEL)
+        asked = client.engine.requests[-1].adapter
+        assert asked == (None if adapter is None else client.preparer.adapters[NAME])
+
+
+def test_a_stream_is_named_by_it_too(client: Client) -> None:
+    streamed = client.send("POST", "/v1/chat/completions", json={"model": NAME, "messages": HELLO, "stream": True})
+    assert {event["model"] for event in events_of(streamed)} == {NAME}
+
+
+def test_it_is_listed_with_what_it_is_laid_over(client: Client) -> None:
+    listed = client.send("GET", "/v1/models").json()["data"]
+    assert [(each["id"], each["root"], each["parent"]) for each in listed] == [
+        (MODEL, MODEL, None), ("second", MODEL, None), (NAME, NAME, MODEL), ("other", "other", "published")
+    ]  # fmt: skip
+    assert client.send("GET", f"/v1/models/{NAME}").json() == listed[2]
+
+
+def test_tokens_are_told_by_any_name_that_is_served_and_by_no_other(client: Client) -> None:
+    for body in ({"prompt": "Hello"}, {"messages": HELLO}):
+        told = [client.send("POST", "/tokenize", json={"model": name, **body}).json() for name in (NAME, MODEL)]
+        assert told[0] == told[1]
+        unknown = client.send("POST", "/tokenize", json={"model": "mine", **body})
+        assert error_of(unknown) == (404, "model", "model_not_found")
+        assert repr(NAME) in unknown.json()["error"]["message"]
