@@ -155,6 +155,8 @@ class AttentionBatch:
     @made_once
     def adapted(self) -> Sequence[AdaptedRows]:
         """In the order of their rows."""
+        if not any(piece.adapter for piece in self.slices):
+            return ()
         found, row = list[AdaptedRows](), 0
         for adapter, pieces in itertools.groupby(self.slices, key=lambda piece: piece.adapter):
             end = row + sum(piece.length for piece in pieces)

@@ -54,13 +54,13 @@ typedef struct {
     float *projected; /* [tokens, heads + 2 * kv_heads, dim], and then what they attend to */
     float *query;     /* [tokens, heads, dim] */
     float *gate, *up; /* [WIDE_ROWS, or tokens if those are fewer, outputs of either] */
-    float *narrow;    /* [tokens, outputs of the widest `down`] */
-    adapted of_all, of_read;
     long num_read;
     long first, end, num_layers;          /* layers [first, end) of all */
     long tokens, size, heads, kv_heads, dim;
     long is_rounded; /* keys and values are kept in bfloat16 */
     float eps;
+    adapted of_all, of_read; /* tokens */
+    float *narrow;           /* room, too, where there are any: [tokens, outputs of the widest `down`] */
 } decoder_work;
 
 static void norm(const decoder_work *w, float *out, const float *hidden, const float *scale, const float *residual, long rows)

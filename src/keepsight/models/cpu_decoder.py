@@ -46,13 +46,12 @@ class _Decoder(Structure):
         ("layers", POINTER(_Layer)),
         *((name, POINTER(c_void_p)) for name in ("keys", "values")),
         ("sights", POINTER(POINTER(AttentionWork))),
-        *((name, c_void_p) for name in ("cos", "sin", "slots", "read", "normed", "projected", "query")),
-        *((name, c_void_p) for name in ("gate", "up", "narrow")),
-        ("of_all", _Adapted),
-        ("of_read", _Adapted),
+        *((name, c_void_p) for name in ("cos", "sin", "slots", "read", "normed", "projected", "query", "gate", "up")),
         *((name, c_long) for name in ("num_read", "first", "end", "num_layers", "tokens", "size")),
         *((name, c_long) for name in ("heads", "kv_heads", "dim", "is_rounded")),
         ("eps", c_float),
+        *((name, _Adapted) for name in ("of_all", "of_read")),
+        ("narrow", c_void_p),
     )
 
 
@@ -92,9 +91,12 @@ class CpuDecoder:
     ) -> Tensor:
         """[tokens, size] -> [read, size]; keys and values of all tokens are in their slots then."""
         hidden = hidden.clone(memory_format=torch.contiguous_format)
-        room = self._room_beside(hidden, max((each.weights.rank for each in adapted[0]), default=0))
+        room = self._room_beside(hidden)
         work = self._work(hidden, angles, caches, sights, slots, read_rows, room)
-        work.of_all, work.of_read = map(self._tell_adapted, adapted)
+        if of_all := adapted[0]:
+            work.of_all, work.of_read = map(self._tell_adapted, adapted)
+            room.append(hidden.new_empty(len(hidden), max(each.weights.rank for each in of_all)))
+            work.narrow = room[-1].data_ptr()
         at_once = 1 if watch_layer else work.num_layers
         for first in range(0, work.num_layers, at_once):
             work.first, work.end = first, first + at_once
@@ -105,13 +107,13 @@ class CpuDecoder:
                 watch_layer(first, hidden)
         return hidden
 
-    def _room_beside(self, hidden: Tensor, rank: int) -> list[Tensor]:
+    def _room_beside(self, hidden: Tensor) -> list[Tensor]:
         """For what lies between two parts of a layer; torch's: where there is none a step fails, not the process."""
         qkv, out, gate, up, _ = self._weights[0].products
         rows, wide_rows = len(hidden), min(len(hidden), number("wide_rows"))
         of_all = ((rows, each) for each in (qkv.num_inputs, qkv.num_outputs, out.num_inputs))
         of_some = ((wide_rows, each.num_outputs) for each in (gate, up))
-        return [hidden.new_empty(shape) for shape in (*of_all, *of_some, (rows, rank))]
+        return [hidden.new_empty(shape) for shape in (*of_all, *of_some)]
 
     def _tell_adapted(self, adapted: Sequence[AdaptedRows]) -> _Adapted:
         rows = (_AdaptedRows(first, end, self._tell_adapter(weights)) for first, end, weights in adapted)
@@ -151,7 +153,6 @@ class CpuDecoder:
             *(each.data_ptr() for each in (*angles, slots)),
             None if read_rows is None else read_rows.data_ptr(),
             *(each.data_ptr() for each in room),
-            *(_Adapted(), _Adapted()),
             len(hidden) if read_rows is None else len(read_rows),
             *(0, 0, num_layers, *hidden.shape, num_heads, num_kv_heads, head_dim),
             keys.dtype is torch.bfloat16,
