@@ -222,7 +222,8 @@ class Config:
         _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
 
     def _check_adapters(self) -> None:
-        _check_each("lora_modules", self.lora_modules, _is_adapter, "an adapter such as {'name': 'sql', 'path': 'FOLDER'}")
+        example = "an adapter such as {'name': 'sql', 'path': 'FOLDER'}"
+        _check_each("lora_modules", self.lora_modules, _is_adapter, example)
         names = [each["name"] for each in self.lora_modules]
         for name in names:
             check_adapter_name(name, "lora_modules")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from keepsight.models.adapter_weights import AdapterWeights, LowRank
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
 from keepsight.runner import decode_graphs, model_runner
@@ -130,6 +131,9 @@ def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_s
     assert not takes(last._replace(length=2))
     assert not takes(last._replace(samples=False))
     assert not takes(last._replace(tells_prompt=True))
+    # What is laid over the model's weights was not recorded with them.
+    sequence.adapter = AdapterWeights([{"out": LowRank(small.model.place, torch.ones(1, 1), torch.ones(1, 1))}])
+    assert not takes(last)
 
 
 class Cuda:
