@@ -91,7 +91,8 @@ def _read_content(path: Path) -> bytes:
 
 
 def _read_scales(path: Path) -> AdapterScales:
-    fields, values = JsonFields.read(path), read_json_object(path)
+    values = read_json_object(path)
+    fields = JsonFields(path, values)
     fields.choice("peft_type", ("LORA",))
     for name, value in values.items():
         says_nothing = value in (None, False, "none") or value in ([], {})

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from keepsight.adapter_folder import AdapterFolder
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.model import Model
 from keepsight.requests import Adapter
@@ -40,7 +40,10 @@ class HeldAdapters:
         return adapter
 
     def _load(self, folder: AdapterFolder) -> AdapterWeights:
-        weights = self._model.load_adapter(folder, self._max_rank)
+        try:
+            weights = self._model.load_adapter(folder, self._max_rank)
+        except torch.OutOfMemoryError as error:
+            raise CheckpointError(folder.path, f"does not fit the device: {error}") from error
         if self._model.place.device.type == "cuda":  # before another thread's stream reads them
             torch.cuda.current_stream().synchronize()
         return weights
