@@ -18,7 +18,7 @@ def draw_adapter(reference: nn.Module, seed: int, *outputs: str, rank: int = RAN
     """By PEFT's names: of the decoder's matrices, those of `outputs`, or all."""
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, module in reference.named_modules():
-        if "layers." not in name or "vis" in name or not name.endswith(outputs or OUTPUTS):
+        if "language_model.layers." not in name or not name.endswith(outputs or OUTPUTS):
             continue
         assert isinstance(module, nn.Linear)
         for letter, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):

@@ -17,6 +17,7 @@ from tests.adapter_folders import draw_adapter, merge, write_adapter
 from tests.drawn import ask
 from tests.qwen_checkpoint import QWEN2_5_VL, make_qwen_checkpoint, reference_answer
 from tests.random_checkpoint import make_checkpoint
+from tests.sound_checkpoint import make_sound_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
 # Of a prompt that is told of nothing is found.
@@ -156,3 +157,15 @@ def test_without_the_switch_and_without_a_folder_nothing_is_loaded(served: Serve
         llm.chat(ask(TEXT), GREEDY, lora_request=served.adapters[0])
     with pytest.raises(CheckpointError, match=r"there is no adapter_config\.json"):
         LLM(enable_lora=True, lora_modules=[{"name": "a", "path": str(served.directory)}], device="cpu")
+
+
+def test_a_model_of_sounds_takes_them_too(tmp_path: Path) -> None:
+    reference = make_sound_checkpoint(tmp_path / "model")
+    tensors = draw_adapter(reference, 1)
+    path = write_adapter(
+        tmp_path / "a", tensors, lambda name: name.replace("model.model.language_model.", "model.language_model.model.")
+    )
+    with LLM(tmp_path / "model", device="cpu", enable_lora=True) as llm:
+        [output] = llm.generate(TEXT, GREEDY, lora_request=LoRARequest("a", 1, path))
+    theirs = reference_answer(merge(reference, tensors), Path(), output.prompt_token_ids, [], 8)
+    assert output.outputs[0].token_ids == theirs
