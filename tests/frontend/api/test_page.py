@@ -22,6 +22,8 @@ from playwright.sync_api import (
 
 from keepsight.frontend.api.serve_page import PAGE_FILES
 from tests.drawn import Drawn, draw, to_png
+from tests.frontend.sample_films import film
+from tests.frontend.sample_sounds import wav
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 # As root there is no sandbox to have; and it shall not look for Google.
@@ -99,7 +101,7 @@ def give_files(page: Page, *drawings: Drawn) -> None:
 
 
 def waiting_pictures(page: Page) -> Locator:
-    return page.get_by_role("list", name="Pictures of the next message").get_by_role("img")
+    return page.get_by_role("list", name="Attached to the next message").get_by_role("img")
 
 
 def message(page: Page) -> Locator:
@@ -193,8 +195,29 @@ def test_a_picture_can_be_pasted_and_dropped(page: Page, drawn: Drawn, event: st
 
 def test_what_is_no_picture_is_said_to_be_none(page: Page) -> None:
     give(page, "drop", "notes.txt", "text/plain", b"hello")
-    expect(page.get_by_role("alert")).to_have_text("notes.txt is not a picture.")
+    expect(page.get_by_role("alert")).to_have_text("notes.txt is no picture, film or recording.")
     expect(waiting_pictures(page)).to_have_count(0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "format_", "content"), [("video", "webm", film("webm", "libvpx")), ("audio", "wav", wav())]
+)
+def test_a_film_and_a_recording_can_be_played_before_and_after_they_are_sent(
+    page: Page, kind: str, format_: str, content: bytes
+) -> None:
+    name, waiting = f"x.{format_}", page.get_by_role("list", name="Attached to the next message").locator(kind)
+    give(page, "drop", name, f"{kind}/{format_}", content)
+    url = f"data:{kind}/{format_};base64,{base64.b64encode(content).decode()}"
+    for shown in (waiting, page.locator(f"#talk .user {kind}")):
+        expect(shown).to_have_attribute("src", url)
+        expect(shown).to_have_attribute("aria-label", name)
+        page.wait_for_function("(shown) => shown.readyState >= 1", arg=shown.element_handle())
+        if shown is waiting:
+            tell(page, {"content": "Heard."})
+            with page.expect_request("**/chat/completions") as asked:
+                send(page, "What is it?")
+            part = messages_of(asked.value)[0]["content"][0]
+            assert part == {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
 
 
 def test_a_file_that_cannot_be_read_keeps_no_other_from_being_shown(page: Page) -> None:

@@ -28,7 +28,8 @@ PAGE_FILES = {
 HEADERS = {
     # What an answer or a picture says can be shown, never run, and nothing else is asked for anything.
     "Content-Security-Policy": (
-        "default-src 'self'; img-src 'self' data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+        "default-src 'self'; img-src 'self' data: blob:; media-src data:; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     ),
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",

@@ -1,6 +1,6 @@
 // A chat with the server that this page came from, over the same API as everybody else's.
-// The whole conversation goes with every question, pictures as data URLs of their files, unchanged: so the server
-// knows them again.  What came of an answer stays, even if it was stopped or broke off; a question of which nothing
+// The whole conversation goes with every question, files as data URLs of their bytes, unchanged: so the server knows
+// them again.  What came of an answer stays, even if it was stopped or broke off; a question of which nothing
 // came goes back into the form and leaves no trace in the conversation.
 
 const at = (id) => document.getElementById(id);
@@ -8,7 +8,7 @@ const [talk, form, text, send, error, keyForm] = ["talk", "ask-form", "text", "s
 
 let model = null; // as the server calls it
 let messages = []; // in OpenAI's form
-let pictures = []; // of the next message: {name, url}
+let attached = []; // to the next message: {name, kind, url}
 let running = null; // the AbortController of the answer under way
 
 // ---- the server
@@ -109,14 +109,14 @@ function describe({ started, first, last, usage, isCut, isBroken }) {
   return told.join(" · ");
 }
 
-function takeBack({ item, typed, pictures: sent }, answer) {
+function takeBack({ item, typed, attached: sent }, answer) {
   item.remove();
   answer.item.remove();
   at("hint").hidden = messages.length > 0;
   text.value = [typed, text.value].filter(Boolean).join("\n"); // another may have been begun meanwhile
   fit();
-  pictures = [...sent, ...pictures];
-  showPictures();
+  attached = [...sent, ...attached];
+  showAttached();
 }
 
 // ---- what is shown
@@ -148,24 +148,27 @@ function tell(failure) {
   error.hidden = false;
 }
 
-function picture({ name, url }) {
-  return Object.assign(new Image(), { src: url, alt: name });
+function show({ name, kind, url }) {
+  if (kind === "image") return Object.assign(new Image(), { src: url, alt: name });
+  const shown = Object.assign(document.createElement(kind), { src: url, controls: true, preload: "metadata" });
+  shown.setAttribute("aria-label", name);
+  return shown;
 }
 
-function showPictures() {
-  at("pictures").replaceChildren(...pictures.map(showPicture));
+function showAttached() {
+  at("attached").replaceChildren(...attached.map(showRemovable));
 }
 
-function showPicture(shown) {
+function showRemovable(shown) {
   const item = document.createElement("li");
   const remove = Object.assign(document.createElement("button"), { type: "button", textContent: "×" });
   remove.setAttribute("aria-label", `Remove ${shown.name}`);
   remove.onclick = () => {
-    pictures = pictures.filter((each) => each !== shown);
-    showPictures();
+    attached = attached.filter((each) => each !== shown);
+    showAttached();
     text.focus();
   };
-  item.append(picture(shown), remove);
+  item.append(show(shown), remove);
   return item;
 }
 
@@ -180,17 +183,23 @@ async function attach(files) {
   error.hidden = true;
   for (const file of files)
     try {
+      const kind = kindOf(file);
       const url = await readAsDataUrl(file); // meanwhile others may be sent or removed
-      pictures.push({ name: file.name, url });
+      attached.push({ name: file.name, kind, url });
     } catch (failure) {
       tell(failure);
     }
-  showPictures();
+  showAttached();
   text.focus();
 }
 
+function kindOf(file) {
+  const kind = file.type.split("/")[0];
+  if (["image", "video", "audio"].includes(kind)) return kind;
+  throw new Refused(`${file.name} is no picture, film or recording.`);
+}
+
 async function readAsDataUrl(file) {
-  if (!file.type.startsWith("image/")) throw new Refused(`${file.name} is not a picture.`);
   return new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
@@ -203,17 +212,17 @@ form.onsubmit = (event) => {
   event.preventDefault();
   if (running) return running.abort();
   const typed = text.value.trim();
-  if (!typed && !pictures.length) return;
-  const parts = pictures.map(({ url }) => ({ type: "image_url", image_url: { url } }));
+  if (!typed && !attached.length) return;
+  const parts = attached.map(({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } }));
   if (typed) parts.push({ type: "text", text: typed });
   const { item, text: said } = add("user");
-  said.before(...pictures.map(picture));
+  said.before(...attached.map(show));
   said.textContent = typed;
-  const shown = { item, typed, pictures };
-  pictures = [];
+  const shown = { item, typed, attached };
+  attached = [];
   text.value = "";
   error.hidden = true;
-  showPictures();
+  showAttached();
   fit();
   ask({ role: "user", content: parts }, shown);
 };
