@@ -36,7 +36,7 @@ def test_instructions_stand_before_all() -> None:
     [
         ("Be kind.", "Be short.\n\nBe kind."),
         ([text("Be kind.")], [{"type": "text", "text": "Be short.\n\nBe kind."}]),
-        ([PICTURE], [{"type": "text", "text": "Be short."}, {"type": "image"}]),
+        ([PICTURE], [{"type": "text", "text": "Be short."}, {"type": "image", "image": ""}]),
     ],
 )
 @pytest.mark.parametrize("role", ["system", "developer"])
@@ -53,9 +53,9 @@ def test_pictures_keep_their_places_their_names_and_their_pins() -> None:
     assert (first.source, first.field, first.uuid) == (URL, "input[1].content[0].image_url", "mine")
     assert (first.pin_seconds, last.pin_seconds) == (1800.0, 0.0)
     assert conversation.messages[1]["content"] == [
-        {"type": "image"},
+        {"type": "image", "image": ""},
         {"type": "text", "text": "and"},
-        {"type": "image"},
+        {"type": "image", "image": ""},
     ]
 
 

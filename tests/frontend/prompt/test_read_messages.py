@@ -70,7 +70,7 @@ def test_a_picture_may_have_a_uuid_and_then_be_left_out(part: dict[str, Any], so
 def test_a_film_is_a_part_as_a_picture_is(part: dict[str, Any], source: object, field: str) -> None:
     read = read_messages(ask(part, {"type": "image_url", "image_url": "p"}))
     assert read.pictures[0] == PicturePart(source, field, modality="video")
-    assert read.messages[0]["content"] == [{"type": "video"}, {"type": "image"}]
+    assert read.messages[0]["content"] == [{"type": "video", "video": ""}, {"type": "image", "image": ""}]
     assert read_part({**part, "uuid": "cat"}).uuid == "cat"
 
 

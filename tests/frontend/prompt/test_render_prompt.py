@@ -127,7 +127,15 @@ def test_pictures_are_kept_in_their_order_with_their_places() -> None:
 def test_the_template_sees_neither_urls_nor_objects() -> None:
     messages = [user(PICTURE, {"type": "image_pil", "image_pil": InProcessPicture()}, text_part("x"))]
     seen = json.loads(render("{{ messages | tojson }}", messages))
-    assert seen == [user({"type": "image"}, {"type": "image"}, text_part("x"))]
+    shown = {"type": "image", "image": ""}
+    assert seen == [user(shown, shown, text_part("x"))]
+
+
+@pytest.mark.parametrize("looks", ["part.type == 'audio'", "'audio' in part or 'audio_url' in part"])
+def test_a_sound_is_found_by_its_type_or_as_published_templates_look_for_it(looks: str) -> None:
+    source = "{% for part in messages[0].content %}{% if " + looks + " %}(sound){% else %}{{ part.text }}{% endif %}"
+    sound = {"type": "audio_url", "audio_url": "data:audio/wav;base64,AAAA"}
+    assert render(source + "{% endfor %}", [user(sound, text_part("What?"))]) == "(sound)What?"
 
 
 def test_a_template_is_told_the_variables_that_it_looks_at() -> None:

@@ -218,7 +218,12 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     if isinstance(read, str):
         return {"type": "text", "text": read}
     pictures.append(read)
-    return {"type": read.kind}
+    return show_to_template(read.kind)
+
+
+def show_to_template(kind: Kind) -> Fields:
+    """Some look at its type, others for a field of this name, as Qwen2-Audio's own does."""
+    return {"type": kind, kind: ""}
 
 
 def _read_text(part: Fields, field: str) -> str:

@@ -21,7 +21,7 @@ import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, TAGGED, CallForm
-from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages
+from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
 from keepsight.frontend.prompt.thought_text import TAGS, ThoughtForm
@@ -208,7 +208,7 @@ class ChatTemplate:
         for role in ("system", "user", "assistant", "tool"):
             before = [] if role in ("system", "user") else [_say("user")]
             plain = _say(role)
-            shown = {**plain, "content": [{"type": kind}, *plain["content"]]}
+            shown = {**plain, "content": [show_to_template(kind), *plain["content"]]}
             text, text_of_plain = (self._try_out([*before, each, _say("user")]) for each in (shown, plain))
             if text and text == text_of_plain:
                 yield role
