@@ -59,7 +59,7 @@ def sound(format_: str, codec: str, num_samples: int = 8_000, num_channels: int 
     with av.open(encoded, "w", format=format_) as container:
         stream = container.add_stream(codec, rate=rate)
         assert isinstance(stream, av.AudioStream)
-        stream.layout = "stereo" if num_channels == 2 else "mono"
+        stream.layout = {1: "mono", 2: "stereo", 8: "7.1"}[num_channels]
         packed = drawn(num_samples, num_channels).reshape(1, -1)
         frame = av.AudioFrame.from_ndarray(packed, format="s16", layout=stream.layout.name)
         frame.sample_rate = rate

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from keepsight.errors import UnreadablePictureError
+from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
+from keepsight.frontend.intake import open_sound
 from keepsight.frontend.intake.read_sound import read_sound
 from keepsight.frontend.intake.sound_samples import Samples
 from keepsight.frontend.pixels.decode_sound import decode_sound
@@ -29,6 +30,15 @@ def test_a_sound_has_the_samples_that_it_was_said_to_have(format_: str, codec: s
     for said in (num_samples - 300, num_samples + 1):
         with pytest.raises(UnreadablePictureError, match=f"its header says that there are {said} samples"):
             decode_sound(data, RATE, said)
+
+
+def test_as_many_channels_as_a_frame_has_addresses_are_taken_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = sound("ogg", "libopus", 9_000, 8, 48_000)
+    num_samples = read_sound(data, "audio", RATE).num_samples
+    assert 0.01 < np.abs(decode_sound(data, RATE, num_samples)).max() < 1
+    monkeypatch.setattr(open_sound, "MAX_CHANNELS", 7)
+    with pytest.raises(UnsupportedPictureError, match="a sound of 8 channels; at most 7 are taken"):
+        decode_sound(data, RATE, num_samples)
 
 
 def test_numbers_that_no_sound_has_are_refused() -> None:

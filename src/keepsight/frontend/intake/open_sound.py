@@ -7,6 +7,8 @@ its sound is taken.
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_container import find_shared_format, open_container
 from keepsight.frontend.intake.read_wav import is_wav
@@ -30,6 +32,8 @@ FORMATS = {
 DECODERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "vorbis")
 _STARTS = {b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
 _LAYER_BITS = 0x06
+# So many addresses a frame of ffmpeg's has in itself.
+MAX_CHANNELS = 8
 
 
 def decode_pieces(data: bytes, field: str) -> Iterator[tuple[int, Mono]]:
@@ -42,7 +46,7 @@ def decode_pieces(data: bytes, field: str) -> Iterator[tuple[int, Mono]]:
                 message = f"a sound that goes on with {frame.sample_rate} samples in a second after {first_rate}"
                 raise UnsupportedPictureError(field, message)
             check_rate(first_rate, field)
-            yield first_rate, _mix_down_frame(frame)
+            yield first_rate, _mix_down_frame(frame, field)
 
 
 def looks_like_a_sound(data: bytes) -> bool:
@@ -74,8 +78,14 @@ def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":
     return stream
 
 
-def _mix_down_frame(frame: "AudioFrame") -> Mono:
-    values = frame.to_ndarray()
+def _mix_down_frame(frame: "AudioFrame", field: str) -> Mono:
+    """PyAV's own `to_ndarray` takes whatever lies behind the eighth channel's address for that of another."""
+    from av.audio.frame import format_dtypes
+
+    num_channels, kind = frame.layout.nb_channels, np.dtype(format_dtypes[frame.format.name])
+    if not 0 < num_channels <= MAX_CHANNELS:
+        raise UnsupportedPictureError(field, f"a sound of {num_channels} channels; at most {MAX_CHANNELS} are taken")
     if not frame.format.is_planar:
-        values = values.reshape(frame.samples, -1).T
-    return mix_down(values)
+        packed = np.frombuffer(bytes(frame.planes[0]), kind, frame.samples * num_channels)
+        return mix_down(packed.reshape(frame.samples, num_channels).T)
+    return mix_down(np.stack([np.frombuffer(bytes(each), kind, frame.samples) for each in frame.planes[:num_channels]]))
