@@ -49,6 +49,15 @@ def test_what_lies_there_counts_and_not_what_is_announced(announced: int) -> Non
     assert read_wav_header(data[:-1], FIELD).num_samples == 899
 
 
+@pytest.mark.parametrize("whole", [0, 8, 36])
+def test_of_a_file_that_was_never_closed_all_that_lies_there_is_read(whole: int) -> None:
+    data = wav(900)
+    left_open = data[:4] + whole.to_bytes(4, "little") + data[8:40] + bytes(4) + data[44:]
+    assert np.array_equal(decode_wav(left_open, FIELD), decode_wav(data, FIELD))
+    closed = wav_of(b"") + b"LIST\4\0\0\0more"
+    assert read_wav_header(closed[:4] + (len(closed) - 8).to_bytes(4, "little") + closed[8:], FIELD).num_samples == 0
+
+
 @pytest.mark.parametrize(
     ("data", "error", "said"),
     [

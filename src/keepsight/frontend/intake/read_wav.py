@@ -62,7 +62,9 @@ def read_wav_header(data: bytes, field: str) -> WavHeader:
         if name == b"fmt ":
             found = _read_format(data[begin : begin + min(length, _MAX_DESCRIPTION_BYTES)], field)
         elif name == b"data" and found is not None:
-            return WavHeader(found, begin, min(length, len(data) - begin) // found.bytes_at_once)
+            behind = len(data) - begin
+            num_bytes = behind if _was_left_open(data, begin, length) else min(length, behind)
+            return WavHeader(found, begin, num_bytes // found.bytes_at_once)
         begin += length + length % 2
     raise _refusal(field, "has no samples, or does not say before them what they are")
 
@@ -74,6 +76,11 @@ def decode_wav(data: bytes, field: str) -> Mono:
     if format_.bits == 24:
         values = _widen(values)
     return mix_down(values.reshape(num_samples, format_.num_channels).T)
+
+
+def _was_left_open(data: bytes, begin: int, length: int) -> bool:
+    """Whether it was begun as if there were no samples: the whole, too, says that it ends with its header."""
+    return length == 0 and int.from_bytes(data[4:8], "little") <= begin - 8
 
 
 def _read_format(description: bytes, field: str) -> _Format:
