@@ -190,8 +190,8 @@ def test_a_sound_is_asked_about_by_its_uuid_alone_and_another_length_needs_anoth
 
 def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_numbers(preparer: RequestPreparer) -> None:
     assert prepare(preparer, as_part(wav(480_000))).engine_request.num_audio_tokens == 750
-    with pytest.raises(PictureTooLargeError, match=r"has 30\.50 seconds, at most 30 seconds are taken") as caught:
-        prepare(preparer, as_part(wav(488_000)))
+    with pytest.raises(PictureTooLargeError, match=r"has 30\.0000625 seconds, at most 30 seconds are") as caught:
+        prepare(preparer, as_part(wav(480_001)))
     assert caught.value.field == "messages[0].content[0].input_audio.data"
     assert caught.value.status == 413
     assert prepare(preparer, as_part(wav(321))).engine_request.num_audio_tokens == 1
@@ -205,6 +205,7 @@ def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_num
         ({"type": "input_audio"}, "input_audio", "must be an object, not None"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": 1}}, "input_audio.format", "a string, not 1"),
         ({"type": "input_audio", "input_audio": {"format": "wav"}}, "input_audio.data", "must be a string, not None"),
+        ({"type": "input_audio", "input_audio": {"data": "data:audio/wav;base64,AAAA"}}, "input_audio.data", "a colon"),
         (as_part(b"x") | {"voice": "alloy"}, "voice", "is unknown"),
         ({"type": "audio_url", "audio_url": {"url": "x", "detail": "low"}}, "audio_url.detail", "is unknown"),
         ({"type": "audio", "audio": 3}, "audio", "must be a URL, not 3"),

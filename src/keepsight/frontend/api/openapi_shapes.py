@@ -63,9 +63,8 @@ INPUT_AUDIO = _part(
             {"type": "null"},
             object_of(
                 "data",
-                "format",
                 data={"type": "string", "description": "Base64 of a WAV, MP3, FLAC, OGG, Opus, AAC, M4A or WebM."},
-                format={"type": "string", "description": "As the file itself says.", "examples": ["wav", "mp3"]},
+                format={"type": ["string", "null"], "description": "As the file itself says.", "examples": ["wav"]},
             ),
         ],
     },

@@ -34,13 +34,16 @@ def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, wha
             raise ValueError("it does not end with a whole group of four characters")
         return b64decode(text, validate=True)
     except ValueError as error:  # binascii.Error
-        fault = "it holds a line break or a space: send it in one line" if _has_space(text) else error
-        raise UnreadablePictureError(field, f"{what} is not base64: {fault}") from error
+        raise UnreadablePictureError(field, f"{what} is not base64: {_find_fault(text) or error}") from error
 
 
-def _has_space(text: str | memoryview) -> bool:
+def _find_fault(text: str | memoryview) -> str | None:
+    """That people make."""
     content = text if isinstance(text, str) else str(text, "latin-1")
-    return any(each in content for each in " \n\r\t")
+    if ":" in content:
+        return "it holds a colon: is it a URL itself?"
+    has_space = any(each in content for each in " \n\r\t")
+    return "it holds a line break or a space: send it in one line" if has_space else None
 
 
 def _check_size(least: int, field: str, max_bytes: int | None) -> None:

@@ -39,7 +39,7 @@ def check_model_hears(num_samples: int, config: SoundConfig, field: str) -> None
     rate = config.sampling_rate
     if num_samples > config.max_samples:
         longest = f"at most {config.chunk_length} seconds are taken by this model"
-        raise PictureTooLargeError(field, f"has {num_samples / rate:.2f} seconds, {longest}: cut it into several")
+        raise PictureTooLargeError(field, f"has {num_samples / rate:.9g} seconds, {longest}: cut it into several")
     if num_samples < config.min_samples:
         shortest = f"at least {config.min_samples} are taken by this model"
         raise UnsupportedPictureError(field, f"has {num_samples} samples of {rate} in a second, {shortest}")

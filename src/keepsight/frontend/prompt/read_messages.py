@@ -268,7 +268,8 @@ def _read_input_audio(part: Fields, field: str) -> PicturePart:
         return PicturePart(None, field, uuid, modality="audio")
     sent = check_is_object(sent, field)
     check_fields(sent, field, {"data", "format"})
-    check_is_text(sent.get("format"), f"{field}.format")
+    if sent.get("format") is not None:
+        check_is_text(sent["format"], f"{field}.format")
     check_is_text(sent.get("data"), f"{field}.data")
     # Itself, as it may lie in the body.
     url = as_data_url("application/octet-stream", sent["data"])
