@@ -6,6 +6,7 @@ trusted.  Nobody proves what it is given to, so invariant: a given name is no co
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from keepsight.errors import (
     MediaConflictError,
@@ -27,6 +28,7 @@ from keepsight.frontend.identity.hash_media import (
 )
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
+from keepsight.frontend.identity.shared_looks import SharedLooks
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
 from keepsight.frontend.intake.open_film import looks_like_a_film
 from keepsight.frontend.intake.open_picture import PictureSource
@@ -152,6 +154,7 @@ class PictureIdentifier:
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
+        self._looks = SharedLooks(self._known)
 
     def recognize(self, parts: Sequence[PicturePart], cache_salt: str | None) -> tuple[PicturePart, ...] | None:
         """The same with their bytes and what is known of these, so that no header has to be read, which takes as long
@@ -267,7 +270,8 @@ class PictureIdentifier:
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
             shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
-            geometry = self._recall_or_look(shown_as, lambda: self._readers.film(source, part.field, self._max_pixels))
+            look = partial(self._readers.film, source, part.field, self._max_pixels)
+            geometry = self._looks.recall_or_look(shown_as, part.field, look)
         else:
             geometry = read_film(source, part.field, self._max_pixels, rate)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
@@ -280,15 +284,9 @@ class PictureIdentifier:
         source = take_sound(part.source, part.field, rate)
         name = hash_content(source, self._algorithm)
         shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
-        geometry = self._recall_or_look(shown_as, lambda: self._readers.sound(source, part.field, rate))
+        look = partial(self._readers.sound, source, part.field, rate)
+        geometry = self._looks.recall_or_look(shown_as, part.field, look)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
-
-    def _recall_or_look(self, shown_as: str, look: Callable[[], Geometry]) -> Geometry:
-        geometry = self._known.recall_content(shown_as)
-        if geometry is None:
-            geometry = look()
-            self._known.learn_content(shown_as, geometry)
-        return geometry
 
     def _look_at_embeds(self, part: PicturePart, config: ImageProcessorConfig, given_name: str | None) -> Picture:
         """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""

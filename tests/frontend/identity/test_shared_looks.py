@@ -1,0 +1,71 @@
+"""One looks for all who ask at once, and nobody at what is known; each is refused in his own words."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from keepsight.errors import UnreadablePictureError
+from keepsight.frontend.identity.known_media import KnownMedia
+from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.media import Geometry
+
+LENGTH = Geometry(num_samples=8_000)
+
+
+def ask_at_once(looks: SharedLooks, look: Callable[[], Geometry]) -> list[Geometry | Exception | None]:
+    """Four, of whom the first looks until the others have come."""
+    is_looking, have_come = threading.Event(), threading.Event()
+
+    def wait_and_look() -> Geometry:
+        is_looking.set()
+        assert have_come.wait(10)
+        return look()
+
+    with ThreadPoolExecutor(4) as threads:
+        asked = [threads.submit(looks.recall_or_look, "a sound", "first", wait_and_look)]
+        assert is_looking.wait(10)
+        asked += [threads.submit(looks.recall_or_look, "a sound", f"later {each}", wait_and_look) for each in range(3)]
+        time.sleep(0.05)  # or they find it known
+        have_come.set()
+        return [each.exception() or each.result() for each in asked]  # type: ignore[misc]
+
+
+def test_one_looks_for_all_who_ask_at_once_and_for_those_who_come_later() -> None:
+    looked: list[int] = []
+
+    def look() -> Geometry:
+        looked.append(1)
+        return LENGTH
+
+    looks = SharedLooks(KnownMedia())
+    assert ask_at_once(looks, look) == [LENGTH] * 4
+    assert looks.recall_or_look("a sound", "last", look) == LENGTH
+    assert looked == [1]
+    looks.recall_or_look("another", "last", look)
+    assert looked == [1, 1]
+
+
+def test_what_is_refused_is_refused_to_each_by_his_own_name_for_it_and_tried_again_later() -> None:
+    def refuse() -> Geometry:
+        raise UnreadablePictureError("first", "is no sound")
+
+    looks = SharedLooks(KnownMedia())
+    errors = ask_at_once(looks, refuse)
+    assert [str(each) for each in errors] == [
+        f"{name}: is no sound" for name in ("first", "later 0", "later 1", "later 2")
+    ]
+    assert looks.recall_or_look("a sound", "last", lambda: LENGTH) == LENGTH
+
+
+def test_what_fails_otherwise_fails_for_all_and_no_two_raise_one_object() -> None:
+    def fail() -> Geometry:
+        raise OSError("no memory")
+
+    errors = ask_at_once(SharedLooks(KnownMedia()), fail)
+    assert [str(each) for each in errors] == ["no memory"] * 4
+    with pytest.raises(OSError, match="no memory"):
+        raise errors[1]  # type: ignore[misc]
+    assert len({id(each) for each in errors}) == 4
