@@ -204,6 +204,16 @@ def test_pictures_that_were_encoded_together_are_told_by_the_whole_time_and_wort
     assert engine.counted(DEVICE.hits, DEVICE.saved_seconds) == [1, pytest.approx(0.006)]
 
 
+@pytest.mark.parametrize("shares_embeddings", [False, True])
+def test_what_was_encoded_is_counted_by_what_it_is_whatever_the_cache(shares_embeddings: bool) -> None:
+    engine = Engine(shares_embeddings=shares_embeddings)
+    request = make_request("a", 3, "x", 4)
+    [item] = request.media
+    engine.inbox.try_put(replace(request, media=(replace(item, modality="audio"),)))
+    engine.step_until_answered()
+    assert engine.counted(ENCODED["audio"], ENCODED["image"]) == [1, 0]
+
+
 def _with_times(result: StepResult, took: EncodeTime) -> StepResult:
     return replace(result, encode_times=dict.fromkeys(result.encode_times, took))
 

@@ -146,6 +146,8 @@ class EngineMeter:
         now = self._clock()
         self._note_begun(plan, now - seconds)
         self._note_computed(plan, seconds)
+        for encoding in plan.encode:  # its key may be its request's own
+            self._modalities.put(encoding.encoder_key, encoding.modality)
         for key, took in result.encode_times.items():
             self._note_encoded(key, took)
         stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
