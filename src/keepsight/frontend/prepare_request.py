@@ -17,19 +17,16 @@ from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config, resolve_hasher_algorithm
 from keepsight.errors import (
     InvalidArgumentError,
-    PictureCountError,
     PictureEmbedsError,
     PromptEmbedsError,
     ReservedTokenError,
     UnreadablePictureError,
-    UnsupportedFieldError,
 )
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
+from keepsight.frontend.intake.check_kinds import check_kinds, guess_kind, refuse_all
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
-from keepsight.frontend.intake.open_film import looks_like_a_film
-from keepsight.frontend.intake.open_sound import looks_like_a_sound
 from keepsight.frontend.intake.readers import Readers
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
@@ -43,7 +40,7 @@ from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import check_options, options_named
-from keepsight.media import KINDS, SEVERAL, Kind, TokenSpan
+from keepsight.media import KINDS, Kind, TokenSpan
 from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
@@ -210,10 +207,10 @@ class RequestPreparer:
     ) -> NamedPicture:
         """One by itself, as requests that say no more of it would name it."""
         if self.processor is None:
-            raise _refuse_all([part], part.field)
+            raise refuse_all([part], part.field)
         [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
         if isinstance(fetched.source, bytes):
-            fetched = replace(fetched, modality=_guess_kind(fetched.source, self.processor))
+            fetched = replace(fetched, modality=guess_kind(fetched.source, self.processor))
         config = self._processor_for([fetched], None, part.field)
         [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], cache_salt)
         return named
@@ -350,9 +347,9 @@ class RequestPreparer:
             check_options(overrides, (self.processor or NO_PROCESSOR).request_options)
         if self.processor is None:
             if parts:
-                raise _refuse_all(parts, field)
+                raise refuse_all(parts, field)
             return NO_PROCESSOR
-        _check_takes(self.processor, parts)
+        check_kinds(parts, self.processor)
         with options_named():
             return self.processor.with_overrides(overrides) if overrides else self.processor
 
@@ -411,30 +408,6 @@ def _open_account(request: EngineRequest, began: float, fetched: float) -> Reque
 def _name_model(directory: Path, algorithm: str) -> str:
     """The same wherever it lies, on whatever machine.  What its weights are is told where embeddings are kept."""
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())
-
-
-def _refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:
-    kinds = {part.kind for part in parts}
-    what = " and ".join(SEVERAL[kind] for kind in KINDS if kind in kinds)
-    return PictureCountError(field, f"holds {len(parts)} {what}, but this model reads text only")
-
-
-def _check_takes(processor: ProcessorConfig, parts: Sequence[PicturePart]) -> None:
-    reasons = {
-        "image": None if processor.takes_pictures else "is a picture, and this model takes none",
-        "video": None if processor.film else "is a video, and this model takes none; send its frames as pictures",
-        "audio": None if processor.sound else "is a sound, and this model takes none",
-    }
-    for part in parts:
-        if (why := reasons[part.kind]) is not None:
-            raise UnsupportedFieldError(part.field, why)
-
-
-def _guess_kind(content: bytes, processor: ProcessorConfig) -> Kind:
-    """What a model would take it for."""
-    if processor.sound is not None and (looks_like_a_sound(content) or not processor.takes_pictures):
-        return "audio"
-    return "video" if looks_like_a_film(content) else "image"
 
 
 def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modality: Kind) -> list[PicturePart]:

@@ -13,7 +13,6 @@ from keepsight.errors import (
     PictureEmbedsError,
     UnknownMediaError,
     UnreadablePictureError,
-    UnsupportedPictureError,
 )
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.exif_image_id import read_image_id
@@ -29,10 +28,9 @@ from keepsight.frontend.identity.hash_media import (
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.frontend.intake.check_kinds import check_is_picture
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
-from keepsight.frontend.intake.open_film import looks_like_a_film
 from keepsight.frontend.intake.open_picture import PictureSource
-from keepsight.frontend.intake.open_sound import looks_like_a_sound
 from keepsight.frontend.intake.read_data_url import read_data_url
 from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
 from keepsight.frontend.intake.read_film import read_film
@@ -182,7 +180,7 @@ class PictureIdentifier:
             return self._look_at_sound(part, config, given_name, cache_salt)
         sent = take_source(part.source, part.field)
         if isinstance(sent, bytes):
-            _check_is_no_other(sent, part.field, config)
+            check_is_picture(sent, part.field, config)
         geometry = read_geometry(sent, part.field, self._max_pixels)
         # Whoever is refused has named nothing.
         shown = self._show(part, freeze(sent, part.field), geometry, config, given_name)
@@ -372,15 +370,6 @@ def _geometry_of(part: Part, whole: Geometry) -> Geometry:
     if isinstance(part, CropBox):
         return Geometry(part.width, part.height)
     return replace(whole, timeline=None)
-
-
-def _check_is_no_other(sent: bytes, field: str, config: ProcessorConfig) -> None:
-    if looks_like_a_film(sent):
-        way = "send its frames" if config.film is None else "send it as one (video_url)"
-        raise UnsupportedPictureError(field, f"is a film, not a picture; {way}")
-    if looks_like_a_sound(sent):
-        way = "this model takes none" if config.sound is None else "send it as one (audio_url)"
-        raise UnsupportedPictureError(field, f"is a sound, not a picture; {way}")
 
 
 def _describe(geometry: Geometry) -> str:

@@ -1,0 +1,49 @@
+"""Whether a model takes what a caller sends: pictures, films, sounds; and what a file is, by its first bytes.
+
+Whoever sends what it does not take, or one for another, is told what would help.
+"""
+
+from collections.abc import Sequence
+
+from keepsight.errors import PictureCountError, UnsupportedFieldError, UnsupportedPictureError
+from keepsight.frontend.intake.open_film import looks_like_a_film
+from keepsight.frontend.intake.open_sound import looks_like_a_sound
+from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.media import KINDS, SEVERAL, Kind
+from keepsight.processor_config import ProcessorConfig
+
+
+def check_kinds(parts: Sequence[PicturePart], processor: ProcessorConfig) -> None:
+    frames = "; send its frames as pictures" if processor.takes_pictures else ""
+    reasons = {
+        "image": None if processor.takes_pictures else "is a picture, and this model takes none",
+        "video": None if processor.film else f"is a video, and this model takes none{frames}",
+        "audio": None if processor.sound else "is a sound, and this model takes none",
+    }
+    for part in parts:
+        if (why := reasons[part.kind]) is not None:
+            raise UnsupportedFieldError(part.field, why)
+
+
+def refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:
+    """By a model that reads text only; `field` is where they are."""
+    kinds = {part.kind for part in parts}
+    what = " and ".join(SEVERAL[kind] for kind in KINDS if kind in kinds)
+    return PictureCountError(field, f"holds {len(parts)} {what}, but this model reads text only")
+
+
+def guess_kind(content: bytes, processor: ProcessorConfig) -> Kind:
+    """What a model would take it for."""
+    if processor.sound is not None and (looks_like_a_sound(content) or not processor.takes_pictures):
+        return "audio"
+    return "video" if looks_like_a_film(content) else "image"
+
+
+def check_is_picture(content: bytes, field: str, processor: ProcessorConfig) -> None:
+    """Or nothing that is known here."""
+    if looks_like_a_film(content):
+        way = "send its frames" if processor.film is None else "send it as one (video_url)"
+        raise UnsupportedPictureError(field, f"is a film, not a picture; {way}")
+    if looks_like_a_sound(content):
+        way = "this model takes none" if processor.sound is None else "send it as one (audio_url)"
+        raise UnsupportedPictureError(field, f"is a sound, not a picture; {way}")
