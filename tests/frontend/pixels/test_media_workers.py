@@ -29,7 +29,7 @@ from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.intake.read_sound import read_sound
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels import media_worker, media_workers
-from keepsight.frontend.pixels.make_pixels import Made, PictureJob, SoundJob
+from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob, SoundJob, SoundLook
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -442,6 +442,12 @@ def test_one_that_takes_too_long_is_refused_and_not_tried_again(
         misbehaving.make(job_of_bytes(SPIN))
     assert misbehaving.num_crashes == num_crashes + 1
     assert_works(misbehaving)
+
+
+def test_a_sound_may_not_take_as_long_as_a_picture_in_whose_seats_it_is_decoded_and_a_film_longer() -> None:
+    sound = media_worker.max_cpu_seconds(SoundLook(b"", FIELD, 16_000))
+    picture = media_worker.max_cpu_seconds(job_of_bytes(b""))
+    assert 4 * sound <= picture < media_worker.max_cpu_seconds(FilmLook(b"", FIELD))
 
 
 def test_one_that_is_stuck_is_given_up(misbehaving: MediaWorkers, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,9 @@ from keepsight.image_processor_config import ImageProcessorConfig
 
 # For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
 MAX_CPU_SECONDS = 60
+# For a sound.  The ten minutes that are decoded at most take half a second, 4 in the shortest pieces that Opus has; but
+# of a FLAC they could take minutes, in the seats of pictures.
+MAX_SOUND_CPU_SECONDS = 15
 # For a film, as all frames before the last that is shown are decoded: a few hundred a second of 1080 lines.
 MAX_FILM_CPU_SECONDS = 300
 MAX_BYTES = 6 * 2**30
@@ -118,7 +121,9 @@ def _fork_worker(control: socket.socket, connection: socket.socket) -> None:
 
 
 def max_cpu_seconds(job: Job) -> int:
-    return MAX_FILM_CPU_SECONDS if job.is_film else MAX_CPU_SECONDS
+    if job.is_film:
+        return MAX_FILM_CPU_SECONDS
+    return MAX_SOUND_CPU_SECONDS if job.what == "sound" else MAX_CPU_SECONDS
 
 
 def work(connection: socket.socket) -> None:
