@@ -12,7 +12,7 @@ import io
 import random
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,8 @@ from tests.drawn import to_data_url
 
 RATE = 30
 ANSWER_TOKENS = 4
+# About a file, in these words.
+Ask = Callable[[bytes, str], list[dict[str, Any]]]
 
 
 def draw_film(seed: int, seconds: int, width: int, height: int) -> bytes:
@@ -62,23 +64,22 @@ async def count_prompt(client: httpx.AsyncClient, messages: list[dict[str, Any]]
     return int((await client.post("/v1/chat/completions", json=body)).json()["usage"]["prompt_tokens"])
 
 
-async def measure(client: httpx.AsyncClient, films: Sequence[bytes], rng: random.Random) -> None:
+async def measure(client: httpx.AsyncClient, ask: Ask, files: Sequence[bytes], rng: random.Random) -> None:
     first_token = partial(time_first_token, client)
     new, known, other = [], [], []
-    for film in films:
+    for file in files:
         question = say(rng, 12)
-        new.append(await first_token(ask_about(film, question)))
-        known.append(await first_token(ask_about(film, question)))
-        other.append(await first_token(ask_about(film, say(rng, 12))))
-    num_tokens = await count_prompt(client, ask_about(films[0], "What happens?"))
+        new.append(await first_token(ask(file, question)))
+        known.append(await first_token(ask(file, question)))
+        other.append(await first_token(ask(file, say(rng, 12))))
+    num_tokens = await count_prompt(client, ask(files[0], "What happens?"))
     medians = (statistics.median(each[1:]) for each in (new, known, other))
     print("{:.0f} never seen, {:.1f} known, {:.1f} known with another question".format(*medians), end="")
     print(f" ({num_tokens} tokens)", flush=True)
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    width, height = map(int, arguments.size.split("x"))
-    films = [draw_film(seed, arguments.seconds, width, height) for seed in range(arguments.films + 1)]
+async def run(arguments: argparse.Namespace, ask: Ask, files: Sequence[bytes]) -> None:
+    """Each server, one after the other."""
     for name in SERVERS:
         if name == "vllm-serve" and arguments.vllm_python is None:
             continue
@@ -87,7 +88,7 @@ async def run(arguments: argparse.Namespace) -> None:
         print(f"{name}, first token, ms: ", end="", flush=True)
         try:
             async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
-                await measure(client, films, random.Random(0))
+                await measure(client, ask, files, random.Random(0))
         finally:
             await server.stop()
 
@@ -99,7 +100,10 @@ def main() -> None:
     parser.add_argument("--films", type=int, default=5, help="beside one to warm up (default: 5)")
     parser.add_argument("--seconds", type=int, default=20)
     parser.add_argument("--size", default="640x360")
-    asyncio.run(run(parser.parse_args()))
+    arguments = parser.parse_args()
+    width, height = map(int, arguments.size.split("x"))
+    films = [draw_film(seed, arguments.seconds, width, height) for seed in range(arguments.films + 1)]
+    asyncio.run(run(arguments, ask_about, films))
 
 
 if __name__ == "__main__":
