@@ -59,6 +59,8 @@ def test_scales_are_peft_s(tmp_path: Path) -> None:
         ({"r": 0}, "r: must be an integer of at least 1"),
         ({"lora_alpha": None}, "lora_alpha: is missing"),
         ({"rank_pattern": {"(": 2}}, "is no regular expression"),
+        ({"rank_pattern": {"(?i)q_proj": 2}}, "is no regular expression"),
+        ({"alpha_pattern": {"q{99999999999}": 2}}, "is no regular expression"),
         ({"rank_pattern": [2]}, "rank_pattern: must be an object"),
     ],
     ids=str,

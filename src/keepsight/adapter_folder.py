@@ -56,7 +56,12 @@ class AdapterScales:
 
 
 def _find(patterns: Mapping[str, T], module: str, default: T) -> T:
-    return next((value for key, value in patterns.items() if re.match(rf"(.*\.)?({key})$", module)), default)
+    return next((value for key, value in patterns.items() if re.match(_ending(key), module)), default)
+
+
+def _ending(pattern: str) -> str:
+    """As PEFT tries it."""
+    return rf"(.*\.)?({pattern})$"
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +119,7 @@ def _read_scales(path: Path) -> AdapterScales:
 def _patterns_of(fields: JsonFields, names: Mapping[str, object] | None) -> list[str]:
     for name in names or ():
         try:
-            re.compile(name)
-        except re.error as error:
+            re.compile(_ending(name))
+        except (re.error, OverflowError, RecursionError) as error:
             raise fields.refuse(name, f"is no regular expression: {error}") from error
     return list(names or ())

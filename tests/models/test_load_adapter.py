@@ -107,6 +107,19 @@ def test_a_rank_beyond_the_limit_is_refused_by_the_option_s_name(models: Models,
         load(models, tmp_path, tensors, r=5)
 
 
+def test_what_its_scale_makes_infinite_is_refused(models: Models, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"lora_B\.weight: times its scale, 2\.5e\+299, it is beyond"):
+        load(models, tmp_path, drawn(models), lora_alpha=1e300)
+
+
+def test_numbers_that_torch_does_not_have_are_refused(models: Models, tmp_path: Path) -> None:
+    header = b'{"a":{"dtype":"F4","shape":[2],"data_offsets":[0,1]}}'
+    write_adapter(tmp_path, drawn(models))
+    (tmp_path / "adapter_model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"0")
+    with pytest.raises(UnreadableTensorsError, match="holds tensors of 'F4', which are not read"):
+        models[1].load_adapter(AdapterFolder.read(tmp_path), 4)
+
+
 def test_what_holds_no_numbers_and_no_tensors_is_refused(models: Models, tmp_path: Path) -> None:
     tensors = drawn(models)
     tensors[LAYER + "mlp.down_proj.lora_A.weight"][0, 0] = torch.nan

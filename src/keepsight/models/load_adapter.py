@@ -52,8 +52,8 @@ def load_adapter(
         rank, linear = folder.scales.rank_of(module), products[found.layer][found.product]
         if rank > max_rank:
             raise tensors.refuse(first, f"its rank is {rank}, and at most {max_rank} is taken: max_lora_rank")
-        down, up = tensors.read(module, rank, linear.in_features, linear.outputs[found.output])
-        pairs[found] = down, up * folder.scales.scale_of(module)
+        scale = folder.scales.scale_of(module)
+        pairs[found] = tensors.read(module, rank, linear.in_features, linear.outputs[found.output], scale)
     return AdapterWeights([dict(_stack(index, each, pairs, place)) for index, each in enumerate(products)])
 
 
@@ -86,6 +86,8 @@ class _Tensors:
             return cls(path, safetensors.torch.load(folder.content))
         except SafetensorError as error:
             raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
+        except KeyError as error:  # its way to say that torch has no such numbers
+            raise UnreadableTensorsError(path, f"holds tensors of {error}, which are not read") from error
 
     def modules(self) -> list[str]:
         """That have both of their tensors each."""
@@ -102,9 +104,12 @@ class _Tensors:
             raise CheckpointError(self.path, "holds no tensors")
         return list(modules)
 
-    def read(self, module: str, rank: int, inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    def read(self, module: str, rank: int, inputs: int, outputs: int, scale: float) -> tuple[Tensor, Tensor]:
         down, up = _names_of(module)
-        return self._read(down, [rank, inputs]), self._read(up, [outputs, rank])
+        scaled = self._read(up, [outputs, rank]) * scale
+        if not scaled.isfinite().all():
+            raise self.refuse(up, f"times its scale, {scale:g}, it is beyond the largest number")
+        return self._read(down, [rank, inputs]), scaled
 
     def _read(self, name: str, shape: list[int]) -> Tensor:
         tensor = self.by_name[name]
