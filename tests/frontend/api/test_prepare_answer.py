@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import KeepsightError
 from keepsight.frontend.api.chat_request import parse_chat_request
@@ -20,6 +21,7 @@ from keepsight.frontend.api.prepare_answer import (
     MAX_URL_BYTES_ON_LOOP,
     AnswerPreparer,
 )
+from keepsight.frontend.api.served_models import ServedModels
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import Conversation
@@ -44,6 +46,10 @@ def test_little_text_takes_no_thread(fields: dict[str, Any], is_on_loop: bool, m
     assert prepare_in_turn([fields], monkeypatch) == [is_on_loop]
 
 
+def make_answers(preparer: RequestPreparer) -> AnswerPreparer:
+    return AnswerPreparer(preparer, ServedModels("demo", ApiSettings(), preparer))
+
+
 def prepare_in_turn(requests: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[bool]:
     """Which of them were prepared on the loop."""
     threads: list[threading.Thread] = []
@@ -55,7 +61,7 @@ def prepare_in_turn(requests: list[dict[str, Any]], monkeypatch: pytest.MonkeyPa
         return prepare_chat(*args)
 
     monkeypatch.setattr(preparer, "prepare_chat", note_thread)
-    answers = AnswerPreparer(preparer, "demo")
+    answers = make_answers(preparer)
     for fields in requests:
         body = json.dumps(fields).encode()
         with suppress(KeepsightError):
@@ -105,7 +111,7 @@ def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(monke
         return prepare_chat(conversation, *args)
 
     monkeypatch.setattr(preparer, "prepare_chat", wait_for_films)
-    answers = AnswerPreparer(preparer, "demo")
+    answers = make_answers(preparer)
 
     async def prepare(*content: Any) -> Any:
         body = json.dumps({"messages": ask(*content)}).encode()
@@ -141,7 +147,7 @@ def test_a_grammar_is_tried_where_nobody_waits_for_it(monkeypatch: pytest.Monkey
         lambda *_: threads.append(threading.current_thread()),
     )
     body = json.dumps({"messages": ask("Hello"), "guided_regex": "[ab]+"}).encode()
-    answers = AnswerPreparer(RequestPreparer.from_config(Config()), "demo")
+    answers = make_answers(RequestPreparer.from_config(Config()))
     asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
     assert threads
     assert threading.current_thread() not in threads
@@ -153,7 +159,7 @@ def test_what_an_answer_does_not_need_is_not_kept_while_it_takes(name: str) -> N
     tool = {"type": "function", "function": {"name": "f", "description": text}}
     value = {"metadata": {"a": text}, "tools": [tool]}.get(name, text)
     body = json.dumps({"messages": ask("Hello"), name: value, "tool_choice": "none"}).encode()
-    answers = AnswerPreparer(RequestPreparer.from_config(Config()), "demo")
+    answers = make_answers(RequestPreparer.from_config(Config()))
     tracemalloc.start()
     answer = asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
     gc.collect()

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
-from keepsight.errors import AnsweredError, ModelNotFoundError, RequestFailedError
+from keepsight.errors import AnsweredError, RequestFailedError
 from keepsight.frontend.api.access import Access, isolate_salt, may_watch
 from keepsight.frontend.api.answer import Answer, Engine
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
@@ -38,10 +38,10 @@ from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.api.response_object import InputTokens
-from keepsight.frontend.api.response_parts import ModelCard, ModelList
 from keepsight.frontend.api.responses_api import ResponsesApi
 from keepsight.frontend.api.responses_request import ResponsesChat, ResponsesRequest, parse_responses_request
 from keepsight.frontend.api.serve_page import page_routes
+from keepsight.frontend.api.served_models import ServedModels
 from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
 from keepsight.frontend.http.error_response import (
     RETRY_LATER,
@@ -111,16 +111,14 @@ class Api:
         pixel_cache: PixelCache,
     ) -> None:
         self._preparer, self._engine, self._settings = preparer, engine, settings
-        self._answers = AnswerPreparer(preparer, model_name, settings.trust_request_mm_processor_kwargs)
+        self.served = ServedModels(model_name, settings, preparer)
+        self._answers = AnswerPreparer(preparer, self.served, settings.trust_request_mm_processor_kwargs)
         self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
         self.media: MediaApi | None = None
         if handles is not None:
             salt_of = partial(isolate_salt, settings)
             self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
         self.kept = None if kept is None else ResponsesApi(kept, self._room)
-        self._model_names = tuple(dict.fromkeys((model_name, *settings.more_model_names)))
-        self._adapter_names = tuple(preparer.adapters)
-        self._created = int(time.time())
 
     # Answers ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +198,7 @@ class Api:
             asked = (
                 parse_completion_request(body) if is_little else await run_in_threadpool(parse_completion_request, body)
             )
-            self._check_model(asked.model)
+            self.served.check(asked.model)
             return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt))
 
     async def _answer(self, http: Request, answer: Answer) -> Response:
@@ -221,7 +219,7 @@ class Api:
 
     async def _fetch(self, http: Request, asked: ChatRequest) -> tuple[str | None, Downloaded]:
         """Its salt, and what its pictures' URLs lead to."""
-        self._check_model(asked.model)
+        self.served.check(asked.model)
         salt = isolate_salt(self._settings, http, asked.cache_salt)
         return salt, await self._download(http, asked.messages, salt)
 
@@ -242,7 +240,7 @@ class Api:
         with self._room.admit():
             async with self._reading_body(http) as body:
                 asked = parse_tokenize_request(body)
-                self._check_model(asked.model)
+                self.served.check(asked.model)
                 salt, downloaded = isolate_salt(self._settings, http, asked.cache_salt), NOTHING_DOWNLOADED
                 if asked.messages is not None:
                     downloaded = await self._download(http, asked.messages, salt)
@@ -267,27 +265,10 @@ class Api:
         with self._room.admit():
             async with self._reading_body(http) as body:
                 asked = parse_detokenize_request(body)
-                self._check_model(asked.model)
+                self.served.check(asked.model)
                 return json_response(await run_in_threadpool(self._answers.detokenize, asked))
 
-    # The model and the server -----------------------------------------------------------------------------------
-
-    async def models(self, _http: Request) -> Response:
-        names = (*self._model_names, *self._adapter_names)
-        return json_response(ModelList(data=[self._describe(name) for name in names]))
-
-    async def model(self, http: Request) -> Response:
-        name = http.path_params["model"]
-        self._check_model(name)
-        return json_response(self._describe(name))
-
-    def _describe(self, name: str) -> ModelCard:
-        """Anew each time: an engine that comes later may have room for less."""
-        root, parent = self._model_names[0], None
-        if name in self._adapter_names:
-            root, parent = name, self._settings.adapter_parents.get(name, root)
-        max_model_len = self._preparer.max_model_len
-        return ModelCard(id=name, root=root, parent=parent, created=self._created, max_model_len=max_model_len)
+    # The server -------------------------------------------------------------------------------------------------
 
     async def health(self, http: Request) -> Response:
         """Whoever can say that is alive.  What tells of callers and places is for those who may watch."""
@@ -341,11 +322,6 @@ class Api:
             async with self._reading_body(http) as body:
                 yield body
 
-    def _check_model(self, name: str | None) -> None:
-        if name and name not in (names := (*self._model_names, *self._adapter_names)):
-            served = ", ".join(map(repr, names))
-            raise ModelNotFoundError("model", f"{name!r} is not served here; what is: {served}")
-
 
 def create_app(
     preparer: RequestPreparer,
@@ -395,9 +371,7 @@ def _routes(api: Api) -> list[Route]:
         post("/reset_prefix_cache", partial(api.reset, prefix=True)),
         post("/reset_encoder_cache", partial(api.reset, encoder=True)),
         post("/reset_mm_cache", partial(api.reset, processor=True)),
-        Route("/v1/models", api.models),
-        Route("/v1/models/", api.models),  # or it would be a model without a name
-        Route("/v1/models/{model:path}", api.model),
+        *api.served.routes,
         Route("/health", api.health),
         Route("/ready", api.ready),
         Route("/version", api.version),

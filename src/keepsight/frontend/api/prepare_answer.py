@@ -25,6 +25,7 @@ from keepsight.frontend.api.completion_request import CompletionRequest, Prompt
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.messages_request import MessagesChat
 from keepsight.frontend.api.responses_request import ResponsesChat
+from keepsight.frontend.api.served_models import ServedModels
 from keepsight.frontend.api.tokenize_request import (
     DetokenizeRequest,
     DetokenizeResponse,
@@ -36,7 +37,6 @@ from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.lift_data_urls import length_of
 from keepsight.frontend.prompt.read_messages import Conversation
-from keepsight.requests import Adapter
 from keepsight.sampling_params import SamplingParams
 
 # Their text is tokens in less than a millisecond.
@@ -57,7 +57,7 @@ class AnswerPreparer:
     """`cache_salt` is whom caches are shared with, which may be more than the request says."""
 
     preparer: RequestPreparer
-    model_name: str
+    models: ServedModels
     # Whether a request may choose what its pictures cost and how they are resized.
     trusts_processor_kwargs: bool = False
     # What may wait, for a compiler or for a worker that looks at a film or a sound, leaves some to the others.
@@ -75,21 +75,14 @@ class AnswerPreparer:
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
         answered = asked.without_words()
-        prepared = prepared.adapted(self._find_adapter(asked.model))
-        terms = ([prepared], self.preparer.tokenizer, self._name_of(asked.model), self.preparer.template.call_form)
+        prepared = prepared.adapted(self.models.find_adapter(asked.model))
+        name, call_form = self.models.name_answer(asked.model), self.preparer.template.call_form
+        terms = ([prepared], self.preparer.tokenizer, name, call_form)
         if isinstance(answered, ResponsesChat):
             return ResponsesAnswer(answered, *terms)
         if isinstance(answered, MessagesChat):
             return MessagesAnswer(answered, *terms)
         return ChatAnswer(answered, *terms)
-
-    def _find_adapter(self, model: str | None) -> Adapter | None:
-        return self.preparer.adapters.get(model or "")
-
-    def _name_of(self, model: str | None) -> str:
-        """An adapter by its name, the model by its first."""
-        adapter = self._find_adapter(model)
-        return self.model_name if adapter is None else adapter.name
 
     async def _on_thread(self, prepare: Callable[[], Prepared], *, may_wait: bool) -> Prepared:
         if not may_wait:
@@ -113,7 +106,7 @@ class AnswerPreparer:
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # They may be megabytes, and are numbers by now.
         asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
-        return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self._name_of(asked.model))
+        return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.models.name_answer(asked.model))
 
     def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
@@ -122,7 +115,7 @@ class AnswerPreparer:
             prepared = self.preparer.prepare_embeds(asked.embedded_prompts, params, *terms)
         else:
             prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
-        adapter = self._find_adapter(asked.model)
+        adapter = self.models.find_adapter(asked.model)
         return [dataclasses.replace(each, cache_key=asked.prompt_cache_key).adapted(adapter) for each in prepared]
 
     def _prepare_prompt(

@@ -1,0 +1,65 @@
+"""What a request may call a model: the model's own names, and each adapter's, which is a model by itself."""
+
+import time
+from collections.abc import Mapping
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from keepsight.api_settings import ApiSettings
+from keepsight.errors import ModelNotFoundError
+from keepsight.frontend.api.response_parts import ModelCard, ModelList
+from keepsight.frontend.http.error_response import json_response
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.requests import Adapter
+
+
+class ServedModels:
+    def __init__(self, model_name: str, settings: ApiSettings, preparer: RequestPreparer) -> None:
+        self._model_name, self._preparer = model_name, preparer
+        self._adapters: Mapping[str, Adapter] = preparer.adapters
+        self._parents = settings.adapter_parents
+        self._names = tuple(dict.fromkeys((model_name, *settings.more_model_names, *self._adapters)))
+        self._created = int(time.time())
+
+    @property
+    def routes(self) -> list[Route]:
+        return [
+            Route("/v1/models", self.list_all),
+            Route("/v1/models/", self.list_all),  # or it would be a model without a name
+            Route("/v1/models/{model:path}", self.show),
+        ]
+
+    def check(self, name: str | None) -> None:
+        """Raises ModelNotFoundError; whoever names none means the model."""
+        if name and name not in self._names:
+            served = ", ".join(map(repr, self._names))
+            raise ModelNotFoundError("model", f"{name!r} is not served here; what is: {served}")
+
+    def find_adapter(self, name: str | None) -> Adapter | None:
+        return self._adapters.get(name or "")
+
+    def name_answer(self, name: str | None) -> str:
+        """What answers call it by: an adapter by its name, the model by its first."""
+        adapter = self.find_adapter(name)
+        return self._model_name if adapter is None else adapter.name
+
+    async def list_all(self, _http: Request) -> Response:
+        return json_response(ModelList(data=[self._describe(name) for name in self._names]))
+
+    async def show(self, http: Request) -> Response:
+        name = http.path_params["model"]
+        self.check(name)
+        return json_response(self._describe(name))
+
+    def _describe(self, name: str) -> ModelCard:
+        """Anew each time: an engine that comes later may have room for less."""
+        is_adapter = name in self._adapters
+        return ModelCard(
+            id=name,
+            root=self.name_answer(name),
+            parent=self._parents.get(name, self._model_name) if is_adapter else None,
+            created=self._created,
+            max_model_len=self._preparer.max_model_len,
+        )
