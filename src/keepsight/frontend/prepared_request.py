@@ -36,7 +36,10 @@ class PreparedRequest:
 
     def adapted(self, adapter: Adapter | None) -> "PreparedRequest":
         """To be answered by the model as this changes it."""
-        return replace(self, engine_request=replace(self.engine_request, adapter=adapter)) if adapter else self
+        if adapter is None:
+            return self
+        self.account.adapter = adapter.name
+        return replace(self, engine_request=replace(self.engine_request, adapter=adapter))
 
     @property
     def makeable_media(self) -> tuple[str, ...]:

@@ -71,6 +71,8 @@ class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
     """As it is told, in JSON."""
 
     id: str
+    # Its name; null: the model alone answers.
+    adapter: str | None = None
     began_at: float
     # "running", or how it ended.
     status: str
@@ -96,6 +98,8 @@ class RequestAccount:
     spans: list[Span] = field(default_factory=list)
     # The caller's trace, as W3C's header has it.
     trace_parent: str | None = None
+    # The name of that which answers, if one does.
+    adapter: str | None = None
     # When the frontend had done its part, and it was an engine's turn, whether there was one or not.
     asked_at: float | None = None
     num_cached_tokens: int = 0
@@ -205,6 +209,7 @@ class RequestAccount:
         spans, stages = sorted(self.spans, key=lambda span: span.began), self._stages_by_item()
         return AccountBody(
             id=self.id,
+            adapter=self.adapter,
             began_at=round(self.began_at, 3),
             status=self.end_reason or "running",
             ms=_ms((self.ended or time.monotonic()) - self.began),

@@ -15,7 +15,12 @@ def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
     pictures = ", ".join(f"{answers.count(each)} {_name(*each)}" for each in dict.fromkeys(answers))
     seconds = _sum_stages(accounts)
     stages = ", ".join(f"{stage} {spent * 1e3:.1f}" for stage, spent in seconds.items())
-    return "; ".join([*([f"pictures: {pictures}"] if pictures else []), *([f"ms: {stages}"] if stages else [])])
+    parts = {
+        "adapter": ", ".join(dict.fromkeys(repr(each.adapter) for each in accounts if each.adapter)),
+        "pictures": pictures,
+        "ms": stages,
+    }
+    return "; ".join(f"{name}: {told}" for name, told in parts.items() if told)
 
 
 def tell_in_header(accounts: Sequence[RequestAccount]) -> str:

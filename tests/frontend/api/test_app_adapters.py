@@ -47,6 +47,14 @@ def test_a_stream_is_named_by_it_too(client: Client) -> None:
     assert {event["model"] for event in events_of(streamed)} == {NAME}
 
 
+def test_its_account_and_the_log_tell_which_it_was(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "keepsight")
+    body = {"model": NAME, "messages": HELLO, "keepsight": {"account": True}}
+    [account] = client.send("POST", "/v1/chat/completions", json=body).json()["keepsight"]["accounts"]
+    assert account["adapter"] == NAME
+    assert f"; adapter: {NAME!r}; ms: " in caplog.text
+
+
 def test_it_is_listed_with_what_it_is_laid_over(client: Client) -> None:
     listed = client.send("GET", "/v1/models").json()["data"]
     assert [(each["id"], each["root"], each["parent"]) for each in listed] == [
