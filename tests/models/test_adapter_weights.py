@@ -10,7 +10,7 @@ from torch import Tensor
 from keepsight.models.adapter_weights import AdapterWeights, LowRank, stack
 from keepsight.models.attention import Attention, AttentionBatch, RequestSlice
 from keepsight.models.block_table import BlockTable
-from keepsight.models.decoder import Decoder, DecoderLayer
+from keepsight.models.decoder import Decoder
 from keepsight.models.decoder_config import DecoderConfig
 from keepsight.models.layers import Linear, Placement
 from keepsight.models.paged_attention import PagedAttention
@@ -34,11 +34,6 @@ EVERYTHING = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "d
 of_some_configs = pytest.mark.parametrize("name", ["usual", "no norms of heads"])
 
 
-def products_of(decoder: Decoder) -> list[dict[str, Linear]]:
-    layers = (layer for layer in decoder.layers if isinstance(layer, DecoderLayer))
-    return [{name: linear for name, (_, linear) in layer.products().items()} for layer in layers]
-
-
 Pairs = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -55,14 +50,14 @@ def draw_pairs(decoder: Decoder, seed: int, outputs: Sequence[str] = EVERYTHING)
         sizes = linear.outputs
         return {name: (draw(rank, linear.in_features), draw(sizes[name], rank)) for name, rank in ranks.items()}
 
-    return [{name: pairs(linear) for name, linear in products.items()} for products in products_of(decoder)]
+    return [{name: pairs(linear) for name, linear in products.items()} for products in decoder.products()]
 
 
 def as_weights(decoder: Decoder, pairs: list[dict[str, Pairs]], place: Placement) -> AdapterWeights:
     return AdapterWeights(
         [
             {name: LowRank(place, *stack(linear.outputs, own[name])) for name, linear in products.items() if own[name]}
-            for products, own in zip(products_of(decoder), pairs, strict=True)
+            for products, own in zip(decoder.products(), pairs, strict=True)
         ]
     )
 

@@ -31,7 +31,6 @@ from keepsight.models.layers import (
     slot,
     under,
 )
-from keepsight.models.load_adapter import AdaptedOutput
 from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher
 from keepsight.models.paged_attention import PagedAttention, sight_of
@@ -191,12 +190,11 @@ class DecoderLayer(nn.Module):
             result = self.feed_forward(normed(hidden))
         return _add(hidden, result, self.after_feed_forward)
 
-    def products(self) -> dict[str, tuple[str, Linear]]:
-        """Those that may be adapted, in the order of `PRODUCTS`: where in a checkpoint their names begin, and they."""
-        attention, wide = self.attention, self.feed_forward
-        found = {"qkv": ("self_attn.", attention.qkv), "out": ("self_attn.", attention.out)}
+    def products(self) -> dict[str, Linear]:
+        """Those that may be adapted, in the order of `PRODUCTS`."""
+        found, wide = {"qkv": self.attention.qkv, "out": self.attention.out}, self.feed_forward
         if isinstance(wide, GatedFeedForward):
-            found |= {"gate": ("mlp.", wide.gate), "up": ("mlp.", wide.up), "down": ("mlp.", wide.down)}
+            found |= {"gate": wide.gate, "up": wide.up, "down": wide.down}
         return found
 
     def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
@@ -206,7 +204,7 @@ class DecoderLayer(nn.Module):
         return LayerWeights(
             norms=[None if each is None else each.scale for each in norms],
             of_heads=attention.scales,
-            products=[each.packed for _, each in self.products().values()],
+            products=[each.packed for each in self.products().values()],
             activation=attention.config.activation,
             base=rotary.configs.index(self.layer.rotary),
         )
@@ -310,17 +308,7 @@ class Decoder(nn.Module):
 
     def products(self) -> list[dict[str, Linear]]:
         """Of each layer, those that may be adapted."""
-        layers = self._all_layers()
-        return [{product: linear for product, (_, linear) in layer.products().items()} for layer in layers]
-
-    def adapted_outputs(self) -> dict[str, AdaptedOutput]:
-        """Theirs, by the canonical names of their weights."""
-        return {
-            f"layers.{index}.{prefix}{output}.weight": AdaptedOutput(index, product, output)
-            for index, layer in enumerate(self._all_layers())
-            for product, (prefix, linear) in layer.products().items()
-            for output in linear.outputs
-        }
+        return [layer.products() for layer in self._all_layers()]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.embedding.slots()

@@ -54,6 +54,8 @@ class WeightSlot:
     convert: Callable[[Tensor], Tensor]
     # Whether some checkpoints have its last two dimensions the other way round.
     may_be_turned: bool = False
+    # What of a product it is the matrix of, if it is one.
+    output: "Output | None" = None
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         turned = (*self.shape[:-2], *self.shape[:-3:-1])
@@ -69,8 +71,9 @@ def slot(
     convert: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     *,
     may_be_turned: bool = False,
+    output: "Output | None" = None,
 ) -> WeightSlot:
-    return WeightSlot(name, tuple(target.shape), target, convert, may_be_turned)
+    return WeightSlot(name, tuple(target.shape), target, convert, may_be_turned, output)
 
 
 def under(prefix: str, slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:
@@ -165,7 +168,7 @@ class Linear(nn.Module):
     def slots(self) -> Iterator[WeightSlot]:
         sizes = list(self.outputs.values())
         for name, weight in zip(self.outputs, torch.split(self.weight, sizes), strict=True):
-            yield slot(f"{name}.weight", weight)
+            yield slot(f"{name}.weight", weight, output=Output(self, name))
         for name, bias in self._biases.items():
             if name not in self.unbiased:
                 yield slot(f"{name}.bias", bias)
@@ -175,6 +178,13 @@ class Linear(nn.Module):
         if self.bias is None:
             return {}
         return dict(zip(self.outputs, torch.split(self.bias, list(self.outputs.values())), strict=True))
+
+
+class Output(NamedTuple):
+    """Of a product, what has a tensor of its own in checkpoints."""
+
+    product: Linear
+    name: str
 
 
 class LayerNorm(nn.Module):

@@ -1,10 +1,9 @@
-"""From an adapter's tensors to its weights, every tensor accounted for; refused are those that change anything else."""
+"""From an adapter's tensors to what it adds to products, every tensor accounted for: others are refused."""
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 import safetensors.torch
 import torch
@@ -13,60 +12,41 @@ from torch import Tensor
 
 from keepsight.adapter_folder import TENSOR_FILE, AdapterFolder
 from keepsight.errors import CheckpointError, NotFiniteError, UnreadableTensorsError
-from keepsight.models.adapter_weights import AdapterWeights, LowRank, stack
-from keepsight.models.layers import Linear, Placement, name_of
+from keepsight.models.adapter_weights import LowRank, stack
+from keepsight.models.layers import Linear, Output, Placement, name_of
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-class AdaptedOutput(NamedTuple):
-    """Of a product, what has a tensor of its own in checkpoints."""
-
-    layer: int
-    product: str
-    output: str
-
-
 # By what checkpoints call a module; None: it is not to be adapted.
-FindOutput = Callable[[str], AdaptedOutput | None]
+FindOutput = Callable[[str], Output | None]
 _NOT_ADAPTED = "of this model only the decoder's attention and its feed-forwards without experts can be adapted"
 
 
 def load_adapter(
     folder: AdapterFolder,
     max_rank: int,
-    products: Sequence[Mapping[str, Linear]],  # of each layer, those that may be adapted
     find_output: FindOutput,
     place: Placement,
-) -> AdapterWeights:
-    """Raises CheckpointError."""
+) -> dict[Linear, LowRank]:
+    """What it adds to products.  Raises CheckpointError."""
     tensors = _Tensors.of(folder)
-    pairs = dict[AdaptedOutput, tuple[Tensor, Tensor]]()
+    pairs = dict[Linear, dict[str, tuple[Tensor, Tensor]]]()
     for module in tensors.modules():
         first, found = _names_of(module)[0], find_output(module)
         if found is None:
             raise tensors.refuse(first, _NOT_ADAPTED)
-        if found in pairs:
+        product, output = found
+        its = pairs.setdefault(product, {})
+        if output in its:
             raise tensors.refuse(first, "this matrix is adapted by another name, too")
-        rank, linear = folder.scales.rank_of(module), products[found.layer][found.product]
+        rank = folder.scales.rank_of(module)
         if rank > max_rank:
             raise tensors.refuse(first, f"its rank is {rank}, and at most {max_rank} is taken: max_lora_rank")
         scale = folder.scales.scale_of(module)
-        pairs[found] = tensors.read(module, rank, linear.in_features, linear.outputs[found.output], scale)
-    return AdapterWeights([dict(_stack(index, each, pairs, place)) for index, each in enumerate(products)])
-
-
-def _stack(
-    layer: int,
-    products: Mapping[str, Linear],
-    pairs: Mapping[AdaptedOutput, tuple[Tensor, Tensor]],
-    place: Placement,
-) -> Iterator[tuple[str, LowRank]]:
-    for product, linear in products.items():
-        own = {each.output: pair for each, pair in pairs.items() if each[:2] == (layer, product)}
-        if own:
-            yield product, LowRank(place, *stack(linear.outputs, own))
+        its[output] = tensors.read(module, rank, product.in_features, product.outputs[output], scale)
+    return {product: LowRank(place, *stack(product.outputs, its)) for product, its in pairs.items()}
 
 
 def _names_of(module: str) -> tuple[str, str]:

@@ -15,8 +15,8 @@ from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.decoder import Decoder
 from keepsight.models.decoder_config import DecoderConfig
-from keepsight.models.layers import Linear, Placement, WeightSlot, run_to_end, under
-from keepsight.models.load_adapter import AdaptedOutput, load_adapter
+from keepsight.models.layers import Linear, Output, Placement, WeightSlot, run_to_end, under
+from keepsight.models.load_adapter import load_adapter
 from keepsight.models.load_weights import load_weights
 from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
@@ -60,11 +60,18 @@ class VisionLanguageModel(nn.Module):
         self.pack()
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
-        return load_adapter(folder, max_rank, self.decoder.products(), self._find_output, self.place)
+        outputs = self._adaptable_outputs()
+        added = load_adapter(
+            folder, max_rank, lambda module: outputs.get(self._canonical_name(f"{module}.weight")), self.place
+        )
+        return AdapterWeights(
+            [{name: added[each] for name, each in layer.items() if each in added} for layer in self.decoder.products()]
+        )
 
-    def _find_output(self, module: str) -> AdaptedOutput | None:
-        name = self._canonical_name(f"{module}.weight")
-        return self.decoder.adapted_outputs().get(name.removeprefix("decoder."))
+    def _adaptable_outputs(self) -> dict[str, Output]:
+        """By the canonical names of their weights."""
+        products = {product for layer in self.decoder.products() for product in layer.values()}
+        return {each.name: each.output for each in self.slots() if each.output and each.output.product in products}
 
     def pack(self) -> None:
         for part in self.modules():
