@@ -14,13 +14,14 @@ OUTPUTS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 RANK, ALPHA = 4, 6
 
 
-def draw_adapter(reference: nn.Module, seed: int, *outputs: str, rank: int = RANK) -> dict[str, Tensor]:
-    """By PEFT's names: of the decoder's matrices, those of `outputs`, or all."""
+def draw_adapter(
+    reference: nn.Module, seed: int, *outputs: str, rank: int = RANK, within: str = "language_model.layers."
+) -> dict[str, Tensor]:
+    """By PEFT's names: of the decoder's matrices, or those `within` other modules, those of `outputs`, or all."""
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, module in reference.named_modules():
-        if "language_model.layers." not in name or not name.endswith(outputs or OUTPUTS):
+        if within not in name or not name.endswith(outputs or OUTPUTS) or not isinstance(module, nn.Linear):
             continue
-        assert isinstance(module, nn.Linear)
         for letter, shape in (("A", (rank, module.in_features)), ("B", (module.out_features, rank))):
             drawn = torch.randn(shape, generator=generator) / shape[1] ** 0.5
             tensors[f"base_model.model.{name}.lora_{letter}.weight"] = drawn

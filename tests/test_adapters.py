@@ -30,12 +30,15 @@ class Family(NamedTuple):
     make: Callable[[Path], Any]
     # As transformers 4 called the base model's modules.
     rename: Callable[[str], str]
+    # Where its matrices are.
+    tower: str = "visual."
 
 
 FAMILIES = {
     "Gemma 3": Family(
         lambda directory: make_checkpoint(directory, 1, ties_embeddings=True),
         lambda name: name.replace("model.model.language_model.", "model.language_model.model."),
+        "vision_tower.",
     ),
     "Qwen3-VL": Family(make_qwen_checkpoint, lambda name: name),
     "Qwen2.5-VL": Family(
@@ -46,6 +49,7 @@ FAMILIES = {
 
 
 class Served(NamedTuple):
+    family: Family
     directory: Path
     reference: Any
     merged: list[Any]
@@ -66,7 +70,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     merged = [merge(reference, tensors[0]), merge(reference, tensors[1], 6 / 2)]
     doubled = {name: each for name, each in tensors[1].items() if "layers.0.self_attn.q_proj" in name}
     merged[1] = merge(merged[1], doubled, (12 - 6) / 2)
-    return Served(model, reference, merged, [LoRARequest(Path(path).name, 1, path) for path in paths])
+    return Served(family, model, reference, merged, [LoRARequest(Path(path).name, 1, path) for path in paths])
 
 
 @pytest.fixture(scope="module")
@@ -118,6 +122,26 @@ def test_no_prefix_is_another_s_and_a_picture_s_embeddings_are_everybody_s(llm: 
     if "gemma3" not in served.reference.config.model_type:
         theirs = reference_answer(served.merged[0], served.directory, output.prompt_token_ids, [PICTURE], 8)
         assert output.outputs[0].token_ids == theirs
+
+
+def test_pictures_are_seen_as_the_adapter_sees_them_beside_others_and_alone(llm: LLM, served: Served) -> None:
+    directory = Path(served.adapters[0].lora_path).parent
+    tensors = draw_adapter(served.reference, 4, "", within=served.family.tower)
+    eyes = LoRARequest("eyes", 1, write_adapter(directory / "eyes", tensors, served.family.rename))
+    adapters = [eyes, None, served.adapters[0], eyes]
+    asked = [ask({"type": "image", "image": PICTURE}, text) for text in (TEXT, TEXT, TEXT, "What else?")]
+    llm.reset_encoder_cache()
+    together = llm.chat(asked, GREEDY, lora_request=adapters)
+    assert len({tuple(tell(output)) for output in together[:3]}) == 3
+    for prompt, adapter, output in zip(asked, adapters, together, strict=True):
+        llm.reset_prefix_cache()
+        llm.reset_encoder_cache()
+        [alone] = llm.chat(prompt, GREEDY, lora_request=adapter)
+        assert tell(alone) == tell(output)
+    if "gemma3" not in served.reference.config.model_type:
+        judge = merge(served.reference, tensors)
+        theirs = reference_answer(judge, served.directory, together[0].prompt_token_ids, [PICTURE], 8)
+        assert together[0].outputs[0].token_ids == theirs
 
 
 def num_embeddings_found(llm: LLM) -> float:

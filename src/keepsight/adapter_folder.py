@@ -20,6 +20,7 @@ from keepsight.requests import Adapter
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 MAX_BYTES = 2**32
 T = TypeVar("T")
+_OF_ENCODER = re.compile(rb"(tower|visual|multi_modal_projector)\.")
 # What says nothing of the arithmetic, or what the tensors say themselves.
 _HARMLESS = frozenset(
     {
@@ -83,7 +84,13 @@ class AdapterFolder:
         """As requests name it: by all that its numbers depend on."""
         told = self.scales.as_told().encode()
         digest = blake3(len(told).to_bytes(8, "little") + told, max_threads=blake3.AUTO).update(self.content)
-        return Adapter(name, digest.hexdigest())
+        return Adapter(name, digest.hexdigest(), self.changes_encoder)
+
+    @property
+    def changes_encoder(self) -> bool:
+        """Whether the file's header names tensors of a tower, or of what leads from it to the decoder."""
+        size = int.from_bytes(self.content[:8], "little")
+        return _OF_ENCODER.search(self.content, 8, min(8 + size, len(self.content))) is not None
 
 
 def _read_content(path: Path) -> bytes:

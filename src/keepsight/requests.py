@@ -81,6 +81,11 @@ class EngineRequest:
         return self.token_ids if all(item.is_picture for item in self.media) else ()
 
     @property
+    def encoder_adapter(self) -> Adapter | None:
+        """That which changes what its media become."""
+        return self.adapter if self.adapter is not None and self.adapter.changes_encoder else None
+
+    @property
     def num_image_tokens(self) -> int:
         """Of films, too."""
         return sum(item.span.length for item in self.media if item.is_picture and item.modality != "audio")

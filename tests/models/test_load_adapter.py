@@ -12,7 +12,7 @@ from keepsight.errors import CheckpointError, NotFiniteError, UnreadableTensorsE
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.qwen3_vl.model import Qwen3VL
-from tests.adapter_folders import draw_adapter, write_adapter
+from tests.adapter_folders import draw_adapter, merge, write_adapter
 from tests.models.gemma3 import reference as ref
 from tests.models.qwen3_vl import mixture_reference
 
@@ -68,7 +68,8 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
     [
         "model.language_model.embed_tokens",
         "lm_head",
-        "model.vision_tower.encoder.layers.0.self_attn.q_proj",
+        "model.vision_tower.embeddings.patch_embedding",
+        "model.multi_modal_projector",
         "model.language_model.layers.0.self_attn.r_proj",
         "model.language_model.layers.99.self_attn.q_proj",
     ],
@@ -77,6 +78,25 @@ def test_what_is_not_adapted_here_is_refused_by_its_name(models: Models, tmp_pat
     tensors = {f"base_model.model.{module}.lora_{letter}.weight": torch.ones(4, 4) for letter in "AB"}
     with pytest.raises(CheckpointError, match=rf"base_model.model.{module}.lora_A.weight: of this model only"):
         load(models, tmp_path, {**drawn(models), **tensors})
+
+
+def test_pictures_are_seen_through_merged_weights_and_all_else_is_shared(models: Models, tmp_path: Path) -> None:
+    reference, model = models
+    tensors = draw_adapter(reference, 1, "q_proj", "v_proj", "out_proj", "fc1", "fc2", within="vision_tower.")
+    size = reference.config.vision_config.image_size
+    pixels = torch.randn(2, 3, size, size)
+    folder = AdapterFolder.read(Path(write_adapter(tmp_path, tensors)))
+    weights, before = model.load_adapter(folder, 4), model.encode_images(pixels.permute(0, 2, 3, 1))
+    ours = model.encode_images(pixels.permute(0, 2, 3, 1), weights)
+    torch.testing.assert_close(
+        ours, merge(reference, tensors).get_image_features(pixels).pooler_output, rtol=1e-4, atol=1e-4
+    )
+    assert torch.equal(model.encode_images(pixels.permute(0, 2, 3, 1)), before)
+    assert weights.tower is not None
+    assert model.tower is not None
+    assert weights.tower.get_submodule("embedding") is model.tower.embedding
+    assert folder.as_adapter("any").changes_encoder
+    assert not AdapterFolder.read(Path(write_adapter(tmp_path, drawn(models)))).as_adapter("any").changes_encoder
 
 
 def test_one_matrix_by_two_names_is_refused(models: Models, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from keepsight.pixels import carry_samples
+from keepsight.requests import Adapter
 from keepsight.runner.encode_media import MAX_PATCHES_TOGETHER, group_encodings
 from keepsight.scheduling.step_plan import Encoding
 from keepsight.sound_config import SAMPLES_PER_PLACE
@@ -20,3 +21,15 @@ def test_sounds_of_one_length_are_encoded_together_as_far_as_their_places_allow(
     model: Any = SimpleNamespace(place=SimpleNamespace(device=torch.device("cpu")))
     groups = ["".join(each.media_hash for each in group) for group in group_encodings(encodings, held, model)]
     assert groups == ["acd", "e", "bf"]
+
+
+def test_what_an_adapter_changes_is_encoded_with_its_own_alone() -> None:
+    one, two = (Adapter(name, "digest", changes_encoder=True) for name in ("one", "two"))
+    held = {"picture": np.zeros((32, 32, 3), np.uint8)}
+    adapters = (None, one, None, two, one)
+    encodings = [Encoding(str(index), "picture", 4, adapter=its) for index, its in enumerate(adapters)]
+    model: Any = SimpleNamespace(
+        place=SimpleNamespace(device=torch.device("cpu")), shape=SimpleNamespace(patch_size=16)
+    )
+    groups = ["".join(each.encoder_key for each in group) for group in group_encodings(encodings, held, model)]
+    assert groups == ["02", "14", "3"]

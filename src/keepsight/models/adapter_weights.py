@@ -1,14 +1,16 @@
-"""What adapters add to a decoder's products, each to its own rows of a step: to a row's product with W that with B A.
+"""What adapters add to products: to a row's product with W that with B A.
 
+In a step of the decoder each has its own rows; in a tower all rows are one adapter's, for whom its parts are others.
 A row's numbers are the same whatever others are computed with it, as those of the products themselves.  Knows no files.
 """
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from keepsight.models.layers import Linear, Placement
 
@@ -57,10 +59,46 @@ def stack(outputs: Mapping[str, int], parts: Mapping[str, tuple[Tensor, Tensor]]
 
 
 class AdapterWeights:
-    def __init__(self, layers: Sequence[Mapping[str, LowRank]]) -> None:
-        """Of each layer by the names of `PRODUCTS`, those that it adds to."""
-        self.layers = layers
-        self.rank = max(each.rank for layer in layers for each in layer.values())
+    def __init__(self, layers: Sequence[Mapping[str, LowRank]], tower: nn.Module | None = None) -> None:
+        """`layers`: of each of the decoder's by the names of `PRODUCTS`, those that it adds to.
+
+        `tower`: that of pictures whose requests name it; None: everybody's.
+        """
+        self.layers, self.tower = layers, tower
+        self.rank = max((each.rank for layer in layers for each in layer.values()), default=0)
+
+
+class AdaptedLinear(nn.Module):
+    """In place of a `Linear`, where all rows are one adapter's."""
+
+    def __init__(self, linear: Linear, added: LowRank) -> None:
+        super().__init__()
+        self._linear, self._added = linear, added
+
+    def forward(self, hidden: Tensor, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
+        if onto is None:
+            onto = hidden.new_zeros(*hidden.shape[:-1], self._linear.out_features)
+        self._added.add_to(onto, hidden)
+        return self._linear(hidden, activation, onto)  # type: ignore[no-any-return]
+
+    def then_activate(self, hidden: Tensor, activation: str) -> Tensor:
+        return self(hidden, activation)  # type: ignore[no-any-return]
+
+    def add_to(self, sums: Tensor, hidden: Tensor) -> None:
+        """Changes `sums`."""
+        self(hidden, onto=sums)
+
+
+def adapt(part: nn.Module, added: Mapping[Linear, LowRank]) -> nn.Module:
+    """The same with what is added to its products; what nothing is added to is the part itself."""
+    if isinstance(part, Linear):
+        return AdaptedLinear(part, added[part]) if part in added else part
+    parts = {name: adapt(each, added) for name, each in part.named_children()}
+    if all(each is parts[name] for name, each in part.named_children()):
+        return part
+    adapted = copy.copy(part)
+    adapted.__dict__["_modules"] = parts
+    return adapted
 
 
 class AdaptedRows(NamedTuple):

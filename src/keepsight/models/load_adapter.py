@@ -21,7 +21,7 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # By what checkpoints call a module; None: it is not to be adapted.
 FindOutput = Callable[[str], Output | None]
-_NOT_ADAPTED = "of this model only the decoder's attention and its feed-forwards without experts can be adapted"
+_NOT_ADAPTED = "of this model only matrices of attention and of feed-forwards without experts can be adapted"
 
 
 def load_adapter(

@@ -53,7 +53,7 @@ class Model(Protocol):
         """
         ...
 
-    def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
+    def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
         """The same, laid aside at every `yield`: each part takes a small and much the same part of the time."""
         ...
 

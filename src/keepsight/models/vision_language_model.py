@@ -6,12 +6,13 @@ checkpoints call them.
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
-from keepsight.models.adapter_weights import AdapterWeights
+from keepsight.models.adapter_weights import AdapterWeights, adapt
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.decoder import Decoder
 from keepsight.models.decoder_config import DecoderConfig
@@ -37,7 +38,23 @@ def shape_of(
     )
 
 
+class Tower(Protocol):
+    def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
+        """[pictures, height, width, 3] -> [pictures, tokens, media width]
+
+        Of sounds: [sounds, frames, mels].
+        """
+        ...
+
+    def slots(self) -> Iterator[WeightSlot]: ...
+
+    def modules(self) -> Iterator[nn.Module]: ...
+
+
 class VisionLanguageModel(nn.Module):
+    # None where a model reads text only.
+    tower: Tower | None
+
     def __init__(self, config: DecoderConfig, shape: ModelShape, place: Placement) -> None:
         super().__init__()
         self.shape, self.place = shape, place
@@ -64,13 +81,19 @@ class VisionLanguageModel(nn.Module):
         added = load_adapter(
             folder, max_rank, lambda module: outputs.get(self._canonical_name(f"{module}.weight")), self.place
         )
+        layers = self.decoder.products()
+        tower = cast("nn.Module | None", self.tower)
+        adapted = None if tower is None else adapt(tower, added)
         return AdapterWeights(
-            [{name: added[each] for name, each in layer.items() if each in added} for layer in self.decoder.products()]
+            [{name: added[each] for name, each in layer.items() if each in added} for layer in layers],
+            None if adapted is tower else adapted,
         )
 
     def _adaptable_outputs(self) -> dict[str, Output]:
-        """By the canonical names of their weights."""
-        products = {product for layer in self.decoder.products() for product in layer.values()}
+        """By the canonical names of their weights: all of the tower's, and the decoder's but for its experts."""
+        products: set[nn.Module] = {product for layer in self.decoder.products() for product in layer.values()}
+        if self.tower is not None:
+            products.update(self.tower.modules())
         return {each.name: each.output for each in self.slots() if each.output and each.output.product in products}
 
     def pack(self) -> None:
@@ -79,11 +102,13 @@ class VisionLanguageModel(nn.Module):
                 part.pack()
         self.decoder.pack()
 
-    def encode_images(self, pixels: Tensor) -> Tensor:
-        return run_to_end(self.encode_in_parts(pixels))
+    def encode_images(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Tensor:
+        return run_to_end(self.encode_in_parts(pixels, adapter))
 
-    def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        raise NotImplementedError
+    def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
+        assert self.tower is not None, "a text-only model was given pictures"
+        tower = self.tower if adapter is None or adapter.tower is None else cast("Tower", adapter.tower)
+        return (yield from tower.in_parts(pixels))
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         # The published picture token lies outside the embedding table of some text-only conversions.

@@ -1,6 +1,7 @@
 """Media items to embeddings, as work that can be laid aside between its parts.
 
-Items of one shape are encoded together, a bounded number at a time.  What is wrong with one of them fails its own key.
+Items of one shape are encoded together, a bounded number at a time, with the adapter that changes them, if one does.
+What is wrong with one of them fails its own key.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -11,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.media import ENCODED, Modality, frames_of
+from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.model import Model
 from keepsight.pixels import carried_embeddings, shape_of, show_a_picture
 from keepsight.requests import Pixels
@@ -27,11 +29,15 @@ Normalizer = Callable[[Tensor], Tensor]
 def group_encodings(
     encodings: Sequence[Encoding], held: Mapping[str, Pixels], model: Model
 ) -> Iterator[tuple[Encoding, ...]]:
-    """Batches of equal shape, in the order in which they were asked for; an item without pixels is alone."""
+    """Batches of equal shape and one adapter, in the order in which they were asked for.
+
+    An item without pixels is alone.
+    """
     by_shape: dict[object, list[Encoding]] = {}
     for each in encodings:
         pixels = held.get(each.media_hash)
-        by_shape.setdefault(each.encoder_key if pixels is None else (each.modality, pixels.shape), []).append(each)
+        shape = each.encoder_key if pixels is None else (each.modality, pixels.shape, each.adapter)
+        by_shape.setdefault(shape, []).append(each)
     for group in by_shape.values():
         together = _num_together(held.get(group[0].media_hash), group[0].modality, model)
         yield from (tuple(group[first : first + together]) for first in range(0, len(group), together))
@@ -53,7 +59,11 @@ def _num_rows(pixels: Pixels, modality: Modality, model: Model) -> int:
 
 
 def encode_media(
-    model: Model, normalizer: Normalizer | None, pixels: Sequence[Pixels], modality: Modality = "image"
+    model: Model,
+    normalizer: Normalizer | None,
+    pixels: Sequence[Pixels],
+    modality: Modality = "image",
+    adapter: AdapterWeights | None = None,
 ) -> Generator[None, None, Tensor]:
     """Pixels of one shape -> [pictures, tokens, hidden]"""
     if modality not in ENCODED:  # as the projector, or the table of the tokens, would have given them
@@ -66,7 +76,7 @@ def encode_media(
     if (frames := frames_of(modality)) > 1:
         num_items, height, width, _ = batch.shape
         batch = batch.view(num_items, frames, height // frames, width, 3)
-    return (yield from model.encode_in_parts(batch))
+    return (yield from model.encode_in_parts(batch, adapter))
 
 
 def keep_embeddings(encodings: Sequence[Encoding], embeddings: Tensor, store: EncoderOutputStore) -> StepResult:

@@ -35,7 +35,8 @@ class HeldAdapters:
         with self._loading:
             if adapter not in self._weights:
                 self._check_room()
-                self._weights[adapter] = self._load(folder)
+                self._weights[adapter] = weights = self._load(folder)
+                assert adapter.changes_encoder or weights.tower is None, "its embeddings would be everybody's"
                 logger.info("adapter %s of %s loaded in %.1f s", name, path, time.monotonic() - began)
         return adapter
 
@@ -53,3 +54,11 @@ class HeldAdapters:
             raise InvalidArgumentError(
                 "max_loras", f"allows {self._max_adapters}, and so many adapters are held already"
             )
+
+
+def find_weights(held: HeldAdapters | None, adapter: Adapter | None) -> AdapterWeights | None:
+    """`held`: None where no request may name one."""
+    if adapter is None:
+        return None
+    assert held is not None, "a request names an adapter, and none was ever loaded"
+    return held[adapter]

@@ -23,7 +23,7 @@ from keepsight.runner.decode_graphs import record_decoding
 from keepsight.runner.encode_media import Normalizer, encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.guide_tokens import GuideMaker
-from keepsight.runner.held_adapters import HeldAdapters
+from keepsight.runner.held_adapters import HeldAdapters, find_weights
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.read_prompt import read_prompt
@@ -84,7 +84,7 @@ class ModelRunner:
         adapters: HeldAdapters | None = None,
     ) -> None:
         device = model.place.device
-        self.model, self.normalizer = model, normalizer
+        self.model, self.normalizer, self._adapters = model, normalizer, adapters
         self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place)
         self._graphs = record_decoding(model, self.blocks.layers, pages.block_size, max_recorded)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
@@ -221,7 +221,8 @@ class ModelRunner:
         try:
             held = [each for each in pixels if each is not None]
             assert len(held) == len(pixels), f"no pixels of {encodings[0].media_hash}"
-            embeddings = yield from encode_media(self.model, self.normalizer, held, encodings[0].modality)
+            adapter = find_weights(self._adapters, encodings[0].adapter)
+            embeddings = yield from encode_media(self.model, self.normalizer, held, encodings[0].modality, adapter)
             result = keep_embeddings(encodings, embeddings, self.embeddings)
             self._share.finish_part()
         except Exception as error:

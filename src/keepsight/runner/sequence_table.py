@@ -14,7 +14,7 @@ from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.guide_tokens import GuideMaker
-from keepsight.runner.held_adapters import HeldAdapters
+from keepsight.runner.held_adapters import HeldAdapters, find_weights
 from keepsight.runner.rotary_places import RotaryPlaces
 from keepsight.runner.sample_tokens import SamplingState, Wishes
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
@@ -75,14 +75,8 @@ class SequenceTable:
             max((item.span.end for item in request.media), default=0),
             tuple(pictures) if self._sees_pictures_whole else (),
             RotaryPlaces(request.media) if has_rows else None,
-            self._find_adapter(request),
+            find_weights(self._adapters, request.adapter),
         )
-
-    def _find_adapter(self, request: EngineRequest) -> AdapterWeights | None:
-        if request.adapter is None:
-            return None
-        assert self._adapters is not None, "a request names an adapter, and none was ever loaded"
-        return self._adapters[request.adapter]
 
     def _find_wishes(self, request: EngineRequest) -> Wishes:
         """As long as one of its choices is remembered, the others have the same."""

@@ -191,7 +191,8 @@ class MediaClaims:
         self._take_turn(state, index)
         if not (self._has_budget(state, item.span.length) and self._try_make_room(state, index)):
             return ParkedFor.ENCODER
-        encoding = Encoding(state.encoder_keys[index], item.media_hash, item.span.length, item.modality)
+        terms = (item.media_hash, item.span.length, item.modality, state.request.encoder_adapter)
+        encoding = Encoding(state.encoder_keys[index], *terms)
         self._begin(encoding, state.turn)
         return None
 

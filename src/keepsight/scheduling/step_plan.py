@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepsight.media import Modality
-from keepsight.requests import EngineRequest, TokenLogprobs
+from keepsight.requests import Adapter, EngineRequest, TokenLogprobs
 
 # Request id, and a number that no other sequence ever has: each of a request's `n` choices is a sequence of its own,
 # and an aborted request may come again under its id while a slice of its former sequence is still under way.
@@ -96,6 +96,8 @@ class Encoding(NamedTuple):
     media_hash: str
     num_tokens: int
     modality: Modality = "image"
+    # That which changes what becomes of it.
+    adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)

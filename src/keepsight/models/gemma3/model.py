@@ -9,6 +9,7 @@ from typing import Self
 
 from torch import Tensor
 
+from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.vision_tower import Projector, VisionTower
 from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
@@ -36,10 +37,9 @@ class Gemma3(VisionLanguageModel):
         model.load(directory, canonical_name, lambda name: is_never_read(name, config), room)
         return model
 
-    def encode_in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        assert self.tower is not None, "a text-only model was given pictures"
+    def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
+        patches = yield from super().encode_in_parts(pixels, adapter)
         assert self.projector is not None
-        patches = yield from self.tower.in_parts(pixels)
         return self.projector(patches)  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
