@@ -154,10 +154,10 @@ def test_where_products_round_none_does_either() -> None:
 
 def test_neighbours_of_one_adapter_are_computed_as_one() -> None:
     decoder = first_decoder(CONFIG)
-    weights = as_weights(decoder, draw_pairs(decoder, 1), FLOAT32)
+    weights, of_tower = as_weights(decoder, draw_pairs(decoder, 1), FLOAT32), AdapterWeights([{}])
     pieces = [
         RequestSlice(0, 2, piece.table, adapter=its)
-        for piece, its in zip(slices(*[(0, 2)] * 4), [None, weights, weights, None], strict=True)
+        for piece, its in zip(slices(*[(0, 2)] * 4), [None, weights, weights, of_tower], strict=True)
     ]
     batch = AttentionBatch(pieces, CPU, [0, 2])
     assert batch.adapted == [(2, 6, weights)]

@@ -65,6 +65,7 @@ class AdapterWeights:
         `tower`: that of pictures whose requests name it; None: everybody's.
         """
         self.layers, self.tower = layers, tower
+        # The largest of the decoder's; 0 where it adds nothing there.
         self.rank = max((each.rank for layer in layers for each in layer.values()), default=0)
 
 

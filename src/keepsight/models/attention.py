@@ -154,13 +154,13 @@ class AttentionBatch:
 
     @made_once
     def adapted(self) -> Sequence[AdaptedRows]:
-        """In the order of their rows."""
+        """In the order of their rows; without those of an adapter that changes the tower alone."""
         if not any(piece.adapter for piece in self.slices):
             return ()
         found, row = list[AdaptedRows](), 0
         for adapter, pieces in itertools.groupby(self.slices, key=lambda piece: piece.adapter):
             end = row + sum(piece.length for piece in pieces)
-            if adapter is not None:
+            if adapter is not None and adapter.rank:
                 found.append(AdaptedRows(row, end, adapter))
             row = end
         return found
