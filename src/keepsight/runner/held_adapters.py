@@ -35,8 +35,9 @@ class HeldAdapters:
         with self._loading:
             if adapter not in self._weights:
                 self._check_room()
-                self._weights[adapter] = weights = self._load(folder)
+                weights = self._load(folder)
                 assert adapter.changes_encoder or weights.tower is None, "its embeddings would be everybody's"
+                self._weights[adapter] = weights
                 logger.info("adapter %s of %s loaded in %.1f s", name, path, time.monotonic() - began)
         return adapter
 
