@@ -95,6 +95,13 @@ def test_every_option_has_its_flag(name: str) -> None:
     assert parse(*arguments) != Config()
 
 
+def test_a_flag_of_several_values_may_come_several_times() -> None:
+    twice = parse("--enable-lora", "--lora-modules", "a=/x", "--lora-modules", "b=/y")
+    assert [each["name"] for each in twice.lora_modules] == ["a", "b"]
+    domains = parse("--allowed-media-domains", "a.org", "b.org", "--allowed-media-domains", "c.org")
+    assert domains.allowed_media_domains == ["a.org", "b.org", "c.org"]
+
+
 def test_a_command_that_takes_no_adapters_has_none() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")

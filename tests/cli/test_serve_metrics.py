@@ -29,7 +29,7 @@ def read_counted(url: str, name: str, **labels: str) -> float:
 
 
 def work_done(url: str) -> dict[str, float]:
-    return {work: read_counted(url, f"media_{work}_total") for work in WORK}
+    return {work: read_counted(url, f"media_{work}_total", modality="image") for work in WORK}
 
 
 def account_of(url: str, messages: Any) -> dict[str, Any]:

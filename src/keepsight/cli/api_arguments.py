@@ -29,6 +29,7 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--api-key",
         nargs="+",
+        action="extend",
         default=[],
         metavar="KEY",
         help=f"callers need one of these (also {KEY_VARIABLE}, which other users of the machine cannot see)",
@@ -48,6 +49,7 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--allowed-origins",
         nargs="+",
+        action="extend",
         default=[],
         metavar="ORIGIN",
         help="origins of web pages that may ask (CORS), such as https://a.example.org, or '*' (default: only the "

@@ -152,6 +152,8 @@ def _read_adapter(text: str) -> Mapping[str, str]:
     return {"name": name, "path": path}
 
 
+# One after the other, or the flag several times.
+_SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
 # What argparse is told of them besides.
 _MORE: dict[str, dict[str, Any]] = {
     "mm_processor_kwargs": {"metavar": "JSON", "default": "{}"},
@@ -159,11 +161,11 @@ _MORE: dict[str, dict[str, Any]] = {
     "prefix_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
     "encoder_remote_cache": {"metavar": "URL"},
     "record_cache_trace": {"metavar": "FILE"},
-    "lora_modules": {"nargs": "+", "metavar": "NAME=PATH", "type": _read_adapter},
+    "lora_modules": {**_SEVERAL, "metavar": "NAME=PATH", "type": _read_adapter},
     "limit_mm_per_prompt": {"metavar": "LIMITS", "type": _read_limits},
     "allowed_local_media_path": {"metavar": "FOLDER"},
-    "allowed_media_domains": {"nargs": "+", "metavar": "HOST"},
-    "allowed_media_networks": {"nargs": "+", "metavar": "NETWORK"},
+    "allowed_media_domains": {**_SEVERAL, "metavar": "HOST"},
+    "allowed_media_networks": {**_SEVERAL, "metavar": "NETWORK"},
 }
 
 
