@@ -120,13 +120,15 @@ class PictureLayout:
     num_crops: int = 0
     # As a `MediaItem` has it.
     columns: int = 0
-    # Of a film, when each of its moments is, in seconds.
+    # Of a film, when each of its moments is: in seconds, which the text before it tells, or else
     times: tuple[float, ...] = ()
+    # in places of a decoder's rotation, counted from the first one; then they lie one behind the other.
+    places: tuple[int, ...] = ()
     kind: Kind = "image"
 
     @property
     def num_parts(self) -> int:
-        return len(self.times) or 1 + self.num_crops
+        return len(self.times or self.places) or 1 + self.num_crops
 
     @property
     def num_tokens(self) -> int:
@@ -148,6 +150,9 @@ class MediaItem:
     is_further_part: bool = False
     # So many of its tokens are a row of the picture, to models that tell rows and columns apart; 0: to none.
     columns: int = 0
+    # By so many places a decoder's rotation has it later than the first moment of the film that the item before it is
+    # of, too, and goes on with.  None: it begins behind all before it.
+    places_later: int | None = None
 
     @property
     def is_picture(self) -> bool:

@@ -75,7 +75,9 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         geometry = Geometry(draw(st.integers(1, MAX_COUNT)), draw(st.integers(1, MAX_COUNT)))
         span, modality = TokenSpan(end + gap, length), draw(modalities)
         columns = draw(st.sampled_from([0, 1, length]))
-        media.append(MediaItem(draw(texts), span, geometry, modality, draw(st.booleans()), columns))
+        is_further = draw(st.booleans())
+        later = draw(st.none() | st.integers(0, MAX_COUNT)) if is_further else None
+        media.append(MediaItem(draw(texts), span, geometry, modality, is_further, columns, later))
         end += gap + length
     hashes = [item.media_hash for item in media]
     return EngineRequest(

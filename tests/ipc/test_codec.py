@@ -174,6 +174,7 @@ WRONG: dict[str, list[Frame]] = {
     "a span of nothing": edited(REQUEST, "media", 0, "span", "length", value=0),
     "a picture whose rows are not equally long": edited(REQUEST, "media", 0, "columns", value=2),
     "a picture of rows of less than nothing": edited(REQUEST, "media", 0, "columns", value=-1),
+    "a moment that goes on with no film": edited(REQUEST, "media", 0, "places_later", value=0),
     "a picture without height": edited(REQUEST, "media", 0, "geometry", "height", value=0),
     "a picture without width": edited(REQUEST, "media", 0, "geometry", "width", value=0),
     "a sound shorter than nothing": edited(REQUEST, "media", 0, "geometry", "num_samples", value=-1),

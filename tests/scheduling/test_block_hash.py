@@ -19,6 +19,12 @@ def picture(media_hash: str, start: int, length: int) -> MediaItem:
     return MediaItem(media_hash, TokenSpan(start, length), Geometry(8, 8))
 
 
+def film(*places: int | None) -> EngineRequest:
+    """Of so many moments of one block each, and a block of text behind them."""
+    moments = [replace(picture("moment", 16 * index, 16), places_later=own) for index, own in enumerate(places)]
+    return request(16 * len(places) + 16, *moments)
+
+
 def embedded(num_tokens: int, *strips: tuple[str, int], cache_salt: str | None = None) -> EngineRequest:
     """A prompt of nothing but strips of embeddings, each by its name and its length."""
     media, start = [], 0
@@ -127,6 +133,14 @@ class TestSharing:
         left = request(64, picture("aaa", 2, 4), picture("bbb", 20, 4), token_ids=tokens)
         right = request(64, picture("aaa", 2, 4), picture("bbb", 24, 4), token_ids=tokens)
         assert num_shared_blocks(left, right) == 1
+
+    def test_a_film_that_shows_the_same_at_other_times_shares_nothing_from_the_first_other_time_on(self) -> None:
+        assert num_shared_blocks(film(None, 2, 4), film(None, 2, 4)) == 4
+        assert num_shared_blocks(film(None, 2, 4), film(None, 2, 5)) == 2
+        assert num_shared_blocks(film(None, 2, 4), film(None, 1, 2)) == 1
+
+    def test_a_moment_that_begins_a_film_of_its_own_is_none_that_goes_on_with_one(self) -> None:
+        assert num_shared_blocks(film(None, 0), film(None, None)) == 1
 
     def test_a_shared_part_may_end_inside_a_picture(self) -> None:
         left, right = request(64, picture("aaa", 10, 40)), request(96, picture("aaa", 10, 40))
@@ -243,7 +257,8 @@ def small_requests(draw: st.DrawFn) -> EngineRequest:
     token_ids = tuple(draw(st.lists(st.sampled_from([0, 1]), min_size=4 * BLOCK, max_size=4 * BLOCK)))
     media: list[MediaItem] = []
     while (start := (media[-1].span.end if media else 0) + draw(st.integers(0, 6))) < 3 * BLOCK:
-        media.append(picture(draw(st.sampled_from(["a", "b"])), start, draw(st.integers(1, 7))))
+        shown = picture(draw(st.sampled_from(["a", "b"])), start, draw(st.integers(1, 7)))
+        media.append(replace(shown, places_later=draw(st.sampled_from([None, None, 0, 1]))))
     adapter = draw(st.sampled_from([None, None, Adapter("a", "bc"), Adapter("ab", "c")]))
     return request(
         0, *media, token_ids=token_ids, cache_salt=draw(st.sampled_from([None, None, "a", "ab"])), adapter=adapter
@@ -263,7 +278,10 @@ def naive_keys(of: EngineRequest, block_start: int) -> tuple[ExtraKey, ...]:
     if of.adapter and block_start == 0:
         keys.append(("lora", of.adapter.name, of.adapter.digest))
     block = TokenSpan(block_start, BLOCK)
-    keys += [("mm", item.media_hash, item.span.start - block_start) for item in of.media if item.span.overlaps(block)]
+    for item in of.media:
+        if item.span.overlaps(block):
+            later = [] if item.places_later is None else [item.places_later]
+            keys.append(("mm", item.media_hash, item.span.start - block_start, *later))
     if of.cache_salt is not None and block_start == 0:
         keys.append(("cache_salt", of.cache_salt))
     return tuple(keys)
@@ -336,7 +354,7 @@ def test_two_blocks_behind_the_same_have_so_many_tokens_in_common_as_depend_on_t
     def depends_on(of: EngineRequest, position: int) -> object:
         """All of an item counts from its first token in the block on."""
         reached = [item for item in of.media if item.span.start <= position and item.span.end > start]
-        places = [(item.media_hash, item.span.start) for item in reached]
+        places = [(item.media_hash, item.span.start, item.places_later) for item in reached]
         return of.token_ids[position], places, of.cache_salt, of.adapter
 
     left, right = pair

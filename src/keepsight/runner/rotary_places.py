@@ -2,6 +2,9 @@
 
 All tokens of a picture have the time at which it begins, and a row and a column that are counted from there.  The text
 behind it goes on behind the longer of its sides, so it stands nearer to the beginning than its position says.
+
+Moments of a film that lie one behind the other have their rows and columns from where the film begins, and each a time
+of its own; the text goes on behind the largest of all these.
 """
 
 from collections.abc import Iterable
@@ -15,11 +18,15 @@ from keepsight.media import MediaItem
 class RotaryPlaces:
     def __init__(self, media: Iterable[MediaItem]) -> None:
         """`media`, in their order."""
-        parts, position, place = [], 0, 0
+        # `begin`: where the picture or the film at hand does; `place`: where whatever comes next would.
+        parts, position, begin, place = [], 0, 0, 0
         for item in media:
             text = item.span.start - position
-            parts += [_line(place, text), _grid(item) + place + text]
-            place += text + _longer_side(item)
+            parts.append(_line(place, text))
+            place += text
+            begin = place if item.places_later is None else begin
+            parts.append(_grid(item) + begin)
+            place = max(place, begin + _extent(item))
             position = item.span.end
         # Up to the end of the last item: [3, positions].
         self._places = torch.cat(parts, dim=1)
@@ -46,8 +53,10 @@ def _grid(item: MediaItem) -> Tensor:
         return _line(0, item.span.length)
     rows = torch.arange(item.span.length) // item.columns
     columns = torch.arange(item.span.length) % item.columns
-    return torch.stack((torch.zeros_like(rows), rows, columns))
+    return torch.stack((torch.full_like(rows, item.places_later or 0), rows, columns))
 
 
-def _longer_side(item: MediaItem) -> int:
-    return max(item.columns, item.span.length // item.columns) if item.columns else item.span.length
+def _extent(item: MediaItem) -> int:
+    if not item.columns:
+        return item.span.length
+    return max(item.columns, item.span.length // item.columns, 1 + (item.places_later or 0))

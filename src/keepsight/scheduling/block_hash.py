@@ -1,9 +1,10 @@
 """Names blocks of tokens by everything that their keys and values depend on.
 
 A block's hash covers its parent's hash (and with it all that comes before), its token ids, which media lie in it *and
-where*, the adapter and the tenant's salt.  Adapter and salt enter the first block only: the chain carries them on.
-Knows nothing of which blocks are held.  Its invariants: what is hashed can be read back in one way only, so equal
-hashes mean equal keys and values; and as far as blocks with the same parent have equal contents, theirs are equal, too.
+where*, when the moments of a film are, the adapter and the tenant's salt.  Adapter and salt enter the first block only:
+the chain carries them on.  Knows nothing of which blocks are held.  Its invariants: what is hashed can be read back in
+one way only, so equal hashes mean equal keys and values; and as far as blocks with the same parent have equal contents,
+theirs are equal, too.
 """
 
 from array import array
@@ -72,7 +73,11 @@ def extra_keys_by_block(request: EngineRequest, block_size: int) -> dict[int, li
 
 def _media_key(item: MediaItem, offset: int) -> ExtraKey:
     """The strips of an embedded prompt follow each other from its beginning: their names alone say where they lie."""
-    return ("mm", item.media_hash, offset) if item.is_picture else ("prompt_embeds", item.media_hash)
+    if not item.is_picture:
+        return ("prompt_embeds", item.media_hash)
+    # The same moment at another time is the same to the tower, and another to the decoder.
+    later = () if item.places_later is None else (item.places_later,)
+    return ("mm", item.media_hash, offset, *later)
 
 
 def _media_by_block(extra_keys: Mapping[int, Iterable[ExtraKey]]) -> dict[int, tuple[str, ...]]:

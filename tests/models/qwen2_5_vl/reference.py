@@ -2,7 +2,11 @@
 
 import random
 from collections.abc import Mapping
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+
+from torch import Tensor
 
 from tests.models.qwen3_vl.reference import MERGE_SIZE, TOKENS, VOCAB_SIZE, settle
 
@@ -44,6 +48,7 @@ def draw_config(seed: int) -> dict[str, Any]:
             "spatial_merge_size": MERGE_SIZE,
             # More than a whole number of tokens is no more tokens.
             "window_size": token_side * rng.choice([1, 2, 2, 3, 8]) + rng.choice([0, token_side - 1]),
+            "tokens_per_second": 1 + seed % 4,
             "fullatt_block_indexes": sorted(rng.sample(range(depth), rng.randrange(min(3, depth)))),
             "out_hidden_size": heads * head_dim,
         },
@@ -54,4 +59,36 @@ def draw_config(seed: int) -> dict[str, Any]:
 def make_reference(arguments: dict[str, Any], seed: int, tokens: Mapping[str, Any] = TOKENS) -> Any:
     from transformers import Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
 
-    return settle(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig(**arguments, **tokens), seed)
+    reference = settle(Qwen2_5_VLForConditionalGeneration, Qwen2_5_VLConfig(**arguments, **tokens), seed)
+    places_per_second = reference.config.vision_config.tokens_per_second
+    reference.model.get_rope_index = partial(
+        rope_index, tokens=tokens, merge_size=MERGE_SIZE, places_per_second=places_per_second
+    )
+    return reference
+
+
+def rope_index(
+    input_ids: Tensor,
+    *,
+    tokens: Mapping[str, Any],
+    merge_size: int,
+    places_per_second: int,
+    image_grid_thw: Tensor | None = None,
+    video_grid_thw: Tensor | None = None,
+    second_per_grid_ts: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    **_others: Any,
+) -> tuple[Tensor, Tensor]:
+    """By transformers' Qwen2.5-Omni, which has this rotation, too.  Qwen2.5-VL's own was so, before version 5.3: since
+    then it puts the text behind a film that is long amid the film's times, and the answer behind all of them.
+    """
+    from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+        Qwen2_5OmniPreTrainedModelForConditionalGeneration as Omni,
+    )
+
+    no_sounds = {"audio_token_id": -1, "audio_start_token_id": -1, "seconds_per_chunk": 2}
+    config = SimpleNamespace(**tokens, **no_sounds, position_id_per_seconds=places_per_second)
+    holder: Any = SimpleNamespace(config=config, spatial_merge_size=merge_size)
+    holder.get_llm_pos_ids_for_vision = partial(Omni.get_llm_pos_ids_for_vision, holder)
+    find: Any = partial(Omni.get_rope_index, holder, second_per_grids=second_per_grid_ts)
+    return find(input_ids, image_grid_thw, video_grid_thw, attention_mask)  # type: ignore[no-any-return]
