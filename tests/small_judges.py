@@ -47,8 +47,10 @@ class Family(Protocol):
 
     def pixels(self, picture: int) -> Pixels: ...
 
-    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
-        """The tokens that stand for it in a prompt from position `start` on; its hash is its number."""
+    def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
+        """The tokens that stand for it in a prompt from position `start` on, and its parts: the hash of each is by what
+        number `pixels` knows it.
+        """
         ...
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]: ...
@@ -63,10 +65,10 @@ class SmallGemma3(SmallModel):
         super().__init__(seed, directory, place)
         self.most_tokens = int(self.arguments["mm_tokens_per_image"])
 
-    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
+    def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
         span = TokenSpan(start + 1, self.most_tokens)
         token_ids = [gemma3.BOI_TOKEN, *[gemma3.IMAGE_TOKEN] * span.length, gemma3.EOI_TOKEN]
-        return token_ids, MediaItem(str(picture), span, Geometry(self.size, self.size))
+        return token_ids, [MediaItem(str(picture), span, Geometry(self.size, self.size))]
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         pixels = torch.zeros(0)
@@ -84,8 +86,10 @@ class SmallGemma3(SmallModel):
 class SmallQwen3VL:
     drawn: Any = qwen3_vl
     model_class: type[Qwen3VL] | type[Qwen25VL] = Qwen3VL
-    # Which of the pictures is two frames of one.
-    film: int | None = 1
+    # Which of the pictures is a film, and how many moments it has.
+    film, num_moments = 1, 1
+    # Of each, where no text tells it.
+    seconds = 2.0
 
     def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
         self.arguments = self.drawn.draw_config(seed)
@@ -96,20 +100,28 @@ class SmallQwen3VL:
         self.most_tokens = max(rows * columns for rows, columns in QWEN_GRIDS)
 
     def pixels(self, picture: int) -> Pixels:
-        rows, columns = QWEN_GRIDS[picture]
-        shape = (rows * self.token_side * (1 + (picture == self.film)), columns * self.token_side, 3)
+        """The later moments of a film have its number and tens before it."""
+        rows, columns = QWEN_GRIDS[picture % 10]
+        shape = (rows * self.token_side * (1 + (picture % 10 == self.film)), columns * self.token_side, 3)
         return np.random.default_rng(picture).integers(0, 256, shape, np.uint8)
 
-    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
+    def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
         (rows, columns), is_film = QWEN_GRIDS[picture], picture == self.film
-        span, token = TokenSpan(start + 1, rows * columns), qwen3_vl.VIDEO_TOKEN if is_film else qwen3_vl.IMAGE_TOKEN
-        token_ids = [qwen3_vl.BEGIN_TOKEN, *[token] * span.length, qwen3_vl.END_TOKEN]
+        token = qwen3_vl.VIDEO_TOKEN if is_film else qwen3_vl.IMAGE_TOKEN
         geometry, modality = Geometry(columns * self.token_side, rows * self.token_side), MODALITIES[is_film]
-        return token_ids, MediaItem(str(picture), span, geometry, modality, columns=columns)
+        rate, media = self.arguments["vision_config"].get("tokens_per_second", 0), list[MediaItem]()
+        for index in range(self.num_moments if is_film else 1):
+            span = TokenSpan(start + 1 + index * rows * columns, rows * columns)
+            later = int(index * rate * self.seconds) if index else None
+            media.append(MediaItem(str(picture + 10 * index), span, geometry, modality, index > 0, columns, later))
+        return [qwen3_vl.BEGIN_TOKEN, *[token] * (rows * columns * len(media)), qwen3_vl.END_TOKEN], media
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         pixels = [self._normalized(item) for item in media]
-        return qwen3_vl.reference_inputs(qwen3_vl.Prompt(token_ids, list(media), pixels), self.arguments)
+        films = [item for item in media if item.modality == "video" and item.places_later is None]
+        seconds = [self.seconds] * len(films)
+        prompt = qwen3_vl.Prompt(token_ids, list(media), pixels, seconds=seconds)
+        return qwen3_vl.reference_inputs(prompt, self.arguments)
 
     def _normalized(self, item: MediaItem) -> Tensor:
         normalized: Tensor = self.normalizer(torch.from_numpy(self.pixels(int(item.media_hash)))[None])[0]
@@ -126,7 +138,7 @@ class SmallMixture(SmallQwen3VL):
 class SmallQwen25VL(SmallQwen3VL):
     drawn = qwen2_5_vl
     model_class = Qwen25VL
-    film = None
+    num_moments = 3
 
 
 class SmallQwen2Audio:
@@ -143,8 +155,11 @@ class SmallQwen2Audio:
     def pixels(self, picture: int) -> Pixels:
         return carry_samples(qwen2_audio.draw_sound(SOUND_PLACES[picture] * SAMPLES_PER_PLACE, picture))
 
-    def show(self, picture: int, start: int) -> tuple[list[int], MediaItem]:
-        return qwen2_audio.show_sound(self.config, str(picture), SOUND_PLACES[picture] * SAMPLES_PER_PLACE, start)
+    def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
+        token_ids, item = qwen2_audio.show_sound(
+            self.config, str(picture), SOUND_PLACES[picture] * SAMPLES_PER_PLACE, start
+        )
+        return token_ids, [item]
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         sounds = [carried_samples(self.pixels(int(item.media_hash))) for item in media]
@@ -159,9 +174,9 @@ def write_prompt(family: Family, parts: Iterable[int | Sequence[int]]) -> tuple[
     token_ids, media = [2], []
     for part in parts:
         if isinstance(part, int):
-            shown, item = family.show(part, len(token_ids))
+            shown, items = family.show(part, len(token_ids))
             token_ids += shown
-            media.append(item)
+            media += items
         else:
             token_ids += part
     return token_ids, media

@@ -15,6 +15,11 @@ from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, RMSNor
 from keepsight.models.vision_layer import chunks, rows_at_once
 
 
+def with_frames(pixels: Tensor) -> Tensor:
+    """[pictures, frames, height, width, 3]: a picture has one."""
+    return pixels[:, None] if pixels.dim() == 4 else pixels
+
+
 class PatchEmbedding(nn.Module):
     """The reference's convolution over two frames, as one matrix product; a picture has one, which is both."""
 

@@ -29,4 +29,4 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = save_checkpoint(reference, tmp_path_factory.mktemp("checkpoint"))
     with judging(has_kernels=has_kernels):
         model = Qwen25VL.from_checkpoint(directory, Placement(torch.device(device), torch.float32))
-        yield Pair(arguments, seed, device, reference.to(device), model, share_of_films=0)
+        yield Pair(arguments, seed, device, reference.to(device), model, most_moments=3)

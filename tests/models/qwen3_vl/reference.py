@@ -3,7 +3,7 @@
 import itertools
 import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -124,35 +124,46 @@ def randomize(model: Any, seed: int) -> None:
 class Prompt:
     token_ids: list[int]
     media: list[MediaItem]
-    pixels: list[Tensor]  # normalised, each [height, width, 3], of a film [2, height, width, 3]
+    pixels: list[Tensor]  # normalised, each [height, width, 3], of a moment [2, height, width, 3]
+    # How long a moment of each film lasts, where no text tells it.
+    seconds: Sequence[float] = field(default=(), kw_only=True)
 
     def span_of(self, index: int) -> TokenSpan:
         return self.media[index].span
 
 
 def draw_prompt(
-    arguments: dict[str, Any], num_pictures: int, seed: int, num_words: int = 11, share_of_films: float = 0.4
+    arguments: dict[str, Any], num_pictures: int, seed: int, num_words: int = 11, most_moments: int = 1
 ) -> Prompt:
+    """`most_moments`: of a film, one behind the other."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     side = arguments["vision_config"]["patch_size"] * MERGE_SIZE
-    token_ids, media, pixels = [2], [], []
+    token_ids, media, pixels, seconds = [2], list[MediaItem](), list[Tensor](), list[float]()
 
     def say(count: int) -> None:
         token_ids.extend(rng.randrange(3, END_TOKEN) for _ in range(count))
 
-    for index in range(num_pictures):
-        rows, columns, is_film = rng.randrange(1, 6), rng.randrange(1, 6), rng.random() < share_of_films
+    for _ in range(num_pictures):
+        rows, columns, is_film = rng.randrange(1, 6), rng.randrange(1, 6), rng.random() < 0.4
         say(rng.randrange(4))
         token_ids.append(BEGIN_TOKEN)
-        span, geometry = TokenSpan(len(token_ids), rows * columns), Geometry(columns * side, rows * side)
         modality: Modality = "video" if is_film else "image"
-        media.append(MediaItem(str(index), span, geometry, modality, columns=columns))
-        token_ids += [VIDEO_TOKEN if is_film else IMAGE_TOKEN] * span.length + [END_TOKEN]
-        frames = [2] if is_film else []
-        pixels.append(torch.rand(*frames, rows * side, columns * side, 3, generator=generator) * 2 - 1)
+        frames, token = ([2], VIDEO_TOKEN) if is_film else ([], IMAGE_TOKEN)
+        seconds += [(0.25, 1.5, 4.0)[seed % 3]] if is_film else []
+        for later in _places_of_moments(arguments, seconds, most_moments * is_film):
+            span, geometry = TokenSpan(len(token_ids), rows * columns), Geometry(columns * side, rows * side)
+            media.append(MediaItem(str(len(media)), span, geometry, modality, later is not None, columns, later))
+            token_ids += [token] * span.length
+            pixels.append(torch.rand(*frames, rows * side, columns * side, 3, generator=generator) * 2 - 1)
+        token_ids.append(END_TOKEN)
     say(num_words)
-    return Prompt(token_ids, media, pixels)
+    return Prompt(token_ids, media, pixels, seconds=seconds)
+
+
+def _places_of_moments(arguments: dict[str, Any], seconds: Sequence[float], num_moments: int) -> list[int | None]:
+    rate = arguments["vision_config"].get("tokens_per_second", 0)
+    return [None, *(int(index * rate * seconds[-1]) for index in range(1, num_moments))]
 
 
 def reference_inputs(prompt: Prompt, arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
@@ -160,7 +171,6 @@ def reference_inputs(prompt: Prompt, arguments: dict[str, Any], device: str = "c
     ids, size = torch.tensor([prompt.token_ids]), arguments["vision_config"]["patch_size"]
     inputs = {"input_ids": ids}
     if prompt.pixels:
-        # A film of two frames each, whose times stand between them.
         inputs["mm_token_type_ids"] = (ids == IMAGE_TOKEN).int() + 2 * (ids == VIDEO_TOKEN).int()
     for modality, values, grids in (
         ("image", "pixel_values", "image_grid_thw"),
@@ -169,9 +179,21 @@ def reference_inputs(prompt: Prompt, arguments: dict[str, Any], device: str = "c
         own = [pixels for item, pixels in zip(prompt.media, prompt.pixels, strict=True) if item.modality == modality]
         if own:
             inputs[values] = torch.cat([as_patches(pixels, size) for pixels in own])
-            sides = [(pixels.shape[-3], pixels.shape[-2]) for pixels in own]
-            inputs[grids] = torch.tensor([(1, height // size, width // size) for height, width in sides])
+            inputs[grids] = torch.tensor(_grids(prompt, modality, size))
+    if "video_grid_thw" in inputs and "tokens_per_second" in arguments["vision_config"]:
+        inputs["second_per_grid_ts"] = torch.tensor(prompt.seconds)
     return {name: tensor.to(device) for name, tensor in inputs.items()}
+
+
+def _grids(prompt: Prompt, modality: str, size: int) -> list[list[int]]:
+    """Of a film without text between its moments, one; otherwise of each moment."""
+    grids = list[list[int]]()
+    for item, pixels in zip(prompt.media, prompt.pixels, strict=True):
+        if item.modality == modality and item.places_later is None:
+            grids.append([1, pixels.shape[-3] // size, pixels.shape[-2] // size])
+        elif item.modality == modality:
+            grids[-1][0] += 1
+    return grids
 
 
 def as_patches(pixels: Tensor, size: int) -> Tensor:

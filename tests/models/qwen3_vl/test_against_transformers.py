@@ -26,10 +26,11 @@ class Pair:
     device: str
     reference: Any
     model: QwenModel
-    share_of_films: float = 0.4
+    # Of a film, one behind the other.
+    most_moments: int = 1
 
     def prompt(self, num_pictures: int) -> ref.Prompt:
-        return ref.draw_prompt(self.arguments, num_pictures, self.seed, share_of_films=self.share_of_films)
+        return ref.draw_prompt(self.arguments, num_pictures, self.seed, most_moments=self.most_moments)
 
     def inputs(self, prompt: ref.Prompt) -> dict[str, Any]:
         return ref.reference_inputs(prompt, self.arguments, self.device)
@@ -55,25 +56,28 @@ def test_the_tower_gives_the_reference_s_embeddings_and_what_is_added_behind_lay
 
 
 def reference_features(pair: Pair, inputs: dict[str, Any]) -> dict[str, Iterator[Tensor]]:
-    """Of the pictures and of the films, in their order."""
+    """Of the pictures and of the films' moments, in their order."""
     features = dict[str, Iterator[Tensor]]()
     model = pair.reference.model
     if "pixel_values" in inputs:
-        features["image"] = joined(model.get_image_features(inputs["pixel_values"], inputs["image_grid_thw"]))
+        grids = inputs["image_grid_thw"]
+        features["image"] = joined(model.get_image_features(inputs["pixel_values"], grids), grids)
     if "pixel_values_videos" in inputs:
-        features["video"] = joined(model.get_video_features(inputs["pixel_values_videos"], inputs["video_grid_thw"]))
+        grids = inputs["video_grid_thw"]
+        features["video"] = joined(model.get_video_features(inputs["pixel_values_videos"], grids), grids)
     return features
 
 
-def joined(theirs: Any) -> Iterator[Tensor]:
+def joined(theirs: Any, grids: Tensor) -> Iterator[Tensor]:
     for index, output in enumerate(theirs.pooler_output):
-        yield torch.cat([output, *(features[index] for features in getattr(theirs, "deepstack_features", ()))], dim=-1)
+        deep = (features[index] for features in getattr(theirs, "deepstack_features", ()))
+        yield from torch.cat([output, *deep], dim=-1).chunk(int(grids[index, 0]))
 
 
 def test_pictures_of_one_size_may_be_encoded_together_and_some_patches_at_a_time(
     pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    [pixels] = pair.prompt(1).pixels
+    pixels, *_ = pair.prompt(1).pixels
     both = torch.stack([pixels, pixels.flip(0, 1)]).to(pair.device)
     alone = torch.cat([pair.model.encode_images(each[None]) for each in both])
     monkeypatch.setattr(vision_layer, "ROWS_PER_CPU_GROUP", 3)

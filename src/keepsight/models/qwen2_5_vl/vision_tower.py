@@ -1,9 +1,9 @@
 """Qwen2.5-VL's eye: patches of a picture of any size to the decoder's embeddings.
 
-Takes normalised pixels, channels last, whose sides are multiples of a token's.  In most layers a patch sees those of a
-window, a square of tokens; at the right and at the bottom windows are what is left.  So the tokens of a window follow
-each other, and windows of one size do, until all are put back.  Every `yield` is a place where the work may be laid
-aside.
+Takes normalised pixels, channels last, whose sides are multiples of a token's; of a film two frames at once.  In most
+layers a patch sees those of a window, a square of tokens; at the right and at the bottom windows are what is left.  So
+the tokens of a window follow each other, and windows of one size do, until all are put back.  Every `yield` is a place
+where the work may be laid aside.
 """
 
 from collections.abc import Generator, Iterator
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.models.layers import Angles, Placement, RMSNorm, WeightSlot, under
-from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches
+from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches, with_frames
 from keepsight.models.qwen2_5_vl.config import VisionConfig
 from keepsight.models.vision_layer import VisionLayer, Windows
 
@@ -30,11 +30,12 @@ class VisionTower(nn.Module):
         self.merger = PatchMerger(place, norm, width * config.merge_size**2, config.out_size)
 
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        """[pictures, height, width, 3] -> [pictures, tokens, hidden]"""
+        """[pictures, height, width, 3], or [moments, 2, height, width, 3] -> [pictures, tokens, hidden]"""
         config = self.config
-        grid = (pixels.shape[1] // config.patch_size, pixels.shape[2] // config.patch_size)
+        pixels = with_frames(pixels)
+        grid = (pixels.shape[2] // config.patch_size, pixels.shape[3] // config.patch_size)
         arranged = _arrange(*grid, config.merge_size, config.window_side)
-        hidden = (yield from self.embedding.in_parts(pixels[:, None]))[:, arranged.patches.to(pixels.device)]
+        hidden = (yield from self.embedding.in_parts(pixels))[:, arranged.patches.to(pixels.device)]
         angles = self._angles(grid, arranged.patches)
         layers = cast("list[VisionLayer]", list(self.layers))
         heads = layers[0].make_heads(hidden)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.models.layers import LayerNorm, Placement, WeightSlot, empty_parameter, slot, under
-from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches
+from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches, with_frames
 from keepsight.models.qwen3_vl.config import VisionConfig
 from keepsight.models.vision_layer import VisionLayer
 
@@ -30,8 +30,7 @@ class VisionTower(nn.Module):
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         """[pictures, height, width, 3], or [moments, 2, height, width, 3] -> [pictures, tokens, media width]"""
         size = self.config.patch_size
-        if pixels.dim() == 4:
-            pixels = pixels[:, None]
+        pixels = with_frames(pixels)
         grid = (pixels.shape[2] // size, pixels.shape[3] // size)
         rows, columns = places_of_patches(*grid, self.config.merge_size)
         hidden = yield from self.embedding.in_parts(
