@@ -53,9 +53,10 @@ def make_qwen_checkpoint(folder: Path, size: QwenSize, dtype: torch.dtype, seed:
     model = (qwen2_5_vl if has_windows else qwen3_vl).make_reference(arguments, seed, _tokens(ids))
     model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     qwen3_vl.save_checkpoint(model.to(dtype), folder)
-    films = {**PROCESSOR, "video_processor_type": "Qwen3VLVideoProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(QWEN2_5_VL.processor if has_windows else PROCESSOR))
-    (folder / "video_preprocessor_config.json").write_text(json.dumps(films))
+    if not has_windows:  # else one file goes for both, as published
+        films = {**PROCESSOR, "video_processor_type": "Qwen3VLVideoProcessor"}
+        (folder / "video_preprocessor_config.json").write_text(json.dumps(films))
     (folder / "chat_template.jinja").write_text(QWEN_LIKE)
     return sum(each.numel() for each in model.parameters())
 

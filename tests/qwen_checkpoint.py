@@ -32,7 +32,8 @@ class Shape(NamedTuple):
     reference: Any
     vision: dict[str, Any]
     processor: dict[str, Any]
-    films: dict[str, Any]
+    # None: the other file goes for films, too.
+    films: dict[str, Any] | None
     template: str
 
 
@@ -43,7 +44,7 @@ QWEN2_5_VL = Shape(
     qwen2_5_vl,
     {"patch_size": 14, "window_size": 70, "fullatt_block_indexes": [1], "depth": 3},
     {"image_processor_type": "Qwen2VLImageProcessor", "patch_size": 14, "temporal_patch_size": 2, "merge_size": 2},
-    {"video_processor_type": "Qwen2VLVideoProcessor"},
+    None,
     PICTURES_ALONE,
 )
 
@@ -66,7 +67,8 @@ def make_qwen_checkpoint(directory: Path, seed: int = 1, shape: Shape = QWEN3_VL
     ref.save_checkpoint(reference, directory)
     sizes = {"size": {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}}
     (directory / "preprocessor_config.json").write_text(json.dumps(shape.processor | sizes | processor))
-    (directory / "video_preprocessor_config.json").write_text(json.dumps(shape.films))
+    if shape.films is not None:
+        (directory / "video_preprocessor_config.json").write_text(json.dumps(shape.films))
     (directory / "chat_template.jinja").write_text(shape.template)
     return reference
 
@@ -78,17 +80,22 @@ def reference_answer(
     pictures: list[Pixels],
     num_tokens: int,
     frames: Pixels | None = None,
+    seconds: float | None = None,
 ) -> list[int]:
-    """Greedy, of pictures as they came, by transformers' own processor; `frames`: of a film, those that are shown."""
+    """Greedy, of pictures as they came, by transformers' own processor; `frames`: of a film, those that are shown;
+    `seconds`: how long two of them last, where no text tells it.
+    """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     ids = torch.tensor([prompt_ids])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    process: Any = Qwen2VLImageProcessorPil.from_pretrained(directory)
     if pictures:
-        process: Any = Qwen2VLImageProcessorPil.from_pretrained(directory)
         inputs |= process(images=[np.ascontiguousarray(each) for each in pictures], return_tensors="pt")
     if frames is not None:
-        inputs |= _film_inputs(frames)
+        inputs |= _film_inputs(process, frames)
+    if seconds is not None:
+        inputs["second_per_grid_ts"] = torch.tensor([seconds])
     if pictures or frames is not None:
         config = reference.config
         inputs["mm_token_type_ids"] = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
@@ -97,11 +104,12 @@ def reference_answer(
     return answer
 
 
-def _film_inputs(frames: Pixels) -> dict[str, Any]:
+def _film_inputs(process: Any, frames: Pixels) -> dict[str, Any]:
     """Of frames that are shown as they are: the whole processor cannot be made without torchvision."""
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
-    pixels = (torch.from_numpy(frames).permute(0, 3, 1, 2) / 255 - 0.5) / 0.5
+    mean, std = (torch.tensor(each)[:, None, None] for each in (process.image_mean, process.image_std))
+    pixels = (torch.from_numpy(frames).permute(0, 3, 1, 2) / 255 - mean) / std
     patchify: Any = Qwen3VLVideoProcessor.patchify
-    patches, *grid = patchify(None, pixels[None], PATCH_SIZE, ref.MERGE_SIZE, 2)
+    patches, *grid = patchify(None, pixels[None], process.patch_size, ref.MERGE_SIZE, 2)
     return {"pixel_values_videos": patches[0], "video_grid_thw": torch.tensor([grid])}

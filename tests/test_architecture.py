@@ -20,6 +20,7 @@ SMALL_NOUNS = {
     "keepsight.engine_config",
     "keepsight.errors",
     "keepsight.film_config",
+    "keepsight.film_processors",
     "keepsight.film_sizes",
     "keepsight.gbnf",
     "keepsight.image_processor_config",

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError, UnsupportedPictureError
-from keepsight.film_config import FilmConfig
-from keepsight.film_sizes import FilmSizes
+from keepsight.film_processors import Qwen3VLFilmConfig as FilmConfig
+from keepsight.film_sizes import SizesOfAllFrames as FilmSizes
 from keepsight.image_processor_config import BICUBIC, ImageProcessorConfig
 from keepsight.media import Geometry, Moment, Timeline
 from keepsight.shown_sizes import ShownSizes
@@ -114,11 +114,11 @@ def test_every_film_is_shown_as_by_transformers_and_within_the_bound(config: Fil
     plan = config.plan(geometry)
     shown = [number for moment in plan.moments for number in (moment.first, moment.last)]
     assert shown == expected.indices + expected.indices[-1:] * (len(expected.indices) % 2)
-    assert list(plan.times) == expected.times
+    assert list(plan.layout.times) == expected.times
     assert (plan.config.height, plan.config.width) == (expected.height, expected.width)
-    side = config.sizes.token_side
-    assert (plan.rows * side, plan.columns * side) == (expected.height, expected.width)
-    assert plan.rows * plan.columns <= config.max_tokens_per_moment
+    num_tokens = expected.height * expected.width // config.sizes.token_side**2
+    assert plan.layout.tokens_per_part == num_tokens <= config.max_tokens_per_moment
+    assert plan.layout.columns == expected.width // config.sizes.token_side
     assert len(expected.indices) <= config.most_frames
 
 
@@ -137,11 +137,13 @@ def test_the_longest_films_are_within_the_bound_too(sizes: FilmSizes, num_frames
 def test_two_frames_are_a_moment_and_the_last_of_an_odd_number_is_shown_twice(published: FilmConfig) -> None:
     plan = published.plan(film(30, rate=10.0))  # two frames a second, so six
     assert [(each.first, each.last) for each in plan.moments] == [(0, 6), (12, 17), (23, 29)]
-    assert plan.times == pytest.approx((0.3, 1.45, 2.6))
+    assert plan.layout.times == pytest.approx((0.3, 1.45, 2.6))
     assert published.with_overrides(num_frames=5).plan(film(9)).moments[-1] == Moment(8, 8)
 
 
-def test_frames_are_resized_as_the_reference_resizes_them_whatever_becomes_of_pictures(published: FilmConfig) -> None:
+def test_frames_are_resized_as_the_reference_resizes_them_whatever_becomes_of_pictures(
+    published: FilmConfig,
+) -> None:
     config = published.plan(film(30)).config
     assert (config.backend, config.resample, config.sizes) == ("torchvision", BICUBIC, None)
 

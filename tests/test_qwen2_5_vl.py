@@ -9,12 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from openai import OpenAI
 
 from keepsight import LLM, SamplingParams
-from keepsight.errors import KeepsightError
 from keepsight.requests import Pixels
-from tests.drawn import ask
+from tests.drawn import ask, to_data_url
+from tests.frontend import sample_films
 from tests.qwen_checkpoint import QWEN2_5_VL, make_qwen_checkpoint, reference_answer
+from tests.real_server import real_server
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 SIZES = [(40, 30), (200, 90), (17, 300), (1, 1), (150, 150)]
@@ -72,7 +74,55 @@ def test_answers_about_pictures_of_any_size_are_the_reference_s(
     assert again.num_cached_tokens == (0 if options else len(again.prompt_token_ids) - 1)
 
 
-def test_a_film_is_refused_by_name(checkpoint: tuple[Path, Any]) -> None:
-    film = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
-    with load(checkpoint[0]) as llm, pytest.raises(KeepsightError, match="is a video, and this model takes none"):
-        llm.chat(ask(film, "What happens?"), GREEDY)
+# Films --------------------------------------------------------------------------------------------------------
+
+
+# Of a size that is shown as it is: six tokens.
+FILM = np.random.default_rng(1).integers(0, 256, (49, 56, 84, 3), np.uint8)
+# Two a second of 24, but four at least.
+FRAMES = FILM[[0, 12, 24, 36]]
+
+
+def show_film(beside: Pixels, rate: float) -> list[dict[str, Any]]:
+    film = {"type": "video", "video": (FILM, {"fps": rate})}
+    return ask({"type": "image", "image": beside}, film, "What happens?", {"type": "image", "image": beside})
+
+
+@pytest.mark.parametrize("options", [{}, WITHOUT_CACHES], ids=["cached", "not cached"])
+def test_a_film_is_answered_as_by_the_reference_and_another_if_it_shows_the_same_at_other_times(
+    checkpoint: tuple[Path, Any], options: dict[str, Any]
+) -> None:
+    directory, reference = checkpoint
+    beside, outputs = PICTURES[0], []
+    with load(directory, **options) as llm:
+        for rate in (24, 12, 24):
+            [output] = llm.chat(show_film(beside, rate), GREEDY, mm_processor_kwargs={"num_frames": 4})
+            ids, two_frames = output.prompt_token_ids, 2 * 49 / (4 * rate)
+            theirs = reference_answer(reference, directory, ids, [beside, beside], 8, FRAMES, two_frames)
+            assert output.outputs[0].token_ids[: len(theirs)] == theirs
+            outputs.append(output)
+    config, ids = reference.config, outputs[0].prompt_token_ids
+    begin = ids.index(config.video_token_id)
+    moments = [config.video_token_id] * 12
+    assert ids[begin - 1 : begin + 13] == [config.vision_start_token_id, *moments, config.vision_end_token_id]
+    found = [output.num_cached_tokens for output in outputs]
+    # Behind the first of its moments the slower film is another to the decoder.
+    assert found == ([0, 0, 0] if options else [0, begin + 6, len(ids) - 1])
+
+
+def test_a_film_s_file_is_answered_over_http_as_by_llm(checkpoint: tuple[Path, Any]) -> None:
+    film = {"type": "video_url", "video_url": {"url": to_data_url(sample_films.film(), "video/mp4")}}
+    messages = ask(film, "What happens?")
+    with load(checkpoint[0]) as llm:
+        [output] = llm.chat(messages, GREEDY)
+    with real_server(str(checkpoint[0])) as server:
+        client: Any = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        answer = client.chat.completions.create(
+            model=str(checkpoint[0]),
+            messages=messages,
+            temperature=0,
+            max_tokens=8,
+            extra_body={"ignore_eos": True},
+        )
+    assert answer.choices[0].message.content == output.outputs[0].text
+    assert answer.usage.prompt_tokens == len(output.prompt_token_ids)

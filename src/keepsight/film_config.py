@@ -1,35 +1,30 @@
 """How a checkpoint wants its films prepared: which frames are shown, in pairs, when each pair is, and how large.
 
-Read from the JSON files beside its weights, as `ImageProcessorConfig` is, and equal to what the reference's
-Qwen3VLVideoProcessor does.  Arithmetic on a film's geometry alone: knows no pixels and no torch.
+Read from the JSON files beside its weights, as `ImageProcessorConfig` is.  Arithmetic on a film's geometry alone: knows
+no pixels and no torch.  What the reference's processors do each in their own way is in `film_processors.py`.
 """
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError, UnsupportedPictureError
 from keepsight.film_sizes import FilmSizes
 from keepsight.image_processor_config import (
     BICUBIC,
     NORMALISING,
-    STEPS,
     ImageProcessorConfig,
     check_positive,
     check_steps,
     faults_told_of,
     per_channel,
     read_processor,
-    read_sizes,
 )
-from keepsight.media import FRAMES_PER_MOMENT, Geometry, Moment, Timeline
+from keepsight.media import FRAMES_PER_MOMENT, Geometry, Moment, PictureLayout, Timeline
 from keepsight.shown_sizes import MAX_COUNT, ShownSizes, check_positive_int
-
-PROCESSOR = "Qwen3VLVideoProcessor"
-DEFAULT_EDGES = {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768}
-DEFAULT_NORMALISING: Mapping[str, Any] = {"image_mean": 0.5, "image_std": 0.5, "rescale_factor": 1 / 255}
 
 # What may be changed of one request's films, and what of all films of a model.  Neither `size` nor `resample`: these
 # names are the pictures'.
@@ -42,18 +37,19 @@ class FilmPlan:
     """How one film is shown."""
 
     moments: tuple[Moment, ...]
-    # When each is, in seconds.
-    times: tuple[float, ...]
-    # Of each moment, in tokens.
-    rows: int
-    columns: int
+    layout: PictureLayout
     # How a frame is prepared, settled for its size.
     config: ImageProcessorConfig
 
 
 @dataclass(frozen=True, slots=True)
-class FilmConfig:
-    """The defaults are those of Qwen3VLVideoProcessor."""
+class FilmConfig(ABC):
+    # The reference's that it equals, in what files it is described, of which the first counts, and its defaults.
+    processor: ClassVar[str]
+    files: ClassVar[Sequence[str]]
+    normalising: ClassVar[Mapping[str, Any]]
+    # What only true is supported of.
+    steps: ClassVar[Sequence[str]]
 
     sizes: FilmSizes
     # How each frame is prepared, but for its size. The reference has one backend for films.
@@ -84,23 +80,39 @@ class FilmConfig:
 
         `overrides` may hold what goes for pictures too, and is `image_config`'s already (`NORMALISING`).
         """
-        found = read_processor(directory, "video_processor", "video_preprocessor_config.json")
+        found = read_processor(directory, "video_processor", *cls.files)
         if found is None or image_config is None or image_config.sizes is None:
             return None
         path, values = found
-        _check_processor(path, values)
+        cls._check_processor(path, values)
         _check_names(overrides, FILM_OPERATOR_OPTIONS | {*NORMALISING})
         with faults_told_of(path, overrides):
-            _check_one_table(values, image_config, overrides)
-            sizes = _read_film_sizes({**values, **overrides})
+            _check_one_table({**cls.normalising, **values}, image_config, overrides)
+            sizes = cls._read_sizes({**values, **overrides})
             _check_one_tower(sizes.limits, image_config.sizes)
-            return cls(sizes, _frame_of(values, image_config), **{**_said(values), **_said(overrides)})
+            said = {**cls._choose_frames(values), **said_of_frames(overrides)}
+            return cls(sizes, _frame_of(values, image_config), **said)
+
+    @classmethod
+    def _check_processor(cls, path: Path, values: Mapping[str, Any]) -> None:
+        if (name := values.get("video_processor_type", cls.processor)) != cls.processor:
+            raise CheckpointConfigError(path, f"video_processor_type: only {cls.processor} is supported, got {name!r}")
+        check_steps(path, values, cls.steps)
+
+    @classmethod
+    def _choose_frames(cls, values: Mapping[str, Any]) -> dict[str, Any]:
+        """What a file says of the fields above."""
+        return said_of_frames(values)
+
+    @classmethod
+    @abstractmethod
+    def _read_sizes(cls, values: Mapping[str, Any]) -> FilmSizes: ...
 
     def with_overrides(self, **overrides: Any) -> Self:
         """The same with some fields changed, as a request may ask: never so that a film costs more."""
         _check_names(overrides, FILM_REQUEST_OPTIONS)
         said = {name: value for name, value in overrides.items() if value is not None}
-        changed = dataclasses.replace(self, **_said(said))
+        changed = dataclasses.replace(self, **said_of_frames(said))
         for name in ("max_frames", "num_frames"):
             if (asked := getattr(changed, name) or 0) > self.most_frames:
                 raise InvalidArgumentError(name, f"may be at most {self.most_frames} here, got {asked}")
@@ -119,40 +131,31 @@ class FilmConfig:
     def plan(self, geometry: Geometry, field: str = "video") -> FilmPlan:
         """Refuses what cannot be shown; `field` is what the caller calls the film."""
         assert geometry.timeline is not None, geometry
-        numbers, rate = self._frame_numbers(geometry.timeline), geometry.timeline.frames_per_second
+        numbers = self._frame_numbers(geometry.timeline)
         if len(numbers) < FRAMES_PER_MOMENT:
             raise UnsupportedPictureError(field, "a film of 1 frame; send it as a picture (image_url)")
         self.sizes.check_can_show(geometry, field)
-        moments = tuple(_in_pairs(numbers))
         rows, columns = self.sizes.grid_of(geometry, len(numbers))
+        layout = PictureLayout(rows * columns, columns=columns, kind="video")
         side = self.sizes.token_side
         return FilmPlan(
-            moments,
-            tuple((moment.first / rate + moment.last / rate) / 2 for moment in moments),
-            rows,
-            columns,
+            in_pairs(numbers),
+            dataclasses.replace(layout, **self._tell_times(numbers, geometry.timeline, field)),
             dataclasses.replace(self.frame, height=rows * side, width=columns * side),
         )
 
+    @abstractmethod
     def _frame_numbers(self, timeline: Timeline) -> list[int]:
-        """As numpy's linspace spreads them, which would be loaded wherever options are read."""
-        last, num_shown = timeline.num_frames - 1, self._num_shown(timeline)
-        step = last / max(1, num_shown - 1)
-        return [*(round(place * step) for place in range(num_shown - 1)), last]
+        """Of those that are shown; fewer than make a moment if the film has no more."""
 
-    def _num_shown(self, timeline: Timeline) -> int:
-        """More than the film has only where the reference shows some of them several times, too."""
-        if self.num_frames is not None:
-            return self.num_frames
-        if self.fps is None:
-            return min(max(timeline.num_frames, self.min_frames), self.max_frames)
-        wanted = int(timeline.num_frames / timeline.frames_per_second * self.fps)
-        return min(max(wanted, self.min_frames), self.max_frames, timeline.num_frames)
+    @abstractmethod
+    def _tell_times(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
+        """The field of a layout that tells when each moment is."""
 
 
-def _in_pairs(numbers: list[int]) -> list[Moment]:
-    paired = numbers + numbers[-1:] * (len(numbers) % FRAMES_PER_MOMENT)
-    return [Moment(first, last) for first, last in zip(paired[::2], paired[1::2], strict=True)]
+def in_pairs(numbers: Sequence[int]) -> tuple[Moment, ...]:
+    paired = [*numbers, *numbers[-1:]][: len(numbers) + len(numbers) % FRAMES_PER_MOMENT]
+    return tuple(Moment(first, last) for first, last in zip(paired[::2], paired[1::2], strict=True))
 
 
 def _check_makes_a_moment(name: str, value: object) -> None:
@@ -168,12 +171,6 @@ def _check_rate(value: object) -> float:
     return rate
 
 
-def _check_processor(path: Path, values: Mapping[str, Any]) -> None:
-    if (name := values.get("video_processor_type", PROCESSOR)) != PROCESSOR:
-        raise CheckpointConfigError(path, f"video_processor_type: only {PROCESSOR} is supported, got {name!r}")
-    check_steps(path, values, (*STEPS, "do_sample_frames"))
-
-
 def _check_names(overrides: Collection[str], known: Collection[str]) -> None:
     for name in overrides:
         if name not in known:
@@ -184,7 +181,7 @@ def _check_names(overrides: Collection[str], known: Collection[str]) -> None:
 def _check_one_table(values: Mapping[str, Any], image_config: ImageProcessorConfig, said: Collection[str]) -> None:
     """One table of the device normalises pictures and films."""
     for name in NORMALISING:
-        value, pictures = values.get(name, DEFAULT_NORMALISING[name]), getattr(image_config, name)
+        value, pictures = values[name], getattr(image_config, name)
         own = check_positive(name, value) if name == "rescale_factor" else per_channel(name, value)
         if name not in said and own != pictures:
             raise InvalidArgumentError(name, f"only that of pictures is supported, {pictures}; got {value!r}")
@@ -196,7 +193,7 @@ def _check_one_tower(films: ShownSizes, pictures: ShownSizes) -> None:
             raise InvalidArgumentError(name, f"only that of pictures is supported, {shared}; got {own}")
 
 
-def _said(values: Mapping[str, Any]) -> dict[str, Any]:
+def said_of_frames(values: Mapping[str, Any]) -> dict[str, Any]:
     """What they say of the fields above.  Of `num_frames` and `fps` whichever is given takes the other's place."""
     said = {name: values[name] for name in FILM_REQUEST_OPTIONS if name in values}
     if said.get("num_frames") is not None:
@@ -204,18 +201,6 @@ def _said(values: Mapping[str, Any]) -> dict[str, Any]:
     elif said.get("fps") is not None:
         said.setdefault("num_frames", None)
     return said
-
-
-def _read_film_sizes(values: Mapping[str, Any]) -> FilmSizes:
-    read = {
-        name: values[name] for name in ("patch_size", "merge_size", "temporal_patch_size", "size") if name in values
-    }
-    # To the reference null means false here.
-    return FilmSizes(
-        read_sizes(read, 16, DEFAULT_EDGES),
-        values.get("cap_pixels_per_frame") or False,
-        values.get("max_video_tokens", 768),
-    )
 
 
 def _frame_of(values: Mapping[str, Any], image_config: ImageProcessorConfig) -> ImageProcessorConfig:

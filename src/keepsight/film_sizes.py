@@ -1,10 +1,11 @@
 """How large the frames of a film are shown: arithmetic on its geometry and on how many frames are shown.
 
-Equal to the `smart_resize` of the reference's Qwen3VLVideoProcessor for every film.  It is not that of pictures: its
-limits are those of all frames together, and what is smaller than a token is enlarged before anything else.
+Equal to what the reference's video processors do for every film.
 """
 
+import dataclasses
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
@@ -13,10 +14,9 @@ from keepsight.shown_sizes import MAX_ASPECT_RATIO, ShownSizes, check_positive_i
 
 
 @dataclass(frozen=True, slots=True)
-class FilmSizes:
-    # Its pixels are those of all frames that are shown.
+class FilmSizes(ABC):
     limits: ShownSizes
-    # Whether a frame has an end to its pixels that does not depend on how many frames there are: so many tokens.
+    # Whether a frame has another end to its pixels, and what follows from that many tokens.
     cap_pixels_per_frame: bool = False
     max_video_tokens: int = 768
 
@@ -31,25 +31,50 @@ class FilmSizes:
         return self.limits.token_side
 
     @property
+    @abstractmethod
     def max_tokens_per_moment(self) -> int:
-        """No moment has more.  Where all frames share what they may have, two have most; where each has a cap, five do,
-        as the reference counts only four of them.
-        """
-        fewest = FRAMES_PER_MOMENT
-        pixels = self._max_pixels(fewest) / fewest * (5 / 4 if self.cap_pixels_per_frame else 1)
-        return most_tokens(self.token_side, self.limits.min_pixels / fewest, pixels)
+        """No moment has more."""
+
+    @abstractmethod
+    def grid_of(self, geometry: Geometry, num_frames: int) -> tuple[int, int]:
+        """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
 
     def check_can_show(self, geometry: Geometry, field: str) -> None:
-        width, height = self._at_least_a_token(geometry)
+        width, height = self._at_least(geometry)
         if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
             size = f"frames of {geometry.width} x {geometry.height} pixels"
             limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
             raise UnsupportedPictureError(field, f"{size}: {limit}")
 
+    def _at_least(self, geometry: Geometry) -> tuple[int, int]:
+        """Width and height that anything is reckoned from."""
+        return geometry.width, geometry.height
+
+    @property
+    def _enlarged_pixels(self) -> int:
+        """Of a frame, that it may have whatever a cap says."""
+        return int(self.limits.min_pixels * 1.05)
+
+
+@dataclass(frozen=True, slots=True)
+class SizesOfAllFrames(FilmSizes):
+    """Qwen3VLVideoProcessor's: the limits are those of all frames together, and a cap is that of one.
+
+    What is smaller than a token is enlarged before anything else.
+    """
+
+    @property
+    def max_tokens_per_moment(self) -> int:
+        """Where all frames share what they may have, two have most; where each has a cap, five do, as the reference
+        counts only four of them.
+        """
+        fewest = FRAMES_PER_MOMENT
+        pixels = self._max_pixels(fewest) / fewest * (5 / 4 if self.cap_pixels_per_frame else 1)
+        return most_tokens(self.token_side, self.limits.min_pixels / fewest, pixels)
+
     def grid_of(self, geometry: Geometry, num_frames: int) -> tuple[int, int]:
-        """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
         side, max_pixels, min_pixels = self.token_side, self._max_pixels(num_frames), self.limits.min_pixels
-        width, height = self._at_least_a_token(geometry)
+        width, height = self._at_least(geometry)
         rows, columns = round(height / side), round(width / side)
         num_counted = round(num_frames / FRAMES_PER_MOMENT) * FRAMES_PER_MOMENT
         num_pixels = num_counted * rows * columns * side**2
@@ -67,12 +92,35 @@ class FilmSizes:
         if not self.cap_pixels_per_frame:
             return limits.max_pixels
         capped = min(self.max_video_tokens * self.token_side**2, limits.max_pixels // num_frames)
-        return max(capped, int(limits.min_pixels * 1.05)) * num_frames
+        return max(capped, self._enlarged_pixels) * num_frames
 
-    def _at_least_a_token(self, geometry: Geometry) -> tuple[int, int]:
-        """Width and height."""
+    def _at_least(self, geometry: Geometry) -> tuple[int, int]:
+        """A token."""
         width, height, side = geometry.width, geometry.height, self.token_side
         if width >= side and height >= side:
             return width, height
         scale = max(side / height, side / width)
         return int(width * scale), int(height * scale)
+
+
+@dataclass(frozen=True, slots=True)
+class SizesOfEachFrame(FilmSizes):
+    """Qwen2VLVideoProcessor's: each frame is as large as a picture with these limits; a cap is that of all together."""
+
+    max_video_tokens: int = 128_000
+
+    @property
+    def max_tokens_per_moment(self) -> int:
+        """Two frames have most."""
+        return self._limits_of_each(FRAMES_PER_MOMENT).max_tokens
+
+    def grid_of(self, geometry: Geometry, num_frames: int) -> tuple[int, int]:
+        return self._limits_of_each(num_frames).grid_of(geometry)
+
+    def _limits_of_each(self, num_frames: int) -> ShownSizes:
+        if not self.cap_pixels_per_frame:
+            return self.limits
+        # Of what the reference takes for the model's context, a tenth is left to texts.
+        together = int(self.max_video_tokens * self.token_side**2 * 0.9)
+        share = min(self.limits.max_pixels, together * FRAMES_PER_MOMENT // num_frames)
+        return dataclasses.replace(self.limits, max_pixels=max(share, self._enlarged_pixels))

@@ -156,8 +156,8 @@ class ImageProcessorConfig:
         return dataclasses.replace(self, height=shown.height, width=shown.width, sizes=None)
 
 
-def read_processor(directory: Path, section: str, older_file: str) -> tuple[Path, dict[str, Any]] | None:
-    """transformers writes a section of processor_config.json today, and once wrote a file for each."""
+def read_processor(directory: Path, section: str, *older_files: str) -> tuple[Path, dict[str, Any]] | None:
+    """transformers writes a section of processor_config.json today, and once wrote files, of which the first counts."""
     path = directory / "processor_config.json"
     if path.is_file():
         values = read_json_object(path).get(section)
@@ -165,8 +165,8 @@ def read_processor(directory: Path, section: str, older_file: str) -> tuple[Path
             return path, values
         if values is not None:
             raise CheckpointConfigError(path, f"{section}: must be an object, got {values!r}")
-    path = directory / older_file
-    return (path, read_json_object(path)) if path.is_file() else None
+    paths = [directory / name for name in older_files if (directory / name).is_file()]
+    return (paths[0], read_json_object(paths[0])) if paths else None
 
 
 @contextmanager

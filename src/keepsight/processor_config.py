@@ -7,13 +7,12 @@ from typing import Any, Self
 
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.film_config import FILM_OPERATOR_OPTIONS, FILM_REQUEST_OPTIONS, FilmConfig
+from keepsight.film_processors import read_film_config
 from keepsight.image_processor_config import NORMALISING, ImageProcessorConfig, check_options, options_named
 from keepsight.image_processor_config import OPERATOR_OPTIONS as IMAGE_OPERATOR_OPTIONS
 from keepsight.json_fields import JsonFields
 from keepsight.sound_config import SoundConfig
 
-# Whose films are shown in another way than that of the reference's Qwen3VLVideoProcessor, whatever their files say.
-WITHOUT_FILMS = frozenset({"Qwen2_5_VLForConditionalGeneration"})
 # Of any model.
 OPERATOR_OPTIONS = IMAGE_OPERATOR_OPTIONS | FILM_OPERATOR_OPTIONS
 
@@ -34,8 +33,7 @@ class ProcessorConfig:
         if "vision_config" not in fields:
             return cls._of_sounds(directory, fields.section("audio_config"), overrides)
         with options_named():
-            takes_films = WITHOUT_FILMS.isdisjoint(fields.strings("architectures"))
-            config = cls._read(directory, backend, overrides, takes_films=takes_films)
+            config = cls._read(directory, backend, overrides, fields)
         if config is None:
             raise CheckpointConfigError(
                 directory / "preprocessor_config.json", "is missing, though config.json has a vision tower"
@@ -53,13 +51,13 @@ class ProcessorConfig:
         return cls(ImageProcessorConfig(), sound=sound, takes_pictures=False)
 
     @classmethod
-    def _read(cls, directory: Path, backend: str, overrides: Mapping[str, Any], *, takes_films: bool) -> Self | None:
+    def _read(cls, directory: Path, backend: str, overrides: Mapping[str, Any], fields: JsonFields) -> Self | None:
         of_pictures, of_films = _split(overrides)
         image = ImageProcessorConfig.from_checkpoint(directory, backend=backend, **of_pictures)
         if image is None:
             return None
         of_both = {name: value for name, value in of_pictures.items() if name in NORMALISING}
-        film = FilmConfig.from_checkpoint(directory, image, **of_both, **of_films) if takes_films else None
+        film = read_film_config(directory, fields, image, **of_both, **of_films)
         if film is None and of_films:
             raise InvalidArgumentError(next(iter(of_films)), "is an option of videos, and this model takes none")
         return cls(image, film)

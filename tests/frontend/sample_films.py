@@ -71,6 +71,7 @@ class FilmCase:
     source: FilmSource
     # What the processor is told beside what is published.
     options: dict[str, Any] = field(default_factory=dict)
+    processor: str = "Qwen3VLVideoProcessor"
 
 
 def film_cases() -> tuple[FilmCase, ...]:
@@ -79,14 +80,20 @@ def film_cases() -> tuple[FilmCase, ...]:
         {"shortest_edge": 4096, "longest_edge": 3 * 64 * 64},
         {"shortest_edge": 99_999, "longest_edge": 999_999},
     )
+    capped = {"cap_pixels_per_frame": True, "max_video_tokens": 9}
+    older = "Qwen2VLVideoProcessor"
     return (
         FilmCase("film: an array", drawn_frames()),
         FilmCase("film: an odd number of frames", noise, {"fps": 14}),
         FilmCase("film: made smaller", noise, {"size": small}),
         FilmCase("film: made larger", noise, {"size": enlarged}),
-        FilmCase("film: capped", noise, {"size": enlarged, "cap_pixels_per_frame": True, "max_video_tokens": 9}),
+        FilmCase("film: capped", noise, {"size": enlarged, **capped}),
         FilmCase("film: bilinear", noise, {"resample": 2}),
         # What else it decides depends in its last bits on what the process did before, and these are made in two.
         FilmCase("film: h264", film(codec="libx264", qp="20"), {"fps": 5}),
         FilmCase("film: mpeg4", film(), {"max_frames": 6, "fps": 10}),
+        FilmCase("film: each frame as a picture", noise, {"fps": 14}, older),
+        FilmCase("film: each frame enlarged", noise, {"fps": 24, "size": enlarged}, older),
+        FilmCase("film: each frame capped", noise, {"num_frames": 5, "size": small, **capped}, older),
+        FilmCase("film: a file of frames as pictures", film(codec="libx264", qp="20"), {"fps": 5}, older),
     )

@@ -43,6 +43,7 @@ def main(folder: Path, output: Path) -> None:
     import_torchvision(folder)
     from transformers.models.gemma3.image_processing_gemma3 import Gemma3ImageProcessor
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor
+    from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
     from tests.frontend.reference_processor import reference_film, reference_pixels
@@ -51,7 +52,8 @@ def main(folder: Path, output: Path) -> None:
 
     classes = (Gemma3ImageProcessor, Qwen2VLImageProcessor)
     arrays: dict[str, Any] = {case.name: reference_pixels(case, *classes) for case in all_cases()}
-    arrays |= {case.name: reference_film(case, Qwen3VLVideoProcessor) for case in film_cases()}
+    of_films = {each.__name__: each for each in (Qwen2VLVideoProcessor, Qwen3VLVideoProcessor)}
+    arrays |= {case.name: reference_film(case, of_films[case.processor]) for case in film_cases()}
     np.savez(output, **arrays)
 
 

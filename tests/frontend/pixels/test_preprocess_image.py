@@ -13,7 +13,7 @@ import pytest
 import torch
 from PIL import Image
 
-from keepsight.film_config import FilmConfig
+from keepsight.film_processors import Qwen2VLFilmConfig, Qwen3VLFilmConfig
 from keepsight.frontend.identity.pan_and_scan import plan_crops
 from keepsight.frontend.intake.fetch_media import take_source
 from keepsight.frontend.intake.read_film import read_film
@@ -88,7 +88,8 @@ def our_film(case: FilmCase, directory: Path) -> Floats:
     """[patches, values]"""
     (directory / "video_preprocessor_config.json").write_text(json.dumps({**PUBLISHED_FOR_FILMS, **case.options}))
     pictures = ImageProcessorConfig(resample=BICUBIC, backend="pil", sizes=ShownSizes(16, 2, 65_536, 16_777_216))
-    config = FilmConfig.from_checkpoint(directory, pictures)
+    kind = Qwen2VLFilmConfig if case.processor == Qwen2VLFilmConfig.processor else Qwen3VLFilmConfig
+    config = kind.from_checkpoint(directory, pictures)
     assert config is not None
     plan = config.plan(read_film(case.source, "video"))
     moments = {str(number): moment for number, moment in enumerate(plan.moments)}

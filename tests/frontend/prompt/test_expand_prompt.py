@@ -317,6 +317,25 @@ def test_a_film_becomes_its_moments_each_behind_its_time_as_in_transformers(qwen
     check()
 
 
+@pytest.mark.parametrize("num_moments", [1, 4])
+def test_moments_whose_times_no_text_tells_lie_one_behind_the_other_as_in_transformers(
+    qwen_like: Path, num_moments: int
+) -> None:
+    import transformers
+    from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
+
+    reference: Any = transformers.PreTrainedTokenizerFast.from_pretrained(qwen_like)
+    processor: Any = SimpleNamespace(video_processor=SimpleNamespace(merge_size=2), video_token=VIDEO)
+    inputs = {"video_grid_thw": np.array([[num_moments, 4, 6]])}
+    written = Qwen2_5_VLProcessor.replace_video_token(processor, inputs, 0)
+    film = PictureLayout(6, columns=3, places=tuple(range(num_moments)), kind="video")
+    text = f"Look: <|vision_start|>{VIDEO}<|vision_end|>!"
+    expanded = make_expander(qwen_like).expand(text, [film])
+    assert list(expanded.token_ids) == reference(text.replace(VIDEO, written), add_special_tokens=False)["input_ids"]
+    first = expanded.token_ids.index(reference.vocab[VIDEO])
+    assert [span.start for span in expanded.spans] == [first + 6 * number for number in range(num_moments)]
+
+
 def test_films_and_pictures_are_told_apart_by_their_markers(qwen_like: Path) -> None:
     expander = make_expander(qwen_like)
     film, picture = PictureLayout(4, columns=2, times=(0.5,), kind="video"), PictureLayout(4, columns=2)

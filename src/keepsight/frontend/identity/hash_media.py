@@ -124,7 +124,7 @@ class MediaHasher:
     def hash_pixels(self, pixels: Pixels, geometry: Geometry, part: Part) -> str:
         """Equal for two items only if the model is shown the same and the engine is told the same of them.
 
-        When a moment is, it is told by the text before it: while nothing moves, one is as good as the other.
+        When a moment is, the text before it tells or its item: while nothing moves, one is as good as the other.
         """
         shown = None if isinstance(part, Moment) else part
         return self._hash_item(geometry, shown, shape=pixels.shape, pixels=_bytes_of(pixels))

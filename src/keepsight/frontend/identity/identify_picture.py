@@ -103,10 +103,11 @@ class NamedPicture:
 
     def items(self, spans: Iterator[TokenSpan]) -> Iterator[MediaItem]:
         """One for each part, at the next of the spans."""
-        modality, columns = self.picture.modality, self.picture.layout.columns
+        modality, layout = self.picture.modality, self.picture.layout
         for index, media_hash in enumerate(self.names):
             geometry = _geometry_of(self.parts[media_hash], self.picture.geometry)
-            yield MediaItem(media_hash, next(spans), geometry, modality, index > 0, columns)
+            later = layout.places[index] if layout.places and index else None
+            yield MediaItem(media_hash, next(spans), geometry, modality, index > 0, layout.columns, later)
 
     def job(self, media_hashes: Sequence[str]) -> MakingJob:
         """Raises UnknownMediaError if only its uuid came."""
@@ -248,8 +249,7 @@ class PictureIdentifier:
         if part.kind == "video":
             assert config.film is not None, "a film for a model that takes none"
             plan = config.film.plan(geometry, part.field)
-            layout = PictureLayout(plan.rows * plan.columns, columns=plan.columns, times=plan.times, kind="video")
-            return layout, plan.config, plan.moments
+            return plan.layout, plan.config, plan.moments
         if part.kind == "audio":
             assert config.sound is not None, "a sound for a model that takes none"
             check_model_hears(geometry.num_samples, config.sound, part.field)

@@ -74,7 +74,9 @@ def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokeniz
 
 
 def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
-    """Its template writes what opens and closes a picture or a film; each moment of one has that of its own besides."""
+    """Its template writes what opens and closes a picture or a film; where text tells when a moment of one is, that has
+    the same of its own besides.
+    """
     image, video = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in ("image", "video"))
     forms: dict[Kind, WrittenForm] = {"image": WrittenForm(image[1], image[0])}
     around = ("vision_start", "vision_end")
@@ -176,17 +178,18 @@ class PromptExpander:
         pieces = [around[0]]
         for layout, after in zip(layouts, around[1:], strict=True):
             margin = self._form_of(layout).margin
-            before, *between = _write_times(layout.times) or _write_around_crops(layout.num_crops, margin)
+            before, *between = _write_moments(layout) or _write_around_crops(layout.num_crops, margin)
             pieces[-1] += before
             pieces += [*between, margin + after]
         return pieces
 
     def _append_part(self, token_ids: list[int], layout: PictureLayout) -> TokenSpan:
         form = self._form_of(layout)
-        token_ids.extend(form.opening)
+        opening, closing = ((), ()) if layout.places else (form.opening, form.closing)
+        token_ids.extend(opening)
         span = TokenSpan(len(token_ids), layout.tokens_per_part)
         token_ids.extend([form.soft_token_id] * span.length)
-        token_ids.extend(form.closing)
+        token_ids.extend(closing)
         return span
 
     def _form_of(self, layout: PictureLayout) -> WrittenForm:
@@ -242,8 +245,9 @@ def _write_around_crops(num_crops: int, margin: str) -> list[str]:
     return [f"Here is the original image {margin}", first, *["\n\n \n\n"] * (num_crops - 1)]
 
 
-def _write_times(times: Sequence[float]) -> list[str]:
-    return [f"<{seconds:.1f} seconds>" for seconds in times]
+def _write_moments(layout: PictureLayout) -> list[str]:
+    """What stands before each."""
+    return [f"<{seconds:.1f} seconds>" for seconds in layout.times] or [""] * len(layout.places)
 
 
 def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str, *fields: str) -> tuple[int, str]:

@@ -1,0 +1,207 @@
+"""Films of Qwen2.5-VL: for any film its frames, sizes and places are those of transformers.
+
+What is read of both processors' files in the same way is tested in `test_film_config.py`.
+"""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from keepsight.errors import CheckpointConfigError, UnsupportedPictureError
+from keepsight.film_config import FilmConfig
+from keepsight.film_processors import TOLD_BY_ROTATION, Qwen2VLFilmConfig, Qwen3VLFilmConfig, read_film_config
+from keepsight.film_sizes import SizesOfEachFrame
+from keepsight.image_processor_config import DEFAULTS_WHERE_SIZES_FOLLOW, ImageProcessorConfig
+from keepsight.json_fields import JsonFields
+from keepsight.media import Geometry, Moment, Timeline
+from keepsight.shown_sizes import ShownSizes
+from tests.test_film_config import film, films, limits, write
+from tests.video_processors import qwen2_vl_module
+
+IMAGE_CONFIG = ImageProcessorConfig(
+    sizes=ShownSizes(14, 2, 3136, 12_845_056), **DEFAULTS_WHERE_SIZES_FOLLOW, backend="pil"
+)
+# As Qwen publishes it, for pictures and films.
+PUBLISHED: dict[str, Any] = {
+    "min_pixels": 3136,
+    "max_pixels": 12_845_056,
+    "patch_size": 14,
+    "temporal_patch_size": 2,
+    "merge_size": 2,
+    "image_mean": list(IMAGE_CONFIG.image_mean),
+    "image_std": list(IMAGE_CONFIG.image_std),
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "processor_class": "Qwen2_5_VLProcessor",
+}
+any_sizes = st.builds(
+    lambda patch, merge, both, capped, most: SizesOfEachFrame(ShownSizes(patch, merge, *both), capped, most),
+    st.integers(1, 20),
+    st.integers(1, 3),
+    limits,
+    st.booleans(),
+    st.integers(1, 20_000),
+)
+any_configs = st.builds(
+    lambda sizes, rule, least, most, places: Qwen2VLFilmConfig(
+        sizes, IMAGE_CONFIG, **rule, min_frames=least, max_frames=most, places_per_second=places
+    ),
+    any_sizes,
+    st.builds(lambda rate: {"fps": rate}, st.floats(0.01, 60) | st.integers(1, 9))
+    | st.builds(lambda number: {"fps": None, "num_frames": number}, st.integers(2, 99)),
+    st.integers(2, 9),
+    st.integers(2, 99),
+    st.integers(1, 25),
+)
+
+
+def reference_numbers(config: FilmConfig, timeline: Timeline) -> list[int] | None:
+    """None where it fails."""
+    metadata: Any = SimpleNamespace(total_num_frames=timeline.num_frames, fps=timeline.frames_per_second)
+    least_and_most = {"min_frames": config.min_frames, "max_frames": config.max_frames}
+    itself: Any = SimpleNamespace(fps=config.fps, num_frames=config.num_frames, temporal_patch_size=2, **least_and_most)
+    try:
+        numbers = qwen2_vl_module().Qwen2VLVideoProcessor.sample_frames(itself, metadata)
+    except (ValueError, ZeroDivisionError):
+        return None
+    # The last bits of a step may give it one more, that no film has.
+    return [number for number in numbers.tolist() if number < timeline.num_frames]
+
+
+def reference_size(sizes: SizesOfEachFrame, geometry: Geometry, num_frames: int) -> tuple[int, int] | None:
+    """As in its `resize`, which does not say what size it found."""
+    factor, least, most = sizes.token_side, sizes.limits.min_pixels, sizes.limits.max_pixels
+    if sizes.cap_pixels_per_frame:
+        together = int(sizes.max_video_tokens * factor * factor * 0.9)
+        most = max(min(most, together * 2 // num_frames), int(least * 1.05))
+    try:
+        size: tuple[int, int] = qwen2_vl_module().smart_resize(
+            geometry.height, geometry.width, factor=factor, min_pixels=least, max_pixels=most
+        )
+    except ValueError:
+        return None
+    return size
+
+
+def reference_places(config: Qwen2VLFilmConfig, timeline: Timeline, num_shown: int) -> list[int]:
+    """Of each moment, counted from the first, by the model and the processor before it."""
+    from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
+    from transformers.video_utils import VideoMetadata
+
+    metadata = VideoMetadata(
+        total_num_frames=timeline.num_frames,
+        fps=timeline.frames_per_second,
+        frames_indices=list(range(num_shown)),
+    )
+    [seconds] = torch.tensor([2 / metadata.sampled_fps])
+    interval = config.places_per_second * seconds
+    itself, grid = None, torch.tensor([-(-num_shown // 2), 1, 1])
+    places = Qwen2_5_VLModel.get_vision_position_ids(itself, 0, grid, time_interval=interval)  # type: ignore[arg-type]
+    return places[0].tolist()  # type: ignore[no-any-return]
+
+
+@settings(max_examples=500, deadline=None)
+@given(any_configs, films)
+def test_every_film_is_shown_as_by_transformers_and_within_the_bound(
+    config: Qwen2VLFilmConfig, geometry: Geometry
+) -> None:
+    assert geometry.timeline is not None
+    expected = reference_numbers(config, geometry.timeline)
+    if expected is None:
+        # It has one frame, or fewer than are asked for.
+        assert geometry.timeline.num_frames < max(2, config.most_frames)
+        return
+    size = reference_size(config.sizes, geometry, len(expected))  # type: ignore[arg-type]
+    if size is None:
+        with pytest.raises(UnsupportedPictureError):
+            config.plan(geometry)
+        return
+    plan, side = config.plan(geometry), config.sizes.token_side
+    assert [number for moment in plan.moments for number in (moment.first, moment.last)] == expected
+    assert len(expected) <= config.most_frames
+    assert (plan.config.height, plan.config.width) == size
+    assert (plan.layout.times, list(plan.layout.places)) == (
+        (),
+        reference_places(config, geometry.timeline, len(expected)),
+    )
+    assert plan.layout.tokens_per_part == size[0] * size[1] // side**2 <= config.max_tokens_per_moment
+    assert plan.layout.columns == size[1] // side
+
+
+@pytest.fixture
+def published(tmp_path: Path) -> Qwen2VLFilmConfig:
+    config = Qwen2VLFilmConfig.from_checkpoint(write(tmp_path, PUBLISHED, "preprocessor_config.json"), IMAGE_CONFIG)
+    assert config is not None
+    return config
+
+
+def test_a_published_checkpoint_s_one_file_goes_for_films_too(published: Qwen2VLFilmConfig) -> None:
+    assert published.sizes == SizesOfEachFrame(ShownSizes(14, 2, 3136, 12_845_056))
+    assert (published.fps, published.min_frames, published.max_frames) == (2.0, 4, 768)
+    assert published.max_tokens_per_moment == IMAGE_CONFIG.max_tokens_per_picture
+
+
+def test_so_does_what_transformers_saves_though_it_leaves_frames_to_its_caller(
+    published: Qwen2VLFilmConfig, tmp_path: Path
+) -> None:
+    size = {"shortest_edge": 3136, "longest_edge": 12_845_056}
+    saved = {"size": size, "do_sample_frames": False, "fps": None, "num_frames": None, "resample": 3}
+    write(tmp_path, {"video_processor_type": "Qwen2VLVideoProcessor", **saved})
+    assert Qwen2VLFilmConfig.from_checkpoint(tmp_path, IMAGE_CONFIG) == published
+
+
+def test_what_is_absent_is_as_the_reference_has_it(tmp_path: Path) -> None:
+    config, reference = (
+        Qwen2VLFilmConfig.from_checkpoint(write(tmp_path, {}), IMAGE_CONFIG),
+        qwen2_vl_module().Qwen2VLVideoProcessor,
+    )
+    assert config is not None
+    edges = {"shortest_edge": config.sizes.limits.min_pixels, "longest_edge": config.sizes.limits.max_pixels}
+    assert edges == reference.size
+    for name in ("min_frames", "max_frames"):
+        assert getattr(config, name) == getattr(reference, name)
+    assert config.sizes.max_video_tokens == reference.max_video_tokens
+    assert config.frame.resample == reference.resample
+
+
+def test_all_frames_are_shown_where_no_rate_is_to_be(published: Qwen2VLFilmConfig) -> None:
+    plan = Qwen2VLFilmConfig(published.sizes, published.frame, fps=None).plan(film(5))
+    assert plan.moments == (Moment(0, 1), Moment(2, 3), Moment(4, 4))
+    assert plan.layout.places == (0, 0, 0)
+
+
+def test_a_film_with_fewer_frames_than_are_asked_for_is_shown_whole(published: Qwen2VLFilmConfig) -> None:
+    plan = published.with_overrides(num_frames=32).plan(film(7))
+    assert plan.moments == (Moment(0, 1), Moment(2, 3), Moment(4, 5))
+
+
+def test_a_film_too_slow_for_its_times_to_be_told_apart_is_refused(published: Qwen2VLFilmConfig) -> None:
+    with pytest.raises(UnsupportedPictureError, match=r"^video: a film of 10000000 seconds; .* up to 4194304 seconds"):
+        published.plan(film(100, rate=1e-5))
+
+
+@pytest.mark.parametrize(
+    ("said", "kind", "places"),
+    [
+        ({}, Qwen3VLFilmConfig, None),
+        ({"architectures": [TOLD_BY_ROTATION]}, Qwen2VLFilmConfig, 4),
+        ({"architectures": [TOLD_BY_ROTATION], "vision_config": {"tokens_per_second": 2}}, Qwen2VLFilmConfig, 2),
+    ],
+)
+def test_the_architecture_says_whose_films_they_are(
+    tmp_path: Path, said: dict[str, Any], kind: type[FilmConfig], places: int | None
+) -> None:
+    write(tmp_path, PUBLISHED)
+    config = read_film_config(tmp_path, JsonFields(tmp_path / "config.json", said), IMAGE_CONFIG)
+    assert type(config) is kind
+    assert getattr(config, "places_per_second", None) == places
+
+
+def test_another_processor_s_file_is_refused_by_name(tmp_path: Path) -> None:
+    write(tmp_path, {**PUBLISHED, "video_processor_type": "Qwen3VLVideoProcessor"})
+    with pytest.raises(CheckpointConfigError, match="video_processor_type: only Qwen2VLVideoProcessor is supported"):
+        Qwen2VLFilmConfig.from_checkpoint(tmp_path, IMAGE_CONFIG)
