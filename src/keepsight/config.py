@@ -11,7 +11,7 @@ import math
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Self
@@ -127,7 +127,7 @@ class Config:
     # Whether requests may name adapters: those that these say, each a `name`, a `path` and, to be told only, a
     # `base_model_name`; of `LLM` others, too.  All are held from their loading on, at most so many.
     enable_lora: bool = False
-    lora_modules: Sequence[Mapping[str, str]] = field(default_factory=list)
+    lora_modules: Sequence[Mapping[str, str]] = dataclasses.field(default_factory=list)
     max_loras: int = 8
     max_lora_rank: int = 16
 
@@ -192,7 +192,7 @@ class Config:
     # Where it may lie: in a folder (None: no files), at these hosts (None: any that is public), in these networks too.
     allowed_local_media_path: str | Path | None = None
     allowed_media_domains: Sequence[str] | None = None
-    allowed_media_networks: Sequence[str] = field(default_factory=list)
+    allowed_media_networks: Sequence[str] = dataclasses.field(default_factory=list)
     # Seconds that a request's downloads may take, and bytes of downloads that are kept for when they are named again.
     media_fetch_timeout: float = 10
     media_url_cache_bytes: int = 64 * 2**20
