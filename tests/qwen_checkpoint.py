@@ -89,14 +89,14 @@ def reference_answer(
 
     ids = torch.tensor([prompt_ids])
     inputs: dict[str, Any] = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    process: Any = Qwen2VLImageProcessorPil.from_pretrained(directory)
-    if pictures:
-        inputs |= process(images=[np.ascontiguousarray(each) for each in pictures], return_tensors="pt")
-    if frames is not None:
-        inputs |= _film_inputs(process, frames)
-    if seconds is not None:
-        inputs["second_per_grid_ts"] = torch.tensor([seconds])
     if pictures or frames is not None:
+        process: Any = Qwen2VLImageProcessorPil.from_pretrained(directory)
+        if pictures:
+            inputs |= process(images=[np.ascontiguousarray(each) for each in pictures], return_tensors="pt")
+        if frames is not None:
+            inputs |= _film_inputs(process, frames)
+        if seconds is not None:
+            inputs["second_per_grid_ts"] = torch.tensor([seconds])
         config = reference.config
         inputs["mm_token_type_ids"] = (ids == config.image_token_id).int() + 2 * (ids == config.video_token_id).int()
     output = reference.generate(**inputs, max_new_tokens=num_tokens, do_sample=False, pad_token_id=0)
