@@ -11,21 +11,21 @@ import asyncio
 import random
 import statistics
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 
-from benchmarks.films import ask_about, draw_film, time_first_token
-from benchmarks.servers import SERVERS, ServerProcess
+from benchmarks.films import ask_about, ask_servers, draw_film, time_first_token
 from keepsight.bench.draw import draw_photograph, say
 from tests.drawn import ask, by_url
 
 NUM_LATER, FIRST_AFTER_SECONDS, EACH_SECONDS = 3, 1.0, 0.5
 
 
-async def measure(client: httpx.AsyncClient, films: Sequence[bytes], rng: random.Random) -> None:
-    warm, *films = films
+async def measure(films: Sequence[bytes], client: httpx.AsyncClient) -> None:
+    (warm, *films), rng = films, random.Random(0)
     for messages in (ask_about(warm, say(rng, 12)), _ask_about_picture(0, "What is it?")):
         await time_first_token(client, messages)
     seen = [_ask_later(client, 0.0, ask_about(film, say(rng, 12))) for film in films]
@@ -35,6 +35,7 @@ async def measure(client: httpx.AsyncClient, films: Sequence[bytes], rng: random
     ]
     texts = [_ask_later(client, wait, [{"role": "user", "content": say(rng, 12)}]) for wait in later]
     groups = (asyncio.gather(*each) for each in (pictures, texts, seen))
+    print("first token, ms, median: ", end="")
     for name, took in zip(("pictures", "texts", "films"), await asyncio.gather(*groups), strict=True):
         print(f"{name} {statistics.median(took):.0f}, last {max(took):.0f}", end="; ")
     print(flush=True)
@@ -49,29 +50,15 @@ async def _ask_later(client: httpx.AsyncClient, seconds: float, messages: list[d
     return await time_first_token(client, messages)
 
 
-async def run(arguments: argparse.Namespace) -> None:
-    """Each server, one after the other."""
-    films = [draw_film(seed, arguments.seconds, 640, 360) for seed in range(arguments.films + 1)]
-    for name in SERVERS:
-        if name == "vllm-serve" and arguments.vllm_python is None:
-            continue
-        server = ServerProcess(name, arguments.model, arguments.vllm_python)
-        await server.start()
-        print(f"{name}, first token, ms, median: ", end="", flush=True)
-        try:
-            async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
-                await measure(client, films, random.Random(0))
-        finally:
-            await server.stop()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--vllm-python")
     parser.add_argument("--films", type=int, default=5, help="beside one to warm up (default: 5)")
     parser.add_argument("--seconds", type=int, default=60)
-    asyncio.run(run(parser.parse_args()))
+    arguments = parser.parse_args()
+    films = [draw_film(seed, arguments.seconds, 640, 360) for seed in range(arguments.films + 1)]
+    asyncio.run(ask_servers(arguments, partial(measure, films)))
 
 
 if __name__ == "__main__":

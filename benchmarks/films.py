@@ -12,7 +12,7 @@ import io
 import random
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ RATE = 30
 ANSWER_TOKENS = 4
 # About a file, in these words.
 Ask = Callable[[bytes, str], list[dict[str, Any]]]
+Measure = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 def draw_film(seed: int, seconds: int, width: int, height: int) -> bytes:
@@ -64,8 +65,8 @@ async def count_prompt(client: httpx.AsyncClient, messages: list[dict[str, Any]]
     return int((await client.post("/v1/chat/completions", json=body)).json()["usage"]["prompt_tokens"])
 
 
-async def measure(client: httpx.AsyncClient, ask: Ask, files: Sequence[bytes], rng: random.Random) -> None:
-    first_token = partial(time_first_token, client)
+async def measure(ask: Ask, files: Sequence[bytes], client: httpx.AsyncClient) -> None:
+    first_token, rng = partial(time_first_token, client), random.Random(0)
     new, known, other = [], [], []
     for file in files:
         question = say(rng, 12)
@@ -74,21 +75,23 @@ async def measure(client: httpx.AsyncClient, ask: Ask, files: Sequence[bytes], r
         other.append(await first_token(ask(file, say(rng, 12))))
     num_tokens = await count_prompt(client, ask(files[0], "What happens?"))
     medians = (statistics.median(each[1:]) for each in (new, known, other))
-    print("{:.0f} never seen, {:.1f} known, {:.1f} known with another question".format(*medians), end="")
+    print(
+        "first token, ms: {:.0f} never seen, {:.1f} known, {:.1f} known with another question".format(*medians), end=""
+    )
     print(f" ({num_tokens} tokens)", flush=True)
 
 
-async def run(arguments: argparse.Namespace, ask: Ask, files: Sequence[bytes]) -> None:
+async def ask_servers(arguments: argparse.Namespace, measure: Measure) -> None:
     """Each server, one after the other."""
     for name in SERVERS:
         if name == "vllm-serve" and arguments.vllm_python is None:
             continue
         server = ServerProcess(name, arguments.model, arguments.vllm_python)
         await server.start()
-        print(f"{name}, first token, ms: ", end="", flush=True)
+        print(f"{name}, ", end="", flush=True)
         try:
             async with httpx.AsyncClient(base_url=server.url, timeout=None) as client:
-                await measure(client, ask, files, random.Random(0))
+                await measure(client)
         finally:
             await server.stop()
 
@@ -103,7 +106,7 @@ def main() -> None:
     arguments = parser.parse_args()
     width, height = map(int, arguments.size.split("x"))
     films = [draw_film(seed, arguments.seconds, width, height) for seed in range(arguments.films + 1)]
-    asyncio.run(run(arguments, ask_about, films))
+    asyncio.run(ask_servers(arguments, partial(measure, ask_about, films)))
 
 
 if __name__ == "__main__":

@@ -10,12 +10,13 @@ import asyncio
 import base64
 import io
 import wave
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.films import run
+from benchmarks.films import ask_servers, measure
 
 RATE = 16_000
 
@@ -46,7 +47,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=int, default=10)
     arguments = parser.parse_args()
     sounds = [draw_sound(seed, arguments.seconds) for seed in range(arguments.sounds + 1)]
-    asyncio.run(run(arguments, ask_about, sounds))
+    asyncio.run(ask_servers(arguments, partial(measure, ask_about, sounds)))
 
 
 if __name__ == "__main__":
