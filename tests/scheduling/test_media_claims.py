@@ -337,6 +337,24 @@ def test_films_follow_each_other_and_each_waits_for_no_more_of_what_comes_later_
         assert ended < 5 * (number + 1) + 5 * (number + 1) + 4
 
 
+def test_where_there_is_room_for_one_picture_nobody_waits_for_a_turn_that_does_not_come() -> None:
+    for_one = {"max_num_encoder_input_tokens": TOKENS_PER_PICTURE, "max_num_seqs": 3}
+    drive = Drive(
+        make_config(num_blocks=400, num_pictures=0, shares_embeddings=False, **for_one), is_done=lambda: False
+    )
+    drive.add(make_request("first", "cat", 3))
+    drive.step()
+    drive.step()
+    drive.add(make_request("long", "dog", "owl", 2))
+    drive.step()
+    drive.step()
+    drive.add(make_request("short", "elk", 2))
+    drive.step()
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
 def test_what_is_urgent_is_encoded_first_whatever_it_needs() -> None:
     drive = film_drive()
     drive.add(make_request("short", *frames("picture", 8), 3, max_tokens=1))

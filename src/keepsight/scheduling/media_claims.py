@@ -12,7 +12,7 @@ from keepsight.engine_config import EngineConfig
 from keepsight.media import Modality
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
-from keepsight.scheduling.lineup import Lineup, by_order, last_of
+from keepsight.scheduling.lineup import Lineup, by_order, by_turn, last_of
 from keepsight.scheduling.pixel_asks import PixelAsks
 from keepsight.scheduling.request_state import EncoderTurn, Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.shortage import Shortage
@@ -37,7 +37,7 @@ class MediaClaims:
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
         self._room_is_short = Shortage(by_order)
-        self._budget_is_short = Shortage(lambda state: state.turn)
+        self._budget_is_short = Shortage(by_turn)
         self._has_awaited_changed = False
         # What was looked for, and found on the device.
         self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
@@ -116,20 +116,22 @@ class MediaClaims:
     def who_may_go_on(self) -> Iterator[RequestState]:
         """Of those parked for the encoder, in their turn, who is to try again.
 
-        Of those who lack room or budget as many as there is some for; the first always, as it may take from others.
+        Of those who lack room or budget as many as there is some for; the first always, as it may take from others, and
+        the first in turn, as others leave the budget to it.
         """
         room, budget = self.encoder_cache.num_embeddings_to_be_had, self._max_encoding - self._num_encoding
         parked = [state for state in self._lineup.parked_for(ParkedFor.ENCODER) if not self._waits_for_its_first(state)]
         short = [state for state in parked if not state.claimed_items and self._lacks_only_room(state)]
         are_short = set(short)
         yield from (state for state in parked if state not in are_short)
-        for state in sorted(short, key=lambda state: state.turn):
+        in_turn = sorted(short, key=by_turn)
+        for state in in_turn:
             length = state.media[state.next_item].span.length
             cost = 0 if self.loads.is_ready(state.encoder_keys[state.next_item]) else length
             fits = length <= room and cost <= budget
             if fits:
                 room, budget = room - length, budget - cost
-            if fits or state is short[0]:
+            if fits or state in (short[0], in_turn[0]):
                 yield state
 
     def _waits_for_its_first(self, state: RequestState) -> bool:
@@ -222,9 +224,12 @@ class MediaClaims:
         return victim is not None
 
     def _has_budget(self, state: RequestState, num_tokens: int) -> bool:
+        """While nothing is encoded the first of all gets on, whoever has the turn: no end would make it try again."""
+        if not self._num_encoding:
+            return True
         if self._budget_is_short.keeps_out(state):
             return False
-        if self._num_encoding and self._num_encoding + num_tokens > self._max_encoding:
+        if self._num_encoding + num_tokens > self._max_encoding:
             self._budget_is_short.begin(state)
             return False
         return True
