@@ -31,7 +31,6 @@ from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import BulkCost, MeanCost
 from keepsight.requests import EngineRequest, MediaStory, RequestBegun, TierStatus
 from keepsight.scheduling.embedding_loads import Load
-from keepsight.scheduling.encoder_cache_manager import encoder_key as key_of
 from keepsight.scheduling.request_state import Begun
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import EncodeTime, StepPlan, StepResult
@@ -96,8 +95,7 @@ class EngineMeter:
         self._begins.pop(request.request_id, None)
         self._has_somebody_come = True
         for item in request.media:
-            for name in {item.media_hash, key_of(item, request.adapter)}:
-                self._modalities.put(name, item.modality)
+            self._modalities.put(item.media_hash, item.modality)
 
     def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
         """The runner has them now."""
@@ -116,6 +114,7 @@ class EngineMeter:
 
     def note_load(self, load: Load) -> None:
         self._load_begins.put(load.encoder_key, self._clock())
+        self._modalities.put(load.encoder_key, self._modality_of(load.media_hash))
 
     def note_looked_in_tiers(self, encoder_key: str, tier: str | None) -> None:
         """One after the other, as far as the one that had it; None: in vain."""
@@ -146,7 +145,7 @@ class EngineMeter:
         now = self._clock()
         self._note_begun(plan, now - seconds)
         self._note_computed(plan, seconds)
-        for encoding in plan.encode:  # its key may be its request's own
+        for encoding in plan.encode:
             self._modalities.put(encoding.encoder_key, encoding.modality)
         for key, took in result.encode_times.items():
             self._note_encoded(key, took)

@@ -17,11 +17,12 @@ from keepsight.models.layers import Linear, Output, Placement, name_of
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
 # By what checkpoints call a module; None: it is not to be adapted.
 FindOutput = Callable[[str], Output | None]
-_NOT_ADAPTED = "of this model only matrices of attention and of feed-forwards without experts can be adapted"
+_NOT_ADAPTED = (
+    "it is none of what can be adapted of this model: matrices of the decoder's attention and of its feed-forwards "
+    "without experts, and linear layers of the tower and of what connects it"
+)
 
 
 def load_adapter(
