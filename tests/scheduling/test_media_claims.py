@@ -338,10 +338,14 @@ def test_films_follow_each_other_and_each_waits_for_no_more_of_what_comes_later_
 
 
 def test_where_there_is_room_for_one_picture_nobody_waits_for_a_turn_that_does_not_come() -> None:
-    for_one = {"max_num_encoder_input_tokens": TOKENS_PER_PICTURE, "max_num_seqs": 3}
-    drive = Drive(
-        make_config(num_blocks=400, num_pictures=0, shares_embeddings=False, **for_one), is_done=lambda: False
+    config = make_config(
+        num_blocks=400,
+        num_pictures=0,
+        shares_embeddings=False,
+        max_num_encoder_input_tokens=TOKENS_PER_PICTURE,
+        max_num_seqs=3,
     )
+    drive = Drive(config, is_done=lambda: False)
     drive.add(make_request("first", "cat", 3))
     drive.step()
     drive.step()
