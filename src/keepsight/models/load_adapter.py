@@ -20,8 +20,8 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 # By what checkpoints call a module; None: it is not to be adapted.
 FindOutput = Callable[[str], Output | None]
 _NOT_ADAPTED = (
-    "it is none of what can be adapted of this model: matrices of the decoder's attention and of its feed-forwards "
-    "without experts, and linear layers of the tower and of what connects it"
+    "of this model only matrices of attention and of feed-forwards without experts, and linear layers of the tower and "
+    "of what connects it, can be adapted"
 )
 
 
