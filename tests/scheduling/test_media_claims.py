@@ -9,7 +9,7 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.request_state import RequestState
-from tests.scheduling.drive import TOKENS_PER_PICTURE, Drive, make_config, make_request
+from tests.scheduling.drive import Drive, make_config, make_request
 
 
 def quiet_drive(**config: Any) -> Drive:
@@ -178,7 +178,7 @@ def test_a_promise_of_what_is_here_is_not_relied_on() -> None:
     drive.deliver("cat")
     drive.add(promising("b", 4, "cat", max_tokens=30, ignore_eos=True))
     drive.deliver("dog")
-    while len(drive.runner.encoded) < 2:
+    while drive.runner.encoded != ["dog", "cat"]:
         drive.step()
     drive.scheduler.reset(prefix=True, encoder=True)
     step_with(drive, make_request("c", 5, "cat"))
@@ -289,93 +289,6 @@ def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_an
     assert len(who_may_go_on(drive)) == 20
     drive.expect_all_answered()
     assert drive.runner.encoded == ["picture 0"]
-
-
-# Whose turn it is ---------------------------------------------------------------------------------------------
-
-
-def frames(film: str, count: int) -> list[str]:
-    return [f"{film} {number}" for number in range(count)]
-
-
-def film_drive(**config: Any) -> Drive:
-    """Four at a time are encoded, one in each step."""
-    settings = {"max_num_batched_tokens": 16, "max_num_encoder_input_tokens": 4 * TOKENS_PER_PICTURE, **config}
-    return Drive(make_config(num_blocks=400, num_pictures=100, **settings))
-
-
-def order_of_encoding(drive: Drive) -> list[str]:
-    drive.expect_all_answered()
-    return [each.partition(" ")[0] for each in drive.runner.encoded]
-
-
-def test_a_picture_is_encoded_amid_the_film_that_came_before_it() -> None:
-    drive = film_drive()
-    drive.add(make_request("long", *frames("film", 20), 3, max_tokens=1))
-    while len(drive.runner.encoded) < 4:
-        drive.step()
-    drive.add(make_request("short", "picture", 3, max_tokens=1))
-    # Its pixels are asked for first, and those that the runner has by then are encoded.
-    assert order_of_encoding(drive).index("picture") < 14
-
-
-def test_films_follow_each_other_and_each_waits_for_no_more_of_what_comes_later_than_it_needs_itself() -> None:
-    drive = film_drive()
-    for number in range(3):
-        drive.add(make_request(f"film{number}", *frames(f"film{number}", 5), 3, max_tokens=1))
-    drive.step()
-    for number in range(40):
-        drive.add(make_request(f"picture{number}", f"picture{number} ", number + 1, max_tokens=1))
-        drive.step()
-    order = order_of_encoding(drive)
-    assert [each for each in order if each.startswith("film")] == [
-        f"film{number}" for number in range(3) for _ in range(5)
-    ]
-    for number in range(3):
-        ended = max(index for index, each in enumerate(order) if each == f"film{number}")
-        # Of those that came while what was before it was made, as many as it has frames, and what was under way.
-        assert ended < 5 * (number + 1) + 5 * (number + 1) + 4
-
-
-def test_where_there_is_room_for_one_picture_nobody_waits_for_a_turn_that_does_not_come() -> None:
-    config = make_config(
-        num_blocks=400,
-        num_pictures=0,
-        shares_embeddings=False,
-        max_num_encoder_input_tokens=TOKENS_PER_PICTURE,
-        max_num_seqs=3,
-    )
-    drive = Drive(config, is_done=lambda: False)
-    drive.add(make_request("first", "cat", 3))
-    drive.step()
-    drive.step()
-    drive.add(make_request("long", "dog", "owl", 2))
-    drive.step()
-    drive.step()
-    drive.add(make_request("short", "elk", 2))
-    drive.step()
-    drive.step()
-    drive.runner.set_pace(lambda: True)
-    drive.expect_all_answered()
-
-
-def test_what_is_urgent_is_encoded_first_whatever_it_needs() -> None:
-    drive = film_drive()
-    drive.add(make_request("short", *frames("picture", 8), 3, max_tokens=1))
-    drive.step()
-    drive.add(make_request("long", *frames("film", 12), 3, max_tokens=1, priority=-1))
-    order = order_of_encoding(drive)
-    assert order[-1] == "picture"
-
-
-def test_who_joins_what_another_has_to_wait_for_lends_it_its_turn() -> None:
-    drive = film_drive(max_num_encoder_input_tokens=20 * TOKENS_PER_PICTURE)
-    drive.add(make_request("long", *frames("film", 20), 3, max_tokens=1))
-    drive.step()
-    drive.step()
-    drive.add(make_request("joins", "film 19", 5, max_tokens=1))
-    drive.expect_all_answered()
-    assert drive.runner.encoded.index("film 19") < 10
 
 
 # Handles that lead nowhere ------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from operator import attrgetter
 
 from keepsight.scheduling.request_state import ParkedFor, RequestState, Status
 
-by_order, by_turn = attrgetter("order"), attrgetter("turn")
+by_order = attrgetter("order")
 
 
 class Lineup:

@@ -1,8 +1,7 @@
 """What stands between a request and the embeddings of its media: room for them, a load, or pixels and an encoding.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
-what it holds can always be computed and released.  Room is granted in the order of all grants, but the encoder's work
-in turns of its own: it ends by itself, so nobody waits for ever.  Knows nothing of tokens or pages.
+what it holds can always be computed and released.  Knows nothing of tokens or pages.
 """
 
 from collections import Counter
@@ -12,9 +11,9 @@ from keepsight.engine_config import EngineConfig
 from keepsight.media import Modality
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
-from keepsight.scheduling.lineup import Lineup, by_order, by_turn, last_of
+from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.pixel_asks import PixelAsks
-from keepsight.scheduling.request_state import EncoderTurn, Origin, ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
@@ -25,19 +24,12 @@ class MediaClaims:
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
         self.pixels = PixelAsks()
         self._max_encoding = config.scheduler.max_num_encoder_input_tokens
-        # With so many tokens beside the largest item, the runner has enough to do.
-        self._max_begun = config.scheduler.max_num_batched_tokens
         self._num_encoding = 0
-        # Of all encodings that have ended.
-        self._num_encoded = 0
-        # By encoder key, with the turn of the first of its users; those that the runner was not given yet.
         self._encodings: dict[str, Encoding] = {}
-        self._turns: dict[str, EncoderTurn] = {}
-        self._to_begin: dict[str, None] = {}
+        self._to_begin: list[Encoding] = []
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
-        self._room_is_short = Shortage(by_order)
-        self._budget_is_short = Shortage(by_turn)
+        self._room_is_short, self._budget_is_short = Shortage(), Shortage()
         self._has_awaited_changed = False
         # What was looked for, and found on the device.
         self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
@@ -114,25 +106,26 @@ class MediaClaims:
             self._lineup.unpark(state)
 
     def who_may_go_on(self) -> Iterator[RequestState]:
-        """Of those parked for the encoder, in their turn, who is to try again.
+        """Of those parked for the encoder, in their order, who is to try again.
 
-        Of those who lack room or budget as many as there is some for; the first always, as it may take from others, and
-        the first in turn, as others leave the budget to it.
+        Of those who lack room or budget as many as there is some for; the first always, as it may take from others.
         """
         room, budget = self.encoder_cache.num_embeddings_to_be_had, self._max_encoding - self._num_encoding
-        parked = [state for state in self._lineup.parked_for(ParkedFor.ENCODER) if not self._waits_for_its_first(state)]
-        short = [state for state in parked if not state.claimed_items and self._lacks_only_room(state)]
-        are_short = set(short)
-        yield from (state for state in parked if state not in are_short)
-        in_turn = sorted(short, key=by_turn)
-        for state in in_turn:
+        is_first = True
+        for state in self._lineup.parked_for(ParkedFor.ENCODER):
+            if self._waits_for_its_first(state):
+                continue
+            if state.claimed_items or not self._lacks_only_room(state):
+                yield state
+                continue
             length = state.media[state.next_item].span.length
             cost = 0 if self.loads.is_ready(state.encoder_keys[state.next_item]) else length
             fits = length <= room and cost <= budget
             if fits:
                 room, budget = room - length, budget - cost
-            if fits or state in (short[0], in_turn[0]):
+            if fits or is_first:
                 yield state
+            is_first = False
 
     def _waits_for_its_first(self, state: RequestState) -> bool:
         """It has claimed all that it needs, and cannot go on before the first of it is encoded."""
@@ -163,8 +156,6 @@ class MediaClaims:
             if lacks is not None:
                 return lacks
         state.claimed_items.add(index)
-        if key in self._to_begin:
-            self._turns[key] = min(self._turns[key], state.turn)
         self._count(state, index, origin)
         # What was made for it once was made, whatever it finds later; the reverse when what it found is taken back.
         if origin == "made" or index not in state.origins:
@@ -190,21 +181,11 @@ class MediaClaims:
         item = state.media[index]
         if not self.pixels.are_here(item.media_hash):
             return ParkedFor.PIXELS
-        self._take_turn(state, index)
         if not (self._has_budget(state, item.span.length) and self._try_make_room(state, index)):
             return ParkedFor.ENCODER
         terms = (item.media_hash, item.span.length, item.modality, state.request.encoder_adapter)
-        encoding = Encoding(state.encoder_keys[index], *terms)
-        self._begin(encoding, state.turn)
+        self._begin(Encoding(state.encoder_keys[index], *terms))
         return None
-
-    def _take_turn(self, state: RequestState, first_item: int) -> None:
-        """With the first item that has to be encoded for it."""
-        if state.encoder_turn is None:
-            items = zip(state.media[first_item:], state.encoder_keys[first_item:], strict=True)
-            num_needed = sum(item.span.length for item, key in items if not self.encoder_cache.can_find(key))
-            priority, number = state.order
-            state.encoder_turn = (priority, self._num_encoded + num_needed, number)
 
     def _try_make_room(self, state: RequestState, index: int) -> bool:
         if self._room_is_short.keeps_out(state):
@@ -224,12 +205,9 @@ class MediaClaims:
         return victim is not None
 
     def _has_budget(self, state: RequestState, num_tokens: int) -> bool:
-        """While nothing is encoded the first of all gets on, whoever has the turn: no end would make it try again."""
-        if not self._num_encoding:
-            return True
         if self._budget_is_short.keeps_out(state):
             return False
-        if self._num_encoding + num_tokens > self._max_encoding:
+        if self._num_encoding and self._num_encoding + num_tokens > self._max_encoding:
             self._budget_is_short.begin(state)
             return False
         return True
@@ -238,9 +216,9 @@ class MediaClaims:
         self._room_is_short.end(state)
         self._budget_is_short.end(state)
 
-    def _begin(self, encoding: Encoding, turn: EncoderTurn) -> None:
-        key = encoding.encoder_key
-        self._encodings[key], self._turns[key], self._to_begin[key] = encoding, turn, None
+    def _begin(self, encoding: Encoding) -> None:
+        self._encodings[encoding.encoder_key] = encoding
+        self._to_begin.append(encoding)
         self._num_encoding += encoding.num_tokens
 
     def _ask(self, state: RequestState, first_item: int) -> None:
@@ -290,7 +268,7 @@ class MediaClaims:
         self._has_awaited_changed = True
         encoding = self._encodings[encoder_key]
         if encoding.media_hash in self._live:
-            self._to_begin[encoder_key] = None
+            self._to_begin.append(encoding)
         else:
             self.fail(encoder_key)
 
@@ -299,17 +277,15 @@ class MediaClaims:
         encoding = self._encodings.pop(encoder_key, None)
         if encoding is None:  # it was placed
             return
-        del self._turns[encoder_key]
         self._num_encoding -= encoding.num_tokens
-        self._num_encoded += encoding.num_tokens
         self._drop_pixels(encoding.media_hash)
         self.loads.note_encoded(encoder_key)
 
     def _withdraw_encodings(self, media_hash: str) -> None:
         """Those that wait for their turn: nobody lives that could use them."""
-        for key in [each for each in self._to_begin if self._encodings[each].media_hash == media_hash]:
-            del self._to_begin[key]
-            self.fail(key)
+        for encoding in [each for each in self._to_begin if each.media_hash == media_hash]:
+            self._to_begin.remove(encoding)
+            self.fail(encoding.encoder_key)
 
     def _drop_pixels(self, media_hash: str) -> None:
         """Not while the runner may still want to read them."""
@@ -317,18 +293,7 @@ class MediaClaims:
             self.pixels.drop(media_hash)
 
     def take_encodings(self) -> list[Encoding]:
-        """In their turn, and no more than the runner has to do: another may come before those that it was not given."""
-        if not self._to_begin:
-            return []
-        begun = [each.num_tokens for key, each in self._encodings.items() if key not in self._to_begin]
-        num_begun, largest, taken = sum(begun), max(begun, default=0), []
-        for key in sorted(self._to_begin, key=self._turns.__getitem__):
-            if num_begun - largest >= self._max_begun:
-                break
-            encoding = self._encodings[key]
-            num_begun, largest = num_begun + encoding.num_tokens, max(largest, encoding.num_tokens)
-            del self._to_begin[key]
-            taken.append(encoding)
+        taken, self._to_begin = self._to_begin, []
         return taken
 
     def list_unwanted(self) -> list[str]:
@@ -343,7 +308,6 @@ class MediaClaims:
         live = {state for state in self._states.values() if state.status is not Status.FINISHED}
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
         assert self._num_encoding == sum(each.num_tokens for each in self._encodings.values())
-        assert self._turns.keys() == self._encodings.keys() >= self._to_begin.keys()
         for state in self._states.values():
             users = {(state.sequence_id, index) for index in state.claimed_items}
             assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id

@@ -63,10 +63,6 @@ class Begun(NamedTuple):
 
 # The order in which everything is granted, and the reverse of the order in which it is taken back.
 Order = tuple[int, int]  # priority, number of the sequence
-# The order in which the encoder works: priority; what it had made when this one came, and what this one needs of it;
-# number of the sequence.  So what needs little is before what needs much, but nobody waits for more of those who
-# came later than it needs itself.
-EncoderTurn = tuple[int, int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -99,8 +95,6 @@ class RequestState:
     num_to_join: int = 0
     # The first media item whose span is not wholly computed.
     next_item: int = 0
-    # Once something has to be encoded for it.
-    encoder_turn: EncoderTurn | None = None
     # Items whose embeddings this sequence is a user of.
     claimed_items: set[int] = field(default_factory=set)
     # Of items that it ever claimed, what the first claim found; or that one was made for it.
@@ -113,12 +107,6 @@ class RequestState:
     @property
     def media(self) -> tuple[MediaItem, ...]:
         return self.request.media
-
-    @property
-    def turn(self) -> EncoderTurn:
-        """Who needs nothing encoded is before all others."""
-        priority, number = self.order
-        return self.encoder_turn or (priority, 0, number)
 
     @property
     def is_stream(self) -> bool:

@@ -3,19 +3,15 @@
 Else whoever needs less could take it for ever.  Knows nothing of what is short.
 """
 
-from collections.abc import Callable
-
-from keepsight.scheduling.request_state import EncoderTurn, Order, RequestState
+from keepsight.scheduling.request_state import RequestState
 
 
 class Shortage:
-    def __init__(self, place_of: Callable[[RequestState], Order | EncoderTurn]) -> None:
-        """`place_of`: in the order in which it is given out."""
-        self._place_of = place_of
+    def __init__(self) -> None:
         self._short: RequestState | None = None
 
     def keeps_out(self, state: RequestState) -> bool:
-        return self._short is not None and self._place_of(self._short) < self._place_of(state)
+        return self._short is not None and self._short.order < state.order
 
     def begin(self, state: RequestState) -> None:
         self._short = state
