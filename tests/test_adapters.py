@@ -101,6 +101,16 @@ def test_answers_are_those_of_merged_weights_beside_one_another_and_alone(llm: L
         assert tell(alone) == tell(output)
 
 
+def test_a_vector_is_that_of_merged_weights(llm: LLM, served: Served) -> None:
+    adapters = [served.adapters[0], None]
+    told = llm.embed([TEXT, TEXT], lora_request=adapters, use_tqdm=False)
+    for output, judge in zip(told, (served.merged[0], served.reference), strict=True):
+        ids = torch.tensor([output.prompt_token_ids])
+        asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_hidden_states": True}
+        expected = torch.nn.functional.normalize(judge(**asked).hidden_states[-1][0, -1], dim=0)
+        torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, atol=1e-4, rtol=0)
+
+
 def assert_told_as_by(judge: Any, output: RequestOutput) -> None:
     ids = torch.tensor([output.prompt_token_ids])
     theirs = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1)

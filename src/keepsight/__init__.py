@@ -6,7 +6,8 @@
 import os
 from typing import TYPE_CHECKING, Any
 
-from keepsight.outputs import CompletionOutput, RequestOutput
+from keepsight.outputs import CompletionOutput, EmbeddingRequestOutput, RequestOutput
+from keepsight.pooling_params import PoolingParams
 from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -14,7 +15,16 @@ if TYPE_CHECKING:
     from keepsight.llm import LLM
 
 __version__ = "0.1.0"
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams", "StructuredOutputsParams", "__version__"]
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EmbeddingRequestOutput",
+    "PoolingParams",
+    "RequestOutput",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "__version__",
+]
 
 # Read by libgomp when torch loads it: how often a thread looks for the others of its team before it gives up the core.
 # A sixtieth of the default: longer than it takes from one product to the next, and not much longer than a wake-up.

@@ -2,8 +2,8 @@
 
 import os
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,12 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.public_tokenizer import PublicTokenizer
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.frontend.read_vector import PARAMS_OF_VECTORS, check_dimensions
 from keepsight.lora import LoRARequest
 from keepsight.observe.metric_values import Metric, list_metrics
 from keepsight.offline.listed_items import ListedItems
 from keepsight.offline.read_prompts import (
+    Prompt,
     are_conversations,
     list_lora_requests,
     list_prompts,
@@ -29,7 +31,8 @@ from keepsight.offline.read_prompts import (
     zip_with_terms,
 )
 from keepsight.offline.running_requests import MakeBar, RunningRequests, open_bar
-from keepsight.outputs import RequestOutput
+from keepsight.outputs import EmbeddingRequestOutput, RequestOutput
+from keepsight.pooling_params import PoolingParams
 from keepsight.requests import Adapter
 from keepsight.sampling_params import SamplingParams
 
@@ -162,6 +165,33 @@ class LLM:
         )
         return self._run_all((partial(prepare, *each) for each in asked), adapters, items, use_tqdm)
 
+    def embed(
+        self,
+        prompts: str | Mapping[str, Any] | Sequence[Any],
+        *,
+        use_tqdm: bool | MakeBar = True,
+        pooling_params: PoolingParams | None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
+        tokenization_kwargs: None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Of each prompt, of the same forms as `generate` takes, the vector that the model makes of it.
+
+        That is the hidden state after its last token, of length 1 unless `pooling_params` say otherwise: of models that
+        were trained for it, near for what means the same.  The last is vLLM's, and must be None.
+        """
+        _refuse_others(tokenization_kwargs=tokenization_kwargs)
+        params = pooling_params or PoolingParams()
+        check_dimensions(params.dimensions, self.preparer.hidden_size)
+        listed = list_prompts(prompts)
+        adapters = self._load_adapters(lora_request, len(listed))
+
+        def prepare(prompt: Prompt) -> PreparedRequest:
+            return prepare_prompt(self.preparer, prompt, PARAMS_OF_VECTORS, 0).as_vector()
+
+        items = ListedItems("prompts", len(listed))
+        with self._running((partial(prepare, each) for each in listed), adapters, items, use_tqdm) as running:
+            return running.finish_vectors(params)
+
     def get_metrics(self) -> list[Metric]:
         """What was counted since this was made, and what is held now."""
         return list_metrics(self.engine.read_totals())
@@ -205,6 +235,17 @@ class LLM:
         items: ListedItems,
         use_tqdm: bool | MakeBar,
     ) -> list[RequestOutput]:
+        with self._running(preparing, adapters, items, use_tqdm) as running:
+            return running.finish()
+
+    @contextmanager
+    def _running(
+        self,
+        preparing: Iterable[Callable[[], PreparedRequest]],
+        adapters: Iterable[Adapter | None],
+        items: ListedItems,
+        use_tqdm: bool | MakeBar,
+    ) -> Iterator[RunningRequests]:
         """Each is computed from when it is prepared, beside the preparing of those after it."""
         engine = self.engine  # before a bar is shown
         bar = open_bar(use_tqdm, items.number)
@@ -212,7 +253,7 @@ class LLM:
             for prepare, adapter in zip(preparing, adapters, strict=True):
                 running.submit(prepare, adapter)
                 running.read_what_came()
-            return running.finish()
+            yield running
 
 
 def _refuse_others(**asked: object) -> None:

@@ -30,6 +30,25 @@ class CompletionOutput:
 
 
 @dataclass(slots=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(slots=True)
+class EmbeddingRequestOutput:
+    request_id: str
+    prompt_token_ids: list[int]
+    outputs: EmbeddingOutput
+    finished: bool = True
+    # Of the prompt: tokens whose keys and values were found in the prefix cache.
+    num_cached_tokens: int = 0
+
+
+@dataclass(slots=True)
 class RequestOutput:
     request_id: str
     prompt: str | None

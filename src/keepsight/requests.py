@@ -74,6 +74,8 @@ class EngineRequest:
     pins: tuple[PromptPin, ...] = ()
     # None: the form holds from the first token on.
     thought: ThoughtTokens | None = None
+    # What is asked for is not how the prompt goes on, but what the model made of it: told with its first token.
+    wants_vector: bool = False
 
     @property
     def known_token_ids(self) -> tuple[int, ...]:
@@ -172,6 +174,8 @@ class TokenOutput:
     num_cached_tokens: int = 0
     # With the first token of the first choice, when they were asked for: of all tokens of the prompt but its first.
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    # When it was asked for: the hidden state after the prompt's last token, as the bytes of float32.
+    vector: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)

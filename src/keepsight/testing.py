@@ -67,10 +67,23 @@ def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], m
 
 def tell_alone(request: EngineRequest) -> list[TokenLogprobs]:
     """Of the tokens of its prompt, computed from nothing."""
+    return _tell(request, _hold_prompt(request))
+
+
+def vector_alone(request: EngineRequest) -> bytes:
+    """What is made of its prompt, computed from nothing."""
+    return _vector(_hold_prompt(request))
+
+
+def _hold_prompt(request: EngineRequest) -> list[int]:
     held = list[int]()
     for position in range(len(request.token_ids)):
         held.append(hash((*held, _content_at(request, request.token_ids, position, _encode))))
-    return _tell(request, held)
+    return held
+
+
+def _vector(held: Sequence[int]) -> bytes:
+    return struct.pack("<q", held[-1])
 
 
 def _tell(request: EngineRequest, held: Sequence[int]) -> list[TokenLogprobs]:
@@ -339,6 +352,8 @@ class FakeRunner:
         token = self._sample(piece.sequence_id, values)
         if piece.tells_prompt:
             token = token._replace(prompt_logprobs=tuple(sequence.told))
+        if request.wants_vector:
+            token = token._replace(vector=_vector(values))
         return Computed(piece.sequence_id, piece.end, token)
 
     def _sample(self, sequence_id: SequenceId, values: Sequence[int]) -> SampledToken:

@@ -38,6 +38,18 @@ def test_the_official_client_gets_right_answers_about_a_drawn_picture(client: op
     assert {text: answer(client, ask(by_url(drawn.picture), text)) for text in asked} == asked
 
 
+def test_what_the_model_makes_of_texts_and_pictures_is_told_as_vectors(client: openai.OpenAI, drawn: Drawn) -> None:
+    create: Any = client.embeddings.create
+    told = [create(model="keepsight-demo", input=["A red circle", "A blue square"]) for _ in range(2)]
+    first, again = ([each.embedding for each in body.data] for body in told)
+    assert first == again
+    assert first[0] != first[1]
+    messages = ask(by_url(drawn.picture), "What is it?")
+    bodies = [create(model="keepsight-demo", input=None, extra_body={"messages": messages}) for _ in range(2)]
+    assert bodies[0].data[0].embedding == bodies[1].data[0].embedding
+    assert bodies[1].usage.prompt_tokens_details["cached_tokens"] > 0
+
+
 def test_embeddings_that_the_client_computed_are_answered_about_as_the_picture(
     client: openai.OpenAI, drawn: Drawn
 ) -> None:

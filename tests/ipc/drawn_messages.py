@@ -93,6 +93,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
         unsent_media=tuple(draw(st.lists(st.sampled_from(hashes), max_size=3))) if hashes else (),
         pins=tuple(draw(st.lists(st.builds(PromptPin, st.integers(1, max(1, end)), pin_seconds), max_size=2))),
         thought=draw(st.none() | st.builds(ThoughtTokens, st.none() | token_ids, token_ids)),
+        wants_vector=draw(st.booleans()),
     )
 
 
@@ -124,6 +125,7 @@ outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
         st.sampled_from((None, "stop", "length")),
         counts,
         st.none() | st.lists(some_logprobs, max_size=3).map(tuple),
+        st.none() | st.binary(min_size=4, max_size=4),
     )
     | st.builds(RequestBegun, texts, moments, moments, moments, st.lists(media_stories, max_size=3).map(tuple))
     | st.builds(MediaNeeded, texts, hashes, st.booleans())

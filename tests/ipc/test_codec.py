@@ -245,6 +245,8 @@ def test_a_frontend_refuses(outputs: object) -> None:
         TokenOutput("7", 0, 1, num_cached_tokens=-1),
         TokenOutput("7", 0, 1, logprobs=(TokenLogprob(-1, 0.0, 1),)),
         TokenOutput("7", 0, 1, prompt_logprobs=((TokenLogprob(1, 0.0, -1),),)),
+        TokenOutput("7", 0, 1, vector=b"abcde"),
+        TokenOutput("7", 0, 1, vector=b""),
     ],
 )
 def test_a_frontend_refuses_a_token_out_of_range(output: TokenOutput) -> None:

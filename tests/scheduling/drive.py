@@ -14,7 +14,7 @@ from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, KeptStretch, StepPlan
 from keepsight.scheduling.stretch_loads import StretchLoad
-from keepsight.testing import FakeRunner, answer_alone, pixels_like, tell_alone
+from keepsight.testing import FakeRunner, answer_alone, pixels_like, tell_alone, vector_alone
 from keepsight.tiers.tier import StoredArray
 
 END_IDS = frozenset({7})
@@ -71,7 +71,7 @@ def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRe
             span, is_further_part = TokenSpan(len(token_ids), TOKENS_PER_PICTURE), part.startswith("+")
             media.append(MediaItem(part, span, Geometry(4, 4), is_further_part=is_further_part))
             token_ids += [1] * TOKENS_PER_PICTURE
-    names = ("priority", "cache_salt", "adapter", "coming_media", "unsent_media", "pins")
+    names = ("priority", "cache_salt", "adapter", "coming_media", "unsent_media", "pins", "wants_vector")
     outside = {name: options.pop(name) for name in names if name in options}
     params = SamplingParams(**{"temperature": 0, "max_tokens": 5, **options})
     return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **outside)
@@ -276,7 +276,9 @@ class Drive:
         choice = (output.request_id, output.choice)
         assert choice not in self.finished, "a token after the end"
         assert output.request_id not in self.failed, "a token after the failure"
-        self._expect_prompt_told(self.requests[output.request_id], output, is_first=choice not in self.tokens)
+        request, is_first = self.requests[output.request_id], choice not in self.tokens
+        self._expect_prompt_told(request, output, is_first=is_first)
+        assert not is_first or output.vector == (vector_alone(request) if request.wants_vector else None)
         self.tokens.setdefault(choice, []).append(output.token_id)
         self.cached[choice] = output.num_cached_tokens
         if output.finish_reason:

@@ -119,6 +119,22 @@ def test_nothing_is_found_of_a_prompt_whose_tokens_are_to_be_told_of() -> None:
     drive.expect_right_answers()
 
 
+def test_the_beginning_of_a_prompt_is_found_for_its_vector_and_its_end_is_not() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("first", 8, "cat", 6))
+    plans = drive.run(make_request("vector", 8, "cat", 6, max_tokens=1, wants_vector=True))
+    assert drive.cached["vector", 0] > 8
+    assert not any(plan.recall for plan in plans)
+    drive.expect_right_answers()
+
+
+def test_of_a_prompt_whose_vector_is_wanted_no_end_is_kept() -> None:
+    drive = Drive(make_config())
+    drive.run(make_request("vector", 9, max_tokens=1, wants_vector=True))
+    assert not any(plan.recall for plan in drive.run(make_request("later", 9)))
+    drive.expect_right_answers()
+
+
 # What makes prefixes differ -----------------------------------------------------------------------------------
 
 

@@ -66,6 +66,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         glasses=st.sampled_from([None, adapter("1"), adapter("2"), adapter("2", changes_encoder=True)]),
         promised=st.sets(st.sampled_from(PICTURES)),
         prompt_logprobs=st.sampled_from([None, None, 0]),
+        wants_vector=st.sampled_from([False, False, True]),
         pins=st.lists(st.builds(PromptPin, st.integers(1, 40), st.floats(1, 1000)), max_size=2).map(tuple),
     )
     def add(self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], **options: Any) -> None:

@@ -104,6 +104,8 @@ class RequestPreparer:
         # None: the model reads text only.
         self.processor = processor
         self._limits = PromptLimits(tokenizer, limits.max_model_len, limits.vocab_size)
+        # Of the vectors that prompts become.
+        self.hidden_size = limits.hidden_size
         self._media_token_ids = frozenset() if media_format is None else frozenset(media_format.reserved)
         self._identifier, self.intake = identifier, intake
         # Several frontends may ask one engine: each has its own.

@@ -41,6 +41,11 @@ class PreparedRequest:
         self.account.adapter = adapter.name
         return replace(self, engine_request=replace(self.engine_request, adapter=adapter))
 
+    def as_vector(self) -> "PreparedRequest":
+        """To be told what the model made of its prompt, not how that goes on."""
+        self.account.wants_answer = False
+        return replace(self, engine_request=replace(self.engine_request, wants_vector=True))
+
     @property
     def makeable_media(self) -> tuple[str, ...]:
         """Hashes of what `pixels_of` can be asked for, each once."""

@@ -241,6 +241,7 @@ def _read_run(code: int, run: msgspec.Raw) -> list[FromEngine]:
 def _check_token(output: TokenOutput) -> None:
     _check(min(output.token_id, output.num_cached_tokens) >= 0, "a token out of range")
     _check(0 <= output.choice < MAX_CHOICES, "a choice out of range")
+    _check(output.vector is None or (len(output.vector) > 0 and len(output.vector) % 4 == 0), "a vector out of range")
     if output.logprobs or output.prompt_logprobs:
         told = (output.logprobs or (), *(output.prompt_logprobs or ()))
         is_right = all(min(each.token_id, each.rank) >= 0 for ones in told for each in ones)

@@ -13,8 +13,10 @@ from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.engine_client import Outputs
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.frontend.read_vector import read_vector
 from keepsight.offline.listed_items import ListedItems
-from keepsight.outputs import CompletionOutput, Logprob, RequestOutput
+from keepsight.outputs import CompletionOutput, EmbeddingOutput, EmbeddingRequestOutput, Logprob, RequestOutput
+from keepsight.pooling_params import PoolingParams
 from keepsight.requests import Adapter, TokenLogprobs, TokenOutput
 
 # As tqdm's own class does.
@@ -64,6 +66,16 @@ class _Answer:
             prompt_logprobs=self._tell_prompt(),
         )
 
+    def vector(self, params: PoolingParams) -> EmbeddingRequestOutput:
+        [[piece]] = self._pieces
+        vector = read_vector(piece.token, params.dimensions, is_normalized=params.use_activation is not False)
+        return EmbeddingRequestOutput(
+            request_id=self.request.request_id,
+            prompt_token_ids=list(self.request.known_token_ids),
+            outputs=EmbeddingOutput(vector.tolist()),
+            num_cached_tokens=self._num_cached_tokens,
+        )
+
     def _tell_prompt(self) -> list[dict[int, Logprob] | None] | None:
         told = self._pieces[0][0].token.prompt_logprobs
         return None if told is None else [None, *(_by_id(each, self._tokenizer) for each in told)]
@@ -93,9 +105,16 @@ class RunningRequests:
             self._read(*self._arrived.get())
 
     def finish(self) -> list[RequestOutput]:
+        self._wait()
+        return [answer.output() for answer in self._answers]
+
+    def finish_vectors(self, params: PoolingParams) -> list[EmbeddingRequestOutput]:
+        self._wait()
+        return [answer.vector(params) for answer in self._answers]
+
+    def _wait(self) -> None:
         while self._unfinished:
             self._read(*self._arrived.get())
-        return [answer.output() for answer in self._answers]
 
     def close(self) -> None:
         for request_id in self._unfinished:

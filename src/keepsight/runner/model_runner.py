@@ -335,10 +335,13 @@ class ModelRunner:
             return {}
         logits = self.model.logits(hidden)
         drawn = _draw(logits, {piece.sequence_id: sequence for piece, sequence in sampling.items()})
-        for piece, sequence in sampling.items():
+        for row, (piece, sequence) in enumerate(sampling.items()):
             if piece.tells_prompt:
                 told, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
                 drawn[piece.sequence_id] = drawn[piece.sequence_id]._replace(prompt_logprobs=told)
+            if sequence.request.wants_vector:
+                vector = hidden[row].float().cpu().numpy().tobytes()
+                drawn[piece.sequence_id] = drawn[piece.sequence_id]._replace(vector=vector)
         # All or none: of a batch that fails nobody is told what was kept.
         kept = {piece.keep_as: logits[row].clone() for row, piece in enumerate(sampling) if piece.keep_as is not None}
         self._ends |= kept

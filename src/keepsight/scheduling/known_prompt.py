@@ -1,6 +1,7 @@
 """What of a sequence is known before it has a seat: its beginning, and the end that its answer begins from.
 
-Nothing is, of whose caller wants to be told how likely each token of the prompt was.
+Nothing is, of whose caller wants to be told how likely each token of the prompt was; of whose wants its vector no end,
+of which logits are kept and not the hidden state.
 """
 
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
@@ -24,7 +25,7 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:
     """What it is kept as, if its first token can be drawn from it: all before it was hit."""
-    if state.num_computed or state.num_sampled or state.tells_prompt:
+    if state.num_computed or state.num_sampled or state.tells_prompt or state.request.wants_vector:
         return None
     return kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
 

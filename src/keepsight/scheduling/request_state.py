@@ -162,13 +162,13 @@ class RequestState:
 
     def append(self, token: SampledToken) -> TokenOutput:
         """What its caller is told."""
-        token_id, logprobs, prompt_logprobs = token
+        token_id, logprobs, prompt_logprobs, vector = token
         self.hasher.extend((token_id,))
         self.num_tokens += 1
         self.num_sampled += 1
         reason = self._why_finished(token_id)
         request_id, num_cached = self.request.request_id, self.num_cached_tokens
-        return TokenOutput(request_id, self.choice, token_id, logprobs, reason, num_cached, prompt_logprobs)
+        return TokenOutput(request_id, self.choice, token_id, logprobs, reason, num_cached, prompt_logprobs, vector)
 
     def _why_finished(self, token_id: int) -> FinishReason | None:
         if token_id in self.end_ids:

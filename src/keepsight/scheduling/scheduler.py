@@ -298,7 +298,7 @@ class Scheduler:
             state.is_under_way = True
             self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
-        is_prompts_end = samples and not state.num_sampled
+        is_prompts_end = samples and not state.num_sampled and not state.request.wants_vector
         keep_as = self.kv_cache.name_end(state.sequence_id, state.hasher.prompt_end) if is_prompts_end else None
         prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, keep_as, state.tells_prompt)
         draft.add_prompt(prompt, joins=piece.joins)

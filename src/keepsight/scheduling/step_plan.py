@@ -137,6 +137,8 @@ class SampledToken(NamedTuple):
     logprobs: TokenLogprobs | None = None
     # When they were asked for, and it is the first: of all tokens of the prompt but its first.
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+    # When it was asked for: the hidden state that it was drawn from.
+    vector: bytes | None = None
 
 
 class Computed(NamedTuple):

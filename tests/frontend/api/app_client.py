@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
+import numpy as np
 from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
@@ -45,6 +46,11 @@ class FakeEngine:
     num_abandoned: int = 0
     on_begun: Callable[[], object] = bool
     on_abandoned: Callable[[], object] = bool
+
+    def vector_of(self, request: EngineRequest) -> bytes:
+        """As long as the demo's, and another for each prompt."""
+        numbers = np.arange(self.preparer.hidden_size) + sum(request.token_ids)
+        return numbers.astype("<f4").tobytes()
 
     def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
         return self.tiers
@@ -95,7 +101,8 @@ class FakeEngine:
             is_last = index == len(ids) - 1
             reason: FinishReason | None = "length" if is_last and self.end == "length" else None
             cached = self.num_cached_tokens.get(choice, 0)
-            yield TokenOutput(request.request_id, choice, token_id, entries, reason, cached, told)
+            vector = self.vector_of(request) if request.wants_vector else None
+            yield TokenOutput(request.request_id, choice, token_id, entries, reason, cached, told, vector)
         if self.end == "stop":
             yield TokenOutput(request.request_id, choice, 6, entries, "stop", cached)
 

@@ -15,6 +15,7 @@ NAME = "sql/of mine"
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": HELLO},
     "/v1/completions": {"prompt": ["Hello", "Good day"]},
+    "/v1/embeddings": {"input": "Hello"},
     "/v1/responses": {"input": "Hello"},
     "/v1/messages": {"messages": HELLO, "max_tokens": 8},
 }

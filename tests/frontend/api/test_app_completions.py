@@ -557,7 +557,7 @@ def test_a_prompt_of_very_many_tokens_keeps_no_other_request_waiting(
         return parse_completion_request(body)
 
     monkeypatch.setattr(app_module, "parse_completion_request", parse)
-    body = {"model": MODEL, "prompt": [2] * app_module.MAX_COMPLETION_ON_LOOP}
+    body = {"model": MODEL, "prompt": [2] * app_module.MAX_TOKEN_IDS_ON_LOOP}
     assert error_of(client.send("POST", "/v1/completions", json=body))[:2] == (400, "prompt")
     [thread] = threads
     assert thread is not threading.main_thread(), "which runs the event loop"

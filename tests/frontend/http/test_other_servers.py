@@ -37,7 +37,7 @@ def test_a_field_is_proposed_where_the_body_has_it() -> None:
         ("/v1/v1/chat/completions", "/v1/chat/completions"),
         ("/v1/tokenize", "/tokenize"),
         ("/healthz", "/health"),
-        ("/v1/embeddings", None),
+        ("/v1/batches", None),
         ("/v1/rerank", None),
         ("/", None),
         *PATHS.items(),

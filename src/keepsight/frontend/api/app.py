@@ -3,10 +3,11 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
+from typing import TypeVar
 
 import msgspec
 from starlette.applications import Starlette
@@ -24,9 +25,11 @@ from keepsight.api_settings import ApiSettings
 from keepsight.errors import AnsweredError, RequestFailedError
 from keepsight.frontend.api.access import Access, isolate_salt, may_watch
 from keepsight.frontend.api.answer import Answer, Engine
+from keepsight.frontend.api.answer_embeddings import EmbeddingsAnswer
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.api.completion_request import parse_completion_request
+from keepsight.frontend.api.embeddings_request import parse_embeddings_request
 from keepsight.frontend.api.held_pictures import HeldPictures
 from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.api.media_api import MediaApi, PixelPin
@@ -35,6 +38,7 @@ from keepsight.frontend.api.messages_request import parse_count_tokens_request, 
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
+from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.api.response_object import InputTokens
@@ -43,6 +47,7 @@ from keepsight.frontend.api.responses_request import ResponsesChat, ResponsesReq
 from keepsight.frontend.api.serve_page import page_routes
 from keepsight.frontend.api.served_models import ServedModels
 from keepsight.frontend.api.tokenize_request import parse_detokenize_request, parse_tokenize_request
+from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import (
     RETRY_LATER,
     SERVER_FAILED,
@@ -60,6 +65,7 @@ from keepsight.frontend.intake.media_handles import MediaHandles
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.read_messages import Conversation
 from keepsight.observe.counters import Counters
 from keepsight.observe.server_view import ServerView
@@ -68,11 +74,12 @@ from keepsight.observe.tell_account import tell_in_header
 logger = logging.getLogger(__name__)
 # Bodies that are being read or prepared, all together: so many of the largest.
 MAX_LARGEST_BODIES = 16
-# Every token id of a completion is looked at: for seconds, of the largest.
-MAX_COMPLETION_ON_LOOP = 2**18
+# Where a body may be token ids, each is looked at: for seconds, of the largest.
+MAX_TOKEN_IDS_ON_LOOP = 2**18
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()
+Asked = TypeVar("Asked", bound=msgspec.Struct)
 
 
 class _EventStream(Response):
@@ -144,6 +151,10 @@ class Api:
         with self._room.admit():
             return await self._answer(http, await self._prepare_completion(http))
 
+    async def embeddings(self, http: Request) -> Response:
+        with self._room.admit():
+            return await self._answer(http, await self._prepare_embeddings(http))
+
     # By themselves, so that nothing holds what a request was read from while it is answered, which may take minutes.
 
     async def _prepare_chat(self, http: Request) -> tuple[Answer, list[PixelPin]]:
@@ -187,27 +198,37 @@ class Api:
         answer = await self._answers.chat(asked, salt, downloaded, num_bytes)
         if self.media is None:
             return answer, []
-        pictures, [prepared] = asked.messages.pictures, answer.prompts
-        with prepared.free_names_if_refused():
-            await self.media.note_uses(http, pictures, prepared)
-        return answer, self.media.find_pins(pictures)
+        await self._note_uses(http, asked.messages, answer.prompts)
+        return answer, self.media.find_pins(asked.messages.pictures)
+
+    async def _note_uses(self, http: Request, messages: Conversation, prompts: Sequence[PreparedRequest]) -> None:
+        if self.media is not None:
+            [prepared] = prompts
+            with prepared.free_names_if_refused():
+                await self.media.note_uses(http, messages.pictures, prepared)
 
     async def _prepare_completion(self, http: Request) -> Answer:
         async with self._reading_body(http) as body:
-            is_little = len(body) <= MAX_COMPLETION_ON_LOOP
-            asked = (
-                parse_completion_request(body) if is_little else await run_in_threadpool(parse_completion_request, body)
-            )
+            asked = await _parse(parse_completion_request, body)
             self.served.check(asked.model)
             return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt))
 
-    async def _answer(self, http: Request, answer: Answer) -> Response:
+    async def _prepare_embeddings(self, http: Request) -> EmbeddingsAnswer:
+        async with self._reading_body(http) as body:
+            asked = await _parse(parse_embeddings_request, body)
+            salt, downloaded = await self._fetch(http, asked)
+            answer = await self._answers.embeddings(asked, salt, downloaded)
+            if asked.messages is not None:
+                await self._note_uses(http, asked.messages, answer.prompts)
+            return answer
+
+    async def _answer(self, http: Request, answer: Answer | EmbeddingsAnswer) -> Response:
         http.state.answer = answer
         answer.name_accounts(http.state.request_id, http.state.began, http.headers.get("traceparent"))
         if (download := getattr(http.state, "download", None)) is not None:
             answer.accounts[0].note("fetch", *download)
         response: Response
-        if answer.is_streamed:
+        if isinstance(answer, Answer) and answer.is_streamed:
             events = answer.events(self._engine)
             # What fails before the first token still gets a status of its own.
             response = _EventStream(await unless_client_leaves(http.receive, anext(events)), events)
@@ -217,11 +238,12 @@ class Api:
         response.headers["server-timing"] = tell_in_header(answer.accounts)
         return response
 
-    async def _fetch(self, http: Request, asked: ChatRequest) -> tuple[str | None, Downloaded]:
+    async def _fetch(self, http: Request, asked: ChatRequest | PromptFields) -> tuple[str | None, Downloaded]:
         """Its salt, and what its pictures' URLs lead to."""
         self.served.check(asked.model)
         salt = isolate_salt(self._settings, http, asked.cache_salt)
-        return salt, await self._download(http, asked.messages, salt)
+        downloaded = NOTHING_DOWNLOADED if asked.messages is None else await self._download(http, asked.messages, salt)
+        return salt, downloaded
 
     async def _download(self, http: Request, conversation: Conversation, cache_salt: str | None) -> Downloaded:
         """Before the request takes a thread: a slow origin must not hold one."""
@@ -240,11 +262,7 @@ class Api:
         with self._room.admit():
             async with self._reading_body(http) as body:
                 asked = parse_tokenize_request(body)
-                self.served.check(asked.model)
-                salt, downloaded = isolate_salt(self._settings, http, asked.cache_salt), NOTHING_DOWNLOADED
-                if asked.messages is not None:
-                    downloaded = await self._download(http, asked.messages, salt)
-                return json_response(await self._answers.tokenize(asked, salt, downloaded))
+                return json_response(await self._answers.tokenize(asked, *await self._fetch(http, asked)))
 
     async def count_input(self, http: Request) -> Response:
         with self._room.admit():
@@ -323,6 +341,12 @@ class Api:
                 yield body
 
 
+async def _parse(parse: Callable[[Buffer], Asked], body: bytearray | memoryview) -> Asked:
+    if len(body) <= MAX_TOKEN_IDS_ON_LOOP:
+        return parse(body)
+    return await run_in_threadpool(parse, body)
+
+
 def create_app(
     preparer: RequestPreparer,
     engine: Engine,
@@ -362,6 +386,7 @@ def _routes(api: Api) -> list[Route]:
     return [
         post("/v1/chat/completions", api.chat_completions),
         post("/v1/completions", api.completions),
+        post("/v1/embeddings", api.embeddings),
         post("/v1/responses", api.responses),
         post("/v1/responses/input_tokens", api.count_input),
         post("/v1/messages", api.messages),

@@ -39,7 +39,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
 
     @property
     def _is_one_prompt(self) -> bool:
-        return isinstance(self.prompt, str) or _are_token_ids(self.prompt or [])
+        return isinstance(self.prompt, str) or are_token_ids(self.prompt or [])
 
     @property
     def embedded_prompts(self) -> dict[str, object]:
@@ -81,7 +81,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         # Before any is looked at: there may be millions.
         self._check_num_choices("prompt", 1 if self._is_one_prompt else len(self.prompt))
         for field, prompt in self.prompts.items():
-            if not isinstance(prompt, str) and not (isinstance(prompt, list) and _are_token_ids(prompt)):
+            if not isinstance(prompt, str) and not (isinstance(prompt, list) and are_token_ids(prompt)):
                 raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")
 
     def _check_embedded_prompts(self) -> None:
@@ -105,7 +105,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
             raise InvalidArgumentError(field, f"must ask for 1 to {MAX_CHOICES} answers in all, not {num_choices}")
 
 
-def _are_token_ids(prompt: list[Any]) -> bool:
+def are_token_ids(prompt: list[Any]) -> bool:
     return bool(prompt) and all(type(each) is int for each in prompt)
 
 

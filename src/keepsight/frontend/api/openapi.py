@@ -12,6 +12,7 @@ from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.chat_response import ChatCompletion, ChatCompletionChunk
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion
+from keepsight.frontend.api.embeddings_request import EmbeddingList, EmbeddingsRequest
 from keepsight.frontend.api.held_pictures import HeldList
 from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.api.message_object import Message, MessageEvent, MessageTokens
@@ -50,6 +51,7 @@ from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     ChatRequest,
     CompletionRequest,
+    EmbeddingsRequest,
     ResponsesRequest,
     MessagesRequest,
     CountTokensRequest,
@@ -62,6 +64,7 @@ ANSWERS = (
     ChatCompletion,
     ChatCompletionChunk,
     Completion,
+    EmbeddingList,
     Response,
     *RESPONSE_EVENTS,
     InputTokens,
@@ -87,6 +90,7 @@ ANSWERS = (
 SHAPES: Mapping[type[msgspec.Struct], Json] = {
     ChatRequest: {"messages": MESSAGES},
     TokenizeRequest: {"messages": {"anyOf": [MESSAGES, {"type": "null"}]}},
+    EmbeddingsRequest: {"messages": {"anyOf": [MESSAGES, {"type": "null"}]}, "input": PROMPT},
     ResponsesRequest: {"input": INPUT},
     CompletionRequest: {"prompt": PROMPT, "prompt_embeds": PROMPT_EMBEDS},
     MessagesRequest: OF_MESSAGES,
@@ -154,6 +158,9 @@ def _operations() -> Sequence[tuple[str, str, Json]]:
     return (
         _post("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
         _post("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, Completion),
+        _post(
+            "/v1/embeddings", "Of each input the vector that the model makes of it.", EmbeddingsRequest, EmbeddingList
+        ),
         _stream("/v1/responses", "Answers items.", ResponsesRequest, Response, RESPONSE_EVENTS),
         _post("/v1/responses/input_tokens", "Counts the input's tokens.", ResponsesRequest, InputTokens),
         _stream("/v1/messages", "Answers messages.", MessagesRequest, Message, MESSAGE_EVENTS),

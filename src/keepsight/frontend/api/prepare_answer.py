@@ -18,12 +18,15 @@ from starlette.concurrency import run_in_threadpool
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.answer_chat import ChatAnswer
 from keepsight.frontend.api.answer_completion import CompletionAnswer
+from keepsight.frontend.api.answer_embeddings import EmbeddingsAnswer
 from keepsight.frontend.api.answer_messages import MessagesAnswer
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.completion_request import CompletionRequest, Prompt
+from keepsight.frontend.api.embeddings_request import EmbeddingsRequest
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.messages_request import MessagesChat
+from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.responses_request import ResponsesChat
 from keepsight.frontend.api.served_models import ServedModels
 from keepsight.frontend.api.tokenize_request import (
@@ -37,6 +40,7 @@ from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.lift_data_urls import length_of
 from keepsight.frontend.prompt.read_messages import Conversation
+from keepsight.frontend.read_vector import PARAMS_OF_VECTORS, check_dimensions
 from keepsight.sampling_params import SamplingParams
 
 # Their text is tokens in less than a millisecond.
@@ -130,6 +134,30 @@ class AnswerPreparer:
                 raise
             raise type(error)(field, error.message) from error
 
+    async def embeddings(
+        self, asked: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
+    ) -> EmbeddingsAnswer:
+        check_dimensions(asked.dimensions, self.preparer.hidden_size)
+        may_wait = asked.messages is not None and _may_wait_for_workers(asked.messages)
+        prompts = await self._on_thread(partial(self._prepare_inputs, asked, cache_salt, downloaded), may_wait=may_wait)
+        asked = msgspec.structs.replace(asked, input=None, messages=None)
+        return EmbeddingsAnswer(asked, prompts, self.models.name_answer(asked.model))
+
+    def _prepare_inputs(
+        self, asked: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
+    ) -> list[PreparedRequest]:
+        params, terms = PARAMS_OF_VECTORS, (cache_salt, asked.priority or 0)
+        if asked.messages is not None:
+            more = (self._overrides_of(asked), *terms, asked.shown_tools, downloaded)
+            prepared = [self.preparer.prepare_chat(asked.messages, params, *more)]
+        else:
+            prepared = [self._prepare_prompt(each, field, params, *terms) for field, each in asked.inputs.items()]
+        adapter = self.models.find_adapter(asked.model)
+        return [
+            dataclasses.replace(each, cache_key=asked.prompt_cache_key).adapted(adapter).as_vector()
+            for each in prepared
+        ]
+
     async def tokenize(
         self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> TokenizeResponse:
@@ -170,7 +198,7 @@ class AnswerPreparer:
             asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded, MAX_TOLD_TOKEN_IDS
         )
 
-    def _overrides_of(self, asked: ChatRequest | TokenizeRequest) -> dict[str, Any]:
+    def _overrides_of(self, asked: ChatRequest | PromptFields) -> dict[str, Any]:
         """Empty: as the server is configured."""
         options = asked.mm_processor_kwargs
         return {} if options is None else options.as_overrides(are_trusted=self.trusts_processor_kwargs)

@@ -35,6 +35,11 @@ ELSEWHERE = {
 # Of endpoints: vLLM's, SGLang's, llama.cpp's, and OpenAI's newer ones.
 PATHS = {
     "/apply-template": "/tokenize",
+    "/embed": "/v1/embeddings",
+    "/embedding": "/v1/embeddings",
+    "/embeddings": "/v1/embeddings",
+    "/encode": "/v1/embeddings",
+    "/pooling": "/v1/embeddings",
     "/completion": "/v1/completions",
     "/flush_cache": "/reset_prefix_cache",
     "/generate": "/v1/completions",
@@ -48,7 +53,7 @@ PATHS = {
     "/slots": "/debug/state",
     "/v1/files": "/v1/media",
 }
-# Less alike are other endpoints: /v1/embeddings is no /v1/completions.
+# Less alike are other endpoints: /v1/batches is no /v1/messages.
 MIN_LIKENESS = 0.8
 
 

@@ -1,0 +1,110 @@
+"""The body of `POST /v1/embeddings`: texts, token ids, or, as vLLM has it, messages with pictures; and of its answer.
+
+Within the package what an answer holds is a *vector*, so that it is not taken for the embeddings of a picture.
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.completion_request import Prompt, are_token_ids
+from keepsight.frontend.api.generation_fields import OwnOptions
+from keepsight.frontend.api.prompt_fields import NESTED_STRUCTS, PromptFields
+from keepsight.frontend.api.response_parts import Extras, Usage
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
+from keepsight.frontend.prompt.lift_data_urls import decode_lifting
+
+# OpenAI's limit.
+MAX_INPUTS = 2048
+
+
+class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    input: str | list[Any] | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    # So many of the first numbers are wanted.
+    dimensions: int | None = None
+    # vLLM's: whether its length is made 1.
+    use_activation: bool | None = None
+    priority: int | None = None
+    prompt_cache_key: str | None = None
+    keepsight: OwnOptions | None = None
+    user: str | None = None
+
+    add_special_tokens: Refused = None
+    embed_dtype: Refused = None
+    endianness: Refused = None
+    padding: Refused = None
+    request_id: Refused = None
+    truncate_prompt_tokens: Refused = None
+    truncation_side: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        # A text begins as prompts do, and a chat template writes its own.
+        "add_special_tokens": (True,),
+        "embed_dtype": ("float32",),
+        "endianness": ("native", "little"),
+        "padding": ("do_not_pad",),
+    }
+
+    @property
+    def inputs(self) -> dict[str, Prompt]:
+        """By what the caller calls each."""
+        if self.input is None:
+            return {}
+        if self._is_one:
+            return {"input": self.input}
+        return {f"input[{index}]": each for index, each in enumerate(self.input)}
+
+    @property
+    def _is_one(self) -> bool:
+        return isinstance(self.input, str) or are_token_ids(self.input or [])
+
+    @property
+    def is_normalized(self) -> bool:
+        return self.use_activation is not False
+
+    @property
+    def wants_account(self) -> bool:
+        return self.keepsight is not None and bool(self.keepsight.account)
+
+    def check(self) -> None:
+        self.check_one_of("input", self.NEUTRAL_VALUES)
+        if self.dimensions is not None and self.dimensions < 1:
+            raise InvalidArgumentError("dimensions", f"must be at least 1, not {self.dimensions}")
+        # Before any is looked at: there may be millions.
+        if isinstance(self.input, list) and not self._is_one and not 0 < len(self.input) <= MAX_INPUTS:
+            raise InvalidArgumentError("input", f"must hold 1 to {MAX_INPUTS} texts, not {len(self.input)}")
+        for field, each in self.inputs.items():
+            if not isinstance(each, str) and not (isinstance(each, list) and are_token_ids(each)):
+                kinds = "a text or a list of token ids, or a list of such; pictures go into messages"
+                raise InvalidArgumentError(field, f"must be {kinds}")
+
+
+class Embedding(msgspec.Struct, frozen=True, kw_only=True):
+    index: int
+    # Of base64 the bytes are those of float32, the lowest first.
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    created: int
+    model: str
+    data: list[Embedding]
+    usage: Usage
+    keepsight: Extras | UnsetType = UNSET
+    object: Literal["list"] = "list"
+
+
+_decoder = BodyDecoder(EmbeddingsRequest, {**NESTED_STRUCTS, "keepsight": OwnOptions})
+
+
+def parse_embeddings_request(body: Buffer) -> EmbeddingsRequest:
+    request = decode_lifting(_decoder, body)
+    request.check()
+    # As in vLLM: a question is read, not answered.
+    return request.with_read_messages(begins_answer=False)

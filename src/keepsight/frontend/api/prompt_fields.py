@@ -1,0 +1,57 @@
+"""What may be asked of a prompt that is to be counted or read, and not to be gone on with.
+
+It is a text, or messages as a chat has them, pictures included.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Self
+
+import msgspec
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.chat_request import MediaProcessorOptions
+from keepsight.frontend.api.tool_fields import Tool, check_tools
+from keepsight.frontend.http.decode_body import Refused, check_refused
+from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+
+NO_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {"mm_processor_kwargs": MediaProcessorOptions}
+
+
+class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: str | None = None
+    # A `Conversation` once it is parsed.
+    messages: Any = None
+    mm_processor_kwargs: MediaProcessorOptions | None = None
+    tools: list[Tool] | None = None
+    cache_salt: str | None = None
+
+    # Of messages.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    chat_template: Refused = None
+
+    @property
+    def shown_tools(self) -> list[dict[str, Any]]:
+        return [msgspec.to_builtins(each) for each in self.tools or ()]
+
+    def check_one_of(self, name: str, neutral_values: Mapping[str, tuple[Any, ...]] = NO_VALUES) -> None:
+        """`name`: of the field that a prompt without messages is in."""
+        check_refused(self, neutral_values)
+        check_tools(self.tools or ())
+        if (getattr(self, name) is None) == (self.messages is None):
+            raise InvalidArgumentError(name, f"exactly one of {name} and messages must be given")
+        for each in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+            if self.messages is None and getattr(self, each) is not None:
+                raise InvalidArgumentError(each, "is of messages, and a prompt has none")
+
+    def with_read_messages(self, *, begins_answer: bool = True) -> Self:
+        """`begins_answer`: whether the beginning of an answer follows them where nothing is said of that."""
+        if self.messages is None:
+            return self
+        is_said = self.add_generation_prompt is not None or self.continue_final_message
+        end = choose_end(self.add_generation_prompt if is_said else begins_answer, self.continue_final_message)
+        return msgspec.structs.replace(self, messages=read_messages(self.messages, end, self.chat_template_kwargs))

@@ -1,0 +1,19 @@
+"""What `LLM.embed` is told of the vectors that it is to give, in vLLM's shape."""
+
+from dataclasses import dataclass
+
+from keepsight.errors import InvalidArgumentError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolingParams:
+    # So many of the first numbers; None: all.
+    dimensions: int | None = None
+    # Whether its length is made 1; None: it is.
+    use_activation: bool | None = None
+
+    def __post_init__(self) -> None:
+        if self.dimensions is not None and (type(self.dimensions) is not int or self.dimensions < 1):
+            raise InvalidArgumentError("dimensions", f"must be an integer of at least 1, not {self.dimensions!r}")
+        if self.use_activation not in (None, True, False):
+            raise InvalidArgumentError("use_activation", f"must be true or false, not {self.use_activation!r}")

@@ -1,0 +1,168 @@
+"""`POST /v1/embeddings`: of each prompt the vector that the model makes of it, in OpenAI's shapes."""
+
+import base64
+from functools import partial
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+from keepsight.frontend.api import answer_embeddings
+from tests.drawn import ask, by_url, draw
+from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, error_of
+
+
+def embed(client: Client, **fields: Any) -> Any:
+    response = client.send("POST", "/v1/embeddings", json={"model": MODEL} | fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def unit(numbers: Any) -> Any:
+    return numbers / np.linalg.norm(numbers)
+
+
+def vector_of(engine: FakeEngine, index: int = -1) -> Any:
+    return np.frombuffer(engine.vector_of(engine.requests[index]), "<f4")
+
+
+def test_a_text_becomes_one_vector_of_length_one(client: Client, engine: FakeEngine) -> None:
+    body = embed(client, input="Hello")
+    [told] = body["data"]
+    assert (body["object"], body["model"], told["object"], told["index"]) == ("list", MODEL, "embedding", 0)
+    np.testing.assert_allclose(told["embedding"], unit(vector_of(engine)), rtol=1e-6)
+    num_tokens = len(engine.requests[0].token_ids)
+    assert engine.requests[0].token_ids == client.preparer.tokenizer.encode("Hello", add_bos=True)
+    assert body["usage"] == {
+        "prompt_tokens": num_tokens,
+        "completion_tokens": 0,
+        "total_tokens": num_tokens,
+        "prompt_tokens_details": {
+            "cached_tokens": 0, "image_tokens": 0, "audio_tokens": 0, "text_tokens": num_tokens,
+        },
+    }  # fmt: skip
+
+
+def test_the_engine_is_asked_for_one_token_and_its_vector(client: Client, engine: FakeEngine) -> None:
+    embed(client, input="Hello", cache_salt="mine", priority=3)
+    [asked] = engine.requests
+    assert asked.wants_vector
+    assert (asked.sampling_params.max_tokens, asked.cache_salt, asked.priority) == (1, "mine", 3)
+
+
+def test_several_inputs_are_told_in_their_order_whatever_they_are(client: Client, engine: FakeEngine) -> None:
+    ids = list(client.preparer.tokenizer.encode("Good day"))
+    body = embed(client, input=["Hello", ids, "Red"])
+    assert [each["index"] for each in body["data"]] == [0, 1, 2]
+    asked = {each.request_id: each for each in engine.requests}
+    for told, request_id in zip(body["data"], sorted(asked, key=int), strict=True):
+        expected = np.frombuffer(engine.vector_of(asked[request_id]), "<f4")
+        np.testing.assert_allclose(told["embedding"], unit(expected), rtol=1e-6)
+    [one] = embed(client, input=ids)["data"]
+    assert one["embedding"] == body["data"][1]["embedding"]
+
+
+def test_of_many_inputs_only_so_many_are_with_the_engine_at_once(
+    client: Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_embeddings, "MAX_AT_ONCE", 2)
+    running, most = 0, 0
+
+    def begin() -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+
+    def end() -> None:
+        nonlocal running
+        running -= 1
+
+    engine.on_begun, engine.on_abandoned = begin, end
+    assert len(embed(client, input=["Hello"] * 7)["data"]) == 7
+    assert (running, most) == (0, 2)
+
+
+def test_numbers_come_as_base64_where_that_is_asked(client: Client) -> None:
+    [numbers], [encoded] = (embed(client, input="Hello", encoding_format=each)["data"] for each in ("float", "base64"))
+    told = np.frombuffer(base64.b64decode(encoded["embedding"]), "<f4")
+    np.testing.assert_array_equal(told, np.array(numbers["embedding"], np.float32))
+
+
+def test_a_vector_may_be_cut_and_may_keep_its_length(client: Client, engine: FakeEngine) -> None:
+    [cut] = embed(client, input="Hello", dimensions=3)["data"]
+    np.testing.assert_allclose(cut["embedding"], unit(vector_of(engine)[:3]), rtol=1e-6)
+    [raw] = embed(client, input="Hello", use_activation=False)["data"]
+    np.testing.assert_array_equal(raw["embedding"], vector_of(engine))
+
+
+def test_messages_with_a_picture_are_read_and_not_answered(client: Client, engine: FakeEngine) -> None:
+    messages = ask("Represent it.", by_url(draw(7).picture))
+    body = embed(client, messages=messages)
+    assert body["usage"]["prompt_tokens_details"]["image_tokens"] > 0
+    by_default = engine.requests[-1].token_ids
+    embed(client, messages=messages, add_generation_prompt=True)
+    begun = engine.requests[-1].token_ids
+    assert begun[: len(by_default)] == by_default
+    assert len(begun) > len(by_default)
+    embed(client, messages=messages, add_generation_prompt=False)
+    assert engine.requests[-1].token_ids == by_default
+
+
+def test_the_account_tells_of_each_input_and_counts_no_answer(client: Client) -> None:
+    body = embed(client, input=["Hello", "Red"], keepsight={"account": True})
+    assert len(body["keepsight"]["accounts"]) == 2
+
+
+def test_what_fails_ends_what_is_asked_beside_it(client: Client, engine: FakeEngine) -> None:
+    engine.fails_after = 0
+    response = client.send("POST", "/v1/embeddings", json={"input": ["Hello"] * 3})
+    assert response.status_code == 500
+
+
+@pytest.mark.parametrize(
+    ("fields", "field"),
+    [
+        ({}, "input"),
+        ({"input": "Hello", "messages": HELLO}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["Hello"] * 2049}, "input"),
+        ({"input": ["Hello", 3]}, "input[1]"),
+        ({"input": [["Hello"]]}, "input[0]"),
+        ({"input": ["Hello", [10**6]]}, "input[1]"),
+        ({"input": "Hello", "dimensions": 0}, "dimensions"),
+        ({"input": "Hello", "dimensions": 10**6}, "dimensions"),
+        ({"input": "Hello", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "Hello", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({"input": "Hello", "add_special_tokens": False}, "add_special_tokens"),
+        ({"input": "Hello", "add_generation_prompt": True}, "add_generation_prompt"),
+        ({"input": "Hello", "model": "another"}, "model"),
+        ({"inptu": "Hello"}, "inptu"),
+    ],
+)
+def test_what_is_mistaken_is_refused_by_its_name(client: Client, fields: dict[str, Any], field: str) -> None:
+    status, param, _ = error_of(client.send("POST", "/v1/embeddings", json=fields))
+    assert status == (404 if field == "model" else 400)
+    assert param == field
+
+
+def test_an_input_that_is_too_long_is_refused_by_its_place(client: Client) -> None:
+    long = "Hello " * client.preparer.max_model_len
+    status, param, code = error_of(client.send("POST", "/v1/embeddings", json={"input": ["Hello", long]}))
+    assert (status, param, code) == (400, "input[1]", "context_length_exceeded")
+
+
+def test_the_official_client_reads_vectors_as_it_asks_for_them(client: Client, engine: FakeEngine) -> None:
+    """By base64, of which its caller sees nothing."""
+    http_client: Any = httpx.Client(transport=httpx.MockTransport(partial(pass_on, client)))
+    official = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http_client)
+    told = official.embeddings.create(model=MODEL, input=["Hello", "Red"])
+    assert [each.index for each in told.data] == [0, 1]
+    np.testing.assert_allclose(told.data[1].embedding, unit(vector_of(engine)), rtol=1e-6)
+    assert told.usage.total_tokens == sum(len(each.token_ids) for each in engine.requests)
+
+
+def pass_on(client: Client, request: httpx.Request) -> httpx.Response:
+    answered = client.send(request.method, request.url.path, content=request.content)
+    return httpx.Response(answered.status_code, content=answered.content, headers={"content-type": "application/json"})
