@@ -106,8 +106,10 @@ def test_messages_with_a_picture_are_read_and_not_answered(client: Client, engin
     begun = engine.requests[-1].token_ids
     assert begun[: len(by_default)] == by_default
     assert len(begun) > len(by_default)
-    embed(client, messages=messages, add_generation_prompt=False)
-    assert engine.requests[-1].token_ids == by_default
+    # As vLLM's own client of it asks.
+    for said in (True, False):
+        embed(client, messages=messages, add_generation_prompt=False, add_special_tokens=said)
+        assert engine.requests[-1].token_ids == by_default
 
 
 def test_the_account_tells_of_each_input_and_counts_no_answer(client: Client) -> None:

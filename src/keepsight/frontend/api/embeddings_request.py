@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.completion_request import Prompt, are_token_ids
 from keepsight.frontend.api.generation_fields import OwnOptions
 from keepsight.frontend.api.prompt_fields import NESTED_STRUCTS, PromptFields
@@ -32,8 +32,9 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
     prompt_cache_key: str | None = None
     keepsight: OwnOptions | None = None
     user: str | None = None
+    # A text begins as prompts do, a chat template writes its own: who says so asks for nothing.
+    add_special_tokens: bool | None = None
 
-    add_special_tokens: Refused = None
     embed_dtype: Refused = None
     endianness: Refused = None
     padding: Refused = None
@@ -42,8 +43,6 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
     truncation_side: Refused = None
 
     NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        # A text begins as prompts do, and a chat template writes its own.
-        "add_special_tokens": (True,),
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
         "padding": ("do_not_pad",),
@@ -72,6 +71,8 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
 
     def check(self) -> None:
         self.check_one_of("input", self.NEUTRAL_VALUES)
+        if self.input is not None and self.add_special_tokens is False:
+            raise UnsupportedFieldError("add_special_tokens", "must be true, or left out: a text begins as prompts do")
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidArgumentError("dimensions", f"must be at least 1, not {self.dimensions}")
         # Before any is looked at: there may be millions.
