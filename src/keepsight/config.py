@@ -37,6 +37,7 @@ MODALITIES = ("image", "video", "audio")
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "dtype": ("auto", "float32", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
+    "model_impl": ("auto", "keepsight", "transformers"),
     # As vLLM's: each answer's own pace, or the most answers in all.
     "performance_mode": ("interactivity", "throughput"),
     "image_backend": tuple(RESAMPLES),
@@ -105,6 +106,8 @@ class Config:
     model: str | Path | None = None
     dtype: str = "auto"
     device: str = "auto"
+    # Whose modules compute the model: ours, transformers', or ours where there are any.
+    model_impl: str = "auto"
     # On a GPU: by torch's operations alone, each launched by itself.
     enforce_eager: bool = False
     # None: what the checkpoint was trained for, or less if it would not fit.

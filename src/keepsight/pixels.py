@@ -1,13 +1,17 @@
 """Pixels as caches keep them: unchangeable, and counted by the memory that they really hold.
 
 Embeddings that a caller computed take the same way as pixels, as the bytes of their float32, and so do the samples of a
-sound: a fourth byte in the last axis tells both from pixels, and an item's modality one from the other.
+sound: a fourth byte in the last axis tells both from pixels, and an item's modality one from the other.  What another
+processor than ours makes of a picture is several arrays, carried as one row of bytes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import safetensors.numpy
 
 from keepsight.requests import CarriedPixels, Pixels, Shape
 
@@ -39,6 +43,15 @@ def carry_samples(samples: npt.NDArray[np.float32]) -> Pixels:
 def carried_samples(pixels: Pixels) -> npt.NDArray[np.float32]:
     """[..., samples]"""
     return carried_embeddings(pixels)[..., 0]
+
+
+def carry_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Pixels:
+    """Of any types and shapes, by their names."""
+    return np.frombuffer(safetensors.numpy.save(dict(arrays)), np.uint8).reshape(-1, 1, 1)
+
+
+def carried_arrays(pixels: Pixels) -> dict[str, npt.NDArray[Any]]:
+    return safetensors.numpy.load(pixels.tobytes())
 
 
 def show_a_picture(pixels: CarriedPixels) -> bool:

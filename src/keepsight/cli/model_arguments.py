@@ -16,6 +16,7 @@ _HELP = {
     "model": {
         "dtype": "precision of the products (default: bfloat16 on a GPU, the checkpoint's on a CPU)",
         "device": "where to compute (default: a GPU, if any)",
+        "model_impl": "whose modules compute the model (default: Keepsight's where it has any, else transformers')",
         "enforce_eager": "on a GPU, use torch's operations alone: no kernels of Keepsight's, no CUDA graphs",
         "max_model_len": "longest prompt and answer together, in tokens (default: the checkpoint's, or what fits)",
         "generation_config": (

@@ -1,0 +1,20 @@
+import numpy as np
+
+from keepsight.pixels import carried_arrays, carry_arrays, show_a_picture
+
+
+def test_arrays_come_out_as_they_went_in_whatever_their_types_and_shapes() -> None:
+    arrays = {
+        "pixel_values": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
+        "pixel_attention_mask": np.array([[True, False, True]]),
+        "token_ids": np.array([7, 7, 8], np.int32),
+    }
+    carried = carried_arrays(carry_arrays(arrays))
+    assert carried.keys() == arrays.keys()
+    for name, array in arrays.items():
+        assert carried[name].dtype == array.dtype
+        np.testing.assert_array_equal(carried[name], array)
+
+
+def test_arrays_are_no_picture_that_could_be_shown() -> None:
+    assert not show_a_picture(carry_arrays({"token_ids": np.zeros(3, np.int32)}))
