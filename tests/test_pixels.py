@@ -1,6 +1,8 @@
 import numpy as np
 
+from keepsight.ipc.codec import decode_to_engine, encode_to_engine
 from keepsight.pixels import carried_arrays, carry_arrays, show_a_picture
+from keepsight.requests import MediaArrived
 
 
 def test_arrays_come_out_as_they_went_in_whatever_their_types_and_shapes() -> None:
@@ -18,3 +20,12 @@ def test_arrays_come_out_as_they_went_in_whatever_their_types_and_shapes() -> No
 
 def test_arrays_are_no_picture_that_could_be_shown() -> None:
     assert not show_a_picture(carry_arrays({"token_ids": np.zeros(3, np.int32)}))
+
+
+def test_arrays_of_many_megabytes_travel_as_pixels_do() -> None:
+    carried = carry_arrays({"pixel_values": np.zeros((7, 3, 512, 512), np.float32)})
+    message = MediaArrived("some hash", carried)
+    arrived = decode_to_engine(encode_to_engine(message))
+    assert isinstance(arrived, MediaArrived)
+    assert isinstance(arrived.pixels, np.ndarray)
+    assert np.array_equal(arrived.pixels, carried)

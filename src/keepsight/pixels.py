@@ -2,7 +2,7 @@
 
 Embeddings that a caller computed take the same way as pixels, as the bytes of their float32, and so do the samples of a
 sound: a fourth byte in the last axis tells both from pixels, and an item's modality one from the other.  What another
-processor than ours makes of a picture is several arrays, carried as one row of bytes.
+processor than ours makes of a picture is several arrays, carried as such bytes, too.
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,8 @@ import numpy.typing as npt
 import safetensors.numpy
 
 from keepsight.requests import CarriedPixels, Pixels, Shape
+
+_ROW_BYTES, _LENGTH_BYTES = 4096, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +48,19 @@ def carried_samples(pixels: Pixels) -> npt.NDArray[np.float32]:
 
 
 def carry_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Pixels:
-    """Of any types and shapes, by their names."""
-    return np.frombuffer(safetensors.numpy.save(dict(arrays)), np.uint8).reshape(-1, 1, 1)
+    """Of any types and shapes, by their names.  In rows as wide as pixels may have, so many are few; how many bytes of
+    them count stands at the end.
+    """
+    told = safetensors.numpy.save(dict(arrays))
+    padding = bytes(-(len(told) + _LENGTH_BYTES) % _ROW_BYTES)
+    carried = told + padding + len(told).to_bytes(_LENGTH_BYTES, "little")
+    return np.frombuffer(carried, np.uint8).reshape(-1, _ROW_BYTES // 4, 4)
 
 
 def carried_arrays(pixels: Pixels) -> dict[str, npt.NDArray[Any]]:
-    return safetensors.numpy.load(pixels.tobytes())
+    carried = pixels.tobytes()
+    length = int.from_bytes(carried[-_LENGTH_BYTES:], "little")
+    return safetensors.numpy.load(carried[:length])
 
 
 def show_a_picture(pixels: CarriedPixels) -> bool:
