@@ -2,6 +2,8 @@
 
 import ast
 import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,6 +14,7 @@ PACKAGE = Path(__file__).parent.parent / "src" / "keepsight"
 SMALL_NOUNS = {
     "keepsight.adapter_folder",
     "keepsight.api_settings",
+    "keepsight.borrowed",
     "keepsight.cgroups",
     "keepsight.checkpoint_folder",
     "keepsight.config",
@@ -156,8 +159,16 @@ def test_sockets_of_zeromq_appear_in_one_file() -> None:
     assert not offenders("", r"zmq\b", but="ipc/zmq_socket.py")
 
 
-def test_nothing_needs_transformers_torchvision_or_pickle() -> None:
-    assert not offenders("", r"(transformers|torchvision|pickle|cloudpickle|dill|shelve|marshal)\b")
+def test_nothing_needs_torchvision_or_pickle_and_only_what_is_borrowed_transformers() -> None:
+    assert not offenders("", r"(torchvision|pickle|cloudpickle|dill|shelve|marshal)\b")
+    found = {offender.split()[0] for offender in offenders("", r"transformers\b")}
+    assert not {name for name in found if "borrowed" not in name}, found
+
+
+def test_a_server_of_our_own_models_never_imports_transformers() -> None:
+    told = "import sys, keepsight.models.registry, keepsight.runner.load_runner; print('transformers' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
 
 
 def test_there_is_no_utils_module() -> None:

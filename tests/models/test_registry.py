@@ -21,10 +21,19 @@ def test_the_demo_checkpoint_is_a_gemma_3() -> None:
     assert model.shape.tokens_per_image == 16
 
 
-def test_an_unknown_architecture_is_named_beside_the_known_ones(tmp_path: Path) -> None:
+def test_where_ours_are_asked_for_an_unknown_architecture_is_named_beside_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(UnknownArchitectureError, match=r"config\.json: .*LlamaForCausalLM.*Gemma3ForCausalLM"):
-        load_model(tmp_path, PLACE)
+        load_model(tmp_path, PLACE, model_impl="keepsight")
+
+
+def test_an_architecture_of_neither_ours_nor_transformers_is_named(tmp_path: Path) -> None:
+    for name in ("NobodysForCausalLM", "LlamaModel", "logging"):
+        (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+        with pytest.raises(
+            UnknownArchitectureError, match=rf"config\.json: .*{name}.*transformers \d.* by none of them"
+        ):
+            load_model(tmp_path, PLACE)
 
 
 def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:

@@ -32,15 +32,15 @@ def chosen(directory: Path, dtype: str) -> Placement:
 def test_a_cpu_multiplies_in_float32_what_is_not_of_bfloat16(stored: torch.dtype, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, torch.bfloat16, stored)
     for asked in ("auto", "float32"):
-        assert chosen(tmp_path, asked) == (torch.device("cpu"), torch.float32, None, False)
-    assert chosen(tmp_path, "bfloat16") == (torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
+        assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), torch.float32, None, False)
+    assert chosen(tmp_path, "bfloat16") == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
 
 
 @needs_library
 def test_matrices_of_bfloat16_stay_so_and_rows_are_rounded_likewise_unless_float32_is_asked_for(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, torch.bfloat16, torch.bfloat16)
     for asked in ("auto", "bfloat16"):
-        assert chosen(tmp_path, asked) == (torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
+        assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
     exact = chosen(tmp_path, "float32")
     assert exact == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, False)
     # Whatever they are kept in, it is float32 that is computed.
@@ -54,7 +54,7 @@ def test_without_kernels_all_is_of_one_precision(
 ) -> None:
     monkeypatch.setattr(cpu_library, "_library", lambda: None)
     save_checkpoint(tmp_path, torch.bfloat16)
-    assert chosen(tmp_path, asked) == (torch.device("cpu"), dtype, None, False)
+    assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), dtype, None, False)
 
 
 @pytest.fixture

@@ -31,6 +31,8 @@ class Placement(NamedTuple):
     of_matrices: torch.dtype | None = None
     # Whether what they multiply is rounded likewise, which is faster.
     rounds: bool = False
+    # Whose compute, if not ours.
+    modules: str = ""
 
     @property
     def of_keys(self) -> torch.dtype:
@@ -41,7 +43,8 @@ class Placement(NamedTuple):
     def arithmetic(self) -> str:
         """What its numbers depend on, for whoever keeps them."""
         products = f", products of {name_of(self.of_matrices)}" if self.rounds and self.of_matrices else ""
-        return f"{name_of(self.dtype)}{products} on {self.device.type}"
+        by = f" by {self.modules}" if self.modules else ""
+        return f"{name_of(self.dtype)}{products} on {self.device.type}{by}"
 
 
 @dataclass(frozen=True, slots=True)

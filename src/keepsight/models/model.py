@@ -38,6 +38,8 @@ class ModelShape:
     tokens_per_image: int
     # Whether a picture's tokens see each other in both directions, so that all of them are computed at once.
     sees_pictures_whole: bool
+    # Whether a picture comes as the arrays that another processor than ours made of it, and is encoded alone.
+    takes_arrays: bool = False
 
 
 class Model(Protocol):

@@ -3,9 +3,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+from keepsight.borrowed import is_borrowed
 from keepsight.checkpoint_folder import check_is_folder
 from keepsight.errors import UnknownArchitectureError
 from keepsight.json_fields import JsonFields
+from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.gemma3.config import ARCHITECTURES as GEMMA3_ARCHITECTURES
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
@@ -26,9 +28,11 @@ _LOADERS: dict[str, Loader] = {
 }
 
 
-def load_model(directory: Path, place: Placement, room: int | None = None) -> Model:
-    """`room`: bytes of memory that its weights may take."""
+def load_model(directory: Path, place: Placement, room: int | None = None, model_impl: str = "auto") -> Model:
+    """`room`: bytes of memory that its weights may take; `model_impl`: whose modules, as `is_borrowed` has it."""
     check_is_folder(directory)
+    if is_borrowed(directory, model_impl):
+        return BorrowedModel.from_checkpoint(directory, place, room)
     fields = JsonFields.read(directory / "config.json")
     architectures = fields.strings("architectures")
     for name in architectures:

@@ -1,6 +1,7 @@
 """Media items to embeddings, as work that can be laid aside between its parts.
 
-Items of one shape are encoded together, a bounded number at a time, with the adapter that changes them, if one does.
+Items of one shape are encoded together, a bounded number at a time, with the adapter that changes them, if one does;
+what another processor than ours made of a picture is encoded alone.
 What is wrong with one of them fails its own key.
 """
 
@@ -22,7 +23,7 @@ from keepsight.sound_config import num_places
 
 # One picture of the published models fills a CPU, four fill a GPU and take little enough of its memory to forget about.
 MAX_PATCHES_TOGETHER = {"cpu": 4096, "cuda": 16_384}
-# What is carried, of items of one shape, to what the model's encoder takes.
+# What is carried, of items of one shape, to what the model's encoder takes, where it computes.
 Normalizer = Callable[[Tensor], Tensor]
 
 
@@ -44,7 +45,7 @@ def group_encodings(
 
 
 def _num_together(pixels: Pixels | None, modality: Modality, model: Model) -> int:
-    if pixels is None:
+    if pixels is None or model.shape.takes_arrays:
         return 1
     return max(1, MAX_PATCHES_TOGETHER[model.place.device.type] // _num_rows(pixels, modality, model))
 
@@ -72,7 +73,7 @@ def encode_media(
         missing = max(0, model.shape.media_width - embeddings.shape[-1])
         return F.pad(embeddings, (0, missing)).to(model.place.device, model.place.dtype)
     assert normalizer is not None, "a model that takes no media was given some"
-    batch = normalizer(torch.from_numpy(np.stack(pixels)).to(model.place.device))
+    batch = normalizer(torch.from_numpy(np.stack(pixels)))
     if (frames := frames_of(modality)) > 1:
         num_items, height, width, _ = batch.shape
         batch = batch.view(num_items, frames, height // frames, width, 3)

@@ -47,7 +47,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
         logger.info("enforce_eager changes nothing: there is no GPU")
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
     try:
-        model = load_model(config.directory, place, room)
+        model = load_model(config.directory, place, room, config.model_impl)
     except torch.OutOfMemoryError as error:  # it is taken before anything is read
         raise CheckpointError(config.directory, f"does not fit the device: {error}") from error
     prove_kernels(model)
@@ -98,10 +98,14 @@ def load_runner(
 
 def _make_normalizer(model: Model, config: ProcessorConfig | None) -> Normalizer | None:
     """None where it takes text only."""
+    if config is None:
+        return None
     device, dtype = model.place.device, model.place.dtype
-    if config is not None and config.sound is not None:
+    if config.sound is not None:
         return MelSpectrogram(config.sound, device, dtype)
-    return PixelNormalizer(config.image, device, dtype) if config is not None and model.shape.patch_size else None
+    if model.shape.takes_arrays:
+        return lambda carried: carried
+    return PixelNormalizer(config.image, device, dtype) if model.shape.patch_size else None
 
 
 def describe_kernels(device: torch.device) -> str:

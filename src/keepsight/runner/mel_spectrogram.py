@@ -26,7 +26,7 @@ RANGE = 8.0
 
 
 class MelSpectrogram:
-    """uint8 [sounds, samples, 1, 4] on `device`, as they are carried, to `dtype` [sounds, frames, mels]."""
+    """uint8 [sounds, samples, 1, 4], as they are carried, to `dtype` [sounds, frames, mels] on `device`."""
 
     def __init__(self, config: SoundConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         self._config, self._dtype = config, dtype
@@ -34,7 +34,7 @@ class MelSpectrogram:
         self._filters = torch.from_numpy(mel_filters(config)).to(device, torch.float32)
 
     def __call__(self, carried: Tensor) -> Tensor:
-        samples = carried.view(torch.float32).flatten(1)
+        samples = carried.to(self._window.device).view(torch.float32).flatten(1)
         # One by one, by one thread: a product of several, or one that several threads share, may have other last bits.
         with keeping_team_size():
             set_team_size(1)

@@ -11,7 +11,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 
 
 class PixelNormalizer:
-    """uint8 [n, height, width, 3] on `device` to `dtype` of the same shape: channels last, as the encoder reads."""
+    """uint8 [n, height, width, 3] to `dtype` of the same shape on `device`: channels last, as the encoder reads."""
 
     def __init__(self, config: ImageProcessorConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         table = normalization_table(config).to(dtype)  # [3, 256]
@@ -24,7 +24,7 @@ class PixelNormalizer:
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         assert pixels.dtype == torch.uint8, pixels.dtype
         assert pixels.shape[-1] == 3, pixels.shape
-        indices = pixels.to(torch.int32, memory_format=torch.contiguous_format)
+        indices = pixels.to(self._table.device).to(torch.int32, memory_format=torch.contiguous_format)
         if not self._is_grey:
             # Whole rows: adding rows of three would take ten times as long.
             starts = self._starts.repeat(pixels.shape[-2])  # [width * 3]

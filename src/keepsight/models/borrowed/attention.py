@@ -1,0 +1,145 @@
+"""The attention that transformers' modules call in place of their own: what they give it goes to who computes a step.
+
+A step holds for one call on one thread, so that two threads may compute at once.  Invariant: what would change the
+result and is not passed on is refused, never left out.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, attend_plainly, write_cache
+from keepsight.models.model import LayerWatcher
+
+# As transformers calls it.
+NAME = "keepsight"
+# Keywords that say what the modules have done already, or do themselves.
+_OF_NO_EFFECT = frozenset({"position_ids", "cache_position", "position_embeddings", "use_cache"})
+
+
+class HeadsOfLayer(NamedTuple):
+    """What a layer's attention is given."""
+
+    module: nn.Module
+    layer: int
+    query: Tensor  # [tokens, heads, head_dim]
+    key: Tensor  # [tokens, kv_heads, head_dim]
+    value: Tensor  # [tokens, kv_heads, value_dim]
+    scale: float
+    window: int | None
+    softcap: float | None
+
+
+# -> [tokens, heads, value_dim]
+Attend = Callable[[HeadsOfLayer], Tensor]
+
+
+class _Step(NamedTuple):
+    attend: Attend
+    watch_layer: LayerWatcher | None
+
+
+_step: ContextVar[_Step] = ContextVar("step")
+
+
+class UnknownAttentionError(Exception):
+    """A module asks for what the step's attention does not do."""
+
+
+def register_attention() -> None:
+    """With transformers, which makes no masks for it then.  It may be done again."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(NAME, _attend_for_module)
+
+
+@contextmanager
+def attending(attend: Attend, watch_layer: LayerWatcher | None = None) -> Iterator[None]:
+    token = _step.set(_Step(attend, watch_layer))
+    try:
+        yield
+    finally:
+        _step.reset(token)
+
+
+def watch_layers(layers: Sequence[nn.Module]) -> None:
+    """So that a step's watcher is called after each of these, in their order."""
+
+    def watch(index: int, output: Any) -> None:
+        step = _step.get(None)
+        if step is not None and step.watch_layer is not None:
+            hidden = output if isinstance(output, Tensor) else output[0]
+            step.watch_layer(index, hidden[0])
+
+    for index, layer in enumerate(layers):
+        layer.register_forward_hook(lambda _module, _inputs, output, index=index: watch(index, output))
+
+
+def attend_to_pages(attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch) -> Attend:
+    def attend(heads: HeadsOfLayer) -> Tensor:
+        cache = caches[heads.layer]
+        write_cache(heads.key, heads.value, cache, batch)
+        return attention(heads.query, cache, batch, scale=heads.scale, window=heads.window, softcap=heads.softcap)
+
+    return attend
+
+
+def attend_at_once(heads: HeadsOfLayer) -> Tensor:
+    """Of a prompt alone, all of whose tokens are there."""
+    positions = torch.arange(len(heads.query), device=heads.query.device)
+    behind = positions[:, None] - positions
+    mask = behind >= 0 if heads.window is None else (behind >= 0) & (behind < heads.window)
+    return attend_plainly(heads.query, heads.key, heads.value, mask, heads.scale, heads.softcap)
+
+
+def _attend_for_module(
+    module: nn.Module,
+    query: Tensor,  # [1, heads, tokens, head_dim]
+    key: Tensor,  # [1, kv_heads, tokens, head_dim]
+    value: Tensor,  # [1, kv_heads, tokens, value_dim]
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    is_causal: bool | None = None,
+    **others: Any,
+) -> tuple[Tensor, None]:
+    if attention_mask is not None:
+        raise UnknownAttentionError("its attention has a mask of its own")
+    if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
+        raise UnknownAttentionError("its attention sees tokens behind a token")
+    for name, given in {**others, "dropout": dropout}.items():
+        if name not in _OF_NO_EFFECT and not _is_nothing(given):
+            raise UnknownAttentionError(f"its attention is given {name}")
+    heads = HeadsOfLayer(
+        module=module,
+        layer=_layer_of(module),
+        query=_flat(query),
+        key=_flat(key),
+        value=_flat(value),
+        scale=query.shape[-1] ** -0.5 if scaling is None else scaling,
+        window=sliding_window,
+        softcap=softcap,
+    )
+    return _step.get().attend(heads)[None], None
+
+
+def _is_nothing(given: Any) -> bool:
+    return given is None or (isinstance(given, bool | int | float) and given == 0)
+
+
+def _layer_of(module: nn.Module) -> int:
+    layer = getattr(module, "layer_idx", None)
+    if not isinstance(layer, int):
+        raise UnknownAttentionError("its attention does not tell its layer's number")
+    return layer
+
+
+def _flat(heads: Tensor) -> Tensor:
+    """[1, heads, tokens, head_dim] -> [tokens, heads, head_dim]"""
+    return heads[0].transpose(0, 1).contiguous()

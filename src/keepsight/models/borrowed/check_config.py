@@ -1,0 +1,74 @@
+"""What of a model's configuration, or of its modules' structure, a server of ours cannot compute: refused by its name.
+
+Knows nothing of weights: it is asked before any are read.
+"""
+
+import inspect
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from keepsight.errors import CheckpointConfigError
+
+# In which a token sees an interval of positions that ends with its own.
+_LAYER_TYPES = ("full_attention", "sliding_attention")
+# Whose angles follow from the longest position beside it.
+_ROPE_TYPES_OF_COMPANY = ("dynamic", "longrope")
+# By which a body tells tokens that see each other in both directions.
+_KINDS_OF_TOKENS = {"token_type_ids", "mm_token_type_ids"}
+
+
+def check_config(config: Any, path: Path) -> None:
+    """`config`: transformers'."""
+    text = config.get_text_config(decoder=True)
+
+    def refuse(name: str, why: str) -> CheckpointConfigError:
+        return CheckpointConfigError(path, f"{name}: {why}; transformers' modules are used as they are")
+
+    if config.is_encoder_decoder or text.is_encoder_decoder:
+        raise refuse("is_encoder_decoder", "a decoder that looks at an encoder's states, too, is not supported")
+    if getattr(config, "quantization_config", None) is not None:
+        raise refuse("quantization_config", "quantized weights are not supported")
+    for layer_type in getattr(text, "layer_types", None) or ():
+        if layer_type not in _LAYER_TYPES:
+            raise refuse("layer_types", f"{layer_type!r} is not supported, only {' and '.join(_LAYER_TYPES)} are")
+    if getattr(text, "num_kv_shared_layers", None):
+        raise refuse("num_kv_shared_layers", "layers that share keys and values are not supported")
+    if getattr(text, "use_bidirectional_attention", None):
+        raise refuse("use_bidirectional_attention", "tokens that see those behind them are not supported")
+    for rope in _ropes_of(text):
+        _check_rope(rope, text, refuse)
+
+
+def _ropes_of(text: Any) -> list[dict[str, Any]]:
+    """Of all kinds of layers."""
+    ropes = getattr(text, "rope_parameters", None) or {}
+    several = [each for each in ropes.values() if isinstance(each, dict)]
+    return several or [ropes]
+
+
+def _check_rope(rope: dict[str, Any], text: Any, refuse: Any) -> None:
+    rope_type = rope.get("rope_type", "default")
+    original = rope.get("original_max_position_embeddings", getattr(text, "original_max_position_embeddings", None))
+    is_longer = original is None or text.max_position_embeddings > original
+    if rope_type in _ROPE_TYPES_OF_COMPANY and is_longer:
+        why = "its angles follow from the longest position in a batch: a request would change others' answers"
+        raise refuse("rope_parameters.rope_type", f"{rope_type!r} is not supported: {why}")
+
+
+def check_structure(model: Any, path: Path) -> None:
+    """`model`: transformers', with or without memory."""
+    name, body = type(model).__name__, model.base_model
+
+    def refuse(why: str) -> CheckpointConfigError:
+        return CheckpointConfigError(path, f"architectures: {name}, of transformers, {why}")
+
+    if not model._supports_attention_backend:
+        raise refuse("attends in a way of its own (_supports_attention_backend is not set)")
+    if body is model or not isinstance(model.get_decoder(), nn.Module):
+        raise refuse("has no decoder apart from its head")
+    if hasattr(body, "get_rope_index"):
+        raise refuse("has tokens with a time, a row and a column, which are not supported")
+    if hasattr(body, "get_image_features") and _KINDS_OF_TOKENS & inspect.signature(body.forward).parameters.keys():
+        raise refuse("has pictures whose tokens see each other in both directions, which is not supported")

@@ -1,0 +1,80 @@
+"""What a decoder's attention is given tells its shape: which layers attend, with how many heads of which size.
+
+Two tokens are enough.  A decoder of another kind than ours is refused here, by what it does, whatever it is called.
+"""
+
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.errors import CheckpointConfigError
+from keepsight.models.borrowed.attention import HeadsOfLayer, attend_at_once, attending
+from keepsight.models.layers import Placement
+
+_NUM_TOKENS = 2
+
+
+class DecoderShape(NamedTuple):
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    windows: tuple[int | None, ...]
+    layers: tuple[nn.Module, ...]
+
+
+def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
+    """Of transformers' model, whose decoder calls our attention."""
+    seen: list[HeadsOfLayer] = []
+
+    def attend(heads: HeadsOfLayer) -> Tensor:
+        seen.append(heads)
+        return attend_at_once(heads)
+
+    config = model.config.get_text_config(decoder=True)
+    width = model.get_input_embeddings().embedding_dim
+    embeddings = torch.zeros(1, _NUM_TOKENS, width, device=place.device, dtype=place.dtype)
+    positions = torch.arange(_NUM_TOKENS, device=place.device)[None]
+    with attending(attend):
+        model.base_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+    _check_layers([heads.layer for heads in seen], config.num_hidden_layers, path)
+    shapes = {(heads.key.shape[1:], heads.value.shape[1:]) for heads in seen}
+    if len(shapes) > 1:
+        raise _refuse(path, f"its layers' keys and values are of several shapes: {sorted(map(str, shapes))}")
+    [(key, value)] = shapes
+    if key != value:
+        raise _refuse(path, f"its keys are of the shape {list(key)}, its values of {list(value)}: they must be alike")
+    seen.sort(key=lambda heads: heads.layer)
+    windows = tuple(heads.window for heads in seen)
+    _check_windows(windows, config, path)
+    layers = _layers_around([heads.module for heads in seen], model.base_model)
+    num_kv_heads, head_dim = key
+    return DecoderShape(len(seen), num_kv_heads, head_dim, windows, layers)
+
+
+def _layers_around(attentions: list[nn.Module], body: nn.Module) -> tuple[nn.Module, ...]:
+    """A layer is what has a number in the way to its attention."""
+    ways = {module: name for name, module in body.named_modules()}
+    return tuple(body.get_submodule(re.sub(r"(\.\d+)\..*", r"\1", ways[each])) for each in attentions)
+
+
+def _check_layers(layers: list[int], num_layers: int, path: Path) -> None:
+    if sorted(layers) != list(range(num_layers)):
+        raise _refuse(path, f"of its {num_layers} layers those that attend are {layers}: each must, once")
+
+
+def _check_windows(windows: tuple[int | None, ...], config: Any, path: Path) -> None:
+    """Which no prompt of a proof need reach."""
+    types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(windows)
+    window = getattr(config, "sliding_window", None)
+    for layer, (given, layer_type) in enumerate(zip(windows, types, strict=True)):
+        if given != (window if layer_type == "sliding_attention" else None):
+            raise _refuse(
+                path, f"layer {layer} sees {given or 'all'} positions, a {layer_type} of {window} was expected"
+            )
+
+
+def _refuse(path: Path, why: str) -> CheckpointConfigError:
+    return CheckpointConfigError(path, f"a decoder of another kind than can be served: {why}")

@@ -1,0 +1,89 @@
+"""From a checkpoint's folder to transformers' modules with their weights, with no file of code ever run.
+
+Weights are read in the precision that all is computed in; on a CPU their matrices may be kept in another, later.
+Invariant: no weight is missing, made up, or not a number.
+"""
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from keepsight.errors import (
+    CheckpointConfigError,
+    CheckpointError,
+    ModelTooLargeError,
+    NotFiniteError,
+    TensorMismatchError,
+    UnknownArchitectureError,
+)
+from keepsight.json_fields import JsonFields
+from keepsight.models.borrowed.check_config import check_config, check_structure
+from keepsight.models.layers import Placement, name_of
+
+logger = logging.getLogger(__name__)
+
+
+def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
+    """-> transformers' model, a PreTrainedModel.  `room`: bytes of memory that its weights may take."""
+    import transformers
+
+    path = directory / "config.json"
+    architecture = _find_class(path)
+    try:
+        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointConfigError(path, f"transformers {transformers.__version__} cannot read it: {error}") from error
+    check_config(config, path)
+    with torch.device("meta"):
+        skeleton = architecture(config)
+    check_structure(skeleton, path)
+    num_bytes = sum(each.numel() for each in skeleton.parameters()) * place.dtype.itemsize
+    if room is not None and num_bytes > room:
+        raise ModelTooLargeError(directory, num_bytes, room, name_of(place.dtype))
+    model = _read_weights(architecture, config, directory, place)
+    return model.to(place.device).eval().requires_grad_(False)
+
+
+def _find_class(path: Path) -> Any:
+    """By its name alone: a name of nothing that generates, or of code beside the checkpoint, is refused."""
+    import transformers
+
+    names = JsonFields.read(path).strings("architectures")
+    for name in names:
+        found = getattr(transformers, name, None)
+        if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and found.can_generate():
+            return found
+    raise UnknownArchitectureError(
+        path, f"architectures: {list(names)}; transformers {transformers.__version__} generates text by none of them"
+    )
+
+
+def _read_weights(architecture: Any, config: Any, directory: Path, place: Placement) -> Any:
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    try:
+        model, told = architecture.from_pretrained(
+            directory,
+            config=config,
+            dtype=place.dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CheckpointError(directory, f"transformers cannot load it: {error}") from error
+    # transformers would make up what is missing.
+    if told["missing_keys"] or told["mismatched_keys"]:
+        raise TensorMismatchError(
+            directory, missing=sorted(told["missing_keys"]), misshapen=[str(each) for each in told["mismatched_keys"]]
+        )
+    if told["unexpected_keys"]:
+        logger.warning("%s: tensors that its model has no place for: %s", directory, sorted(told["unexpected_keys"]))
+    for name, parameter in model.named_parameters():
+        if not all(math.isfinite(extreme) for extreme in torch.aminmax(parameter.detach())):
+            raise NotFiniteError(directory, name, name_of(parameter.dtype))
+    return model

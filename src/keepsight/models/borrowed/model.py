@@ -1,0 +1,174 @@
+"""A model whose architecture is none of ours: transformers' own modules, over our pages.
+
+Its body computes hidden states, attending by our attention; its head makes logits of them, with whatever the class does
+besides; pictures are seen as the class itself sees them, each alone and in one part.  Knows no family: whatever would
+not be computed as it should has been refused when it was loaded.
+"""
+
+import copy
+import inspect
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from keepsight.adapter_folder import AdapterFolder
+from keepsight.errors import CheckpointError
+from keepsight.models.adapter_weights import AdapterWeights
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache
+from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending, register_attention, watch_layers
+from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
+from keepsight.models.borrowed.load_modules import load_modules
+from keepsight.models.borrowed.products import pack_decoder
+from keepsight.models.borrowed.prove import prove, prove_picture
+from keepsight.models.layers import Placement, run_to_end
+from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
+from keepsight.pixels import carried_arrays
+
+
+class BorrowedModel:
+    def __init__(self, modules: Any, decoder: DecoderShape, place: Placement) -> None:
+        """`modules`: transformers' model."""
+        self.place = place
+        self._modules, self._body = modules, modules.base_model
+        self._embedding: nn.Embedding = modules.get_input_embeddings()
+        self._head = _head_alone(modules)
+        self._pictures_are_proven = False
+        self.shape = ModelShape(
+            num_layers=decoder.num_layers,
+            num_kv_heads=decoder.num_kv_heads,
+            head_dim=decoder.head_dim,
+            vocab_size=modules.config.get_text_config(decoder=True).vocab_size,
+            media_width=self._embedding.embedding_dim,
+            patch_size=0,
+            tokens_per_image=0,
+            sees_pictures_whole=False,
+            takes_arrays=hasattr(self._body, "get_image_features"),
+        )
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
+        """`room`: bytes of memory that the weights may take."""
+        register_attention()
+        modules = load_modules(directory, place, room)
+        try:
+            return cls._made_of(modules, directory, place)
+        except (CheckpointError, torch.OutOfMemoryError):
+            raise
+        except Exception as error:  # of whatever module there is
+            why = f"{type(error).__name__}: {error}"
+            raise CheckpointError(directory, f"cannot be served by transformers' modules: {why}") from error
+
+    @classmethod
+    def _made_of(cls, modules: Any, directory: Path, place: Placement) -> Self:
+        import transformers
+
+        modules.get_decoder().set_attn_implementation(NAME)
+        decoder = observe_shape(modules, place, directory / "config.json")
+        watch_layers(decoder.layers)
+        pack_decoder(modules, place)
+        model = cls(modules, decoder, place._replace(modules=f"transformers {transformers.__version__}"))
+        prove(model, modules, decoder.windows, directory)
+        return model
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        return self._modules.parameters()  # type: ignore[no-any-return]
+
+    def encode_images(self, pixels: Tensor) -> Tensor:
+        return run_to_end(self.encode_in_parts(pixels))
+
+    def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
+        """Arrays of one picture, as they are carried, [1, bytes, 1, 1] -> embeddings [1, tokens, hidden]"""
+        yield from ()
+        arrays = {name: torch.from_numpy(array) for name, array in carried_arrays(pixels.numpy()).items()}
+        token_ids = arrays.pop("token_ids").to(self.place.device, torch.int64)
+        given = self._choose(arrays)
+        features = self._see(given)
+        embeddings, is_seen = self.embed_tokens(token_ids), token_ids == self._image_token
+        if features.shape != (int(is_seen.sum()), embeddings.shape[1]):
+            told = f"{int(is_seen.sum())} tokens stand for embeddings of the shape {list(features.shape)}"
+            raise ValueError(f"a picture was not laid out as it is encoded: {told}")
+        embeddings[is_seen] = features.to(embeddings.dtype)
+        if not self._pictures_are_proven:
+            prove_picture(self._modules, self.place, token_ids, given, embeddings)
+            self._pictures_are_proven = True
+        return embeddings[None]
+
+    def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
+        raise CheckpointError(folder.path, "a model computed by transformers' modules takes no adapters")
+
+    def embed_tokens(self, token_ids: Tensor) -> Tensor:
+        # The token of a picture lies outside some tables.
+        return self._embedding(token_ids.clamp(max=self._embedding.num_embeddings - 1))  # type: ignore[no-any-return]
+
+    def compute(
+        self,
+        embeddings: Tensor,
+        attention: Attention,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None = None,
+        deep: Sequence[DeepRows] = (),
+    ) -> Tensor:
+        assert not deep, "its media are as wide as its tokens"
+        with attending(attend_to_pages(attention, caches, batch), watch_layer):
+            output = self._body(inputs_embeds=embeddings[None], position_ids=batch.positions[None], use_cache=False)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden if batch.read_rows is None else hidden[batch.read_rows]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+    @property
+    def _image_token(self) -> int:
+        config = self._modules.config
+        return int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
+
+    def _choose(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Those that the class encodes pictures by, where and as it computes."""
+        taken = inspect.signature(self._body.get_image_features).parameters
+        device, dtype = self.place.device, self.place.dtype
+        return {
+            name: array.to(device, dtype if array.is_floating_point() else None)
+            for name, array in arrays.items()
+            if name in taken
+        }
+
+    def _see(self, arrays: Mapping[str, Tensor]) -> Tensor:
+        """[embeddings, hidden]"""
+        features = self._body.get_image_features(**arrays).pooler_output
+        parts = [features] if isinstance(features, Tensor) else features
+        return torch.cat([part.flatten(0, -2) for part in parts])
+
+
+class _AsGiven(nn.Module):
+    """In the place of a body whose hidden states there are already."""
+
+    @property
+    def decoder(self) -> nn.Module:
+        """Which the head of OPT asks, in place of the body."""
+        return self
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> "_Output":
+        return _Output((inputs_embeds,))
+
+
+class _Output(tuple[Tensor]):
+    """Whatever else a head looks for in it is not there."""
+
+    @property
+    def last_hidden_state(self) -> Tensor:
+        return self[0]
+
+    def __getattr__(self, name: str) -> None:
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+
+def _head_alone(modules: Any) -> Any:
+    """The same model, with the same weights, whose body gives back what it is given."""
+    head = copy.copy(modules)
+    head._modules = {**modules._modules, modules.base_model_prefix: _AsGiven()}
+    return head

@@ -1,0 +1,97 @@
+"""A borrowed decoder's matrix products, by our kernels: on a CPU a row's numbers are the same in whatever company.
+
+The modules stay as they are: it is their weights that multiply, wherever `F.linear` is given one, a router's and those
+of a mixture's experts, too.  On a GPU all products are torch's.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keepsight.models.cpu_products import Panels
+from keepsight.models.layers import Placement, is_read_in_panels, without_memory
+
+
+class PackedWeight(nn.Parameter):
+    """Of a product [outputs, inputs], or of several [products, outputs, inputs], of which one is taken by its index."""
+
+    _panels: Sequence[Panels]
+
+    @classmethod
+    def of(cls, shown: Tensor, panels: Sequence[Panels]) -> Self:
+        """`shown`: what whoever does anything else with it sees."""
+        made = cls(shown, requires_grad=False)
+        made._panels = panels
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        if func is F.linear and isinstance(args[1], cls):
+            return args[1]._multiply(*args[:1], *args[2:], **kwargs or {})
+        if func is Tensor.__getitem__ and args[0].dim() == 3:
+            return args[0]._take(args[1])
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs or {})
+
+    def _multiply(self, hidden: Tensor, bias: Tensor | None = None) -> Tensor:
+        """[..., inputs] -> [..., outputs]"""
+        [panels] = self._panels
+        out = panels.multiply(hidden)
+        return out if bias is None else out.add_(bias)
+
+    def _take(self, index: int | Tensor) -> "PackedWeight":
+        with torch._C.DisableTorchFunctionSubclass():
+            return PackedWeight.of(self.data[index], [self._panels[int(index)]])
+
+
+def pack_decoder(modules: Any, place: Placement) -> None:
+    """`modules`: transformers' model; with its head.  One after the other, so that little is held twice."""
+    if not is_read_in_panels(modules.get_input_embeddings().weight, place):
+        return
+    # One by one: several at once are no `F.linear`.
+    modules.set_experts_implementation("eager")
+    decoder: nn.Module = modules.get_decoder()
+    _turn_products(decoder)
+    for module in (*modules.children(), *decoder.modules()):
+        for name, weight in _find_weights(module):
+            setattr(module, name, _pack(weight, place, is_linear=type(module) is nn.Linear))
+
+
+def _turn_products(decoder: nn.Module) -> None:
+    """GPT-2's, which have their inputs first, into such as others have."""
+    from transformers.pytorch_utils import Conv1D
+
+    for parent in list(decoder.modules()):
+        for name, child in parent.named_children():
+            if isinstance(child, Conv1D):
+                inputs, outputs = child.weight.shape
+                linear = nn.Linear(inputs, outputs, device="meta")
+                linear.weight, linear.bias = nn.Parameter(child.weight.T, requires_grad=False), child.bias
+                setattr(parent, name, linear)
+
+
+def _find_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Those that it gives to `F.linear`, by their names."""
+    own = dict(module.named_parameters(recurse=False))
+    if getattr(module, "is_transposed", True) is False:  # experts, in transformers' word for how their products lie
+        yield from ((name, own[name]) for name in ("gate_up_proj", "up_proj", "down_proj") if name in own)
+    elif "weight" in own and own["weight"].dim() == 2 and not isinstance(module, nn.Embedding):
+        yield "weight", own["weight"]
+
+
+def _pack(weight: Tensor, place: Placement, *, is_linear: bool) -> PackedWeight:
+    if weight.dim() == 2 and not is_linear:
+        # A router: rows that were rounded would choose other experts now and then, and it is so small that it may stay.
+        return PackedWeight.of(weight.data, [Panels(weight.data, None)])
+    products = weight.data if weight.dim() == 3 else weight.data[None]
+    packed = [Panels(each.to(place.of_matrices or place.dtype), None, rounds_rows=place.rounds) for each in products]
+    return PackedWeight.of(without_memory(weight).data, packed)

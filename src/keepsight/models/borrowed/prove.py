@@ -1,0 +1,124 @@
+"""Before a borrowed model answers: what it computes in pages, in parts and beside others is what it computes plainly.
+
+Plainly: a prompt at once and alone, by transformers' own attention, with no cache.  What our way does not honour (a
+position, a mask, a cache of the modules' own) shows as other numbers, and the checkpoint is refused.  The way of
+pictures is proven by the first one that comes.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from keepsight.errors import CheckpointError
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.borrowed.attention import NAME, attend_at_once, attending
+from keepsight.models.layers import Placement
+from keepsight.models.model import Model
+from keepsight.models.paged_attention import PagedAttention
+
+BLOCK_SIZE = 16
+# A prompt is longer than the narrowest window, where that is as narrow as in models made for tests.
+MIN_TOKENS, MAX_TOKENS = 24, 64
+# From one token to the next: a vocabulary's first ones are of a kind of their own, and hardly trained.
+STRIDE = 997
+# Where the other prompt's last token stands, if there are so many positions: tables that followed from it would differ.
+FAR = 10_000
+# Of a token's numbers, as vectors.  Rounding changes some millionths of them in float32; a wrong position, or one token
+# more that is seen, something of the order of all.  Where products are rounded, a mixture may choose other experts.
+MAX_DIFFERENCE, MAX_DIFFERENCE_ROUNDED = 1e-3, 0.25
+LEAST_NORM = 1e-6
+
+
+@torch.inference_mode()
+def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: Path) -> None:
+    """`modules`: transformers' model, which `model` computes by.  Raises CheckpointError."""
+    token_ids = _draw_prompt(modules, windows)
+    difference = _difference(_compute_in_parts(model, modules, token_ids), _compute_plainly(modules, token_ids))
+    if not _is_rounding(difference, model.place):
+        told = "computed in parts and beside another prompt they differ by"
+        raise CheckpointError(
+            directory, f"transformers' modules answer otherwise than they should: {told} {difference:.1%}"
+        )
+
+
+def prove_picture(
+    modules: Any, place: Placement, token_ids: Tensor, arrays: dict[str, Tensor], embeddings: Tensor
+) -> None:
+    """That `embeddings` [tokens, hidden], which stand for the picture, are all that the modules make of it."""
+    with attending(attend_at_once):
+        expected = modules.base_model(input_ids=token_ids[None], use_cache=False, **arrays).last_hidden_state[0]
+        hidden = modules.base_model(inputs_embeds=embeddings[None], use_cache=False).last_hidden_state[0]
+    difference = _difference(hidden, expected)
+    if not _is_rounding(difference, place):
+        raise ValueError(
+            f"this model's pictures cannot be served: by its own way they are seen {difference:.1%} otherwise"
+        )
+
+
+def _is_rounding(difference: float, place: Placement) -> bool:
+    is_exact = place.dtype is torch.float32 and not place.rounds
+    # Of what is no number nothing is known to be less.
+    return difference < (MAX_DIFFERENCE if is_exact else MAX_DIFFERENCE_ROUNDED)
+
+
+def _draw_prompt(modules: Any, windows: Sequence[int | None]) -> Tensor:
+    """[tokens], none of which stands for a picture."""
+    narrowest = min((window for window in windows if window is not None), default=0)
+    num_tokens = min(max(MIN_TOKENS, narrowest + BLOCK_SIZE), MAX_TOKENS)
+    embeddings = modules.get_input_embeddings()
+    token_ids: Tensor = (torch.arange(1, num_tokens + 1) * STRIDE % embeddings.num_embeddings).to(modules.device)
+    names = ("image_token_id", "video_token_id", "audio_token_id")
+    for special in {getattr(modules.config, name, None) for name in names} - {None}:
+        token_ids[token_ids == special] = 0
+    return token_ids
+
+
+def _compute_plainly(modules: Any, token_ids: Tensor) -> Tensor:
+    """[tokens] -> [tokens, vocabulary]"""
+    decoder = modules.get_decoder()
+    decoder.set_attn_implementation("eager")
+    output = modules(input_ids=token_ids[None], use_cache=False)
+    decoder.set_attn_implementation(NAME)
+    return output.logits[0]  # type: ignore[no-any-return]
+
+
+def _compute_in_parts(model: Model, modules: Any, token_ids: Tensor) -> Tensor:
+    """[tokens] -> [tokens, vocabulary]
+
+    In front of each part another prompt is computed, the same tokens the other way round, at last far behind them.
+    """
+    device, end = model.place.device, len(token_ids)
+    far = min(FAR, modules.config.get_text_config(decoder=True).max_position_embeddings - 1)
+    num_blocks = -(-end // BLOCK_SIZE)
+    ours = BlockTable(BLOCK_SIZE, range(0, 2 * num_blocks, 2), device)
+    # The pages between ours, over and over.
+    blocks = [2 * (block % num_blocks) + 1 for block in range(max(far, end) // BLOCK_SIZE + 1)]
+    others = BlockTable(BLOCK_SIZE, blocks, device)
+    caches, attention, logits = _make_caches(model, 2 * num_blocks * BLOCK_SIZE), PagedAttention(), list[Tensor]()
+    parts = ((0, end // 3), (end // 3, end - 1), (end - 1, end))
+    for (start, stop), (other, length) in zip(parts, ((0, end - 1), (end - 1, 1), (far, 1)), strict=True):
+        pieces = [RequestSlice(other, length, others), RequestSlice(start, stop - start, ours)]
+        beside = token_ids.flip(0)[:length]
+        embeddings = model.embed_tokens(torch.cat((beside, token_ids[start:stop])))
+        hidden = model.compute(embeddings, attention, caches, AttentionBatch(pieces, device))
+        logits.append(model.logits(hidden)[length:])
+    return torch.cat(logits)
+
+
+def _make_caches(model: Model, num_slots: int) -> list[LayerCache]:
+    shape = (num_slots, model.shape.num_kv_heads, model.shape.head_dim)
+    tensors = [
+        torch.zeros(2, *shape, device=model.place.device, dtype=model.place.of_keys)
+        for _ in range(model.shape.num_layers)
+    ]
+    return [LayerCache(*each) for each in tensors]
+
+
+def _difference(computed: Tensor, expected: Tensor) -> float:
+    """[tokens, ...]: of the token that differs most."""
+    differences = (computed - expected).float().norm(dim=-1)
+    return float((differences / expected.float().norm(dim=-1).clamp(min=LEAST_NORM)).max())

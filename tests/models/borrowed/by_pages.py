@@ -1,0 +1,62 @@
+"""A model's answers as a step computes them: over pages, in parts, several prompts at once."""
+
+import itertools
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.model import Model
+from keepsight.models.paged_attention import PagedAttention
+
+BLOCK_SIZE, NUM_BLOCKS = 4, 64
+
+
+class Pages:
+    def __init__(self, model: Model) -> None:
+        self.model, shape = model, model.shape
+        size = (2, NUM_BLOCKS * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
+        self._caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
+        self._attention = PagedAttention()
+        self._free = list(range(NUM_BLOCKS))
+        # One prompt's pages lie among another's.
+        self.tables = [BlockTable(BLOCK_SIZE, self._free[first::3]) for first in range(3)]
+
+    def compute(self, *parts: tuple[int, int, Tensor]) -> list[Tensor]:
+        """Of each a prompt's number, where in it the part begins, and its embeddings -> [tokens, vocabulary]"""
+        with torch.inference_mode():
+            pieces = [RequestSlice(start, len(part), self.tables[index]) for index, start, part in parts]
+            embeddings = torch.cat([part for _, _, part in parts])
+            batch = AttentionBatch(pieces, "cpu")
+            hidden = self.model.compute(embeddings, self._attention, self._caches, batch)
+            logits = self.model.logits(hidden)
+            return list(torch.split(logits, [len(part) for _, _, part in parts]))
+
+
+def at_once(model: Model, embeddings: Tensor) -> Tensor:
+    """[tokens, hidden] -> [tokens, vocabulary]"""
+    [logits] = Pages(model).compute((0, 0, embeddings))
+    return logits
+
+
+def in_parts(model: Model, embeddings: Tensor, cuts: Sequence[int], others: Tensor) -> Tensor:
+    """With as much of another prompt in front of each part."""
+    pages, bounds, logits = Pages(model), [0, *cuts, len(embeddings)], []
+    for start, end in itertools.pairwise(bounds):
+        logits.append(pages.compute((1, start, others[start:end]), (0, start, embeddings[start:end]))[1])
+    return torch.cat(logits)
+
+
+def greedy(model: Model, token_ids: Tensor, num_new: int) -> list[int]:
+    pages, made = Pages(model), list[int]()
+    part, start = token_ids, 0
+    for _ in range(num_new):
+        with torch.inference_mode():
+            embeddings = model.embed_tokens(part)
+        [logits] = pages.compute((0, start, embeddings))
+        start += len(part)
+        made.append(int(logits[-1].argmax()))
+        part = torch.tensor(made[-1:])
+    return made

@@ -1,0 +1,89 @@
+"""Random small checkpoints of architectures that are none of ours, and transformers' own answers about them."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+VOCAB_SIZE = 300
+SMALL: Mapping[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+# Narrower than the prompts.
+WINDOW = 16
+SPARSE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+# What makes each of them what it is, beside its size.
+TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": WINDOW},
+    "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
+    "Qwen3ForCausalLM": {"head_dim": 32, "tie_word_embeddings": True},
+    "Gemma2ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW, "final_logit_softcapping": 3.0},
+    "Phi3ForCausalLM": {"sliding_window": WINDOW},
+    "GPT2LMHeadModel": {},
+    "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
+    "GPTNeoXForCausalLM": {"use_parallel_residual": True},
+    "MixtralForCausalLM": SPARSE,
+    "Qwen3MoeForCausalLM": {"head_dim": 16, **SPARSE},
+    "GraniteForCausalLM": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+    "CohereForCausalLM": {"logit_scale": 0.25},
+    "Olmo2ForCausalLM": {},
+    "SmolLM3ForCausalLM": {},
+}
+
+
+def make_checkpoint(directory: Path, architecture: str, arguments: Mapping[str, Any]) -> Any:
+    """Writes it to `directory`, and returns transformers' model of it, which attends by its own formula.
+
+    `arguments`: of its configuration.
+    """
+    import transformers
+
+    model_class: Any = getattr(transformers, architecture)
+    torch.manual_seed(0)
+    model = model_class(model_class.config_class(**arguments))
+    randomize(model)
+    model.save_pretrained(directory)
+    model.set_attn_implementation("eager")
+    return model.eval()
+
+
+def make_text_checkpoint(directory: Path, architecture: str) -> Any:
+    return make_checkpoint(directory, architecture, {**SMALL, **TEXT_MODELS[architecture]})
+
+
+def randomize(model: Any) -> None:
+    """Larger than as it is made, so that logits differ and softcaps cap; norms stay near 1."""
+    for name, parameter in model.named_parameters():
+        parameter.data = torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.1)
+        if "norm" in name and parameter.dim() == 1:
+            parameter.data += 1
+
+
+def plain_logits(reference: Any, token_ids: Tensor) -> Tensor:
+    """Of a prompt alone and at once: [tokens] -> [tokens, vocabulary]"""
+    with torch.inference_mode():
+        return reference(input_ids=token_ids[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
+
+
+def greedy(reference: Any, token_ids: Tensor, num_new: int) -> list[int]:
+    with torch.inference_mode():
+        made = reference.generate(
+            token_ids[None],
+            attention_mask=torch.ones_like(token_ids)[None],
+            max_new_tokens=num_new,
+            do_sample=False,
+            eos_token_id=None,
+        )
+    return made[0, len(token_ids) :].tolist()  # type: ignore[no-any-return]

@@ -1,0 +1,157 @@
+"""What cannot be served by transformers' modules is refused when it is loaded, by a message that says what it is."""
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from keepsight.adapter_folder import AdapterFolder, AdapterScales
+from keepsight.errors import (
+    CheckpointConfigError,
+    CheckpointError,
+    ModelTooLargeError,
+    NotFiniteError,
+    TensorMismatchError,
+)
+from keepsight.models.borrowed.model import BorrowedModel
+from keepsight.models.layers import Placement
+from keepsight.models.registry import load_model
+from tests.models.borrowed import reference as ref
+
+PLACE = Placement(torch.device("cpu"), torch.float32)
+LATENT = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
+TWO_WAY = {"text_config": ref.SMALL, "vision_config": {"image_size": 32, "patch_size": 8}}
+
+
+def rope(**parameters: Any) -> dict[str, Any]:
+    return {"rope_parameters": {"rope_theta": 10_000.0, **parameters}}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "arguments", "message"),
+    [
+        ("T5ForConditionalGeneration", {}, r"is_encoder_decoder: .*an encoder's states"),
+        ("BloomForCausalLM", {}, "BloomForCausalLM, of transformers, attends in a way of its own"),
+        ("Qwen3NextForCausalLM", {}, r"layer_types: 'linear_attention' is not supported"),
+        ("Llama4ForCausalLM", {}, r"layer_types: 'chunked_attention' is not supported"),
+        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 1}, r"num_kv_shared_layers: .*share keys and values"),
+        (
+            "LlamaForCausalLM",
+            rope(rope_type="dynamic", factor=2.0),
+            r"rope_type: 'dynamic' is not supported: .*others'",
+        ),
+        (
+            "Phi3ForCausalLM",
+            {
+                **rope(rope_type="longrope", short_factor=[1.0] * 8, long_factor=[2.0] * 8),
+                "original_max_position_embeddings": 64,
+            },
+            r"rope_type: 'longrope' is not supported: .*others'",
+        ),
+        (
+            "Qwen2VLForConditionalGeneration",
+            {},
+            "Qwen2VLForConditionalGeneration, .* tokens with a time, a row and a column",
+        ),
+        ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, r"quantization_config: .*quantized"),
+        ("PaliGemmaForConditionalGeneration", TWO_WAY, r"use_bidirectional_attention: .*see those behind them"),
+        ("Gemma3ForConditionalGeneration", TWO_WAY, "pictures whose tokens see each other in both directions"),
+    ],
+)
+def test_a_configuration_is_refused_by_the_field_before_weights_are_read(
+    architecture: str, arguments: Mapping[str, Any], message: str, tmp_path: Path
+) -> None:
+    write_config(tmp_path, architecture, {**ref.SMALL, **arguments})
+    with pytest.raises(CheckpointConfigError, match=message):
+        load_model(tmp_path, PLACE, model_impl="transformers")
+
+
+def write_config(directory: Path, architecture: str, arguments: Mapping[str, Any]) -> None:
+    import transformers
+
+    model_class: Any = getattr(transformers, architecture)
+    config = json.loads(model_class.config_class(**arguments).to_json_string())
+    (directory / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
+
+
+def test_a_configuration_that_transformers_would_need_code_beside_it_for_is_refused(tmp_path: Path) -> None:
+    fields = {"architectures": ["LlamaForCausalLM"], "model_type": "nobodys", "auto_map": {"AutoConfig": "code.Config"}}
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    (tmp_path / "code.py").write_text("raise SystemExit('this ran')")
+    with pytest.raises(CheckpointConfigError, match=r"config\.json: transformers \d.* cannot read it"):
+        load_model(tmp_path, PLACE)
+
+
+def test_keys_that_are_wider_than_values_are_refused(tmp_path: Path) -> None:
+    ref.make_checkpoint(tmp_path, "DeepseekV2ForCausalLM", {**ref.SMALL, **LATENT, "first_k_dense_replace": 3})
+    with pytest.raises(CheckpointConfigError, match=r"keys are of the shape \[4, 24\], its values of \[4, 16\]"):
+        load_model(tmp_path, PLACE)
+
+
+def test_attention_with_sinks_is_refused(tmp_path: Path) -> None:
+    ref.make_checkpoint(tmp_path, "GptOssForCausalLM", {**ref.SMALL, **ref.SPARSE, "head_dim": 16})
+    with pytest.raises(CheckpointError, match="its attention is given s_aux"):
+        load_model(tmp_path, PLACE)
+
+
+def test_weights_that_are_missing_are_named_and_never_made_up(tmp_path: Path) -> None:
+    change_weights(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
+    with pytest.raises(TensorMismatchError, match=r"1 missing: model\.norm\.weight"):
+        load_model(tmp_path, PLACE)
+
+
+def test_a_weight_that_is_not_a_number_is_named(tmp_path: Path) -> None:
+    change_weights(tmp_path, lambda tensors: tensors["model.norm.weight"].fill_(torch.nan))
+    with pytest.raises(NotFiniteError, match=r"model\.norm\.weight holds NaN"):
+        load_model(tmp_path, PLACE)
+
+
+def change_weights(directory: Path, change: Any) -> None:
+    from safetensors.torch import load_file, save_file
+
+    ref.make_text_checkpoint(directory, "LlamaForCausalLM")
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+def test_weights_for_which_there_is_no_room_are_not_read(tmp_path: Path) -> None:
+    write_config(tmp_path, "LlamaForCausalLM", {**ref.SMALL, "vocab_size": 2**20})
+    with pytest.raises(ModelTooLargeError, match=r"the weights take 0\.5 GiB in float32, and 0\.1 GiB"):
+        load_model(tmp_path, PLACE, room=2**27)
+
+
+def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, "LlamaForCausalLM", ref.SMALL)
+    with pytest.raises(CheckpointError, match=r"transformers cannot load it: .*no file named model\.safetensors"):
+        load_model(tmp_path, PLACE)
+
+
+def test_modules_that_do_not_heed_positions_are_found_by_the_proof(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    rotate = LlamaRotaryEmbedding.forward
+
+    def rotate_by_place(self: nn.Module, hidden: Tensor, position_ids: Tensor) -> Any:
+        return rotate(self, hidden, torch.arange(hidden.shape[1])[None])
+
+    monkeypatch.setattr(LlamaRotaryEmbedding, "forward", rotate_by_place)
+    with pytest.raises(CheckpointError, match=r"answer otherwise than they should: .*differ by \d+\.\d%"):
+        load_model(tmp_path, PLACE)
+
+
+def test_an_adapter_is_refused(tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    model = load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    folder = AdapterFolder(tmp_path, AdapterScales(8, 8.0, False, {}, {}), b"")
+    with pytest.raises(CheckpointError, match=f"{re.escape(str(tmp_path))}: .*takes no adapters"):
+        model.load_adapter(folder, 8)

@@ -1,0 +1,52 @@
+"""Models of none of our architectures: logits and tokens are transformers', whatever is computed beside them."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from keepsight.models.borrowed.model import BorrowedModel
+from keepsight.models.layers import Placement
+from keepsight.models.registry import load_model
+from tests.models.borrowed import by_pages
+from tests.models.borrowed import reference as ref
+from tests.models.judged import assert_close
+
+PLACE = Placement(torch.device("cpu"), torch.float32)
+NUM_TOKENS, CUTS = 37, (9, 10, 30)
+Pair = tuple[BorrowedModel, Any]
+
+
+@pytest.fixture(scope="module", params=ref.TEXT_MODELS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    directory = tmp_path_factory.mktemp(request.param)
+    reference = ref.make_text_checkpoint(directory, request.param)
+    model = load_model(directory, PLACE)
+    assert isinstance(model, BorrowedModel)
+    return model, reference
+
+
+def prompt(seed: int) -> torch.Tensor:
+    return torch.randint(3, ref.VOCAB_SIZE, (NUM_TOKENS,), generator=torch.Generator().manual_seed(seed))
+
+
+def test_logits_equal_those_of_the_whole_prompt_computed_alone(pair: Pair) -> None:
+    model, reference = pair
+    ours, others = (model.embed_tokens(prompt(seed)) for seed in range(2))
+    expected = ref.plain_logits(reference, prompt(0))
+    assert expected.std() > 0.1
+    assert_close(by_pages.at_once(model, ours), expected)
+    assert_close(by_pages.in_parts(model, ours, CUTS, others), expected)
+
+
+def test_greedy_tokens_equal(pair: Pair) -> None:
+    model, reference = pair
+    assert by_pages.greedy(model, prompt(2), 12) == ref.greedy(reference, prompt(2), 12)
+
+
+def test_no_bit_depends_on_what_is_computed_beside_it(pair: Pair) -> None:
+    model, reference = pair
+    if getattr(reference.config, "attn_logit_softcapping", None):
+        pytest.skip("attention with a softcap is torch's")
+    ours, others = (model.embed_tokens(prompt(seed)) for seed in range(2))
+    assert torch.equal(by_pages.in_parts(model, ours, CUTS, others), by_pages.at_once(model, ours))
