@@ -15,12 +15,14 @@ from keepsight.models.model import Model
 from keepsight.models.qwen2_5_vl.model import Qwen25VL
 from keepsight.models.qwen2_audio.model import Qwen2Audio
 from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.models.registry import load_model
 from keepsight.pixels import carried_samples, carry_samples
 from keepsight.requests import Pixels
 from keepsight.runner.encode_media import Normalizer
 from keepsight.runner.mel_spectrogram import MelSpectrogram
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.sound_config import SAMPLES_PER_PLACE
+from tests.models.borrowed.pictures import IDEFICS3, MISTRAL3
 from tests.models.gemma3 import reference as gemma3
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
 from tests.models.qwen2_audio import reference as qwen2_audio
@@ -164,6 +166,35 @@ class SmallQwen2Audio:
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         sounds = [carried_samples(self.pixels(int(item.media_hash))) for item in media]
         return qwen2_audio.reference_inputs(token_ids, sounds, self.config)
+
+    def true_logits(self, logits: Tensor) -> Tensor:
+        return logits
+
+
+class SmallBorrowed:
+    """Computed by transformers' own modules; its seed is its family's number."""
+
+    families = (IDEFICS3, MISTRAL3)
+
+    def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
+        self.family = self.families[seed]
+        self.reference = self.family.make_checkpoint(directory)
+        self.model = load_model(directory, place)
+        self.most_tokens = len(self.family.token_ids)
+
+    def normalizer(self, carried: Tensor) -> Tensor:
+        return carried
+
+    def pixels(self, picture: int) -> Pixels:
+        return self.family.carry(picture)
+
+    def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
+        item = MediaItem(str(picture), TokenSpan(start, self.most_tokens), Geometry(32, 32))
+        return list(self.family.token_ids), [item]
+
+    def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
+        arrays = self.family.join([int(item.media_hash) for item in media])
+        return {"input_ids": torch.tensor([token_ids]), **arrays}
 
     def true_logits(self, logits: Tensor) -> Tensor:
         return logits

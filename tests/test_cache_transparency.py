@@ -35,6 +35,7 @@ from tests.runner.small_model import PLACE, WAIT_SECONDS
 from tests.scheduling.long_run import thorough
 from tests.small_judges import (
     Family,
+    SmallBorrowed,
     SmallGemma3,
     SmallMixture,
     SmallQwen2Audio,
@@ -128,6 +129,7 @@ class Judge:
         (SmallQwen25VL, 5),
         (SmallQwen2Audio, 4),
         (SmallMixture, 5),
+        *product([SmallBorrowed], [0, 1]),
     ],
     ids=str,
 )
@@ -358,6 +360,8 @@ class Alone:
         *product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5)], [False, True]),
         ((SmallMixture, 5), True),
         ((SmallQwen2Audio, 4), True),
+        ((SmallBorrowed, 0), False),
+        ((SmallBorrowed, 1), True),
     ],
     ids=str,
 )

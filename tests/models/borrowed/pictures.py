@@ -1,0 +1,89 @@
+"""Random small models of pictures and text, and what their processors make of a picture: arrays, and tokens."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from keepsight.pixels import carry_arrays
+from keepsight.requests import Pixels
+from tests.models.borrowed import reference as ref
+
+IMAGE, BREAK, END = 299, 298, 297
+VISION: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+LLAMA, QWEN2, COHERE2 = ({"model_type": name} for name in ("llama", "qwen2", "cohere2"))
+MISTRAL = {"model_type": "mistral", "sliding_window": ref.WINDOW}
+
+
+class Family(NamedTuple):
+    architecture: str
+    text: Mapping[str, Any]
+    vision: Mapping[str, Any]
+    others: Mapping[str, Any]
+    # Of what the processor makes of one picture.
+    pixels_shape: tuple[int, ...]
+    arrays: Mapping[str, Tensor]
+    # Which stand for it.
+    token_ids: list[int]
+    # Along which one picture's arrays are before the next one's.
+    axis: int = 0
+
+    def make_checkpoint(self, directory: Path) -> Any:
+        arguments = {
+            "text_config": {**ref.SMALL, **self.text},
+            "vision_config": {**VISION, **self.vision},
+            "image_token_id": IMAGE,
+            **self.others,
+        }
+        return ref.make_checkpoint(directory, self.architecture, arguments)
+
+    def draw(self, seed: int) -> dict[str, Tensor]:
+        """The arrays of one picture."""
+        values = torch.randn(self.pixels_shape, generator=torch.Generator().manual_seed(seed))
+        return {"pixel_values": values, **self.arrays}
+
+    def carry(self, seed: int, token_ids: Sequence[int] = ()) -> Pixels:
+        told = torch.tensor(token_ids or self.token_ids, dtype=torch.int32)
+        return carry_arrays({name: each.numpy() for name, each in {**self.draw(seed), "token_ids": told}.items()})
+
+    def join(self, seeds: Sequence[int]) -> dict[str, Tensor]:
+        """Those of several pictures of one prompt."""
+        drawn = [self.draw(seed) for seed in seeds]
+        return {name: torch.cat([each[name] for each in drawn], dim=self.axis) for name in (drawn[0] if drawn else ())}
+
+
+LLAVA = Family(
+    "LlavaForConditionalGeneration", LLAMA, {"model_type": "clip_vision_model"}, {}, (1, 3, 32, 32), {}, [IMAGE] * 16
+)
+IDEFICS3 = Family(
+    "Idefics3ForConditionalGeneration", LLAMA, {}, {"scale_factor": 2}, (1, 2, 3, 32, 32),
+    {"pixel_attention_mask": torch.ones(1, 2, 32, 32, dtype=torch.int64)},
+    [BREAK, *[IMAGE] * 4, BREAK, *[IMAGE] * 4, END], axis=1,
+)  # fmt: skip
+SMOLVLM = Family(
+    "SmolVLMForConditionalGeneration", LLAMA, {}, {"scale_factor": 2}, (1, 3, 3, 32, 32), {},
+    [BREAK, *[IMAGE] * 12, END], axis=1,
+)  # fmt: skip
+INTERNVL = Family(
+    "InternVLForConditionalGeneration", QWEN2, {"image_size": [32, 32], "patch_size": [8, 8]}, {}, (2, 3, 32, 32), {},
+    [IMAGE] * 8,
+)  # fmt: skip
+MISTRAL3 = Family(
+    "Mistral3ForConditionalGeneration", MISTRAL, {"model_type": "pixtral"}, {"spatial_merge_size": 2}, (1, 3, 32, 48),
+    {"image_sizes": torch.tensor([[32, 48]])},
+    [IMAGE, IMAGE, IMAGE, BREAK, IMAGE, IMAGE, IMAGE, END],
+)  # fmt: skip
+AYA = Family(
+    "AyaVisionForConditionalGeneration", COHERE2, {"model_type": "siglip_vision_model"}, {}, (2, 3, 32, 32), {},
+    [BREAK, *[IMAGE] * 4, END, *[IMAGE] * 4],
+)  # fmt: skip
+FAMILIES = (LLAVA, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA)
