@@ -1,4 +1,4 @@
-"""Models that are computed by transformers' modules, as their users have them: from a folder to transformers' answers."""
+"""Models computed by transformers' modules, as their users have them: from a folder to transformers' answers."""
 
 from pathlib import Path
 

@@ -83,7 +83,7 @@ def test_fast_attention_equals_the_plain_one(
     query = torch.randn(batch.num_tokens, num_heads, HEAD_DIM, generator=generator, dtype=dtype)
     key, value = torch.randn(2, batch.num_tokens, kv_heads, HEAD_DIM, generator=generator, dtype=dtype)
     cache = random_cache(kv_heads, block_size, generator, dtype)
-    write_cache(key, value, cache, batch)
+    write_cache(key, value, cache, batch.slots)
     plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=window, softcap=softcap)
     with (
         patch.object(paged_attention, "MAX_BYTES_TO_COPY", max_bytes),
@@ -205,7 +205,7 @@ def test_requests_of_one_batch_never_see_each_other() -> None:
 
     def attend(first: int, slices: list[RequestSlice]) -> torch.Tensor:
         batch = AttentionBatch(slices, "cpu")
-        write_cache(key[first:], value[first:], cache, batch)
+        write_cache(key[first:], value[first:], cache, batch.slots)
         return PagedAttention()(query[first:], cache, batch, scale=1.0, window=None, softcap=None)
 
     torch.testing.assert_close(attend(0, both)[5:], attend(5, both[1:]))

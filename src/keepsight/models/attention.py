@@ -201,9 +201,9 @@ class Attention(Protocol):
     ) -> Tensor: ...  # [tokens, heads, head_dim]
 
 
-def write_cache(key: Tensor, value: Tensor, cache: LayerCache, batch: AttentionBatch) -> None:
-    cache.keys.index_copy_(0, batch.slots, key.to(cache.keys.dtype))
-    cache.values.index_copy_(0, batch.slots, value.to(cache.values.dtype))
+def write_cache(key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
+    cache.keys.index_copy_(0, slots, key.to(cache.keys.dtype))
+    cache.values.index_copy_(0, slots, value.to(cache.values.dtype))
 
 
 def attend_plainly(

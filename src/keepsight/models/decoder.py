@@ -137,7 +137,7 @@ class SelfAttention(nn.Module):
             query_and_key = rms_norm(query_and_key, self.scales, config.rms_norm_eps)
         rotated = rotate(query_and_key, step.angles)
         query, key = rotated.tensor_split([config.num_heads], dim=1)
-        write_cache(key, value, step.cache, step.batch)
+        write_cache(key, value, step.cache, step.batch.slots)
         return query
 
     @made_once

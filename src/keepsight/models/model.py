@@ -40,6 +40,8 @@ class ModelShape:
     sees_pictures_whole: bool
     # Whether a picture comes as the arrays that another processor than ours made of it, and is encoded alone.
     takes_arrays: bool = False
+    # Where the table of them ends, if the model has one.
+    max_positions: int | None = None
 
 
 class Model(Protocol):

@@ -18,7 +18,8 @@ from keepsight.runner.kv_block_store import KvBlockStore
 logger = logging.getLogger(__name__)
 # A prompt fills the pages.
 BLOCK_SIZE, NUM_BLOCKS = 16, 4
-# Behind all windows, and further than a row's programs see at once; its sequence has the same pages over and over.
+# Behind all windows, and further than a row's programs see at once, where there are so many positions; its sequence has
+# the same pages over and over.
 FAR = 10_000
 # From one token to the next: a vocabulary's first ones are of a kind of their own, and hardly trained.
 STRIDE = 997
@@ -58,10 +59,11 @@ def _do_without(reason: str) -> None:
 def _compute(model: Model) -> Tensor:
     """Hidden states of some tokens, the first read as a prompt is, the last as answers are: one alone, then two."""
     device, num_prompt = model.place.device, BLOCK_SIZE * NUM_BLOCKS
-    table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(FAR // BLOCK_SIZE + 1)], device)
+    far = FAR if model.shape.max_positions is None else min(FAR, model.shape.max_positions - 1)
+    table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(far // BLOCK_SIZE + 1)], device)
     caches = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place).layers
     attention, outputs = PagedAttention(), list[Tensor]()
-    for spans in [[(0, num_prompt)], [(num_prompt, 1)], [(num_prompt + 1, 1), (FAR, 1)]]:
+    for spans in [[(0, num_prompt)], [(num_prompt, 1)], [(num_prompt + 1, 1), (far, 1)]]:
         batch = AttentionBatch([RequestSlice(*span, table) for span in spans], device)
         token_ids = batch.positions * STRIDE % model.shape.vocab_size
         outputs.append(model.compute(model.embed_tokens(token_ids), attention, caches, batch))

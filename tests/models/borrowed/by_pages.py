@@ -18,8 +18,8 @@ class Pages:
     def __init__(self, model: Model) -> None:
         self.model, shape = model, model.shape
         size = (2, NUM_BLOCKS * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-        self._caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
-        self._attention = PagedAttention()
+        self.caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
+        self.attention = PagedAttention()
         self._free = list(range(NUM_BLOCKS))
         # One prompt's pages lie among another's.
         self.tables = [BlockTable(BLOCK_SIZE, self._free[first::3]) for first in range(3)]
@@ -30,7 +30,7 @@ class Pages:
             pieces = [RequestSlice(start, len(part), self.tables[index]) for index, start, part in parts]
             embeddings = torch.cat([part for _, _, part in parts])
             batch = AttentionBatch(pieces, "cpu")
-            hidden = self.model.compute(embeddings, self._attention, self._caches, batch)
+            hidden = self.model.compute(embeddings, self.attention, self.caches, batch)
             logits = self.model.logits(hidden)
             return list(torch.split(logits, [len(part) for _, _, part in parts]))
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, attend_plainly, write_cache
+from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
 
 # As transformers calls it.
@@ -80,12 +81,24 @@ def watch_layers(layers: Sequence[nn.Module]) -> None:
 
 
 def attend_to_pages(attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch) -> Attend:
+    rows = _rows_to_write(batch)
+
     def attend(heads: HeadsOfLayer) -> Tensor:
         cache = caches[heads.layer]
-        write_cache(heads.key, heads.value, cache, batch)
+        if rows is None:
+            write_cache(heads.key, heads.value, cache, batch.slots)
+        else:
+            write_cache(heads.key[rows], heads.value[rows], cache, batch.slots[rows])
         return attention(heads.query, cache, batch, scale=heads.scale, window=heads.window, softcap=heads.softcap)
 
     return attend
+
+
+def _rows_to_write(batch: AttentionBatch) -> Tensor | None:
+    """A recorded step may have rows of nobody, which have no slot: in their place its first row is written again."""
+    if batch.rows is None or kernels_for(batch.device) is None:
+        return None
+    return torch.arange(batch.num_tokens, device=batch.device).masked_fill(batch.slots < 0, 0)
 
 
 def attend_at_once(heads: HeadsOfLayer) -> Tensor:
@@ -126,7 +139,8 @@ def _attend_for_module(
         window=sliding_window,
         softcap=softcap,
     )
-    return _step.get().attend(heads)[None], None
+    # Some look at it as one row of numbers for each token.
+    return _step.get().attend(heads)[None].contiguous(), None
 
 
 def _is_nothing(given: Any) -> bool:

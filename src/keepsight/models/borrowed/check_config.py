@@ -7,8 +7,6 @@ import inspect
 from pathlib import Path
 from typing import Any
 
-from torch import nn
-
 from keepsight.errors import CheckpointConfigError
 
 # In which a token sees an interval of positions that ends with its own.
@@ -66,7 +64,7 @@ def check_structure(model: Any, path: Path) -> None:
 
     if not model._supports_attention_backend:
         raise refuse("attends in a way of its own (_supports_attention_backend is not set)")
-    if body is model or not isinstance(model.get_decoder(), nn.Module):
+    if body is model or not hasattr(model.get_decoder(), "set_attn_implementation"):
         raise refuse("has no decoder apart from its head")
     if hasattr(body, "get_rope_index"):
         raise refuse("has tokens with a time, a row and a column, which are not supported")

@@ -1,0 +1,96 @@
+"""What transformers' modules give to their attention reaches the pages, or is refused."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.borrowed import attention
+from keepsight.models.borrowed.attention import (
+    HeadsOfLayer,
+    UnknownAttentionError,
+    attend_at_once,
+    attend_to_pages,
+    attending,
+)
+from keepsight.models.layers import Placement
+from keepsight.models.registry import load_model
+from tests.models.borrowed.by_pages import Pages
+from tests.models.borrowed.reference import make_text_checkpoint
+
+NUM_SLOTS, SIZE = 12, 2
+
+
+class Layer(nn.Module):
+    layer_idx = 0
+    is_causal = True
+
+
+def call(module: nn.Module | None = None, mask: Tensor | None = None, **options: Any) -> Tensor:
+    """As modules do; of one token."""
+    heads = torch.ones(1, 1, 1, SIZE)
+    with attending(attend_at_once):
+        return attention._attend_for_module(module or Layer(), heads, heads, heads, mask, **options)[0]
+
+
+def test_keywords_that_say_nothing_are_let_pass() -> None:
+    harmless: dict[str, Any] = {
+        "dropout": 0.0,
+        "output_attentions": False,
+        "s_aux": None,
+        "is_causal": True,
+        "use_cache": True,
+    }
+    assert torch.equal(call(**harmless), torch.ones(1, 1, 1, SIZE))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"s_aux": torch.zeros(1)}, "is given s_aux"),
+        ({"dropout": 0.1}, "is given dropout"),
+        ({"some_new_bias": 2}, "is given some_new_bias"),
+        ({"mask": torch.zeros(1, 1, 1, 1)}, "has a mask of its own"),
+        ({"is_causal": False}, "sees tokens behind a token"),
+        ({"module": nn.Module()}, "does not tell its layer's number"),
+    ],
+)
+def test_what_would_change_the_result_is_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(UnknownAttentionError, match=message):
+        call(**options)
+
+
+def test_rows_of_nobody_in_a_recorded_step_write_to_no_page_but_that_of_the_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(attention, "kernels_for", lambda _device: object())
+    table = BlockTable(4, [1])
+    batch = AttentionBatch([RequestSlice(0, 1, table)] * 3, "cpu")
+    assert batch.rows is not None
+    batch.rows.replace([RequestSlice(2, 1, table)])
+    cache = LayerCache(torch.zeros(NUM_SLOTS, 1, SIZE), torch.zeros(NUM_SLOTS, 1, SIZE))
+    heads = torch.arange(1.0, 7.0).view(3, 1, SIZE)
+    attend = attend_to_pages(lambda query, *_, **__: query, [cache], batch)
+    attend(HeadsOfLayer(Layer(), 0, heads, heads, heads, 1.0, None, None))
+    expected = torch.zeros(NUM_SLOTS, 1, SIZE)
+    expected[4 + 2] = heads[0]
+    assert torch.equal(cache.keys, expected)
+    assert torch.equal(cache.values, expected)
+
+
+def test_a_step_s_watcher_is_called_after_each_layer_in_their_order(tmp_path: Any) -> None:
+    reference = make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    model = load_model(tmp_path, Placement(torch.device("cpu"), torch.float32))
+    token_ids = torch.arange(3, 10)
+    pages, seen = Pages(model), list[tuple[int, Tensor]]()
+    batch = AttentionBatch([RequestSlice(0, len(token_ids), pages.tables[0])], "cpu")
+    with torch.inference_mode():
+        embeddings = model.embed_tokens(token_ids)
+        model.compute(embeddings, pages.attention, pages.caches, batch, lambda *each: seen.append(each))
+        expected = reference(input_ids=token_ids[None], output_hidden_states=True).hidden_states
+    assert [layer for layer, _ in seen] == [0, 1, 2]
+    for layer, hidden in seen[:-1]:
+        assert torch.allclose(hidden, expected[layer + 1][0], atol=1e-4)
