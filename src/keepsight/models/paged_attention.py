@@ -179,7 +179,7 @@ class _Token:
             values.transpose(0, 1)[None],
             scale=scale,
         )
-        return attended.view(query.shape)
+        return attended.reshape(query.shape)
 
 
 def plan_tokens(batch: AttentionBatch, singles: Mapping[int, int], window: int | None, way: _Way) -> list[_Part]:
