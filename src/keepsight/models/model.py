@@ -32,7 +32,7 @@ class ModelShape:
     vocab_size: int
     # Of a picture's embedding, in numbers: what stands for the token's own, and what is added behind layers.
     media_width: int
-    # The side of a patch, in pixels; 0 where the model takes no pictures.
+    # The side of a patch, in pixels; 0 where the model takes no pixels.
     patch_size: int
     # Of any picture; 0 where that follows from its size.
     tokens_per_image: int

@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,15 @@ def test_a_configuration_that_transformers_would_need_code_beside_it_for_is_refu
     (tmp_path / "config.json").write_text(json.dumps(fields))
     (tmp_path / "code.py").write_text("raise SystemExit('this ran')")
     with pytest.raises(CheckpointConfigError, match=r"config\.json: transformers \d.* cannot read it"):
+        load_model(tmp_path, PLACE)
+
+
+def test_where_transformers_is_missing_it_is_said_how_to_come_by_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_config(tmp_path, "LlamaForCausalLM", ref.SMALL)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(CheckpointError, match=r"pip install 'keepsight\[transformers\]'"):
         load_model(tmp_path, PLACE)
 
 

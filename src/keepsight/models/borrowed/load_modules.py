@@ -28,7 +28,11 @@ logger = logging.getLogger(__name__)
 
 def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
     """-> transformers' model, a PreTrainedModel.  `room`: bytes of memory that its weights may take."""
-    import transformers
+    try:
+        import transformers
+    except ImportError as error:
+        why = "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
+        raise CheckpointError(directory, why) from error
 
     path = directory / "config.json"
     architecture = _find_class(path)

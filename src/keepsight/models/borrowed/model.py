@@ -53,7 +53,6 @@ class BorrowedModel:
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
         """`room`: bytes of memory that the weights may take."""
-        register_attention()
         modules = load_modules(directory, place, room)
         try:
             return cls._made_of(modules, directory, place)
@@ -67,6 +66,7 @@ class BorrowedModel:
     def _made_of(cls, modules: Any, directory: Path, place: Placement) -> Self:
         import transformers
 
+        register_attention()
         modules.get_decoder().set_attn_implementation(NAME)
         decoder = observe_shape(modules, place, directory / "config.json")
         watch_layers(decoder.layers)
@@ -94,7 +94,7 @@ class BorrowedModel:
             raise ValueError(f"a picture was not laid out as it is encoded: {told}")
         embeddings[is_seen] = features.to(embeddings.dtype)
         if not self._pictures_are_proven:
-            prove_picture(self._modules, self.place, token_ids, given, embeddings)
+            prove_picture(self, self._modules, token_ids, given, embeddings)
             self._pictures_are_proven = True
         return embeddings[None]
 

@@ -2,10 +2,12 @@
 
 Plainly: a prompt at once and alone, by transformers' own attention, with no cache.  What our way does not honour (a
 position, a mask, a cache of the modules' own) shows as other numbers, and the checkpoint is refused.  The way of
-pictures is proven by the first one that comes.
+pictures is proven by the first one that comes, which takes as long as two prompts of its tokens.
 """
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Mapping, Sequence
+from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from torch import Tensor
 from keepsight.errors import CheckpointError
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
-from keepsight.models.borrowed.attention import NAME, attend_at_once, attending
+from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
@@ -47,13 +49,18 @@ def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: 
 
 
 def prove_picture(
-    modules: Any, place: Placement, token_ids: Tensor, arrays: dict[str, Tensor], embeddings: Tensor
+    model: Model, modules: Any, token_ids: Tensor, arrays: Mapping[str, Tensor], embeddings: Tensor
 ) -> None:
     """That `embeddings` [tokens, hidden], which stand for the picture, are all that the modules make of it."""
-    with attending(attend_at_once):
+    num_blocks = -(-len(token_ids) // BLOCK_SIZE)
+    table = BlockTable(BLOCK_SIZE, range(num_blocks), model.place.device)
+    batch = AttentionBatch([RequestSlice(0, len(token_ids), table)], model.place.device)
+    # A layer's keys are read before the next one's are written.
+    caches = _make_caches(model, num_blocks * BLOCK_SIZE, 1) * model.shape.num_layers
+    with attending(attend_to_pages(PagedAttention(), caches, batch)):
         expected = modules.base_model(input_ids=token_ids[None], use_cache=False, **arrays).last_hidden_state[0]
         hidden = modules.base_model(inputs_embeds=embeddings[None], use_cache=False).last_hidden_state[0]
-    if (found := _find_difference(hidden, expected, place)) is not None:
+    if (found := _find_difference(hidden, expected, model.place)) is not None:
         raise ValueError(f"this model's pictures cannot be served: by its own way they are seen {found:.1%} otherwise")
 
 
@@ -71,12 +78,10 @@ def _draw_prompt(modules: Any, windows: Sequence[int | None]) -> Tensor:
     """[tokens], none of which stands for a picture."""
     narrowest = min((window for window in windows if window is not None), default=0)
     num_tokens = min(max(MIN_TOKENS, narrowest + BLOCK_SIZE), MAX_TOKENS)
-    embeddings = modules.get_input_embeddings()
-    token_ids: Tensor = (torch.arange(1, num_tokens + 1) * STRIDE % embeddings.num_embeddings).to(modules.device)
-    names = ("image_token_id", "video_token_id", "audio_token_id")
-    for special in {getattr(modules.config, name, None) for name in names} - {None}:
-        token_ids[token_ids == special] = 0
-    return token_ids
+    config, size = modules.config, modules.get_input_embeddings().num_embeddings
+    left_out = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
+    drawn = (index * STRIDE % size for index in itertools.count(1))
+    return torch.tensor(list(islice(filterfalse(left_out.__contains__, drawn), num_tokens)), device=modules.device)
 
 
 def _compute_plainly(modules: Any, token_ids: Tensor) -> Tensor:
@@ -100,7 +105,8 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
     # The pages between ours, over and over.
     blocks = [2 * (block % num_blocks) + 1 for block in range(max(far, end) // BLOCK_SIZE + 1)]
     others = BlockTable(BLOCK_SIZE, blocks, device)
-    caches, attention, logits = _make_caches(model, 2 * num_blocks * BLOCK_SIZE), PagedAttention(), list[Tensor]()
+    caches = _make_caches(model, 2 * num_blocks * BLOCK_SIZE, model.shape.num_layers)
+    attention, logits = PagedAttention(), list[Tensor]()
     parts = ((0, end // 3), (end // 3, end - 1), (end - 1, end))
     for (start, stop), (other, length) in zip(parts, ((0, end - 1), (end - 1, 1), (far, 1)), strict=True):
         pieces = [RequestSlice(other, length, others), RequestSlice(start, stop - start, ours)]
@@ -111,10 +117,7 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
     return torch.cat(logits)
 
 
-def _make_caches(model: Model, num_slots: int) -> list[LayerCache]:
-    shape = (num_slots, model.shape.num_kv_heads, model.shape.head_dim)
-    tensors = [
-        torch.zeros(2, *shape, device=model.place.device, dtype=model.place.of_keys)
-        for _ in range(model.shape.num_layers)
-    ]
-    return [LayerCache(*each) for each in tensors]
+def _make_caches(model: Model, num_slots: int, num_layers: int) -> list[LayerCache]:
+    shape, place = model.shape, model.place
+    size = (num_layers, 2, num_slots, shape.num_kv_heads, shape.head_dim)
+    return [LayerCache(*each) for each in torch.zeros(size, device=place.device, dtype=place.of_keys)]
