@@ -40,7 +40,7 @@ class ModelShape:
     sees_pictures_whole: bool
     # Whether a picture comes as the arrays that another processor than ours made of it, and is encoded alone.
     takes_arrays: bool = False
-    # Where the table of them ends, if the model has one.
+    # What stands beyond them has no meaning, or changes others' answers; None: there is no such end.
     max_positions: int | None = None
 
 

@@ -23,6 +23,7 @@ SMALL: Mapping[str, Any] = {
 # Narrower than the prompts.
 WINDOW = 16
 SPARSE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 # What makes each of them what it is, beside its size.
 TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -30,7 +31,7 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "Qwen3ForCausalLM": {"head_dim": 32, "tie_word_embeddings": True},
     "Gemma2ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW, "final_logit_softcapping": 3.0},
-    "Phi3ForCausalLM": {"sliding_window": WINDOW},
+    "Phi3ForCausalLM": {"sliding_window": WINDOW, "original_max_position_embeddings": 64, "rope_parameters": LONG_ROPE},
     "GPT2LMHeadModel": {},
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},
     "GPTNeoXForCausalLM": {"use_parallel_residual": True},
@@ -38,7 +39,7 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "Qwen3MoeForCausalLM": {"head_dim": 16, **SPARSE},
     "GraniteForCausalLM": {"logits_scaling": 4.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
     "CohereForCausalLM": {"logit_scale": 0.25},
-    "Olmo2ForCausalLM": {},
+    "Olmo2ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     "SmolLM3ForCausalLM": {},
 }
 

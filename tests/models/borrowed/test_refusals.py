@@ -29,10 +29,6 @@ LATENT = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_no
 TWO_WAY = {"text_config": ref.SMALL, "vision_config": {"image_size": 32, "patch_size": 8}}
 
 
-def rope(**parameters: Any) -> dict[str, Any]:
-    return {"rope_parameters": {"rope_theta": 10_000.0, **parameters}}
-
-
 @pytest.mark.parametrize(
     ("architecture", "arguments", "message"),
     [
@@ -41,19 +37,6 @@ def rope(**parameters: Any) -> dict[str, Any]:
         ("Qwen3NextForCausalLM", {}, r"layer_types: 'linear_attention' is not supported"),
         ("Llama4ForCausalLM", {}, r"layer_types: 'chunked_attention' is not supported"),
         ("Gemma3nForCausalLM", {"num_kv_shared_layers": 1}, r"num_kv_shared_layers: .*share keys and values"),
-        (
-            "LlamaForCausalLM",
-            rope(rope_type="dynamic", factor=2.0),
-            r"rope_type: 'dynamic' is not supported: .*others'",
-        ),
-        (
-            "Phi3ForCausalLM",
-            {
-                **rope(rope_type="longrope", short_factor=[1.0] * 8, long_factor=[2.0] * 8),
-                "original_max_position_embeddings": 64,
-            },
-            r"rope_type: 'longrope' is not supported: .*others'",
-        ),
         (
             "Qwen2VLForConditionalGeneration",
             {},

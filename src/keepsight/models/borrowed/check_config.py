@@ -11,8 +11,6 @@ from keepsight.errors import CheckpointConfigError
 
 # In which a token sees an interval of positions that ends with its own.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-# Whose angles follow from the longest position beside it.
-_ROPE_TYPES_OF_COMPANY = ("dynamic", "longrope")
 # By which a body tells tokens that see each other in both directions.
 _KINDS_OF_TOKENS = {"token_type_ids", "mm_token_type_ids"}
 
@@ -35,24 +33,6 @@ def check_config(config: Any, path: Path) -> None:
         raise refuse("num_kv_shared_layers", "layers that share keys and values are not supported")
     if getattr(text, "use_bidirectional_attention", None):
         raise refuse("use_bidirectional_attention", "tokens that see those behind them are not supported")
-    for rope in _ropes_of(text):
-        _check_rope(rope, text, refuse)
-
-
-def _ropes_of(text: Any) -> list[dict[str, Any]]:
-    """Of all kinds of layers."""
-    ropes = getattr(text, "rope_parameters", None) or {}
-    several = [each for each in ropes.values() if isinstance(each, dict)]
-    return several or [ropes]
-
-
-def _check_rope(rope: dict[str, Any], text: Any, refuse: Any) -> None:
-    rope_type = rope.get("rope_type", "default")
-    original = rope.get("original_max_position_embeddings", getattr(text, "original_max_position_embeddings", None))
-    is_longer = original is None or text.max_position_embeddings > original
-    if rope_type in _ROPE_TYPES_OF_COMPANY and is_longer:
-        why = "its angles follow from the longest position in a batch: a request would change others' answers"
-        raise refuse("rope_parameters.rope_type", f"{rope_type!r} is not supported: {why}")
 
 
 def check_structure(model: Any, path: Path) -> None:

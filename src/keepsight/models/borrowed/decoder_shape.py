@@ -23,6 +23,8 @@ class DecoderShape(NamedTuple):
     head_dim: int
     windows: tuple[int | None, ...]
     layers: tuple[nn.Module, ...]
+    # None: any.
+    max_positions: int | None
 
 
 def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
@@ -51,7 +53,20 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     _check_windows(windows, config, path)
     layers = _layers_around([heads.module for heads in seen], model.base_model)
     num_kv_heads, head_dim = key
-    return DecoderShape(len(seen), num_kv_heads, head_dim, windows, layers)
+    return DecoderShape(len(seen), num_kv_heads, head_dim, windows, layers, count_positions(config))
+
+
+def count_positions(config: Any) -> int | None:
+    """A request that stood beyond these would turn the tokens of all beside it otherwise ("dynamic", "longrope").
+
+    The engine's context ends there (`ModelLimits`), so none does.
+    """
+    ropes = getattr(config, "rope_parameters", None) or {}
+    # One for all layers, or one for each type of them.
+    each = (ropes, *(rope for rope in ropes.values() if isinstance(rope, dict)))
+    ends = [rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"]
+    longest = getattr(config, "max_position_embeddings", None)
+    return min(ends if longest is None else [*ends, longest], default=None)
 
 
 def _layers_around(attentions: list[nn.Module], body: nn.Module) -> tuple[nn.Module, ...]:

@@ -36,18 +36,17 @@ class BorrowedModel:
         self._embedding: nn.Embedding = modules.get_input_embeddings()
         self._head = _head_alone(modules)
         self._pictures_are_proven = False
-        config = modules.config.get_text_config(decoder=True)
         self.shape = ModelShape(
             num_layers=decoder.num_layers,
             num_kv_heads=decoder.num_kv_heads,
             head_dim=decoder.head_dim,
-            vocab_size=config.vocab_size,
+            vocab_size=modules.config.get_text_config(decoder=True).vocab_size,
             media_width=self._embedding.embedding_dim,
             patch_size=0,
             tokens_per_image=0,
             sees_pictures_whole=False,
             takes_arrays=hasattr(self._body, "get_image_features"),
-            max_positions=getattr(config, "max_position_embeddings", None),
+            max_positions=decoder.max_positions,
         )
 
     @classmethod
