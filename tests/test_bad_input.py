@@ -59,8 +59,8 @@ def change_tensors(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]],
 
 
 def test_an_architecture_nobody_knows_is_named_with_those_that_are_known(checkpoint: Path) -> None:
-    change_json(checkpoint / "config.json", architectures=["LlamaForCausalLM"])
-    with pytest.raises(UnknownArchitectureError, match=r"LlamaForCausalLM.*known are Gemma3For") as caught:
+    change_json(checkpoint / "config.json", architectures=["NobodysForCausalLM"])
+    with pytest.raises(UnknownArchitectureError, match=r"NobodysForCausalLM.*known are Gemma3For") as caught:
         LLM(checkpoint)
     assert caught.value.path == checkpoint / "config.json"
 

@@ -1,11 +1,16 @@
 """Which checkpoints are computed by transformers' own modules, and prepared by its processors: those that are not ours.
 
-Knows only what config.json calls itself.
+Knows only the files of a checkpoint: neither torch nor transformers, but for its version.
 """
 
+import hashlib
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Self
 
-from keepsight.json_fields import JsonFields
+from keepsight.errors import CheckpointConfigError, CheckpointError
+from keepsight.json_fields import JsonFields, get_optional_int, read_json_object
 
 # Of which the package has a model of its own; `models/registry.py` holds them.
 OWN_ARCHITECTURES = (
@@ -23,4 +28,43 @@ def is_borrowed(directory: Path, model_impl: str = "auto") -> bool:
     if model_impl != "auto":
         return model_impl == "transformers"
     architectures = JsonFields.read(directory / "config.json").strings("architectures")
-    return not any(name in OWN_ARCHITECTURES for name in architectures)
+    # What names none is nobody's, and told so by whoever loads it.
+    return bool(architectures) and not any(name in OWN_ARCHITECTURES for name in architectures)
+
+
+# On which depends what becomes of a picture, and which tokens stand for it.
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json")
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedProcessor:
+    """The processor in a checkpoint's folder, which prepares its pictures; nothing of it can be changed."""
+
+    directory: str
+    # Of its files, and of whose code reads them.
+    digest: str
+    # The token that stands for a picture before it is expanded, and for each of its embeddings then.
+    image_token_id: int
+
+    @classmethod
+    def from_checkpoint(cls, directory: Path) -> Self:
+        digest = hashlib.sha256(f"transformers {_find_version(directory)}".encode())
+        for path in (directory / name for name in PROCESSOR_FILES):
+            content = path.read_bytes() if path.is_file() else b""
+            digest.update(f"{path.name} {len(content)} ".encode() + content)
+        return cls(str(directory.absolute()), digest.hexdigest(), read_image_token_id(directory / "config.json"))
+
+
+def read_image_token_id(path: Path) -> int:
+    token_id = get_optional_int(path, read_json_object(path), "image_token_id", "image_token_index")
+    if token_id is None:
+        raise CheckpointConfigError(path, "image_token_id: is missing, so nothing says what stands for a picture")
+    return token_id
+
+
+def _find_version(directory: Path) -> str:
+    try:
+        return version("transformers")
+    except PackageNotFoundError:
+        message = "is none of the models of this package, and transformers is not there: pip install transformers"
+        raise CheckpointError(directory, message) from None

@@ -98,6 +98,12 @@ class JsonFields:
     def values(self) -> list[Any]:
         return list(self._values.values())
 
+    def text(self, name: str) -> str | None:
+        value = self._values.get(name)
+        if value is not None and not isinstance(value, str):
+            raise self.refuse(name, f"must be a string, not {value!r}")
+        return value
+
     def strings(self, name: str) -> tuple[str, ...]:
         value = self._values.get(name) or ()
         if not isinstance(value, list | tuple) or not all(isinstance(item, str) for item in value):

@@ -125,6 +125,10 @@ class PictureLayout:
     # in places of a decoder's rotation, counted from the first one; then they lie one behind the other.
     places: tuple[int, ...] = ()
     kind: Kind = "image"
+    # Of a picture that another processor than ours lays out: its tokens, with others among them that are none of its
+    # embeddings; and the bytes of all that it makes of one so large.
+    token_ids: tuple[int, ...] = ()
+    num_bytes: int = 0
 
     @property
     def num_parts(self) -> int:

@@ -10,18 +10,29 @@ from keepsight.json_fields import JsonFields
 
 logger = logging.getLogger(__name__)
 DEFAULT_HIDDEN_SIZE = 2304
+# What families call them, the usual name first.
+NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
+NAMES_OF_HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
+# Whose tables depend on how long the longest prompt of a batch is; both are names of one.
+LONG_ROPES = ("longrope", "su")
+TRAINED_LENGTH = "original_max_position_embeddings"
 
 
 class _Defaults(NamedTuple):
-    """transformers' own, for checkpoints that name no numbers."""
+    """transformers' own, for checkpoints that name no numbers.  None: such a checkpoint is refused."""
 
-    max_positions: int
-    vocab_size: int
+    max_positions: int | None
+    vocab_size: int | None
+    # 0: it is not known.
     hidden_size: int
 
 
 _DEFAULTS_OF_GEMMA3 = _Defaults(131_072, 262_208, DEFAULT_HIDDEN_SIZE)
+# A borrowed model's are known to transformers alone.
+_NONE = _Defaults(None, None, 0)
 _DEFAULTS = {
+    "Gemma3ForConditionalGeneration": _DEFAULTS_OF_GEMMA3,
+    "Gemma3ForCausalLM": _DEFAULTS_OF_GEMMA3,
     "Qwen2_5_VLForConditionalGeneration": _Defaults(32_768, 152_064, 8192),
     "Qwen2AudioForConditionalGeneration": _Defaults(32_768, 151_936, 4096),
     "Qwen3VLForConditionalGeneration": _Defaults(128_000, 151_936, 4096),
@@ -36,7 +47,7 @@ class ModelLimits:
     # Rows of the embedding.  A tokenizer may have more tokens, as a text-only Gemma's still has that of a picture, or
     # fewer: what has no text can be said all the same, and sent back.
     vocab_size: int
-    # Of one token's embedding.
+    # Of one token's embedding; 0: it does not say.
     hidden_size: int = DEFAULT_HIDDEN_SIZE
 
     @classmethod
@@ -44,8 +55,8 @@ class ModelLimits:
         """`max_model_len` is what the user asked for."""
         fields = JsonFields.read(directory / "config.json")
         text = fields.section("text_config") if "text_config" in fields else fields
-        defaults = next(filter(None, map(_DEFAULTS.get, fields.strings("architectures"))), _DEFAULTS_OF_GEMMA3)
-        longest = text.integer("max_position_embeddings", defaults.max_positions)
+        defaults = next(filter(None, map(_DEFAULTS.get, fields.strings("architectures"))), _NONE)
+        longest = _read_longest(text, defaults.max_positions)
         if max_model_len is not None and max_model_len > longest:
             raise InvalidArgumentError(
                 "max_model_len", f"{max_model_len} exceeds the {longest} positions of the checkpoint"
@@ -53,4 +64,16 @@ class ModelLimits:
         reason = "the checkpoint's positions" if max_model_len is None else f"as asked, of {longest} positions"
         logger.info("max_model_len is %d: %s", max_model_len or longest, reason)
         vocab_size = text.integer("vocab_size", defaults.vocab_size)
-        return cls(max_model_len or longest, vocab_size, text.integer("hidden_size", defaults.hidden_size))
+        widths = [text.integer(name) for name in NAMES_OF_HIDDEN_SIZE if name in text]
+        return cls(max_model_len or longest, vocab_size, next(iter(widths), defaults.hidden_size))
+
+
+def _read_longest(text: JsonFields, default: int | None) -> int:
+    lengths = [text.integer(name) for name in NAMES_OF_POSITIONS if name in text]
+    longest = lengths[0] if lengths else text.integer(NAMES_OF_POSITIONS[0], default)
+    for rope in map(text.section, ("rope_scaling", "rope_parameters")):
+        if rope.text("rope_type") in LONG_ROPES or rope.text("type") in LONG_ROPES:
+            # Beyond these all positions would turn otherwise, and answers change with what others ask.
+            trained = rope if TRAINED_LENGTH in rope else text
+            longest = min(longest, trained.integer(TRAINED_LENGTH))
+    return longest

@@ -57,6 +57,11 @@ def carry_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Pixels:
     return np.frombuffer(carried, np.uint8).reshape(-1, _ROW_BYTES // 4, 4)
 
 
+def shape_of_arrays(num_bytes: int) -> Shape:
+    """Of so many bytes that carry some."""
+    return num_bytes // _ROW_BYTES, _ROW_BYTES // 4, 4
+
+
 def carried_arrays(pixels: Pixels) -> dict[str, npt.NDArray[Any]]:
     carried = pixels.tobytes()
     length = int.from_bytes(carried[-_LENGTH_BYTES:], "little")

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from keepsight.borrowed import BorrowedProcessor, is_borrowed
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.film_config import FILM_OPERATOR_OPTIONS, FILM_REQUEST_OPTIONS, FilmConfig
 from keepsight.film_processors import read_film_config
@@ -15,6 +16,8 @@ from keepsight.sound_config import SoundConfig
 
 # Of any model.
 OPERATOR_OPTIONS = IMAGE_OPERATOR_OPTIONS | FILM_OPERATOR_OPTIONS
+# Of a picture that another's processor lays out: only that knows how many there can be, so as many as fit a context.
+MAX_BORROWED_TOKENS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +28,17 @@ class ProcessorConfig:
     film: FilmConfig | None = None
     sound: SoundConfig | None = None
     takes_pictures: bool = True
+    # That which prepares a borrowed model's pictures, in the place of ours.
+    borrowed: BorrowedProcessor | None = None
 
     @classmethod
-    def from_checkpoint(cls, directory: Path, backend: str, overrides: Mapping[str, Any]) -> Self | None:
+    def from_checkpoint(
+        cls, directory: Path, backend: str, overrides: Mapping[str, Any], model_impl: str = "auto"
+    ) -> Self | None:
         """None for a model that reads text only.  Two files say how large pictures are, and they must agree."""
         fields = JsonFields.read(directory / "config.json")
+        if is_borrowed(directory, model_impl):
+            return cls._of_borrowed(directory, overrides) if "vision_config" in fields else None
         if "vision_config" not in fields:
             return cls._of_sounds(directory, fields.section("audio_config"), overrides)
         with options_named():
@@ -40,6 +49,11 @@ class ProcessorConfig:
             )
         _check_agree(fields.section("vision_config"), config.image)
         return config
+
+    @classmethod
+    def _of_borrowed(cls, directory: Path, overrides: Mapping[str, Any]) -> Self:
+        check_options(overrides, allowed=())
+        return cls(ImageProcessorConfig(), borrowed=BorrowedProcessor.from_checkpoint(directory))
 
     @classmethod
     def _of_sounds(cls, directory: Path, audio: JsonFields, overrides: Mapping[str, Any]) -> Self | None:
@@ -72,12 +86,14 @@ class ProcessorConfig:
     @property
     def request_options(self) -> frozenset[str]:
         """What one request may change of its pictures and films; nothing of sounds."""
-        of_pictures = self.image.request_options if self.takes_pictures else frozenset()
+        of_pictures = self.image.request_options if self.takes_pictures and not self.borrowed else frozenset()
         return of_pictures | (FILM_REQUEST_OPTIONS if self.film else frozenset())
 
     @property
     def max_tokens_per_item(self) -> int:
         """0: all have as many as the model says, crops as well."""
+        if self.borrowed:
+            return MAX_BORROWED_TOKENS
         of_film = self.film.max_tokens_per_moment if self.film else 0
         return max(self.image.max_tokens_per_picture, of_film, self.sound.max_tokens if self.sound else 0)
 

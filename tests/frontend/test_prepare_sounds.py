@@ -23,8 +23,8 @@ from keepsight.errors import (
     UnsupportedPictureError,
 )
 from keepsight.frontend.intake.read_sound import read_sound
-from keepsight.frontend.intake.readers import Readers
 from keepsight.frontend.intake.sound_samples import Samples, SoundSource
+from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, Kind

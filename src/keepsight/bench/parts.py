@@ -49,9 +49,11 @@ class PartCost:
 @torch.inference_mode()
 def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> list[PartCost]:
     check_is_folder(config.directory)
-    processor = ProcessorConfig.from_checkpoint(config.directory, config.image_backend, {})
+    processor = ProcessorConfig.from_checkpoint(config.directory, config.image_backend, {}, config.model_impl)
     if processor is None or not processor.takes_pictures:
         raise CheckpointError(config.directory, "takes no pictures, so there is no picture's way to measure")
+    if processor.borrowed is not None:
+        raise CheckpointError(config.directory, "is a borrowed model: its pictures' way is transformers'")
     geometry, image_config = Geometry(*picture_size), processor.image
     if image_config.sizes is not None:
         image_config.sizes.check_can_show(geometry, "picture_size")

@@ -112,7 +112,8 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     directory = config.directory
     check_is_folder(directory)
     limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
-    processor = ProcessorConfig.from_checkpoint(directory, config.image_backend, config.mm_processor_kwargs)
+    options = (config.image_backend, config.mm_processor_kwargs, config.model_impl)
+    processor = ProcessorConfig.from_checkpoint(directory, *options)
     end_ids = read_end_ids(directory)
     if end_ids is None:
         end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids

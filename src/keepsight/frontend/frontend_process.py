@@ -26,10 +26,10 @@ from keepsight.frontend.http.accept_in_turn import ServerInTurn
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
-from keepsight.frontend.intake.readers import Readers
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
+from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.ipc.control import (
     Drain,
@@ -65,7 +65,7 @@ class FrontendProcess:
         self._counters = counters = Counters.open(self._run_directory, name)
         self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
         common = CommonGeometries.open(self._run_directory)
-        readers = Readers(self._workers.read_film, self._workers.read_sound)
+        readers = Readers(self._workers.read_film, self._workers.read_sound, self._workers.lay_out_borrowed)
         self._preparer = RequestPreparer.from_config(config, common, readers)
         check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
         self._preparer.request_prefix = f"{start.frontend_id}-"

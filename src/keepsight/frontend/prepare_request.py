@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.adapter_folder import AdapterFolder
+from keepsight.borrowed import is_borrowed
 from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config, resolve_hasher_algorithm
 from keepsight.errors import (
@@ -22,12 +23,13 @@ from keepsight.errors import (
     ReservedTokenError,
     UnreadablePictureError,
 )
+from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
 from keepsight.frontend.intake.check_kinds import check_kinds, guess_kind, refuse_all
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
-from keepsight.frontend.intake.readers import Readers
+from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, MediaPromptFormat, PromptExpander
@@ -120,8 +122,13 @@ class RequestPreparer:
         directory = config.directory
         check_is_folder(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
-        media_format = MediaPromptFormat.from_checkpoint(directory, tokenizer)
-        processor = ProcessorConfig.from_checkpoint(directory, config.image_backend, config.mm_processor_kwargs)
+        impl, readers = config.model_impl, readers or Readers()
+        processor = ProcessorConfig.from_checkpoint(directory, config.image_backend, config.mm_processor_kwargs, impl)
+        of_borrowed = None if processor is None else processor.borrowed
+        layouts = None if of_borrowed is None else BorrowedLayouts(of_borrowed, readers.borrowed)
+        media_format = MediaPromptFormat.from_checkpoint(
+            directory, tokenizer, layouts.of if layouts else None, is_borrowed=is_borrowed(directory, impl)
+        )
         reads_pictures = media_format is not None
         if processor is not None and (media_format is None or "video" not in media_format.forms):
             # Nothing says how one would be written.
@@ -137,11 +144,18 @@ class RequestPreparer:
             (0 if media_format is None else media_format.tokens_per_image, limits.hidden_size),
             common,
             readers,
+            layouts,
         )
         intake = MediaIntake(config)
         defaults = read_sampling_defaults(directory, config.generation_config)
         adapters = [AdapterFolder.read(path).as_adapter(name) for name, path in config.adapter_folders.items()]
         return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults, adapters)
+
+    @property
+    def kinds_looked_at(self) -> frozenset[Kind]:
+        """Of which what is not known yet is looked at by others, who may be busy."""
+        is_borrowed = self.processor is not None and self.processor.borrowed is not None
+        return frozenset(KINDS if is_borrowed else ("video", "audio"))
 
     @property
     def max_model_len(self) -> int:
@@ -174,7 +188,9 @@ class RequestPreparer:
         text = self.template.render(conversation, tools=tools)
         # Not rendered before the prompt is known to fit.
         kept = find_beginnings(self.template, conversation, tools)
-        return self._prepare(text, conversation.pictures, terms, config, "messages", downloaded, kept, add_bos=False)
+        # Templates write it themselves; where one does not, a processor of transformers' adds it, and no tokenizer.
+        add_bos = config.borrowed is not None and self.tokenizer.lacks_bos(text)
+        return self._prepare(text, conversation.pictures, terms, config, "messages", downloaded, kept, add_bos=add_bos)
 
     def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """So that what its answers think first is told apart, where they can think, and has not their form."""
@@ -336,7 +352,13 @@ class RequestPreparer:
         # Refused before any content is hashed.
         self._limits.check_expanded(expanded, field, terms.max_told, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)
-        count = partial(self.expander.count_tokens_of, expanded=expanded, layouts=layouts, cache_salt=terms.cache_salt)
+        count = partial(
+            self.expander.count_tokens_of,
+            expanded=expanded,
+            layouts=layouts,
+            cache_salt=terms.cache_salt,
+            add_bos=add_bos,
+        )
         pins = [PromptPin(count(each.text), each.seconds) for each in kept]
         return self._finish(expanded, named, terms, pins), named
 

@@ -15,7 +15,12 @@ from keepsight.media import Geometry
 LENGTH = Geometry(num_samples=8_000)
 
 
-def ask_at_once(looks: SharedLooks, look: Callable[[], Geometry]) -> list[Geometry | Exception | None]:
+def shared_looks() -> SharedLooks[str, Geometry]:
+    known = KnownMedia()
+    return SharedLooks(known.recall_content, known.learn_content)
+
+
+def ask_at_once(looks: SharedLooks[str, Geometry], look: Callable[[], Geometry]) -> list[Geometry | Exception | None]:
     """Four, of whom the first looks until the others have come."""
     is_looking, have_come = threading.Event(), threading.Event()
 
@@ -40,7 +45,7 @@ def test_one_looks_for_all_who_ask_at_once_and_for_those_who_come_later() -> Non
         looked.append(1)
         return LENGTH
 
-    looks = SharedLooks(KnownMedia())
+    looks = shared_looks()
     assert ask_at_once(looks, look) == [LENGTH] * 4
     assert looks.recall_or_look("a sound", "last", look) == LENGTH
     assert looked == [1]
@@ -52,7 +57,7 @@ def test_what_is_refused_is_refused_to_each_by_his_own_name_for_it_and_tried_aga
     def refuse() -> Geometry:
         raise UnreadablePictureError("first", "is no sound")
 
-    looks = SharedLooks(KnownMedia())
+    looks = shared_looks()
     errors = ask_at_once(looks, refuse)
     assert [str(each) for each in errors] == [
         f"{name}: is no sound" for name in ("first", "later 0", "later 1", "later 2")
@@ -64,7 +69,7 @@ def test_what_fails_otherwise_fails_for_all_and_no_two_raise_one_object() -> Non
     def fail() -> Geometry:
         raise OSError("no memory")
 
-    errors = ask_at_once(SharedLooks(KnownMedia()), fail)
+    errors = ask_at_once(shared_looks(), fail)
     assert [str(each) for each in errors] == ["no memory"] * 4
     with pytest.raises(OSError, match="no memory"):
         raise errors[1]  # type: ignore[misc]

@@ -74,7 +74,7 @@ class AnswerPreparer:
         little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
         with _naming_places_of(asked):
-            may_wait = asked.wants_form or _may_wait_for_workers(asked.messages)
+            may_wait = asked.wants_form or self._may_wait_for_workers(asked.messages)
             prepared = prepare() if little else await self._on_thread(prepare, may_wait=may_wait)
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
@@ -93,6 +93,10 @@ class AnswerPreparer:
             return await run_in_threadpool(prepare)
         async with self._waiting_threads:
             return await run_in_threadpool(prepare)
+
+    def _may_wait_for_workers(self, conversation: Conversation) -> bool:
+        """Who look at what is not known yet; or lay out pictures of a new size."""
+        return not conversation.kinds.isdisjoint(self.preparer.kinds_looked_at)
 
     def _prepare_chat(
         self, asked: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
@@ -161,7 +165,7 @@ class AnswerPreparer:
     async def tokenize(
         self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> TokenizeResponse:
-        may_wait = asked.messages is not None and _may_wait_for_workers(asked.messages)
+        may_wait = asked.messages is not None and self._may_wait_for_workers(asked.messages)
         return await self._on_thread(partial(self._tokenize, asked, cache_salt, downloaded), may_wait=may_wait)
 
     def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
@@ -231,11 +235,6 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
             asked.name_as_asked("prompt_logprobs"),
             f"asks for {num_told} log-probabilities of prompts; at most {MAX_TOLD_OF_PROMPTS} are told in one answer",
         )
-
-
-def _may_wait_for_workers(conversation: Conversation) -> bool:
-    """Who look at what is not known yet."""
-    return not conversation.kinds.isdisjoint(("video", "audio"))
 
 
 def _may_be_little(asked: ChatRequest, num_bytes: int) -> bool:

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 from blake3 import blake3
 
+from keepsight.borrowed import BorrowedProcessor
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds
@@ -29,7 +30,7 @@ from keepsight.sound_config import SoundConfig
 # A file's bytes, or an object of this process.
 Source = PictureSource | FilmSource | SoundSource | Embeds
 # How it is prepared.
-PartConfig = ImageProcessorConfig | SoundConfig
+PartConfig = ImageProcessorConfig | SoundConfig | BorrowedProcessor
 
 
 class _Hasher(Protocol):
@@ -151,10 +152,12 @@ def _hash_terms(algorithm: str, model_id: str, config: PartConfig, cache_salt: s
 
 def _options_of_all(config: PartConfig) -> dict[str, object]:
     """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not.  Nor
-    those that choose its size: in a configuration settled for it, height and width say that.
+    those that choose its size: in a configuration settled for it, height and width say that.  Nor where a checkpoint's
+    own processor lies.
     """
     options = dataclasses.asdict(config)
-    return {name: value for name, value in options.items() if "pan_and_scan" not in name and name != "sizes"}
+    is_said = {name: "pan_and_scan" not in name and name not in ("sizes", "directory") for name in options}
+    return {name: value for name, value in options.items() if is_said[name]}
 
 
 def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import (
     MediaConflictError,
     PictureEmbedsError,
     UnknownMediaError,
     UnreadablePictureError,
 )
+from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.exif_image_id import read_image_id
 from keepsight.frontend.identity.hash_media import (
@@ -36,11 +38,11 @@ from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.intake.read_sound import check_model_hears
-from keepsight.frontend.intake.readers import Readers
 from keepsight.frontend.intake.sound_samples import Samples
 from keepsight.frontend.intake.take_film import take_film
 from keepsight.frontend.intake.take_sound import take_sound
-from keepsight.frontend.pixels.make_pixels import MakingJob, PictureJob, SoundJob
+from keepsight.frontend.pixels.make_pixels import BorrowedJob, MakingJob, PictureJob, SoundJob
+from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import (
@@ -119,6 +121,9 @@ class NamedPicture:
             assert isinstance(source, bytes | Samples), "a sound without samples"
             return SoundJob(source, field, parts, config.sampling_rate, self.picture.geometry.num_samples)
         assert not isinstance(source, Samples), "samples of no sound"
+        if isinstance(config, BorrowedProcessor):
+            assert not isinstance(source, Embeds), "embeddings for a borrowed model"
+            return BorrowedJob(source, field, parts, config, self.picture.layout, self._max_pixels)
         return PictureJob(source, field, parts, config, self._max_pixels)
 
     def forget(self) -> None:
@@ -147,13 +152,18 @@ class PictureIdentifier:
         embeds_shape: tuple[int, int] = (0, 0),
         common: CommonGeometries | None = None,
         readers: Readers | None = None,
+        layouts: BorrowedLayouts | None = None,
     ) -> None:
-        """`embeds_shape`: tokens of every picture, 0 where they follow from its size or there are none; hidden size."""
+        """`embeds_shape`: tokens of every picture, 0 where they follow from its size or there are none; hidden size.
+
+        `layouts`: of a borrowed model that takes pictures.
+        """
         self._readers = readers or Readers()
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
-        self._looks = SharedLooks(self._known)
+        self._looks = SharedLooks(self._known.recall_content, self._known.learn_content)
+        self._layouts = layouts
 
     def recognize(self, parts: Sequence[PicturePart], cache_salt: str | None) -> tuple[PicturePart, ...] | None:
         """The same with their bytes and what is known of these, so that no header has to be read, which takes as long
@@ -169,7 +179,7 @@ class PictureIdentifier:
     def look_at(self, part: PicturePart, config: ProcessorConfig, cache_salt: str | None) -> Picture:
         given_name = self._name_given_by_caller(part, cache_salt)
         if part.modality == "image_embeds":
-            return self._look_at_embeds(part, config.image, given_name)
+            return self._look_at_embeds(part, config, given_name)
         if part.known is not None:
             assert isinstance(part.source, bytes), part
             return self._show(part, part.source, part.known.geometry, config, content_name=part.known.name)
@@ -201,6 +211,8 @@ class PictureIdentifier:
     def cut_prompt(self, source: object, field: str, config: ImageProcessorConfig) -> list[Picture]:
         """A prompt's embeddings as strips, which are named as pictures are: prompts that begin alike share those."""
         tokens, hidden = self._embeds_shape
+        if not hidden:
+            raise PictureEmbedsError(field, "are not taken by this model: its config.json has no hidden_size")
         length = tokens or TOKENS_PER_STRIP
         values = read_embeds(source, field, (None, hidden)).values
         strips = [values[first : first + length] for first in range(0, len(values), length)]
@@ -246,6 +258,9 @@ class PictureIdentifier:
     ) -> tuple[PictureLayout, PartConfig, tuple[Moment, ...]]:
         """How one of this size will lie in the prompt, and what its pixels are made by and from."""
         image = config.image
+        if config.borrowed is not None:
+            assert self._layouts is not None, "a borrowed model of which nobody knows how pictures lie"
+            return self._layouts.of(geometry, part.field), config.borrowed, ()
         if part.kind == "video":
             assert config.film is not None, "a film for a model that takes none"
             plan = config.film.plan(geometry, part.field)
@@ -286,9 +301,10 @@ class PictureIdentifier:
         geometry = self._looks.recall_or_look(shown_as, part.field, look)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
 
-    def _look_at_embeds(self, part: PicturePart, config: ImageProcessorConfig, given_name: str | None) -> Picture:
+    def _look_at_embeds(self, part: PicturePart, processor: ProcessorConfig, given_name: str | None) -> Picture:
         """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""
-        if config.sizes is not None:
+        config = processor.image
+        if config.sizes is not None or processor.borrowed is not None:
             message = "are not taken by this model: they do not tell in how many rows and columns a picture was"
             raise PictureEmbedsError(part.field, message)
         source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
@@ -315,7 +331,8 @@ class PictureIdentifier:
 
     def _recognize(self, part: PicturePart, cache_salt: str | None) -> PicturePart | None:
         if part.source is None:
-            return part
+            # Its size is known, but not surely how one of this size lies in a prompt.
+            return part if self._layouts is None else None
         # Whatever has another name, or may have, is not known by its content.
         may_have_another = part.uuid is not None or (part.modality == "image" and self._trusts_exif_image_id)
         is_named_so = part.modality in ENCODED and not may_have_another
@@ -328,7 +345,9 @@ class PictureIdentifier:
         name = hash_content(content, self._algorithm)
         shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
         geometry = self._known.recall_content(shown_as)
-        return None if geometry is None else replace(part, source=content, known=KnownContent(name, geometry))
+        if geometry is None or (self._layouts is not None and not self._layouts.knows(geometry)):
+            return None
+        return replace(part, source=content, known=KnownContent(name, geometry))
 
     def _name_given_by_exif(self, source: PictureSource, field: str) -> str | None:
         image_id = read_image_id(source, field) if self._trusts_exif_image_id else None

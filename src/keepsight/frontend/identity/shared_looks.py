@@ -1,47 +1,50 @@
-"""Contents that only a decoder understands are looked at once for all who send them: at once, too, or later.
+"""What takes a decoder, or a checkpoint's own processor, is looked at once for all who ask: at once, too, or later.
 
-Knows neither contents nor decoders.  What fails, fails for all who wait for it; who comes later tries again.
+Knows neither what is looked at nor who keeps it.  What fails, fails for all who wait; who comes later tries again.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from copy import copy
+from typing import Generic, TypeVar
 
 from keepsight.errors import PictureError
-from keepsight.frontend.identity.known_media import KnownMedia
-from keepsight.media import Geometry
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
 
-class SharedLooks:
-    def __init__(self, known: KnownMedia) -> None:
-        self._known, self._lock = known, threading.Lock()
-        self._running: dict[str, Future[Geometry]] = {}
+class SharedLooks(Generic[K, V]):
+    def __init__(self, recall: Callable[[K], V | None], learn: Callable[[K, V], object]) -> None:
+        """Of what is known already; both may be called from several threads."""
+        self._recall, self._learn, self._lock = recall, learn, threading.Lock()
+        self._running: dict[K, Future[V]] = {}
 
-    def recall_or_look(self, shown_as: str, field: str, look: Callable[[], Geometry]) -> Geometry:
-        """`shown_as` names the content, and `field` is what its caller calls it."""
+    def recall_or_look(self, key: K, field: str, look: Callable[[], V]) -> V:
+        """`key` names what is looked at, and `field` is what its caller calls it."""
         with self._lock:
-            if (geometry := self._known.recall_content(shown_as)) is not None:
-                return geometry
-            if (running := self._running.get(shown_as)) is None:
-                own = self._running[shown_as] = Future()
-        return self._look(shown_as, own, look) if running is None else _wait_for(running, field)
+            if (known := self._recall(key)) is not None:
+                return known
+            if (running := self._running.get(key)) is None:
+                own = self._running[key] = Future()
+        return self._look(key, own, look) if running is None else _wait_for(running, field)
 
-    def _look(self, shown_as: str, own: Future[Geometry], look: Callable[[], Geometry]) -> Geometry:
+    def _look(self, key: K, own: Future[V], look: Callable[[], V]) -> V:
         try:
-            geometry = look()
-            self._known.learn_content(shown_as, geometry)
-            own.set_result(geometry)
-            return geometry
+            found = look()
+            self._learn(key, found)
+            own.set_result(found)
+            return found
         except BaseException as error:
             own.set_exception(error)
             raise
         finally:
             with self._lock:
-                del self._running[shown_as]
+                del self._running[key]
 
 
-def _wait_for(running: Future[Geometry], field: str) -> Geometry:
+def _wait_for(running: Future[V], field: str) -> V:
     error = running.exception()
     if error is None:
         return running.result()

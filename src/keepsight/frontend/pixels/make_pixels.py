@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from keepsight.borrowed import BorrowedProcessor
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds
@@ -20,8 +21,8 @@ from keepsight.frontend.pixels.decode_film import decode_film
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.decode_sound import decode_sound
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import DEFAULT_MAX_PIXELS, FRAMES_PER_MOMENT, CropBox, Geometry, Moment, Part
-from keepsight.pixels import carry_embeddings, carry_samples
+from keepsight.media import DEFAULT_MAX_PIXELS, FRAMES_PER_MOMENT, CropBox, Geometry, Moment, Part, PictureLayout
+from keepsight.pixels import carried_arrays, carry_embeddings, carry_samples, shape_of_arrays
 from keepsight.requests import Pixels
 
 
@@ -136,6 +137,64 @@ class SoundJob:
 
 
 @dataclass(frozen=True, slots=True)
+class BorrowedJob:
+    """A picture for the checkpoint's own processor, which has laid it out by its size."""
+
+    source: PictureSource
+    # What the caller calls the picture.
+    field: str
+    # By media hash: it has one part.
+    parts: Mapping[str, Part]
+    processor: BorrowedProcessor
+    layout: PictureLayout
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    is_film = False
+    what = "picture"
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of all its arrays together, as they are carried."""
+        return shape_of_arrays(self.layout.num_bytes)
+
+    def run(self) -> Made:
+        """Raises PictureError if the picture cannot be decoded, or is none that the processor takes."""
+        # Imported when needed, as above.
+        from keepsight.frontend.pixels.borrowed_pictures import load_pictures
+
+        pictures, began = load_pictures(self.processor), time.perf_counter()
+        rgb = decode_picture(self.source, self.field, self.max_pixels)
+        decoded = time.perf_counter()
+        pixels = pictures.prepare(rgb, self.field)
+        self.check(pixels)
+        return Made(dict.fromkeys(self.parts, pixels), (decoded - began, time.perf_counter() - decoded))
+
+    def check(self, pixels: Pixels) -> None:
+        """The prompt was laid out by the picture's size alone.  Raises ValueError."""
+        arrays = carried_arrays(pixels)
+        if pixels.shape != self.shape or tuple(arrays.pop("token_ids").tolist()) != self.layout.token_ids:
+            raise ValueError("the checkpoint's processor has laid out a picture otherwise than a blank one of its size")
+        if not all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
+            raise ValueError("the checkpoint's processor has made of a picture what are no numbers")
+
+
+@dataclass(frozen=True, slots=True)
+class BorrowedLook:
+    """How the checkpoint's own processor lays out a picture of a size."""
+
+    processor: BorrowedProcessor
+    geometry: Geometry
+    field: str
+    source = b""
+    is_film = False
+    what = "picture"
+
+    def run(self) -> PictureLayout:
+        from keepsight.frontend.pixels.borrowed_pictures import load_pictures
+
+        return load_pictures(self.processor).lay_out(self.geometry, self.field)
+
+
+@dataclass(frozen=True, slots=True)
 class FilmLook:
     """A film's frames counted and measured, which takes the same code that decodes them."""
 
@@ -169,8 +228,10 @@ class SoundLook:
         check_sound(geometry, self.field, self.sampling_rate)
 
 
-MakingJob = PictureJob | SoundJob
-Look = FilmLook | SoundLook
+MakingJob = PictureJob | SoundJob | BorrowedJob
+Look = FilmLook | SoundLook | BorrowedLook
+# By looking.
+Found = Geometry | PictureLayout
 MakePixels = Callable[[MakingJob], Made]
 
 

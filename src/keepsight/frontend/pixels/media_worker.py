@@ -1,10 +1,10 @@
 """A process that forks others, and what those do: decode and resize pictures and films that strangers sent.
 
-    python -m keepsight.frontend.pixels.media_worker FD
+    python -m keepsight.frontend.pixels.media_worker FD [PROCESSOR]
 
-This first one, the template, has imported all that the work needs, so the next worker is there in milliseconds and
-shares its pages.  It says so by a byte, forks one for each connection that comes through the socket FD, and reads no
-picture itself.
+This first one, the template, has imported all that the work needs, and loaded a borrowed model's processor, so the next
+worker is there in milliseconds and shares its pages.  It says so by a byte, forks one for each connection that comes
+through the socket FD, and reads no picture itself.
 Knows no requests and no caches.  Each process ends when its own socket does, so none outlives whom it works for by more
 than the picture that it is at.
 """
@@ -27,9 +27,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import msgspec
 from PIL import Image
 
-from keepsight.errors import PictureError, PictureTooLargeError
+from keepsight.borrowed import BorrowedProcessor
+from keepsight.errors import CheckpointError, PictureError, PictureTooLargeError
 from keepsight.frontend.pixels.make_pixels import PictureJob
 from keepsight.frontend.pixels.picture_wire import Job, receive_job, send_error, send_result
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -55,6 +57,8 @@ def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with _ending_with(control):
         _import_everything()
+        for encoded in sys.argv[2:]:
+            _load_processor(msgspec.json.decode(encoded, type=BorrowedProcessor))
     # The collector would touch the pages that the workers share.
     gc.collect()
     gc.freeze()
@@ -100,6 +104,13 @@ def _import_everything() -> None:
         PictureJob(encoded.getvalue(), "picture", {"": None}, config).run()
 
 
+def _load_processor(processor: BorrowedProcessor) -> None:
+    from keepsight.frontend.pixels.borrowed_pictures import load_pictures
+
+    with suppress(CheckpointError):  # whoever asks for it will be told
+        load_pictures(processor)
+
+
 def _receive_connection(control: socket.socket) -> socket.socket | None:
     message, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     return socket.socket(fileno=descriptors[0]) if message else None
@@ -143,7 +154,7 @@ def _answer(connection: socket.socket, job: Job) -> None:
     except MemoryError:
         send_error(connection, PictureTooLargeError(job.field, f"takes more than {MAX_BYTES} bytes to be decoded"))
     except Exception as error:
-        if not isinstance(error, PictureError):
+        if not isinstance(error, PictureError | CheckpointError):
             traceback.print_exc()
         send_error(connection, error)
     else:

@@ -23,15 +23,16 @@ from queue import LifoQueue
 
 import msgspec
 
+from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.read_sound import is_length_known
 from keepsight.frontend.intake.sound_samples import SoundSource
-from keepsight.frontend.pixels.make_pixels import FilmLook, Look, Made, MakingJob, SoundLook
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, FilmLook, Found, Look, Made, MakingJob, SoundLook
 from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import Job, receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
-from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
+from keepsight.media import DEFAULT_MAX_PIXELS, Geometry, PictureLayout
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +45,8 @@ MAX_STARTS = 3
 MAX_WAIT_SECONDS = 900
 # A numeric library that starts threads when it is imported could not be forked.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+# Of transformers: no threads of its tokenizers either, nothing from the network, nothing said that is no error.
+QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class MediaWorkers:
@@ -55,6 +58,8 @@ class MediaWorkers:
         self._seats = [*self._for_pictures.queue, *self._for_films.queue]
         self._lock = threading.Lock()
         self._template: _Template | None = None
+        # What a template loads before it forks.
+        self._processor: BorrowedProcessor | None = None
         self._is_closed = False
         self._on_crash = on_crash
 
@@ -80,12 +85,19 @@ class MediaWorkers:
     def read_film(self, source: FilmSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
         """As the function of that name; what ends two workers is refused, too."""
         look = FilmLook(source, field, max_pixels)
-        return self._look(look) if isinstance(source, bytes) else look.run()
+        return self._look_at_content(look) if isinstance(source, bytes) else look.run()
 
     def read_sound(self, source: SoundSource, field: str, sampling_rate: int) -> Geometry:
         """The same, of a sound."""
         look = SoundLook(source, field, sampling_rate)
-        return look.run() if is_length_known(source) else self._look(look)
+        return look.run() if is_length_known(source) else self._look_at_content(look)
+
+    def lay_out_borrowed(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
+        """How the processor writes a picture of this size; raises CheckpointConfigError if it cannot be used."""
+        self._processor = processor
+        layout = self._ask(BorrowedLook(processor, geometry, field))
+        assert isinstance(layout, PictureLayout)
+        return layout
 
     def close(self) -> None:
         """Ends every process, whatever it is at; returns when nobody is in `make` any more."""
@@ -117,12 +129,12 @@ class MediaWorkers:
         assert sorted(map(id, free)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
-    def _look(self, look: Look) -> Geometry:
+    def _look_at_content(self, look: Look) -> Geometry:
         geometry = self._ask(look)
         assert isinstance(geometry, Geometry)
         return geometry
 
-    def _ask(self, job: Job) -> Made | Geometry:
+    def _ask(self, job: Job) -> Made | Found:
         free = self._for_films if job.is_film else self._for_pictures
         seat = free.get()
         try:
@@ -133,7 +145,7 @@ class MediaWorkers:
             raise answer
         return answer
 
-    def _ask_in(self, seat: "_Seat", job: Job) -> Made | Geometry | Exception:
+    def _ask_in(self, seat: "_Seat", job: Job) -> Made | Found | Exception:
         max_seconds = max_cpu_seconds(job)
         for _ in range(MAX_ATTEMPTS):
             worker, began = self._worker_in(seat), time.monotonic()
@@ -192,7 +204,7 @@ class MediaWorkers:
         if self._template is None or self._template.has_ended():
             if self._template is not None:
                 self._template.end()
-            self._template = _Template()
+            self._template = _Template(self._processor)
         return self._template
 
 
@@ -210,12 +222,13 @@ def _free_seats(number: int) -> LifoQueue[_Seat]:
 
 
 class _Template:
-    def __init__(self) -> None:
-        environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ}
+    def __init__(self, processor: BorrowedProcessor | None) -> None:
+        environment = {**dict.fromkeys(THREAD_VARIABLES, "1"), **os.environ, **QUIET}
+        loaded = () if processor is None else (msgspec.json.encode(processor).decode(),)
         self._control, theirs = socket.socketpair()
         with theirs:
             # -P: nothing is imported from the folder that one happens to be in.
-            program = [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno())]
+            program = [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), *loaded]
             self._process = subprocess.Popen(
                 program,
                 pass_fds=[theirs.fileno()],
@@ -267,7 +280,7 @@ class _Worker:
         connection.close()
         return None
 
-    def try_ask(self, job: Job) -> Made | Geometry | Exception | None:
+    def try_ask(self, job: Job) -> Made | Found | Exception | None:
         """What it answers; None if it ended instead, or did what it must not."""
         try:
             send_job(self._connection, job)

@@ -11,11 +11,31 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from keepsight.errors import PictureError, PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
+from keepsight.borrowed import BorrowedProcessor
+from keepsight.errors import (
+    CheckpointConfigError,
+    CheckpointError,
+    PictureError,
+    PictureTooLargeError,
+    UnknownArchitectureError,
+    UnreadablePictureError,
+    UnsupportedPictureError,
+)
 from keepsight.frontend.intake.sound_samples import check_values
-from keepsight.frontend.pixels.make_pixels import FilmLook, Look, Made, MakingJob, PictureJob, SoundJob, SoundLook
+from keepsight.frontend.pixels.make_pixels import (
+    BorrowedJob,
+    BorrowedLook,
+    FilmLook,
+    Found,
+    Look,
+    Made,
+    MakingJob,
+    PictureJob,
+    SoundJob,
+    SoundLook,
+)
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, Moment
+from keepsight.media import CropBox, Geometry, Moment, PictureLayout
 from keepsight.pixels import carried_samples
 from keepsight.requests import Pixels
 
@@ -24,10 +44,14 @@ Job = MakingJob | Look
 # The moments that fit a prompt of 262,144 tokens, a dozen each, named by the longest digests, take four fifths of it.
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_MESSAGE_CHARACTERS = 2000
+# What a checkpoint's own processor makes of a picture: of 40 tiles of 448 x 448, more than models take, 100 MB.
+MAX_BORROWED_BYTES = 2**30
 _ERRORS = {
     error.__name__: error
     for error in (PictureError, UnreadablePictureError, UnsupportedPictureError, PictureTooLargeError)
 }
+# Of a checkpoint whose own processor was asked.
+_CHECKPOINT_ERRORS = {error.__name__: error for error in (CheckpointConfigError, UnknownArchitectureError)}
 
 
 class _PictureHeader(msgspec.Struct, frozen=True, tag="picture"):
@@ -50,6 +74,20 @@ class _SoundHeader(msgspec.Struct, frozen=True, tag="sound"):
     media_hashes: tuple[str, ...]
 
 
+class _BorrowedHeader(msgspec.Struct, frozen=True, tag="borrowed"):
+    num_bytes: int
+    max_pixels: int
+    processor: BorrowedProcessor
+    layout: PictureLayout
+    media_hashes: tuple[str, ...]
+
+
+class _BorrowedLookHeader(msgspec.Struct, frozen=True, tag="borrowed_look"):
+    num_bytes: int
+    processor: BorrowedProcessor
+    geometry: Geometry
+
+
 class _SoundLookHeader(msgspec.Struct, frozen=True, tag="sound_look"):
     num_bytes: int
     sampling_rate: int
@@ -65,9 +103,10 @@ class _AnswerHeader:
     seconds: tuple[float, float] = (0.0, 0.0)
     # Of what was looked at.
     geometry: Geometry | None = None
+    layout: PictureLayout | None = None
 
 
-_Header = _PictureHeader | _LookHeader | _SoundHeader | _SoundLookHeader
+_Header = _PictureHeader | _LookHeader | _SoundHeader | _SoundLookHeader | _BorrowedHeader | _BorrowedLookHeader
 _job_header = msgspec.msgpack.Decoder(_Header)
 _answer_header = msgspec.msgpack.Decoder(_AnswerHeader)
 
@@ -85,6 +124,10 @@ def _describe(job: Job, num_bytes: int) -> _Header:
         return _SoundLookHeader(num_bytes, job.sampling_rate)
     if isinstance(job, SoundJob):
         return _SoundHeader(num_bytes, job.sampling_rate, job.num_samples, tuple(job.parts))
+    if isinstance(job, BorrowedLook):
+        return _BorrowedLookHeader(num_bytes, job.processor, job.geometry)
+    if isinstance(job, BorrowedJob):
+        return _BorrowedHeader(num_bytes, job.max_pixels, job.processor, job.layout, tuple(job.parts))
     return _PictureHeader(num_bytes, job.max_pixels, job.config, job.crops, job.moments)
 
 
@@ -99,12 +142,20 @@ def receive_job(connection: socket.socket) -> Job:
     if isinstance(header, _SoundHeader):
         parts = dict.fromkeys(header.media_hashes)
         return SoundJob(source, "audio", parts, header.sampling_rate, header.num_samples)
+    if isinstance(header, _BorrowedLookHeader):
+        return BorrowedLook(header.processor, header.geometry, "picture")
+    if isinstance(header, _BorrowedHeader):
+        parts = dict.fromkeys(header.media_hashes)
+        return BorrowedJob(source, "picture", parts, header.processor, header.layout, header.max_pixels)
     return PictureJob(source, "picture", {**header.crops, **header.moments}, header.config, header.max_pixels)
 
 
-def send_result(connection: socket.socket, result: Made | Geometry) -> None:
+def send_result(connection: socket.socket, result: Made | Found) -> None:
     if isinstance(result, Geometry):
         _send_header(connection, _AnswerHeader(geometry=result))
+        return
+    if isinstance(result, PictureLayout):
+        _send_header(connection, _AnswerHeader(layout=result))
         return
     _send_header(connection, _AnswerHeader(seconds=result.seconds))
     for pixels in result.pixels.values():
@@ -112,17 +163,21 @@ def send_result(connection: socket.socket, result: Made | Geometry) -> None:
 
 
 def send_error(connection: socket.socket, error: Exception) -> None:
-    message = error.message if isinstance(error, PictureError) else str(error)
+    message = error.message if isinstance(error, PictureError | CheckpointError) else str(error)
     _send_header(connection, _AnswerHeader(type(error).__name__, message[:MAX_MESSAGE_CHARACTERS]))
 
 
-def receive_answer(connection: socket.socket, job: Job) -> Made | Geometry | Exception:
+def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Exception:
     """A ConnectionError or a MsgspecError is raised, not returned: no answer came, and none will."""
     header = _answer_header.decode(_receive_header(connection))
     if header.error in _ERRORS:
         return _ERRORS[header.error](job.field, header.message)
+    if header.error in _CHECKPOINT_ERRORS and isinstance(job, BorrowedLook):
+        return _CHECKPOINT_ERRORS[header.error](job.processor.directory, header.message)
     if header.error is not None:
         return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
+    if isinstance(job, BorrowedLook):
+        return _believable_layout(header.layout)
     if isinstance(job, FilmLook | SoundLook):
         return _believable(header.geometry, job)
     pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
@@ -131,10 +186,13 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Geometry | Exc
             check_values(carried_samples(each), job.field)
     except PictureError as error:
         return error
+    if isinstance(job, BorrowedJob):
+        for each in pixels.values():
+            _check_borrowed(job, each)
     return Made(pixels, header.seconds)
 
 
-def _believable(geometry: Geometry | None, look: Look) -> Geometry | Exception:
+def _believable(geometry: Geometry | None, look: FilmLook | SoundLook) -> Geometry | Exception:
     if geometry is None or (geometry.timeline is None) != isinstance(look, SoundLook):
         raise ConnectionError(f"a {look.what} that was looked at without a word of it")
     try:
@@ -142,6 +200,21 @@ def _believable(geometry: Geometry | None, look: Look) -> Geometry | Exception:
     except PictureError as error:
         return error
     return geometry
+
+
+def _believable_layout(layout: PictureLayout | None) -> PictureLayout:
+    if layout is None or not 0 < layout.tokens_per_part == len(layout.token_ids) or min(layout.token_ids) < 0:
+        raise ConnectionError("a picture that was laid out in no tokens")
+    if not 0 < layout.num_bytes <= MAX_BORROWED_BYTES:
+        raise ConnectionError(f"a picture of {layout.num_bytes} bytes")
+    return PictureLayout(layout.tokens_per_part, token_ids=layout.token_ids, num_bytes=layout.num_bytes)
+
+
+def _check_borrowed(job: BorrowedJob, pixels: Pixels) -> None:
+    try:
+        job.check(pixels)
+    except Exception as error:  # of whoever reads the arrays, too
+        raise ConnectionError(f"arrays that are none of the picture: {error}") from error
 
 
 def _receive_pixels(connection: socket.socket, shape: tuple[int, int, int]) -> Pixels:

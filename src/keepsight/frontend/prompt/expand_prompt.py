@@ -8,20 +8,24 @@ conversation that comes back one turn longer is encoded one turn at a time.  Nev
 import re
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from keepsight.errors import CheckpointConfigError, PictureCountError, ReservedTokenError
+from keepsight.errors import CheckpointConfigError, PictureCountError, PictureError, ReservedTokenError
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.json_fields import JsonFields, get_optional_int, read_json_object, read_optional_json_object
 from keepsight.lru_cache import LruCache
-from keepsight.media import SEVERAL, Kind, PictureLayout, TokenSpan
+from keepsight.media import SEVERAL, Geometry, Kind, PictureLayout, TokenSpan
 
 DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number
 TEXT_CACHE_MAX_BYTES = 32 * 2**20
+# Of a borrowed model: small, wide and high, so that it shows what it may write.
+SIZES_LAID_OUT_AT_FIRST = (Geometry(60, 40), Geometry(1200, 300), Geometry(300, 1200), Geometry(1000, 1000))
+# Of a picture of some size, which the caller calls so.
+LayOut = Callable[[Geometry, str], PictureLayout]
 # Of a tenant, by its salt: what is known is encoded so much sooner that anybody could tell.
 _Text = tuple[str | None, str]
 _Encoded = tuple[_Text, tuple[int, ...]]
@@ -51,10 +55,17 @@ class MediaPromptFormat:
     tokens_per_image: int = 0
 
     @classmethod
-    def from_checkpoint(cls, directory: Path | str, tokenizer: Tokenizer) -> "MediaPromptFormat | None":
-        """None for a checkpoint that has no tower and so reads text only."""
+    def from_checkpoint(
+        cls, directory: Path | str, tokenizer: Tokenizer, lay_out: LayOut | None = None, *, is_borrowed: bool = False
+    ) -> "MediaPromptFormat | None":
+        """None for a checkpoint that has no tower and so reads text only.
+
+        `lay_out`: how the pictures of a borrowed model that takes some lie.
+        """
         path = Path(directory) / "config.json"
         config = read_json_object(path)
+        if is_borrowed:
+            return None if lay_out is None else _read_format_of_borrowed(path, config, tokenizer, lay_out)
         if config.get("vision_config") is not None:
             follows = "spatial_merge_size" in JsonFields(path, config).section("vision_config")
             return (_read_format_of_qwen if follows else _read_format_of_gemma)(path, config, tokenizer)
@@ -84,6 +95,23 @@ def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenize
         start, end = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in around)
         forms["video"] = WrittenForm(video[1], video[0], (start[0],), (end[0],))
     return MediaPromptFormat(forms, dict((image, video)))
+
+
+def _read_format_of_borrowed(
+    path: Path, config: dict[str, Any], tokenizer: Tokenizer, lay_out: LayOut
+) -> MediaPromptFormat:
+    """Its processor writes all that a picture becomes; asked of a few sizes, it shows which tokens it has for that."""
+    token_id, token = _find_token(path, config, tokenizer, "image", "image_token_id", "image_token_index")
+    reserved = {token_id: token}
+    for size in SIZES_LAID_OUT_AT_FIRST:
+        try:
+            token_ids = lay_out(size, "picture").token_ids
+        except PictureError as error:
+            raise CheckpointConfigError(path.parent, f"its processor takes no pictures: {error.message}") from error
+        if token_id not in token_ids:
+            raise CheckpointConfigError(path, f"image_token_id: {token} is not what the processor writes for a picture")
+        reserved |= {each: tokenizer.token(each) or "" for each in token_ids if tokenizer.is_special(each)}
+    return MediaPromptFormat({"image": WrittenForm(token, token_id)}, reserved)
 
 
 def _read_format_of_sounds(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
@@ -146,11 +174,17 @@ class PromptExpander:
         return list(map(self._format.kind_of, self._markers.findall(text)))
 
     def count_tokens_of(
-        self, beginning: str, expanded: ExpandedPrompt, layouts: Sequence[PictureLayout], cache_salt: str | None = None
+        self,
+        beginning: str,
+        expanded: ExpandedPrompt,
+        layouts: Sequence[PictureLayout],
+        cache_salt: str | None = None,
+        *,
+        add_bos: bool = False,
     ) -> int:
         """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
         num_pictures = len(self.find_kinds(beginning))
-        own = self.expand(beginning, layouts[:num_pictures], cache_salt=cache_salt).token_ids
+        own = self.expand(beginning, layouts[:num_pictures], add_bos, cache_salt=cache_salt).token_ids
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
         return sum(1 for _ in shared)
 
@@ -188,7 +222,7 @@ class PromptExpander:
         opening, closing = ((), ()) if layout.places else (form.opening, form.closing)
         token_ids.extend(opening)
         span = TokenSpan(len(token_ids), layout.tokens_per_part)
-        token_ids.extend([form.soft_token_id] * span.length)
+        token_ids.extend(layout.token_ids or [form.soft_token_id] * span.length)
         token_ids.extend(closing)
         return span
 

@@ -1,0 +1,44 @@
+"""How pictures lie in the prompts of a borrowed model, by their size: asked once of its processor, and kept.
+
+Knows no pictures.  Invariant: whoever finds a size known waits for nobody.
+"""
+
+import threading
+
+from keepsight.borrowed import BorrowedProcessor
+from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.frontend.pixels.readers import LayOutBorrowed
+from keepsight.lru_cache import LruCache
+from keepsight.media import Geometry, PictureLayout
+
+# Of some hundreds of sizes with thousands of tokens each.
+MAX_BYTES = 32 * 2**20
+
+
+class BorrowedLayouts:
+    """May be used from several threads."""
+
+    def __init__(self, processor: BorrowedProcessor, lay_out: LayOutBorrowed) -> None:
+        self._processor, self._lay_out, self._lock = processor, lay_out, threading.Lock()
+        self._cache = LruCache[Geometry, PictureLayout](MAX_BYTES, _count_bytes)
+        self._looks = SharedLooks[Geometry, PictureLayout](self._recall, self._learn)
+
+    def knows(self, geometry: Geometry) -> bool:
+        return self._recall(geometry) is not None
+
+    def of(self, geometry: Geometry, field: str) -> PictureLayout:
+        """Raises PictureError if the processor takes none of this size."""
+        return self._looks.recall_or_look(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
+
+    def _recall(self, geometry: Geometry) -> PictureLayout | None:
+        with self._lock:
+            return self._cache.get_and_update(geometry)
+
+    def _learn(self, geometry: Geometry, layout: PictureLayout) -> None:
+        with self._lock:
+            self._cache.put_if_fits(geometry, layout)
+
+
+def _count_bytes(layout: PictureLayout) -> int:
+    """With the integers themselves (28 bytes each), and about 500 bytes of all else."""
+    return 36 * len(layout.token_ids) + 500

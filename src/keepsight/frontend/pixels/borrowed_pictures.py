@@ -1,0 +1,178 @@
+"""A borrowed model's pictures, laid out and prepared by its checkpoint's own processor: transformers', on Pillow.
+
+The one module of the frontend that knows transformers: imported where media are made, and not before.
+A processor is asked for one picture at a time, so that what it makes of one depends on no other; and before it may
+serve, it has shown that what it writes for a picture is the same in any text.
+"""
+
+import functools
+import importlib
+import importlib.util
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import transformers
+from transformers.models.auto import processing_auto
+
+from keepsight.borrowed import OWN_ARCHITECTURES, BorrowedProcessor
+from keepsight.errors import CheckpointConfigError, UnknownArchitectureError, UnsupportedPictureError
+from keepsight.json_fields import JsonFields, read_optional_json_object
+from keepsight.media import Geometry, PictureLayout
+from keepsight.pixels import carry_arrays
+from keepsight.requests import Pixels
+
+# Of a text, which it makes beside those of a picture.
+TEXT_ARRAYS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+# Texts around two pictures, of these sizes, for which it has to write what it writes for each alone.
+TEXTS = ("a{0}b{0} c", "\n{0}\n{0}\n", " {0}{0} ", "Picture: {0}\n\n{0}.")
+SIZES = (Geometry(60, 40), Geometry(410, 50))
+
+FROM_FILES = {"local_files_only": True, "trust_remote_code": False}
+
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+class BorrowedPictures:
+    def __init__(self, processor: Any, marker: str) -> None:
+        """`marker` is the token that stands for a picture, in a text before it is expanded."""
+        self._processor, self._marker = processor, marker
+        # Of transformers' tokenizers, which two threads cannot ask at once.
+        self._lock = threading.Lock()
+
+    def lay_out(self, geometry: Geometry, field: str) -> PictureLayout:
+        """Found by trying it on a blank picture, of whose memory nothing is ever written."""
+        carried, token_ids = self._prepare(_blank(geometry), field)
+        return PictureLayout(len(token_ids), token_ids=token_ids, num_bytes=carried.nbytes)
+
+    def prepare(self, rgb: Pixels, field: str) -> Pixels:
+        """Raises UnsupportedPictureError if the processor takes none like it."""
+        return self._prepare(rgb, field)[0]
+
+    def check_texts(self) -> None:
+        """Raises ValueError."""
+        blanks = [_blank(size) for size in SIZES]
+        written = [_token_ids_of(self._process(self._marker, blank)) for blank in blanks]
+        for text in TEXTS:
+            first, *others = text.format("\0").split("\0")
+            expected = self._encode(first)
+            for token_ids, other in zip(written, others, strict=True):
+                expected += (*token_ids, *self._encode(other))
+            if _token_ids_of(self._process(text.format(self._marker), *blanks)) != expected:
+                raise ValueError(f"what it writes for a picture changes in the text {text.format(self._marker)!r}")
+
+    def _prepare(self, rgb: Pixels, field: str) -> tuple[Pixels, tuple[int, ...]]:
+        try:
+            with self._lock:
+                made = self._process(self._marker, rgb)
+        except MemoryError:
+            raise
+        except Exception as error:  # whatever a processor raises
+            height, width, _ = rgb.shape
+            message = f"this model's own processor takes no picture of {width} x {height} pixels: {_describe(error)}"
+            raise UnsupportedPictureError(field, message) from error
+        token_ids = _token_ids_of(made)
+        arrays = {name: _as_carried(array) for name, array in made.items() if name not in TEXT_ARRAYS}
+        return carry_arrays(arrays | {"token_ids": np.array(token_ids, np.int32)}), token_ids
+
+    def _process(self, text: str, *pictures: Pixels) -> Arrays:
+        made: Arrays = self._processor(
+            text=[text],
+            images=list(pictures),
+            # Or a picture 3 pixels high would be taken for its channels.
+            input_data_format="channels_last",
+            add_special_tokens=False,
+            return_tensors="np",
+        )
+        return made
+
+    def _encode(self, text: str) -> tuple[int, ...]:
+        return tuple(self._processor.tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+@functools.cache
+def load_pictures(config: BorrowedProcessor) -> BorrowedPictures:
+    """Raises CheckpointError: a checkpoint whose processor is not understood here is not served."""
+    directory = Path(config.directory)
+    _check_is_known(directory / "config.json")
+    try:
+        processor = _load_processor(directory)
+        marker = processor.tokenizer.convert_ids_to_tokens(config.image_token_id)
+        pictures = BorrowedPictures(processor, marker)
+        pictures.check_texts()
+    except Exception as error:  # whatever transformers raises
+        raise CheckpointConfigError(directory, f"its own processor cannot be used: {_describe(error)}") from error
+    return pictures
+
+
+def _check_is_known(path: Path) -> None:
+    architectures = JsonFields.read(path).strings("architectures")
+    if not any(hasattr(transformers, name) for name in architectures):
+        known = f"known are {', '.join(OWN_ARCHITECTURES)}, and those of transformers {transformers.__version__}"
+        raise UnknownArchitectureError(path, f"architectures: {list(architectures)}; {known}")
+
+
+def _load_processor(directory: Path) -> Any:
+    """Without what it makes of films: that would need torchvision."""
+    kind = _find_class(directory)
+    image_processor: Any = transformers.AutoImageProcessor
+    parts = {
+        "image_processor": image_processor.from_pretrained(directory, backend="pil", **FROM_FILES),
+        "tokenizer": transformers.AutoTokenizer.from_pretrained(directory, **FROM_FILES),
+    }
+
+    class OfPictures(kind):  # type: ignore[misc, valid-type]
+        @classmethod
+        def _get_arguments_from_pretrained(cls, *_: Any, **__: Any) -> list[Any]:
+            return [parts.get(name) for name in cls.get_attributes()]
+
+        def check_argument_for_proper_class(self, argument_name: str, argument: Any) -> Any:
+            return None if argument is None else super().check_argument_for_proper_class(argument_name, argument)
+
+    return OfPictures.from_pretrained(directory, **FROM_FILES)
+
+
+def _find_class(directory: Path) -> Any:
+    """As AutoProcessor does, but never in code that came with the checkpoint."""
+    files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
+    named = [read_optional_json_object(directory / name).get("processor_class") for name in files]
+    model_type = str(read_optional_json_object(directory / "config.json").get("model_type"))
+    auto: Any = processing_auto
+    name = next(filter(None, named), None) or auto.PROCESSOR_MAPPING_NAMES.get(model_type)
+    if name == "PixtralProcessor" and importlib.util.find_spec("torchvision") is None:
+        return _import_pixtral().PixtralProcessor
+    found = auto.processor_class_from_name(name) if isinstance(name, str) else None
+    if found is None:
+        raise ValueError(f"transformers {transformers.__version__} knows none of the name {name!r}")
+    return found
+
+
+def _import_pixtral() -> Any:
+    """It takes one function of the module that is for torchvision.  The one for Pillow has the same."""
+    folder = "transformers.models.pixtral"
+    wanted, same = f"{folder}.image_processing_pixtral", f"{folder}.image_processing_pil_pixtral"
+    sys.modules[wanted] = importlib.import_module(same)
+    try:
+        return importlib.import_module(f"{folder}.processing_pixtral")
+    finally:
+        del sys.modules[wanted]
+
+
+def _blank(geometry: Geometry) -> Pixels:
+    return np.zeros((geometry.height, geometry.width, 3), np.uint8)
+
+
+def _token_ids_of(made: Arrays) -> tuple[int, ...]:
+    return tuple(np.asarray(made["input_ids"])[0].tolist())
+
+
+def _as_carried(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.ascontiguousarray(array, np.float32 if array.dtype == np.float64 else None)
+
+
+def _describe(error: Exception) -> str:
+    """In one line, and not all of a long story."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]

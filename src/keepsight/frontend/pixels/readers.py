@@ -1,0 +1,23 @@
+"""Who looks where only a decoder, or a checkpoint's own processor, knows: a media worker, or this process itself."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from keepsight.borrowed import BorrowedProcessor
+from keepsight.frontend.intake.read_film import ReadFilm, read_film
+from keepsight.frontend.intake.read_sound import ReadSound, read_sound
+from keepsight.frontend.pixels.make_pixels import BorrowedLook
+from keepsight.media import Geometry, PictureLayout
+
+LayOutBorrowed = Callable[[BorrowedProcessor, Geometry, str], PictureLayout]
+
+
+def lay_out_borrowed(processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
+    return BorrowedLook(processor, geometry, field).run()
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    film: ReadFilm = read_film
+    sound: ReadSound = read_sound
+    borrowed: LayOutBorrowed = lay_out_borrowed

@@ -1,0 +1,200 @@
+"""Checkpoints of other families than ours, without weights: tiny processors, as published files describe large ones.
+
+Each has a byte-level tokenizer with its family's special tokens; its template is what that family's is, in short.
+`load_reference` builds transformers' processor by its class, for the judge.
+"""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+
+from tests.byte_level_tokenizer import write_byte_level_tokenizer
+
+CLIP: dict[str, Any] = {
+    "image_processor_type": "CLIPImageProcessor",
+    "size": {"shortest_edge": 28},
+    "crop_size": {"height": 28, "width": 28},
+    "image_mean": [0.48145466, 0.4578275, 0.40821073],
+    "image_std": [0.26862954, 0.26130258, 0.27577711],
+    "resample": 3,
+}
+LLAVA_PROCESSOR = {
+    "processor_class": "LlavaProcessor",
+    "patch_size": 7,
+    "vision_feature_select_strategy": "default",
+    "num_additional_image_tokens": 1,
+    "image_token": "<image>",
+}
+# Pictures first, then texts, each followed by a space; it writes no `<s>`.
+LLAVA_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] != 'system' %}{{ message['role'].upper() + ': ' }}{% endif %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'image') %}{{ '<image>\\n' }}{% endfor %}"
+    "{% for content in message['content'] | selectattr('type', 'equalto', 'text') %}"
+    "{{ content['text'] + ' ' }}{% endfor %}"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'ASSISTANT:' }}{% endif %}"
+)
+SMOLVLM_TEMPLATE = (
+    "<|im_start|>{% for message in messages %}{{ message['role'] | capitalize }}"
+    "{% if message['content'][0]['type'] == 'image' %}{{ ':' }}{% else %}{{ ': ' }}{% endif %}"
+    "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
+    "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
+    "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
+)
+INTERNVL_TEMPLATE = (
+    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for content in message['content'] %}"
+    "{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\\n' }}{% elif content['type'] == 'text' %}"
+    "{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
+PIXTRAL_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for block in message['content'] %}"
+    "{% if block['type'] == 'text' %}{{ block['text'] }}{% elif block['type'] == 'image' %}[IMG]{% endif %}"
+    "{% endfor %}{% endif %}[/INST]{% else %}{{ message['content'] }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+LLAMA_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{{ '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}"
+    "{{ message['content'] | trim + '<|eot_id|>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}{% endif %}"
+)
+
+
+class Family(NamedTuple):
+    architecture: str
+    # What config.json calls it, and where in transformers its processor is.
+    model_type: str
+    module: str
+    image_token: str
+    special: list[str]
+    processor: dict[str, Any]
+    image_processor: dict[str, Any]
+    template: str
+    # What tokenizer_config.json says besides.
+    named_tokens: dict[str, Any] = {}  # noqa: RUF012 - never changed
+    has_bos: bool = False
+
+
+LLAVA = Family(
+    "LlavaForConditionalGeneration", "llava", "llava", "<image>", ["<image>"], LLAVA_PROCESSOR, CLIP, LLAVA_TEMPLATE,
+    has_bos=True,
+)  # fmt: skip
+LLAVA_NEXT = Family(
+    "LlavaNextForConditionalGeneration", "llava_next", "llava_next", "<image>", ["<image>"],
+    LLAVA_PROCESSOR | {"processor_class": "LlavaNextProcessor"},
+    CLIP
+    | {
+        "image_processor_type": "LlavaNextImageProcessor",
+        "image_grid_pinpoints": [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]],
+    },
+    LLAVA_TEMPLATE, has_bos=True,
+)  # fmt: skip
+IDEFICS3 = Family(
+    "Idefics3ForConditionalGeneration", "idefics3", "idefics3", "<image>",
+    ["<fake_token_around_image>", "<image>", "<end_of_utterance>", "<global-img>"]
+    + [f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7)],
+    {"processor_class": "Idefics3Processor", "image_seq_len": 4},
+    {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": 112},
+        "max_image_size": {"longest_edge": 28},
+        "resample": 1,
+    },
+    SMOLVLM_TEMPLATE,
+)  # fmt: skip
+INTERNVL_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
+INTERNVL = Family(
+    "InternVLForConditionalGeneration", "internvl", "internvl", "<IMG_CONTEXT>", [*INTERNVL_TOKENS.values()],
+    {"processor_class": "InternVLProcessor", "image_seq_length": 4},
+    {
+        "image_processor_type": "GotOcr2ImageProcessorFast",
+        "size": {"height": 28, "width": 28},
+        "crop_to_patches": False,
+        "min_patches": 1,
+        "max_patches": 6,
+        "resample": 3,
+    },
+    INTERNVL_TEMPLATE,
+    named_tokens={"extra_special_tokens": INTERNVL_TOKENS},
+)  # fmt: skip
+PIXTRAL = Family(
+    "Mistral3ForConditionalGeneration", "mistral3", "pixtral", "[IMG]", ["[IMG]", "[IMG_BREAK]", "[IMG_END]"],
+    {"processor_class": "PixtralProcessor", "patch_size": 14, "spatial_merge_size": 2},
+    {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 112}, "patch_size": 14, "resample": 3},
+    PIXTRAL_TEMPLATE, has_bos=True,
+)  # fmt: skip
+FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, INTERNVL, PIXTRAL)
+NUMBERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 600, "max_position_embeddings": 8192}
+
+
+def write_borrowed_checkpoint(directory: Path, family: Family, **changed: dict[str, Any]) -> dict[str, int]:
+    """Returns the ids of the added tokens; `changed`: what else its files say, by their names without the suffix."""
+    directory.mkdir(exist_ok=True)
+    ids = write_tokenizer(directory, family.special, family.named_tokens, has_bos=family.has_bos)
+    contents = {
+        "config": {
+            "architectures": [family.architecture],
+            "model_type": family.model_type,
+            "text_config": NUMBERS,
+            "vision_config": {},
+            "image_token_id": ids[family.image_token],
+        },
+        "processor_config": family.processor,
+        "preprocessor_config": family.image_processor,
+    }
+    for name, values in contents.items():
+        (directory / f"{name}.json").write_text(json.dumps(values | changed.get(name, {})))
+    (directory / "chat_template.jinja").write_text(family.template)
+    return ids
+
+
+def write_tokenizer(
+    directory: Path, special: list[str], named_tokens: dict[str, Any] | None = None, *, has_bos: bool = False
+) -> dict[str, int]:
+    """With `has_bos` its post-processor writes an `<s>` before every text, as Llama's does."""
+    ids = write_byte_level_tokenizer(directory, special=[*special, "<s>"])
+    path = directory / "tokenizer_config.json"
+    # No tokenizer of Qwen's: transformers would build that anew.
+    said = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"} | (named_tokens or {})
+    if has_bos:
+        backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
+        writes_bos: Any = tokenizers.processors.TemplateProcessing
+        backend.post_processor = writes_bos(single="<s> $A", special_tokens=[("<s>", ids["<s>"])])
+        backend.save(str(directory / "tokenizer.json"))
+        said["bos_token"] = "<s>"
+    path.write_text(json.dumps(said))
+    return ids
+
+
+def load_reference(directory: Path, family: Family) -> Any:
+    """By hand, as AutoProcessor wants torchvision for what takes films, and for all of Pixtral's.
+
+    Pixtral's module has to be imported already: see `borrowed_pictures`.
+    """
+    from transformers import AutoImageProcessor, AutoTokenizer
+
+    read: Any = AutoImageProcessor
+    parts = {
+        "image_processor": read.from_pretrained(directory, backend="pil"),
+        "tokenizer": AutoTokenizer.from_pretrained(directory),
+    }
+    said = dict(family.processor)
+    kind: Any = getattr(
+        importlib.import_module(f"transformers.models.{family.module}.processing_{family.module}"),
+        said.pop("processor_class"),
+    )
+    if "video_processor" in kind.get_attributes():
+        parts["video_processor"] = None
+        kind = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
+    return kind(**parts, **said)
