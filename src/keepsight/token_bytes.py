@@ -1,8 +1,9 @@
 """What tokens add to a text: bytes, which may be less than a character, and how those of several are read together.
 
 Of two kinds of vocabularies.  In the one (SentencePiece's) tokens are texts, and characters that have none are said in
-tokens of one byte (`<0xE2>`); these are read together where they stand side by side.  In the other (GPT-2's, of "byte
-level") all tokens are bytes, and all are read together.
+tokens of one byte (`<0xE2>`); these are read together where they stand side by side.  Some of that kind (Llama's) write
+a space before every text, and take it from what is read.  In the other (GPT-2's, of "byte level") all tokens are bytes,
+and all are read together.
 """
 
 import codecs
@@ -11,7 +12,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 import tokenizers
+from tokenizers import decoders
 
+# Llama's last step.
+FIRST_SPACE_DROPPED = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
@@ -68,6 +72,9 @@ class _FallbackRun(ByteRun):
 class TokenBytes(ABC):
     """Of one vocabulary."""
 
+    # Whether a text that its tokens say begins behind the space that it begins with, if it does.
+    drops_first_space = False
+
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         self._backend = backend
 
@@ -95,6 +102,11 @@ class TokenBytes(ABC):
 class _FallbackBytes(TokenBytes):
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
         super().__init__(backend)
+        decoder = json.loads(backend.decoder.__getstate__())
+        steps = [each for each in decoder.get("decoders", [decoder]) if each != FIRST_SPACE_DROPPED]
+        # What a token says wherever it stands.
+        self._decoder = decoders.Sequence([])
+        self._decoder.__setstate__(json.dumps({"type": "Sequence", "decoders": steps}).encode())
         # The value of every token such as `<0xE2>`, by its id.
         spellings = [f"<0x{byte:02{case}}>" for byte in range(256) for case in "Xx"]
         ids = {spelling: backend.token_to_id(spelling) for spelling in spellings}
@@ -104,7 +116,8 @@ class _FallbackBytes(TokenBytes):
         value = self._values.get(token_id)
         if value is not None:
             return bytes([value])
-        text: str = self._backend.decode([token_id], skip_special_tokens=False)
+        token = self._backend.id_to_token(token_id)
+        text: str = "" if token is None else self._decoder.decode([token])
         return text.encode()
 
     def is_in_run(self, token_id: int) -> bool:
@@ -112,6 +125,10 @@ class _FallbackBytes(TokenBytes):
 
     def begin_run(self) -> ByteRun:
         return _FallbackRun()
+
+
+class _SpacedBytes(_FallbackBytes):
+    drops_first_space = True
 
 
 def _read_alphabet() -> dict[str, int]:
@@ -142,6 +159,7 @@ class _ByteLevelBytes(TokenBytes):
 # neighbours, except that ByteFallback joins a run of byte tokens.
 _KINDS: dict[frozenset[str], type[TokenBytes]] = {
     frozenset({"Replace", "ByteFallback", "Fuse"}): _FallbackBytes,
+    frozenset({"Replace", "ByteFallback", "Fuse", "Strip"}): _SpacedBytes,
     frozenset({"ByteLevel"}): _ByteLevelBytes,
 }
 
@@ -149,7 +167,10 @@ _KINDS: dict[frozenset[str], type[TokenBytes]] = {
 def read_token_bytes(backend: tokenizers.Tokenizer) -> TokenBytes:
     """ValueError: of no kind that is known."""
     decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
-    names = {each.get("type") for each in decoder.get("decoders", [decoder])}
+    steps = decoder.get("decoders", [decoder])
+    names = {each.get("type") for each in steps}
+    if "Strip" in names and steps[-1] != FIRST_SPACE_DROPPED:
+        raise ValueError(f"a Strip is supported only at the end, as {FIRST_SPACE_DROPPED}")
     for known, kind in _KINDS.items():
         if names <= known:
             return kind(backend)

@@ -12,9 +12,12 @@ from keepsight.frontend.stream_text import TextStreamer
 from keepsight.sampling_params import SamplingParams
 from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint
+from tests.llama_like_tokenizer import llama_like_checkpoint
 
-CHECKPOINTS = (DEMO, gemma_like_checkpoint(), byte_level_checkpoint())
-TOKENIZERS = DEMO_TOKENIZER, _, BYTE_LEVEL = [Tokenizer.from_checkpoint(directory) for directory in CHECKPOINTS]
+CHECKPOINTS = (DEMO, gemma_like_checkpoint(), byte_level_checkpoint(), llama_like_checkpoint())
+TOKENIZERS = DEMO_TOKENIZER, _, BYTE_LEVEL, LLAMA_LIKE = [
+    Tokenizer.from_checkpoint(directory) for directory in CHECKPOINTS
+]
 
 
 @functools.cache
@@ -88,7 +91,7 @@ def end_naively(
     return texts[-1], None
 
 
-@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like", "byte-level"])
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like", "byte-level", "llama-like"])
 def test_the_stream_of_any_tokens_is_one_decode_of_them_all(tokenizer: Tokenizer) -> None:
     @settings(max_examples=150)
     @given(random_tokens(tokenizer), st.booleans())
@@ -213,3 +216,12 @@ def test_a_stop_token_is_part_of_the_text_only_if_asked_for(include: bool, expec
     )
     (token_id,) = DEMO_TOKENIZER.encode("a")
     assert streamer.push(token_id) + streamer.push(1, is_stop_token=True) + streamer.finish() == expected
+
+
+@pytest.mark.parametrize(("goes_on", "expected"), [(False, "brown fox"), (True, " brown fox")])
+def test_a_vocabulary_that_writes_a_space_before_every_text_takes_it_from_those_that_begin(
+    goes_on: bool, expected: str
+) -> None:
+    streamer = TextStreamer(LLAMA_LIKE, SamplingParams(), goes_on=goes_on)
+    text = "".join(map(streamer.push, LLAMA_LIKE.encode("brown fox")))
+    assert text + streamer.finish() == expected

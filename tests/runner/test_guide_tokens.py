@@ -26,6 +26,7 @@ from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.frontend.gemma_like import build_checkpoint_with_hole, gemma_like_checkpoint
+from tests.llama_like_tokenizer import llama_like_checkpoint
 from tests.runner.small_model import Driver, SmallModel
 
 DEMO = checkpoint_path() / "tokenizer.json"
@@ -66,8 +67,10 @@ def test_exactly_those_tokens_are_allowed_that_begin_what_the_grammar_describes(
     assert allowed_by(guide) == expected
 
 
-CHECKPOINTS = [checkpoint_path(), gemma_like_checkpoint(), byte_level_checkpoint()]
-judges_each_kind = pytest.mark.parametrize("checkpoint", CHECKPOINTS, ids=["demo", "gemma-like", "byte-level"])
+CHECKPOINTS = [checkpoint_path(), gemma_like_checkpoint(), byte_level_checkpoint(), llama_like_checkpoint()]
+judges_each_kind = pytest.mark.parametrize(
+    "checkpoint", CHECKPOINTS, ids=["demo", "gemma-like", "byte-level", "llama-like"]
+)
 
 
 @judges_each_kind
@@ -80,7 +83,7 @@ def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Pa
     said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens + 5), tokenizer.eos_token_ids)
     maker.close()
     assert said[-1] in tokenizer.eos_token_ids
-    assert tokenizer.decode(said[:-1]) == text
+    assert b"".join(map(tokenizer.token_bytes, said[:-1])).decode() == text
 
 
 @judges_each_kind

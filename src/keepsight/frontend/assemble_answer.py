@@ -40,9 +40,11 @@ class AnswerPiece:
 
 
 class AnswerAssembler:
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, thought: Thought | None = None) -> None:
-        """`thought`: what each choice may begin with; None: all of it is its text."""
-        self._streamers = {choice: TextStreamer(tokenizer, params) for choice in range(params.n)}
+    def __init__(
+        self, tokenizer: Tokenizer, params: SamplingParams, thought: Thought | None = None, *, goes_on: bool = False
+    ) -> None:
+        """`thought`: what each choice may begin with; None: all of it is its text.  `goes_on`: with the prompt's."""
+        self._streamers = {choice: TextStreamer(tokenizer, params, goes_on=goes_on) for choice in range(params.n)}
         self._splitters = {} if thought is None else {choice: ThoughtSplitter(thought) for choice in range(params.n)}
         self._tags = {} if thought is None else {tokenizer.token_id(tag): tag for tag in thought.form.tags}
         self._stop_token_ids = frozenset(params.stop_token_ids)

@@ -190,7 +190,8 @@ class RequestPreparer:
         kept = find_beginnings(self.template, conversation, tools)
         # Templates write it themselves; where one does not, a processor of transformers' adds it, and no tokenizer.
         add_bos = config.borrowed is not None and self.tokenizer.lacks_bos(text)
-        return self._prepare(text, conversation.pictures, terms, config, "messages", downloaded, kept, add_bos=add_bos)
+        told = (text, conversation.pictures, terms, config, "messages", downloaded, kept)
+        return replace(self._prepare(*told, add_bos=add_bos), goes_on=conversation.end == "text")
 
     def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """So that what its answers think first is told apart, where they can think, and has not their form."""

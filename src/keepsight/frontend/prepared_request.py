@@ -27,6 +27,8 @@ class PreparedRequest:
     text: str | None = None
     # What each of its answers may begin with, to be told apart.
     thought: Thought | None = None
+    # Its answers go on with its text: they are none of their own.
+    goes_on: bool = True
     account: RequestAccount = field(kw_only=True)
 
     def pinned(self, seconds: float) -> "PreparedRequest":

@@ -16,10 +16,13 @@ from keepsight.token_bytes import ByteRun
 class TextStreamer:
     """The text of one choice of one request."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, goes_on: bool = False) -> None:
+        """`goes_on`: with the prompt's text, so that a space at its beginning is one."""
         self._tokenizer = tokenizer
         self._skips_special_tokens = params.skip_special_tokens
-        self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output)
+        # What has to have a form has it with all that its tokens say.
+        drops_space = tokenizer.drops_first_space and not goes_on and params.structured_outputs is None
+        self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output, drops_space)
         self._open_run: _OpenRun | None = None
         self._includes_stop = params.include_stop_str_in_output
         self._min_tokens = params.min_tokens
@@ -45,7 +48,7 @@ class TextStreamer:
             return ""
         if self._tokenizer.is_in_run(token_id):
             return self._push_bytes(self._tokenizer.token_bytes(token_id))
-        return self._end_run(self._tokenizer.decode([token_id], self._skips_special_tokens))
+        return self._end_run(self._tokenizer.token_bytes(token_id).decode())
 
     def finish(self) -> str:
         """The rest, once no more tokens come."""
@@ -106,13 +109,17 @@ class _StopStrings:
     So no token is generated for nothing, and the answer does not depend on how the text fell into tokens.
     """
 
-    def __init__(self, stop: tuple[str, ...], includes_stop: bool) -> None:
+    def __init__(self, stop: tuple[str, ...], includes_stop: bool, drops_first_space: bool) -> None:
         self._stop = stop
         self._includes_stop = includes_stop
+        # While nothing was said.
+        self._drops_space = drops_first_space
         self._held = ""  # the longest end of the text so far that one of the stop strings begins with
         self.found: str | None = None
 
     def push(self, text: str, can_end: bool) -> str:
+        if self._drops_space and text:
+            self._drops_space, text = False, text.removeprefix(" ")
         if not self._stop:
             return text
         num_seen = len(self._held)

@@ -28,7 +28,7 @@ class _Answer:
 
     def __init__(self, index: int, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
         self.index, self.request, self._text, self._tokenizer = index, prepared.engine_request, prepared.text, tokenizer
-        self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params)
+        self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params, goes_on=prepared.goes_on)
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
         # Of the choice that found least: the others find what that one has just computed.
         self._num_cached_tokens = len(self.request.token_ids)

@@ -17,10 +17,11 @@ from keepsight.frontend.prompt import tokenizer as tokenizer_module
 from keepsight.frontend.prompt.tokenizer import PIECE_CHARACTERS, Tokenizer
 from tests.byte_level_tokenizer import byte_level_checkpoint, write_byte_level_tokenizer
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
+from tests.llama_like_tokenizer import llama_like_checkpoint
 
 CHECKPOINTS = (DEMO, gemma_like_checkpoint())
-JUDGED = (*CHECKPOINTS, byte_level_checkpoint())
-JUDGED_NAMES = ["demo", "gemma-like", "byte-level"]
+JUDGED = (*CHECKPOINTS, byte_level_checkpoint(), llama_like_checkpoint())
+JUDGED_NAMES = ["demo", "gemma-like", "byte-level", "llama-like"]
 FRAGMENTS = st.one_of(
     st.text(max_size=8),
     st.sampled_from(

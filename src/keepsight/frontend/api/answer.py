@@ -179,7 +179,9 @@ class Answer(ABC):
     async def _pieces_of(self, engine: Engine, number: int) -> AsyncGenerator[IndexedPiece, None]:
         prepared = self._prompts[number]
         request = prepared.engine_request
-        assembler = AnswerAssembler(self._tokenizer, request.sampling_params, prepared.thought)
+        assembler = AnswerAssembler(
+            self._tokenizer, request.sampling_params, prepared.thought, goes_on=prepared.goes_on
+        )
         try:
             async with aclosing(engine.generate(prepared)) as tokens:
                 async for token in tokens:

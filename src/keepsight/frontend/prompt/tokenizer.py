@@ -106,6 +106,9 @@ class Tokenizer:
     def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """What each adds to one decode() of them all: a character comes with the token that completes it."""
         parts = [b"" if skip_special_tokens and self.is_special(each) else self.token_bytes(each) for each in token_ids]
+        if self.drops_first_space and any(parts):
+            first = next(place for place, part in enumerate(parts) if part)
+            parts[first] = parts[first].removeprefix(b" ")
         texts = [""] * len(parts)
         # What adds nothing does not end a run either.
         visible = [place for place, part in enumerate(parts) if part]
@@ -132,6 +135,11 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """What one token adds to a text, which may be less than a character."""
         return self._bytes.of(token_id)
+
+    @property
+    def drops_first_space(self) -> bool:
+        """A text that begins with a space begins behind it; what goes on with a text does not."""
+        return self._bytes.drops_first_space
 
     def lacks_bos(self, prompt: str) -> bool:
         """A caller who rendered a chat template has a `<bos>` already."""
