@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,9 +13,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.errors import ModelNotFoundError, PictureError, PictureTooLargeError, UnreadablePictureError
-from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob, SoundJob, SoundLook
+from keepsight.borrowed import BorrowedProcessor
+from keepsight.errors import (
+    CheckpointConfigError,
+    ModelNotFoundError,
+    PictureError,
+    PictureTooLargeError,
+    UnreadablePictureError,
+)
+from keepsight.frontend.pixels.make_pixels import (
+    BorrowedJob,
+    BorrowedLook,
+    FilmLook,
+    Made,
+    PictureJob,
+    SoundJob,
+    SoundLook,
+)
 from keepsight.frontend.pixels.picture_wire import (
+    MAX_BORROWED_BYTES,
     MAX_HEADER_BYTES,
     MAX_MESSAGE_CHARACTERS,
     Job,
@@ -25,8 +42,8 @@ from keepsight.frontend.pixels.picture_wire import (
     send_result,
 )
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, Moment, Part, Timeline
-from keepsight.pixels import carry_samples
+from keepsight.media import CropBox, Geometry, Moment, Part, PictureLayout, Timeline
+from keepsight.pixels import carry_arrays, carry_samples
 from keepsight.requests import Pixels
 from keepsight.shown_sizes import ShownSizes
 
@@ -120,6 +137,78 @@ def test_the_moments_of_a_film_arrive_as_pixels_that_are_twice_as_high() -> None
     assert {name: pixels.tolist() for name, pixels in received.pixels.items()} == {
         name: pixels.tolist() for name, pixels in made.items()
     }
+
+
+ARRAYS = {"pixel_values": np.full((1, 3, 2, 2), 0.5, np.float32), "token_ids": np.array([7, 8, 7], np.int32)}
+LAYOUT = PictureLayout(3, token_ids=(7, 8, 7), num_bytes=carry_arrays(ARRAYS).nbytes)
+PROCESSOR = BorrowedProcessor("/folder", "digest", 7)
+BORROWED = BorrowedJob(b"bytes", FIELD, {"hash": None}, PROCESSOR, LAYOUT, 4096)
+BORROWED_LOOK = BorrowedLook(PROCESSOR, Geometry(640, 480), FIELD)
+
+
+def test_a_borrowed_model_s_picture_and_its_arrays_arrive() -> None:
+    with sent_by(lambda connection: send_job(connection, BORROWED)) as connection:
+        assert receive_job(connection) == replace(BORROWED, field="picture")
+    made = carry_arrays(ARRAYS)
+    received = answer_to(BORROWED, lambda connection: send_result(connection, Made({"hash": made}, (1.0, 0.5))))
+    np.testing.assert_array_equal(received.pixels["hash"], made)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"token_ids": np.array([7, 7, 7], np.int32)}, "laid out a picture otherwise"),
+        ({"pixel_values": np.full((1, 3, 2, 2), np.nan, np.float32)}, "no numbers"),
+        ({"pixel_values": np.full((1, 3, 2, 2), -np.inf, np.float32)}, "no numbers"),
+    ],
+)
+def test_arrays_of_another_layout_or_of_no_numbers_are_not_taken(changed: dict[str, Any], message: str) -> None:
+    made = Made({"hash": carry_arrays(ARRAYS | changed)}, (0.0, 0.0))
+    with pytest.raises(ConnectionError, match=message):
+        answer_to(BORROWED, lambda connection: send_result(connection, made))
+
+
+@given(st.binary(min_size=100, max_size=100))
+def test_bytes_that_are_no_arrays_are_not_taken(beginning: bytes) -> None:
+    data = np.zeros(LAYOUT.num_bytes, np.uint8)
+    data[:100] = np.frombuffer(beginning, np.uint8)
+    data[-100:] = data[:100]
+    with pytest.raises(ConnectionError, match="none of the picture"):
+        answer_to(BORROWED, lambda connection: send_result(connection, Made({"hash": data}, (0.0, 0.0))))
+
+
+def test_how_a_size_is_laid_out_arrives() -> None:
+    with sent_by(lambda connection: send_job(connection, BORROWED_LOOK)) as connection:
+        assert receive_job(connection) == replace(BORROWED_LOOK, field="picture")
+    assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, LAYOUT)) == LAYOUT
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        replace(LAYOUT, tokens_per_part=4),
+        replace(LAYOUT, tokens_per_part=0, token_ids=()),
+        replace(LAYOUT, token_ids=(7, -1, 7)),
+        replace(LAYOUT, num_bytes=0),
+        replace(LAYOUT, num_bytes=MAX_BORROWED_BYTES + 1),
+        Geometry(640, 480),
+    ],
+)
+def test_a_layout_that_cannot_be_is_not_believed(said: PictureLayout | Geometry) -> None:
+    with pytest.raises(ConnectionError):
+        answer_to(BORROWED_LOOK, lambda connection: send_result(connection, said))
+
+
+def test_no_more_is_believed_of_a_layout_than_its_tokens_and_bytes() -> None:
+    said = replace(LAYOUT, num_crops=5, columns=3, times=(1.0, 2.0), places=(1,), kind="audio")
+    assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, said)) == LAYOUT
+
+
+def test_a_checkpoint_s_fault_arrives_as_one() -> None:
+    fault = CheckpointConfigError("/elsewhere", "its own processor cannot be used")
+    received = answer_to(BORROWED_LOOK, lambda connection: send_error(connection, fault))
+    assert isinstance(received, CheckpointConfigError)
+    assert str(received) == "/folder: its own processor cannot be used"
 
 
 LOOK = FilmLook(b"bytes", FIELD, 4096)
