@@ -1,9 +1,12 @@
 import json
+from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import pytest
 
-from keepsight.borrowed import OWN_ARCHITECTURES, is_borrowed
+from keepsight import borrowed
+from keepsight.borrowed import OWN_ARCHITECTURES, PROCESSOR_FILES, BorrowedProcessor, is_borrowed
+from keepsight.errors import CheckpointError
 from keepsight.models import registry
 
 
@@ -29,3 +32,30 @@ def test_a_model_is_borrowed_where_there_is_none_of_ours_or_as_is_asked(
     tmp_path: Path, model_impl: str, architecture: str, expected: bool
 ) -> None:
     assert is_borrowed(named(tmp_path, architecture), model_impl) is expected
+
+
+def test_what_names_no_architecture_is_nobody_s(tmp_path: Path) -> None:
+    assert not is_borrowed(named(tmp_path))
+
+
+def test_where_transformers_is_missing_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lack(name: str) -> str:
+        raise PackageNotFoundError(name)
+
+    monkeypatch.setattr(borrowed, "version", lack)
+    with pytest.raises(CheckpointError, match="transformers is not there: pip install transformers"):
+        BorrowedProcessor.from_checkpoint(named(tmp_path, "LlavaForConditionalGeneration"))
+
+
+@pytest.mark.parametrize("name", PROCESSOR_FILES)
+def test_a_processor_is_another_with_each_of_its_files_and_with_its_code(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"image_token_index": 7}')
+    first = BorrowedProcessor.from_checkpoint(tmp_path)
+    assert first.image_token_id == 7
+    (tmp_path / name).write_text("{}")
+    second = BorrowedProcessor.from_checkpoint(tmp_path)
+    monkeypatch.setattr(borrowed, "version", lambda _: "6.0")
+    third = BorrowedProcessor.from_checkpoint(tmp_path)
+    assert len({first.digest, second.digest, third.digest}) == 3

@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from keepsight.errors import CheckpointConfigError
 from keepsight.model_limits import ModelLimits
 
 
@@ -21,3 +24,53 @@ def test_what_is_left_out_is_the_default_of_its_family(tmp_path: Path) -> None:
         limits = ModelLimits.from_checkpoint(tmp_path, None)
         expected = (defaults.max_position_embeddings, defaults.vocab_size, defaults.hidden_size)
         assert (limits.max_model_len, limits.vocab_size, limits.hidden_size) == expected
+
+
+def limits_of(directory: Path, **config: Any) -> ModelLimits:
+    (directory / "config.json").write_text(json.dumps(config))
+    return ModelLimits.from_checkpoint(directory, None)
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        ({"n_positions": 1024, "n_embd": 768}, (1024, 768)),
+        ({"n_ctx": 512, "n_positions": 1024, "d_model": 64}, (1024, 64)),
+        ({"max_sequence_length": 2048, "hidden_size": 32, "d_model": 64}, (2048, 32)),
+        ({"max_position_embeddings": 4096}, (4096, 0)),
+    ],
+)
+def test_what_older_families_call_their_numbers_is_known(
+    tmp_path: Path, names: dict[str, int], expected: tuple[int, int]
+) -> None:
+    for config in ({"vocab_size": 9, **names}, {"text_config": {"vocab_size": 9, **names}}):
+        limits = limits_of(tmp_path, architectures=["GPT2LMHeadModel"], **config)
+        assert (limits.max_model_len, limits.hidden_size) == expected
+        assert limits.vocab_size == 9
+
+
+@pytest.mark.parametrize("missing", ["max_position_embeddings", "vocab_size"])
+def test_a_borrowed_model_s_number_that_is_nowhere_is_asked_for_and_never_another_family_s(
+    tmp_path: Path, missing: str
+) -> None:
+    numbers = {"max_position_embeddings": 4096, "vocab_size": 9}
+    del numbers[missing]
+    with pytest.raises(CheckpointConfigError, match=rf"text_config\.{missing}: is missing"):
+        limits_of(tmp_path, architectures=["LlavaForConditionalGeneration"], text_config={"x": 1, **numbers})
+
+
+@pytest.mark.parametrize("section", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize("kind", [{"type": "longrope"}, {"rope_type": "longrope"}, {"type": "su"}])
+@pytest.mark.parametrize("is_within", [False, True])
+def test_a_rotation_that_changes_with_the_longest_prompt_is_kept_within_what_was_trained(
+    tmp_path: Path, section: str, kind: dict[str, str], is_within: bool
+) -> None:
+    trained = {"original_max_position_embeddings": 4096}
+    config = {"max_position_embeddings": 131_072, "vocab_size": 9, section: kind | (trained if is_within else {})}
+    config |= {} if is_within else trained
+    assert limits_of(tmp_path, architectures=["Phi3ForCausalLM"], **config).max_model_len == 4096
+
+
+def test_other_rotations_reach_as_far_as_they_say(tmp_path: Path) -> None:
+    config = {"max_position_embeddings": 131_072, "vocab_size": 9, "rope_scaling": {"rope_type": "llama3", "factor": 8}}
+    assert limits_of(tmp_path, architectures=["LlamaForCausalLM"], **config).max_model_len == 131_072

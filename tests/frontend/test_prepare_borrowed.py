@@ -1,18 +1,50 @@
 """A request for a borrowed model: its tokens and arrays are those of transformers' processor; what is refused."""
 
+import json
+import re
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from keepsight.borrowed import BorrowedProcessor
 from keepsight.config import Config
+from keepsight.errors import (
+    CheckpointConfigError,
+    InvalidArgumentError,
+    PictureCountError,
+    PictureEmbedsError,
+    PromptEmbedsError,
+    ReservedTokenError,
+    UnknownMediaError,
+    UnsupportedFieldError,
+    UnsupportedPictureError,
+)
+from keepsight.frontend.pixels import make_pixels
+from keepsight.frontend.pixels.readers import Readers, lay_out_borrowed
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.read_messages import read_messages
+from keepsight.media import Geometry, PictureLayout
 from keepsight.pixels import carried_arrays
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import ask, by_object, by_url
-from tests.frontend.borrowed_like import FAMILIES, Family, load_reference, write_borrowed_checkpoint
+from tests.frontend.borrowed_like import (
+    FAMILIES,
+    IDEFICS3,
+    INTERNVL,
+    LLAMA_TEMPLATE,
+    LLAVA,
+    NUMBERS,
+    PIXTRAL,
+    Family,
+    load_reference,
+    write_borrowed_checkpoint,
+    write_tokenizer,
+)
 
 PARAMS = SamplingParams()
 TEXT_ARRAYS = {"input_ids", "attention_mask", "token_type_ids"}
@@ -40,8 +72,6 @@ def noise(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def render(preparer: RequestPreparer, messages: list[dict[str, Any]]) -> str:
-    from keepsight.frontend.prompt.read_messages import read_messages
-
     return preparer.template.render(read_messages(messages))
 
 
@@ -72,3 +102,165 @@ def test_the_arrays_of_a_picture_are_those_of_the_reference(borrowed: Borrowed, 
     for name, array in made.items():
         assert array.dtype == expected[name].dtype
         np.testing.assert_array_equal(array, expected[name])
+
+
+@pytest.fixture
+def llava(tmp_path: Path) -> Path:
+    write_borrowed_checkpoint(tmp_path / "llava", LLAVA)
+    return tmp_path / "llava"
+
+
+@pytest.fixture
+def preparer(llava: Path) -> Iterator[RequestPreparer]:
+    made = RequestPreparer.from_config(Config(model=llava, enable_mm_embeds=True, enable_prompt_embeds=True))
+    yield made
+    made.close()
+
+
+class CountedLayouts:
+    def __init__(self) -> None:
+        self.asked: list[Geometry] = []
+
+    def __call__(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
+        self.asked.append(geometry)
+        return lay_out_borrowed(processor, geometry, field)
+
+
+def test_a_size_is_laid_out_once_and_known_pictures_are_recognized_with_it(
+    llava: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts = CountedLayouts()
+    preparer = RequestPreparer.from_config(Config(model=llava), readers=Readers(borrowed=layouts))
+    asked_at_first = len(layouts.asked)
+    monkeypatch.setattr(make_pixels, "decode_picture", None)
+    conversation = read_messages(ask(by_url(noise(60, 41)), by_url(noise(60, 41, seed=1)), "What?"))
+    assert preparer.recognize(conversation, None) is None
+    sent = preparer.prepare_chat(conversation, PARAMS).engine_request
+    recognized = preparer.recognize(conversation, None)
+    assert recognized is not None
+    assert preparer.prepare_chat(recognized, PARAMS).engine_request.media == sent.media
+    assert layouts.asked[asked_at_first:] == [Geometry(60, 41)]
+
+
+def test_a_picture_is_asked_about_by_its_uuid_alone(preparer: RequestPreparer) -> None:
+    part = by_url(noise(60, 40)) | {"uuid": "mine"}
+    [sent] = preparer.prepare_chat(ask(part, "What?"), PARAMS).engine_request.media
+    named = {"type": "image_url", "image_url": None, "uuid": "mine"}
+    assert preparer.prepare_chat(ask(named, "What?"), PARAMS).engine_request.media == (sent,)
+    with pytest.raises(UnknownMediaError):
+        preparer.prepare_chat(ask(named | {"uuid": "other"}, "What?"), PARAMS)
+
+
+def test_the_name_of_a_picture_covers_how_its_checkpoint_prepares_it_but_not_where_that_lies(
+    llava: Path, tmp_path: Path
+) -> None:
+    def name_in(directory: Path) -> str:
+        preparer = RequestPreparer.from_config(Config(model=directory))
+        [item] = preparer.prepare_chat(ask(by_url(noise(60, 40)), "What?"), PARAMS).engine_request.media
+        preparer.close()
+        return item.media_hash
+
+    shutil.copytree(llava, tmp_path / "copy")
+    assert name_in(tmp_path / "copy") == name_in(llava)
+    said = json.loads((llava / "preprocessor_config.json").read_text()) | {"resample": 2}
+    (llava / "preprocessor_config.json").write_text(json.dumps(said))
+    assert name_in(tmp_path / "copy") != name_in(llava)
+
+
+def test_a_picture_is_one_item_with_its_markers(tmp_path: Path) -> None:
+    ids = write_borrowed_checkpoint(tmp_path / "a", PIXTRAL)
+    preparer = RequestPreparer.from_config(Config(model=tmp_path / "a"))
+    request = preparer.prepare_chat(ask("See ", by_url(noise(84, 56)), "What?"), PARAMS).engine_request
+    [item] = request.media
+    image, line_break, end = (ids[name] for name in ("[IMG]", "[IMG_BREAK]", "[IMG_END]"))
+    row = [image] * 3
+    assert list(request.token_ids[item.span.start : item.span.end]) == [*row, line_break, *row, end]
+
+
+@pytest.mark.parametrize(
+    ("family", "text"),
+    [(PIXTRAL, "[IMG_BREAK]"), (INTERNVL, "<img>"), (IDEFICS3, "<row_1_col_2>"), (IDEFICS3, "<global-img>")],
+)
+def test_a_text_must_not_hold_what_stands_for_a_picture_or_in_one(tmp_path: Path, family: Family, text: str) -> None:
+    write_borrowed_checkpoint(tmp_path / "a", family)
+    preparer = RequestPreparer.from_config(Config(model=tmp_path / "a"))
+    with pytest.raises(ReservedTokenError, match=re.escape(f"must not hold {text}")):
+        preparer.prepare_chat(ask(f"Look: {text}"), PARAMS)
+    with pytest.raises(PictureCountError, match=re.escape(f"1 {family.image_token} markers for 0 pictures")):
+        preparer.prepare_chat(ask(f"Look: {family.image_token}"), PARAMS)
+
+
+MP4, WAV = "data:video/mp4;base64,AAAA", {"data": "AAAA", "format": "wav"}
+EMBEDS = {"type": "image_embeds", "image_embeds": np.zeros((4, 64), np.float32)}
+
+
+@pytest.mark.parametrize(
+    ("part", "error", "message"),
+    [
+        ({"type": "video_url", "video_url": {"url": MP4}}, UnsupportedFieldError, "takes none; send its frames"),
+        ({"type": "input_audio", "input_audio": WAV}, UnsupportedFieldError, "is a sound, and this model takes none"),
+        (EMBEDS, PictureEmbedsError, "are not taken by this model"),
+    ],
+)
+def test_what_a_borrowed_model_is_not_shown_is_refused_by_name(
+    preparer: RequestPreparer, part: dict[str, Any], error: type[InvalidArgumentError], message: str
+) -> None:
+    with pytest.raises(error, match=message) as caught:
+        preparer.prepare_chat(ask(part, "What?"), PARAMS)
+    assert caught.value.field.startswith("messages[0].content[0]")
+
+
+@pytest.mark.parametrize("option", [{"do_pan_and_scan": True}, {"size": {"shortest_edge": 14}}, {"fps": 2}])
+def test_no_option_of_a_borrowed_processor_can_be_changed(
+    preparer: RequestPreparer, llava: Path, option: dict[str, Any]
+) -> None:
+    told = rf"mm_processor_kwargs\.{next(iter(option))}: cannot be changed; these can: none"
+    with pytest.raises(InvalidArgumentError, match=told):
+        preparer.prepare_chat(ask(by_url(noise(60, 40)), "What?"), PARAMS, option)
+    with pytest.raises(InvalidArgumentError, match=told):
+        RequestPreparer.from_config(Config(model=llava, mm_processor_kwargs=option))
+
+
+def test_a_picture_that_the_processor_does_not_take_is_refused_where_it_stands(tmp_path: Path) -> None:
+    write_borrowed_checkpoint(tmp_path / "a", PIXTRAL)
+    preparer = RequestPreparer.from_config(Config(model=tmp_path / "a"))
+    with pytest.raises(UnsupportedPictureError, match="takes no picture of 1 x 3000 pixels") as caught:
+        preparer.prepare_chat(ask("See ", by_url(noise(1, 3000))), PARAMS)
+    assert caught.value.field == "messages[0].content[1].image_url.url"
+
+
+def test_where_nothing_tells_how_wide_embeddings_are_no_prompt_is_taken_as_such(tmp_path: Path) -> None:
+    text = {name: value for name, value in NUMBERS.items() if name not in ("hidden_size", "num_attention_heads")}
+    write_borrowed_checkpoint(tmp_path / "a", LLAVA, config={"text_config": text})
+    preparer = RequestPreparer.from_config(Config(model=tmp_path / "a", enable_prompt_embeds=True))
+    with pytest.raises(PromptEmbedsError, match=r"config\.json has no hidden_size"):
+        preparer.prepare_embeds({"prompt_embeds": np.zeros((4, 64), np.float32)}, PARAMS)
+
+
+@pytest.mark.parametrize(
+    ("token_id", "message"), [(None, "image_token_id: is missing"), (300, "is not a plain special token")]
+)
+def test_a_checkpoint_that_does_not_say_what_stands_for_a_picture_is_refused(
+    tmp_path: Path, token_id: int | None, message: str
+) -> None:
+    write_borrowed_checkpoint(tmp_path / "a", LLAVA, config={"image_token_id": token_id})
+    with pytest.raises(CheckpointConfigError, match=message):
+        RequestPreparer.from_config(Config(model=tmp_path / "a"))
+
+
+def test_a_text_only_model_of_another_family_is_asked_in_its_own_template(tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    write_tokenizer(tmp_path, ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], {"bos_token": "<s>"})
+    config = {"architectures": ["LlamaForCausalLM"], "model_type": "llama"} | NUMBERS
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "chat_template.jinja").write_text(LLAMA_TEMPLATE)
+    preparer = RequestPreparer.from_config(Config(model=tmp_path))
+    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "What is this?"}]
+    judge: Any = AutoTokenizer.from_pretrained(tmp_path)
+    expected = judge.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)["input_ids"]
+    parts = [{**each, "content": [{"type": "text", "text": each["content"]}]} for each in messages]
+    for asked in (messages, parts):
+        assert list(preparer.prepare_chat(asked, PARAMS).engine_request.token_ids) == expected
+    with pytest.raises(PictureCountError, match="this model reads text only"):
+        preparer.prepare_chat(ask(by_url(noise(60, 40)), "What?"), PARAMS)
