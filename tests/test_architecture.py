@@ -174,6 +174,12 @@ def test_a_server_of_our_own_models_never_imports_transformers() -> None:
 >>>>>>> 017ac542 (Pictures of a borrowed model are laid out and prepared by its checkpoint's own processor, one at a time, where media are made)
 
 
+def test_a_server_of_our_own_models_never_imports_transformers() -> None:
+    told = "import sys, keepsight.models.registry, keepsight.runner.load_runner; print('transformers' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    assert ran.stdout == "False\n"
+
+
 def test_there_is_no_utils_module() -> None:
     assert not [name for name, _ in modules() if Path(name).stem in ("utils", "helpers", "common", "misc")]
 

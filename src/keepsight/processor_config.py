@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from keepsight.borrowed import BorrowedProcessor, is_borrowed
+from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor, is_borrowed
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.film_config import FILM_OPERATOR_OPTIONS, FILM_REQUEST_OPTIONS, FilmConfig
 from keepsight.film_processors import read_film_config
@@ -16,8 +16,6 @@ from keepsight.sound_config import SoundConfig
 
 # Of any model.
 OPERATOR_OPTIONS = IMAGE_OPERATOR_OPTIONS | FILM_OPERATOR_OPTIONS
-# Of a picture that another's processor lays out: only that knows how many there can be, so as many as fit a context.
-MAX_BORROWED_TOKENS = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +91,7 @@ class ProcessorConfig:
     def max_tokens_per_item(self) -> int:
         """0: all have as many as the model says, crops as well."""
         if self.borrowed:
-            return MAX_BORROWED_TOKENS
+            return MAX_TOKENS_OF_BORROWED
         of_film = self.film.max_tokens_per_moment if self.film else 0
         return max(self.image.max_tokens_per_picture, of_film, self.sound.max_tokens if self.sound else 0)
 

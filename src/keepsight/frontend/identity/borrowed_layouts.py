@@ -5,7 +5,8 @@ Knows no pictures.  Invariant: whoever finds a size known waits for nobody.
 
 import threading
 
-from keepsight.borrowed import BorrowedProcessor
+from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor
+from keepsight.errors import PictureTooLargeError
 from keepsight.frontend.identity.shared_looks import SharedLooks
 from keepsight.frontend.pixels.readers import LayOutBorrowed
 from keepsight.lru_cache import LruCache
@@ -27,8 +28,12 @@ class BorrowedLayouts:
         return self._recall(geometry) is not None
 
     def of(self, geometry: Geometry, field: str) -> PictureLayout:
-        """Raises PictureError if the processor takes none of this size."""
-        return self._looks.recall_or_look(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
+        """Raises PictureError if the processor takes none of this size, or makes more of it than there is room for."""
+        layout = self._looks.recall_or_look(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
+        if layout.num_tokens > MAX_TOKENS_OF_BORROWED:
+            of_size = f"a picture of {geometry.width} x {geometry.height} pixels has {layout.num_tokens} tokens"
+            raise PictureTooLargeError(field, f"{of_size} to this model; at most {MAX_TOKENS_OF_BORROWED} are taken")
+        return layout
 
     def _recall(self, geometry: Geometry) -> PictureLayout | None:
         with self._lock:

@@ -1,0 +1,61 @@
+"""A size is asked about once, whoever comes; what fails or is too large is refused to each."""
+
+import pytest
+
+from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor
+from keepsight.errors import PictureTooLargeError, UnsupportedPictureError
+from keepsight.frontend.identity import borrowed_layouts
+from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
+from keepsight.media import Geometry, PictureLayout
+
+PROCESSOR = BorrowedProcessor("/folder", "digest", 7)
+
+
+class Processor:
+    """A picture has as many tokens as it is wide; none may be 13 pixels high."""
+
+    def __init__(self) -> None:
+        self.asked: list[Geometry] = []
+
+    def __call__(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
+        assert processor == PROCESSOR
+        self.asked.append(geometry)
+        if geometry.height == 13:
+            raise UnsupportedPictureError(field, "13 is no height")
+        return PictureLayout(geometry.width, token_ids=(7,) * geometry.width, num_bytes=10)
+
+
+def test_a_size_is_asked_about_once() -> None:
+    processor = Processor()
+    layouts = BorrowedLayouts(PROCESSOR, processor)
+    small, large = Geometry(2, 5), Geometry(4, 5)
+    assert not layouts.knows(small)
+    assert [layouts.of(each, "picture").token_ids for each in (small, large, small)] == [(7, 7), (7,) * 4, (7, 7)]
+    assert layouts.knows(small)
+    assert processor.asked == [small, large]
+
+
+def test_what_is_refused_is_asked_about_again_and_refused_by_its_caller_s_name() -> None:
+    processor = Processor()
+    layouts = BorrowedLayouts(PROCESSOR, processor)
+    for field in ("first", "second"):
+        with pytest.raises(UnsupportedPictureError, match=f"{field}: 13 is no height"):
+            layouts.of(Geometry(1, 13), field)
+    assert not layouts.knows(Geometry(1, 13))
+    assert len(processor.asked) == 2
+
+
+def test_a_picture_of_more_tokens_than_an_engine_has_room_for_is_refused_with_both_numbers() -> None:
+    layouts = BorrowedLayouts(PROCESSOR, Processor())
+    assert layouts.of(Geometry(MAX_TOKENS_OF_BORROWED, 1), "picture").num_tokens == MAX_TOKENS_OF_BORROWED
+    with pytest.raises(PictureTooLargeError, match=r"16385 x 1 pixels has 16385 tokens .* at most 16384 are taken"):
+        layouts.of(Geometry(MAX_TOKENS_OF_BORROWED + 1, 1), "picture")
+
+
+def test_the_least_recently_used_size_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(borrowed_layouts, "MAX_BYTES", 3 * (36 * 10 + 500))
+    layouts = BorrowedLayouts(PROCESSOR, Processor())
+    sizes = [Geometry(10, height) for height in range(1, 5)]
+    for size in (*sizes[:3], sizes[0], sizes[3]):
+        layouts.of(size, "picture")
+    assert [layouts.knows(size) for size in sizes] == [True, False, True, True]
