@@ -1,13 +1,18 @@
 """Models computed by transformers' modules, as their users have them: from a folder to transformers' answers."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import UnknownArchitectureError
 from tests.drawn import ask
+from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
 from tests.random_checkpoint import copy_all_but_the_model
 
@@ -16,6 +21,34 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 # As many tokens as the tokenizer beside it knows.
 SIZE = {**ref.SMALL, "vocab_size": 910, "max_position_embeddings": 512}
 QUESTIONS = ("Hello!", "What is in the picture, and where is it?", "What is in the picture, and how many are there?")
+
+VISION: Mapping[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 28,
+    "patch_size": 7,
+}
+LLAMA = {"model_type": "llama"}
+# Of each family: its text's configuration, its tower's, and what config.json says besides.
+MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]] = {
+    "llava": (LLAMA, {"model_type": "clip_vision_model"}, {}),
+    "llava_next": (
+        LLAMA,
+        {"model_type": "clip_vision_model"},
+        {"image_grid_pinpoints": like.LLAVA_NEXT.image_processor["image_grid_pinpoints"]},
+    ),
+    "idefics3": (LLAMA, {}, {"scale_factor": 2}),
+    "internvl": ({"model_type": "qwen2"}, {"image_size": [28, 28], "patch_size": [7, 7]}, {}),
+    "mistral3": (
+        {"model_type": "mistral", "sliding_window": ref.WINDOW},
+        {"model_type": "pixtral", "image_size": 112, "patch_size": 14},
+        {"spatial_merge_size": 2},
+    ),
+}
+# By their numbers; the first come again.
+SHOWN = ([0], [1], [0, 2], [2, 0], [0])
 
 
 @pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"])
@@ -42,3 +75,53 @@ def test_who_asks_for_keepsight_s_own_modules_gets_no_others(tmp_path: Path) -> 
     ref.make_checkpoint(tmp_path, "LlamaForCausalLM", SIZE)
     with pytest.raises(UnknownArchitectureError, match="LlamaForCausalLM"):
         LLM(tmp_path, device="cpu", model_impl="keepsight")
+
+
+def draw_picture(seed: int) -> Image.Image:
+    """Of a size of its own."""
+    shape = (40 + 13 * seed, 60 - 9 * seed, 3)
+    return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
+
+
+def make_checkpoint_of_pictures(directory: Path, family: like.Family) -> Any:
+    ids = like.write_borrowed_checkpoint(directory, family)
+    text, vision, others = MODELS[family.model_type]
+    arguments = {
+        "text_config": {**ref.SMALL, "vocab_size": 640, "max_position_embeddings": 2048, **text},
+        "vision_config": {**VISION, **vision},
+        "image_token_id": ids[family.image_token],
+        **others,
+    }
+    return ref.make_checkpoint(directory, family.architecture, arguments)
+
+
+def by_transformers(reference: Any, processor: Any, prompt_ids: Sequence[int], shown: Sequence[int]) -> list[int]:
+    """Greedy, by the arrays that its own processor makes of these pictures."""
+    made = processor(
+        images=[draw_picture(seed) for seed in shown], text=[processor.image_token * len(shown)], return_tensors="pt"
+    )
+    arrays = {name: array for name, array in made.items() if name not in ("input_ids", "attention_mask")}
+    return ref.greedy(reference, torch.tensor(prompt_ids), NUM_TOKENS, arrays)
+
+
+@pytest.mark.parametrize("family", like.FAMILIES, ids=lambda family: family.model_type)
+def test_pictures_are_answered_as_by_transformers_whatever_is_answered_beside_them(
+    family: like.Family, tmp_path: Path
+) -> None:
+    reference = make_checkpoint_of_pictures(tmp_path, family)
+    llm = LLM(tmp_path, device="cpu", max_num_batched_tokens=64, max_num_seqs=4, block_size=8)
+    try:
+        processor = like.load_reference(tmp_path, family)
+        asked = [
+            ask(*({"type": "image_pil", "image_pil": draw_picture(seed)} for seed in shown), "What is that?")
+            for shown in SHOWN
+        ]
+        answers = [output.outputs[0].token_ids for output in llm.chat(asked, GREEDY)]
+        for shown, messages, answer in zip(SHOWN, asked, answers, strict=True):
+            [again] = llm.chat(messages, GREEDY)
+            assert again.outputs[0].token_ids == answer
+            assert again.num_cached_tokens > 0
+            assert answer == by_transformers(reference, processor, again.prompt_token_ids, shown)
+        assert answers[0] != answers[1], "pictures make no difference"
+    finally:
+        llm.close()

@@ -78,7 +78,8 @@ def plain_logits(reference: Any, token_ids: Tensor) -> Tensor:
         return reference(input_ids=token_ids[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
 
 
-def greedy(reference: Any, token_ids: Tensor, num_new: int) -> list[int]:
+def greedy(reference: Any, token_ids: Tensor, num_new: int, arrays: Mapping[str, Tensor] | None = None) -> list[int]:
+    """`arrays`: of the pictures that the tokens show."""
     with torch.inference_mode():
         made = reference.generate(
             token_ids[None],
@@ -86,5 +87,6 @@ def greedy(reference: Any, token_ids: Tensor, num_new: int) -> list[int]:
             max_new_tokens=num_new,
             do_sample=False,
             eos_token_id=None,
+            **arrays or {},
         )
     return made[0, len(token_ids) :].tolist()  # type: ignore[no-any-return]
