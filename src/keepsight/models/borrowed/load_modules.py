@@ -75,6 +75,7 @@ def _read_weights(architecture: Any, config: Any, directory: Path, place: Placem
             config=config,
             dtype=place.dtype,
             local_files_only=True,
+            trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
         )

@@ -21,7 +21,7 @@ from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending, register_attention, watch_layers
 from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
 from keepsight.models.borrowed.load_modules import load_modules
-from keepsight.models.borrowed.products import pack_decoder
+from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
 from keepsight.models.layers import Placement, run_to_end
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
@@ -69,7 +69,7 @@ class BorrowedModel:
         modules.get_decoder().set_attn_implementation(NAME)
         decoder = observe_shape(modules, place, directory / "config.json")
         watch_layers(decoder.layers)
-        pack_decoder(modules, place)
+        pack_products(modules, place)
         model = cls(modules, decoder, place._replace(modules=f"transformers {transformers.__version__}"))
         prove(model, modules, decoder.windows, directory)
         return model

@@ -1,4 +1,4 @@
-"""A borrowed decoder's matrix products, by our kernels: on a CPU a row's numbers are the same in whatever company.
+"""A borrowed model's matrix products, by our kernels: on a CPU a row's numbers are the same in whatever company.
 
 The modules stay as they are: it is their weights that multiply, wherever `F.linear` is given one, a router's and those
 of a mixture's experts, too.  On a GPU all products are torch's.
@@ -53,24 +53,23 @@ class PackedWeight(nn.Parameter):
             return PackedWeight.of(self.data[index], [self._panels[int(index)]])
 
 
-def pack_decoder(modules: Any, place: Placement) -> None:
-    """`modules`: transformers' model; with its head.  One after the other, so that little is held twice."""
+def pack_products(modules: Any, place: Placement) -> None:
+    """`modules`: transformers' model.  One after the other, so that little is held twice."""
     if not is_read_in_panels(modules.get_input_embeddings().weight, place):
         return
     # One by one: several at once are no `F.linear`.
     modules.set_experts_implementation("eager")
-    decoder: nn.Module = modules.get_decoder()
-    _turn_products(decoder)
-    for module in (*modules.children(), *decoder.modules()):
+    _turn_products(modules)
+    for module in modules.modules():
         for name, weight in _find_weights(module):
             setattr(module, name, _pack(weight, place, is_linear=type(module) is nn.Linear))
 
 
-def _turn_products(decoder: nn.Module) -> None:
+def _turn_products(modules: nn.Module) -> None:
     """GPT-2's, which have their inputs first, into such as others have."""
     from transformers.pytorch_utils import Conv1D
 
-    for parent in list(decoder.modules()):
+    for parent in list(modules.modules()):
         for name, child in parent.named_children():
             if isinstance(child, Conv1D):
                 inputs, outputs = child.weight.shape
@@ -90,7 +89,7 @@ def _find_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _pack(weight: Tensor, place: Placement, *, is_linear: bool) -> PackedWeight:
     if weight.dim() == 2 and not is_linear:
-        # A router: rows that were rounded would choose other experts now and then, and it is so small that it may stay.
+        # Of a router, as a rule: rows that were rounded would choose other experts now and then.
         return PackedWeight.of(weight.data, [Panels(weight.data, None)])
     products = weight.data if weight.dim() == 3 else weight.data[None]
     packed = [Panels(each.to(place.of_matrices or place.dtype), None, rounds_rows=place.rounds) for each in products]
