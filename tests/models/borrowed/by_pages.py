@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
@@ -19,7 +19,7 @@ class Pages:
         self.model, shape = model, model.shape
         size = (2, NUM_BLOCKS * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         self.caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
-        self.attention = PagedAttention()
+        self.attention: Attention = PagedAttention()
         self._free = list(range(NUM_BLOCKS))
         # One prompt's pages lie among another's.
         self.tables = [BlockTable(BLOCK_SIZE, self._free[first::3]) for first in range(3)]

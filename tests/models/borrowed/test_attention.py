@@ -1,5 +1,6 @@
 """What transformers' modules give to their attention reaches the pages, or is refused."""
 
+import threading
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from keepsight.models.borrowed.attention import (
 )
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
-from tests.models.borrowed.by_pages import Pages
+from tests.models.borrowed.by_pages import Pages, at_once
 from tests.models.borrowed.reference import make_text_checkpoint
 
 NUM_SLOTS, SIZE = 12, 2
@@ -79,6 +80,27 @@ def test_rows_of_nobody_in_a_recorded_step_write_to_no_page_but_that_of_the_firs
     expected[4 + 2] = heads[0]
     assert torch.equal(cache.keys, expected)
     assert torch.equal(cache.values, expected)
+
+
+def test_a_step_that_another_thread_computes_amid_it_changes_nothing(tmp_path: Any) -> None:
+    make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    model = load_model(tmp_path, Placement(torch.device("cpu"), torch.float32))
+    with torch.inference_mode():
+        ours, others = model.embed_tokens(torch.arange(3, 20)), model.embed_tokens(torch.arange(30, 60))
+    expected = [at_once(model, each) for each in (ours, others)]
+    pages, amid = Pages(model), list[Tensor]()
+    attend = pages.attention
+
+    def attend_after_another(*args: Any, **options: Any) -> Tensor:
+        if not amid:
+            thread = threading.Thread(target=lambda: amid.append(at_once(model, others)))
+            thread.start()
+            thread.join()
+        return attend(*args, **options)
+
+    pages.attention = attend_after_another
+    assert torch.equal(pages.compute((0, 0, ours))[0], expected[0])
+    assert torch.equal(amid[0], expected[1])
 
 
 def test_a_step_s_watcher_is_called_after_each_layer_in_their_order(tmp_path: Any) -> None:
