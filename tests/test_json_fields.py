@@ -28,6 +28,7 @@ def test_what_is_given_is_taken_and_null_is_as_nothing(tmp_path: Path) -> None:
         ("a",),
     )
     assert fields.section("inner").integer("deep") == 3
+    assert (fields.text("kind"), fields.text("nothing")) == ("a", None)
     assert (fields.indexes("places", (7,)), fields.indexes("nothing", (7,))) == ((), (7,))
     assert (fields.integer("nothing", 7), fields.optional_number("nothing"), fields.strings("nothing")) == (7, None, ())
     assert "whole" in fields
@@ -50,6 +51,7 @@ def test_what_is_given_is_taken_and_null_is_as_nothing(tmp_path: Path) -> None:
         ),
         (lambda inner: inner.flag("x", True), 1, "must be true or false, not 1"),
         (lambda inner: inner.choice("x", ["a"]), ["a"], "must be one of a, not ['a']"),
+        (lambda inner: inner.text("x"), 3, "must be a string, not 3"),
         (lambda inner: inner.strings("x"), "a", "must be a list of strings, not 'a'"),
         (lambda inner: inner.indexes("x", ()), 3, "must be a list of some integers, not 3"),
         (lambda inner: inner.indexes("x", (), length=2), [1], "must be a list of 2 integers, not [1]"),

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 import torch
 from llguidance import LLMatcher
+from tokenizers import pre_tokenizers
 
 from keepsight.demo import checkpoint_path
 from keepsight.frontend.prompt.call_grammar import CallGrammar
@@ -26,7 +28,7 @@ from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.frontend.gemma_like import build_checkpoint_with_hole, gemma_like_checkpoint
-from tests.llama_like_tokenizer import llama_like_checkpoint
+from tests.llama_like_tokenizer import llama_like_checkpoint, write_llama_like_tokenizer
 from tests.runner.small_model import Driver, SmallModel
 
 DEMO = checkpoint_path() / "tokenizer.json"
@@ -124,6 +126,26 @@ def test_where_all_tokens_are_bytes_a_demanded_text_is_said_in_the_tokens_that_i
     said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
     assert tuple(said[:-1]) == tokenizer.encode(text)
     maker.close()
+
+
+@pytest.mark.parametrize("has_metaspace", [False, True])
+def test_a_vocabulary_that_writes_a_space_before_every_text_says_what_it_must_without_one(
+    tmp_path: Path, has_metaspace: bool
+) -> None:
+    write_llama_like_tokenizer(tmp_path)
+    if has_metaspace:
+        backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+        backend.normalizer, backend.pre_tokenizer = None, pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+        backend.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_checkpoint(tmp_path)
+    maker = GuideMaker(tmp_path / "tokenizer.json", frozenset({2}))
+    text = "quick brown fox"
+    state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
+    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), frozenset({2}))[:-1]
+    maker.close()
+    assert b"".join(map(tokenizer.token_bytes, said)).decode() == text
+    spelled = [tokenizer.token(each) for each in said]
+    assert "<0x" not in "".join(map(str, spelled))
 
 
 @pytest.mark.parametrize("names", [["look"], ["look", "look_up", "go"]])

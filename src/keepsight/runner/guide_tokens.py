@@ -7,6 +7,7 @@ llguidance is imported with the first grammar, or by `prepare`.
 """
 
 import itertools
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import tokenizers
 import torch
+from tokenizers import normalizers, pre_tokenizers
 from torch import Tensor
 
 from keepsight.requests import ThoughtTokens
@@ -178,6 +180,8 @@ class _Vocabulary:
         self.tokens = [*map(token_bytes.of, ids)]
         in_runs = [each for each in ids if token_bytes.is_in_run(each)]
         self._byte_ids = {self.tokens[each][0]: each for each in in_runs if len(self.tokens[each]) == 1}
+        if token_bytes.drops_first_space:
+            _write_no_first_space(self._backend)
         if len(in_runs) == len(ids):
             # Every text can be said as it stands; composed, as by NFC, it would be another.
             self._backend.normalizer = None
@@ -219,3 +223,15 @@ def _unpack(masks: npt.NDArray[np.uint8], logits: Tensor) -> Tensor:
     bits = np.unpackbits(~masks, axis=1, bitorder="little")[:, :vocab_size]
     forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
     return torch.nn.functional.pad(forbidden, (0, vocab_size - forbidden.shape[1]), value=True)
+
+
+def _write_no_first_space(backend: tokenizers.Tokenizer) -> None:
+    """Whatever is encoded goes on with what was said."""
+    if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
+        backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=backend.pre_tokenizer.split)
+    if backend.normalizer is not None:
+        said = json.loads(backend.normalizer.__getstate__())
+        steps = [each for each in said.get("normalizers", [said]) if each["type"] != "Prepend"]
+        normalizer = normalizers.Sequence([])
+        normalizer.__setstate__(json.dumps({"type": "Sequence", "normalizers": steps}).encode())
+        backend.normalizer = normalizer
