@@ -45,6 +45,7 @@ from tests.frontend.borrowed_like import (
     write_borrowed_checkpoint,
     write_tokenizer,
 )
+from tests.llama_like_tokenizer import write_llama_like_tokenizer
 
 PARAMS = SamplingParams()
 TEXT_ARRAYS = {"input_ids", "attention_mask", "token_type_ids"}
@@ -75,6 +76,22 @@ def render(preparer: RequestPreparer, messages: list[dict[str, Any]]) -> str:
     return preparer.template.render(read_messages(messages))
 
 
+def render_by_reference(reference: Any, family: Family, messages: list[dict[str, Any]]) -> str:
+    """As its users write it: pictures as parts that say no more, texts as parts where its template knows no others."""
+    shown: list[dict[str, Any]] = []
+    for message in messages:
+        content = message["content"]
+        if isinstance(content, str):
+            content = content if "is string" in family.template else [{"type": "text", "text": content}]
+        else:
+            content = [part if part["type"] == "text" else {"type": "image"} for part in content]
+        shown.append({"role": message["role"], "content": content})
+    text: str = reference.tokenizer.apply_chat_template(
+        shown, chat_template=family.template, tokenize=False, add_generation_prompt=True
+    )
+    return text
+
+
 def test_a_prompt_of_several_pictures_has_the_ids_of_the_reference(borrowed: Borrowed) -> None:
     family, preparer, reference = borrowed
     pictures = [noise(*size) for size in SIZES]
@@ -82,10 +99,23 @@ def test_a_prompt_of_several_pictures_has_the_ids_of_the_reference(borrowed: Bor
     messages = [*ask("First: ", *parts, "What do you see?"), {"role": "assistant", "content": "A dog."}, *ask("Why?")]
     prepared = preparer.prepare_chat(messages, PARAMS).engine_request
     text = render(preparer, messages)
+    assert text == render_by_reference(reference, family, messages)
     assert text.count(family.image_token) == len(pictures)
     has_bos = bool(preparer.tokenizer.special_tokens.get("bos_token")) and not preparer.tokenizer.lacks_bos(text)
     expected = reference(text=[text], images=pictures, add_special_tokens=not has_bos, return_tensors="np")
     assert list(prepared.token_ids) == expected["input_ids"][0].tolist()
+
+
+def test_a_prompt_in_a_vocabulary_like_llama_s_has_the_ids_of_the_reference(tmp_path: Path) -> None:
+    """As LLaVA-1.5 has it: a space before every text, behind a picture, too."""
+    write_borrowed_checkpoint(tmp_path, LLAVA)
+    ids = write_llama_like_tokenizer(tmp_path, ["<image>"])
+    said = json.loads((tmp_path / "config.json").read_text()) | {"image_token_id": ids["<image>"]}
+    (tmp_path / "config.json").write_text(json.dumps(said))
+    preparer, reference = RequestPreparer.from_config(Config(model=tmp_path)), load_reference(tmp_path, LLAVA)
+    messages = ask(by_url(noise(60, 40)), by_url(noise(30, 70)), "What do you see? ")
+    expected = reference(text=[render(preparer, messages)], images=[noise(60, 40), noise(30, 70)])["input_ids"][0]
+    assert list(preparer.prepare_chat(messages, PARAMS).engine_request.token_ids) == expected
 
 
 @pytest.mark.parametrize("size", SIZES)
