@@ -278,6 +278,15 @@ def test_a_checkpoint_that_does_not_say_what_stands_for_a_picture_is_refused(
         RequestPreparer.from_config(Config(model=tmp_path / "a"))
 
 
+def test_a_processor_that_writes_tokens_of_its_own_making_is_refused(tmp_path: Path) -> None:
+    """transformers' class adds what it misses to its tokenizer; the model has no such token."""
+    special = [each for each in IDEFICS3.special if each != "<fake_token_around_image>"]
+    ids = write_borrowed_checkpoint(tmp_path / "a", IDEFICS3._replace(special=special))
+    message = rf"tokenizer\.json: the processor writes the tokens \[{max(ids.values()) + 1}\] for a picture"
+    with pytest.raises(CheckpointConfigError, match=message):
+        RequestPreparer.from_config(Config(model=tmp_path / "a"))
+
+
 def test_a_text_only_model_of_another_family_is_asked_in_its_own_template(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 

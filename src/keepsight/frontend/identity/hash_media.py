@@ -155,9 +155,8 @@ def _options_of_all(config: PartConfig) -> dict[str, object]:
     those that choose its size: in a configuration settled for it, height and width say that.  Nor where a checkpoint's
     own processor lies.
     """
-    options = dataclasses.asdict(config)
-    is_said = {name: "pan_and_scan" not in name and name not in ("sizes", "directory") for name in options}
-    return {name: value for name, value in options.items() if is_said[name]}
+    options, left_out = dataclasses.asdict(config), ("sizes", "directory")
+    return {name: value for name, value in options.items() if "pan_and_scan" not in name and name not in left_out}
 
 
 def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:

@@ -110,7 +110,12 @@ def _read_format_of_borrowed(
             raise CheckpointConfigError(path.parent, f"its processor takes no pictures: {error.message}") from error
         if token_id not in token_ids:
             raise CheckpointConfigError(path, f"image_token_id: {token} is not what the processor writes for a picture")
-        reserved |= {each: tokenizer.token(each) or "" for each in token_ids if tokenizer.is_special(each)}
+        names = {each: tokenizer.token(each) for each in token_ids}
+        if None in names.values():
+            lacking = sorted(each for each, name in names.items() if name is None)
+            message = f"the processor writes the tokens {lacking} for a picture, which are not there"
+            raise CheckpointConfigError(path.parent / "tokenizer.json", message)
+        reserved |= {each: name for each, name in names.items() if name is not None and tokenizer.is_special(each)}
     return MediaPromptFormat({"image": WrittenForm(token, token_id)}, reserved)
 
 
