@@ -71,6 +71,13 @@ def test_a_rotation_that_changes_with_the_longest_prompt_is_kept_within_what_was
     assert limits_of(tmp_path, architectures=["Phi3ForCausalLM"], **config).max_model_len == 4096
 
 
+def test_so_is_one_of_a_type_of_layers(tmp_path: Path) -> None:
+    trained = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
+    ropes = {"full_attention": trained, "sliding_attention": {"rope_type": "default"}}
+    config = {"max_position_embeddings": 131_072, "vocab_size": 9, "rope_parameters": ropes}
+    assert limits_of(tmp_path, architectures=["Phi3ForCausalLM"], **config).max_model_len == 4096
+
+
 def test_other_rotations_reach_as_far_as_they_say(tmp_path: Path) -> None:
     config = {"max_position_embeddings": 131_072, "vocab_size": 9, "rope_scaling": {"rope_type": "llama3", "factor": 8}}
     assert limits_of(tmp_path, architectures=["LlamaForCausalLM"], **config).max_model_len == 131_072

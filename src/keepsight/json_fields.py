@@ -66,6 +66,9 @@ class JsonFields:
             raise self.refuse(name, f"must be an object, not {value!r}")
         return JsonFields(self.path, value, f"{self._prefix}{name}.")
 
+    def sections(self) -> "list[JsonFields]":
+        return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
+
     def integer(self, name: str, default: int | None = None) -> int:
         """A positive one."""
         value = self._get(name, default)

@@ -71,7 +71,9 @@ class ModelLimits:
 def _read_longest(text: JsonFields, default: int | None) -> int:
     lengths = [text.integer(name) for name in NAMES_OF_POSITIONS if name in text]
     longest = lengths[0] if lengths else text.integer(NAMES_OF_POSITIONS[0], default)
-    for rope in map(text.section, ("rope_scaling", "rope_parameters")):
+    ropes = [text.section(name) for name in ("rope_scaling", "rope_parameters")]
+    # One for all layers, or one for each type of them.
+    for rope in (*ropes, *(of_type for each in ropes for of_type in each.sections())):
         if rope.text("rope_type") in LONG_ROPES or rope.text("type") in LONG_ROPES:
             # Beyond these all positions would turn otherwise, and answers change with what others ask.
             trained = rope if TRAINED_LENGTH in rope else text
