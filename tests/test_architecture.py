@@ -163,15 +163,6 @@ def test_nothing_needs_torchvision_or_pickle_and_only_what_is_borrowed_transform
     assert not offenders("", r"(torchvision|pickle|cloudpickle|dill|shelve|marshal)\b")
     found = {offender.split()[0] for offender in offenders("", r"transformers\b")}
     assert not {name for name in found if "borrowed" not in name}, found
-<<<<<<< HEAD
-
-
-def test_a_server_of_our_own_models_never_imports_transformers() -> None:
-    told = "import sys, keepsight.models.registry, keepsight.runner.load_runner; print('transformers' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
-    assert ran.stdout == "False\n"
-=======
->>>>>>> 017ac542 (Pictures of a borrowed model are laid out and prepared by its checkpoint's own processor, one at a time, where media are made)
 
 
 def test_a_server_of_our_own_models_never_imports_transformers() -> None:

@@ -142,7 +142,7 @@ class AnswerPreparer:
         self, asked: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> EmbeddingsAnswer:
         check_dimensions(asked.dimensions, self.preparer.hidden_size)
-        may_wait = asked.messages is not None and _may_wait_for_workers(asked.messages)
+        may_wait = asked.messages is not None and self._may_wait_for_workers(asked.messages)
         prompts = await self._on_thread(partial(self._prepare_inputs, asked, cache_salt, downloaded), may_wait=may_wait)
         asked = msgspec.structs.replace(asked, input=None, messages=None)
         return EmbeddingsAnswer(asked, prompts, self.models.name_answer(asked.model))
