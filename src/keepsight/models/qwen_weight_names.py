@@ -2,8 +2,8 @@
 
 Published files of Qwen3-VL: `model.language_model.*`, `model.visual.*`, `lm_head.*`.  Saved without the head: these
 without their `model`.  Of Qwen2.5-VL: `model.*`, `visual.*`, `lm_head.*`, or as Qwen3-VL's where saved anew.  Of
-Qwen2-Audio: `language_model.model.*`, `language_model.lm_head.*`, `audio_tower.*`, `multi_modal_projector.*`, where
-saved anew, too.  Names of layers are those that other families have for the same.
+Qwen2-Audio: `language_model.model.*` (with one `model` more where transformers 5.17 saved it), `language_model.lm_head.*`,
+`audio_tower.*`, `multi_modal_projector.*`.  Names of layers are those that other families have for the same.
 """
 
 import re
@@ -14,7 +14,7 @@ _RULES = [
         (r"^(model\.)?(visual|audio_tower)\.", "tower."),
         (r"^(model\.)?multi_modal_projector\.", "tower.projector."),
         (r"^language_model\.(?=lm_head\.)", ""),
-        (r"^(model\.)?language_model\.(model\.)?", "decoder."),
+        (r"^(model\.)?language_model\.(model\.){0,2}", "decoder."),
         (r"^model\.(?=(embed_tokens|layers|norm)\.)", "decoder."),
         (r"^(tower\.blocks\.\d+)\.norm([12])\.", r"\1.layer_norm\2."),
         (r"^(tower\.blocks\.\d+)\.attn\.qkv\.", r"\1.self_attn.qkv."),

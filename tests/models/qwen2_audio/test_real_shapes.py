@@ -40,4 +40,6 @@ def test_every_tensor_of_the_published_size_has_its_place(tmp_path: Path) -> Non
     assert ours == {canonical_name(name): shape for name, shape in theirs.items()}
     assert ours == {canonical_name(name_as_published(name)): shape for name, shape in theirs.items()}
     assert "language_model.model.embed_tokens.weight" in map(name_as_published, theirs)
+    # As transformers 5.17 saves it.
+    assert canonical_name("language_model.model.model.norm.weight") == "decoder.norm.weight"
     assert model.shape.media_width == model.config.text.hidden_size

@@ -69,8 +69,13 @@ def reference_features(pair: Pair, inputs: dict[str, Any]) -> dict[str, Iterator
 
 
 def joined(theirs: Any, grids: Tensor) -> Iterator[Tensor]:
+    lengths = list(map(len, theirs.pooler_output))
+    # Of each layer, those of all pictures, which transformers 5.17 has in one.
+    layers = [
+        each.split(lengths) if isinstance(each, Tensor) else each for each in getattr(theirs, "deepstack_features", ())
+    ]
     for index, output in enumerate(theirs.pooler_output):
-        deep = (features[index] for features in getattr(theirs, "deepstack_features", ()))
+        deep = (features[index] for features in layers)
         yield from torch.cat([output, *deep], dim=-1).chunk(int(grids[index, 0]))
 
 
