@@ -3,7 +3,8 @@
     PYTHONPATH=. python benchmarks/products.py [--rows 1 8 34 290 1024] [--shapes 2048x640 10240x2560]
 
 Four weights of each shape in turn, so that they come from where a model's come from.  GFLOP/s of all cores, of the best
-of several rounds; "rounded" rows are made bfloat16 for the product, by Keepsight within it, for oneDNN before.
+of several rounds; "rounded" rows are made bfloat16 for the product, by Keepsight within it, for oneDNN before.  Of int8
+each output has a scale.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from keepsight.models.cpu_products import Panels, rounds_rows
+from keepsight.models.quantize_rows import quantize_rows
 
 NUM_WEIGHTS, ROUNDS, SECONDS = 4, 5, 0.2
 # oneDNN chooses a layout for as many; it serves any number.
@@ -45,6 +47,15 @@ def by_panels(weights: list[Tensor], hidden: Tensor, *, rounds_rows: bool = Fals
     return lambda: [each.multiply(hidden) for each in panels]
 
 
+def by_int8(weights: list[Tensor], hidden: Tensor, *, rounds_rows: bool = False) -> Callable[[], object]:
+    panels = []
+    for weight in weights:
+        quantized, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+        quantize_rows(quantized, scales, weight)
+        panels.append(Panels(quantized, None, scales=scales, rounds_rows=rounds_rows))
+    return lambda: [each.multiply(hidden) for each in panels]
+
+
 def measure(num_outputs: int, num_inputs: int, num_rows: int) -> dict[str, float]:
     weights = [torch.randn(num_outputs, num_inputs) for _ in range(NUM_WEIGHTS)]
     halves, hidden = [weight.bfloat16() for weight in weights], torch.randn(num_rows, num_inputs)
@@ -52,9 +63,11 @@ def measure(num_outputs: int, num_inputs: int, num_rows: int) -> dict[str, float
         "float32": by_panels(weights, hidden),
         "float32, oneDNN": by_onednn(weights, hidden),
         "float32 by bfloat16": by_panels(halves, hidden),
+        "float32 by int8": by_int8(weights, hidden),
     }
     if rounds_rows():
         products["rounded"] = by_panels(halves, hidden, rounds_rows=True)
+        products["rounded by int8"] = by_int8(weights, hidden, rounds_rows=True)
         products["rounded, oneDNN"] = by_onednn(halves, hidden.bfloat16())
     operations = 2e-9 * NUM_WEIGHTS * num_outputs * num_inputs * num_rows
     return {name: operations / seconds for name, seconds in best_seconds(products).items()}

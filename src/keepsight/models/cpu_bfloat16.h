@@ -1,4 +1,4 @@
-/* Numbers of bfloat16, one and in pairs: a vector of pairs has the first of each in its lower half. */
+/* Numbers of bfloat16, one and in pairs, and of int8 in fours: a vector of those has the first of each in its lowest bits. */
 
 #ifndef KEEPSIGHT_CPU_BFLOAT16_H
 #define KEEPSIGHT_CPU_BFLOAT16_H
@@ -97,6 +97,18 @@ INLINE lanes first_of(whole_lanes pairs)
 INLINE lanes second_of(whole_lanes pairs)
 {
     return (lanes)(pairs & (int32_t)0xffff0000);
+}
+
+/* One of fours of int8 as float32, and two as pairs of bfloat16. */
+INLINE lanes one_of_four(whole_lanes fours, const int which)
+{
+    return __builtin_convertvector((fours << (24 - 8 * which)) >> 24, lanes);
+}
+
+INLINE whole_lanes two_of_four(whole_lanes fours, const int first)
+{
+    const unsigned_lanes low = (unsigned_lanes)one_of_four(fours, first) >> 16;
+    return (whole_lanes)(low | (unsigned_lanes)one_of_four(fours, first + 1));
 }
 
 #endif

@@ -1,7 +1,8 @@
 /* Some rows by a panel of a weight with tiles (cpu_tiles.h): one or two tiles of rows by the panel's two.
  *
  * Rows are laid out as their tiles are read: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].  A weight of
- * bfloat16 is read where it lies; one of float32 is split while rows are multiplied by what comes before.
+ * bfloat16 is read where it lies; one of float32 is split while rows are multiplied by what comes before; one of int8 is
+ * widened to bfloat16, some inputs at a time.
  */
 
 #ifndef KEEPSIGHT_CPU_PRODUCT_TILES_H
@@ -21,14 +22,14 @@
 
 INLINE long most_inputs_of_block(arithmetic kind)
 {
-    return kind == BFLOAT16_BY_SAME ? 2048 : MOST_INPUTS_SPLIT;
+    return rounds_rows(kind) ? 2048 : MOST_INPUTS_SPLIT;
 }
 
 /* So many inputs' weights stay in the caches until all rows are multiplied by them. */
 INLINE long inputs_at_hand(long strips, arithmetic kind)
 {
     if (kind != FLOAT32)
-        return strips > 1 ? 16 * TILE_INPUTS : INT64_MAX;
+        return strips > 1 || is_of_int8(kind) ? 16 * TILE_INPUTS : INT64_MAX;
     return strips > FEW_STRIPS ? MOST_INPUTS_SPLIT : FEW_INPUTS_SPLIT;
 }
 
@@ -46,7 +47,8 @@ typedef struct {
 
 typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
-    /* Of float32 two stretches of a weight, split: the one at hand, and the next; else the last step if it is not whole. */
+    /* Of float32 two stretches of a weight, split: the one at hand, and the next.  Else the last step if it is not whole; of
+     * int8 a stretch, widened. */
     char weight[2][MOST_INPUTS_SPLIT / TILE_INPUTS * BYTES_OF_SPLIT] __attribute__((aligned(64)));
     int at_hand;
     splitting next;
@@ -116,14 +118,40 @@ INLINE void split_step_meanwhile(void *job, int product)
         s->pair += TILE_ROWS;
 }
 
+/* In whole steps. */
+INLINE long places_of_inputs(long inputs)
+{
+    return parts_of(inputs, TILE_INPUTS) * TILE_INPUTS;
+}
+
 INLINE long places_of_pairs(stretch weight)
 {
-    return parts_of(weight.inputs, TILE_INPUTS) * TILE_ROWS;
+    return places_of_inputs(weight.inputs) / 2;
+}
+
+/* Of int8 to pairs of bfloat16, in whole steps of tiles. */
+INLINE void widen_stretch(char *pairs, stretch weight)
+{
+    const long fours = parts_of(weight.inputs, 4), whole = places_of_inputs(weight.inputs) / 4;
+    const char *words = weight.first;
+    for (long four = 0; four < fours; four++, words += BYTES_OF_STEP, pairs += 2 * BYTES_OF_STEP) {
+        __builtin_prefetch(words + BYTES_AHEAD, 0, 2);
+        __builtin_prefetch(words + BYTES_AHEAD + 64, 0, 2);
+#pragma GCC unroll 4
+        for (int i = 0; i < 2 * VECTORS; i++) {
+            const whole_lanes its = (whole_lanes)vector_at((const float *)words + i % VECTORS * LANES);
+            const whole_lanes pair = two_of_four(its, i / VECTORS * 2);
+            memcpy(pairs + i * sizeof pair, &pair, sizeof pair);
+        }
+    }
+    memset(pairs, 0, (whole - fours) * 2 * BYTES_OF_STEP);
 }
 
 /* What was split meanwhile is at hand now, if that was `its`; and `next` will be while all strips pass. */
 INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmetic kind)
 {
+    if (is_of_int8(kind))
+        widen_stretch(room->weight[1], its);
     if (kind != FLOAT32)
         return;
     splitting *s = &room->next;
@@ -150,7 +178,7 @@ INLINE void add_steps_of_whole(
     const char *rows, long num_rows, long second, const char *weight, long inputs, int is_new, product_room *room,
     const int tiles, const arithmetic kind)
 {
-    const long bytes_of_weight = TILE_ROWS * bytes_of_step(kind);
+    const long bytes_of_weight = TILE_ROWS * BYTES_OF_STEP;
     for (long input = 0; input < inputs; input += TILE_INPUTS, weight += bytes_of_weight) {
         if (is_new)
             for (long byte = 0; byte < bytes_of_weight; byte += 64)
@@ -158,7 +186,7 @@ INLINE void add_steps_of_whole(
         const char *others = weight;
         if (inputs - input < TILE_INPUTS) {
             memset(room->weight[0], 0, bytes_of_weight);
-            others = memcpy(room->weight[0], weight, parts_of(inputs - input, 2) * bytes_of_step(kind));
+            others = memcpy(room->weight[0], weight, parts_of(inputs - input, 2) * BYTES_OF_STEP);
         }
         add_whole(rows, num_rows, second, others, tiles, kind);
         rows += bytes_of_rows(num_rows, TILE_INPUTS, kind);
@@ -176,6 +204,9 @@ INLINE void multiply_strip(
         add_steps_of_split(rows, num_rows, second, weight.inputs, room, tiles, split_step_meanwhile);
     else if (kind == FLOAT32)
         add_steps_of_split(rows, num_rows, second, weight.inputs, room, tiles, split_meanwhile);
+    else if (is_of_int8(kind))
+        add_steps_of_whole(
+            rows, num_rows, second, room->weight[1], places_of_inputs(weight.inputs), 0, room, tiles, kind);
     else
         add_steps_of_whole(rows, num_rows, second, weight.first, weight.inputs, is_new, room, tiles, kind);
     if (to.first)

@@ -54,9 +54,10 @@ INLINE long inputs_at_once(arithmetic kind)
     return inputs_of_step(kind);
 }
 
+/* Of a row. */
 INLINE long words_of_step(arithmetic kind)
 {
-    return kind == BFLOAT16 ? 2 : 1;
+    return rounds_rows(kind) ? inputs_of_step(kind) / 2 : inputs_of_step(kind);
 }
 
 INLINE long most_inputs_of_block(arithmetic kind)
@@ -76,7 +77,7 @@ INLINE long bytes_of_rows(long rows, long inputs, arithmetic kind)
     return inputs ? rows * WORDS_APART * sizeof(float) : 0;
 }
 
-/* `count` inputs of some rows, as tiles read them: [rows, WORDS_APART], of half a pair with a zero behind. */
+/* `count` inputs of some rows, as tiles read them: [rows, WORDS_APART], of less than a step with zeros behind. */
 INLINE void take_inputs(
     void *prepared, long places, const float *hidden, long stride, long rows, long count, const arithmetic kind)
 {
@@ -84,15 +85,16 @@ INLINE void take_inputs(
     float *words = prepared;
     for (long row = 0; row < rows; row++, hidden += stride, words += WORDS_APART) {
         uint16_t *halves = (uint16_t *)words;
-        if (kind == BFLOAT16_BY_SAME)
+        if (rounds_rows(kind))
             for (long i = 0; i < count; i++)
                 halves[i] = rounded(hidden[i]);
         else
             memcpy(words, hidden, count * sizeof *words);
-        if (kind == BFLOAT16_BY_SAME && count % 2)
-            halves[count] = 0;
-        if (kind == BFLOAT16 && count % 2)
-            words[count] = 0.0f;
+        for (long i = count; i % inputs_of_step(kind); i++)
+            if (rounds_rows(kind))
+                halves[i] = 0;
+            else
+                words[i] = 0.0f;
     }
 }
 
@@ -107,36 +109,42 @@ INLINE void ask_memory(const char *lines)
 #endif
 }
 
-/* What `steps` inputs add to sums [rows, PANEL], or if they are the first, what they are. */
+/* What a row's word of a step is multiplied by. */
+INLINE lanes others_of(lanes weight, const int word, const arithmetic kind)
+{
+    if (kind == INT8)
+        return one_of_four((whole_lanes)weight, word);
+    if (kind == INT8_BY_BFLOAT16)
+        return (lanes)two_of_four((whole_lanes)weight, 2 * word);
+    if (kind == BFLOAT16)
+        return word ? second_of((whole_lanes)weight) : first_of((whole_lanes)weight);
+    return weight;
+}
+
+/* What `steps` of inputs add to sums [rows, PANEL], or if they are the first, what they are. */
 INLINE void multiply_tile(
     places_of_sums to, const float *before, const float *words, const lanes *weight, long steps, int is_first,
     const char *ahead, long ahead_by_step, const int rows, const arithmetic kind)
 {
     lanes sums[MOST_ROWS][VECTORS] = {};
     for (long step = 0; step < steps; step++, weight += VECTORS, words += words_of_step(kind), ahead += ahead_by_step) {
-        lanes first[VECTORS], second[VECTORS];
         ask_memory(ahead);
-#pragma GCC unroll 2
-        for (int v = 0; v < VECTORS; v++) {
-            first[v] = kind == BFLOAT16 ? first_of((whole_lanes)weight[v]) : weight[v];
-            second[v] = second_of((whole_lanes)weight[v]);
-        }
-#pragma GCC unroll 12
-        for (int row = 0; row < rows; row++)
+#pragma GCC unroll 4
+        for (int word = 0; word < words_of_step(kind); word++) {
+            lanes others[VECTORS];
 #pragma GCC unroll 2
             for (int v = 0; v < VECTORS; v++)
-                if (kind == BFLOAT16_BY_SAME) {
-                    int32_t pair;
-                    memcpy(&pair, words + row * WORDS_APART, sizeof pair);
-                    sums[row][v] = add_pairs(sums[row][v], (whole_lanes){} + pair, (whole_lanes)first[v]);
-                } else
-                    sums[row][v] += words[row * WORDS_APART] * first[v];
-        if (kind == BFLOAT16)
+                others[v] = others_of(weight[v], word, kind);
 #pragma GCC unroll 12
             for (int row = 0; row < rows; row++)
 #pragma GCC unroll 2
                 for (int v = 0; v < VECTORS; v++)
-                    sums[row][v] += words[row * WORDS_APART + 1] * second[v];
+                    if (rounds_rows(kind)) {
+                        const whole_lanes pairs = (whole_lanes){} + pair_at(words + row * WORDS_APART + word);
+                        sums[row][v] = add_pairs(sums[row][v], pairs, (whole_lanes)others[v]);
+                    } else
+                        sums[row][v] += words[row * WORDS_APART + word] * others[v];
+        }
     }
     if (!is_first)
 #pragma GCC unroll 12
@@ -160,10 +168,11 @@ INLINE void multiply_tile(
  * are multiplied by next. */
 INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmetic kind)
 {
+    (void)kind;
     room->ahead = room->strips > 1 && next.first ? next.first : its.first;
     if (room->strips == 1)
-        room->ahead += STEPS_AHEAD * bytes_of_step(kind);
-    room->ahead_by_step = parts_of(bytes_of_step(kind), room->strips);
+        room->ahead += STEPS_AHEAD * BYTES_OF_STEP;
+    room->ahead_by_step = parts_of(BYTES_OF_STEP, room->strips);
 }
 
 INLINE void multiply_rows(

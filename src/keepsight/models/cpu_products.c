@@ -1,4 +1,4 @@
-/* Matrix products on a CPU: rows of float32 by a weight of float32 or bfloat16.
+/* Matrix products on a CPU: rows of float32 by a weight of float32 or bfloat16, or of int8 with a scale for each output.
  *
  * Each number of the result is summed up by itself and always in the same order, however many rows come at once, whichever
  * they are, and however many threads there are.  So a token has the same numbers to the last bit alone and in a batch,
@@ -106,6 +106,21 @@ INLINE void finish_sums(const product_work *w, piece p, float *sums)
         }
 }
 
+/* Of int8, when a block's inputs have passed: what the sums stand for, added to those before. */
+INLINE void scale_sums(const product_work *w, piece p, int is_first, float *sums)
+{
+    const float *scales = w->scales + p.panel * PANEL;
+    piece row = p;
+    row.rows = 1;
+    for (; p.rows; p.rows--, row.out += w->outputs, sums += PANEL) {
+        float before[PANEL] = {};
+        if (!is_first || w->is_onto || w->bias)
+            take_sums(w, row, is_first, before);
+        for (long i = 0; i < PANEL; i++)
+            sums[i] = sums[i] * scales[i] + before[i];
+    }
+}
+
 INLINE void give_sums(const product_work *w, piece p, const float *sums)
 {
     for (long row = 0; row < p.rows; row++)
@@ -143,7 +158,7 @@ INLINE stretch stretch_of(const product_work *w, patch p, order o, turn t, const
     if (t.panel == p.end_panel)
         return (stretch){};
     return (stretch){
-        (const char *)w->weight + (t.panel * parts_of(w->inputs, step) + first / step) * bytes_of_step(kind),
+        (const char *)w->weight + (t.panel * parts_of(w->inputs, step) + first / step) * BYTES_OF_STEP,
         lesser(inputs_left(w, o, t), o.inputs_at_hand),
     };
 }
@@ -154,7 +169,8 @@ INLINE void multiply_turn(
     const arithmetic kind)
 {
     const long inputs = inputs_left(w, o, (turn){t.panel, t.block, 0});
-    const int is_first = !t.block, begins_anew = is_first && !w->is_onto && !w->bias;
+    const int is_first = !t.block, is_scaled = is_of_int8(kind);
+    const int begins_anew = is_scaled || (is_first && !w->is_onto && !w->bias);
     const int is_last = t.input + weight.inputs == inputs;
     const int is_finished = is_last && t.block + 1 == o.blocks && (w->activation || w->times);
     const long strips = parts_of(p.rows, MOST_ROWS);
@@ -166,7 +182,7 @@ INLINE void multiply_turn(
         if (!t.input && !begins_anew)
             take_sums(w, all, is_first, sums);
         /* Else results pass through the room, which takes a tenth of the time. */
-        const int is_whole = all.outputs == PANEL && s.rows == s.places && !is_finished;
+        const int is_whole = all.outputs == PANEL && s.rows == s.places && !is_finished && !is_scaled;
         places_of_sums to = {sums, PANEL};
         if (is_last && is_whole)
             to = (places_of_sums){all.out, w->outputs};
@@ -175,6 +191,8 @@ INLINE void multiply_turn(
             to.first = 0;
         multiply_rows(
             to, strips == 1 && t.input ? 0 : sums, its, s.places, weight, begins_anew && !t.input, !index, room, kind);
+        if (is_last && is_scaled)
+            scale_sums(w, all, is_first, sums);
         if (is_finished)
             finish_sums(w, all, sums);
         if (is_last && !is_whole)
@@ -263,8 +281,12 @@ static void product_part(const void *shared, long part, long parts)
         multiply_share(w, part, parts, FLOAT32);
     else if (w->kind == BFLOAT16)
         multiply_share(w, part, parts, BFLOAT16);
-    else
+    else if (w->kind == BFLOAT16_BY_SAME)
         multiply_share(w, part, parts, BFLOAT16_BY_SAME);
+    else if (w->kind == INT8)
+        multiply_share(w, part, parts, INT8);
+    else
+        multiply_share(w, part, parts, INT8_BY_BFLOAT16);
 }
 
 void keepsight_multiply(const product_work *w)
@@ -276,7 +298,8 @@ void keepsight_multiply(const product_work *w)
 
 typedef struct {
     float *out;           /* [count, inputs] */
-    const void *weight;   /* as above */
+    const void *weight;   /* as those of a product, and so its scales */
+    const float *scales;
     const int64_t *which; /* [count] */
     long count, inputs, kind;
 } rows_work;
@@ -284,14 +307,16 @@ typedef struct {
 static void rows_part(const void *shared, long part, long parts)
 {
     const rows_work *w = shared;
-    const long pair = inputs_of_step(w->kind), steps = parts_of(w->inputs, pair);
+    const long step = inputs_of_step(w->kind), steps = parts_of(w->inputs, step);
     for (long index = w->count * part / parts; index < w->count * (part + 1) / parts; index++) {
         const long at = w->which[index] / PANEL * steps * PANEL + w->which[index] % PANEL;
         float *out = w->out + index * w->inputs;
         for (long i = 0; i < w->inputs; i++) {
-            const long number = (at + i / pair * PANEL) * pair + i % pair;
+            const long number = (at + i / step * PANEL) * step + i % step;
             if (w->kind == FLOAT32)
                 out[i] = ((const float *)w->weight)[number];
+            else if (is_of_int8(w->kind))
+                out[i] = ((const int8_t *)w->weight)[number] * w->scales[w->which[index]];
             else
                 out[i] = widened(((const uint16_t *)w->weight)[number]);
         }

@@ -13,12 +13,15 @@ typedef enum {
     FLOAT32,          /* a step is one input */
     BFLOAT16,         /* two, of a weight that is widened: numbers of float32 by numbers of bfloat16 */
     BFLOAT16_BY_SAME, /* two, and the rows are rounded, too */
+    INT8,             /* four, of a weight that is widened and then scaled: numbers of float32 by whole ones */
+    INT8_BY_BFLOAT16, /* four, and the rows are rounded to bfloat16, which holds any number of int8 */
 } arithmetic;
 
 typedef struct {
     float *out;          /* [rows, outputs] */
     const float *hidden; /* [rows, inputs] */
-    const void *weight;  /* [panels, inputs, PANEL], of bfloat16 [panels, pairs of inputs, PANEL, 2] */
+    const void *weight;  /* [panels, steps, PANEL, inputs of a step] */
+    const float *scales; /* [panels * PANEL], of int8: what an output's weights are multiplied by */
     const float *bias;   /* [panels * PANEL], or null */
     const float *times;  /* [rows, outputs], what each number is multiplied by in the end; or null */
     long rows, inputs, outputs;
@@ -46,15 +49,23 @@ typedef struct {
     long stride;
 } places_of_sums;
 
+INLINE int is_of_int8(arithmetic kind)
+{
+    return kind == INT8 || kind == INT8_BY_BFLOAT16;
+}
+
+INLINE int rounds_rows(arithmetic kind)
+{
+    return kind == BFLOAT16_BY_SAME || kind == INT8_BY_BFLOAT16;
+}
+
+/* As many as a word of 4 bytes holds. */
 INLINE long inputs_of_step(arithmetic kind)
 {
-    return kind == FLOAT32 ? 1 : 2;
+    return kind == FLOAT32 ? 1 : is_of_int8(kind) ? 4 : 2;
 }
 
 /* Of a panel. */
-INLINE long bytes_of_step(arithmetic kind)
-{
-    return PANEL * inputs_of_step(kind) * (kind == FLOAT32 ? sizeof(float) : sizeof(uint16_t));
-}
+#define BYTES_OF_STEP (4 * PANEL)
 
 #endif

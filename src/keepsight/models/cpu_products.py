@@ -14,28 +14,35 @@ from torch import Tensor
 
 from keepsight.models.cpu_library import call, has_library, number
 
-# As cpu_products.c calls them: a weight of float32, one of bfloat16, and one whose rows are rounded likewise.
-_FLOAT32, _BFLOAT16, _BFLOAT16_BY_SAME = range(3)
+# In the order of cpu_products.h: what a weight is of, and whether the rows that it multiplies are rounded to bfloat16.
+_KINDS = (
+    (torch.float32, False),
+    (torch.bfloat16, False),
+    (torch.bfloat16, True),
+    (torch.int8, False),
+    (torch.int8, True),
+)
+_BYTES_OF_STEP = 4  # of each output
 # In the order of cpu_activations.h, by the names that checkpoints give them.
 _ACTIVATIONS = (None, "gelu_pytorch_tanh", "gelu", "silu")
 
 
 class ProductWork(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("out", "hidden", "weight", "bias", "times")),
+        *((name, c_void_p) for name in ("out", "hidden", "weight", "scales", "bias", "times")),
         *((name, c_long) for name in ("rows", "inputs", "outputs", "kind", "activation", "is_onto")),
     )
 
 
 class _Rows(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("out", "weight", "which")),
+        *((name, c_void_p) for name in ("out", "weight", "scales", "which")),
         *((name, c_long) for name in ("count", "inputs", "kind")),
     )
 
 
 def takes_panels(weight: Tensor) -> bool:
-    return weight.device.type == "cpu" and weight.dtype in (torch.float32, torch.bfloat16) and has_library()
+    return weight.device.type == "cpu" and (weight.dtype, False) in _KINDS and has_library()
 
 
 def rounds_rows() -> bool:
@@ -44,24 +51,26 @@ def rounds_rows() -> bool:
 
 
 class Panels:
-    """A weight [outputs, inputs] as the kernel reads it; what it multiplies is float32."""
+    """A weight [outputs, inputs] as the kernel reads it; what it multiplies is float32.
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, rounds_rows: bool = False) -> None:
-        assert not rounds_rows or weight.dtype is torch.bfloat16
-        of_bfloat16 = _BFLOAT16_BY_SAME if rounds_rows else _BFLOAT16
-        self._kind: Final = _FLOAT32 if weight.dtype is torch.float32 else of_bfloat16
+    `scales`: of int8, what each output's numbers are multiplied by.
+    """
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, scales: Tensor | None = None, rounds_rows: bool = False
+    ) -> None:
+        assert (scales is not None) == (weight.dtype is torch.int8)
+        self._kind: Final = _KINDS.index((weight.dtype, rounds_rows))
         self.num_outputs, self.num_inputs = weight.shape
-        panel, of_step = number("panel"), 1 if self._kind == _FLOAT32 else 2
+        panel, of_step = number("panel"), _BYTES_OF_STEP // weight.itemsize
         num_panels, num_steps = -(-self.num_outputs // panel), -(-self.num_inputs // of_step)
         missing = (num_steps * of_step - self.num_inputs, num_panels * panel - self.num_outputs)
         if any(missing):
             weight = F.pad(weight, (0, missing[0], 0, missing[1]))
         # Where vectors begin on the cache's lines.
         self._weight = _aligned(weight.view(num_panels, panel, num_steps, of_step).transpose(1, 2))
-        self._bias = None
-        if bias is not None:
-            self._bias = weight.new_zeros(num_panels * panel, dtype=torch.float32)
-            self._bias[: self.num_outputs] = bias
+        of_each = num_panels * panel
+        self._scales, self._bias = (None if each is None else _padded(each, of_each) for each in (scales, bias))
 
     def multiply(self, hidden: Tensor, *, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
         """[..., inputs] -> [..., outputs], with the bias on top.
@@ -85,9 +94,9 @@ class Panels:
     def told(self, activation: str | None = None) -> ProductWork:
         """What the kernel is told, but for what it reads and writes."""
         which = _ACTIVATIONS.index(activation)
-        bias = None if self._bias is None else self._bias.data_ptr()
+        read = (None if each is None else each.data_ptr() for each in (self._weight, self._scales, self._bias))
         sizes = (0, self.num_inputs, self.num_outputs)
-        return ProductWork(None, None, self._weight.data_ptr(), bias, None, *sizes, self._kind, which)
+        return ProductWork(None, None, *read, None, *sizes, self._kind, which)
 
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, inputs]: what the weight has for some outputs."""
@@ -95,9 +104,16 @@ class Panels:
         assert which.dim() == 1
         which = which.contiguous()
         out = torch.empty(len(which), self.num_inputs, dtype=torch.float32)
-        work = _Rows(out.data_ptr(), self._weight.data_ptr(), which.data_ptr(), len(which), self.num_inputs, self._kind)
-        call("take_rows", work)
+        read = (None if each is None else each.data_ptr() for each in (self._weight, self._scales, which))
+        call("take_rows", _Rows(out.data_ptr(), *read, len(which), self.num_inputs, self._kind))
         return out
+
+
+def _padded(numbers: Tensor, size: int) -> Tensor:
+    """Of each output, as float32."""
+    padded = numbers.new_zeros(size, dtype=torch.float32)
+    padded[: len(numbers)] = numbers
+    return padded
 
 
 def _aligned(tensor: Tensor) -> Tensor:

@@ -97,7 +97,7 @@ INLINE void split(unsigned_lanes *parts, lanes number, const int to_nearest)
 
 INLINE long parts_of_rows_of(arithmetic kind)
 {
-    return kind == BFLOAT16_BY_SAME ? 1 : PARTS;
+    return rounds_rows(kind) ? 1 : PARTS;
 }
 
 INLINE long bytes_of_rows(long rows, long inputs, arithmetic kind)
@@ -132,7 +132,7 @@ INLINE void take_inputs(
             if (count - first < TILE_INPUTS)
                 numbers = memcpy(edge, numbers, (count - first) * sizeof *edge);
             unsigned_lanes one[PARTS], other[PARTS];
-            if (kind == BFLOAT16_BY_SAME) {
+            if (rounds_rows(kind)) {
                 one[0] = nearest(vector_at(numbers)), other[0] = nearest(vector_at(numbers + LANES));
             } else {
                 split(one, vector_at(numbers), 1);
