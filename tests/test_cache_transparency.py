@@ -30,6 +30,7 @@ from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.tier import StoredArray
+from tests.dequantized import QUANTIZED, dequantize_decoder
 from tests.drawn import ask, draw
 from tests.runner.small_model import PLACE, WAIT_SECONDS
 from tests.scheduling.long_run import thorough
@@ -47,6 +48,7 @@ from tests.small_judges import (
 NUM_TOKENS = 6
 # Greedy choices closer than this may fall either way in another order of additions.
 TIE = 1e-3
+ROUNDED = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
 TEXTS = {"a": [5, 17, 31, 8, 90], "b": [5, 17, 31, 60, 61, 62, 63, 64, 65], "c": [7] * 3}
 # Pictures are digits; "again" is a prompt followed by its answer and another text, as chat clients send them.
 PROMPTS = (
@@ -130,12 +132,21 @@ class Judge:
         (SmallQwen2Audio, 4),
         (SmallMixture, 5),
         *product([SmallBorrowed], [0, 1]),
+        *product([SmallGemma3], [5, 8], [QUANTIZED]),
+        (SmallQwen25VL, 5, QUANTIZED),
+        (SmallQwen2Audio, 4, QUANTIZED),
+        (SmallMixture, 5, QUANTIZED),
     ],
     ids=str,
 )
 def judge(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Judge:
-    family, seed = request.param
-    return Judge(family(seed, tmp_path_factory.mktemp("checkpoint")))
+    family, seed, *places = request.param
+    if places and not has_library():
+        pytest.skip("NO KERNELS FOR THE CPU HERE: nothing is quantized")
+    small = family(seed, tmp_path_factory.mktemp("checkpoint"), *places)
+    if places:
+        dequantize_decoder(small.reference)
+    return Judge(small)
 
 
 @dataclass(frozen=True)
@@ -357,19 +368,21 @@ class Alone:
 @pytest.fixture(
     scope="module",
     params=[
-        *product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5)], [False, True]),
-        ((SmallMixture, 5), True),
-        ((SmallQwen2Audio, 4), True),
-        ((SmallBorrowed, 0), False),
-        ((SmallBorrowed, 1), True),
+        *product([(SmallGemma3, 8), (SmallGemma3, 12), (SmallQwen3VL, 1), (SmallQwen25VL, 5)], [PLACE, ROUNDED]),
+        ((SmallMixture, 5), ROUNDED),
+        ((SmallQwen2Audio, 4), ROUNDED),
+        ((SmallGemma3, 8), QUANTIZED),
+        ((SmallQwen3VL, 1), ROUNDED._replace(of_decoder=torch.int8)),
+        ((SmallMixture, 5), QUANTIZED),
+        ((SmallBorrowed, 0), PLACE),
+        ((SmallBorrowed, 1), ROUNDED),
     ],
     ids=str,
 )
 def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Alone:
     if not has_library():
         pytest.skip("NO KERNELS FOR THE CPU HERE: torch's products depend on how many rows they have")
-    (family, seed), in_bfloat16 = request.param
-    place = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows()) if in_bfloat16 else PLACE
+    (family, seed), place = request.param
     return Alone(Judge(family(seed, tmp_path_factory.mktemp("checkpoint"), place)))
 
 

@@ -48,6 +48,7 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("model", "", "must be a path, not ''"),
         ("dtype", "float16", "must be one of auto, float32, bfloat16, not 'float16'"),
         ("dtype", None, "must be one of"),
+        ("quantization", "awq", "must be one of int8, not 'awq'"),
         ("dtype", ["auto"], "must be one of"),
         ("device", "tpu", "must be one of auto, cpu, cuda"),
         ("image_backend", "opencv", "must be one of torchvision, pil"),

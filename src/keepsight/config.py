@@ -38,6 +38,7 @@ CHOICES: Mapping[str, tuple[object, ...]] = {
     "dtype": ("auto", "float32", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
     "model_impl": ("auto", "keepsight", "transformers"),
+    "quantization": ("int8",),
     # As vLLM's: each answer's own pace, or the most answers in all.
     "performance_mode": ("interactivity", "throughput"),
     "image_backend": tuple(RESAMPLES),
@@ -108,6 +109,8 @@ class Config:
     device: str = "auto"
     # Whose modules compute the model: ours, transformers', or ours where there are any.
     model_impl: str = "auto"
+    # On a CPU: the decoder's matrices are rounded to whole numbers, with a scale for each output.
+    quantization: str | None = None
     # On a GPU: by torch's operations alone, each launched by itself.
     enforce_eager: bool = False
     # None: what the checkpoint was trained for, or less if it would not fit.

@@ -26,6 +26,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "dtype": (("--dtype", "bfloat16"), "bfloat16"),
     "device": (("--device", "cpu"), "cpu"),
     "model_impl": (("--model-impl", "transformers"), "transformers"),
+    "quantization": (("--quantization", "int8"), "int8"),
     "enforce_eager": (("--enforce-eager",), True),
     "max_model_len": (("--max-model-len", "100"), 100),
     "generation_config": (("--generation-config", "none"), "none"),

@@ -53,6 +53,7 @@ CONFIGS = {
 }
 FLOAT32 = Placement(CPU, torch.float32)
 ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True)
+QUANTIZED = FLOAT32._replace(of_decoder=torch.int8).for_decoder()
 
 of_each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 
@@ -131,6 +132,11 @@ def assert_same_in_whatever_company(decoder: Decoder, dtype: torch.dtype) -> Non
 @of_each_config
 def test_a_token_has_the_same_numbers_in_whatever_company(config: DecoderConfig) -> None:
     assert_same_in_whatever_company(make_decoder(config), torch.float32)
+
+
+@of_each_config
+def test_where_weights_are_quantized_it_has_them_too(config: DecoderConfig) -> None:
+    assert_same_in_whatever_company(make_decoder(config, QUANTIZED), torch.float32)
 
 
 @pytest.mark.usefixtures("rounds")

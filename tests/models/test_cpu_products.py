@@ -11,19 +11,21 @@ from torch import Tensor
 from keepsight.models.cpu_library import number
 from keepsight.models.cpu_products import Panels, takes_panels
 from keepsight.models.layers import ACTIVATIONS, Linear, Placement
+from keepsight.models.quantize_rows import quantize_rows
 from tests.models.conftest import BUILDS, BUILDS_THAT_ROUND
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
 # [outputs, inputs]: less than a vector, odd ones, several blocks of inputs, panels that share a thread.
 SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (96, 32), (384, 256), (96, 1536)]
+ROUNDING = ("bfloat16 by the same", "int8 by bfloat16")
 NUM_ROWS = [0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 60, 145, 290, 700]
 
 of_each_kind = pytest.mark.parametrize(
     ("build", "kind"),
     [
-        *itertools.product(BUILDS, ["float32", "bfloat16"]),
-        *itertools.product(BUILDS_THAT_ROUND, ["bfloat16 by the same"]),
+        *itertools.product(BUILDS, ["float32", "bfloat16", "int8"]),
+        *itertools.product(BUILDS_THAT_ROUND, ["bfloat16 by the same", "int8 by bfloat16"]),
     ],
     indirect=True,
 )
@@ -32,22 +34,32 @@ of_each_activation = pytest.mark.parametrize("activation", ACTIVATIONS)
 
 @pytest.fixture
 def kind(request: pytest.FixtureRequest, build: None) -> str:
-    if request.param == "bfloat16 by the same":
+    if request.param in ROUNDING:
         request.getfixturevalue("rounds")
     return str(request.param)
 
 
 def draw_weight(outputs: int, inputs: int, kind: str) -> Tensor:
+    """Of numbers that it is kept by: int8 has them where a scale is a power of 2."""
+    if kind.startswith("int8"):
+        whole = torch.randint(-127, 128, (outputs, inputs))
+        whole[:, -1] = 127
+        return whole * 2.0 ** torch.randint(-9, -6, (outputs, 1))
     weight = torch.randn(outputs, inputs)
     return weight if kind == "float32" else weight.bfloat16()
 
 
 def make_panels(weight: Tensor, kind: str, bias: Tensor | None = None) -> Panels:
-    return Panels(weight, bias, rounds_rows=kind == "bfloat16 by the same")
+    scales = None
+    if kind.startswith("int8"):
+        whole, scales = torch.empty(weight.shape, dtype=torch.int8), torch.empty(len(weight))
+        quantize_rows(whole, scales, weight)
+        weight = whole
+    return Panels(weight, bias, scales=scales, rounds_rows=kind in ROUNDING)
 
 
 def exact(hidden: Tensor, weight: Tensor, kind: str, bias: Tensor | None = None) -> Tensor:
-    if kind == "bfloat16 by the same":
+    if kind in ROUNDING:
         hidden = hidden.bfloat16()
     return F.linear(hidden.double(), weight.double(), None if bias is None else bias.double())
 
@@ -110,11 +122,13 @@ def test_rows_are_rounded_as_torch_rounds() -> None:
 @of_each_kind
 @of_each_activation
 def test_an_activation_is_as_exact_as_torch_s(activation: str, kind: str) -> None:
-    large = torch.logspace(-30, 38.5, 300)
+    # Sums of whole numbers are scaled in the end.
+    large = torch.logspace(-30, 36 if kind.startswith("int8") else 38.5, 300)
     hidden = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-120, 120, 4001), large, -large))[:, None]
-    one = draw_weight(1, 1, kind).fill_(1.0)
-    expected = ACTIVATIONS[activation](exact(hidden, one, kind))
-    activated = make_panels(one, kind).multiply(hidden, activation=activation)
+    # Nearly 1, and each kind's own.
+    weight = draw_weight(1, 1, kind).fill_(127 / 128)
+    expected = ACTIVATIONS[activation](exact(hidden, weight, kind))
+    activated = make_panels(weight, kind).multiply(hidden, activation=activation)
     torch.testing.assert_close(activated.double(), expected, rtol=1e-5, atol=1e-6)
 
 
@@ -140,6 +154,10 @@ def test_its_rows_are_read_back(shape: tuple[int, int], kind: str) -> None:
 
 
 def test_what_the_kernel_would_misread_is_refused() -> None:
+    whole_numbers = torch.ones(8, 4, dtype=torch.int8)
+    for weight, scales in ((whole_numbers, None), (torch.ones(8, 4), torch.ones(8))):
+        with pytest.raises(AssertionError):
+            Panels(weight, None, scales=scales)
     panels, hidden, whole = make_panels(torch.ones(8, 4), "float32"), torch.ones(3, 4), torch.ones(3, 8)
     for other in (whole.double(), whole.bfloat16(), whole[:2], whole[:, :1].expand(3, 8)):
         with pytest.raises(AssertionError):
@@ -164,13 +182,14 @@ def test_torch_s_default_precision_is_not_theirs(kind: str, set_default_dtype: C
 @of_each_kind
 def test_a_weight_in_panels_takes_the_memory_of_its_numbers(kind: str) -> None:
     weight = draw_weight(5 * number("panel"), 64, kind)
-    assert make_panels(weight, kind)._weight.nbytes == weight.nbytes
+    bytes_of_number = 1 if kind.startswith("int8") else weight.itemsize
+    assert make_panels(weight, kind)._weight.nbytes == weight.numel() * bytes_of_number
 
 
 def place_of(kind: str) -> Placement:
     if kind == "float32":
         return Placement(CPU, torch.float32)
-    return Placement(CPU, torch.float32, torch.bfloat16, kind == "bfloat16 by the same")
+    return Placement(CPU, torch.float32, torch.int8 if kind.startswith("int8") else torch.bfloat16, kind in ROUNDING)
 
 
 def filled_linear(kind: str, **outputs: int) -> Linear:
@@ -180,15 +199,21 @@ def filled_linear(kind: str, **outputs: int) -> Linear:
     return linear
 
 
+def weight_of(linear: Linear) -> Tensor:
+    """Before it is packed."""
+    scales = linear._scales
+    return linear.weight.clone() if scales is None else linear.weight * scales[:, None]
+
+
 @of_each_kind
 def test_a_linear_layer_multiplies_by_what_it_was_filled_with_and_holds_it_once(kind: str) -> None:
     linear = filled_linear(kind, a=40, b=8)
-    weight, bias = linear.weight.clone(), linear.bias
+    weight, bias = weight_of(linear), linear.bias
     hidden = torch.randn(9, 48)[:, 12:36]  # which do not lie together
     linear.pack()
     torch.testing.assert_close(linear(hidden).double(), exact(hidden, weight, kind, bias), rtol=1e-5, atol=1e-4)
     assert linear.weight.shape == weight.shape
-    assert linear.weight.untyped_storage().nbytes() == weight.itemsize
+    assert linear.weight.untyped_storage().nbytes() == linear.weight.itemsize
     assert torch.equal(linear.rows(torch.tensor([47, 3])), weight[[47, 3]].float())
 
 
@@ -196,7 +221,7 @@ def test_a_linear_layer_multiplies_by_what_it_was_filled_with_and_holds_it_once(
 @of_each_activation
 def test_an_activation_in_the_product_is_the_activation_after_it(activation: str, kind: str) -> None:
     linear = filled_linear(kind, a=40)
-    weight, bias = linear.weight.clone(), linear.bias
+    weight, bias = weight_of(linear), linear.bias
     hidden = torch.randn(9, 24)
     linear.pack()
     after = linear.then_activate(hidden, activation)

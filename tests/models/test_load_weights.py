@@ -25,6 +25,7 @@ from keepsight.models import load_weights
 from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
+from tests.dequantized import QUANTIZED
 from tests.models.gemma3 import reference as ref
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
@@ -136,10 +137,17 @@ def test_a_head_of_its_own_in_a_tied_checkpoint_is_refused_where_transformers_wo
     assert "head.weight" in state_of(directory)
 
 
-@pytest.mark.parametrize(("value", "dtype"), [(nan, torch.float32), (-inf, torch.bfloat16), (1e6, torch.float16)])
-def test_weights_that_are_not_finite_are_refused(
-    value: float, dtype: torch.dtype, rewrite: Callable[..., Path]
-) -> None:
+@pytest.mark.parametrize(
+    ("value", "place"),
+    [
+        (nan, PLACE),
+        (-inf, PLACE._replace(dtype=torch.bfloat16)),
+        (1e6, PLACE._replace(dtype=torch.float16)),
+        (nan, QUANTIZED),
+    ],
+    ids=str,
+)
+def test_weights_that_are_not_finite_are_refused(value: float, place: Placement, rewrite: Callable[..., Path]) -> None:
     name = "language_model.model.layers.0.self_attn.q_proj.weight"
 
     def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -147,7 +155,16 @@ def test_weights_that_are_not_finite_are_refused(
         return tensors
 
     with pytest.raises(NotFiniteError, match=re.escape(f"{name} holds NaN or infinity")):
-        Gemma3.from_checkpoint(rewrite(spoil), Placement(PLACE.device, dtype))
+        Gemma3.from_checkpoint(rewrite(spoil), place)
+
+
+def test_a_quantized_model_needs_room_for_what_is_kept_of_it(saved: Path) -> None:
+    num_bytes = sum(each.nbytes for each in Gemma3.from_checkpoint(saved, QUANTIZED).parameters())
+    Gemma3.from_checkpoint(saved, QUANTIZED, num_bytes)
+    with pytest.raises(ModelTooLargeError):
+        Gemma3.from_checkpoint(saved, PLACE, num_bytes)
+    with pytest.raises(ModelTooLargeError):
+        Gemma3.from_checkpoint(saved, QUANTIZED, num_bytes - 1)
 
 
 def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[..., Path]) -> None:

@@ -16,6 +16,7 @@ from tests.models.test_cpu_decoder import (
     FAR,
     FLOAT32,
     NEAR,
+    QUANTIZED,
     ROUNDED,
     assert_same_in_whatever_company,
     make_decoder,
@@ -27,8 +28,9 @@ MIXED = dataclasses.replace(CONFIG, layers=LAYERS, norms_results=False, activati
 
 
 @pytest.mark.usefixtures("build", "threads")
-def test_a_token_has_the_same_numbers_in_whatever_company() -> None:
-    assert_same_in_whatever_company(make_decoder(MIXED), torch.float32)
+@pytest.mark.parametrize("place", [FLOAT32, QUANTIZED], ids=["float32", "int8"])
+def test_a_token_has_the_same_numbers_in_whatever_company(place: Placement) -> None:
+    assert_same_in_whatever_company(make_decoder(MIXED, place), torch.float32)
 
 
 @pytest.mark.usefixtures("rounds", "threads")
@@ -64,6 +66,13 @@ def test_both_ways_give_what_a_token_s_experts_say_of_it(num_rows: int, num_chos
     mixture.pack()
     torch.testing.assert_close(at_once, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(mixture(hidden), expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.usefixtures("build")
+def test_of_what_is_quantized_experts_are_and_the_router_is_not() -> None:
+    mixture = Mixture(QUANTIZED, 16, MIXTURE, "silu")
+    assert mixture.router.weight.dtype is torch.float32
+    assert mixture.gate_and_up.dtype is mixture.down.dtype is torch.int8
 
 
 def test_nothing_of_the_way_of_a_gpu_depends_on_which_experts_are_chosen() -> None:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from keepsight.config import Config
+from keepsight.errors import InvalidArgumentError
 from keepsight.models import cpu_library, gpu_library
 from keepsight.models.cpu_library import has_library
 from keepsight.models.cpu_products import rounds_rows
@@ -55,6 +57,46 @@ def test_without_kernels_all_is_of_one_precision(
     monkeypatch.setattr(cpu_library, "_library", lambda: None)
     save_checkpoint(tmp_path, torch.bfloat16)
     assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), dtype, None, False)
+
+
+def quantizing(directory: Path, device: str = "cpu") -> Placement:
+    return load_runner.choose_place(Config(model=str(directory), device=device, quantization="int8"))
+
+
+@needs_library
+@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
+def test_of_a_quantized_model_the_decoder_s_matrices_alone_are_others(stored: torch.dtype, tmp_path: Path) -> None:
+    save_checkpoint(tmp_path, stored)
+    place, usual = quantizing(tmp_path), chosen(tmp_path, "auto")
+    assert place.for_decoder() == place._replace(of_matrices=torch.int8)
+    assert place._replace(of_decoder=None) == usual == usual.for_decoder()
+    # Embeddings of pictures are the same, and found again; keys and values are not.
+    assert place.arithmetic == usual.arithmetic == usual.arithmetic_of_decoder
+    assert place.arithmetic_of_decoder != usual.arithmetic_of_decoder
+
+
+def test_where_it_cannot_be_quantized_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    save_checkpoint(tmp_path, torch.float32)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(InvalidArgumentError, match=r"quantization: int8 is for a CPU \(device=cpu\)"):
+        quantizing(tmp_path, "cuda")
+    for module in (cpu_library, load_runner):
+        monkeypatch.setattr(module, "has_library", lambda: False)
+    with pytest.raises(InvalidArgumentError, match="quantization: int8 needs the kernels for a CPU"):
+        quantizing(tmp_path)
+
+
+@needs_library
+def test_a_start_says_what_was_quantized_and_how_small_it_is_now(caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(device="cpu", quantization="int8", dtype="float32")
+    with caplog.at_level("INFO"):
+        model = load_runner.load_model_for(config, load_runner.choose_place(config))
+    num_bytes = sum(each.nbytes for each in model.parameters() if each.dtype is torch.int8)
+    assert f"quantized to int8: {num_bytes / 1e6:.1f} M of " in caplog.text
+    assert not any(
+        each.is_floating_point() and "decoder" in name and each.dim() > 1
+        for name, each in cast("torch.nn.Module", model).named_parameters()
+    )
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ _HELP = {
         "dtype": "precision of the products (default: bfloat16 on a GPU, the checkpoint's on a CPU)",
         "device": "where to compute (default: a GPU, if any)",
         "model_impl": "whose modules compute the model (default: Keepsight's where it has any, else transformers')",
+        "quantization": "on a CPU, keep the decoder's matrices as int8, each row with a scale (default: as published)",
         "enforce_eager": "on a GPU, use torch's operations alone: no kernels of Keepsight's, no CUDA graphs",
         "max_model_len": "longest prompt and answer together, in tokens (default: the checkpoint's, or what fits)",
         "generation_config": (

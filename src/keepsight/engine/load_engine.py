@@ -104,7 +104,8 @@ def _open_prefixes(
     shape, place, blocks = model.shape, model.place, config.kv_cache
     numbers_of_block = blocks.block_size * shape.num_kv_heads * shape.head_dim
     pages = Pages(name_of(place.of_keys), (2 * shape.num_layers, blocks.blocks_per_stretch, numbers_of_block))
-    return plan.open_prefixes(pages, processor, f"{place.arithmetic}, {describe_kernels(place.device)}", inbox.wake)
+    computed = f"{place.arithmetic_of_decoder}, {describe_kernels(place.device)}"
+    return plan.open_prefixes(pages, processor, computed, inbox.wake)
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:

@@ -18,6 +18,7 @@ from keepsight.models import cpu_kernels
 from keepsight.models.cpu_kernels import takes_kernels
 from keepsight.models.cpu_products import Panels, takes_panels
 from keepsight.models.gpu_library import kernels_for
+from keepsight.models.quantize_rows import quantize_rows
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -33,6 +34,15 @@ class Placement(NamedTuple):
     rounds: bool = False
     # Whose compute, if not ours.
     modules: str = ""
+    # What the decoder's are kept in instead, if they are quantized: int8, with a scale for each output.
+    of_decoder: torch.dtype | None = None
+
+    def for_decoder(self) -> "Placement":
+        return self._replace(of_matrices=self.of_decoder or self.of_matrices)
+
+    def for_router(self) -> "Placement":
+        """Rows that were rounded would choose other experts now and then, and so would weights that were quantized."""
+        return self._replace(rounds=False, of_matrices=None if self.of_decoder else self.of_matrices)
 
     @property
     def of_keys(self) -> torch.dtype:
@@ -45,6 +55,11 @@ class Placement(NamedTuple):
         products = f", products of {name_of(self.of_matrices)}" if self.rounds and self.of_matrices else ""
         by = f" by {self.modules}" if self.modules else ""
         return f"{name_of(self.dtype)}{products} on {self.device.type}{by}"
+
+    @property
+    def arithmetic_of_decoder(self) -> str:
+        quantized = f", quantized to {name_of(self.of_decoder)}" if self.of_decoder else ""
+        return self.arithmetic + quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +74,24 @@ class WeightSlot:
     may_be_turned: bool = False
     # What of a product it is the matrix of, if it is one.
     output: "Output | None" = None
+    # Where it is quantized: those of its rows.
+    scales: Tensor | None = None
 
     def takes(self, shape: tuple[int, ...]) -> bool:
         turned = (*self.shape[:-2], *self.shape[:-3:-1])
         return shape == self.shape or (self.may_be_turned and shape == turned)
 
     def fill(self, tensor: Tensor) -> None:
-        self.target.copy_(self.convert(tensor if tensor.shape == self.shape else tensor.mT))
+        converted = self.convert(tensor if tensor.shape == self.shape else tensor.mT)
+        if self.scales is None:
+            self.target.copy_(converted)
+        else:
+            quantize_rows(self.target, self.scales, converted)
+
+    @property
+    def digits(self) -> Tensor:
+        """Not finite where what it was filled with is not."""
+        return self.target if self.scales is None else self.scales
 
 
 def slot(
@@ -75,8 +101,9 @@ def slot(
     *,
     may_be_turned: bool = False,
     output: "Output | None" = None,
+    scales: Tensor | None = None,
 ) -> WeightSlot:
-    return WeightSlot(name, tuple(target.shape), target, convert, may_be_turned, output)
+    return WeightSlot(name, tuple(target.shape), target, convert, may_be_turned, output, scales)
 
 
 def under(prefix: str, slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:
@@ -96,6 +123,11 @@ def empty_matrices(place: Placement, *shape: int) -> nn.Parameter:
     return empty_parameter(place._replace(dtype=place.of_matrices or place.dtype), *shape)
 
 
+def empty_scales(matrices: Tensor) -> Tensor | None:
+    """Of each row, where they are quantized."""
+    return torch.empty(matrices.shape[:-1], dtype=torch.float32) if matrices.dtype is torch.int8 else None
+
+
 def is_read_in_panels(matrices: Tensor, place: Placement) -> bool:
     """Whether these are multiplied by a CPU's kernels."""
     return takes_panels(matrices) and place.dtype is torch.float32
@@ -103,7 +135,7 @@ def is_read_in_panels(matrices: Tensor, place: Placement) -> bool:
 
 def without_memory(weight: Tensor) -> nn.Parameter:
     """Once it is packed."""
-    nowhere = weight.new_full([1] * weight.dim(), torch.nan)
+    nowhere = weight.new_full([1] * weight.dim(), torch.nan if weight.is_floating_point() else 0)
     return nn.Parameter(nowhere.expand(weight.shape), requires_grad=False)
 
 
@@ -131,6 +163,7 @@ class Linear(nn.Module):
         self.outputs, self.unbiased = dict(outputs), unbiased
         self.in_features, self.out_features = in_features, sum(outputs.values())
         self.weight = empty_matrices(place, self.out_features, in_features)
+        self._scales = empty_scales(self.weight)
         self.bias = empty_parameter(place, self.out_features) if bias else None
         for name in unbiased:
             self._biases[name].zero_()
@@ -140,8 +173,8 @@ class Linear(nn.Module):
     def pack(self) -> None:
         """Once it is filled: on a CPU its rows give way to what the kernels read."""
         if is_read_in_panels(self.weight, self._place):
-            self.panels = Panels(self.weight, self.bias, rounds_rows=self._place.rounds)
-            self.weight = without_memory(self.weight)
+            self.panels = Panels(self.weight, self.bias, scales=self._scales, rounds_rows=self._place.rounds)
+            self.weight, self._scales = without_memory(self.weight), None
 
     @property
     def packed(self) -> Panels:
@@ -170,8 +203,9 @@ class Linear(nn.Module):
 
     def slots(self) -> Iterator[WeightSlot]:
         sizes = list(self.outputs.values())
-        for name, weight in zip(self.outputs, torch.split(self.weight, sizes), strict=True):
-            yield slot(f"{name}.weight", weight, output=Output(self, name))
+        scales = [None] * len(sizes) if self._scales is None else torch.split(self._scales, sizes)
+        for name, weight, its_scales in zip(self.outputs, torch.split(self.weight, sizes), scales, strict=True):
+            yield slot(f"{name}.weight", weight, output=Output(self, name), scales=its_scales)
         for name, bias in self._biases.items():
             if name not in self.unbiased:
                 yield slot(f"{name}.bias", bias)

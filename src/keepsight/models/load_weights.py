@@ -54,8 +54,8 @@ def load_weights(
         if slot := wanted.get(name):
             slot.fill(tensor.read())
             # Where it is used, and in that precision, which may be too small for it.
-            if not _is_finite(slot.target):
-                raise NotFiniteError(tensor.path, tensor.name, name_of(slot.target.dtype))
+            if not _is_finite(slot.digits):
+                raise NotFiniteError(tensor.path, tensor.name, name_of(slot.digits.dtype))
 
 
 @dataclass(frozen=True, slots=True)

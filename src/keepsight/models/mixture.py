@@ -3,7 +3,6 @@
 A token's numbers are summed in an order of its own, whatever is computed with it.
 """
 
-import functools
 from collections import Counter
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -20,6 +19,7 @@ from keepsight.models.layers import (
     Placement,
     WeightSlot,
     empty_matrices,
+    empty_scales,
     is_read_in_panels,
     slot,
     without_memory,
@@ -40,10 +40,10 @@ class Mixture(nn.Module):
     def __init__(self, place: Placement, size: int, config: MixtureConfig, activation: str) -> None:
         super().__init__()
         self.config, self.activation = config, activation
-        # Rows that were rounded would choose other experts now and then.
-        self.router = Linear(place._replace(rounds=False), size, {"gate": config.num_experts}, bias=False)
+        self.router = Linear(place.for_router(), size, {"gate": config.num_experts}, bias=False)
         self.gate_and_up = empty_matrices(place, config.num_experts, 2 * config.intermediate_size, size)
         self.down = empty_matrices(place, config.num_experts, size, config.intermediate_size)
+        self._scales: list[Tensor | None] = [empty_scales(each) for each in (self.gate_and_up, self.down)]
         self._place = place
         self._packed: list[_PackedExpert] = []  # what a CPU's kernels read instead of the two above
 
@@ -51,11 +51,18 @@ class Mixture(nn.Module):
         """Once it is filled, as a `Linear` is."""
         if not is_read_in_panels(self.down, self._place):
             return
-        pack = functools.partial(Panels, bias=None, rounds_rows=self._place.rounds)
-        halves = [pack(half) for each in self.gate_and_up for half in each.chunk(2)]
+        of_gate_and_up, of_down = self._scales
+        halves = self._pack_each(self.gate_and_up, of_gate_and_up, 2 * self.config.num_experts)
         self.gate_and_up = without_memory(self.gate_and_up)
-        self._packed = list(map(_PackedExpert, halves[::2], halves[1::2], map(pack, self.down)))
+        downs = self._pack_each(self.down, of_down, self.config.num_experts)
         self.down = without_memory(self.down)
+        self._packed = list(map(_PackedExpert, halves[::2], halves[1::2], downs))
+        self._scales = [None, None]
+
+    def _pack_each(self, weights: Tensor, scales: Tensor | None, count: int) -> list[Panels]:
+        each_s = [None] * count if scales is None else scales.view(count, -1)
+        pairs = zip(weights.view(count, -1, weights.shape[-1]), each_s, strict=True)
+        return [Panels(each, None, scales=its, rounds_rows=self._place.rounds) for each, its in pairs]
 
     def forward(self, hidden: Tensor) -> Tensor:
         if not len(hidden):  # of a step that nothing is read of: not every device's products take none
@@ -89,8 +96,9 @@ class Mixture(nn.Module):
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.router.slots()
         # As published inputs come before outputs; transformers 5 saves them as here.
-        yield slot("experts.gate_up_proj", self.gate_and_up, may_be_turned=True)
-        yield slot("experts.down_proj", self.down, may_be_turned=True)
+        of_gate_and_up, of_down = self._scales
+        yield slot("experts.gate_up_proj", self.gate_and_up, may_be_turned=True, scales=of_gate_and_up)
+        yield slot("experts.down_proj", self.down, may_be_turned=True, scales=of_down)
 
 
 def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -58,10 +58,10 @@ class VisionLanguageModel(nn.Module):
     def __init__(self, config: DecoderConfig, shape: ModelShape, place: Placement) -> None:
         super().__init__()
         self.shape, self.place = shape, place
-        self.decoder = Decoder(config, place)
+        self.decoder = Decoder(config, place.for_decoder())
         self.head: Linear | None = None
         if not config.tie_word_embeddings:
-            self.head = Linear(place, config.hidden_size, {"lm_head": config.vocab_size}, bias=False)
+            self.head = Linear(place.for_decoder(), config.hidden_size, {"lm_head": config.vocab_size}, bias=False)
 
     def load(
         self,

@@ -50,11 +50,24 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
         model = load_model(config.directory, place, room, config.model_impl)
     except torch.OutOfMemoryError as error:  # it is taken before anything is read
         raise CheckpointError(config.directory, f"does not fit the device: {error}") from error
+    _tell_quantized(model)
     prove_kernels(model)
     _limit_threads(model)
     if keeps_memory:
         write_memory_ahead()
     return model
+
+
+def _tell_quantized(model: Model) -> None:
+    place, quantized = model.place, [each for each in model.parameters() if each.dtype is torch.int8]
+    if not quantized:
+        return
+    numbers, rows = sum(each.numel() for each in quantized), sum(each.shape[:-1].numel() for each in quantized)
+    before, after = numbers * (place.of_matrices or place.dtype).itemsize, numbers + rows * torch.float32.itemsize
+    logger.info(
+        "quantized to int8: %.1f M of %.1f M parameters, which take %.1f MiB for %.1f; all else is as published",
+        numbers / 1e6, count_parameters(model) / 1e6, after / 2**20, before / 2**20,
+    )  # fmt: skip
 
 
 def load_adapters(config: Config, model: Model) -> HeldAdapters | None:
@@ -119,12 +132,23 @@ def choose_place(config: Config) -> Placement:
         raise InvalidArgumentError("device", "cuda was asked for, but torch sees no CUDA device on this machine")
     device = config.device if config.device != "auto" else ("cuda" if has_cuda else "cpu")
     place = _place_on_cpu(config) if device == "cpu" else Placement(torch.device(device), _dtype_on_gpu(config))
+    if config.quantization:
+        _check_quantizes(place)
+        place = place._replace(of_decoder=torch.int8)
     logger.info(
         "computing in %s, matrices of %s (device=%s, dtype=%s, CUDA %s)",
-        place.arithmetic, name_of(place.of_matrices or place.dtype),
+        place.arithmetic_of_decoder, name_of(place.of_matrices or place.dtype),
         config.device, config.dtype, "present" if has_cuda else "absent",
     )  # fmt: skip
     return place
+
+
+def _check_quantizes(place: Placement) -> None:
+    if place.device.type != "cpu":
+        raise InvalidArgumentError("quantization", "int8 is for a CPU (device=cpu), and the model is on a GPU")
+    if not has_library():
+        reason = "there was no compiler when this was installed, or the processor is another"
+        raise InvalidArgumentError("quantization", f"int8 needs the kernels for a CPU, which are not here: {reason}")
 
 
 def _dtype_on_gpu(config: Config) -> torch.dtype:
