@@ -98,6 +98,9 @@ class JsonFields:
             raise self.refuse(name, f"must be one of {', '.join(choices)}, not {value!r}")
         return str(value)
 
+    def names(self) -> list[str]:
+        return list(self._values)
+
     def values(self) -> list[Any]:
         return list(self._values.values())
 
@@ -119,6 +122,10 @@ class JsonFields:
         if not isinstance(value, list | tuple) or length not in (None, len(value)):
             raise self.refuse(name, f"must be a list of {length or 'some'} integers, not {value!r}")
         return tuple(check_is_count(self.path, f"{self._prefix}{name}", item) for item in value)
+
+    def get(self, name: str) -> object:
+        """Whatever it is; None where there is none."""
+        return self._values.get(name)
 
     def _get(self, name: str, default: Any) -> Any:
         value = self._values.get(name)

@@ -50,6 +50,16 @@ def test_matrices_of_bfloat16_stay_so_and_rows_are_rounded_likewise_unless_float
     assert not rounds_rows() or chosen(tmp_path, "auto").arithmetic != exact.arithmetic
 
 
+@needs_library
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8])
+def test_what_was_published_quantized_is_kept_in_bfloat16_unless_float32_is_asked_for(
+    stored: torch.dtype, tmp_path: Path
+) -> None:
+    save_checkpoint(tmp_path, stored, torch.float32)
+    assert chosen(tmp_path, "auto").of_matrices is torch.bfloat16
+    assert chosen(tmp_path, "float32").of_matrices is None
+
+
 @pytest.mark.parametrize(("asked", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
 def test_without_kernels_all_is_of_one_precision(
     asked: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -63,11 +63,6 @@ class DecoderConfig:
     final_softcap: float | None = None
 
 
-def check_is_whole(fields: JsonFields) -> None:
-    if "quantization_config" in fields:
-        raise fields.refuse("quantization_config", "quantized weights are not supported, only whole ones")
-
-
 def check_heads(fields: JsonFields, config: DecoderConfig) -> None:
     """`fields`: where the configuration was read from, in the names that all families have for these."""
     if config.num_heads % config.num_kv_heads:

@@ -5,7 +5,7 @@ Names, shapes and types are compared before anything is read, so that a wrong ch
 
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from keepsight.errors import (
 )
 from keepsight.json_fields import JsonFields
 from keepsight.models.layers import WeightSlot, name_of
+from keepsight.models.quantized_checkpoint import QUANTIZED_DTYPES, SCALE_OF_ROWS, SUFFIXES, dequantize, fits_scales
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -63,6 +64,7 @@ class _StoredTensor:
     path: Path
     file: Any
     name: str  # as the file calls it
+    scales: "_StoredTensor | None" = None  # where it is quantized
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -74,9 +76,10 @@ class _StoredTensor:
 
     def read(self) -> Tensor:
         try:
-            return self.file.get_tensor(self.name)  # type: ignore[no-any-return]
+            tensor: Tensor = self.file.get_tensor(self.name)
         except SafetensorError as error:
             raise UnreadableTensorsError(self.path, f"{self.name}: {error}") from error
+        return tensor if self.scales is None else dequantize(tensor, self.scales.read())
 
 
 def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict[str, _StoredTensor]:
@@ -88,7 +91,19 @@ def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict
             if name in found:
                 raise TensorMismatchError(directory, surplus=[f"{stored} (also stored as {found[name].name})"])
             found[name] = _StoredTensor(path, file, stored)
-    return found
+    return _with_scales(found)
+
+
+def _with_scales(found: dict[str, _StoredTensor]) -> dict[str, _StoredTensor]:
+    """Those of quantized weights are no tensors of their own."""
+    quantized = {}
+    for name, tensor in found.items():
+        if tensor.dtype in QUANTIZED_DTYPES:
+            scales = (scales for suffix in SUFFIXES if (scales := found.get(name + suffix)))
+            quantized[name] = replace(tensor, scales=next(scales, None))
+    of_others = {name + suffix for name in quantized for suffix in SUFFIXES}
+    of_others |= {name.removesuffix("weight") + SCALE_OF_ROWS for name in quantized}
+    return {name: quantized.get(name, tensor) for name, tensor in found.items() if name not in of_others}
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -105,8 +120,16 @@ def weight_files(directory: Path) -> list[Path]:
 
 def is_of_bfloat16(directory: Path) -> bool:
     """All of it, so that matrices of bfloat16 hold every digit."""
+    return _stored_dtypes(directory) == {"BF16"}
+
+
+def is_quantized(directory: Path) -> bool:
+    return not _stored_dtypes(directory).isdisjoint(QUANTIZED_DTYPES)
+
+
+def _stored_dtypes(directory: Path) -> set[str]:
     files = [_open(path) for path in weight_files(directory)]
-    return all(file.get_slice(name).get_dtype() == "BF16" for file in files for name in file.keys())  # noqa: SIM118
+    return {file.get_slice(name).get_dtype() for file in files for name in file.keys()}  # noqa: SIM118
 
 
 def _open(path: Path) -> Any:
@@ -150,11 +173,15 @@ def _account(directory: Path, wanted: dict[str, WeightSlot], found: dict[str, _S
         for tensor, slot in both
         if not slot.takes(tensor.shape)
     ]
-    # Quantized: what their numbers stand for is told elsewhere.
+    misshapen += [
+        f"{scales.name} (is {list(scales.shape)}, of a weight of {list(tensor.shape)})"
+        for tensor, _ in both
+        if (scales := tensor.scales) and not fits_scales(tensor.shape, scales.shape)
+    ]
     mistyped = [
         f"{tensor.path.name}: {tensor.name} (is {tensor.dtype}, must be a float)"
         for tensor, _ in both
-        if not tensor.dtype.startswith(("F", "BF"))
+        if not tensor.scales and (tensor.dtype in QUANTIZED_DTYPES or not tensor.dtype.startswith(("F", "BF")))
     ]
     if missing or surplus or misshapen or mistyped:
         raise TensorMismatchError(directory, missing, surplus, misshapen, mistyped)

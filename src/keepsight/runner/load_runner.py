@@ -6,6 +6,7 @@ The model comes first: the engine's configuration follows from its shape.
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 
@@ -16,7 +17,7 @@ from keepsight.models.cpu_library import has_library, name_of_build
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.gpu_library import use_kernels
 from keepsight.models.layers import Placement, name_of
-from keepsight.models.load_weights import is_of_bfloat16
+from keepsight.models.load_weights import is_of_bfloat16, is_quantized
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import use_kernels_of_any_length
 from keepsight.models.registry import load_model
@@ -161,10 +162,15 @@ def _place_on_cpu(config: Config) -> Placement:
     if not has_library():
         return Placement(cpu, torch.bfloat16 if asked == "bfloat16" else torch.float32)
     # What was published in bfloat16 is kept so: half the memory to read, and the same numbers.
-    is_half = asked == "bfloat16" or (config.directory.is_dir() and is_of_bfloat16(config.directory))
+    is_half = asked == "bfloat16" or (config.directory.is_dir() and _was_half(config.directory, asked))
     if not is_half:
         return Placement(cpu, torch.float32)
     return Placement(cpu, torch.float32, torch.bfloat16, rounds=asked != "float32" and rounds_rows())
+
+
+def _was_half(directory: Path, asked: str) -> bool:
+    """What was published quantized was made of bfloat16; its numbers times its scales have more digits."""
+    return is_of_bfloat16(directory) or (asked == "auto" and is_quantized(directory))
 
 
 def _limit_threads(model: Model) -> None:

@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads, check_is_whole
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads
 from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.quantized_checkpoint import check_quantization
 from keepsight.models.vision_layer import VisionLayerConfig
 
 ARCHITECTURES = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
@@ -58,7 +59,7 @@ class Gemma3Config:
     @classmethod
     def from_checkpoint(cls, directory: Path) -> "Gemma3Config":
         fields = JsonFields.read(directory / "config.json")
-        check_is_whole(fields)
+        check_quantization(fields)
         # Some that read pictures are saved under the other's name, too.
         if "Gemma3ForCausalLM" in fields.strings("architectures") and "text_config" not in fields:
             return cls(text=_read_text(fields, fields), vision=None, tokens_per_image=0)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, RotaryConfig, check_is_whole
+from keepsight.models.decoder_config import DecoderConfig, RotaryConfig
 from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.quantized_checkpoint import check_quantization
 from keepsight.models.qwen2_text_config import TextDefaults, read_head_dim, read_text, read_theta, rotary_section
 from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
 from keepsight.models.vision_layer import VisionLayerConfig
@@ -43,7 +44,7 @@ class Qwen25VLConfig:
     @classmethod
     def from_checkpoint(cls, directory: Path) -> "Qwen25VLConfig":
         fields = JsonFields.read(directory / "config.json")
-        check_is_whole(fields)
+        check_quantization(fields)
         text = _read_text(fields.section("text_config") if "text_config" in fields else fields, fields)
         vision = _read_vision(fields.section("vision_config"))
         check_out_size(fields, vision.out_size, text.hidden_size)

@@ -4,8 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, RotaryConfig, check_is_whole
+from keepsight.models.decoder_config import DecoderConfig, RotaryConfig
 from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.quantized_checkpoint import check_quantization
 from keepsight.models.qwen2_text_config import TextDefaults, read_text, read_theta, rotary_section
 from keepsight.models.vision_layer import VisionLayerConfig
 
@@ -31,7 +32,7 @@ class Qwen2AudioConfig:
     @classmethod
     def from_checkpoint(cls, directory: Path) -> "Qwen2AudioConfig":
         fields = JsonFields.read(directory / "config.json")
-        check_is_whole(fields)
+        check_quantization(fields)
         text = fields.section("text_config")
         rotary = RotaryConfig(read_theta(text, rotary_section(text, ("default",)), 10_000.0))
         # Its head is its own, whatever files say: in the reference, too.

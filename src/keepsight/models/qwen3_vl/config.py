@@ -17,9 +17,9 @@ from keepsight.models.decoder_config import (
     MixtureConfig,
     RotaryConfig,
     check_heads,
-    check_is_whole,
 )
 from keepsight.models.layers import ACTIVATIONS
+from keepsight.models.quantized_checkpoint import check_quantization
 from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
 from keepsight.models.vision_layer import VisionLayerConfig
 
@@ -65,7 +65,7 @@ class Qwen3VLConfig:
     @classmethod
     def from_checkpoint(cls, directory: Path) -> "Qwen3VLConfig":
         fields = JsonFields.read(directory / "config.json")
-        check_is_whole(fields)
+        check_quantization(fields)
         text = _read_text(fields.section("text_config"), fields)
         vision = _read_vision(fields.section("vision_config"))
         check_out_size(fields, vision.out_size, text.hidden_size)

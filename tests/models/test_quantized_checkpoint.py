@@ -1,0 +1,174 @@
+"""A checkpoint that was published quantized loads as the one whose weights are its numbers times their scales."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from keepsight.errors import CheckpointConfigError, TensorMismatchError
+from keepsight.json_fields import JsonFields
+from keepsight.models.gemma3.model import Gemma3
+from keepsight.models.layers import Placement
+from keepsight.models.quantized_checkpoint import check_quantization, dequantize, fits_scales
+from tests.models.gemma3 import reference as ref
+
+Quantized = tuple[Tensor, Tensor]
+# In float64 no weight is laid out anew.
+PLACE = Placement(torch.device("cpu"), torch.float64)
+LARGEST_FLOAT8 = 448
+NAMED = {"fp8": "_scale_inv", "channel": "_scale", "tensor": "_scale", "int8": "_scale"}
+WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True}
+
+
+def compressed(told: str, **weights: Any) -> dict[str, Any]:
+    group = {"targets": ["Linear"], "weights": WEIGHTS | weights, "input_activations": {"num_bits": 8}}
+    return {"quant_method": "compressed-tensors", "format": told, "config_groups": {"group_0": group}}
+
+
+CONFIGS = {
+    "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
+    "channel": compressed("float-quantized", strategy="channel"),
+    "tensor": compressed("float-quantized", strategy="tensor"),
+    "int8": compressed("int-quantized", type="int", strategy="channel"),
+}
+
+
+def spread(scales: Tensor, shape: torch.Size) -> Tensor:
+    """To each number its own, one by one."""
+    rows, numbers = shape
+    return torch.tensor([[float(scales[row // 128, each // 128]) for each in range(numbers)] for row in range(rows)])
+
+
+def quantize(weight: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
+    """Its numbers, their scales, and what they stand for."""
+    if how == "fp8":
+        blocks = [[block.abs().max() for block in torch.split(rows, 128, 1)] for rows in torch.split(weight, 128)]
+        scales = torch.tensor(blocks) / LARGEST_FLOAT8
+        of_each = spread(scales, weight.shape)
+    elif how == "tensor":
+        of_each = scales = (weight.abs().max() / LARGEST_FLOAT8)[None]
+    else:
+        of_each = scales = weight.abs().amax(1, keepdim=True) / (127 if how == "int8" else LARGEST_FLOAT8)
+    scaled = weight / of_each
+    numbers = scaled.round().to(torch.int8) if how == "int8" else scaled.to(torch.float8_e4m3fn)
+    return numbers, scales, numbers.float() * of_each
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    arguments = ref.draw_config(4)
+    arguments["text_config"]["intermediate_size"] = 200  # more than a block
+    return ref.save_checkpoint(ref.make_reference(arguments, 4), tmp_path_factory.mktemp("saved"))
+
+
+Save = Callable[[str, dict[str, Any], Callable[[dict[str, Tensor], str], None]], Path]
+
+
+@pytest.fixture
+def save(saved: Path, tmp_path: Path) -> Save:
+    def apply(name: str, config: dict[str, Any], change: Callable[[dict[str, Tensor], str], None]) -> Path:
+        shutil.copytree(saved, folder := tmp_path / name)
+        told = json.loads((saved / "config.json").read_text()) | config
+        (folder / "config.json").write_text(json.dumps(told))
+        tensors = load_file(folder / "model.safetensors")
+        for each in [each for each in tensors if "language_model" in each and each.endswith("proj.weight")]:
+            change(tensors, each)
+        save_file(tensors, folder / "model.safetensors")
+        return folder
+
+    return apply
+
+
+def state_of(folder: Path) -> dict[str, Tensor]:
+    return dict(Gemma3.from_checkpoint(folder, PLACE).state_dict())
+
+
+@pytest.mark.parametrize("how", NAMED)
+def test_its_weights_are_its_numbers_times_their_scales(how: str, save: Save) -> None:
+    def publish(tensors: dict[str, Tensor], name: str) -> None:
+        tensors[name], tensors[name + NAMED[how]], _ = quantize(tensors[name], how)
+        tensors[name.replace("weight", "input_scale")] = torch.ones(1)  # of what it multiplies
+
+    def stand_for(tensors: dict[str, Tensor], name: str) -> None:
+        tensors[name] = quantize(tensors[name], how)[2]
+
+    ours = state_of(save("quantized", {"quantization_config": CONFIGS[how]}, publish))
+    expected = state_of(save("whole", {}, stand_for))
+    assert ours.keys() == expected.keys()
+    for name, tensor in expected.items():
+        assert torch.equal(ours[name], tensor), name
+
+
+@pytest.mark.parametrize("shape", [(256, 384), (128, 128)])
+def test_blocks_are_as_transformers_has_them(shape: tuple[int, int]) -> None:
+    from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+
+    numbers, scales, _ = quantize(torch.randn(shape), "fp8")
+    judge: Any = Fp8Dequantize
+    theirs = judge(None)._dequantize_one(numbers, scales, torch.float32)
+    assert torch.equal(dequantize(numbers, scales), theirs)
+
+
+def test_scales_that_do_not_fit_are_named(save: Save) -> None:
+    def publish(tensors: dict[str, Tensor], name: str) -> None:
+        tensors[name], scales, _ = quantize(tensors[name], "channel")
+        tensors[f"{name}_scale"] = scales[:3]
+
+    with pytest.raises(TensorMismatchError, match=r"weight_scale \(is \[3, 1\], of a weight of \["):
+        state_of(save("quantized", {"quantization_config": CONFIGS["channel"]}, publish))
+
+
+def test_numbers_without_scales_are_no_weights(save: Save) -> None:
+    def publish(tensors: dict[str, Tensor], name: str) -> None:
+        tensors[name] = quantize(tensors[name], "fp8")[0]
+
+    with pytest.raises(TensorMismatchError, match="is F8_E4M3, must be a float"):
+        state_of(save("quantized", {"quantization_config": CONFIGS["fp8"]}, publish))
+
+
+def test_few_rows_have_blocks_all_the_same() -> None:
+    weight, scales = torch.ones(2, 200), torch.tensor([[3.0, 5.0]])
+    assert torch.equal(dequantize(weight, scales), torch.tensor([[3.0] * 128 + [5.0] * 72] * 2))
+
+
+@pytest.mark.parametrize(
+    ("weight", "scales", "fits"),
+    [
+        ((300, 200), (3, 2), True),
+        ((300, 200), (300, 1), True),
+        ((300, 200), (300,), True),
+        ((300, 200), (), True),
+        ((4, 300, 200), (1,), True),
+        ((300, 200), (2, 3), False),
+        ((300, 200), (1, 200), False),
+        ((4, 300, 200), (4, 3, 2), False),
+    ],
+)
+def test_there_is_a_scale_for_all_for_each_row_or_for_each_block(
+    weight: tuple[int, ...], scales: tuple[int, ...], fits: bool
+) -> None:
+    assert fits_scales(weight, scales) == fits
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        ({"quant_method": "awq"}, "quant_method: 'awq' is not taken, .*--quantization int8"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "'bitsandbytes' is not taken"),
+        ({"bits": 4}, "quant_method: None is not taken"),
+        (CONFIGS["fp8"] | {"weight_block_size": [64, 128]}, "weight_block_size: must be"),
+        (compressed("pack-quantized", strategy="channel"), "format: must be one of float-quantized"),
+        (compressed("int-quantized", num_bits=4, strategy="channel"), "group_0.weights.num_bits: must be 8"),
+        (compressed("int-quantized", strategy="group"), "strategy: must be one of tensor, channel"),
+        (compressed("int-quantized", strategy="channel", symmetric=False), "symmetric: must be true"),
+    ],
+)
+def test_what_is_not_taken_is_refused_by_name(config: dict[str, Any], told: str) -> None:
+    with pytest.raises(CheckpointConfigError, match=told):
+        check_quantization(JsonFields(Path("config.json"), {"quantization_config": config}))
