@@ -23,6 +23,7 @@ from tests.models.test_cpu_decoder import (
     CPU,
     FLOAT32,
     NUM_BLOCKS,
+    QUANTIZED,
     ROUNDED,
     make_caches,
     make_decoder,
@@ -142,8 +143,9 @@ def assert_same_in_whatever_company(decoder: Decoder, place: Placement) -> None:
 
 
 @of_some_configs
-def test_no_row_depends_on_whose_rows_are_computed_with_it(name: str) -> None:
-    assert_same_in_whatever_company(first_decoder(CONFIGS[name]), FLOAT32)
+@pytest.mark.parametrize("place", [FLOAT32, QUANTIZED], ids=["float32", "int8"])
+def test_no_row_depends_on_whose_rows_are_computed_with_it(name: str, place: Placement) -> None:
+    assert_same_in_whatever_company(first_decoder(CONFIGS[name], place), place)
 
 
 @pytest.mark.usefixtures("rounds")

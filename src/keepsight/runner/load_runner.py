@@ -66,7 +66,7 @@ def _tell_quantized(model: Model) -> None:
     numbers, rows = sum(each.numel() for each in quantized), sum(each.shape[:-1].numel() for each in quantized)
     before, after = numbers * (place.of_matrices or place.dtype).itemsize, numbers + rows * torch.float32.itemsize
     logger.info(
-        "quantized to int8: %.1f M of %.1f M parameters, which take %.1f MiB for %.1f; all else is as published",
+        "quantized to int8: %.1f M of %.1f M parameters, which take %.1f MiB for %.1f; all else is kept as it was",
         numbers / 1e6, count_parameters(model) / 1e6, after / 2**20, before / 2**20,
     )  # fmt: skip
 
