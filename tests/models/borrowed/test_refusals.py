@@ -15,6 +15,7 @@ from keepsight.adapter_folder import AdapterFolder, AdapterScales
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
+    InvalidArgumentError,
     ModelTooLargeError,
     NotFiniteError,
     TensorMismatchError,
@@ -148,3 +149,9 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
     folder = AdapterFolder(tmp_path, AdapterScales(8, 8.0, False, {}, {}), b"")
     with pytest.raises(CheckpointError, match=f"{re.escape(str(tmp_path))}: .*takes no adapters"):
         model.load_adapter(folder, 8)
+
+
+def test_to_quantize_its_weights_is_refused(tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    with pytest.raises(InvalidArgumentError, match="quantization: int8 is for Keepsight's own models"):
+        load_model(tmp_path, PLACE._replace(of_decoder=torch.int8))

@@ -14,6 +14,7 @@ import torch
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
+    InvalidArgumentError,
     ModelTooLargeError,
     NotFiniteError,
     TensorMismatchError,
@@ -34,6 +35,8 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
         why = "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
         raise CheckpointError(directory, why) from error
 
+    if place.of_decoder is not None:
+        raise InvalidArgumentError("quantization", "int8 is for Keepsight's own models, and this one is transformers'")
     path = directory / "config.json"
     architecture = _find_class(path)
     try:
