@@ -2,8 +2,9 @@
 
 Published files of Qwen3-VL: `model.language_model.*`, `model.visual.*`, `lm_head.*`.  Saved without the head: these
 without their `model`.  Of Qwen2.5-VL: `model.*`, `visual.*`, `lm_head.*`, or as Qwen3-VL's where saved anew.  Of
-Qwen2-Audio: `language_model.model.*` (with one `model` more where transformers 5.17 saved it), `language_model.lm_head.*`,
-`audio_tower.*`, `multi_modal_projector.*`.  Names of layers are those that other families have for the same.
+Qwen2-Audio: `language_model.model.*` (with one `model` more where transformers 5.17 saved it),
+`language_model.lm_head.*`, `audio_tower.*`, `multi_modal_projector.*`.  Names of layers are those that other families
+have for the same.
 """
 
 import re

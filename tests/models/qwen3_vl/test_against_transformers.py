@@ -72,7 +72,8 @@ def joined(theirs: Any, grids: Tensor) -> Iterator[Tensor]:
     lengths = list(map(len, theirs.pooler_output))
     # Of each layer, those of all pictures, which transformers 5.17 has in one.
     layers = [
-        each.split(lengths) if isinstance(each, Tensor) else each for each in getattr(theirs, "deepstack_features", ())
+        torch.split(each, lengths) if isinstance(each, Tensor) else each
+        for each in getattr(theirs, "deepstack_features", ())
     ]
     for index, output in enumerate(theirs.pooler_output):
         deep = (features[index] for features in layers)
