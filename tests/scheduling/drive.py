@@ -203,6 +203,7 @@ class Drive:
         # In the order of the engine's loop: what is asked for while planning is answered before the next plan.
         self._load()
         plan = self.scheduler.schedule()
+        self._expect_encoder_at_work(plan)
         self._ask_tiers()
         asked = self._ask_frontend()
         result = self.runner.run(plan)
@@ -217,6 +218,12 @@ class Drive:
         self.scheduler.check_invariants()
         self._believe()
         return plan
+
+    def _expect_encoder_at_work(self, plan: StepPlan) -> None:
+        """If anything could be encoded, something is, but for a step of prompts that has its turn."""
+        encodings = self.scheduler.media.encodings
+        is_prompts_turn = self.config.scheduler.takes_turns and (plan.now or plan.beside)
+        assert encodings.are_given or is_prompts_turn or not encodings.are_waiting
 
     def _expect_rest(self) -> None:
         """The engine's loop sleeps now until it hears something: a plan that is not empty would wait as long."""

@@ -193,7 +193,7 @@ def test_loaded_embeddings_take_room_of_the_encoder_cache_but_not_the_encoder_s_
     drive.add(make_request("a", 1, "cat", "dog", 1, "owl"))
     drive.step()
     assert drive.scheduler.media.encoder_cache.num_entries == 2
-    assert not drive.scheduler.media.is_encoding
+    assert not drive.scheduler.media.encodings.are_given
     drive.expect_all_answered()
     assert drive.runner.encoded == []
 

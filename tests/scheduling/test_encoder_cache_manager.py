@@ -96,15 +96,16 @@ class TestUsing:
         cache.release(second)
         assert cache.try_begin(B, "y", 1)
 
-    def test_a_whole_sequence_is_released_at_once_and_no_other(self) -> None:
+    def test_what_one_choice_releases_another_uses_still(self) -> None:
         cache = manager()
-        hold(cache, (("a", 0), 0), "x")
-        hold(cache, (("a", 0), 1), "y")
-        assert cache.try_use((("a", 1), 0), "x")
-        cache.release_all(("a", 0))
-        assert cache.users_of(("a", 0)) == ()
-        assert cache.users_of(("a", 1)) == ((("a", 1), 0),)
-        cache.release_all(("a", 0))
+        first, second = (("a", 0), 0), (("a", 1), 0)
+        hold(cache, first, "x")
+        assert cache.try_use(second, "x")
+        cache.release(first)
+        assert cache.is_used("x")
+        assert (cache.users_of(("a", 0)), cache.users_of(("a", 1))) == ((), (second,))
+        cache.release(second)
+        assert not cache.is_used("x")
 
     def test_releasing_what_one_does_not_use_is_a_bug(self) -> None:
         cache = manager()
@@ -440,15 +441,6 @@ class EncoderMachine(RuleBasedStateMachine):
         user = data.draw(st.sampled_from([user for user in USERS if user not in waiting]))
         self.cache.release(user)
         self.expect_released(user)
-
-    @rule(sequence_id=st.sampled_from(SEQUENCES), is_wanted=st.sampled_from([False, True]))
-    def release_all(self, sequence_id: tuple[str, int], is_wanted: bool) -> None:
-        if is_wanted:
-            waiting = self.waiting_users()
-            self.cache.release_all(sequence_id)
-            for user in USERS:
-                if user[0] == sequence_id and user not in waiting:
-                    self.expect_released(user)
 
     @rule(is_wanted=st.sampled_from([False, False, False, True]))
     def forget(self, is_wanted: bool) -> None:

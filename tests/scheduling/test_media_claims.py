@@ -1,15 +1,19 @@
 """Whose pixels are asked for, whose come unasked, and what becomes of those that nobody needs."""
 
 import itertools
+from random import Random
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.request_state import RequestState
-from tests.scheduling.drive import Drive, make_config, make_request
+from tests.scheduling.drive import TOKENS_PER_PICTURE, Drive, make_config, make_request
+from tests.scheduling.long_run import thorough
 
 
 def quiet_drive(**config: Any) -> Drive:
@@ -178,7 +182,7 @@ def test_a_promise_of_what_is_here_is_not_relied_on() -> None:
     drive.deliver("cat")
     drive.add(promising("b", 4, "cat", max_tokens=30, ignore_eos=True))
     drive.deliver("dog")
-    while drive.runner.encoded != ["dog", "cat"]:
+    while len(drive.runner.encoded) < 2:
         drive.step()
     drive.scheduler.reset(prefix=True, encoder=True)
     step_with(drive, make_request("c", 5, "cat"))
@@ -236,12 +240,12 @@ def test_pixels_are_refused_of_who_left_while_a_slice_of_it_is_still_under_way()
     drive.expect_all_answered()
 
 
-# Room and budget ----------------------------------------------------------------------------------------------
+# A queue for room ---------------------------------------------------------------------------------------------
 
 
 def drive_with_a_queue(num_requests: int, **config: Any) -> Drive:
-    """Each has a picture of its own, and its pixels are there; the first one's is being encoded."""
-    drive = Drive(make_config(max_num_encoder_input_tokens=6, **config), is_done=lambda: False)
+    """Each has a picture of its own, and its pixels are there; the first one's is being encoded, in room for one."""
+    drive = Drive(make_config(num_pictures=1, **config), is_done=lambda: False)
     for number in range(num_requests):
         drive.add(make_request(f"{number}", f"picture {number}", 3, max_tokens=1))
     drive.step()
@@ -289,6 +293,128 @@ def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_an
     assert len(who_may_go_on(drive)) == 20
     drive.expect_all_answered()
     assert drive.runner.encoded == ["picture 0"]
+
+
+# Whose turn it is ---------------------------------------------------------------------------------------------
+
+
+def frames(film: str, count: int) -> list[str]:
+    return [f"{film} {number}" for number in range(count)]
+
+
+def film_drive(num_pictures: int = 100, **config: Any) -> Drive:
+    """Its encoder is given two at a time, and has those of a film of twelve that came first."""
+    settings = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "cuts_items": True, **config}
+    drive = Drive(make_config(num_blocks=400, num_pictures=num_pictures, **settings), is_done=lambda: False)
+    drive.add(make_request("film", *frames("film", 12), 3, max_tokens=1))
+    drive.step()
+    assert [each.media_hash for each in drive.step().encode] == ["film 0", "film 1"]
+    return drive
+
+
+def claimed(drive: Drive) -> dict[str, int]:
+    """Of how many items each request has the room."""
+    lineup = drive.scheduler.lineup
+    return {each.request.request_id: len(each.claimed_items) for each in (*lineup.unseated(), *lineup.running)}
+
+
+def test_a_picture_is_encoded_before_the_rest_of_the_film_that_came_earlier() -> None:
+    drive = film_drive()
+    drive.add(make_request("question", "picture", 3, max_tokens=1))
+    drive.step()
+    drive.step()
+    assert claimed(drive) == {"film": 12, "question": 1}
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert drive.runner.encoded.index("picture") == 2
+
+
+def test_all_choices_of_a_film_together_have_one_turn() -> None:
+    drive = film_drive()
+    drive.add(make_request("choices", *frames("other", 5), 3, max_tokens=1, n=3))
+    drive.add(make_request("question", "picture", 3, max_tokens=1))
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert drive.runner.encoded[2:4] == ["picture", "other 0"]
+
+
+def test_who_has_room_is_decided_in_the_order_of_all_grants_whoever_has_the_turn() -> None:
+    drive = film_drive(num_pictures=12)
+    drive.add(make_request("question", "picture", 3, max_tokens=1))
+    drive.step()
+    drive.step()
+    assert claimed(drive) == {"film": 12, "question": 0}
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
+def test_what_was_claimed_and_not_given_gives_its_room_back_when_its_request_leaves() -> None:
+    drive = film_drive(num_pictures=12)
+    drive.add(make_request("other", *frames("other", 10), 3, max_tokens=1))
+    drive.step()
+    drive.step()
+    drive.abort("film")
+    assert drive.step().unwanted == ["film 0", "film 1"]
+    assert claimed(drive) == {"other": 10}
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert drive.runner.encoded == frames("other", 10)
+
+
+def test_room_that_is_taken_from_what_was_not_given_is_free_at_once_and_its_pixels_stay() -> None:
+    drive = film_drive(num_pictures=12)
+    drive.add(make_request("urgent", *frames("other", 10), 3, max_tokens=1, priority=-1))
+    drive.step()
+    drive.step()
+    assert claimed(drive) == {"film": 0, "urgent": 10}
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert drive.runner.encoded == [*frames("film", 2), *frames("other", 10), *frames("film", 12)[2:]]
+    assert len(drive.needed) == 22, "asked for once"
+
+
+def test_what_two_have_claimed_is_encoded_though_one_of_them_leaves() -> None:
+    drive = film_drive()
+    drive.add(make_request("same", *frames("film", 12), 5, max_tokens=1))
+    drive.step()
+    drive.abort("film")
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert drive.runner.encoded == frames("film", 12)
+
+
+def test_who_wants_one_moment_of_a_film_that_waits_lends_it_its_turn() -> None:
+    drive = film_drive()
+    drive.add(make_request("moment", 5, "film 11", 3, max_tokens=1))
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert drive.runner.encoded == [*frames("film", 2), "film 11", *frames("film", 11)[2:]]
+
+
+def test_what_is_forgotten_before_it_is_given_is_made_for_those_who_claimed_it() -> None:
+    drive = film_drive()
+    drive.scheduler.reset(prefix=True, encoder=True)
+    drive.add(make_request("same", *frames("film", 12), 5, max_tokens=1))
+    drive.step()
+    assert claimed(drive) == {"film": 12, "same": 0}
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+
+
+def test_where_there_is_room_for_one_picture_nobody_waits_for_a_turn_that_does_not_come() -> None:
+    config = make_config(num_pictures=0, shares_embeddings=False, max_num_encoder_input_tokens=6, max_num_seqs=3)
+    drive = Drive(config, is_done=lambda: False)
+    for request in (
+        make_request("first", "cat", 3),
+        make_request("long", "dog", "owl", 2),
+        make_request("short", "elk", 2),
+    ):
+        step_with(drive, request)
+        drive.step()
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
 
 
 # Handles that lead nowhere ------------------------------------------------------------------------------------
@@ -371,7 +497,7 @@ def test_what_waits_for_its_turn_to_be_encoded_is_not_when_its_request_has_left(
     drive.add(make_request("text", 60, max_tokens=1))
     drive.step()
     drive.add(make_request("left", 2, "cat", "dog", 2))
-    while not drive.scheduler.media.has_to_begin:
+    while not drive.scheduler.media.encodings.are_waiting:
         drive.step()
     drive.scheduler.abort("left")
     drive.run()
@@ -383,11 +509,11 @@ def test_what_waits_for_its_turn_to_be_encoded_is_not_when_its_request_has_left(
 # Room ---------------------------------------------------------------------------------------------------------
 
 
-def with_lengths(request_id: str, *lengths: int, priority: int = 0) -> EngineRequest:
-    """Items of so many tokens, one after the other."""
+def with_lengths(request_id: str, *lengths: int, priority: int = 0, shares: bool = False) -> EngineRequest:
+    """Items of so many tokens, one after the other; those that it `shares` are any other's of the same length."""
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     media = tuple(
-        MediaItem(f"{request_id}-{start}", TokenSpan(start, length), Geometry(4, 4))
+        MediaItem(f"{length}" if shares else f"{request_id}-{start}", TokenSpan(start, length), Geometry(4, 4))
         for start, length in zip(starts, lengths, strict=True)
     )
     params = SamplingParams(temperature=0, max_tokens=2)
@@ -430,6 +556,49 @@ def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_
         step_among_shorter()
     assert ("long", 0) in drive.finished
     drive.expect_all_answered()
+
+
+@given(
+    films=st.lists(
+        st.tuples(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(-1, 1), st.booleans()),
+        min_size=1,
+        max_size=8,
+    ),
+    num_pictures=st.integers(0, 3),
+    shares_embeddings=st.booleans(),
+    takes_turns=st.booleans(),
+    most_encoded=st.integers(1, 4),
+    max_num_seqs=st.integers(1, 4),
+    seed=st.integers(0, 2**32),
+)
+@thorough(100)
+def test_however_little_room_there_is_every_request_ends(
+    films: list[tuple[list[int], int, bool]],
+    num_pictures: int,
+    shares_embeddings: bool,
+    takes_turns: bool,
+    most_encoded: int,
+    max_num_seqs: int,
+    seed: int,
+) -> None:
+    chance = Random(seed)
+    config = make_config(
+        num_pictures=num_pictures,
+        shares_embeddings=shares_embeddings,
+        takes_turns=takes_turns,
+        max_num_encoder_input_tokens=most_encoded * TOKENS_PER_PICTURE,
+        max_num_batched_tokens=12 + max_num_seqs,
+        max_num_seqs=max_num_seqs,
+    )
+    drive = Drive(config, is_done=lambda: chance.random() < 0.3)
+    for number, (lengths, priority, shares) in enumerate(films):
+        drive.add(with_lengths(f"{number}", *lengths, priority=priority, shares=shares))
+        for _ in range(chance.randrange(4)):
+            drive.step()
+    drive.run(max_steps=5000)
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+    assert drive.finished.keys() == {(f"{number}", 0) for number in range(len(films))}
 
 
 # What is told of it -------------------------------------------------------------------------------------------

@@ -12,7 +12,12 @@ from tests.scheduling.drive import Drive, adapter, make_config, make_request
 from tests.scheduling.long_run import thorough
 
 PICTURES = ("cat", "dog", "owl", "+elk")
+FRAMES = tuple(f"frame {number}" for number in range(9))
 PARTS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(PICTURES)), min_size=1, max_size=7)
+# A part of it that others may share, between texts.
+FILMS = st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(4, 9), st.integers(1, 9)).map(
+    lambda drawn: [drawn[0], *FRAMES[drawn[1] : drawn[1] + drawn[2]], drawn[3]]
+)
 
 
 @st.composite
@@ -30,7 +35,7 @@ def configs(draw: st.DrawFn) -> Any:
         caches_prefixes=caches_prefixes,
         blocks_per_stretch=caches_prefixes * draw(st.integers(0, 3)),
         max_prompt_ends=draw(st.sampled_from([0, 1, 3, 20])),
-        num_pictures=draw(st.integers(0, 5)),
+        num_pictures=draw(st.sampled_from([0, 1, 2, 3, 4, 5, 20])),
         shares_embeddings=shares_embeddings,
         has_tiers=shares_embeddings and draw(st.booleans()),
         max_num_seqs=max_num_seqs,
@@ -58,13 +63,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert (refusal is not None) == (len(request.token_ids) >= longest)
 
     @rule(
-        parts=PARTS,
+        parts=st.one_of(PARTS, FILMS),
         max_tokens=st.integers(1, 12),
         n=st.integers(1, 3),
         priority=st.integers(-1, 1),
         cache_salt=st.sampled_from([None, "x", "y"]),
         glasses=st.sampled_from([None, adapter("1"), adapter("2"), adapter("2", changes_encoder=True)]),
-        promised=st.sets(st.sampled_from(PICTURES)),
+        promised=st.sets(st.sampled_from(PICTURES + FRAMES)),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         wants_vector=st.sampled_from([False, False, True]),
         pins=st.lists(st.builds(PromptPin, st.integers(1, 40), st.floats(1, 1000)), max_size=2).map(tuple),
@@ -100,6 +105,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def deliver_pixels(self, data: st.DataObject) -> None:
         _, media_hash = self.drive.needed.pop(data.draw(st.integers(0, len(self.drive.needed) - 1)))
         self.drive.deliver(media_hash)
+
+    @precondition(lambda self: self.drive.needed or self.drive.promised)
+    @rule()
+    def deliver_all_pixels(self) -> None:
+        """Of a film, say: the encoder has more to do than it is given at a time."""
+        for sent in (self.drive.needed, self.drive.promised):
+            for _, media_hash in sent:
+                self.drive.deliver(media_hash)
+            sent.clear()
 
     @precondition(lambda self: self.drive.promised)
     @rule(data=st.data())

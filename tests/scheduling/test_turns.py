@@ -91,3 +91,20 @@ def test_nobody_who_waits_is_overlooked_where_streams_pause_for_encodings(seed: 
     drive.add(make_request("both", 1, 1, "dog", "cat", cache_salt="x", max_tokens=1, n=2, priority=-1))
     drive.run(max_steps=5000)  # sees whether the loop would sleep though there is something to ask for
     drive.expect_right_answers()
+
+
+def test_the_encoders_turn_is_the_prompts_if_what_it_was_for_is_given_up_as_it_begins() -> None:
+    """Who waited for the second picture finds that another has computed it meanwhile."""
+    config = make_config(
+        block_size=1,
+        max_num_batched_tokens=8,
+        max_num_seqs=3,
+        max_num_encoder_input_tokens=TOKENS_PER_PICTURE,
+        num_pictures=4,
+        shares_embeddings=False,
+        takes_turns=True,
+    )
+    drive = Drive(config)
+    for name in ("first", "same"):
+        drive.add(make_request(name, "cat", "owl", max_tokens=2, n=2))
+    drive.expect_all_answered()  # sees whether the loop would sleep though there is something to compute

@@ -82,6 +82,9 @@ class EncoderCacheManager:
         entry = self._entries.get(key)
         return entry is not None and entry.is_findable
 
+    def is_used(self, key: str) -> bool:
+        return bool(self._entries[key].users)
+
     def users_of(self, sequence_id: SequenceId) -> tuple[EncoderUser, ...]:
         """What the sequence uses, in the order of its items."""
         return tuple((sequence_id, item) for item in sorted(self._held.get(sequence_id, ())))
@@ -181,10 +184,6 @@ class EncoderCacheManager:
         # While it is being encoded the runner writes it: its bytes are free only after that.
         if entry.is_ready and not entry.users:
             self._retire(key, entry)
-
-    def release_all(self, sequence_id: SequenceId) -> None:
-        for user in self.users_of(sequence_id):
-            self.release(user)
 
     def _end_use(self, user: EncoderUser) -> str:
         sequence_id, item = user

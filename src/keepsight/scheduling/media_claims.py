@@ -1,7 +1,9 @@
 """What stands between a request and the embeddings of its media: room for them, a load, or pixels and an encoding.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
-what it holds can always be computed and released.  Knows nothing of tokens or pages.
+what it holds can always be computed and released.  What is claimed has room, whenever it is encoded; what is claimed
+and neither held nor given to the runner waits in `encodings`, and no longer than somebody claims it who lives.  Knows
+nothing of tokens or pages.
 """
 
 from collections import Counter
@@ -11,9 +13,10 @@ from keepsight.engine_config import EngineConfig
 from keepsight.media import Modality
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
+from keepsight.scheduling.encodings import Encodings
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.pixel_asks import PixelAsks
-from keepsight.scheduling.request_state import Origin, ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import EncoderTurn, Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
@@ -23,13 +26,10 @@ class MediaClaims:
         self.encoder_cache, self._lineup = encoder_cache, lineup
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
         self.pixels = PixelAsks()
-        self._max_encoding = config.scheduler.max_num_encoder_input_tokens
-        self._num_encoding = 0
-        self._encodings: dict[str, Encoding] = {}
-        self._to_begin: list[Encoding] = []
+        self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
-        self._room_is_short, self._budget_is_short = Shortage(), Shortage()
+        self._room_is_short = Shortage()
         self._has_awaited_changed = False
         # What was looked for, and found on the device.
         self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
@@ -43,15 +43,16 @@ class MediaClaims:
         self.pixels.note_promises(state.request)
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
-        """It waits for nothing any more, and if it `is_last` nor does its request.  Its claims may still be read."""
-        self._end_shortages(state)
+        """It waits for nothing any more, and if it `is_last` nor does its request.  What it holds may still be read."""
+        self._room_is_short.end(state)
+        for index in [index for index in state.claimed_items if not self.is_ready(state, index)]:
+            self._release(state, index)
         self.loads.remove(state)
         for item in state.media:
             self._live[item.media_hash] -= 1
             self.pixels.stop_waiting(state, item.media_hash)
             if not self._live[item.media_hash]:
                 del self._live[item.media_hash]
-                self._withdraw_encodings(item.media_hash)
                 self._drop_pixels(item.media_hash)
         if is_last:
             self.pixels.remove_maker(state.request)
@@ -62,15 +63,6 @@ class MediaClaims:
         self._has_awaited_changed = True
         del self._states[state.sequence_id]
 
-    @property
-    def is_encoding(self) -> bool:
-        """Whether some that were begun have not ended."""
-        return len(self._encodings) > len(self._to_begin)
-
-    @property
-    def has_to_begin(self) -> bool:
-        return bool(self._to_begin)
-
     def is_ready(self, state: RequestState, index: int) -> bool:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
 
@@ -80,7 +72,7 @@ class MediaClaims:
         What they lack is asked for all at once, also of items behind the first that lacks something.
         """
         self._release_before(state, first_item)
-        self._end_shortages(state)
+        self._room_is_short.end(state)
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
             # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
             self.drop(state)
@@ -108,10 +100,9 @@ class MediaClaims:
     def who_may_go_on(self) -> Iterator[RequestState]:
         """Of those parked for the encoder, in their order, who is to try again.
 
-        Of those who lack room or budget as many as there is some for; the first always, as it may take from others.
+        Of those who lack room as many as there is some for; the first always, as it may take from others.
         """
-        room, budget = self.encoder_cache.num_embeddings_to_be_had, self._max_encoding - self._num_encoding
-        is_first = True
+        room, is_first = self.encoder_cache.num_embeddings_to_be_had, True
         for state in self._lineup.parked_for(ParkedFor.ENCODER):
             if self._waits_for_its_first(state):
                 continue
@@ -119,10 +110,9 @@ class MediaClaims:
                 yield state
                 continue
             length = state.media[state.next_item].span.length
-            cost = 0 if self.loads.is_ready(state.encoder_keys[state.next_item]) else length
-            fits = length <= room and cost <= budget
+            fits = length <= room
             if fits:
-                room, budget = room - length, budget - cost
+                room -= length
             if fits or is_first:
                 yield state
             is_first = False
@@ -156,6 +146,8 @@ class MediaClaims:
             if lacks is not None:
                 return lacks
         state.claimed_items.add(index)
+        if key in self.encodings:
+            self.encodings.lend(key, self._turn_of(state, index))
         self._count(state, index, origin)
         # What was made for it once was made, whatever it finds later; the reverse when what it found is taken back.
         if origin == "made" or index not in state.origins:
@@ -169,7 +161,7 @@ class MediaClaims:
             self.num_hits[state.media[index].modality] += origin == "device"
 
     def _try_place(self, state: RequestState, index: int) -> ParkedFor | None:
-        """As if it had been encoded, but for the pixels and the encoder's budget."""
+        """As if it had been encoded, but for the pixels and the encoder's turns."""
         if not self._try_make_room(state, index):
             return ParkedFor.ENCODER
         key = state.encoder_keys[index]
@@ -181,11 +173,19 @@ class MediaClaims:
         item = state.media[index]
         if not self.pixels.are_here(item.media_hash):
             return ParkedFor.PIXELS
-        if not (self._has_budget(state, item.span.length) and self._try_make_room(state, index)):
+        if not self._try_make_room(state, index):
             return ParkedFor.ENCODER
         terms = (item.media_hash, item.span.length, item.modality, state.request.encoder_adapter)
-        self._begin(Encoding(state.encoder_keys[index], *terms))
+        self.encodings.add(Encoding(state.encoder_keys[index], *terms), self._turn_of(state, index))
         return None
+
+    def _turn_of(self, state: RequestState, first_item: int) -> EncoderTurn:
+        """It comes with the first item that it waits to have encoded, and keeps its turn whatever it loses."""
+        if state.encoder_turn is None:
+            items = zip(state.media[first_item:], state.encoder_keys[first_item:], strict=True)
+            num_needed = sum(item.span.length for item, key in items if not self.encoder_cache.is_ready(key))
+            state.encoder_turn = self.encodings.turn_of(state.order, num_needed)
+        return state.encoder_turn
 
     def _try_make_room(self, state: RequestState, index: int) -> bool:
         if self._room_is_short.keeps_out(state):
@@ -204,23 +204,6 @@ class MediaClaims:
             self.drop(victim)
         return victim is not None
 
-    def _has_budget(self, state: RequestState, num_tokens: int) -> bool:
-        if self._budget_is_short.keeps_out(state):
-            return False
-        if self._num_encoding and self._num_encoding + num_tokens > self._max_encoding:
-            self._budget_is_short.begin(state)
-            return False
-        return True
-
-    def _end_shortages(self, state: RequestState) -> None:
-        self._room_is_short.end(state)
-        self._budget_is_short.end(state)
-
-    def _begin(self, encoding: Encoding) -> None:
-        self._encodings[encoding.encoder_key] = encoding
-        self._to_begin.append(encoding)
-        self._num_encoding += encoding.num_tokens
-
     def _ask(self, state: RequestState, first_item: int) -> None:
         """For a picture's pixels once it is known which of its parts lack them: each ask decodes it."""
         indices = range(first_item, len(state.media))
@@ -237,15 +220,20 @@ class MediaClaims:
 
     def _release_before(self, state: RequestState, first_item: int) -> None:
         for index in [index for index in state.claimed_items if index < first_item]:
-            state.claimed_items.remove(index)
-            self.encoder_cache.release((state.sequence_id, index))
-            self._has_awaited_changed = True
+            self._release(state, index)
 
     def drop(self, state: RequestState) -> None:
-        self._has_awaited_changed |= bool(state.claimed_items)
-        state.claimed_items.clear()
+        for index in sorted(state.claimed_items):
+            self._release(state, index)
         state.num_to_join = 0
-        self.encoder_cache.release_all(state.sequence_id)
+
+    def _release(self, state: RequestState, index: int) -> None:
+        state.claimed_items.remove(index)
+        self.encoder_cache.release((state.sequence_id, index))
+        key = state.encoder_keys[index]
+        if self.encodings.waits(key) and not self.encoder_cache.is_used(key):
+            self._withdraw(key)
+        self._has_awaited_changed = True
 
     def arrived(self, media_hash: str) -> Iterable[RequestState] | None:
         """Who waited for its pixels; None when nobody lives that could use them."""
@@ -256,49 +244,43 @@ class MediaClaims:
         self.encoder_cache.finish(encoder_key)
 
     def fail(self, encoder_key: str) -> set[str]:
-        """Ids of the requests that count on it: not of who has left, whose id may have come again."""
+        """Ids of the requests that count on it."""
         self._end_encoding(encoder_key)
         users = [(self._states[sequence_id], index) for sequence_id, index in self.encoder_cache.fail(encoder_key)]
         for state, index in users:
             state.claimed_items.remove(index)
-        return {state.request.request_id for state, _ in users if state.status is not Status.FINISHED}
+        return {state.request.request_id for state, _ in users}
 
     def leave_out(self, encoder_key: str) -> None:
         """The runner did not begin it, as nobody wanted it; somebody may by now."""
         self._has_awaited_changed = True
-        encoding = self._encodings[encoder_key]
-        if encoding.media_hash in self._live:
-            self._to_begin.append(encoding)
+        if self.encoder_cache.is_used(encoder_key):
+            self.encodings.take_back(encoder_key)
         else:
-            self.fail(encoder_key)
+            self._withdraw(encoder_key)
 
     def _end_encoding(self, encoder_key: str) -> None:
         self._has_awaited_changed = True
-        encoding = self._encodings.pop(encoder_key, None)
-        if encoding is None:  # it was placed
+        if encoder_key not in self.encodings:  # it was placed
             return
-        self._num_encoding -= encoding.num_tokens
-        self._drop_pixels(encoding.media_hash)
+        self._drop_pixels(self.encodings.end(encoder_key).media_hash)
         self.loads.note_encoded(encoder_key)
 
-    def _withdraw_encodings(self, media_hash: str) -> None:
-        """Those that wait for their turn: nobody lives that could use them."""
-        for encoding in [each for each in self._to_begin if each.media_hash == media_hash]:
-            self._to_begin.remove(encoding)
-            self.fail(encoding.encoder_key)
+    def _withdraw(self, encoder_key: str) -> None:
+        """Nobody counts on it.  Its pixels are kept as long as somebody may."""
+        media_hash = self.encodings.end(encoder_key).media_hash
+        self.encoder_cache.fail(encoder_key)
+        if media_hash not in self._live:
+            self._drop_pixels(media_hash)
 
     def _drop_pixels(self, media_hash: str) -> None:
         """Not while the runner may still want to read them."""
-        if not any(each.media_hash == media_hash for each in self._encodings.values()):
+        if not self.encodings.need_pixels(media_hash):
             self.pixels.drop(media_hash)
-
-    def take_encodings(self) -> list[Encoding]:
-        taken, self._to_begin = self._to_begin, []
-        return taken
 
     def list_unwanted(self) -> list[str]:
         """Of what the runner was given to encode, what nobody who lives could use."""
-        return [key for key, each in self._encodings.items() if each.media_hash not in self._live]
+        return [each.encoder_key for each in self.encodings.given() if each.media_hash not in self._live]
 
     def take_placements(self) -> list[str]:
         taken, self._to_place = self._to_place, []
@@ -307,10 +289,14 @@ class MediaClaims:
     def check_invariants(self) -> None:
         live = {state for state in self._states.values() if state.status is not Status.FINISHED}
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
-        assert self._num_encoding == sum(each.num_tokens for each in self._encodings.values())
+        self.encodings.check_invariants()
         for state in self._states.values():
             users = {(state.sequence_id, index) for index in state.claimed_items}
             assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id
-        self.pixels.check_invariants(live, self._live.keys() | {each.media_hash for each in self._encodings.values()})
+        claimed = {state.encoder_keys[index] for state in live for index in state.claimed_items}
+        lacking = {key for key in claimed if not self.encoder_cache.is_ready(key)}
+        assert all(key in self.encodings for key in lacking)
+        assert all(key in lacking for key in self.encodings.waiting())
+        self.pixels.check_invariants(live, self._live.keys() | {each.media_hash for each in self.encodings.given()})
         self.encoder_cache.check_invariants()
         self.loads.check_invariants()

@@ -63,6 +63,8 @@ class Begun(NamedTuple):
 
 # The order in which everything is granted, and the reverse of the order in which it is taken back.
 Order = tuple[int, int]  # priority, number of the sequence
+# Whose media are encoded first (`Encodings`): priority, embeddings made by when, number of the sequence.
+EncoderTurn = tuple[int, int, int]
 
 
 @dataclass(slots=True, eq=False)
@@ -95,6 +97,8 @@ class RequestState:
     num_to_join: int = 0
     # The first media item whose span is not wholly computed.
     next_item: int = 0
+    # Once something has to be encoded for it.
+    encoder_turn: EncoderTurn | None = None
     # Items whose embeddings this sequence is a user of.
     claimed_items: set[int] = field(default_factory=set)
     # Of items that it ever claimed, what the first claim found; or that one was made for it.

@@ -55,7 +55,7 @@ class Scheduler:
         self.media = MediaClaims(config, encoder_cache, self.lineup)
         self.pages = PageGrants(self.kv_cache, self.media, self.lineup)
         self.pins = PromptPins(self.kv_cache, encoder_cache)
-        self._turns = Turns(self.media, are_taken=self.config.takes_turns)
+        self._turns = Turns(self.media.encodings, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
         # Who finishes while its slice is under way beside keeps its pages, and its place here, until that is done.
         self._states: dict[SequenceId, RequestState] = {}
@@ -141,16 +141,10 @@ class Scheduler:
         return taken
 
     def schedule(self) -> StepPlan:
-        draft = self._begin_step()
-        # Pages are only taken back while the running ones are considered and from those that do not run, so a
-        # sequence that found a prefix in this step never finds it gone.
-        self._continue_running(draft)
-        num_preemptions = self.pages.num_preemptions
-        self._start_waiting(draft)
-        # Pages that were taken in vain bring others back into the line: who comes behind those may take theirs now.
-        while draft.computes_nothing and self.pages.num_preemptions > num_preemptions:
-            num_preemptions = self.pages.num_preemptions
-            self._start_waiting(draft)
+        draft = self._draft_step()
+        if draft.is_for_encodings and draft.computes_nothing and not self._turns.is_encoders:
+            # All that waited for the encoder was given up meanwhile, so the turn is the prompts'.
+            draft = self._draft_step()
         ended, self._ended = self._ended, []
         return StepPlan(
             ended=ended,
@@ -169,6 +163,19 @@ class Scheduler:
             beside=draft.beside,
             now=draft.now,
         )
+
+    def _draft_step(self) -> StepDraft:
+        draft = self._begin_step()
+        # Pages are only taken back while the running ones are considered and from those that do not run, so a
+        # sequence that found a prefix in this step never finds it gone.
+        self._continue_running(draft)
+        num_preemptions = self.pages.num_preemptions
+        self._start_waiting(draft)
+        # Pages that were taken in vain bring others back into the line: who comes behind those may take theirs now.
+        while draft.computes_nothing and self.pages.num_preemptions > num_preemptions:
+            num_preemptions = self.pages.num_preemptions
+            self._start_waiting(draft)
+        return draft
 
     def _begin_step(self) -> StepDraft:
         config = self.config

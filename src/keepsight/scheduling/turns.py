@@ -4,25 +4,25 @@ Side by side they would halve it, and wait for each other's ends.  A turn is one
 round of encodings; neither is kept waiting for more than one turn of the other.
 """
 
-from keepsight.scheduling.media_claims import MediaClaims
+from keepsight.scheduling.encodings import Encodings
 from keepsight.scheduling.step_draft import StepDraft
 from keepsight.scheduling.step_plan import Encoding
 
 
 class Turns:
-    def __init__(self, media: MediaClaims, *, are_taken: bool) -> None:
-        self._media, self._are_taken = media, are_taken
+    def __init__(self, encodings: Encodings, *, are_taken: bool) -> None:
+        self._encodings, self._are_taken = encodings, are_taken
         self._was_for_prompts = False
 
     @property
     def is_encoders(self) -> bool:
         """Nothing else is computed now."""
-        is_due = self._was_for_prompts and self._media.has_to_begin
-        return self._are_taken and (self._media.is_encoding or is_due)
+        is_due = self._was_for_prompts and self._encodings.are_waiting
+        return self._are_taken and (self._encodings.are_given or is_due)
 
     def take_encodings(self, draft: StepDraft) -> list[Encoding]:
         """Those to be begun beside this step."""
         self._was_for_prompts = draft.has_prompts(joins=True) or draft.has_prompts(joins=False)
-        if self._are_taken and (self._media.is_encoding or self._was_for_prompts):
+        if self._are_taken and (self._encodings.are_given or self._was_for_prompts):
             return []
-        return self._media.take_encodings()
+        return self._encodings.take()
