@@ -1,5 +1,7 @@
 """Who gets pages where there are too few, and from whom."""
 
+import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -140,5 +142,35 @@ def test_an_answer_whose_pages_nobody_takes_goes_on_at_its_last_token() -> None:
     drive.scheduler.pages.preempt(state)
     [piece] = drive.step().now
     assert (piece.start, piece.length) == (num_computed, 1)
+    drive.run()
+    drive.expect_right_answers()
+
+
+def test_pages_of_one_who_came_into_the_line_only_to_wait_again_go_to_a_running_prompt_in_the_same_step() -> None:
+    """Or nobody would look again before what lies beside the steps ends: a property test found this history."""
+    tight: dict[str, Any] = {
+        "num_blocks": 80,
+        "block_size": 1,
+        "num_pictures": 2,
+        "max_num_batched_tokens": 6,
+        "max_num_seqs": 5,
+    }
+    chance = random.Random(1939)
+    drive = Drive(
+        make_config(**tight, max_prompt_tokens_beside_streams=0, caches_prefixes=False, max_prompt_ends=0,
+                    max_num_encoder_input_tokens=12, cuts_items=True, takes_turns=True),
+        is_done=lambda: chance.random() < 0.1,
+    )  # fmt: skip
+    film = make_request("film", 7, *(f"frame {number}" for number in range(4)), 1, n=3, max_tokens=5)
+    drive.add(film)
+    drive.step()
+    drive.step()
+    drive.abort("film")
+    drive.add(film)
+    [earlier] = drive.requests.keys() - {"film"}
+    for again in (earlier, "film"):
+        drive.abort(again)
+        drive.add(replace(film, request_id=again))
+    drive.scheduler.reset(prefix=False, encoder=True)
     drive.run()
     drive.expect_right_answers()

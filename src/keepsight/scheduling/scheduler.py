@@ -169,13 +169,15 @@ class Scheduler:
         # Pages are only taken back while the running ones are considered and from those that do not run, so a
         # sequence that found a prefix in this step never finds it gone.
         self._continue_running(draft)
-        num_preemptions = self.pages.num_preemptions
-        self._start_waiting(draft)
-        # Pages that were taken in vain bring others back into the line: who comes behind those may take theirs now.
-        while draft.computes_nothing and self.pages.num_preemptions > num_preemptions:
+        while True:
             num_preemptions = self.pages.num_preemptions
             self._start_waiting(draft)
-        return draft
+            if draft.computes_nothing and not draft.is_for_encodings:
+                # Who came into the line only to wait again may have pages that a running one lacks.
+                self._continue_running(draft)
+            # Pages that were taken in vain bring others back into the line: who comes behind those may take theirs now.
+            if not draft.computes_nothing or self.pages.num_preemptions == num_preemptions:
+                return draft
 
     def _begin_step(self) -> StepDraft:
         config = self.config
