@@ -24,6 +24,7 @@ from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
 from tests.models.borrowed import reference as ref
+from tests.models.borrowed.pictures import LLAVA
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
@@ -79,6 +80,68 @@ def test_where_transformers_is_missing_it_is_said_how_to_come_by_it(
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(CheckpointError, match=r"pip install 'keepsight\[transformers\]'"):
         load_model(tmp_path, PLACE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architectures": ["GPT2LMHeadModel"]}, "AttributeError: 'LlamaConfig' object has no attribute 'embd_pdrop'"),
+        ({"hidden_size": "many"}, "Field 'hidden_size' expected int, got str"),
+        ({"hidden_act": "nobodys"}, "KeyError: 'nobodys'"),
+        ({"num_attention_heads": 0}, "ZeroDivisionError"),
+    ],
+)
+def test_whatever_transformers_finds_wrong_is_said_in_one_line_that_names_the_checkpoint(
+    tmp_path: Path, fields: Mapping[str, Any], message: str
+) -> None:
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    change_config(tmp_path, fields)
+    with pytest.raises(CheckpointError, match=rf"{re.escape(str(tmp_path))}[^\n]*{message}[^\n]*\Z"):
+        load_model(tmp_path, PLACE)
+
+
+def change_config(directory: Path, fields: Mapping[str, Any]) -> None:
+    path = directory / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_file_of_weights_that_ends_too_soon_is_refused(tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"SafetensorError: .*header"):
+        load_model(tmp_path, PLACE)
+
+
+def test_a_vision_config_of_a_class_that_sees_no_pictures_by_themselves_is_refused(tmp_path: Path) -> None:
+    write_config(tmp_path, "LlamaForCausalLM", ref.SMALL)
+    change_config(tmp_path, {"vision_config": {"image_size": 32}})
+    with pytest.raises(CheckpointConfigError, match="LlamaForCausalLM, .* sees pictures in a way of its own"):
+        load_model(tmp_path, PLACE)
+
+
+@pytest.mark.parametrize("within", ["", "vision_config"])
+def test_no_attention_that_a_configuration_names_is_asked_for(
+    within: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be code of a hub, which transformers would fetch and run."""
+    import transformers
+
+    LLAVA.make_checkpoint(tmp_path)
+    named = {"attn_implementation": "nobodys/kernel", "experts_implementation": "nobodys/kernel"}
+    config = json.loads((tmp_path / "config.json").read_text())
+    change_config(tmp_path, {within: config[within] | named} if within else named)
+    asked: list[str | None] = []
+    choose = transformers.PreTrainedModel._check_and_adjust_attn_implementation
+
+    def watch(self: Any, implementation: str | None, *others: Any, **options: Any) -> Any:
+        asked.append(implementation)
+        return choose(self, implementation, *others, **options)
+
+    monkeypatch.setattr(transformers.PreTrainedModel, "_check_and_adjust_attn_implementation", watch)
+    load_model(tmp_path, PLACE)
+    assert asked
+    assert "nobodys/kernel" not in asked
 
 
 def test_keys_that_are_wider_than_values_are_refused(tmp_path: Path) -> None:

@@ -48,5 +48,7 @@ def check_structure(model: Any, path: Path) -> None:
         raise refuse("has no decoder apart from its head")
     if hasattr(body, "get_rope_index"):
         raise refuse("has tokens with a time, a row and a column, which are not supported")
+    if getattr(model.config, "vision_config", None) is not None and not hasattr(body, "get_image_features"):
+        raise refuse("sees pictures in a way of its own (there is no get_image_features apart from its head)")
     if hasattr(body, "get_image_features") and _KINDS_OF_TOKENS & inspect.signature(body.forward).parameters.keys():
         raise refuse("has pictures whose tokens see each other in both directions, which is not supported")

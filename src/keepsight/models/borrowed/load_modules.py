@@ -43,6 +43,8 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointConfigError(path, f"transformers {transformers.__version__} cannot read it: {error}") from error
+    # Which may name code of a hub; set for what is within it, too.
+    config._attn_implementation = config._experts_implementation = None
     check_config(config, path)
     with torch.device("meta"):
         skeleton = architecture(config)

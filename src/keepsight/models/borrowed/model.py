@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
-from keepsight.errors import CheckpointError
+from keepsight.errors import CheckpointError, KeepsightError
 from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending, register_attention, watch_layers
@@ -52,13 +52,12 @@ class BorrowedModel:
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
         """`room`: bytes of memory that the weights may take."""
-        modules = load_modules(directory, place, room)
         try:
-            return cls._made_of(modules, directory, place)
-        except (CheckpointError, torch.OutOfMemoryError):
+            return cls._made_of(load_modules(directory, place, room), directory, place)
+        except (KeepsightError, torch.OutOfMemoryError):
             raise
         except Exception as error:  # of whatever module there is
-            why = f"{type(error).__name__}: {error}"
+            why = " ".join(f"{type(error).__name__}: {error}".split())
             raise CheckpointError(directory, f"cannot be served by transformers' modules: {why}") from error
 
     @classmethod
