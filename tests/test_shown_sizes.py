@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.media import Geometry
-from keepsight.shown_sizes import ShownSizes
+from keepsight.shown_sizes import ShownSizes, can_show
 
 # As Qwen publishes them with Qwen3-VL.
 PUBLISHED = ShownSizes(patch_size=16, merge_size=2, min_pixels=65_536, max_pixels=16_777_216)
@@ -57,7 +57,7 @@ def test_every_size_is_that_of_transformers_and_within_the_bound(
 ) -> None:
     geometry = Geometry(width, height)
     expected = size_by_reference(smart_resize, geometry, sizes)
-    assert sizes.can_show(geometry) == (expected is not None)
+    assert can_show(geometry) == (expected is not None)
     if expected is not None:
         rows, columns = sizes.grid_of(geometry)
         assert sizes.size_of(geometry) == expected
@@ -68,7 +68,7 @@ def test_every_size_is_that_of_transformers_and_within_the_bound(
 @given(st.integers(1, 200 * 64), st.integers(1, 64), any_sizes)
 def test_the_longest_pictures_are_within_the_bound_too(long_side: int, short_side: int, sizes: ShownSizes) -> None:
     geometry = Geometry(min(long_side, 200 * short_side), short_side)
-    if sizes.can_show(geometry):
+    if can_show(geometry):
         rows, columns = sizes.grid_of(geometry)
         assert rows * columns <= sizes.max_tokens
 

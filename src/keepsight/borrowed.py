@@ -33,7 +33,15 @@ def is_borrowed(directory: Path, model_impl: str = "auto") -> bool:
 
 
 # On which depends what becomes of a picture, and which tokens stand for it.
-PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json", "tokenizer.json")
+PROCESSOR_FILES = (
+    "processor_config.json",
+    "preprocessor_config.json",
+    "tokenizer_config.json",
+    "tokenizer.json",
+    # Of older checkpoints.
+    "special_tokens_map.json",
+    "added_tokens.json",
+)
 # Of a picture.  How many there can be only its processor knows, and an engine has to have room for the largest: of 40
 # tiles, more than models take, there are 10,240.
 MAX_TOKENS_OF_BORROWED = 16_384

@@ -25,6 +25,18 @@ def check_positive_int(name: str, value: object) -> None:
         raise InvalidArgumentError(name, f"must be an integer from 1 to {MAX_COUNT}, got {value!r}")
 
 
+def can_show(geometry: Geometry) -> bool:
+    short_side, long_side = sorted((geometry.width, geometry.height))
+    return long_side / short_side <= MAX_ASPECT_RATIO
+
+
+def check_can_show(geometry: Geometry, field: str) -> None:
+    if not can_show(geometry):
+        size = f"{geometry.width} x {geometry.height} pixels"
+        limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
+        raise UnsupportedPictureError(field, f"{size}: {limit}")
+
+
 def most_tokens(side: int, min_pixels: float, max_pixels: float) -> int:
     """It may be more than `max_pixels` have room for: what is enlarged is rounded up, and no side becomes shorter than
     a token.  Both do most to the longest pictures.
@@ -68,16 +80,6 @@ class ShownSizes:
             message = f"may enlarge pictures to {self.max_tokens} tokens, at most {limit.max_tokens} are allowed here"
             raise InvalidArgumentError("min_pixels", message)
 
-    def can_show(self, geometry: Geometry) -> bool:
-        short_side, long_side = sorted((geometry.width, geometry.height))
-        return long_side / short_side <= MAX_ASPECT_RATIO
-
-    def check_can_show(self, geometry: Geometry, field: str) -> None:
-        if not self.can_show(geometry):
-            size = f"{geometry.width} x {geometry.height} pixels"
-            limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
-            raise UnsupportedPictureError(field, f"{size}: {limit}")
-
     def size_of(self, geometry: Geometry) -> Geometry:
         """In pixels."""
         rows, columns = self.grid_of(geometry)
@@ -85,7 +87,7 @@ class ShownSizes:
 
     def grid_of(self, geometry: Geometry) -> tuple[int, int]:
         """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
-        assert self.can_show(geometry), geometry
+        assert can_show(geometry), geometry
         side, num_pixels = self.token_side, geometry.width * geometry.height
         rows, columns = round(geometry.height / side), round(geometry.width / side)
         if rows * columns * side**2 > self.max_pixels:

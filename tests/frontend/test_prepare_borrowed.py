@@ -254,8 +254,8 @@ def test_no_option_of_a_borrowed_processor_can_be_changed(
 def test_a_picture_that_the_processor_does_not_take_is_refused_where_it_stands(tmp_path: Path) -> None:
     write_borrowed_checkpoint(tmp_path / "a", PIXTRAL)
     preparer = RequestPreparer.from_config(Config(model=tmp_path / "a"))
-    with pytest.raises(UnsupportedPictureError, match="takes no picture of 1 x 3000 pixels") as caught:
-        preparer.prepare_chat(ask("See ", by_url(noise(1, 3000))), PARAMS)
+    with pytest.raises(UnsupportedPictureError, match="takes no picture of 1 x 190 pixels") as caught:
+        preparer.prepare_chat(ask("See ", by_url(noise(1, 190))), PARAMS)
     assert caught.value.field == "messages[0].content[1].image_url.url"
 
 

@@ -25,6 +25,7 @@ from keepsight.models.vision_language_model import VisionLanguageModel
 from keepsight.processor_config import ProcessorConfig
 from keepsight.runner.load_runner import choose_place, load_model_for
 from keepsight.runner.normalize_pixels import PixelNormalizer
+from keepsight.shown_sizes import check_can_show
 
 _CPU = torch.device("cpu")
 
@@ -56,7 +57,7 @@ def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> l
         raise CheckpointError(config.directory, "is a borrowed model: its pictures' way is transformers'")
     geometry, image_config = Geometry(*picture_size), processor.image
     if image_config.sizes is not None:
-        image_config.sizes.check_can_show(geometry, "picture_size")
+        check_can_show(geometry, "picture_size")
     jpeg, image_config = photograph(0, *picture_size), image_config.settled_for(geometry)
     parts = [*_frontend_parts(jpeg, image_config), *_model_parts(config, jpeg, image_config)]
     return [_measure(part, runs) for part in parts]

@@ -47,9 +47,17 @@ def test_what_is_refused_is_asked_about_again_and_refused_by_its_caller_s_name()
 
 def test_a_picture_of_more_tokens_than_an_engine_has_room_for_is_refused_with_both_numbers() -> None:
     layouts = BorrowedLayouts(PROCESSOR, Processor())
-    assert layouts.of(Geometry(MAX_TOKENS_OF_BORROWED, 1), "picture").num_tokens == MAX_TOKENS_OF_BORROWED
-    with pytest.raises(PictureTooLargeError, match=r"16385 x 1 pixels has 16385 tokens .* at most 16384 are taken"):
-        layouts.of(Geometry(MAX_TOKENS_OF_BORROWED + 1, 1), "picture")
+    assert layouts.of(Geometry(MAX_TOKENS_OF_BORROWED, 100), "picture").num_tokens == MAX_TOKENS_OF_BORROWED
+    with pytest.raises(PictureTooLargeError, match=r"16385 x 100 pixels has 16385 tokens .* at most 16384 are taken"):
+        layouts.of(Geometry(MAX_TOKENS_OF_BORROWED + 1, 100), "picture")
+
+
+@pytest.mark.parametrize("size", [Geometry(201, 1), Geometry(2, 401)])
+def test_a_picture_that_is_far_too_long_is_refused_before_its_processor_is_asked(size: Geometry) -> None:
+    processor = Processor()
+    with pytest.raises(UnsupportedPictureError, match=r"picture: .* more than 200 times as long as the other"):
+        BorrowedLayouts(PROCESSOR, processor).of(size, "picture")
+    assert not processor.asked
 
 
 def test_the_least_recently_used_size_is_forgotten_first(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """What a checkpoint's own processor makes is believed only as far as it holds in any text and for any picture."""
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -72,6 +73,16 @@ def test_what_a_processor_does_not_take_is_refused_in_its_words() -> None:
     assert caught.value.field == "messages[0]"
 
 
+@pytest.mark.parametrize("made", [[[1], [2, 3]], None, np.array([None])], ids=["ragged", "nothing", "objects"])
+def test_what_it_makes_and_cannot_be_carried_is_refused_as_well(made: object) -> None:
+    class Odd(Processor):
+        def __call__(self, text: Sequence[str], images: Sequence[Pixels], **_: Any) -> Mapping[str, Any]:
+            return {**super().__call__(text, images), "sizes": made}
+
+    with pytest.raises(UnsupportedPictureError, match="this model's own processor takes no picture of 3 x 2 pixels"):
+        BorrowedPictures(Odd(), "*").lay_out(Geometry(3, 2), "picture")
+
+
 @pytest.mark.parametrize(
     ("family", "changed", "message"),
     [
@@ -106,6 +117,19 @@ def test_a_picture_that_is_laid_out_otherwise_than_by_its_size_is_not_shown(tmp_
     object.__setattr__(other, "token_ids", other.token_ids[1:])
     with pytest.raises(ValueError, match="otherwise than a blank one of its size"):
         BorrowedJob(BLANK, "picture", {"": None}, processor, other).run()
+
+
+def test_a_file_by_which_older_checkpoints_name_tokens_makes_it_another_processor(tmp_path: Path) -> None:
+    write_borrowed_checkpoint(tmp_path / "a", LLAVA)
+    path = tmp_path / "a" / "tokenizer_config.json"
+    said = json.loads(path.read_text())
+    del said["added_tokens_decoder"]  # or the other file is not looked at
+    path.write_text(json.dumps(said))
+    before = BorrowedProcessor.from_checkpoint(tmp_path / "a")
+    (tmp_path / "a" / "special_tokens_map.json").write_text(json.dumps({"cls_token": "<image>"}))
+    after = BorrowedProcessor.from_checkpoint(tmp_path / "a")
+    assert load_pictures(after)._processor.tokenizer.cls_token == "<image>"
+    assert before.digest != after.digest
 
 
 LONG = [(1, 1), (3000, 40), (40, 3000), (1, 700), (700, 1)]

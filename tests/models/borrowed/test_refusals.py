@@ -116,7 +116,7 @@ def test_a_file_of_weights_that_ends_too_soon_is_refused(tmp_path: Path) -> None
 def test_a_vision_config_of_a_class_that_sees_no_pictures_by_themselves_is_refused(tmp_path: Path) -> None:
     write_config(tmp_path, "LlamaForCausalLM", ref.SMALL)
     change_config(tmp_path, {"vision_config": {"image_size": 32}})
-    with pytest.raises(CheckpointConfigError, match="LlamaForCausalLM, .* sees pictures in a way of its own"):
+    with pytest.raises(CheckpointConfigError, match=r"LlamaForCausalLM, .* sees pictures in a way of its own"):
         load_model(tmp_path, PLACE)
 
 

@@ -11,6 +11,7 @@ from keepsight.frontend.identity.shared_looks import SharedLooks
 from keepsight.frontend.pixels.readers import LayOutBorrowed
 from keepsight.lru_cache import LruCache
 from keepsight.media import Geometry, PictureLayout
+from keepsight.shown_sizes import check_can_show
 
 # Of some hundreds of sizes with thousands of tokens each.
 MAX_BYTES = 32 * 2**20
@@ -29,6 +30,8 @@ class BorrowedLayouts:
 
     def of(self, geometry: Geometry, field: str) -> PictureLayout:
         """Raises PictureError if the processor takes none of this size, or makes more of it than there is room for."""
+        # Many processors enlarge the shorter side first, whatever becomes of the longer one: gigabytes, of a few bytes.
+        check_can_show(geometry, field)
         layout = self._looks.recall_or_look(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
         if layout.num_tokens > MAX_TOKENS_OF_BORROWED:
             of_size = f"a picture of {geometry.width} x {geometry.height} pixels has {layout.num_tokens} tokens"

@@ -62,6 +62,7 @@ from keepsight.media import (
 )
 from keepsight.processor_config import ProcessorConfig
 from keepsight.requests import Pixels
+from keepsight.shown_sizes import check_can_show
 from keepsight.sound_config import SoundConfig
 
 
@@ -271,7 +272,7 @@ class PictureIdentifier:
             return PictureLayout(config.sound.num_tokens(geometry.num_samples), kind="audio"), config.sound, ()
         if image.sizes is None:
             return PictureLayout(self._embeds_shape[0], count_crops(geometry, image)), image, ()
-        image.sizes.check_can_show(geometry, part.field)
+        check_can_show(geometry, part.field)
         rows, columns = image.sizes.grid_of(geometry)
         return PictureLayout(rows * columns, columns=columns), image.settled_for(geometry), ()
 

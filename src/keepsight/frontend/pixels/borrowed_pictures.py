@@ -68,15 +68,15 @@ class BorrowedPictures:
         try:
             with self._lock:
                 made = self._process(self._marker, rgb)
+            token_ids = _token_ids_of(made)
+            arrays = {name: _as_carried(array) for name, array in made.items() if name not in TEXT_ARRAYS}
+            return carry_arrays(arrays | {"token_ids": np.array(token_ids, np.int32)}), token_ids
         except MemoryError:
             raise
-        except Exception as error:  # whatever a processor raises
+        except Exception as error:  # whatever a processor raises, or makes that cannot be carried
             height, width, _ = rgb.shape
             message = f"this model's own processor takes no picture of {width} x {height} pixels: {_describe(error)}"
             raise UnsupportedPictureError(field, message) from error
-        token_ids = _token_ids_of(made)
-        arrays = {name: _as_carried(array) for name, array in made.items() if name not in TEXT_ARRAYS}
-        return carry_arrays(arrays | {"token_ids": np.array(token_ids, np.int32)}), token_ids
 
     def _process(self, text: str, *pictures: Pixels) -> Arrays:
         made: Arrays = self._processor(
