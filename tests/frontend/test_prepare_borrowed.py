@@ -19,6 +19,7 @@ from keepsight.errors import (
     PictureCountError,
     PictureEmbedsError,
     PromptEmbedsError,
+    PromptTooLongError,
     ReservedTokenError,
     UnknownMediaError,
     UnsupportedFieldError,
@@ -257,6 +258,15 @@ def test_a_picture_that_the_processor_does_not_take_is_refused_where_it_stands(t
     with pytest.raises(UnsupportedPictureError, match="takes no picture of 1 x 190 pixels") as caught:
         preparer.prepare_chat(ask("See ", by_url(noise(1, 190))), PARAMS)
     assert caught.value.field == "messages[0].content[1].image_url.url"
+
+
+def test_of_pictures_that_do_not_fit_no_more_are_laid_out_than_show_it(llava: Path) -> None:
+    layouts = CountedLayouts()
+    preparer = RequestPreparer.from_config(Config(model=llava, max_model_len=40), readers=Readers(borrowed=layouts))
+    asked_at_first = len(layouts.asked)
+    with pytest.raises(PromptTooLongError, match="has 48 tokens of 3 pictures alone"):
+        preparer.prepare_chat(ask(*(by_url(noise(60, height)) for height in range(50, 60))), PARAMS)
+    assert layouts.asked[asked_at_first:] == [Geometry(60, height) for height in range(50, 53)]
 
 
 def test_where_nothing_tells_how_wide_embeddings_are_no_prompt_is_taken_as_such(tmp_path: Path) -> None:

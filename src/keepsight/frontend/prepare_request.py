@@ -328,7 +328,11 @@ class RequestPreparer:
         fetched = time.monotonic()
         pictures: list[Picture] = []
         try:
-            pictures.extend(self._identifier.look_at(part, config, terms.cache_salt) for part in parts)
+            for part in parts:
+                pictures.append(self._identifier.look_at(part, config, terms.cache_salt))
+                if config.borrowed is not None:
+                    # Of a new size it took a worker's time: those behind what fits shall take none.
+                    self._limits.check_pictures([each.layout for each in pictures], field, terms.max_told)
             request, named = self._prepare_looked_at(text, pictures, terms, field, kept, add_bos=add_bos)
         except Exception:
             self._identifier.forget(pictures)
