@@ -37,6 +37,7 @@ def limits_of(directory: Path, **config: Any) -> ModelLimits:
         ({"n_positions": 1024, "n_embd": 768}, (1024, 768)),
         ({"n_ctx": 512, "n_positions": 1024, "d_model": 64}, (1024, 64)),
         ({"max_sequence_length": 2048, "hidden_size": 32, "d_model": 64}, (2048, 32)),
+        ({"n_positions": 1024, "hidden_size": 64, "word_embed_proj_dim": 32}, (1024, 32)),
         ({"max_position_embeddings": 4096}, (4096, 0)),
     ],
 )

@@ -12,7 +12,8 @@ logger = logging.getLogger(__name__)
 DEFAULT_HIDDEN_SIZE = 2304
 # What families call them, the usual name first.
 NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
-NAMES_OF_HIDDEN_SIZE = ("hidden_size", "n_embd", "d_model")
+# OPT's has embeddings that are narrower than its layers: an embedded prompt as wide as these would fail a whole step.
+NAMES_OF_HIDDEN_SIZE = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
 # Whose tables depend on how long the longest prompt of a batch is; both are names of one.
 LONG_ROPES = ("longrope", "su")
 TRAINED_LENGTH = "original_max_position_embeddings"

@@ -80,7 +80,7 @@ class BorrowedModel:
         return run_to_end(self.encode_in_parts(pixels))
 
     def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
-        """Arrays of one picture, as they are carried, [1, bytes, 1, 1] -> embeddings [1, tokens, hidden]"""
+        """Arrays of one picture, as they are carried, [1, rows, 1024, 4] -> embeddings [1, tokens, hidden]"""
         yield from ()
         arrays = {name: torch.from_numpy(array) for name, array in carried_arrays(pixels.numpy()).items()}
         token_ids = arrays.pop("token_ids").to(self.place.device, torch.int64)
