@@ -214,6 +214,13 @@ def test_an_adapter_is_refused(tmp_path: Path) -> None:
         model.load_adapter(folder, 8)
 
 
+def test_an_adapter_in_its_folder_is_refused(tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(CheckpointConfigError, match=r"adapter_config\.json: .* where peft is installed"):
+        load_model(tmp_path, PLACE)
+
+
 def test_to_quantize_its_weights_is_refused(tmp_path: Path) -> None:
     ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
     with pytest.raises(InvalidArgumentError, match="quantization: int8 is for Keepsight's own models"):

@@ -37,6 +37,9 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
 
     if place.of_decoder is not None:
         raise InvalidArgumentError("quantization", "int8 is for Keepsight's own models, and this one is transformers'")
+    if (adapter := directory / "adapter_config.json").exists():
+        why = "transformers would add this adapter where peft is installed, and none where it is not: take it out"
+        raise CheckpointConfigError(adapter, why)
     path = directory / "config.json"
     architecture = _find_class(path)
     try:
