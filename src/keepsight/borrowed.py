@@ -77,5 +77,5 @@ def _find_version(directory: Path) -> str:
     try:
         return version("transformers")
     except PackageNotFoundError:
-        message = "is none of the models of this package, and transformers is not there: pip install transformers"
+        message = "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
         raise CheckpointError(directory, message) from None

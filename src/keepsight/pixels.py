@@ -63,9 +63,9 @@ def shape_of_arrays(num_bytes: int) -> Shape:
 
 
 def carried_arrays(pixels: Pixels) -> dict[str, npt.NDArray[Any]]:
-    carried = pixels.tobytes()
-    length = int.from_bytes(carried[-_LENGTH_BYTES:], "little")
-    return safetensors.numpy.load(carried[:length])
+    carried = pixels.reshape(-1)
+    length = int.from_bytes(carried[-_LENGTH_BYTES:].tobytes(), "little")
+    return safetensors.numpy.load(carried[:length].tobytes())
 
 
 def show_a_picture(pixels: CarriedPixels) -> bool:

@@ -57,6 +57,19 @@ def test_the_template_that_has_loaded_a_processor_has_one_thread(
     assert b"/tokenizers/" in Path(f"/proc/{template}/maps").read_bytes()
 
 
+def test_where_transformers_cannot_be_imported_workers_still_come_and_say_why(
+    tmp_path: Path, processor: BorrowedProcessor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "transformers").mkdir()
+    (tmp_path / "transformers" / "__init__.py").write_text("raise ImportError('of a version that is too old')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *filter(None, [os.environ.get("PYTHONPATH")])]))
+    with (
+        closing(MediaWorkers(1)) as workers,
+        pytest.raises(RuntimeError, match="ImportError: of a version that is too"),
+    ):
+        workers.lay_out_borrowed(processor, Geometry(50, 50), FIELD)
+
+
 def test_a_checkpoint_that_cannot_be_used_is_told_as_such(tmp_path: Path) -> None:
     broken, unknown = tmp_path / "broken", tmp_path / "unknown"
     write_borrowed_checkpoint(broken, LLAVA_NEXT, processor_config={"processor_class": "NobodysProcessor"})

@@ -105,9 +105,9 @@ def _import_everything() -> None:
 
 
 def _load_processor(processor: BorrowedProcessor) -> None:
-    from keepsight.frontend.pixels.borrowed_pictures import load_pictures
+    with suppress(CheckpointError, ImportError):  # whoever asks for it will be told
+        from keepsight.frontend.pixels.borrowed_pictures import load_pictures
 
-    with suppress(CheckpointError):  # whoever asks for it will be told
         load_pictures(processor)
 
 
