@@ -22,5 +22,7 @@ def read_vector(told: TokenOutput, dimensions: int | None = None, *, is_normaliz
     """`dimensions`: so many of its first numbers; None: all."""
     assert told.vector is not None, "a vector that was not asked for"
     vector = np.frombuffer(told.vector, "<f4")[:dimensions]
-    length = float(np.linalg.norm(vector.astype(np.float64)))
-    return (vector / np.float32(length)).astype("<f4") if is_normalized and length > 0 else vector
+    # Of numbers that float32 holds its own squares may be too large, or too small.
+    wide = vector.astype(np.float64)
+    length = np.linalg.norm(wide)
+    return (wide / length).astype("<f4") if is_normalized and length > 0 else vector
