@@ -121,8 +121,9 @@ def test_what_cannot_be_is_refused(llm: LLM) -> None:
         llm.embed("Hello", pooling_params=PoolingParams(dimensions=width + 1))
     with pytest.raises(InvalidArgumentError, match="dimensions: must be an integer of at least 1, not 0"):
         PoolingParams(dimensions=0)
-    with pytest.raises(InvalidArgumentError, match="use_activation: must be true or false"):
-        PoolingParams(use_activation="no")  # type: ignore[arg-type]
+    for neither in ("no", 0):
+        with pytest.raises(InvalidArgumentError, match="use_activation: must be true or false"):
+            PoolingParams(use_activation=neither)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFieldError, match="tokenization_kwargs"):
         llm.embed("Hello", tokenization_kwargs={})  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"prompts\[1\].*1000000 is no token"):

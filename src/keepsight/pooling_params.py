@@ -15,5 +15,5 @@ class PoolingParams:
     def __post_init__(self) -> None:
         if self.dimensions is not None and (type(self.dimensions) is not int or self.dimensions < 1):
             raise InvalidArgumentError("dimensions", f"must be an integer of at least 1, not {self.dimensions!r}")
-        if self.use_activation not in (None, True, False):
+        if self.use_activation is not None and type(self.use_activation) is not bool:
             raise InvalidArgumentError("use_activation", f"must be true or false, not {self.use_activation!r}")
