@@ -11,7 +11,7 @@ from msgspec import UNSET, UnsetType
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.completion_request import Prompt, are_token_ids
-from keepsight.frontend.api.generation_fields import OwnOptions
+from keepsight.frontend.api.generation_fields import OwnOptions, check_cache_key
 from keepsight.frontend.api.prompt_fields import NESTED_STRUCTS, PromptFields
 from keepsight.frontend.api.response_parts import Extras, Usage
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
@@ -71,6 +71,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
 
     def check(self) -> None:
         self.check_one_of("input", self.NEUTRAL_VALUES)
+        check_cache_key(self.prompt_cache_key)
         if self.input is not None and self.add_special_tokens is False:
             raise UnsupportedFieldError("add_special_tokens", "must be true, or left out: a text begins as prompts do")
         if self.dimensions is not None and self.dimensions < 1:

@@ -160,8 +160,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         for key, value in (self.metadata or {}).items():
             if not isinstance(value, str):
                 raise InvalidArgumentError(f"metadata[{key!r:.80}]", f"must be a text, not {value!r:.80}")
-        if self.prompt_cache_key is not None and len(self.prompt_cache_key) > MAX_CACHE_KEY_LENGTH:
-            raise InvalidArgumentError("prompt_cache_key", f"must have at most {MAX_CACHE_KEY_LENGTH} characters")
+        check_cache_key(self.prompt_cache_key)
         if self.stream and self.choose_prompt_logprobs() is not None:
             raise InvalidArgumentError("stream", "must not be true where a prompt's log-probabilities are to be told")
         options = self.stream_options
@@ -232,6 +231,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def wants_answer(self) -> bool:
         """Not: only the prompt is to be told."""
         return True
+
+
+def check_cache_key(key: str | None) -> None:
+    if key is not None and len(key) > MAX_CACHE_KEY_LENGTH:
+        raise InvalidArgumentError("prompt_cache_key", f"must have at most {MAX_CACHE_KEY_LENGTH} characters")
 
 
 _NAMES = GenerationFields.__struct_fields__

@@ -16,6 +16,13 @@ from keepsight.frontend.http.decode_body import Refused, check_refused
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 
 NO_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
+_OF_MESSAGES = (
+    "mm_processor_kwargs",
+    "tools",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
 NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {"mm_processor_kwargs": MediaProcessorOptions}
 
 
@@ -23,11 +30,11 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     model: str | None = None
     # A `Conversation` once it is parsed.
     messages: Any = None
-    mm_processor_kwargs: MediaProcessorOptions | None = None
-    tools: list[Tool] | None = None
     cache_salt: str | None = None
 
     # Of messages.
+    mm_processor_kwargs: MediaProcessorOptions | None = None
+    tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -44,7 +51,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_tools(self.tools or ())
         if (getattr(self, name) is None) == (self.messages is None):
             raise InvalidArgumentError(name, f"exactly one of {name} and messages must be given")
-        for each in ("add_generation_prompt", "continue_final_message", "chat_template_kwargs"):
+        for each in _OF_MESSAGES:
             if self.messages is None and getattr(self, each) is not None:
                 raise InvalidArgumentError(each, "is of messages, and a prompt has none")
 
