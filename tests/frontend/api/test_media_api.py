@@ -390,6 +390,14 @@ def marked(part: dict[str, Any], **ttl: str) -> dict[str, Any]:
     return {**part, "prompt_cache_breakpoint": {"mode": "explicit", **ttl}}
 
 
+def test_a_breakpoint_of_what_is_read_for_its_vector_keeps_pixels_too(server: Server) -> None:
+    part = marked(by_handle(server.upload(ttl_seconds=60)["id"]), ttl="12h")
+    assert server.send("POST", "/v1/embeddings", json={"messages": ask(part)}).status_code == 200
+    [asked] = server.engine.requests
+    assert server.engine.pins == {item.media_hash: 12 * 3600 for item in asked.media}
+    assert server.send("POST", "/v1/embeddings", json={"input": ["Hello", "Red"]}).status_code == 200
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_breakpoint_keeps_the_pixels_of_all_that_lies_before_it(server: Server, stream: bool) -> None:
     handle = by_handle(server.upload(ttl_seconds=60)["id"])

@@ -131,19 +131,21 @@ class Api:
 
     async def chat_completions(self, http: Request) -> Response:
         with self._room.admit():
-            return await self._answer_chat(http, *await self._prepare_chat(http))
+            return await self._answer_and_pin(http, *await self._prepare_chat(http))
 
     async def responses(self, http: Request) -> Response:
         with self._room.admit():
-            return await self._answer_chat(http, *await self._prepare_response(http))
+            return await self._answer_and_pin(http, *await self._prepare_response(http))
 
     async def messages(self, http: Request) -> Response:
         with self._room.admit():
-            return await self._answer_chat(http, *await self._prepare_message(http))
+            return await self._answer_and_pin(http, *await self._prepare_message(http))
 
-    async def _answer_chat(self, http: Request, answer: Answer, pins: Sequence[PixelPin]) -> Response:
+    async def _answer_and_pin(
+        self, http: Request, answer: Answer | EmbeddingsAnswer, pins: Sequence[PixelPin]
+    ) -> Response:
         response = await self._answer(http, answer)
-        if self.media is not None:
+        if pins and self.media is not None:
             await self.media.pin_pixels(http, pins, *answer.prompts)
         return response
 
@@ -153,7 +155,7 @@ class Api:
 
     async def embeddings(self, http: Request) -> Response:
         with self._room.admit():
-            return await self._answer(http, await self._prepare_embeddings(http))
+            return await self._answer_and_pin(http, *await self._prepare_embeddings(http))
 
     # By themselves, so that nothing holds what a request was read from while it is answered, which may take minutes.
 
@@ -196,16 +198,15 @@ class Api:
         """`num_bytes`: what they were read from."""
         salt, downloaded = await self._fetch(http, asked)
         answer = await self._answers.chat(asked, salt, downloaded, num_bytes)
-        if self.media is None:
-            return answer, []
-        await self._note_uses(http, asked.messages, answer.prompts)
-        return answer, self.media.find_pins(asked.messages.pictures)
+        return answer, await self._note_uses(http, asked.messages, *answer.prompts)
 
-    async def _note_uses(self, http: Request, messages: Conversation, prompts: Sequence[PreparedRequest]) -> None:
-        if self.media is not None:
-            [prepared] = prompts
-            with prepared.free_names_if_refused():
-                await self.media.note_uses(http, messages.pictures, prepared)
+    async def _note_uses(self, http: Request, messages: Conversation, prepared: PreparedRequest) -> list[PixelPin]:
+        """What of them is to be kept beyond the answer."""
+        if self.media is None:
+            return []
+        with prepared.free_names_if_refused():
+            await self.media.note_uses(http, messages.pictures, prepared)
+        return self.media.find_pins(messages.pictures)
 
     async def _prepare_completion(self, http: Request) -> Answer:
         async with self._reading_body(http) as body:
@@ -213,14 +214,13 @@ class Api:
             self.served.check(asked.model)
             return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt))
 
-    async def _prepare_embeddings(self, http: Request) -> EmbeddingsAnswer:
+    async def _prepare_embeddings(self, http: Request) -> tuple[EmbeddingsAnswer, list[PixelPin]]:
         async with self._reading_body(http) as body:
             asked = await _parse(parse_embeddings_request, body)
             salt, downloaded = await self._fetch(http, asked)
             answer = await self._answers.embeddings(asked, salt, downloaded)
-            if asked.messages is not None:
-                await self._note_uses(http, asked.messages, answer.prompts)
-            return answer
+            pins = [] if asked.messages is None else await self._note_uses(http, asked.messages, *answer.prompts)
+            return answer, pins
 
     async def _answer(self, http: Request, answer: Answer | EmbeddingsAnswer) -> Response:
         http.state.answer = answer

@@ -229,8 +229,7 @@ class MediaApi:
 
     async def pin_pixels(self, http: Request, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
         """Once the answer has begun: they are there if ever, and what they go by is known."""
-        if pins:
-            await run_in_threadpool(self._pin_pixels, tenant_of(http), pins, prepared)
+        await run_in_threadpool(self._pin_pixels, tenant_of(http), pins, prepared)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> dict[str, bytes]:
         budget = self._preparer.intake.count_bytes()
