@@ -1078,5 +1078,5 @@ def test_a_checkpoint_may_be_named_by_a_string_and_is_what_config_says(
     with caplog.at_level("INFO"):
         llm = LLM(str(tmp_path), dtype="bfloat16", device="cpu")
     assert llm.config.model_name == str(tmp_path)
-    assert "matrices of bfloat16 (device=cpu, dtype=bfloat16" in caplog.text
+    assert "of bfloat16 on cpu (device=cpu, dtype=bfloat16" in caplog.text
     assert len(llm.generate("Hi", SamplingParams(max_tokens=2, ignore_eos=True))[0].outputs[0].token_ids) == 2

@@ -45,9 +45,19 @@ def test_matrices_of_bfloat16_stay_so_and_rows_are_rounded_likewise_unless_float
         assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
     exact = chosen(tmp_path, "float32")
     assert exact == Placement(torch.device("cpu"), torch.float32, torch.bfloat16, False)
-    # Whatever they are kept in, it is float32 that is computed.
-    assert exact.arithmetic == Placement(torch.device("cpu"), torch.float32).arithmetic
     assert not rounds_rows() or chosen(tmp_path, "auto").arithmetic != exact.arithmetic
+
+
+@needs_library
+@pytest.mark.parametrize("stored", [torch.float32, torch.float8_e4m3fn])
+def test_what_is_made_by_rounded_matrices_has_names_of_its_own_where_rows_are_not_rounded(
+    stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save_checkpoint(tmp_path, stored)
+    monkeypatch.setattr(load_runner, "rounds_rows", lambda: False)
+    rounded, whole = chosen(tmp_path, "bfloat16"), chosen(tmp_path, "float32")
+    assert rounded.arithmetic != whole.arithmetic
+    assert rounded.arithmetic_of_decoder != whole.arithmetic_of_decoder
 
 
 @needs_library

@@ -52,9 +52,11 @@ class Placement(NamedTuple):
     @property
     def arithmetic(self) -> str:
         """What its numbers depend on, for whoever keeps them."""
-        products = f", products of {name_of(self.of_matrices)}" if self.rounds and self.of_matrices else ""
+        # Rounded ones make other numbers, whatever rows they multiply.
+        rounded = "products" if self.rounds else "matrices"
+        of_matrices = f", {rounded} of {name_of(self.of_matrices)}" if self.of_matrices else ""
         by = f" by {self.modules}" if self.modules else ""
-        return f"{name_of(self.dtype)}{products} on {self.device.type}{by}"
+        return f"{name_of(self.dtype)}{of_matrices} on {self.device.type}{by}"
 
     @property
     def arithmetic_of_decoder(self) -> str:

@@ -16,7 +16,7 @@ from keepsight.errors import CheckpointError, InvalidArgumentError
 from keepsight.models.cpu_library import has_library, name_of_build
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.gpu_library import use_kernels
-from keepsight.models.layers import Placement, name_of
+from keepsight.models.layers import Placement
 from keepsight.models.load_weights import is_of_bfloat16, is_quantized
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import use_kernels_of_any_length
@@ -137,9 +137,8 @@ def choose_place(config: Config) -> Placement:
         _check_quantizes(place)
         place = place._replace(of_decoder=torch.int8)
     logger.info(
-        "computing in %s, matrices of %s (device=%s, dtype=%s, CUDA %s)",
-        place.arithmetic_of_decoder, name_of(place.of_matrices or place.dtype),
-        config.device, config.dtype, "present" if has_cuda else "absent",
+        "computing in %s (device=%s, dtype=%s, CUDA %s)",
+        place.arithmetic_of_decoder, config.device, config.dtype, "present" if has_cuda else "absent",
     )  # fmt: skip
     return place
 
