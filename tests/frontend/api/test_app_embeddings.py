@@ -1,6 +1,8 @@
 """`POST /v1/embeddings`: of each prompt the vector that the model makes of it, in OpenAI's shapes."""
 
+import asyncio
 import base64
+import json
 from functools import partial
 from typing import Any
 
@@ -10,6 +12,7 @@ import openai
 import pytest
 
 from keepsight.frontend.api import answer_embeddings
+from keepsight.frontend.api.app import create_app
 from tests.drawn import ask, by_url, draw
 from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, error_of
 
@@ -117,10 +120,49 @@ def test_the_account_tells_of_each_input_and_counts_no_answer(client: Client) ->
     assert len(body["keepsight"]["accounts"]) == 2
 
 
+def test_cached_tokens_of_all_inputs_are_counted(client: Client, engine: FakeEngine) -> None:
+    engine.num_cached_tokens = {0: 2}
+    assert embed(client, input=["Hello", "Red"])["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
+
+
 def test_what_fails_ends_what_is_asked_beside_it(client: Client, engine: FakeEngine) -> None:
     engine.fails_after = 0
     response = client.send("POST", "/v1/embeddings", json={"input": ["Hello"] * 3})
     assert response.status_code == 500
+
+
+def test_who_leaves_has_nothing_more_computed(
+    client: Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answer_embeddings, "MAX_AT_ONCE", 2)
+    engine.is_ready = asyncio.Event()  # which never comes
+    body = json.dumps({"input": ["Hello"] * 5}).encode()
+
+    async def call_and_leave() -> None:
+        all_asked = asyncio.Event()
+
+        def begin() -> None:
+            if len(engine.requests) == 2:
+                all_asked.set()
+
+        engine.on_begun = begin
+        messages: list[Any] = [{"type": "http.request", "body": body, "more_body": False}]
+
+        async def receive() -> Any:
+            if messages:
+                return messages.pop()
+            await all_asked.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Any) -> None:
+            pass
+
+        scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "query_string": b""}
+        await asyncio.wait_for(create_app(client.preparer, engine, MODEL)(scope, receive, send), timeout=10)
+        # Here, for the end of the loop would cancel whatever still runs.
+        assert (len(engine.requests), engine.num_abandoned) == (2, 2)
+
+    asyncio.run(call_and_leave())
 
 
 @pytest.mark.parametrize(

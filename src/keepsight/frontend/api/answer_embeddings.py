@@ -15,7 +15,6 @@ from keepsight.frontend.api.response_parts import Extras, Usage
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.read_vector import Vector, read_vector
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import TokenOutput
 
 # Of one request's prompts: every one is a sequence that the engine keeps.
 MAX_AT_ONCE = 256
@@ -54,37 +53,34 @@ class EmbeddingsAnswer:
 
     async def whole(self, engine: Engine) -> EmbeddingList:
         room = asyncio.Semaphore(MAX_AT_ONCE)
-        asking = [asyncio.ensure_future(_ask(engine, each, room)) for each in self._prompts]
+        asking = [asyncio.ensure_future(self._ask(engine, *each, room)) for each in enumerate(self._prompts)]
         try:
-            told = await asyncio.gather(*asking)
+            data = await asyncio.gather(*asking)
         finally:
             for each in asking:
                 each.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
-        self._num_cached_tokens = sum(each.num_cached_tokens for each in told)
         return EmbeddingList(
             id=self.id,
             created=self._created,
             model=self._model_name,
-            data=[self._tell(index, each) for index, each in enumerate(told)],
+            data=data,
             usage=self.usage,
             keepsight=Extras([each.describe() for each in self.accounts])
             if self._asked.wants_account
             else msgspec.UNSET,
         )
 
-    def _tell(self, index: int, told: TokenOutput) -> Embedding:
+    async def _ask(self, engine: Engine, index: int, prepared: PreparedRequest, room: asyncio.Semaphore) -> Embedding:
+        """It is told with the first token, which is the only one."""
+        async with room, aclosing(engine.generate(prepared)) as tokens:
+            told = await anext(tokens)
+        self._num_cached_tokens += told.num_cached_tokens
         vector = read_vector(told, self._asked.dimensions, is_normalized=self._asked.is_normalized)
-        return Embedding(index=index, embedding=self._encode(vector))
+        return Embedding(index=index, embedding=self._write(vector))
 
-    def _encode(self, vector: Vector) -> list[float] | str:
-        if self._asked.encoding_format == "base64":
-            return base64.b64encode(vector.tobytes()).decode()
-        numbers: list[float] = vector.tolist()
-        return numbers
-
-
-async def _ask(engine: Engine, prepared: PreparedRequest, room: asyncio.Semaphore) -> TokenOutput:
-    """What is told with the first token, which is the only one."""
-    async with room, aclosing(engine.generate(prepared)) as tokens:
-        return await anext(tokens)
+    def _write(self, vector: Vector) -> msgspec.Raw:
+        """Of base64 the bytes are those of float32, the lowest first."""
+        is_base64 = self._asked.encoding_format == "base64"
+        told = base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist()
+        return msgspec.Raw(msgspec.json.encode(told))

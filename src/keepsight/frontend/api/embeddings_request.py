@@ -4,7 +4,7 @@ Within the package what an answer holds is a *vector*, so that it is not taken f
 """
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -85,10 +85,13 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
                 raise InvalidArgumentError(field, f"must be {kinds}")
 
 
+_NUMBERS_OR_BASE64 = {"anyOf": [{"type": "array", "items": {"type": "number"}}, {"type": "string"}]}
+
+
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    # Of base64 the bytes are those of float32, the lowest first.
-    embedding: list[float] | str
+    # As it is written: all of them at once would keep everybody waiting.
+    embedding: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_NUMBERS_OR_BASE64)]
     object: Literal["embedding"] = "embedding"
 
 
