@@ -124,6 +124,20 @@ def test_scales_that_do_not_fit_are_named(save: Save) -> None:
         state_of(save("quantized", {"quantization_config": CONFIGS["channel"]}, publish))
 
 
+@pytest.mark.parametrize(
+    ("num_scales", "told"), [(2, r"lm_head.weight_scale \(is \[2, 1\]"), (0, "lm_head.weight .is F8")]
+)
+def test_a_head_that_only_copies_the_table_needs_scales_that_fit_it_too(num_scales: int, told: str, save: Save) -> None:
+    def publish(tensors: dict[str, Tensor], name: str) -> None:
+        table = tensors["language_model.model.embed_tokens.weight"]
+        tensors["lm_head.weight"], scales, _ = quantize(table, "channel")
+        if num_scales:
+            tensors["lm_head.weight_scale"] = scales[:num_scales]
+
+    with pytest.raises(TensorMismatchError, match=told):
+        state_of(save("quantized", {"quantization_config": CONFIGS["channel"]}, publish))
+
+
 def test_numbers_without_scales_are_no_weights(save: Save) -> None:
     def publish(tensors: dict[str, Tensor], name: str) -> None:
         tensors[name] = quantize(tensors[name], "fp8")[0]

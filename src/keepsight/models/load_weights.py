@@ -44,12 +44,14 @@ def load_weights(
     """
     wanted = {slot.name: slot for slot in slots}
     found = _find_tensors(directory, canonical_name)
-    to_read = {name: tensor for name, tensor in found.items() if name not in copies and not is_never_read(name)}
-    _account(directory, wanted, to_read)
+    to_read = {name: tensor for name, tensor in found.items() if not is_never_read(name)}
+    to_compare = {copy: wanted[original] for copy, original in copies.items() if copy in to_read}
+    _account(directory, wanted | to_compare, to_read)
     if room is not None:
         _check_room(directory, wanted.values(), room)
-    for copy, original in copies.items():
-        if copy in found and not _are_equal(found[copy].read(), found[original].read()):
+    for copy in to_compare:
+        original = copies[copy]
+        if not _are_equal(found[copy].read(), found[original].read()):
             raise UntiedTensorsError(directory, found[copy].name, found[original].name)
     for name, tensor in found.items():
         if slot := wanted.get(name):
