@@ -124,6 +124,8 @@ def test_what_cannot_be_is_refused(llm: LLM) -> None:
     for neither in ("no", 0):
         with pytest.raises(InvalidArgumentError, match="use_activation: must be true or false"):
             PoolingParams(use_activation=neither)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgumentError, match="pooling_params: must be PoolingParams, not list"):
+        llm.embed("Hello", pooling_params=[PoolingParams()])  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFieldError, match="tokenization_kwargs"):
         llm.embed("Hello", tokenization_kwargs={})  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match=r"prompts\[1\].*1000000 is no token"):

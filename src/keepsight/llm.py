@@ -13,7 +13,7 @@ from typing import Any, Self
 from keepsight.config import Config
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.open_engine import open_engine
-from keepsight.errors import OtherProcessError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError, OtherProcessError, UnsupportedFieldError
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.public_tokenizer import PublicTokenizer
@@ -180,7 +180,9 @@ class LLM:
         were trained for it, near for what means the same.  The last is vLLM's, and must be None.
         """
         _refuse_others(tokenization_kwargs=tokenization_kwargs)
-        params = pooling_params or PoolingParams()
+        params = PoolingParams() if pooling_params is None else pooling_params
+        if not isinstance(params, PoolingParams):
+            raise InvalidArgumentError("pooling_params", f"must be PoolingParams, not {type(params).__name__}")
         check_dimensions(params.dimensions, self.preparer.hidden_size)
         listed = list_prompts(prompts)
         adapters = self._load_adapters(lora_request, len(listed))
