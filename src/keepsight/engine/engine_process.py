@@ -6,6 +6,7 @@ next engine.
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -92,6 +93,8 @@ class EngineProcess:
 
 
 def main(control: ProcessEnd) -> int:
+    # Read when transformers is imported: whatever a checkpoint names that is elsewhere, a server fetches nothing.
+    os.environ.setdefault("HF_HUB_OFFLINE", "1")
     start = control.receive()
     assert isinstance(start, StartEngine)
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)

@@ -21,8 +21,6 @@ MAX_AT_ONCE = 256
 
 
 class EmbeddingsAnswer:
-    is_streamed = False
-
     def __init__(self, asked: EmbeddingsRequest, prompts: Sequence[PreparedRequest], model_name: str) -> None:
         self._asked, self._prompts, self._model_name = asked, prompts, model_name
         self.id, self._created = f"embd-{os.urandom(16).hex()}", int(time.time())
