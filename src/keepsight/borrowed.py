@@ -12,6 +12,9 @@ from typing import Self
 from keepsight.errors import CheckpointConfigError, CheckpointError
 from keepsight.json_fields import JsonFields, get_optional_int, read_json_object
 
+TRANSFORMERS_MISSING = (
+    "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
+)
 # Of which the package has a model of its own; `models/registry.py` holds them.
 OWN_ARCHITECTURES = (
     "Gemma3ForConditionalGeneration",
@@ -77,5 +80,4 @@ def _find_version(directory: Path) -> str:
     try:
         return version("transformers")
     except PackageNotFoundError:
-        message = "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
-        raise CheckpointError(directory, message) from None
+        raise CheckpointError(directory, TRANSFORMERS_MISSING) from None

@@ -120,16 +120,8 @@ def weight_files(directory: Path) -> list[Path]:
     return [directory / name for name in sorted(set(names))]
 
 
-def is_of_bfloat16(directory: Path) -> bool:
-    """All of it, so that matrices of bfloat16 hold every digit."""
-    return _stored_dtypes(directory) == {"BF16"}
-
-
-def is_quantized(directory: Path) -> bool:
-    return not _stored_dtypes(directory).isdisjoint(QUANTIZED_DTYPES)
-
-
-def _stored_dtypes(directory: Path) -> set[str]:
+def stored_dtypes(directory: Path) -> set[str]:
+    """Of all its tensors, as safetensors calls them."""
     files = [_open(path) for path in weight_files(directory)]
     return {file.get_slice(name).get_dtype() for file in files for name in file.keys()}  # noqa: SIM118
 

@@ -43,6 +43,10 @@ class ModelShape:
     # What stands beyond them has no meaning, or changes others' answers; None: there is no such end.
     max_positions: int | None = None
 
+    def furthest(self, position: int) -> int:
+        """It, or the last that there is before it."""
+        return position if self.max_positions is None else min(position, self.max_positions - 1)
+
 
 class Model(Protocol):
     shape: ModelShape

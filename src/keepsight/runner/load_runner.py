@@ -17,9 +17,10 @@ from keepsight.models.cpu_library import has_library, name_of_build
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.gpu_library import use_kernels
 from keepsight.models.layers import Placement
-from keepsight.models.load_weights import is_of_bfloat16, is_quantized
+from keepsight.models.load_weights import stored_dtypes
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import use_kernels_of_any_length
+from keepsight.models.quantized_checkpoint import QUANTIZED_DTYPES
 from keepsight.models.registry import load_model
 from keepsight.processor_config import ProcessorConfig
 from keepsight.runner.encode_media import Normalizer
@@ -168,8 +169,11 @@ def _place_on_cpu(config: Config) -> Placement:
 
 
 def _was_half(directory: Path, asked: str) -> bool:
-    """What was published quantized was made of bfloat16; its numbers times its scales have more digits."""
-    return is_of_bfloat16(directory) or (asked == "auto" and is_quantized(directory))
+    """All of it, so that matrices of bfloat16 hold every digit; or it was published quantized, and made of bfloat16,
+    though its numbers times its scales have more digits.
+    """
+    dtypes = stored_dtypes(directory)
+    return dtypes == {"BF16"} or (asked == "auto" and not dtypes.isdisjoint(QUANTIZED_DTYPES))
 
 
 def _limit_threads(model: Model) -> None:

@@ -59,7 +59,7 @@ def _do_without(reason: str) -> None:
 def _compute(model: Model) -> Tensor:
     """Hidden states of some tokens, the first read as a prompt is, the last as answers are: one alone, then two."""
     device, num_prompt = model.place.device, BLOCK_SIZE * NUM_BLOCKS
-    far = FAR if model.shape.max_positions is None else min(FAR, model.shape.max_positions - 1)
+    far = model.shape.furthest(FAR)
     table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(far // BLOCK_SIZE + 1)], device)
     caches = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place).layers
     attention, outputs = PagedAttention(), list[Tensor]()

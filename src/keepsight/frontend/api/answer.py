@@ -57,18 +57,57 @@ class Engine(Protocol):
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None: ...
 
 
-class Answer(ABC):
-    """One request on its way through the engine."""
+class AskedPrompts:
+    """Those of one HTTP request, and what is told of them whatever the engine makes of them."""
 
     ID_PREFIX: ClassVar[str]
+
+    def __init__(self, prompts: Sequence[PreparedRequest], model_name: str, *, wants_account: bool) -> None:
+        self._prompts, self._model_name, self._wants_account = prompts, model_name, wants_account
+        self.id, self._created = f"{self.ID_PREFIX}{os.urandom(16).hex()}", int(time.time())
+
+    @property
+    def prompts(self) -> Sequence[PreparedRequest]:
+        return self._prompts
+
+    @property
+    def accounts(self) -> list[RequestAccount]:
+        return [each.account for each in self._prompts]
+
+    def name_accounts(self, request_id: str, began: float, trace_parent: str | None) -> None:
+        """As whoever asked knows the request."""
+        for account in self.accounts:
+            account.name(request_id, began, trace_parent)
+
+    def _with_account(self, body: Told) -> Told:
+        """If it was asked for."""
+        if not self._wants_account:
+            return body
+        return msgspec.structs.replace(body, keepsight=Extras([each.describe() for each in self.accounts]))
+
+    def _count_usage(self, num_tokens: int, num_cached: int, num_thought: int | None = None) -> Usage:
+        requests = [each.engine_request for each in self._prompts]
+        return Usage.count(
+            sum(len(each.token_ids) for each in requests),
+            num_tokens,
+            sum(each.num_image_tokens for each in requests),
+            num_cached,
+            num_thought,
+            sum(each.num_audio_tokens for each in requests),
+        )
+
+
+class Answer(AskedPrompts, ABC):
+    """One request on its way through the engine, which goes on with its prompts."""
+
     # What a stream ends with, failed or not.
     FAREWELL: ClassVar[bytes] = b""
 
     def __init__(
         self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
     ) -> None:
-        self._asked, self._prompts, self._tokenizer, self._model_name = asked, prompts, tokenizer, model_name
-        self.id, self._created = f"{self.ID_PREFIX}{os.urandom(16).hex()}", int(time.time())
+        super().__init__(prompts, model_name, wants_account=asked.wants_account)
+        self._asked, self._tokenizer = asked, tokenizer
         self._num_choices = prompts[0].engine_request.sampling_params.n
         for account in self.accounts:
             account.wants_answer = asked.wants_answer
@@ -80,25 +119,12 @@ class Answer(ABC):
         self._num_cached_tokens: dict[int, int] = {}
 
     @property
-    def prompts(self) -> Sequence[PreparedRequest]:
-        return self._prompts
-
-    @property
     def _may_think(self) -> bool:
         return self._prompts[0].thought is not None
 
     @property
     def is_streamed(self) -> bool:
         return bool(self._asked.stream)
-
-    @property
-    def accounts(self) -> list[RequestAccount]:
-        return [each.account for each in self._prompts]
-
-    def name_accounts(self, request_id: str, began: float, trace_parent: str | None) -> None:
-        """As whoever asked knows the request."""
-        for account in self.accounts:
-            account.name(request_id, began, trace_parent)
 
     async def whole(self, engine: Engine) -> msgspec.Struct:
         with engine.holding_ends(self.accounts):
@@ -113,12 +139,6 @@ class Answer(ABC):
     async def _settle(self, body: Told) -> Told:
         """Before the end of the answer is told."""
         return body
-
-    def _with_account(self, body: Told) -> Told:
-        """If it was asked for."""
-        if not self._asked.wants_account:
-            return body
-        return msgspec.structs.replace(body, keepsight=Extras([each.describe() for each in self.accounts]))
 
     async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
         """All pieces of each choice.  Nobody has seen any of them yet, so what had begun may begin anew."""
@@ -211,16 +231,8 @@ class Answer(ABC):
 
     @property
     def usage(self) -> Usage:
-        requests = [each.engine_request for each in self._prompts]
-        num_prompt_tokens = sum(len(each.token_ids) for each in requests)
-        return Usage.count(
-            num_prompt_tokens,
-            self._num_tokens,
-            sum(each.num_image_tokens for each in requests),
-            sum(self._num_cached_tokens.values()),
-            self._num_thought_tokens if self._may_think else None,
-            sum(each.num_audio_tokens for each in requests),
-        )
+        num_thought = self._num_thought_tokens if self._may_think else None
+        return self._count_usage(self._num_tokens, sum(self._num_cached_tokens.values()), num_thought)
 
     def _token_logprobs(self, token: TokenOutput) -> ContentLogprob:
         assert token.logprobs is not None

@@ -5,9 +5,9 @@ from typing import Any, ClassVar
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.api.listed_prompts import Prompt, is_prompt, name_prompts
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
 
-Prompt = str | list[int]
 # Of one request, counting each prompt's `n`: every one is a sequence that the engine keeps.
 MAX_CHOICES = 256
 
@@ -31,15 +31,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
     @property
     def prompts(self) -> dict[str, Prompt]:
         """By what the caller calls each."""
-        if self.prompt is None:
-            return {}
-        if self._is_one_prompt:
-            return {"prompt": self.prompt}
-        return {f"prompt[{index}]": each for index, each in enumerate(self.prompt)}
-
-    @property
-    def _is_one_prompt(self) -> bool:
-        return isinstance(self.prompt, str) or are_token_ids(self.prompt or [])
+        return name_prompts("prompt", self.prompt)
 
     @property
     def embedded_prompts(self) -> dict[str, object]:
@@ -79,9 +71,9 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         if self.prompt is None:
             raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
         # Before any is looked at: there may be millions.
-        self._check_num_choices("prompt", 1 if self._is_one_prompt else len(self.prompt))
+        self._check_num_choices("prompt", 1 if is_prompt(self.prompt) else len(self.prompt))
         for field, prompt in self.prompts.items():
-            if not isinstance(prompt, str) and not (isinstance(prompt, list) and are_token_ids(prompt)):
+            if not is_prompt(prompt):
                 raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")
 
     def _check_embedded_prompts(self) -> None:
@@ -103,10 +95,6 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         num_choices = num_prompts * (1 if self.n is None else self.n)
         if not num_prompts or num_choices > MAX_CHOICES:
             raise InvalidArgumentError(field, f"must ask for 1 to {MAX_CHOICES} answers in all, not {num_choices}")
-
-
-def are_token_ids(prompt: list[Any]) -> bool:
-    return bool(prompt) and all(type(each) is int for each in prompt)
 
 
 _decoder = BodyDecoder(CompletionRequest, NESTED_STRUCTS)

@@ -10,8 +10,8 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.api.completion_request import Prompt, are_token_ids
 from keepsight.frontend.api.generation_fields import OwnOptions, check_cache_key
+from keepsight.frontend.api.listed_prompts import Prompt, is_prompt, name_prompts
 from keepsight.frontend.api.prompt_fields import NESTED_STRUCTS, PromptFields
 from keepsight.frontend.api.response_parts import Extras, Usage
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
@@ -51,15 +51,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
     @property
     def inputs(self) -> dict[str, Prompt]:
         """By what the caller calls each."""
-        if self.input is None:
-            return {}
-        if self._is_one:
-            return {"input": self.input}
-        return {f"input[{index}]": each for index, each in enumerate(self.input)}
-
-    @property
-    def _is_one(self) -> bool:
-        return isinstance(self.input, str) or are_token_ids(self.input or [])
+        return name_prompts("input", self.input)
 
     @property
     def is_normalized(self) -> bool:
@@ -77,10 +69,10 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidArgumentError("dimensions", f"must be at least 1, not {self.dimensions}")
         # Before any is looked at: there may be millions.
-        if isinstance(self.input, list) and not self._is_one and not 0 < len(self.input) <= MAX_INPUTS:
+        if self.input is not None and not is_prompt(self.input) and not 0 < len(self.input) <= MAX_INPUTS:
             raise InvalidArgumentError("input", f"must hold 1 to {MAX_INPUTS} texts, not {len(self.input)}")
         for field, each in self.inputs.items():
-            if not isinstance(each, str) and not (isinstance(each, list) and are_token_ids(each)):
+            if not is_prompt(each):
                 kinds = "a text or a list of token ids, or a list of such; pictures go into messages"
                 raise InvalidArgumentError(field, f"must be {kinds}")
 

@@ -22,9 +22,10 @@ from keepsight.frontend.api.answer_embeddings import EmbeddingsAnswer
 from keepsight.frontend.api.answer_messages import MessagesAnswer
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest
-from keepsight.frontend.api.completion_request import CompletionRequest, Prompt
+from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.embeddings_request import EmbeddingsRequest
 from keepsight.frontend.api.generation_fields import GenerationFields
+from keepsight.frontend.api.listed_prompts import Prompt
 from keepsight.frontend.api.messages_request import MessagesChat
 from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.responses_request import ResponsesChat

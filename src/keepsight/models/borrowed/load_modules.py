@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from keepsight.borrowed import TRANSFORMERS_MISSING
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -32,8 +33,7 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
     try:
         import transformers
     except ImportError as error:
-        why = "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
-        raise CheckpointError(directory, why) from error
+        raise CheckpointError(directory, TRANSFORMERS_MISSING) from error
 
     if place.of_decoder is not None:
         raise InvalidArgumentError("quantization", "int8 is for Keepsight's own models, and this one is transformers'")

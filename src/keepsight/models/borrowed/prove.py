@@ -98,8 +98,7 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
 
     In front of each part another prompt is computed, the same tokens the other way round, at last far behind them.
     """
-    device, end = model.place.device, len(token_ids)
-    far = FAR if model.shape.max_positions is None else min(FAR, model.shape.max_positions - 1)
+    device, end, far = model.place.device, len(token_ids), model.shape.furthest(FAR)
     num_blocks = -(-end // BLOCK_SIZE)
     ours = BlockTable(BLOCK_SIZE, range(0, 2 * num_blocks, 2), device)
     # The pages between ours, over and over.
