@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keepsight.models.attention import attend_plainly
+from keepsight.models.layers import ACTIVATIONS
 from tests.models.gpu_kernels_here import DEVICE, gpu_kernels
 
 EPS = 1e-6
@@ -62,10 +63,32 @@ def plain_norm(hidden: Tensor, scale: Tensor) -> Tensor:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 64), (5, 72), (0, 8), (2, 3, 640)], ids=str)
 def test_rows_are_normed_as_torch_norms_them(shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    hidden, scale, sums = randn(*shape, dtype=dtype), randn(shape[-1]), randn(*shape, dtype=dtype)
+    hidden, scale = randn(*shape, dtype=dtype), randn(shape[-1])
     expected = plain_norm(hidden, scale)
     assert_close(gpu_kernels.norm(hidden, scale, EPS), expected)
-    assert_close(gpu_kernels.norm(hidden, scale, EPS, sums), sums + expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 64), (5, 72), (0, 8)], ids=str)
+@pytest.mark.parametrize("is_normed", [True, False])
+def test_what_is_added_is_normed_before_where_asked_and_the_sums_behind(
+    shape: tuple[int, int], dtype: torch.dtype, is_normed: bool
+) -> None:
+    sums, result, of_result, scale = (*randn(2, *shape, dtype=dtype), *randn(2, shape[1]))
+    added, normed = gpu_kernels.add_and_norm(sums, result, of_result if is_normed else None, scale, EPS)
+    assert_close(added, sums + (plain_norm(result, of_result) if is_normed else result), 10)
+    assert_close(normed, plain_norm(added, scale))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+@pytest.mark.parametrize("shape", [(3, 1040), (1, 16), (0, 8)], ids=str)
+def test_what_is_gated_goes_through_as_far_as_its_gate_is_open(
+    shape: tuple[int, int], activation: str, dtype: torch.dtype
+) -> None:
+    both = randn(*shape, dtype=dtype) * 3
+    gate, through = both.chunk(2, dim=1)
+    assert_close(gpu_kernels.gate(both, activation), ACTIVATIONS[activation](gate) * through, 10)
 
 
 def test_rows_that_lie_apart_are_normed_where_they_are() -> None:
@@ -173,12 +196,17 @@ def kernels_of(
     shares = {"sums": exact, "largest": exact, "weights": exact}
     read = {"query": model, "keys": model, "values": model}
     near, far = (gpu_kernels.sight_of(dim, kv_heads, bytes_per_number, window) for window in (1024, None))
-    of_norm = {"out": model, "hidden": model, "scale": exact, "residual": model, "size": "i32", "eps": "fp32"}
+    of_norm = {"out": model, "hidden": model, "scale": exact, "size": "i32", "eps": "fp32"}
+    of_sums = {"added": model, "out": model, "sums": model, "result": model, "of_result": exact, "scale": exact}
+    of_sums |= {"size": "i32", "eps": "fp32"}
+    of_gate = {"out": model, "both": model, "wide": "i32"}
     of_heads = {**read, "projected": model, "scales": exact, "cos": model, "sin": model, "slots": wide, "eps": "fp32"}
     of_share = {**shares, **read, "tables": wide, "ends": wide, "scale": "fp32"}
     group = {"GROUP": heads // kv_heads, "LANES": 16, "KV_HEADS": kv_heads}
     return [
-        ("_norm", of_norm, {"ADDS": True, "WIDTH": 4096}),
+        ("_norm", of_norm, {"WIDTH": 4096}),
+        ("_add_and_norm", of_sums, {"NORMS": True, "WIDTH": 4096}),
+        *(("_gate", of_gate, {"ACTIVATION": each, "WIDTH": gpu_kernels.GATED_AT_ONCE}) for each in ACTIVATIONS),
         ("_place_heads", of_heads, {"NORMS": True, "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "WIDTH": dim}),
         ("_attend_share", of_share, {"SOFTCAP": 0.0, **group, **near}),
         ("_attend_share", of_share, {"SOFTCAP": 50.0, **group, **far}),

@@ -41,7 +41,7 @@ def test_a_token_whose_embedding_is_zero_says_nothing_against_them(
     test_kernels_that_do_what_torch_does_are_used(model, caplog)
 
 
-@pytest.mark.parametrize("name", ["norm", "place_heads", "attend_rows"])
+@pytest.mark.parametrize("name", ["norm", "add_and_norm", "place_heads", "attend_rows", "gate"])
 @pytest.mark.parametrize("distort", [lambda rows: rows.flip(-1), lambda rows: rows * float("nan")], ids=["flip", "nan"])
 def test_a_kernel_with_other_numbers_is_found_out(
     model: Model,
@@ -52,9 +52,10 @@ def test_a_kernel_with_other_numbers_is_found_out(
 ) -> None:
     right = getattr(gpu_kernels, name)
 
-    def wrong(*arguments: Tensor) -> Tensor:
-        result: Tensor = right(*arguments)
-        result[-1] = distort(result[-1])
+    def wrong(*arguments: Tensor) -> Tensor | tuple[Tensor, Tensor]:
+        result: Tensor | tuple[Tensor, Tensor] = right(*arguments)
+        rows = result if isinstance(result, Tensor) else result[-1]
+        rows[-1] = distort(rows[-1])
         return result
 
     monkeypatch.setattr(gpu_kernels, name, wrong)

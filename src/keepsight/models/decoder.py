@@ -24,6 +24,7 @@ from keepsight.models.layers import (
     Placement,
     RMSNorm,
     WeightSlot,
+    add_and_norm,
     empty_parameter,
     rms_norm,
     rotate,
@@ -177,18 +178,18 @@ class DecoderLayer(nn.Module):
         else:
             self.feed_forward = Mixture(place, size, layer.mixture, activation)
 
-    def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
-        """Of the tokens that are read."""
-        attended = self.attention(self.before_attention(hidden), step)
+    def forward(self, hidden: Tensor, normed: Tensor, step: LayerStep, following: RMSNorm) -> tuple[Tensor, Tensor]:
+        """Of the tokens that are read.  What is given is normed already, and what it gives, too, for what follows."""
+        attended, adaptation = self.attention(normed, step), step.adaptation_of_read
         if step.rows is not None:
             hidden = hidden[step.rows]
-        adaptation, normed = step.adaptation_of_read, self.before_feed_forward
-        hidden = _add(hidden, adaptation.multiply("out", self.attention.out, attended), self.after_attention)
+        result = adaptation.multiply("out", self.attention.out, attended)
+        hidden, normed = add_and_norm(hidden, result, self.after_attention, self.before_feed_forward)
         if isinstance(self.feed_forward, GatedFeedForward):
-            result = self.feed_forward(normed(hidden), adaptation)
+            result = self.feed_forward(normed, adaptation)
         else:
-            result = self.feed_forward(normed(hidden))
-        return _add(hidden, result, self.after_feed_forward)
+            result = self.feed_forward(normed)
+        return add_and_norm(hidden, result, self.after_feed_forward, following)
 
     def products(self) -> dict[str, Linear]:
         """Those that may be adapted, in the order of `PRODUCTS`."""
@@ -220,10 +221,6 @@ class DecoderLayer(nn.Module):
             yield from under("post_feedforward_layernorm.", self.after_feed_forward.slots())
 
 
-def _add(hidden: Tensor, result: Tensor, norm: RMSNorm | None) -> Tensor:
-    return hidden + result if norm is None else norm.onto(hidden, result)
-
-
 class Decoder(nn.Module):
     def __init__(self, config: DecoderConfig, place: Placement) -> None:
         super().__init__()
@@ -250,12 +247,12 @@ class Decoder(nn.Module):
         watch_layer: LayerWatcher | None = None,
         deep: Sequence[DeepRows] = (),
     ) -> Tensor:
-        watch_layer = _adding(deep, watch_layer) if deep else watch_layer
+        """Normed."""
         if self._layers_on_cpu is not None and isinstance(attention, PagedAttention):
+            watch_layer = _adding(deep, watch_layer) if deep else watch_layer
             hidden = self._compute_on_cpu(self._layers_on_cpu, hidden, caches, batch, watch_layer)
-        else:
-            hidden = self._compute_in_turn(hidden, attention, caches, batch, watch_layer)
-        return self.norm(hidden)  # type: ignore[no-any-return]
+            return self.norm(hidden)  # type: ignore[no-any-return]
+        return self._compute_in_turn(hidden, attention, caches, batch, watch_layer, deep)
 
     def _compute_in_turn(
         self,
@@ -264,16 +261,22 @@ class Decoder(nn.Module):
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None,
+        deep: Sequence[DeepRows],
     ) -> Tensor:
-        angles = self.rotary.angles(batch.rotary_positions)
-        last = len(self.layers) - 1
-        for index, (layer, cache) in enumerate(zip(self._all_layers(), caches, strict=True)):
-            rows, read = (batch.read_rows, batch.read_part) if index == last else (None, batch)
+        angles, layers = self.rotary.angles(batch.rotary_positions), list(self._all_layers())
+        # Each layer's result is normed where it is added, for the next.
+        norms = [layer.before_attention for layer in layers] + [self.norm]
+        normed = norms[0](hidden)
+        for index, (layer, cache, following) in enumerate(zip(layers, caches, norms[1:], strict=True)):
+            rows, read = (batch.read_rows, batch.read_part) if layer is layers[-1] else (None, batch)
             adaptations = (Adaptation(index, each.adapted) for each in (batch, read))
-            hidden = layer(hidden, LayerStep(angles[layer.layer.rotary], attention, cache, batch, rows, *adaptations))
+            step = LayerStep(angles[layer.layer.rotary], attention, cache, batch, rows, *adaptations)
+            hidden, normed = layer(hidden, normed, step, following)
+            if _add_deep(deep, index, hidden):
+                normed = following(hidden)
             if watch_layer is not None:
                 watch_layer(index, hidden)
-        return hidden
+        return normed  # type: ignore[no-any-return]
 
     def _compute_on_cpu(
         self,
@@ -317,13 +320,17 @@ class Decoder(nn.Module):
         yield from under("norm.", self.norm.slots())
 
 
-def _adding(deep: Sequence[DeepRows], watch_layer: LayerWatcher | None) -> LayerWatcher:
-    """Layers that pictures are added behind give what is theirs to change."""
+def _add_deep(deep: Sequence[DeepRows], index: int, hidden: Tensor) -> bool:
+    """To what a layer gave, which is its own to change; whether there was something."""
+    added = [each for each in deep if index < each[1].shape[1]]
+    for first, rows in added:
+        hidden[first : first + len(rows)] += rows[:, index]
+    return bool(added)
 
+
+def _adding(deep: Sequence[DeepRows], watch_layer: LayerWatcher | None) -> LayerWatcher:
     def add(index: int, hidden: Tensor) -> None:
-        for first, rows in deep:
-            if index < rows.shape[1]:
-                hidden[first : first + len(rows)] += rows[:, index]
+        _add_deep(deep, index, hidden)
         if watch_layer is not None:
             watch_layer(index, hidden)
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Iterator
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models.adapter_weights import NOT_ADAPTED, Adaptation
-from keepsight.models.layers import Linear, Placement, WeightSlot
+from keepsight.models.gpu_library import kernels_for
+from keepsight.models.layers import Linear, Placement, WeightSlot, empty_matrices
 
 
 class FeedForward(nn.Module):
@@ -28,9 +30,13 @@ class GatedFeedForward(nn.Module):
     def __init__(self, place: Placement, size: int, wide: int, activation: str, *, bias: bool) -> None:
         super().__init__()
         self.activation = activation
-        self.gate = Linear(place, size, {"gate_proj": wide}, bias=bias)
-        self.up = Linear(place, size, {"up_proj": wide}, bias=bias)
+        # Where a GPU's kernel takes both halves of a row, one lies behind the other.
+        both = None if bias or kernels_for(place.device) is None else empty_matrices(place, 2 * wide, size).data
+        of_gate, of_up = (None, None) if both is None else both.chunk(2)
+        self.gate = Linear(place, size, {"gate_proj": wide}, bias=bias, weight=of_gate)
+        self.up = Linear(place, size, {"up_proj": wide}, bias=bias, weight=of_up)
         self.down = Linear(place, wide, {"down_proj": size}, bias=bias)
+        self._both = both
 
     def forward(self, hidden: Tensor, adaptation: Adaptation = NOT_ADAPTED) -> Tensor:
         return adaptation.multiply("down", self.down, self._gated(hidden, adaptation))
@@ -40,6 +46,9 @@ class GatedFeedForward(nn.Module):
         self.down.add_to(sums, self._gated(hidden, NOT_ADAPTED))
 
     def _gated(self, hidden: Tensor, adaptation: Adaptation) -> Tensor:
+        kernels = kernels_for(hidden.device)
+        if kernels is not None and self._both is not None and not adaptation.rows:
+            return kernels.gate(F.linear(hidden, self._both), self.activation)
         gate = adaptation.multiply("gate", self.gate, hidden, self.activation)
         return adaptation.multiply("up", self.up, hidden).mul_(gate)
 

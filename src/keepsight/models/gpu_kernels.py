@@ -16,6 +16,8 @@ from torch import Tensor
 PROGRAMS_PER_ROW = 128
 # Of the keys that a program has at once, and of as many values.
 BYTES_OF_KEYS = 16 * 1024
+# By one program: enough of them for a GPU that has one row.
+GATED_AT_ONCE = 512
 # The least that a tensor core multiplies, in any direction.
 LEAST_SIDE = 16
 
@@ -23,34 +25,104 @@ LEAST_SIDE = 16
 # Norms --------------------------------------------------------------------------------------------------------
 
 
-def norm(hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor:
-    """hidden / rms(hidden) * scale over the last dimension, in float32; what it is added to may be given."""
+def norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """hidden / rms(hidden) * scale over the last dimension, in float32."""
     hidden = hidden.contiguous()
-    assert residual is None or residual.is_contiguous()
     out, size = torch.empty_like(hidden), hidden.shape[-1]
     rows = hidden.numel() // size
     if rows:
-        _norm[(rows,)](
-            out, hidden, scale, hidden if residual is None else residual,
-            size, eps, ADDS=residual is not None, WIDTH=triton.next_power_of_2(size),
-        )  # fmt: skip
+        _norm[(rows,)](out, hidden, scale, size, eps, WIDTH=triton.next_power_of_2(size))
     return out
 
 
 @triton.jit
-def _norm(out, hidden, scale, residual, size, eps, ADDS: tl.constexpr, WIDTH: tl.constexpr):
+def _norm(out, hidden, scale, size, eps, WIDTH: tl.constexpr):
     first = tl.program_id(0).to(tl.int64) * size
     columns = tl.arange(0, WIDTH)
     is_there = columns < size
     given = tl.load(hidden + first + columns, mask=is_there, other=0.0)
+    scales = tl.load(scale + columns, mask=is_there, other=0.0)
+    tl.store(out + first + columns, _normed(given, scales, size, eps), mask=is_there)
+
+
+@triton.jit
+def _normed(given, scales, size, eps):
     numbers = given.to(tl.float32)
-    root = tl.rsqrt(tl.sum(numbers * numbers) / size + eps)
-    normed = (numbers * root * tl.load(scale + columns, mask=is_there, other=0.0)).to(given.dtype)
-    if ADDS:
-        # Rounded before and after, as torch's two operations do.
-        base = tl.load(residual + first + columns, mask=is_there, other=0.0)
-        normed = (base.to(tl.float32) + normed.to(tl.float32)).to(given.dtype)
-    tl.store(out + first + columns, normed, mask=is_there)
+    return (numbers * tl.rsqrt(tl.sum(numbers * numbers) / size + eps) * scales).to(given.dtype)
+
+
+def add_and_norm(
+    sums: Tensor,  # [rows, size]
+    result: Tensor,
+    of_result: Tensor | None,  # the scale that it is normed by before it is added
+    scale: Tensor,
+    eps: float,
+) -> tuple[Tensor, Tensor]:
+    """The sums with the result, and those normed.  Every number is rounded where torch's operations round it."""
+    assert all(each.is_contiguous() for each in (sums, result))
+    added, out, size = torch.empty_like(sums), torch.empty_like(sums), sums.shape[-1]
+    if len(sums):
+        _add_and_norm[(len(sums),)](
+            added, out, sums, result, scale if of_result is None else of_result, scale,
+            size, eps, NORMS=of_result is not None, WIDTH=triton.next_power_of_2(size),
+        )  # fmt: skip
+    return added, out
+
+
+@triton.jit
+def _add_and_norm(
+    added, out, sums, result, of_result, scale, size, eps, NORMS: tl.constexpr, WIDTH: tl.constexpr
+):  # fmt: skip
+    first = tl.program_id(0).to(tl.int64) * size
+    columns = tl.arange(0, WIDTH)
+    is_there = columns < size
+    given = tl.load(result + first + columns, mask=is_there, other=0.0)
+    # All that is waited for is asked for at once.
+    base = tl.load(sums + first + columns, mask=is_there, other=0.0)
+    scales = tl.load(scale + columns, mask=is_there, other=0.0)
+    if NORMS:
+        given = _normed(given, tl.load(of_result + columns, mask=is_there, other=0.0), size, eps)
+    whole = (base.to(tl.float32) + given.to(tl.float32)).to(given.dtype)
+    tl.store(added + first + columns, whole, mask=is_there)
+    tl.store(out + first + columns, _normed(whole, scales, size, eps), mask=is_there)
+
+
+# Gates --------------------------------------------------------------------------------------------------------
+
+
+def gate(both: Tensor, activation: str) -> Tensor:
+    """[rows, 2 * wide], each row a gate and what goes through it -> [rows, wide]"""
+    assert both.is_contiguous()
+    rows, wide = len(both), both.shape[1] // 2
+    out = both.new_empty(rows, wide)
+    if rows:
+        _gate[(rows, triton.cdiv(wide, GATED_AT_ONCE))](out, both, wide, ACTIVATION=activation, WIDTH=GATED_AT_ONCE)
+    return out
+
+
+@triton.jit
+def _gate(out, both, wide, ACTIVATION: tl.constexpr, WIDTH: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    is_there = columns < wide
+    given = tl.load(both + row * 2 * wide + columns, mask=is_there, other=0.0)
+    through = tl.load(both + (row * 2 + 1) * wide + columns, mask=is_there, other=0.0)
+    opened = _times(_activated(given.to(tl.float32), ACTIVATION).to(given.dtype), through)
+    tl.store(out + row * wide + columns, opened.to(given.dtype), mask=is_there)
+
+
+@triton.jit
+def _activated(numbers, ACTIVATION: tl.constexpr):
+    """What is let through of each number, times it."""
+    if ACTIVATION == "silu":
+        opening = tl.sigmoid(numbers)
+    elif ACTIVATION == "gelu":
+        opening = 0.5 + 0.5 * tl.erf(numbers * 0.7071067811865476)
+    else:
+        tl.static_assert(ACTIVATION == "gelu_pytorch_tanh")
+        # (1 + tanh(y)) / 2 is the sigmoid of 2 y.
+        opening = tl.sigmoid(1.5957691216057308 * (numbers + 0.044715 * numbers * numbers * numbers))
+    return numbers * opening
 
 
 # Heads --------------------------------------------------------------------------------------------------------

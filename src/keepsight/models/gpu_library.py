@@ -16,7 +16,13 @@ logger = logging.getLogger(__name__)
 
 
 class GpuKernels(Protocol):
-    def norm(self, hidden: Tensor, scale: Tensor, eps: float, residual: Tensor | None = None) -> Tensor: ...
+    def norm(self, hidden: Tensor, scale: Tensor, eps: float) -> Tensor: ...
+
+    def add_and_norm(
+        self, sums: Tensor, result: Tensor, of_result: Tensor | None, scale: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+    def gate(self, both: Tensor, activation: str) -> Tensor: ...
 
     def place_heads(
         self,

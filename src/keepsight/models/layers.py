@@ -160,11 +160,15 @@ class Linear(nn.Module):
         bias: bool,
         # Of `outputs`, those that have none all the same.
         unbiased: Collection[str] = (),
+        # Where its matrix lies, if it is part of a larger one.
+        weight: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.outputs, self.unbiased = dict(outputs), unbiased
         self.in_features, self.out_features = in_features, sum(outputs.values())
-        self.weight = empty_matrices(place, self.out_features, in_features)
+        if weight is None:
+            weight = empty_matrices(place, self.out_features, in_features)
+        self.weight = nn.Parameter(weight, requires_grad=False)
         self._scales = empty_scales(self.weight)
         self.bias = empty_parameter(place, self.out_features) if bias else None
         for name in unbiased:
@@ -270,14 +274,16 @@ class RMSNorm(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         return rms_norm(hidden, self.scale, self.eps)
 
-    def onto(self, sums: Tensor, hidden: Tensor) -> Tensor:
-        """What the norm of `hidden` is added to, and it."""
-        if kernels := kernels_for(hidden.device):
-            return kernels.norm(hidden, self.scale, self.eps, sums)
-        return sums + self(hidden)  # type: ignore[no-any-return]
-
     def slots(self) -> Iterator[WeightSlot]:
         yield slot("weight", self.scale, scale_by(adds_one=self._adds_one))
+
+
+def add_and_norm(sums: Tensor, result: Tensor, of_result: RMSNorm | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
+    """The sums with the result, itself normed where there is a norm for it; and those normed."""
+    if kernels := kernels_for(sums.device):
+        return kernels.add_and_norm(sums, result, None if of_result is None else of_result.scale, norm.scale, norm.eps)
+    sums = sums + (result if of_result is None else of_result(result))
+    return sums, norm(sums)
 
 
 # Cosines, and sines that are negative in their first half: [tokens, 1, head_dim].

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from keepsight.models.cpu_products import Panels
 from keepsight.models.decoder_config import MixtureConfig
+from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import (
     ACTIVATIONS,
     Linear,
@@ -90,8 +91,13 @@ class Mixture(nn.Module):
         """The same, in shapes that do not depend on which are chosen: a GPU is not waited for, and may record it."""
         numbers = torch.arange(self.config.num_experts, device=rows.device)
         ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
-        gate, up = _multiply(rows, self.gate_and_up, ends).chunk(2, dim=-1)
-        return _multiply(ACTIVATIONS[self.activation](gate) * up, self.down, ends)
+        both = _multiply(rows, self.gate_and_up, ends)
+        if kernels := kernels_for(rows.device):
+            gated = kernels.gate(both, self.activation)
+        else:
+            gate, up = both.chunk(2, dim=-1)
+            gated = ACTIVATIONS[self.activation](gate) * up
+        return _multiply(gated, self.down, ends)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.router.slots()
