@@ -1,11 +1,12 @@
-"""A checkpoint with random weights, small enough for a CPU, for every benchmark that wants a FOLDER.
+"""A checkpoint with random weights for every benchmark that wants a FOLDER.
 
     PYTHONPATH=. python benchmarks/make_checkpoint.py tiny-gemma3 FOLDER [--dtype bfloat16]
 
 In Gemma 3's shape, or in that of one of Qwen's (`make_qwen_checkpoint.py`, `make_sound_checkpoint.py`).  Pictures have
-4096 patches and 256 tokens, as published; layers and widths are fewer.  The demo's chat template, and a tokenizer of
-8192 tokens learnt from Python's own help.  It answers nonsense, in the time that sense would take; any server that
-loads a folder of Gemma 3 loads it.  Needs transformers.
+4096 patches and 256 tokens, as published; layers and widths are fewer, small enough for a CPU, but for `gemma3-4b`,
+whose numbers are best drawn `--device cuda`.  The demo's chat template, and a tokenizer of 8192 tokens learnt from
+Python's own help.  It answers nonsense, in the time that sense would take; any server that loads a folder of Gemma 3
+loads it.  Needs transformers.
 """
 
 import argparse
@@ -49,6 +50,20 @@ SIZES: Mapping[str, Size] = {
         "text": {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 256},
         "vision": {"hidden_size": 576, "intermediate_size": 2152, "num_hidden_layers": 12, "num_attention_heads": 8},
     },
+    # As published, but for the length and the names of its tokens.
+    "gemma3-4b": {
+        "text": {
+            "hidden_size": 2560,
+            "intermediate_size": 10_240,
+            "num_hidden_layers": 34,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 256,
+            "vocab_size": 262_144,
+            "sliding_window": 1024,
+        },
+        "vision": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
+    },
 }
 # Where the demo's are, and so its configuration.
 FIRST = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
@@ -62,6 +77,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--device", default="cpu", help="that draws the numbers, of Gemma's shape")
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
     if args.size in QWEN_SIZES:
@@ -69,25 +85,27 @@ def main() -> None:
     elif args.size in SOUND_SIZES:
         num_parameters = make_sound_checkpoint(args.folder, SOUND_SIZES[args.size], dtype, args.seed)
     else:
-        num_parameters = make_checkpoint(args.folder, SIZES[args.size], dtype, args.seed)
+        num_parameters = make_checkpoint(args.folder, SIZES[args.size], dtype, args.seed, args.device)
     print(f"{args.folder}: {num_parameters / 1e6:.1f} M parameters")
 
 
-def make_checkpoint(folder: Path, size: Size, dtype: torch.dtype, seed: int) -> int:
+def make_checkpoint(folder: Path, size: Size, dtype: torch.dtype, seed: int, device: str = "cpu") -> int:
     """The number of its parameters."""
     copy_all_but_the_model(folder)
     (folder / "README.md").unlink()
     write_tokenizer(folder)
     write_sizes(folder)
-    model = make_model(size, seed)
+    with torch.device(device):
+        model = make_model(size, seed)
     save_checkpoint(model.to(dtype), folder)
     name_tower_as_published(folder / "model.safetensors")
     return sum(each.numel() for each in model.parameters())
 
 
 def make_model(size: Size, seed: int) -> Any:
-    text = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": MAX_LENGTH, "sliding_window": 512, **size["text"]}
-    text |= {"num_attention_heads": 4, "num_key_value_heads": 1, "query_pre_attn_scalar": text["head_dim"]}
+    text = {"vocab_size": VOCAB_SIZE, "max_position_embeddings": MAX_LENGTH, "sliding_window": 512}
+    text |= {"num_attention_heads": 4, "num_key_value_heads": 1, **size["text"]}
+    text["query_pre_attn_scalar"] = text["head_dim"]
     vision = {"image_size": PICTURE_SIZE, "patch_size": 14, "vision_use_head": False, **size["vision"]}
     first_mark = len(FIRST)
     tokens: dict[str, Any] = {

@@ -98,10 +98,10 @@ def make_reference(arguments: dict[str, Any], seed: int, *, text_only: bool = Fa
 
 def randomize(model: Any, seed: int) -> None:
     """Every weight matters and activations stay of order one: transformers' own zeros would hide mistakes."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator(model.device).manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
-            noise = torch.randn(weight.shape, generator=generator)
+            noise = torch.randn(weight.shape, generator=generator, device=model.device)
             is_scale = "norm" in name and name.endswith("weight")
             if is_scale:
                 # Gemma scales by 1 + weight, SigLIP by weight.
