@@ -14,6 +14,7 @@ from pathlib import Path
 
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.process_memory import with_descendants
+from tests.place import FLAGS
 
 COMMAND = [sys.executable, "-m", "keepsight"]
 START_SECONDS, END_SECONDS = 120, 60
@@ -23,8 +24,8 @@ START_SECONDS, END_SECONDS = 120, 60
 def serving(
     log: Path, *options: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process and the port that its log names; on the CPU, with a GPU too, unless options say otherwise."""
-    command = [*COMMAND, "serve", "--port", "0", "--device", "cpu", *options]
+    """The process and the port that its log names; it computes where `place` says, unless options say otherwise."""
+    command = [*COMMAND, "serve", "--port", "0", *FLAGS, *options]
     variables = {**os.environ, **(environment or {})}
     with (
         log.open("w") as stderr,

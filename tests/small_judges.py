@@ -76,7 +76,7 @@ class SmallGemma3(SmallModel):
         pixels = torch.zeros(0)
         if media:
             stacked = np.stack([self.pixels(int(item.media_hash)) for item in media])
-            pixels = self.normalizer(torch.from_numpy(stacked)).permute(0, 3, 1, 2)
+            pixels = self.normalizer(torch.from_numpy(stacked)).permute(0, 3, 1, 2).cpu()
         return gemma3.reference_inputs(gemma3.Prompt(token_ids, [item.span for item in media], pixels))
 
     def true_logits(self, logits: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class SmallQwen3VL:
         return qwen3_vl.reference_inputs(prompt, self.arguments)
 
     def _normalized(self, item: MediaItem) -> Tensor:
-        normalized: Tensor = self.normalizer(torch.from_numpy(self.pixels(int(item.media_hash)))[None])[0]
+        normalized: Tensor = self.normalizer(torch.from_numpy(self.pixels(int(item.media_hash)))[None])[0].cpu()
         return normalized.view(2, -1, *normalized.shape[1:]) if item.modality == "video" else normalized
 
     def true_logits(self, logits: Tensor) -> Tensor:

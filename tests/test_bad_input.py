@@ -34,6 +34,7 @@ from keepsight.errors import (
 )
 from tests.drawn import ask, by_object, draw, to_data_url, to_png
 from tests.frontend.sample_pictures import encode, random_picture
+from tests.place import placed
 from tests.random_checkpoint import make_text_only_checkpoint
 
 ONE_TOKEN = SamplingParams(temperature=0, max_tokens=1)
@@ -174,7 +175,7 @@ def test_a_model_that_sees_without_the_file_that_says_how_is_refused_by_that_fil
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(device="cpu")
+    return LLM(**placed())
 
 
 def animated_gif() -> bytes:
@@ -268,7 +269,7 @@ def test_a_text_that_no_encoding_has_is_refused(llm: LLM, text: str) -> None:
 
 def test_a_model_that_reads_text_only_says_so_of_pictures(tmp_path: Path) -> None:
     make_text_only_checkpoint(tmp_path)
-    llm = LLM(tmp_path, dtype="float32", device="cpu", enable_mm_embeds=True)
+    llm = LLM(tmp_path, **placed(dtype="float32", enable_mm_embeds=True))
     with pytest.raises(PictureCountError, match="reads text only"):
         llm.chat(ask({"type": "image_embeds", "image_embeds": np.zeros((16, 64), np.float32)}))
     with pytest.raises(PictureCountError, match="holds 1 pictures, but this model reads text only") as caught:

@@ -14,6 +14,7 @@ from keepsight.errors import UnknownArchitectureError
 from tests.drawn import ask
 from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
+from tests.place import placed
 from tests.random_checkpoint import copy_all_but_the_model
 
 NUM_TOKENS = 8
@@ -57,7 +58,7 @@ def test_text_is_answered_as_by_transformers_whatever_is_answered_beside_it(arch
     for name in ("preprocessor_config.json", "processor_config.json"):
         (tmp_path / name).unlink()
     reference = ref.make_checkpoint(tmp_path, architecture, {**SIZE, **ref.TEXT_MODELS[architecture]})
-    llm = LLM(tmp_path, device="cpu", max_num_batched_tokens=16, max_num_seqs=4, block_size=8)
+    llm = LLM(tmp_path, **placed(max_num_batched_tokens=16, max_num_seqs=4, block_size=8))
     try:
         together = llm.chat([ask(question) for question in QUESTIONS], GREEDY)
         for question, output in zip(QUESTIONS, together, strict=True):
@@ -74,7 +75,7 @@ def test_who_asks_for_keepsight_s_own_modules_gets_no_others(tmp_path: Path) -> 
     copy_all_but_the_model(tmp_path)
     ref.make_checkpoint(tmp_path, "LlamaForCausalLM", SIZE)
     with pytest.raises(UnknownArchitectureError, match="LlamaForCausalLM"):
-        LLM(tmp_path, device="cpu", model_impl="keepsight")
+        LLM(tmp_path, **placed(model_impl="keepsight"))
 
 
 def draw_picture(seed: int) -> Image.Image:
@@ -109,7 +110,7 @@ def test_pictures_are_answered_as_by_transformers_whatever_is_answered_beside_th
     family: like.Family, tmp_path: Path
 ) -> None:
     reference = make_checkpoint_of_pictures(tmp_path, family)
-    llm = LLM(tmp_path, device="cpu", max_num_batched_tokens=64, max_num_seqs=4, block_size=8)
+    llm = LLM(tmp_path, **placed(max_num_batched_tokens=64, max_num_seqs=4, block_size=8))
     try:
         processor = like.load_reference(tmp_path, family)
         asked = [

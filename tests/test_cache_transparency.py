@@ -32,6 +32,7 @@ from keepsight.scheduling.stretch_loads import StretchLoad
 from keepsight.tiers.tier import StoredArray
 from tests.dequantized import QUANTIZED, dequantize_decoder
 from tests.drawn import ask, draw
+from tests.place import on_cpu_alone, placed
 from tests.runner.small_model import PLACE, WAIT_SECONDS
 from tests.scheduling.long_run import thorough
 from tests.small_judges import (
@@ -337,6 +338,9 @@ def test_every_answer_is_the_one_that_transformers_gives_alone(
 # To the last bit ----------------------------------------------------------------------------------------------
 
 
+TO_THE_LAST_BIT = "on a GPU products depend on how many rows they have"
+
+
 class Alone:
     """What the same model answers to each prompt when it is computed whole, alone, with no cache."""
 
@@ -386,6 +390,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return Alone(Judge(family(seed, tmp_path_factory.mktemp("checkpoint"), place)))
 
 
+@on_cpu_alone(TO_THE_LAST_BIT)
 @pytest.mark.parametrize("blocks_per_stretch", [1, 2])
 def test_another_engine_that_finds_all_that_was_kept_says_the_same_to_the_last_bit(
     alone: Alone, blocks_per_stretch: int
@@ -405,6 +410,7 @@ def test_another_engine_that_finds_all_that_was_kept_says_the_same_to_the_last_b
     assert after.scheduler.kv_cache.num_hit_tokens > 1.5 * before.scheduler.kv_cache.num_hit_tokens
 
 
+@on_cpu_alone(TO_THE_LAST_BIT)
 @thorough(12)
 @given(settings=SETTINGS, names=st.lists(st.sampled_from(PROMPTS), min_size=2, max_size=9), seed=st.integers(0, 2**32))
 def test_every_number_is_the_one_that_is_computed_alone_to_the_last_bit(
@@ -488,7 +494,7 @@ DEMO_SETTINGS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=DEMO_SETTINGS, scope="module")
 def demo(request: pytest.FixtureRequest) -> Iterator[LLM]:
-    with LLM(device="cpu", dtype="float32", image_backend="pil", **DEMO_SETTINGS[request.param]) as llm:
+    with LLM(**placed(dtype="float32", image_backend="pil", **DEMO_SETTINGS[request.param])) as llm:
         yield llm
 
 
@@ -500,7 +506,7 @@ def test_the_demo_answers_as_transformers_does_whatever_the_settings(demo: LLM, 
 
 
 def test_what_is_asked_again_is_found(demo_answers: list[list[int]]) -> None:
-    with LLM(device="cpu", image_backend="pil") as llm:
+    with LLM(**placed(image_backend="pil")) as llm:
         params = SamplingParams(temperature=0, max_tokens=24)
         llm.chat(conversations()[0], params)
         [again] = llm.chat(conversations()[0], params)

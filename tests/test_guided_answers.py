@@ -11,6 +11,7 @@ import pytest
 from keepsight import LLM, SamplingParams, StructuredOutputsParams
 from keepsight.demo import checkpoint_path
 from keepsight.errors import InvalidArgumentError
+from tests.place import placed
 from tests.random_checkpoint import make_checkpoint
 
 NUM_SEEDS = 50
@@ -33,7 +34,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "random":
         directory = tmp_path_factory.mktemp("random")
         make_checkpoint(directory, 3, ties_embeddings=False)
-    with LLM(directory, device="cpu", dtype="float32") as llm:
+    with LLM(directory, **placed(dtype="float32")) as llm:
         yield llm
 
 
@@ -133,7 +134,7 @@ def test_plain_answers_beside_guided_ones_are_what_they_are_alone(llm: LLM) -> N
 
 def test_with_too_few_pages_answers_are_preempted_and_the_same(llm: LLM) -> None:
     ample = texts(llm, 4, json=SCHEMA)
-    with LLM(llm.config.model, device="cpu", dtype="float32", num_gpu_blocks_override=16, max_model_len=256) as small:
+    with LLM(llm.config.model, **placed(dtype="float32", num_gpu_blocks_override=16, max_model_len=256)) as small:
         assert texts(small, 4, json=SCHEMA, max_tokens=240) == ample
 
 
@@ -177,7 +178,7 @@ def test_the_checkpoints_sampling_is_taken_where_none_is_given(tmp_path: Path) -
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "generation_config.json").unlink()
     (tmp_path / "generation_config.json").write_text('{"temperature": 0, "max_new_tokens": 7, "eos_token_id": [1, 6]}')
-    with LLM(tmp_path, device="cpu") as own, LLM(tmp_path, device="cpu", generation_config="none") as neutral:
+    with LLM(tmp_path, **placed()) as own, LLM(tmp_path, **placed(generation_config="none")) as neutral:
         assert own.get_default_sampling_params() == SamplingParams(temperature=0, max_tokens=7)
         assert neutral.get_default_sampling_params() == SamplingParams()
         [first], [second] = own.generate("Hello"), own.generate("Hello")

@@ -12,13 +12,14 @@ from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
 from tests.drawn import Drawn, ask, by_object, draw, to_data_url
 from tests.frontend.sample_pictures import encode
+from tests.place import placed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
 
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu") as llm:
+    with LLM(**placed()) as llm:
         yield llm
 
 
@@ -99,7 +100,7 @@ def test_when_nothing_is_left_of_it_the_picture_is_asked_for_and_once_sent_is_kn
 
 def test_a_kept_picture_is_found_by_its_uuid_alone_though_every_hit_is_checked() -> None:
     drawn = draw(9)
-    with LLM(device="cpu", verify_hits=1, encoder_host_cache_gb=0) as checking:
+    with LLM(**placed(verify_hits=1, encoder_host_cache_gb=0)) as checking:
         sent = ask_about(checking, by_object(drawn.picture) | {"uuid": "cat"}, drawn)
         checking.reset_encoder_cache()
         checking.reset_prefix_cache()

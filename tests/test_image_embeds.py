@@ -24,6 +24,7 @@ from keepsight.outputs import RequestOutput
 from keepsight.runner import model_runner
 from keepsight.runner.encode_media import encode_media
 from tests.drawn import Drawn, ask, by_object, by_url, draw
+from tests.place import placed
 from tests.precomputed import Values, by_embeds, embed, to_npy, to_safetensors
 
 GREEDY = SamplingParams(temperature=0, max_tokens=40)
@@ -32,7 +33,7 @@ AT = "messages[0].content[0].image_embeds"
 
 @pytest.fixture(scope="module")
 def llm() -> Iterator[LLM]:
-    with LLM(device="cpu", enable_mm_embeds=True) as llm:
+    with LLM(**placed(enable_mm_embeds=True)) as llm:
         yield llm
 
 

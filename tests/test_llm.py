@@ -36,6 +36,7 @@ from keepsight.scheduling.step_plan import StepPlan
 from tests.counted import counted
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
 from tests.frontend.picture_server import picture_server, response
+from tests.place import placed
 from tests.random_checkpoint import make_checkpoint
 from tests.wait_until import wait_until
 
@@ -82,7 +83,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     from_pretrained: Any = AutoProcessor.from_pretrained
     # Without torchvision there is only this backend of the judge.
     processor = from_pretrained(directory, backend="pil")
-    return Pair(LLM(directory, image_backend="pil", dtype="float32", device="cpu"), reference, processor)
+    return Pair(LLM(directory, **placed(image_backend="pil", dtype="float32")), reference, processor)
 
 
 def colourful_picture(width: int, height: int) -> Image.Image:
@@ -127,7 +128,7 @@ def test_what_a_picture_shows_changes_the_answer(pair: Pair) -> None:
 def test_an_answer_that_was_begun_is_gone_on_with() -> None:
     drawn = draw(7)
     messages, params = ask(by_object(drawn.picture), "What is in this picture?"), SamplingParams(temperature=0)
-    with LLM(device="cpu") as llm:
+    with LLM(**placed()) as llm:
         whole = llm.chat(messages, params)[0].outputs[0].text
         half = whole[: whole.index(" ", len(whole) // 2)]
         begun = [*messages, {"role": "assistant", "content": half}]
@@ -151,7 +152,7 @@ def test_all_pictures_of_a_model_may_be_normalised_in_another_way(pair: Pair) ->
     messages = ask({"type": "image", "image": PICTURES[2]}, "What is there?")
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     options = {"image_mean": [0.2, 0.5, 0.8], "image_std": [0.3, 0.5, 0.4], "rescale_factor": 1 / 200}
-    llm = LLM(pair.llm.config.model, image_backend="pil", dtype="float32", device="cpu", mm_processor_kwargs=options)
+    llm = LLM(pair.llm.config.model, **placed(image_backend="pil", dtype="float32", mm_processor_kwargs=options))
     [ours] = llm.chat(messages, params)
     assert list(ours.outputs[0].token_ids) == pair.reference_ids(messages, **options)[1]
     assert list(ours.outputs[0].token_ids) != pair.reference_ids(messages)[1]
@@ -159,7 +160,7 @@ def test_all_pictures_of_a_model_may_be_normalised_in_another_way(pair: Pair) ->
 
 def test_pan_and_scan_may_be_the_default_of_a_model(pair: Pair) -> None:
     options = {"do_pan_and_scan": True}
-    by_default = LLM(pair.llm.config.model, image_backend="pil", device="cpu", mm_processor_kwargs=options)
+    by_default = LLM(pair.llm.config.model, **placed(image_backend="pil", mm_processor_kwargs=options))
     messages = ask(by_object(PICTURES[0]), "What is it?")
     [cropped] = by_default.chat(messages, GREEDY)
     [asked] = pair.llm.chat(messages, GREEDY, mm_processor_kwargs=options)
@@ -173,7 +174,7 @@ def test_pan_and_scan_may_be_the_default_of_a_model(pair: Pair) -> None:
 
 @pytest.fixture(scope="module")
 def llm() -> LLM:
-    return LLM(device="cpu")
+    return LLM(**placed())
 
 
 @pytest.fixture(scope="module")
@@ -228,7 +229,7 @@ def test_pixels_are_made_by_threads_that_compute_alone(monkeypatch: pytest.Monke
     before = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        with LLM(device="cpu", media_workers=2) as llm:
+        with LLM(**placed(media_workers=2)) as llm:
             llm.chat([ask(by_object(draw(seed).picture), "What is this?") for seed in (8001, 8002, 8003)], GREEDY)
     finally:
         torch.set_num_threads(before)
@@ -378,7 +379,7 @@ def test_a_model_with_a_seed_draws_the_same_again_unless_a_request_has_its_own()
     params, own = (SamplingParams(temperature=20, max_tokens=12, ignore_eos=True, seed=each) for each in (None, 3))
 
     def draw_answers(seed: int | None) -> list[list[int]]:
-        with LLM(device="cpu", seed=seed) as llm:
+        with LLM(**placed(seed=seed)) as llm:
             outputs = llm.generate(["Hello", "Hello", "Hello"], [params, params, own], use_tqdm=False)
             outputs += llm.chat(ask("Hello"), params)
         return [each.outputs[0].token_ids for each in outputs]
@@ -475,7 +476,7 @@ def test_an_answer_ends_at_a_stop_token_at_the_end_token_or_at_its_length(llm: L
 
 
 def test_an_answer_ends_where_the_context_does(drawn: Drawn) -> None:
-    llm = LLM(device="cpu", max_model_len=50)
+    llm = LLM(**placed(max_model_len=50))
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     [output] = llm.chat(ask(by_object(drawn.picture), "What is this?"), params)
     assert len(output.prompt_token_ids) + len(output.outputs[0].token_ids) == 50
@@ -545,7 +546,7 @@ def kinds_of_prompts(drawn: Drawn) -> list[list[dict[str, Any]]]:
 def test_no_size_of_cache_or_step_changes_an_answer(llm: LLM, drawn: Drawn, options: dict[str, Any]) -> None:
     prompts = kinds_of_prompts(drawn)
     expected = [text_of(llm.chat(prompt, GREEDY)[0]) for prompt in prompts]
-    with LLM(device="cpu", **options) as other:
+    with LLM(**placed(**options)) as other:
         for _ in range(2):
             outputs = other.chat([*prompts, *prompts], GREEDY, use_tqdm=False)
             assert list(map(text_of, outputs)) == expected * 2
@@ -555,7 +556,7 @@ def test_no_size_of_cache_or_step_changes_an_answer(llm: LLM, drawn: Drawn, opti
 def test_what_lies_before_a_breakpoint_is_found_after_others_have_filled_the_cache(is_marked: bool) -> None:
     mark = {"prompt_cache_breakpoint": {"mode": "explicit"}} if is_marked else {}
     known = {"type": "text", "text": "What is in this picture? " * 12}
-    with LLM(device="cpu", num_gpu_blocks_override=32, max_model_len=256) as llm:
+    with LLM(**placed(num_gpu_blocks_override=32, max_model_len=256)) as llm:
         first = llm.chat(ask({**known, **mark}, "Well?"), GREEDY)[0]
         for number in range(12):
             llm.chat(ask(f"{number} is the number. " * 12), GREEDY)
@@ -586,7 +587,7 @@ ONE_PICTURE: dict[str, Any] = {"encoder_cache_size": 16}
 
 def test_embeddings_that_made_room_are_found_in_host_memory(drawn: Drawn) -> None:
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
-    with LLM(device="cpu", enable_prefix_caching=False, mm_processor_cache_gb=0, **ONE_PICTURE) as llm:
+    with LLM(**placed(enable_prefix_caching=False, mm_processor_cache_gb=0, **ONE_PICTURE)) as llm:
         answers = [text_of(llm.chat(ask(each, "What is this?"), GREEDY)[0]) for each in in_turn]
         assert counted(llm.engine._media_pool, DECODED) == [2]
     assert answers == answers[:2] * 3
@@ -594,12 +595,7 @@ def test_embeddings_that_made_room_are_found_in_host_memory(drawn: Drawn) -> Non
 
 @pytest.mark.parametrize("cache", [None, "lru", "shm", "shared"])
 def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn, cache: str | None) -> None:
-    options: dict[str, Any] = {
-        "device": "cpu",
-        "enable_prefix_caching": False,
-        **ONE_PICTURE,
-        "encoder_host_cache_gb": 0,
-    }
+    options = placed(enable_prefix_caching=False, **ONE_PICTURE, encoder_host_cache_gb=0)
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
     answers, num_decoded = [], list[float]()
     for gigabytes in (0.01, 0):
@@ -614,14 +610,14 @@ def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn, cach
 def test_each_picture_is_decoded_once_however_many_crops_a_request_has(num_pictures: int) -> None:
     pictures = [Image.new("RGB", (1100, 300), (20 * number, 99, 0)) for number in range(num_pictures)]
     messages = ask(*({"type": "image", "image": each} for each in pictures), "What is this?")
-    with LLM(device="cpu") as llm:
+    with LLM(**placed()) as llm:
         llm.chat(messages, GREEDY, mm_processor_kwargs={"do_pan_and_scan": True})
         pool = llm.engine._media_pool
         assert counted(pool, DECODED, PREPROCESSED) == [num_pictures, 5 * num_pictures]
 
 
 def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: Drawn) -> None:
-    with LLM(device="cpu", enable_prefix_caching=False) as llm:
+    with LLM(**placed(enable_prefix_caching=False)) as llm:
         for _ in range(2):
             llm.reset_encoder_cache()
             llm.chat(ask(by_object(drawn.picture), "What is this?"), GREEDY)
@@ -634,7 +630,7 @@ def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: 
 
 @pytest.mark.parametrize("cache", ["lru", "shm", "shared"])
 def test_a_reset_that_the_engine_reads_late_forgets_no_later_pixels(monkeypatch: Any, cache: str) -> None:
-    with LLM(device="cpu", mm_processor_cache_type=cache) as llm:
+    with LLM(**placed(mm_processor_cache_type=cache)) as llm:
         loop: Any = llm.engine._loop
         pool, reset = llm.engine._media_pool, loop._reset
 
@@ -658,7 +654,7 @@ def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:
 
 def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None:
     finished: list[str] = []
-    with LLM(device="cpu", max_num_seqs=1) as llm:
+    with LLM(**placed(max_num_seqs=1)) as llm:
         hold = threading.Event()
         loop: Any = llm.engine._loop
         run = loop._runner.run
@@ -776,7 +772,7 @@ def test_a_mistake_in_one_of_several_is_told_by_its_place_and_in_what_all_share_
 
 def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
     before = set(threading.enumerate())
-    with LLM(device="cpu") as llm:
+    with LLM(**placed()) as llm:
         assert llm.generate("Hello", SamplingParams(max_tokens=1))
         assert set(threading.enumerate()) - before
     assert not set(threading.enumerate()) - before
@@ -803,7 +799,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[object]
 
 
 def test_closing_frees_the_model_at_once_and_what_was_counted_is_still_told(models: list[weakref.ref[object]]) -> None:
-    with LLM(device="cpu") as llm:
+    with LLM(**placed()) as llm:
         assert llm.generate("Hello", SamplingParams(max_tokens=1))
         [model] = models
         assert model() is not None
@@ -833,7 +829,7 @@ def test_closing_gives_its_memory_back_to_the_system() -> None:
 
 
 def test_forgetting_it_frees_the_model_at_once(models: list[weakref.ref[object]]) -> None:
-    llm = LLM(device="cpu")
+    llm = LLM(**placed())
     assert llm.generate("Hello", SamplingParams(max_tokens=1))
     [model] = models
     del llm
@@ -845,7 +841,7 @@ def test_closing_that_is_interrupted_is_finished_when_it_is_closed_again_or_forg
     monkeypatch: pytest.MonkeyPatch, is_closed_again: bool
 ) -> None:
     before = set(threading.enumerate())
-    llm = LLM(device="cpu")
+    llm = LLM(**placed())
     with monkeypatch.context() as patch:
         patch.setattr(InProcessEngine, "close", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -863,12 +859,12 @@ def interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-FORKING = """
+FORKING = f"""
 import os, sys
 from keepsight import LLM, SamplingParams
 from keepsight.errors import KeepsightError
 one = SamplingParams(max_tokens=1)
-llm = LLM(device="cpu")
+llm = LLM(**{placed()})
 llm.generate("Hello", one)
 if (child := os.fork()) == 0:
     for call in (lambda: llm.generate(["Hello", "Hi"], one), lambda: llm.chat([], one), llm.reset_mm_cache):
@@ -881,7 +877,7 @@ if (child := os.fork()) == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert llm.generate("Hello", one)
 advice = "make one in each process, or start them by spawn"
-print(f"this LLM belongs to process {os.getpid()}, and this is {child}: {advice}")
+print(f"this LLM belongs to process {{os.getpid()}}, and this is {{child}}: {{advice}}")
 """
 
 
@@ -894,7 +890,7 @@ def test_a_forked_process_is_told_that_it_has_no_engine_and_leaves_its_parent_s_
 
 def test_one_that_is_forgotten_is_closed() -> None:
     before = set(threading.enumerate())
-    llm = LLM(device="cpu")
+    llm = LLM(**placed())
     assert set(threading.enumerate()) - before
     del llm
     gc.collect()
@@ -902,12 +898,12 @@ def test_one_that_is_forgotten_is_closed() -> None:
     assert not set(threading.enumerate()) - before
 
 
-SCRIPT = """
+SCRIPT = f"""
 import sys
 from keepsight import LLM, SamplingParams
-llm = LLM(device="cpu", allowed_media_networks=["127.0.0.0/8"])
-picture = {"type": "image_url", "image_url": {"url": sys.argv[1]}}
-llm.chat([{"role": "user", "content": [picture]}], SamplingParams(max_tokens=1))
+llm = LLM(**{placed(allowed_media_networks=["127.0.0.0/8"])})
+picture = {{"type": "image_url", "image_url": {{"url": sys.argv[1]}}}}
+llm.chat([{{"role": "user", "content": [picture]}}], SamplingParams(max_tokens=1))
 """
 
 
@@ -926,7 +922,7 @@ def test_what_a_killed_server_left_behind_is_removed(tmp_path: Path, monkeypatch
     left.mkdir()
     left.chmod(RIGHTS)
     (left / "pixels").touch()
-    with LLM(device="cpu"):
+    with LLM(**placed()):
         assert not left.exists()
 
 
@@ -939,7 +935,7 @@ def test_one_that_cannot_be_started_leaves_neither_threads_nor_files(monkeypatch
     monkeypatch.setattr(open_engine, "open_pixel_source", open_pixel_source)
     before = set(threading.enumerate())
     with pytest.raises(OSError, match="no space left"):
-        LLM(device="cpu", mm_processor_cache_type="shared")
+        LLM(**placed(mm_processor_cache_type="shared"))
     assert not set(threading.enumerate()) - before
     assert not any(folder.exists() for folder in folders)
 
@@ -964,7 +960,7 @@ def test_one_whose_making_is_interrupted_leaves_neither_threads_nor_files(
     monkeypatch.setattr(whose, step, replaced)
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
-        LLM(device="cpu", mm_processor_cache_type="shared")
+        LLM(**placed(mm_processor_cache_type="shared"))
     gc.collect()
     assert not set(threading.enumerate()) - before
     assert not list(tmp_path.iterdir())

@@ -17,6 +17,7 @@ import pytest
 from tests.cli.test_serve_recovers import ENDLESS, Server
 from tests.drawn import ask, by_url, draw
 from tests.official_client import answer, complete
+from tests.place import on_cpu_alone
 from tests.real_server import START_SECONDS, serving
 
 SMALL = ("--mm-processor-cache-gb", "0.1")
@@ -68,6 +69,7 @@ def test_four_frontends_answer_rightly_about_one_new_picture_and_about_many(tmp_
     assert "Traceback" not in log.read_text()
 
 
+@on_cpu_alone("each engine would need a GPU of its own")
 def test_an_engine_that_is_killed_costs_its_own_streams_and_the_other_goes_on(two_engines: Servers) -> None:
     with two_engines.client() as client, ThreadPoolExecutor() as threads:
         # The second goes where there is less to do.
@@ -89,6 +91,7 @@ def end_of(stream: Any) -> str:
         return str(lost.code)
 
 
+@on_cpu_alone("each engine would need a GPU of its own")
 def test_what_waits_for_a_killed_engine_is_answered_by_the_other(two_engines: Servers) -> None:
     killed, other = two_engines.living_engines()
     for pid in (killed, other):

@@ -22,6 +22,7 @@ from keepsight.image_processor_config import ImageProcessorConfig
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 from tests.frontend.picture_server import LOCAL, Asked, PictureServer, picture_server, response
 from tests.frontend.sample_pictures import encode, random_picture
+from tests.place import placed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
 NO_ENGINE = cast(Engine, None)  # nothing here gets that far
@@ -41,7 +42,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def llm(folder: Path) -> Iterator[LLM]:
-    with LLM(device="cpu", allowed_media_networks=LOCAL, allowed_local_media_path=folder) as llm:
+    with LLM(**placed(allowed_media_networks=LOCAL, allowed_local_media_path=folder)) as llm:
         yield llm
 
 

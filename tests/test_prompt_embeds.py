@@ -12,6 +12,7 @@ from keepsight import LLM, SamplingParams
 from keepsight.errors import InvalidArgumentError, PromptEmbedsError, PromptTooLongError, UnsupportedFieldError
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.outputs import RequestOutput
+from tests.place import DEVICE, placed
 from tests.precomputed import to_npy
 from tests.random_checkpoint import make_checkpoint, make_text_only_checkpoint
 
@@ -31,7 +32,7 @@ class Pair:
 
     def __init__(self, directory: Path, reference: Any, **options: Any) -> None:
         self.reference = reference
-        self.llm = LLM(directory, dtype="float32", device="cpu", enable_prompt_embeds=True, **options)
+        self.llm = LLM(directory, **placed(dtype="float32", enable_prompt_embeds=True, **options))
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         with torch.no_grad():
@@ -147,9 +148,9 @@ def test_a_model_that_reads_text_only_takes_them_too(tmp_path: Path) -> None:
     make_text_only_checkpoint(tmp_path)
     ids = [2, *IDS, *IDS, 7]
     assert len(ids) > 2 * TOKENS_PER_STRIP
-    with LLM(tmp_path, dtype="float32", device="cpu", enable_prompt_embeds=True) as llm:
+    with LLM(tmp_path, **placed(dtype="float32", enable_prompt_embeds=True)) as llm:
         loop: Any = llm.engine._loop
-        embeds = loop._runner.model.embed_tokens(torch.tensor(ids))
+        embeds = loop._runner.model.embed_tokens(torch.tensor(ids, device=DEVICE)).cpu()
         first, again, tokens = (
             llm.generate(prompt, GREEDY)[0]
             for prompt in ({"prompt_embeds": embeds}, {"prompt_embeds": embeds}, {"prompt_token_ids": ids})
@@ -160,7 +161,7 @@ def test_a_model_that_reads_text_only_takes_them_too(tmp_path: Path) -> None:
 
 def test_what_cannot_be_taken_is_refused_by_its_name() -> None:
     good = np.zeros((4, 128), np.float32)
-    with LLM(device="cpu", enable_prompt_embeds=True) as llm:
+    with LLM(**placed(enable_prompt_embeds=True)) as llm:
         for source, error in (
             (good[:, 1:], PromptEmbedsError),
             (good.astype(np.int32), PromptEmbedsError),
@@ -176,7 +177,7 @@ def test_what_cannot_be_taken_is_refused_by_its_name() -> None:
                 llm.generate({"prompt_embeds": good, other: "Hello"})
             assert beside.value.field == other
     with (
-        LLM(device="cpu") as closed,
+        LLM(**placed()) as closed,
         pytest.raises(UnsupportedFieldError, match=r"prompt_embeds.*--enable-prompt-embeds"),
     ):
         closed.generate({"prompt_embeds": good})

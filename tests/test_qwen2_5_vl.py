@@ -15,6 +15,7 @@ from keepsight import LLM, SamplingParams
 from keepsight.requests import Pixels
 from tests.drawn import ask, to_data_url
 from tests.frontend import sample_films
+from tests.place import placed
 from tests.qwen_checkpoint import QWEN2_5_VL, make_qwen_checkpoint, reference_answer
 from tests.real_server import real_server
 
@@ -32,7 +33,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 def load(directory: Path, **options: Any) -> LLM:
     # Of transformers' two, the one that needs no torchvision.
-    return LLM(directory, device="cpu", image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8, **options)
+    return LLM(directory, **placed(image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8, **options))
 
 
 def show(*pictures: Pixels) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from keepsight import LLM, SamplingParams
 from tests.drawn import ask, say
 from tests.frontend.sample_sounds import RATE, as_floats, drawn, sound, wav
 from tests.models.qwen2_audio import reference as ref
+from tests.place import placed
 from tests.real_server import real_server
 from tests.sound_checkpoint import make_sound_checkpoint
 
@@ -29,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: tuple[Path, Any]) -> Iterator[LLM]:
-    llm = LLM(checkpoint[0], device="cpu", max_num_batched_tokens=32, max_num_seqs=8)
+    llm = LLM(checkpoint[0], **placed(max_num_batched_tokens=32, max_num_seqs=8))
     yield llm
     llm.close()
 

@@ -18,6 +18,7 @@ from keepsight.requests import Pixels
 from keepsight.structured_outputs import StructuredOutputsParams
 from tests.drawn import ask, by_url, draw, say, to_data_url
 from tests.frontend import sample_films
+from tests.place import placed
 from tests.qwen_checkpoint import MAX_PIXELS, make_qwen_checkpoint, reference_answer
 from tests.real_server import real_server
 
@@ -42,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 @pytest.fixture(scope="module")
 def llm(checkpoint: tuple[Path, Any]) -> Iterator[LLM]:
     # Of transformers' two, the one that needs no torchvision.
-    llm = LLM(checkpoint[0], device="cpu", image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8)
+    llm = LLM(checkpoint[0], **placed(image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8))
     yield llm
     llm.close()
 
@@ -111,7 +112,7 @@ def test_embeddings_of_a_prompt_are_answered_as_its_tokens_are(checkpoint: tuple
     directory, reference = checkpoint
     ids = list(range(40, 130))
     embeds = reference.get_input_embeddings()(torch.tensor(ids)).detach()
-    with LLM(directory, device="cpu", enable_prompt_embeds=True) as llm:
+    with LLM(directory, **placed(enable_prompt_embeds=True)) as llm:
         by_tokens, by_embeds = llm.generate([{"prompt_token_ids": ids}, {"prompt_embeds": embeds}], GREEDY)
     assert by_embeds.outputs[0].token_ids == by_tokens.outputs[0].token_ids
 
@@ -122,12 +123,13 @@ def test_a_step_too_small_for_a_strip_of_an_embedded_prompt_is_refused(checkpoin
     with pytest.raises(KeepsightError, match=f"must be at least {TOKENS_PER_STRIP}"):
         LLM(
             checkpoint[0],
-            device="cpu",
-            enable_prompt_embeds=True,
-            max_num_seqs=1,
-            disable_chunked_mm_input=True,
-            max_num_batched_tokens=60,
-            mm_processor_kwargs=smaller,
+            **placed(
+                enable_prompt_embeds=True,
+                max_num_seqs=1,
+                disable_chunked_mm_input=True,
+                max_num_batched_tokens=60,
+                mm_processor_kwargs=smaller,
+            ),
         )
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from keepsight import LLM
 from tests.drawn import ask
+from tests.place import placed
 from tests.qwen_checkpoint import QWEN3_VL_MIXTURE, make_qwen_checkpoint, reference_answer
 from tests.test_qwen3_vl import GREEDY, film, picture, shown
 
@@ -27,7 +28,7 @@ def test_answers_about_pictures_and_films_are_the_reference_s(
     beside, frames = picture(40, 60, 1), film(4)
     conversations = [ask(*shown(beside), *more, "What is it?") for more in ([], [{"type": "video", "video": frames}])]
     sizes = {"max_num_batched_tokens": 32, "max_num_seqs": 8}
-    with LLM(directory, device="cpu", image_backend="pil", **sizes, **options) as llm:
+    with LLM(directory, **placed(image_backend="pil", **sizes, **options)) as llm:
         outputs = [output for _ in range(2) for output in llm.chat(conversations, GREEDY)]
     assert [bool(output.num_cached_tokens) for output in outputs[2:]] == [not options] * 2
     for output, shown_frames in zip(outputs, [None, frames] * 2, strict=True):

@@ -10,6 +10,7 @@ from keepsight.runner import model_runner
 from keepsight.runner.encode_media import encode_media
 from tests.counted import counted
 from tests.drawn import draw
+from tests.place import placed
 
 # Long enough for a block of the prefix cache before the picture, too.
 PROMPT = "<start_of_turn>user\nOne two three four five six seven eight nine ten.<start_of_image>What is this?"
@@ -25,7 +26,7 @@ def test_two_tenants_never_share_an_entry_of_any_cache(monkeypatch: pytest.Monke
     monkeypatch.setattr(model_runner, "encode_media", encode)
     picture = draw(5).picture
 
-    with LLM(device="cpu") as llm:
+    with LLM(**placed()) as llm:
 
         def ask_as(salt: str | None) -> tuple[float, int, bool]:
             """What was made for it, and whether keys and values were found."""

@@ -9,6 +9,7 @@ from PIL import Image
 from benchmarks.make_checkpoint import SIZES, TOKENS_PER_PICTURE, VOCAB_SIZE, make_checkpoint
 from keepsight import LLM, SamplingParams
 from tests.frontend.gemma_like import load_processor
+from tests.place import placed
 
 ONE_LAYER = {"num_hidden_layers": 1}
 
@@ -20,7 +21,7 @@ def test_transformers_reads_the_same_prompt_from_what_is_made_as_keepsight(tmp_p
     picture: dict[str, Any] = {"type": "image_pil", "image_pil": Image.new("RGB", (40, 30), "teal")}
     with_llm = [{"role": "user", "content": [picture, question]}]
     params = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
-    [output] = LLM(tmp_path, device="cpu").chat(with_llm, params)
+    [output] = LLM(tmp_path, **placed()).chat(with_llm, params)
     with_transformers = [{"role": "user", "content": [{"type": "image", "image": picture["image_pil"]}, question]}]
     read = load_processor(tmp_path).apply_chat_template(
         with_transformers, tokenize=True, add_generation_prompt=True, return_dict=True

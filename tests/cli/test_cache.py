@@ -13,6 +13,7 @@ from keepsight.tiers.pins import PinFolder
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.trace import TraceRecorder
 from tests.drawn import draw
+from tests.place import FLAGS
 from tests.tiers.arrays import array_of, key_of
 
 CROPS = '{"do_pan_and_scan": true}'
@@ -151,7 +152,7 @@ def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
     # Wide enough for crops, which are pinned with it.
     draw(3).picture.resize((1200, 400)).save(picture)
     draw(4).picture.save(other)
-    options = ["--encoder-disk-cache", str(tmp_path / "kept"), "--device", "cpu", "--mm-processor-kwargs", CROPS]
+    options = ["--encoder-disk-cache", str(tmp_path / "kept"), *FLAGS, "--mm-processor-kwargs", CROPS]
     # Even where a server with these flags keeps prompts, which would spare their pictures the encoding.
     for _ in range(2):
         assert main(["cache", "warm", str(picture), *options, "--prefix-disk-cache", str(tmp_path / "prefixes")]) == 0
@@ -174,7 +175,7 @@ def test_a_picture_that_cannot_be_warmed_is_told_by_its_file(
         draw(3).picture.save(picture)
     # In its header, which is read before a model is loaded, or behind it.
     pictures[1].write_bytes(pictures[1].read_bytes()[:kept_bytes])
-    options = ["--encoder-disk-cache", str(tmp_path / "kept"), "--device", "cpu"]
+    options = ["--encoder-disk-cache", str(tmp_path / "kept"), *FLAGS]
     assert main(["cache", "warm", *map(str, pictures), *options]) == 2
     [told] = capsys.readouterr().err.splitlines()
     assert told.startswith(f"keepsight cache: {pictures[1]}: the picture ({kept_bytes} bytes) is damaged or truncated")
@@ -197,7 +198,7 @@ def test_pictures_that_are_not_kept_though_they_were_encoded_are_told(
     picture = tmp_path / "picture.png"
     draw(3).picture.save(picture)
     # Smaller than one embedding.
-    assert main(["cache", "warm", str(picture), "--encoder-disk-cache", f"{tmp_path}/kept:4K", "--device", "cpu"]) == 1
+    assert main(["cache", "warm", str(picture), "--encoder-disk-cache", f"{tmp_path}/kept:4K", *FLAGS]) == 1
     assert capsys.readouterr().out.endswith(f"\n{picture} is not kept by the disk tier\n")
 
 

@@ -8,6 +8,7 @@ from keepsight.cli.main import main
 from keepsight.llm import LLM
 from keepsight.outputs import CompletionOutput, RequestOutput
 from tests.drawn import Drawn, draw, list_question
+from tests.place import FLAGS
 
 
 @pytest.fixture
@@ -16,8 +17,8 @@ def drawn() -> Drawn:
 
 
 def generate(*arguments: str) -> int:
-    """On the CPU, with a GPU too, unless they say otherwise."""
-    return main(["generate", "--device", "cpu", *arguments])
+    """Where `place` says, unless they say otherwise."""
+    return main(["generate", *FLAGS, *arguments])
 
 
 def save(drawn: Drawn, path: Path) -> str:

@@ -19,10 +19,11 @@ from keepsight.runner.model_runner import ModelRunner
 from keepsight.runner.openmp_team import keeping_team_size, set_team_size
 from keepsight.runner.share_device import CpuShare
 from keepsight.structured_outputs import StructuredOutputsParams
+from tests.place import placed
 
 
 def test_an_engine_normalises_as_its_operator_says() -> None:
-    engine = load_engine_alone(Config(device="cpu", mm_processor_kwargs={"image_mean": 0.25, "image_std": 0.5}))
+    engine = load_engine_alone(Config(**placed(mm_processor_kwargs={"image_mean": 0.25, "image_std": 0.5})))
     try:
         assert isinstance(engine.runner, ModelRunner)
         assert engine.runner.normalizer is not None
@@ -52,7 +53,7 @@ def test_an_engine_has_as_many_threads_as_its_container_has_cores_or_one_for_the
 def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path: Path) -> None:
     """It would keep every stream waiting."""
     folder = shutil.copytree(checkpoint_path(), tmp_path / "demo")
-    engine = load_engine_alone(Config(device="cpu", model=str(folder)))
+    engine = load_engine_alone(Config(**placed(model=str(folder))))
     try:
         (folder / "tokenizer.json").unlink()
         assert isinstance(engine.runner, ModelRunner)
@@ -96,5 +97,5 @@ def test_an_engine_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path, monkey
     monkeypatch.setattr(load_engine, "load_runner", refuse)
     before = set(threading.enumerate())
     with pytest.raises(OSError, match="Cannot allocate memory"):
-        load_engine_alone(Config(device="cpu", encoder_disk_cache=str(tmp_path)))
+        load_engine_alone(Config(**placed(encoder_disk_cache=str(tmp_path))))
     assert not [thread for thread in set(threading.enumerate()) - before if "tier" in thread.name]

@@ -20,10 +20,11 @@ from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Encoding, NewSequence, SequenceId, Slice, StepPlan, StepResult
 from tests.models.gemma3 import reference as ref
+from tests.place import DEVICE
 
 BLOCK_SIZE, NUM_BLOCKS = 16, 100
 WAIT_SECONDS = 30
-PLACE = Placement(torch.device("cpu"), torch.float32)
+PLACE = Placement(torch.device(DEVICE), torch.float32)
 
 
 class SmallModel:

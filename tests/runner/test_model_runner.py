@@ -16,7 +16,7 @@ from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.model_runner import Job
-from keepsight.runner.share_device import CpuShare
+from keepsight.runner.share_device import CpuShare, CudaShare
 from keepsight.runner.stored_tensors import from_stored, to_stored
 from keepsight.scheduling.step_plan import (
     Encoding,
@@ -32,10 +32,12 @@ from keepsight.scheduling.step_plan import (
     StepResult,
 )
 from keepsight.tiers.tier import StoredArray
+from tests.place import DEVICE, on_cpu_alone
 from tests.runner.small_model import BLOCK_SIZE, NUM_BLOCKS, WAIT_SECONDS, Driver, SmallModel
 from tests.runner.test_memory_ahead import needs_kernel
 
 NUM_TOKENS = 64
+Share = {"cpu": CpuShare, "cuda": CudaShare}[DEVICE]
 
 
 @pytest.fixture(scope="module", params=[0, 5, 8, 11, 12, 13], ids=lambda seed: f"config{seed}")
@@ -142,7 +144,8 @@ def test_pages_that_were_kept_go_on_in_another_runner(small: SmallModel, order: 
     rest = after.slice(sequence_id, 2 * BLOCK_SIZE, len(request.token_ids), gap=True)
     after.runner.hold_stretch(b"kept", kept[b"kept"])
     after.runner.run(StepPlan(fill=[PageFill(after.pages[sequence_id][place], b"kept", place) for place in order]))
-    assert torch.equal(after.runner.blocks.read(after.pages[sequence_id][:2]), from_stored(kept[b"kept"]))
+    found = after.runner.blocks.read(after.pages[sequence_id][:2]).cpu()
+    assert torch.equal(found, from_stored(kept[b"kept"]))
     after.compute(rest)
     after.decode(sequence_id, num_tokens=7)
     after.runner.close()
@@ -318,7 +321,7 @@ def test_what_fails_beside_has_ended_on_its_device_before_that_is_told(
 ) -> None:
     """What it was still writing to would be another's by then."""
     ended = threading.Event()
-    monkeypatch.setattr(CpuShare, "finish_part", lambda _: ended.set())
+    monkeypatch.setattr(Share, "finish_part", lambda _: ended.set())
     driver = Driver(one_small)
     sequence_id = driver.begin(one_small.request("r"))
     fail_on(monkeypatch, "compute")
@@ -394,7 +397,7 @@ def test_what_nobody_wants_when_it_has_its_turn_is_not_encoded(
     one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_begin = threading.Event()
-    monkeypatch.setattr(CpuShare, "before_part", lambda _: may_begin.wait(WAIT_SECONDS))
+    monkeypatch.setattr(Share, "before_part", lambda _: may_begin.wait(WAIT_SECONDS))
     driver = Driver(one_small)
     for number in range(2):
         driver.runner.hold_pixels(str(number), one_small.pixels(number))
@@ -448,7 +451,7 @@ def test_embeddings_that_came_are_held_as_they_are_beside_pictures_that_are_enco
     results = one.encode([embeds[0], Encoding("p", "p", num_tokens), embeds[1], wrong])
     assert {key for each in results for key in each.encoded} == {"e", "p"}
     assert {key for each in results for key in each.failed_encodings} == {"f", "w"}
-    assert np.array_equal(one.runner.embeddings.get("e").numpy(), came)
+    assert np.array_equal(one.runner.embeddings.get("e").cpu().numpy(), came)
 
 
 def test_evicted_embeddings_unneeded_pixels_and_ended_sequences_are_forgotten(
@@ -490,6 +493,7 @@ def test_a_closed_runner_s_thread_has_ended(one_small: SmallModel) -> None:
 
 
 @needs_kernel
+@on_cpu_alone("a GPU's memory is there at once")
 def test_it_prepares_memory_until_there_is_enough_and_keeps_what_is_computed(
     one: Driver, one_small: SmallModel
 ) -> None:
@@ -505,6 +509,7 @@ def test_it_prepares_memory_until_there_is_enough_and_keeps_what_is_computed(
 
 
 @needs_kernel
+@on_cpu_alone("a GPU's memory is there at once")
 def test_it_prepares_nothing_while_others_compute(one: Driver) -> None:
     may_end = threading.Event()
 
