@@ -1,11 +1,16 @@
 """A GPU's kernels; where no GPU is Triton's own interpreter runs them, number by number, on the host's tensors.
 
-What it shows is that they say the right thing, not what a GPU makes of it; it multiplies no bfloat16.
+What it shows is that they say the right thing, not what a GPU makes of it; it multiplies no bfloat16.  Compiled for a
+GPU they are wherever Triton is.
 """
 
+import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -15,9 +20,32 @@ from keepsight.models import cpu_library, gpu_library
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not tested")
 
-from keepsight.models import gpu_kernels
+from keepsight.models import gpu_kernels, gpu_whole_sight
 
-__all__ = ["DEVICE", "gpu_kernels", "kernels_in_use"]
+__all__ = ["DEVICE", "gpu_kernels", "gpu_whole_sight", "kernels_in_use"]
+# Of any GPU's, what one program may have of the memory that its threads share.
+MAX_SHARED_BYTES = 99 * 1024
+COMPILE = """
+import importlib, json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+for module, name, types, constants in json.loads(sys.argv[1]):
+    kernel = getattr(importlib.import_module(f"keepsight.models.{module}"), name)
+    options = {each: constants.pop(each) for each in ("num_stages", "num_warps") if each in constants}
+    aligned = {(kernel.arg_names.index(each),): [["tt.divisibility", 16]] for each in types if types[each][0] == "*"}
+    source = ASTSource(kernel, {**types, **dict.fromkeys(constants, "constexpr")}, constants, aligned)
+    for capability in (80, 90):
+        print(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).metadata.shared)
+"""
+
+
+class Kernel(NamedTuple):
+    module: str
+    name: str
+    types: dict[str, str]  # of what it is told
+    constants: dict[str, Any]  # of one model
 
 
 @contextmanager
@@ -29,3 +57,14 @@ def kernels_in_use() -> Iterator[None]:
         # Most of a GPU's would find nothing to do here, one after the other.
         monkeypatch.setattr(gpu_kernels, "PROGRAMS_PER_ROW", 4)
         yield
+
+
+def shared_bytes_of(kernels: list[Kernel]) -> list[int]:
+    """Of each, compiled for two kinds of GPUs, what its threads share."""
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE, json.dumps(kernels)]
+    compiled = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert compiled.returncode == 0, compiled.stderr
+    shared = list(map(int, compiled.stdout.split()))
+    assert len(shared) == 2 * len(kernels)
+    return shared

@@ -1,9 +1,5 @@
 """A GPU's kernels compute what torch's operations do, and are compiled for real GPUs, though none is here."""
 
-import json
-import os
-import subprocess
-import sys
 from typing import Any
 
 import pytest
@@ -15,27 +11,11 @@ from torch import Tensor
 
 from keepsight.models.attention import attend_plainly
 from keepsight.models.layers import ACTIVATIONS
-from tests.models.gpu_kernels_here import DEVICE, gpu_kernels
+from tests.models.gpu_kernels_here import DEVICE, MAX_SHARED_BYTES, Kernel, gpu_kernels, shared_bytes_of
 
 EPS = 1e-6
 # The interpreter knows float16 for a number of half the digits.
 DTYPES = [torch.float32, torch.float16]
-# Of any GPU's, what one program may have of the memory that its threads share.
-MAX_SHARED_BYTES = 99 * 1024
-COMPILE = """
-import json, sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from keepsight.models import gpu_kernels
-
-for name, types, constants in json.loads(sys.argv[1]):
-    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(types.values()) if kind.startswith("*")}
-    signature = {**types, **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(getattr(gpu_kernels, name), signature, constants, aligned)
-    for capability in (80, 90):
-        print(triton.compile(source, target=GPUTarget("cuda", capability, 32)).metadata.shared)
-"""
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -188,10 +168,7 @@ def test_a_row_that_sees_nothing_is_zero_and_company_changes_no_bit() -> None:
 # Real GPUs ----------------------------------------------------------------------------------------------------
 
 
-def kernels_of(
-    heads: int, kv_heads: int, dim: int, number: str, bytes_per_number: int
-) -> list[tuple[str, dict[str, str], dict[str, Any]]]:
-    """Each kernel, the types of what it is told, and what is constant for one model."""
+def kernels_of(heads: int, kv_heads: int, dim: int, number: str, bytes_per_number: int) -> list[Kernel]:
     model, exact, wide = f"*{number}", "*fp32", "*i64"
     shares = {"sums": exact, "largest": exact, "weights": exact}
     read = {"query": model, "keys": model, "values": model}
@@ -203,7 +180,7 @@ def kernels_of(
     of_heads = {**read, "projected": model, "scales": exact, "cos": model, "sin": model, "slots": wide, "eps": "fp32"}
     of_share = {**shares, **read, "tables": wide, "ends": wide, "scale": "fp32"}
     group = {"GROUP": heads // kv_heads, "LANES": 16, "KV_HEADS": kv_heads}
-    return [
+    told: list[tuple[str, dict[str, str], dict[str, Any]]] = [
         ("_norm", of_norm, {"WIDTH": 4096}),
         ("_add_and_norm", of_sums, {"NORMS": True, "WIDTH": 4096}),
         *(("_gate", of_gate, {"ACTIVATION": each, "WIDTH": gpu_kernels.GATED_AT_ONCE}) for each in ACTIVATIONS),
@@ -212,15 +189,9 @@ def kernels_of(
         ("_attend_share", of_share, {"SOFTCAP": 50.0, **group, **far}),
         ("_add_shares", {"out": model, **shares, "ends": wide}, {"HEADS": heads, **far}),
     ]
+    return [Kernel("gpu_kernels", *each) for each in told]
 
 
 @pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])
 def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
-    kernels = kernels_of(8, 4, 256, number, num_bytes)
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, json.dumps(kernels)]
-    compiled = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert compiled.returncode == 0, compiled.stderr
-    shared = list(map(int, compiled.stdout.split()))
-    assert len(shared) == 2 * len(kernels)
-    assert max(shared) <= MAX_SHARED_BYTES
+    assert max(shared_bytes_of(kernels_of(8, 4, 256, number, num_bytes))) <= MAX_SHARED_BYTES

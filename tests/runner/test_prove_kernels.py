@@ -22,6 +22,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory: Path = tmp_path_factory.mktemp("checkpoint")
     with kernels_in_use(), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(module, "NUM_BLOCKS", 1)
+        monkeypatch.setattr(module, "WINDOW", 40)
         # With a window that is wider than the prompt, and without one.
         yield SmallModel(66, directory, Placement(DEVICE, torch.float32)).model
 
@@ -61,6 +62,38 @@ def test_a_kernel_with_other_numbers_is_found_out(
     monkeypatch.setattr(gpu_kernels, name, wrong)
     assert_not_used(model)
     assert "the kernels for the GPU are not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "distort",
+    [lambda rows: rows.flip(-1), lambda rows: torch.full_like(rows, torch.nan), torch.zeros_like],
+    ids=["flip", "nan", "zero"],
+)
+def test_a_tower_s_kernel_with_other_numbers_for_one_patch_is_found_out(
+    model: Model, distort: Callable[[Tensor], Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = gpu_kernels.attend_to_all
+
+    def wrong(heads: Tensor, attended: Tensor, *arguments: Any) -> None:
+        right(heads, attended, *arguments)
+        attended[-1, -1, -1] = distort(attended[-1, -1, -1])
+
+    monkeypatch.setattr(gpu_kernels, "attend_to_all", wrong)
+    assert_not_used(model)
+
+
+def test_a_tower_s_kernel_that_leaves_out_what_is_behind_its_last_whole_part_is_found_out(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right, num_left_out = gpu_kernels.attend_to_all, 8
+
+    def wrong(heads: Tensor, attended: Tensor, first: int, end: int, size: int, scale: float) -> None:
+        for begin in range(first, end, size):
+            right(heads, attended, begin, begin + size, size, scale)
+            right(heads, attended, begin, begin + size - num_left_out, size - num_left_out, scale)
+
+    monkeypatch.setattr(gpu_kernels, "attend_to_all", wrong)
+    assert_not_used(model)
 
 
 def is_far(keys: Tensor, ends: Tensor, window: int | None) -> bool:

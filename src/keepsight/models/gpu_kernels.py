@@ -1,7 +1,8 @@
 """What a GPU does between matrix products where torch's operations are too many or read too much: Triton kernels.
 
 A step of single tokens is their launches and what they read.  Norms and rotation are fewer launches than torch's, and
-keys are read where their pages lie.  Whatever a row's numbers are, they depend on that row alone.
+keys are read where their pages lie; towers attend by `gpu_whole_sight.py`.  Whatever a row's numbers are, they depend
+on that row alone.
 
 Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
 """
@@ -11,6 +12,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from keepsight.models.gpu_whole_sight import LEAST_SIDE
+from keepsight.models.gpu_whole_sight import attend_to_all as attend_to_all
+
 # Of one row's attention, whatever else there is: enough for a GPU that has nothing but that row, and never another
 # number, which would sum in another order.
 PROGRAMS_PER_ROW = 128
@@ -18,8 +22,6 @@ PROGRAMS_PER_ROW = 128
 BYTES_OF_KEYS = 16 * 1024
 # By one program: enough of them for a GPU that has one row.
 GATED_AT_ONCE = 512
-# The least that a tensor core multiplies, in any direction.
-LEAST_SIDE = 16
 
 
 # Norms --------------------------------------------------------------------------------------------------------

@@ -48,6 +48,8 @@ class GpuKernels(Protocol):
         softcap: float | None,
     ) -> Tensor: ...
 
+    def attend_to_all(self, heads: Tensor, attended: Tensor, first: int, end: int, size: int, scale: float) -> None: ...
+
 
 _NOWHERE: frozenset[str] = frozenset()
 _ON_GPUS = frozenset({"cuda"})

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from keepsight.models.cpu_kernels import attend_to_all, can_attend
 from keepsight.models.feed_forward import FeedForward, GatedFeedForward
+from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, RMSNorm, WeightSlot, rotate, under
 
 # On a CPU the inner rows of more would leave its cache between two products.
@@ -94,7 +95,7 @@ class VisionLayer(nn.Module):
                     turned.copy_(rotate(turned.float(), (cos, sin)))
             yield
         attended = torch.empty_like(hidden)
-        yield from self._attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]), windows)
+        yield from self.attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]), windows)
         for group in groups:
             rows = hidden[group]
             self.out.add_to(rows, attended[group])
@@ -107,11 +108,16 @@ class VisionLayer(nn.Module):
         room = hidden.new_empty(pictures, 3, self.num_heads, patches, self.head_dim)
         return room.permute(0, 3, 1, 2, 4)
 
-    def _attend(self, heads: Tensor, attended: Tensor, windows: Sequence[Windows]) -> Iterator[None]:
-        """To `attended` [pictures, patches, heads, head_dim]."""
+    def attend(self, heads: Tensor, attended: Tensor, windows: Sequence[Windows]) -> Iterator[None]:
+        """From queries, keys and values to `attended` [pictures, patches, heads, head_dim]."""
         scale = self.head_dim**-0.5
         pictures, patches = attended.shape[:2]
         windows = windows or [Windows(0, patches, patches)]
+        if kernels := kernels_for(attended.device):
+            for each in windows:
+                kernels.attend_to_all(heads, attended, *each, scale)
+                yield
+            return
         if not can_attend(attended[0], self.num_heads):
             for each in windows:
                 _attend_plainly(heads, attended, each, scale)

@@ -1,0 +1,146 @@
+"""Attention of patches on a GPU, which all see each other, or those of a window: a Triton kernel.
+
+A head is read as a power of two and a rest (72 numbers as 64 and 16), where that is less than the next power of two;
+torch's kernels read 96.  Whatever a patch's numbers are, they depend on what it sees alone.
+
+Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
+"""
+
+import math
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+# The least that a tensor core multiplies, in any direction.
+LEAST_SIDE = 16
+# Of a program, by the bytes of a number: those of 4 no tensor core multiplies, and registers hold fewer of them.
+MOST_ROWS = {2: 128, 4: 32}
+NUM_KEYS = {2: 64, 4: 16}
+BYTES_OF_ROWS = 24 * 1024
+# Of keys, all but one on their way.
+MOST_STAGES = 3
+NUM_WARPS = 4
+# Of rows, and of keys and values in all stages: what any GPU's threads may share.
+BYTES_OF_ALL = 96 * 1024
+
+
+def attend_to_all(
+    heads: Tensor,  # [pictures, patches, 3, heads, head_dim], as a view of [pictures, 3, heads, patches, head_dim]
+    attended: Tensor,  # [pictures, patches, heads, head_dim]
+    first: int,
+    end: int,
+    size: int,
+    scale: float,
+) -> None:
+    """To `attended`; of patches [first, end) each `size` that follow each other see one another."""
+    pictures, patches, num_heads, dim = attended.shape
+    assert heads.permute(0, 2, 3, 1, 4).is_contiguous()
+    assert attended.is_contiguous()
+    assert (end - first) % size == 0
+    tiles = tiles_of(dim, heads.itemsize)
+    programs = (end - first) // size * triton.cdiv(size, tiles["ROWS"])
+    _attend_to_all[(programs, num_heads, pictures)](
+        attended, heads, patches, first, size, scale / math.log(2), HEADS=num_heads, **tiles
+    )
+
+
+def tiles_of(dim: int, bytes_per_number: int) -> dict[str, int]:
+    """What a program has at once."""
+    width = max(LEAST_SIDE, triton.next_power_of_2(dim))
+    main, rest = width // 2, max(LEAST_SIDE, triton.next_power_of_2(dim - width // 2))
+    if main + rest >= width:
+        main, rest = width, 0
+    of_row = (main + rest) * bytes_per_number
+    rows = min(MOST_ROWS[bytes_per_number], triton.next_power_of_2(BYTES_OF_ROWS // of_row + 1) // 2)
+    keys = NUM_KEYS[bytes_per_number]
+    stages = min(MOST_STAGES, (BYTES_OF_ALL - rows * of_row) // (2 * keys * of_row))
+    tiles = {"DIM": dim, "MAIN": main, "REST": rest, "ROWS": rows, "KEYS": keys}
+    return {**tiles, "num_stages": stages, "num_warps": NUM_WARPS}
+
+
+# Compiled once for all sizes.
+@triton.jit(do_not_specialize=["patches", "first", "size"])
+def _attend_to_all(
+    attended, heads, patches, first, size, scale,
+    HEADS: tl.constexpr, DIM: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr,
+    ROWS: tl.constexpr, KEYS: tl.constexpr,
+):  # fmt: skip
+    blocks = tl.cdiv(size, ROWS)
+    window, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
+    head, picture = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    begin = first + window * size
+    # By DIM, and no stride that is told: how far a row is aligned is known from it, whatever the number of patches.
+    of_head = patches.to(tl.int64) * DIM
+    query = heads + (picture * (3 * HEADS) + head) * of_head + begin * DIM
+    key = query + HEADS * of_head
+    value = key + HEADS * of_head
+    rows = block * ROWS + tl.arange(0, ROWS)
+    query_main = _read(query, rows, size, 0, MAIN, DIM, False)
+    query_rest = _read(query, rows, size, MAIN, REST, DIM, False) if REST > 0 else query_main
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    main = tl.zeros([ROWS, MAIN], tl.float32)
+    rest = tl.zeros([ROWS, REST], tl.float32) if REST > 0 else main
+    whole = size - size % KEYS
+    for start in range(0, whole, KEYS):
+        top, total, main, rest = _see(
+            top, total, main, rest, query_main, query_rest, key, value, start, size, scale, MAIN, REST, DIM, KEYS, True
+        )
+    if whole < size:
+        top, total, main, rest = _see(
+            top, total, main, rest, query_main, query_rest, key, value, whole, size, scale, MAIN, REST, DIM, KEYS, False
+        )
+    output = attended + (picture * patches + begin) * (HEADS * DIM) + head * DIM
+    _write(output, rows, size, main / total[:, None], 0, MAIN, HEADS, DIM)
+    if REST > 0:
+        _write(output, rows, size, rest / total[:, None], MAIN, REST, HEADS, DIM)
+
+
+@triton.jit
+def _see(
+    top, total, main, rest, query_main, query_rest, key, value, start, size, scale,
+    MAIN: tl.constexpr, REST: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, ALL_ARE_THERE: tl.constexpr,
+):  # fmt: skip
+    """Of each row the largest score, the weights' sum and that of what they weigh, with some keys more."""
+    keys = start + tl.arange(0, KEYS)
+    key_main = _read(key, keys, size, 0, MAIN, DIM, ALL_ARE_THERE)
+    scores = tl.dot(query_main, tl.trans(key_main), input_precision="ieee")
+    if REST > 0:
+        key_rest = _read(key, keys, size, MAIN, REST, DIM, ALL_ARE_THERE)
+        scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
+    if not ALL_ARE_THERE:
+        scores = tl.where((keys < size)[None, :], scores, float("-inf"))
+    new_top = tl.maximum(top, tl.max(scores, 1) * scale)
+    shrink = tl.exp2(top - new_top)
+    likely = tl.exp2(scores * scale - new_top[:, None])
+    total = total * shrink + tl.sum(likely, 1)
+    weights = likely.to(value.dtype.element_ty)
+    value_main = _read(value, keys, size, 0, MAIN, DIM, ALL_ARE_THERE)
+    main = tl.dot(weights, value_main, main * shrink[:, None], input_precision="ieee")
+    if REST > 0:
+        value_rest = _read(value, keys, size, MAIN, REST, DIM, ALL_ARE_THERE)
+        rest = tl.dot(weights, value_rest, rest * shrink[:, None], input_precision="ieee")
+    return new_top, total, main, rest
+
+
+@triton.jit
+def _read(
+    source, rows, size, FIRST: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, ALL_ARE_THERE: tl.constexpr
+):
+    """Of rows some columns; what is not there is 0."""
+    columns = FIRST + tl.arange(0, COLUMNS)
+    is_there = (columns < DIM)[None, :]
+    if not ALL_ARE_THERE:
+        is_there = is_there & (rows < size)[:, None]
+    return tl.load(source + rows[:, None] * DIM + columns[None, :], mask=is_there, other=0.0)
+
+
+@triton.jit
+def _write(
+    output, rows, size, numbers, FIRST: tl.constexpr, COLUMNS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr
+):
+    columns = FIRST + tl.arange(0, COLUMNS)
+    is_there = (rows < size)[:, None] & (columns < DIM)[None, :]
+    at = output + rows[:, None] * (HEADS * DIM) + columns[None, :]
+    tl.store(at, numbers.to(output.dtype.element_ty), mask=is_there)

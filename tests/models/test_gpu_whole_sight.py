@@ -1,0 +1,143 @@
+"""A GPU's kernel shows patches to each other as torch's operation does, and a layer of a tower is the same with it."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from keepsight.models.gpu_library import without_kernels
+from keepsight.models.layers import Placement
+from keepsight.models.vision_layer import VisionLayer, VisionLayerConfig, Windows
+from tests.models.gpu_kernels_here import (
+    DEVICE,
+    MAX_SHARED_BYTES,
+    Kernel,
+    gpu_kernels,
+    gpu_whole_sight,
+    kernels_in_use,
+    shared_bytes_of,
+)
+
+# The interpreter knows float16 for a number of half the digits.
+DTYPES = [torch.float32, torch.float16]
+SCALE = 0.3
+DIMS = (8, 56, 64, 72, 80, 96, 128)
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    torch.manual_seed(0)
+
+
+def draw_heads(pictures: int, patches: int, num_heads: int, dim: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(pictures, 3, num_heads, patches, dim).to(DEVICE, dtype).permute(0, 3, 1, 2, 4)
+
+
+def attend(heads: Tensor, windows: Sequence[Windows] = ()) -> Tensor:
+    """Of patches in no window nothing is written."""
+    pictures, patches, _, num_heads, dim = heads.shape
+    attended = heads.new_full((pictures, patches, num_heads, dim), torch.nan)
+    for each in windows or [Windows(0, patches, patches)]:
+        gpu_kernels.attend_to_all(heads, attended, *each, SCALE)
+    return attended
+
+
+def attend_plainly(heads: Tensor) -> Tensor:
+    query, key, value = heads.float().transpose(1, 3).unbind(2)
+    return F.scaled_dot_product_attention(query, key, value, scale=SCALE).transpose(1, 2)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    rounding = 1e-5 if found.dtype is torch.float32 else 5e-3
+    torch.testing.assert_close(found.float(), expected, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", DIMS)
+def test_patches_see_each_other_whatever_the_size_of_a_head(dim: int, dtype: torch.dtype) -> None:
+    heads = draw_heads(2, 75, 2, dim, dtype)
+    assert_close(attend(heads), attend_plainly(heads))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("patches", [1, 15, 16, 64, 65, 127, 128, 129, 256])
+def test_any_number_of_patches_sees_each_other(patches: int, dtype: torch.dtype) -> None:
+    heads = draw_heads(1, patches, 1, 72, dtype)
+    assert_close(attend(heads), attend_plainly(heads))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_patches_of_a_window_see_those_alone_and_others_are_left_as_they_are(dtype: torch.dtype) -> None:
+    heads = draw_heads(2, 330, 2, 80, dtype)
+    windows = [Windows(0, 192, 64), Windows(192, 240, 16), Windows(250, 327, 77)]
+    attended = attend(heads, windows)
+    for first, end, size in windows:
+        for begin in range(first, end, size):
+            some = slice(begin, begin + size)
+            assert_close(attended[:, some], attend_plainly(heads[:, some]))
+    assert attended[:, 240:250].isnan().all()
+    assert attended[:, 327:].isnan().all()
+
+
+@pytest.mark.parametrize("score", [-120.0, 120.0])
+def test_scores_whose_exponential_is_no_number_may_all_be_far_from_0(score: float) -> None:
+    heads = draw_heads(1, 70, 1, 16)
+    heads[:, :, 0, :, 0], heads[:, :, 1, :, 0] = score / SCALE, 1.0
+    assert_close(attend(heads), attend_plainly(heads))
+
+
+def test_company_changes_no_bit() -> None:
+    heads = draw_heads(3, 200, 2, 72, torch.float16)
+    together = attend(heads)
+    for picture in range(3):
+        alone = draw_heads(1, 200, 2, 72, torch.float16).copy_(heads[picture])
+        assert torch.equal(attend(alone)[0], together[picture])
+    window = draw_heads(1, 50, 2, 72, torch.float16).copy_(heads[1, 50:100])
+    assert torch.equal(attend(heads, [Windows(0, 200, 50)])[1, 50:100], attend(window)[0])
+
+
+def test_a_head_is_read_as_a_power_of_two_and_a_rest_where_that_is_less() -> None:
+    parts = {dim: gpu_whole_sight.tiles_of(dim, 2) for dim in DIMS}
+    assert {dim: (each["MAIN"], each["REST"]) for dim, each in parts.items()} == {
+        8: (16, 0), 56: (64, 0), 64: (64, 0), 72: (64, 16), 80: (64, 16), 96: (64, 32), 128: (128, 0)
+    }  # fmt: skip
+
+
+# Layers -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("windows", [(), (Windows(0, 64, 16), Windows(64, 70, 6))], ids=["whole", "windows"])
+def test_a_layer_of_a_tower_is_the_same_with_the_kernel(windows: Sequence[Windows]) -> None:
+    config = VisionLayerConfig(144, 64, 2, 1e-6, "gelu", ("q_proj", "k_proj", "v_proj"))
+    layer = VisionLayer(config, Placement(DEVICE, torch.float32))
+    for parameter in layer.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    hidden = torch.randn(2, 70, 144).to(DEVICE)
+
+    def compute() -> Tensor:
+        rows = hidden.clone()
+        for _ in layer(rows, layer.make_heads(rows), windows=windows):
+            pass
+        return rows
+
+    with torch.inference_mode(), kernels_in_use():
+        found = compute()
+        with without_kernels():
+            expected = compute()
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+
+
+# Real GPUs ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])
+def test_the_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
+    types = {"attended": f"*{number}", "heads": f"*{number}", "scale": "fp32"}
+    types |= dict.fromkeys(("patches", "first", "size"), "i32")
+    kernels = [
+        Kernel("gpu_whole_sight", "_attend_to_all", types, {"HEADS": 16, **gpu_whole_sight.tiles_of(dim, num_bytes)})
+        for dim in DIMS
+    ]
+    assert max(shared_bytes_of(kernels)) <= MAX_SHARED_BYTES
