@@ -40,8 +40,9 @@ def attend_to_all(
     assert (end - first) % size == 0
     tiles = tiles_of(dim, heads.itemsize)
     programs = (end - first) // size * triton.cdiv(size, tiles["ROWS"])
+    scale /= math.log(2)  # whose exponential is a power of 2
     _attend_to_all[(programs, num_heads, pictures)](
-        attended, heads, patches, first, size, scale / math.log(2), HEADS=num_heads, **tiles
+        attended, heads, patches, first, size, scale, HEADS=num_heads, **tiles
     )
 
 
@@ -87,6 +88,7 @@ def _attend_to_all(
         top, total, main, rest = _see(
             top, total, main, rest, query_main, query_rest, key, value, start, size, scale, MAIN, REST, DIM, KEYS, True
         )
+    # By themselves, as asking of each key whether it is there takes twice the time.
     if whole < size:
         top, total, main, rest = _see(
             top, total, main, rest, query_main, query_rest, key, value, whole, size, scale, MAIN, REST, DIM, KEYS, False
@@ -105,7 +107,7 @@ def _see(
     """Of each row the largest score, the weights' sum and that of what they weigh, with some keys more."""
     keys = start + tl.arange(0, KEYS)
     key_main = _read(key, keys, size, 0, MAIN, DIM, ALL_ARE_THERE)
-    scores = tl.dot(query_main, tl.trans(key_main), input_precision="ieee")
+    scores = tl.dot(query_main, tl.trans(key_main), input_precision="ieee")  # [ROWS, KEYS]
     if REST > 0:
         key_rest = _read(key, keys, size, MAIN, REST, DIM, ALL_ARE_THERE)
         scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
