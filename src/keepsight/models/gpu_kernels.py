@@ -12,8 +12,20 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from keepsight.models.gpu_whole_sight import LEAST_SIDE
-from keepsight.models.gpu_whole_sight import attend_to_all as attend_to_all
+from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, sum_shares, width_of
+from keepsight.models.gpu_slices import attend_slices, rows_per_block
+from keepsight.models.gpu_whole_sight import attend_to_all
+
+__all__ = [
+    "add_and_norm",
+    "attend_rows",
+    "attend_slices",
+    "attend_to_all",
+    "gate",
+    "norm",
+    "place_heads",
+    "rows_per_block",
+]
 
 # Of one row's attention, whatever else there is: enough for a GPU that has nothing but that row, and never another
 # number, which would sum in another order.
@@ -231,17 +243,12 @@ def attend_rows(
 
 def sight_of(dim: int, num_kv_heads: int, bytes_per_number: int, window: int | None) -> dict[str, int]:
     """How the keys that a row sees are shared out, and what of them a program has at once."""
-    width = max(LEAST_SIDE, triton.next_power_of_2(dim))
+    width = width_of(dim)
     num_keys = max(LEAST_SIDE, BYTES_OF_KEYS // (width * bytes_per_number))
     shares = max(1, PROGRAMS_PER_ROW // num_kv_heads)
     if window is not None:
         shares = min(shares, triton.cdiv(window, num_keys))
     return {"WINDOW": window or 0, "KEYS": num_keys, "SHARES": shares, "DIM": dim, "WIDTH": width}
-
-
-@triton.jit
-def _keys_per_share(begin, end, KEYS: tl.constexpr, SHARES: tl.constexpr):
-    return tl.cdiv(tl.cdiv(end - begin, KEYS), SHARES) * KEYS
 
 
 @triton.jit
@@ -258,7 +265,7 @@ def _attend_share(
     row, kv_head, share = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.program_id(2)
     end = tl.load(ends + row)
     begin = _first_seen(end, WINDOW)
-    num_keys = _keys_per_share(begin, end, KEYS, SHARES)
+    num_keys = keys_per_share(begin, end, SHARES, KEYS)
     first = begin + share * num_keys
     last = tl.minimum(first + num_keys, end)
     if first < last:
@@ -307,19 +314,5 @@ def _add_shares(
     head = row * HEADS + tl.program_id(1)
     end = tl.load(ends + row)
     begin = _first_seen(end, WINDOW)
-    num_shares = tl.cdiv(end - begin, tl.maximum(_keys_per_share(begin, end, KEYS, SHARES), 1))
-    columns = tl.arange(0, WIDTH)
-    is_there = columns < DIM
-    top = end * 0.0 - float("inf")
-    total = end * 0.0
-    summed = tl.zeros([WIDTH], tl.float32)
-    for share in range(num_shares):
-        at = head * SHARES + share
-        new_top = tl.maximum(top, tl.load(largest + at))
-        shrink, grow = tl.exp(top - new_top), tl.exp(tl.load(largest + at) - new_top)
-        total = total * shrink + tl.load(weights + at) * grow
-        summed = summed * shrink + tl.load(sums + at * DIM + columns, mask=is_there, other=0.0) * grow
-        top = new_top
-    # Of what nobody sees the sum is 0, too.
-    mean = summed / tl.where(total > 0, total, 1.0)
-    tl.store(out + head * DIM + columns, mean.to(out.dtype.element_ty), mask=is_there)
+    num_shares = tl.cdiv(end - begin, tl.maximum(keys_per_share(begin, end, SHARES, KEYS), 1))
+    sum_shares(out, sums, largest, weights, head, num_shares, SHARES, DIM, WIDTH)

@@ -50,6 +50,20 @@ class GpuKernels(Protocol):
 
     def attend_to_all(self, heads: Tensor, attended: Tensor, first: int, end: int, size: int, scale: float) -> None: ...
 
+    def rows_per_block(self, query: Tensor, keys: Tensor) -> int: ...
+
+    def attend_slices(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        seen: Tensor,
+        blocks: Tensor,
+        longest: int,
+        scale: float,
+        softcap: float | None,
+    ) -> Tensor: ...
+
 
 _NOWHERE: frozenset[str] = frozenset()
 _ON_GPUS = frozenset({"cuda"})

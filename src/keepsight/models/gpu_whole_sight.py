@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-# The least that a tensor core multiplies, in any direction.
-LEAST_SIDE = 16
+from keepsight.models.gpu_shares import LEAST_SIDE, width_of
+
 # Of a program, by the bytes of a number: those of 4 no tensor core multiplies, and registers hold fewer of them.
 MOST_ROWS = {2: 128, 4: 32}
 NUM_KEYS = {2: 64, 4: 16}
@@ -48,7 +48,7 @@ def attend_to_all(
 
 def tiles_of(dim: int, bytes_per_number: int) -> dict[str, int]:
     """What a program has at once."""
-    width = max(LEAST_SIDE, triton.next_power_of_2(dim))
+    width = width_of(dim)
     main, rest = width // 2, max(LEAST_SIDE, triton.next_power_of_2(dim - width // 2))
     if main + rest >= width:
         main, rest = width, 0

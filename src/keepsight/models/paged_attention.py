@@ -1,12 +1,14 @@
 """The fast attention: over just the keys that a group of queries can see.
 
-On a CPU a kernel takes all rows of a step at once and reads keys where they lie; a GPU's takes all slices of one
-token.  The rest is done by torch's fused ones.  For those long slices are cut into groups of rows, so that a prompt
-never pays for the keys its window or causality hides.  Slices of one token read their keys where they lie, each in
-turn; where copying the keys of several into one block costs less than their turns (not very long contexts on a CPU, as
-many as there is room for on a GPU) they are attended to at once.
+On a CPU a kernel takes all rows of a step at once and reads keys where they lie; on a GPU one takes all slices of one
+token, whose numbers depend on nothing else, and one all longer slices.  Without kernels it is done by torch's fused
+ones.  For those long slices are cut into groups of rows, so that a prompt never pays for the keys its window or
+causality hides.  Slices of one token read their keys where they lie, each in turn; where copying the keys of several
+into one block costs less than their turns (not very long contexts on a CPU, as many as there is room for on a GPU) they
+are attended to at once.
 """
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
@@ -70,7 +72,10 @@ class PagedAttention:
             self._planned_for, self._plans = batch, {}
         window = batch.narrowed_by(window)
         if window not in self._plans:
-            self._plans[window] = plan(batch, window, _Way.of(query, cache, softcap))
+            if kernels := kernels_for(query.device):
+                self._plans[window] = plan_on_device(batch, window, kernels, kernels.rows_per_block(query, cache.keys))
+            else:
+                self._plans[window] = plan(batch, window, _Way.of(query, cache, softcap))
         parts = self._plans[window]
         if len(parts) == 1:
             return parts[0].attend(query, cache, scale, softcap)
@@ -81,7 +86,7 @@ class PagedAttention:
 
 
 class _Way(NamedTuple):
-    """How the rows of a step are attended to, which is the same for all layers."""
+    """How the rows of a step are attended to without a GPU's kernels, which is the same for all layers."""
 
     by_kernel: bool
     dtype: torch.dtype
@@ -89,13 +94,9 @@ class _Way(NamedTuple):
     max_keys_to_copy: int
     max_tokens_together: int
     max_keys_together: int
-    # On a GPU, for slices of one token, instead of copying.
-    kernels: GpuKernels | None = None
 
     @classmethod
     def of(cls, query: Tensor, cache: LayerCache, softcap: float | None) -> Self:
-        if kernels := kernels_for(query.device):
-            return cls(False, query.dtype, 0, 0, 0, kernels)
         if softcap is not None:
             return cls(False, query.dtype, 0, 1, 0)
         bytes_per_key = 2 * cache.keys[0].nbytes
@@ -110,8 +111,6 @@ class _Way(NamedTuple):
 def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     if way.by_kernel:
         return [_AllRows(sight_of(batch, window))]
-    if way.kernels is not None and batch.rows is not None:
-        return [_RowsOnDevice(slice(None), batch.rows, window, way.kernels)]
     parts: list[_Part] = []
     # Which slices are one token, and their rows.
     singles: dict[int, int] = {}
@@ -122,9 +121,7 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
         else:
             singles[index] = row
         row += piece.length
-    if way.kernels is None:
-        return parts + plan_tokens(batch, singles, window, way)
-    return [*parts, _rows_on_device(batch, singles, window, way.kernels)] if singles else parts
+    return parts + plan_tokens(batch, singles, window, way)
 
 
 # All rows -----------------------------------------------------------------------------------------------------
@@ -253,17 +250,22 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
         slots = torch.where(is_padding, slots[:, :1], slots)
         mask = torch.zeros(slots.shape, dtype=dtype, device=slots.device).masked_fill_(is_padding, float("-inf"))
         mask = mask[:, None, None]
-    rows: slice | Tensor = slice(tokens[0].row, tokens[-1].row + 1)
-    if tokens[-1].row - tokens[0].row + 1 != len(tokens):
-        rows = torch.tensor([each.row for each in tokens], device=slots.device)
-    return _Tokens(rows, slots, mask)
+    return _Tokens(_in_a_row(torch.tensor([each.row for each in tokens]), slots.device), slots, mask)
 
 
-# Tokens read by a kernel on the device ------------------------------------------------------------------------
+def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
+    """A slice where these rows, ascending, are one: reading through it copies nothing."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows.to(device)
+
+
+# By kernels on a GPU ------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _RowsOnDevice:
+    """Slices of one token each."""
+
     rows: slice | Tensor
     told: DeviceRows
     window: int | None
@@ -274,13 +276,52 @@ class _RowsOnDevice:
         return self.kernels.attend_rows(query, cache.keys, cache.values, *seen, scale, self.window, softcap)
 
 
-def _rows_on_device(
-    batch: AttentionBatch, singles: Mapping[int, int], window: int | None, kernels: GpuKernels
-) -> _RowsOnDevice:
-    """Of a batch that has longer slices, too."""
-    rows = torch.tensor(list(singles.values())).to(batch.device)
-    told = DeviceRows([batch.slices[index] for index in singles], batch.device)
-    return _RowsOnDevice(rows, told, window, kernels)
+@dataclass(frozen=True, slots=True)
+class _SlicesOnDevice:
+    """Slices of several tokens, in blocks of some rows of one slice."""
+
+    rows: slice | Tensor
+    seen: Tensor  # [rows, 2]: the interval of positions that each sees
+    blocks: Tensor  # [blocks, 3]: its first of these rows, how many, where the slots of their sequence are listed
+    longest: int
+    kernels: GpuKernels
+
+    def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
+        told = (self.seen, self.blocks, self.longest)
+        return self.kernels.attend_slices(query, cache.keys, cache.values, *told, scale, softcap)
+
+
+def plan_on_device(batch: AttentionBatch, window: int | None, kernels: GpuKernels, rows_per_block: int) -> list[_Part]:
+    if batch.rows is not None:
+        return [_RowsOnDevice(slice(None), batch.rows, window, kernels)]
+    lengths = torch.tensor([piece.length for piece in batch.slices])
+    is_single = torch.repeat_interleave(lengths == 1, lengths)
+    longer = _slices_on_device(batch, (~is_single).nonzero().flatten(), window, kernels, rows_per_block)
+    if not is_single.any():
+        return [longer]
+    told = DeviceRows([piece for piece in batch.slices if piece.length == 1], batch.device)
+    singles = _in_a_row(is_single.nonzero().flatten(), batch.device)
+    return [longer, _RowsOnDevice(singles, told, window, kernels)]
+
+
+def _slices_on_device(
+    batch: AttentionBatch, rows: Tensor, window: int | None, kernels: GpuKernels, rows_per_block: int
+) -> _SlicesOnDevice:
+    pieces = [piece for piece in batch.slices if piece.length > 1]
+    firsts = itertools.accumulate((piece.length for piece in pieces), initial=0)
+    begins, ends = (each[rows] for each in batch.visible(window))
+    # Those that see most before those that see less: a device then ends them all at about the same time.
+    blocks = sorted(
+        (-(piece.start + row), first + row, min(rows_per_block, piece.length - row), piece.table.address)
+        for piece, first in zip(pieces, firsts, strict=False)
+        for row in range(0, piece.length, rows_per_block)
+    )
+    seen = torch.stack((begins, ends), dim=1)
+    # In one copy.
+    told = torch.cat((seen.flatten(), torch.tensor([block[1:] for block in blocks]).flatten())).to(batch.device)
+    of_rows, of_blocks = told[: seen.numel()].view(-1, 2), told[seen.numel() :].view(-1, 3)
+    longest = int((ends - begins).max())
+    return _SlicesOnDevice(_in_a_row(rows, batch.device), of_rows, of_blocks, longest, kernels)
 
 
 # Several tokens -----------------------------------------------------------------------------------------------

@@ -1,0 +1,258 @@
+"""A GPU's attention of longer slices gives what the plain one gives, and is compiled for GPUs that are not here.
+
+By way of the plan, which tells it what the rows of a step see.
+"""
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from keepsight.media import TokenSpan
+from keepsight.models import gpu_slices
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.paged_attention import PagedAttention, _SlicesOnDevice, plan_on_device
+from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, kernels_in_use
+from tests.models.reference_attention import ReferenceAttention
+
+# The interpreter knows float16 for a number of half the digits.
+DTYPES = [torch.float32, torch.float16]
+BLOCK_SIZE, NUM_BLOCKS = 4, 128
+# Of any GPU's, what one program may have of the memory that its threads share.
+MAX_SHARED_BYTES = 99 * 1024
+COMPILE = """
+import json, sys
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from keepsight.models import gpu_slices
+
+for name, types, constants, options in json.loads(sys.argv[1]):
+    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(types.values()) if kind.startswith("*")}
+    signature = {**types, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(getattr(gpu_slices, name), signature, constants, aligned)
+    for capability in (80, 90):
+        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+        print(compiled.metadata.shared)
+"""
+
+
+@contextmanager
+def small_tiles() -> Iterator[None]:
+    """So that a few rows are several blocks, and a few keys several times as many as a program has at once."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(gpu_slices, "MOST_LANES", 16)
+        monkeypatch.setattr(gpu_slices, "MOST_KEYS", 16)
+        yield
+
+
+class Step:
+    """Slices of several sequences, whose pages are scattered over one cache."""
+
+    def __init__(
+        self,
+        spans: Sequence[tuple[int, int]],  # start and length
+        heads: tuple[int, int],
+        dim: int,
+        pictures: Sequence[tuple[TokenSpan, ...]] = (),
+        dtype: torch.dtype = torch.float32,
+        seed: int = 0,
+    ) -> None:
+        generator, free = torch.Generator().manual_seed(seed), list(range(NUM_BLOCKS))
+        random.Random(seed).shuffle(free)
+        slices = []
+        for (start, length), seen in zip(spans, pictures or [()] * len(spans), strict=True):
+            pages = [free.pop() for _ in range(-(-(start + length) // BLOCK_SIZE))]
+            slices.append(RequestSlice(start, length, BlockTable(BLOCK_SIZE, pages, DEVICE), seen))
+        self.batch = AttentionBatch(slices, DEVICE)
+        num_heads, kv_heads = heads
+        numbers = (torch.randn(2, NUM_BLOCKS * BLOCK_SIZE, kv_heads, dim, generator=generator)).to(DEVICE, dtype)
+        self.cache = LayerCache(*numbers)
+        self.query = torch.randn(self.batch.num_tokens, num_heads, dim, generator=generator).to(DEVICE, dtype)
+
+    def attend(self, window: int | None, softcap: float | None) -> Tensor:
+        with kernels_in_use(), small_tiles():
+            return PagedAttention()(self.query, self.cache, self.batch, scale=0.3, window=window, softcap=softcap)
+
+    def assert_as_plain(self, window: int | None = None, softcap: float | None = None) -> None:
+        exact = LayerCache(self.cache.keys.float(), self.cache.values.float())
+        plain = ReferenceAttention()(self.query.float(), exact, self.batch, scale=0.3, window=window, softcap=softcap)
+        rounding = 1e-5 if self.query.dtype is torch.float32 else 5e-3
+        found = self.attend(window, softcap)
+        assert found.dtype is self.query.dtype
+        torch.testing.assert_close(found.float(), plain, rtol=rounding, atol=rounding)
+
+
+# What rows see ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dim", [8, 24, 64])
+@pytest.mark.parametrize("heads", [(2, 2), (4, 2), (5, 1), (24, 1)], ids=str)
+def test_a_prompt_is_attended_to_causally_whatever_its_heads(
+    heads: tuple[int, int], dim: int, dtype: torch.dtype
+) -> None:
+    Step([(0, 37)], heads, dim, dtype=dtype).assert_as_plain()
+
+
+@pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
+def test_a_window_hides_what_lies_before_it(window: int) -> None:
+    Step([(30, 50)], (4, 2), 8).assert_as_plain(window)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_pictures_are_seen_whole_even_those_that_began_before_the_slice(window: int | None) -> None:
+    pictures = (TokenSpan(7, 6), TokenSpan(20, 30), TokenSpan(50, 1), TokenSpan(51, 4))
+    Step([(9, 46)], (4, 2), 8, [pictures]).assert_as_plain(window)
+
+
+def test_scores_are_capped() -> None:
+    Step([(21, 40)], (4, 2), 8).assert_as_plain(softcap=2.0)
+
+
+@pytest.mark.parametrize("spans", [[(0, 17), (5, 2), (90, 33)], [(3, 1), (0, 9), (70, 1), (11, 20)], [(0, 2), (40, 1)]])
+def test_slices_of_a_step_each_see_their_own_sequence_wherever_they_stand_among_single_tokens(
+    spans: list[tuple[int, int]],
+) -> None:
+    Step(spans, (4, 2), 8).assert_as_plain()
+
+
+# Shares -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_slices, "LEAST_KEYS_PER_SHARE", 16)
+
+
+@pytest.mark.usefixtures("small_shares")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("window", "softcap"), [(None, None), (200, 2.0), (3, None)])
+def test_what_lies_far_behind_few_rows_is_shared_out_and_summed(
+    window: int | None, softcap: float | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Beside a sequence that has less to see than there are shares.
+    step = Step([(400, 11), (2, 2)], (4, 2), 24, dtype=dtype)
+    shares, count = list[int](), gpu_slices.num_shares
+
+    def note(*told: int) -> int:
+        shares.append(count(*told))
+        return shares[-1]
+
+    monkeypatch.setattr(gpu_slices, "num_shares", note)
+    step.assert_as_plain(window, softcap)
+    assert shares == [{None: 16, 200: 8, 3: 1}[window]]
+
+
+def test_few_blocks_with_much_to_see_are_shared_out_and_no_others() -> None:
+    most, least = gpu_slices.MOST_PROGRAMS, gpu_slices.LEAST_KEYS_PER_SHARE
+    assert gpu_slices.num_shares(12, 4, 356) == 1
+    assert gpu_slices.num_shares(64, 4, 2048) == 1
+    assert gpu_slices.num_shares(1, 1, least * 4) == 4
+    assert gpu_slices.num_shares(1, 1, least * 5) == 4
+    assert gpu_slices.num_shares(10 * most, 1, 100_000) == 1
+    # What they leave is bounded by this.
+    assert all(blocks * gpu_slices.num_shares(blocks, 1, 10**6) <= most for blocks in range(1, most))
+
+
+# Any step -----------------------------------------------------------------------------------------------------
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    seed=st.integers(0, 2**32),
+    heads=st.sampled_from([(1, 1), (4, 2), (5, 1)]),
+    dim=st.sampled_from([8, 24, 64]),
+    window=st.sampled_from([None, 1, 17, 60, 10_000]),
+    softcap=st.sampled_from([None, 2.0]),
+    least_keys=st.sampled_from([16, 512]),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_any_step_is_attended_to_as_the_plain_formula_says(
+    seed: int,
+    heads: tuple[int, int],
+    dim: int,
+    window: int | None,
+    softcap: float | None,
+    least_keys: int,
+    dtype: torch.dtype,
+) -> None:
+    rng = random.Random(seed)
+    spans = [
+        (rng.choice([0, rng.randrange(90)]), rng.choice([1, rng.randint(2, 30)])) for _ in range(rng.randint(1, 4))
+    ]
+    pictures = [draw_pictures(rng, start + length) for start, length in spans]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(gpu_slices, "LEAST_KEYS_PER_SHARE", least_keys)
+        Step(spans, heads, dim, pictures, dtype, seed).assert_as_plain(window, softcap)
+
+
+def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
+    cuts = sorted({rng.randint(0, end) for _ in range(rng.randrange(6))})
+    return tuple(TokenSpan(start, stop - start) for start, stop in pairwise(cuts) if rng.random() < 0.6)
+
+
+# What the device is told --------------------------------------------------------------------------------------
+
+
+def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first() -> None:
+    batch = Step([(0, 20), (90, 1), (30, 9)], (2, 1), 8).batch
+    longer, singles = plan_on_device(batch, None, gpu_kernels, rows_per_block=8)
+    assert isinstance(longer, _SlicesOnDevice)
+    assert isinstance(longer.rows, Tensor)
+    first, _, last = (piece.table.address for piece in batch.slices)
+    assert longer.blocks.tolist() == [[28, 1, last], [20, 8, last], [16, 4, first], [8, 8, first], [0, 8, first]]
+    assert longer.seen[[0, 19, 20, 28]].tolist() == [[0, 1], [0, 20], [0, 31], [0, 39]]
+    assert longer.rows.tolist() == [*range(20), *range(21, 30)]
+    assert singles.rows == slice(20, 21)
+
+
+def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> None:
+    step = Step([(90, 1), (0, 20), (33, 1)], (4, 2), 24)
+    beside = step.attend(None, None)
+    for index, row in ((0, 0), (2, 21)):
+        alone = AttentionBatch([step.batch.slices[index]], DEVICE)
+        with kernels_in_use():
+            query = step.query[row : row + 1]
+            found = PagedAttention()(query, step.cache, alone, scale=0.3, window=None, softcap=None)
+        assert torch.equal(found[0], beside[row])
+
+
+# Real GPUs ----------------------------------------------------------------------------------------------------
+
+
+def kernels_of(number: str, num_bytes: int) -> Iterator[tuple[str, dict[str, str], dict[str, int], dict[str, int]]]:
+    """Each kernel, the types of what it is told, what is constant for one model, and how it is launched."""
+    model, exact = f"*{number}", "*fp32"
+    read = {"query": model, "keys": model, "values": model, "seen": "*i64", "blocks": "*i64"}
+    for group, dim, shares in ((2, 256, True), (5, 64, False)):
+        tile = gpu_slices.tile_of(group, dim, num_bytes)
+        sums = dict.fromkeys(("sums", "largest", "weights"), exact if shares else model)
+        constants = {"CAPS": shares, "SHARES": shares, "KV_HEADS": 4, **tile}
+        told = {**sums, **read, "factor": "fp32", "to_cap": "fp32"}
+        yield "_attend_block", told, constants, gpu_slices.launch_of(tile)
+    told = {"out": model, **dict.fromkeys(("sums", "largest", "weights"), exact), "num_shares": "i32"}
+    yield "_add_shares", told, {"DIM": 256, "WIDTH": 256}, {}
+
+
+@pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])
+def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
+    kernels = list(kernels_of(number, num_bytes))
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    command = [sys.executable, "-c", COMPILE, json.dumps(kernels)]
+    compiled = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert compiled.returncode == 0, compiled.stderr
+    shared = list(map(int, compiled.stdout.split()))
+    assert len(shared) == 2 * len(kernels)
+    assert max(shared) <= MAX_SHARED_BYTES
