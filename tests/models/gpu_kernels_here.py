@@ -20,9 +20,9 @@ from keepsight.models import cpu_library, gpu_library
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not tested")
 
-from keepsight.models import gpu_kernels, gpu_whole_sight
+from keepsight.models import gpu_kernels, gpu_slices, gpu_whole_sight
 
-__all__ = ["DEVICE", "gpu_kernels", "gpu_whole_sight", "kernels_in_use"]
+__all__ = ["DEVICE", "gpu_kernels", "gpu_slices", "gpu_whole_sight", "kernels_in_use"]
 # Of any GPU's, what one program may have of the memory that its threads share.
 MAX_SHARED_BYTES = 99 * 1024
 COMPILE = """

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keepsight.media import TokenSpan
-from keepsight.models import gpu_slices
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, _SlicesOnDevice, plan_on_device
-from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, kernels_in_use
+from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use
 from tests.models.reference_attention import ReferenceAttention
 
 # The interpreter knows float16 for a number of half the digits.

@@ -13,7 +13,7 @@ from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.runner import prove_kernels as module
 from keepsight.runner.prove_kernels import prove_kernels
-from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, kernels_in_use
+from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use
 from tests.runner.small_model import SmallModel
 
 
@@ -42,7 +42,7 @@ def test_a_token_whose_embedding_is_zero_says_nothing_against_them(
     test_kernels_that_do_what_torch_does_are_used(model, caplog)
 
 
-@pytest.mark.parametrize("name", ["norm", "add_and_norm", "place_heads", "attend_rows", "gate"])
+@pytest.mark.parametrize("name", ["norm", "add_and_norm", "place_heads", "attend_rows", "attend_slices", "gate"])
 @pytest.mark.parametrize("distort", [lambda rows: rows.flip(-1), lambda rows: rows * float("nan")], ids=["flip", "nan"])
 def test_a_kernel_with_other_numbers_is_found_out(
     model: Model,
@@ -118,6 +118,20 @@ def test_a_kernel_that_is_wrong_about_long_sequences_alone_is_found_out(
         return output.flip(-1) if is_wrong(keys, ends, window) else output
 
     monkeypatch.setattr(gpu_kernels, "attend_rows", wrong)
+    assert_not_used(model)
+
+
+def test_a_kernel_that_is_wrong_about_what_lies_far_behind_a_slice_alone_is_found_out(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = gpu_kernels.attend_slices
+
+    def wrong(query: Tensor, keys: Tensor, *arguments: Any) -> Tensor:
+        _, _, blocks, longest, *_ = arguments
+        output = right(query, keys, *arguments)
+        return output.flip(-1) if gpu_slices.num_shares(len(blocks), keys.shape[1], longest) > 1 else output
+
+    monkeypatch.setattr(gpu_kernels, "attend_slices", wrong)
     assert_not_used(model)
 
 

@@ -24,6 +24,8 @@ BLOCK_SIZE, NUM_BLOCKS = 16, 4
 # Behind all windows, and further than a row's programs see at once, where there are so many positions; its sequence has
 # the same pages over and over.
 FAR = 10_000
+# Of a slice that stands far, too, and in front of the last token; each has a slot of its own.
+NUM_FAR = 8
 # From one token to the next: a vocabulary's first ones are of a kind of their own, and hardly trained.
 STRIDE = 997
 # Two windows of each of two pictures, whose patches are no whole number of any of a kernel's parts.
@@ -90,13 +92,13 @@ def _compute_patches(layer: VisionLayer, place: Placement) -> Tensor:
 
 
 def _compute_tokens(model: Model) -> Tensor:
-    """Hidden states of some tokens, the first read as a prompt is, the last as answers are: one alone, then two."""
+    """Hidden states of some tokens: a prompt's, then one of an answer alone, then two beside a prompt that goes on."""
     device, num_prompt = model.place.device, BLOCK_SIZE * NUM_BLOCKS
     far = model.shape.furthest(FAR)
     table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(far // BLOCK_SIZE + 1)], device)
     caches = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place).layers
     attention, outputs = PagedAttention(), list[Tensor]()
-    for spans in [[(0, num_prompt)], [(num_prompt, 1)], [(num_prompt + 1, 1), (far, 1)]]:
+    for spans in [[(0, num_prompt)], [(num_prompt, 1)], [(num_prompt + 1, 1), (far - NUM_FAR, NUM_FAR), (far, 1)]]:
         batch = AttentionBatch([RequestSlice(*span, table) for span in spans], device)
         token_ids = batch.positions * STRIDE % model.shape.vocab_size
         outputs.append(model.compute(model.embed_tokens(token_ids), attention, caches, batch))
