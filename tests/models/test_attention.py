@@ -1,20 +1,19 @@
 """The fast attention gives what the plain one gives, for any batch, pages and pictures; and nothing else is read."""
 
 import random
-from typing import Any
 from unittest.mock import patch
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from keepsight.media import TokenSpan
 from keepsight.models import paged_attention
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice, write_cache
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, plan, plan_rows
+from tests.models.copied_bytes import CopiedBytes
 from tests.models.reference_attention import ReferenceAttention
 
 HEAD_DIM = 8
@@ -129,20 +128,6 @@ def test_tokens_give_the_same_in_however_many_groups_they_are_attended_to(max_ke
     with patch.object(paged_attention._Way, "of", lambda *_: as_on_a_gpu):
         fast = PagedAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
-
-
-class CopiedBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """What goes from the host to a device."""
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.num = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if func is torch.ops.aten._to_copy.default and args[0].is_cpu and not result.is_cpu:
-            self.num += result.nbytes
-        return result
 
 
 @pytest.mark.parametrize("window", [None, 1024])

@@ -22,6 +22,7 @@ from keepsight.media import TokenSpan
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, _SlicesOnDevice, plan_on_device
+from tests.models.copied_bytes import CopiedBytes
 from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use
 from tests.models.reference_attention import ReferenceAttention
 
@@ -215,6 +216,16 @@ def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first
     assert longer.seen[[0, 19, 20, 28]].tolist() == [[0, 1], [0, 20], [0, 31], [0, 39]]
     assert longer.rows.tolist() == [*range(20), *range(21, 30)]
     assert singles.rows == slice(20, 21)
+
+
+def test_what_a_step_of_slices_sees_is_told_in_one_copy() -> None:
+    table = BlockTable(BLOCK_SIZE, range(1000), "meta")
+    batch = AttentionBatch([RequestSlice(2000, 1000, table), RequestSlice(0, 24, table)], "meta")
+    with CopiedBytes() as copied:
+        [part] = plan_on_device(batch, None, gpu_kernels, rows_per_block=32)
+    assert part.rows == slice(0, 1024)
+    assert copied.num_copies == 1
+    assert copied.num == 8 * (2 * 1024 + 3 * (32 + 1))
 
 
 def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> None:
