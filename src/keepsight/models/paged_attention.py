@@ -124,6 +124,12 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     return parts + plan_tokens(batch, singles, window, way)
 
 
+def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
+    """A slice where these rows, ascending, are one: reading through it copies nothing."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows.to(device)
+
+
 # All rows -----------------------------------------------------------------------------------------------------
 
 
@@ -253,12 +259,6 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
     return _Tokens(_in_a_row(torch.tensor([each.row for each in tokens]), slots.device), slots, mask)
 
 
-def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
-    """A slice where these rows, ascending, are one: reading through it copies nothing."""
-    first, last = int(rows[0]), int(rows[-1])
-    return slice(first, last + 1) if last - first + 1 == len(rows) else rows.to(device)
-
-
 # By kernels on a GPU ------------------------------------------------------------------------------------------
 
 
@@ -310,12 +310,13 @@ def _slices_on_device(
     pieces = [piece for piece in batch.slices if piece.length > 1]
     firsts = itertools.accumulate((piece.length for piece in pieces), initial=0)
     begins, ends = (each[rows] for each in batch.visible(window))
-    # Those that see most before those that see less: a device then ends them all at about the same time.
-    blocks = sorted(
-        (-(piece.start + row), first + row, min(rows_per_block, piece.length - row), piece.table.address)
+    blocks = [
+        (piece.start + row, first + row, min(rows_per_block, piece.length - row), piece.table.address)
         for piece, first in zip(pieces, firsts, strict=False)
         for row in range(0, piece.length, rows_per_block)
-    )
+    ]
+    # Those that see most go first: then a device ends them all at about the same time.
+    blocks.sort(reverse=True)
     seen = torch.stack((begins, ends), dim=1)
     # In one copy.
     told = torch.cat((seen.flatten(), torch.tensor([block[1:] for block in blocks]).flatten())).to(batch.device)
