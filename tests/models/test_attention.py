@@ -12,9 +12,11 @@ from keepsight.media import TokenSpan
 from keepsight.models import paged_attention
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice, write_cache
 from keepsight.models.block_table import BlockTable
+from keepsight.models.gpu_library import without_kernels
 from keepsight.models.paged_attention import PagedAttention, plan, plan_rows
 from tests.models.copied_bytes import CopiedBytes
 from tests.models.reference_attention import ReferenceAttention
+from tests.place import DEVICE
 
 HEAD_DIM = 8
 NUM_BLOCKS = 64
@@ -89,6 +91,24 @@ def test_fast_attention_equals_the_plain_one(
         patch.object(paged_attention, "MAX_TOKENS_TOGETHER", max_together),
     ):
         fast = PagedAttention()(query, cache, batch, scale=0.3, window=window, softcap=softcap)
+    torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("heads", [(4, 2), (4, 1), (2, 2)])
+@pytest.mark.parametrize("length", [1, 64, 65, 129])
+def test_the_last_row_of_a_prompt_sees_what_it_is_to_see_however_many_there_are(
+    length: int, heads: tuple[int, int]
+) -> None:
+    """By torch's kernels on whatever device: of a GPU's one took a last row that was alone for another."""
+    generator, start = torch.Generator().manual_seed(0), 5
+    table = BlockTable(16, range(9), DEVICE)
+    batch = AttentionBatch([RequestSlice(start, length, table)], DEVICE)
+    query = torch.randn(length, heads[0], HEAD_DIM, generator=generator).to(DEVICE)
+    cache = random_cache(heads[1], 16, generator)
+    cache = LayerCache(cache.keys.to(DEVICE), cache.values.to(DEVICE))
+    plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
+    with without_kernels():
+        fast = PagedAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
 
 

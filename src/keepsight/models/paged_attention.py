@@ -378,14 +378,15 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
     num_queries, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
-    # A key head serves `group` query heads: as a batch dimension with stride 0 it is shared, not repeated.
-    grouped = query.reshape(num_queries, num_kv_heads, group, head_dim).permute(1, 2, 0, 3)
-    shared = (num_kv_heads, group, keys.shape[0], head_dim)
+    # A key head serves `group` query heads: as a batch dimension with stride 0 it is shared, not repeated.  Were it the
+    # dimension of heads, a GPU's last row of 65, or of 129, would come out wrong (pytorch/pytorch#191937).
+    grouped = query.reshape(num_queries, num_kv_heads, group, head_dim).permute(2, 1, 0, 3)
+    shared = (group, num_kv_heads, keys.shape[0], head_dim)
     output = F.scaled_dot_product_attention(
         grouped,
-        keys.transpose(0, 1).unsqueeze(1).expand(shared),
-        values.transpose(0, 1).unsqueeze(1).expand(shared),
+        keys.transpose(0, 1).expand(shared),
+        values.transpose(0, 1).expand(shared),
         attn_mask=mask,
         scale=scale,
     )
-    return output.permute(2, 0, 1, 3).reshape(num_queries, num_heads, head_dim)
+    return output.permute(2, 1, 0, 3).reshape(num_queries, num_heads, head_dim)
