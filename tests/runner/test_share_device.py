@@ -107,6 +107,8 @@ class OnCuda:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waited_for: list[int] = []
+        # Of those recorded beside, by their order.
+        self.num_events, self.events_waited_for = 0, list[int]()
         self.slept: list[float] = []
         self.now = 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, sleep=self.slept.append)
@@ -117,7 +119,11 @@ class OnCuda:
         self.share = CudaShare(torch.device("cuda"), beside_share=0.5)
 
     def _make_stream(self, _: torch.device, priority: int) -> SimpleNamespace:
-        return SimpleNamespace(synchronize=lambda: self.waited_for.append(priority))
+        return SimpleNamespace(synchronize=lambda: self.waited_for.append(priority), record_event=self._record_event)
+
+    def _record_event(self) -> SimpleNamespace:
+        number, self.num_events = self.num_events, self.num_events + 1
+        return SimpleNamespace(synchronize=lambda: self.events_waited_for.append(number))
 
 
 @pytest.fixture
@@ -148,6 +154,20 @@ def test_a_pause_on_cuda_is_as_long_as_the_part_before_it_whatever_was_done_or_f
         on_cuda.now += 3600
     thread.close()
     assert on_cuda.slept == pytest.approx([0.01, 0.01] * 2)
+
+
+def test_on_cuda_a_part_is_launched_behind_another_s_end_or_alone_while_that_is_computed(on_cuda: OnCuda) -> None:
+    share = on_cuda.share
+    for _ in range(3):
+        share.before_part()
+    assert on_cuda.events_waited_for == [0, 1]  # when 1 and 2 had been recorded
+    with share.foreground(1, beside_works=True):
+        share.before_part()
+    assert on_cuda.events_waited_for[2:] == [3]
+    share.finish_part()
+    on_cuda.now += 3600
+    share.before_part()
+    assert on_cuda.events_waited_for[3:] == []
 
 
 def test_a_step_that_fails_on_cuda_has_ended_there_before_its_pages_are_another_s(on_cuda: OnCuda) -> None:

@@ -269,11 +269,12 @@ class ModelRunner:
     def _compute_beside(self, inputs: StepInputs) -> Job:
         yield from ()
         try:
-            return self._compute(inputs, self._attention_beside, self._share.before_part)
+            result = self._compute(inputs, self._attention_beside, self._share.before_part)
         except Exception as error:
-            # What was begun may still read the inputs.
-            self._share.finish_part()
-            return _failure(_ids_of(inputs.slices), error)
+            result = _failure(_ids_of(inputs.slices), error)
+        # What was begun may still read the inputs, whose memory is given back where others are laid out.
+        self._share.finish_part()
+        return result
 
     def _compute_now(self, slices: Sequence[Slice]) -> StepResult:
         if not slices:

@@ -127,6 +127,8 @@ class CudaShare(DeviceShare):
         self._stream_now = torch.cuda.Stream(device, priority=PRIORITY_OF_ANSWERS)  # type: ignore[no-untyped-call]
         self._stream_beside = torch.cuda.Stream(device, priority=PRIORITY_BESIDE)  # type: ignore[no-untyped-call]
         self._part_began: float | None = None
+        # When the device has done all that the part before this one gave it.
+        self._part_ended: torch.cuda.Event | None = None
 
     @contextmanager
     def foreground(self, num_tokens: int, *, beside_works: bool) -> Iterator[None]:
@@ -148,15 +150,20 @@ class CudaShare(DeviceShare):
             yield
 
     def before_part(self) -> None:
-        # What was begun runs ahead of its thread: an urgent job would wait for all of it.
-        self._stream_beside.synchronize()
-        if self._part_began is not None and self._has_foreground:
+        # What was begun runs ahead of its thread: an urgent job would wait for all of it.  Alone a part is launched
+        # while the one before it is computed, so that the device never waits for its launches.
+        has_foreground = self._has_foreground
+        ended = self._stream_beside.record_event()
+        if (awaited := ended if has_foreground else self._part_ended) is not None:
+            awaited.synchronize()
+        self._part_ended = ended
+        if self._part_began is not None and has_foreground:
             time.sleep((time.monotonic() - self._part_began) * self._pause_per_second)
         self._part_began = time.monotonic()
 
     def finish_part(self) -> None:
         self._stream_beside.synchronize()
-        self._part_began = None
+        self._part_began = self._part_ended = None
 
     def before_rest(self) -> None:
         pass
