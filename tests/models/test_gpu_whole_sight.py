@@ -138,7 +138,8 @@ def test_the_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_byte
     types = {"attended": f"*{number}", "heads": f"*{number}", "scale": "fp32"}
     types |= dict.fromkeys(("patches", "first", "size"), "i32")
     kernels = [
-        Kernel("gpu_whole_sight", "_attend_to_all", types, {"HEADS": 16, **gpu_whole_sight.tiles_of(dim, num_bytes)})
-        for dim in DIMS
+        Kernel("gpu_whole_sight", "_attend_to_all", types, {"HEADS": 16, "WHOLE": is_whole, **tiles})
+        for tiles in (gpu_whole_sight.tiles_of(dim, num_bytes) for dim in DIMS)
+        for is_whole in (True, False)
     ]
     assert max(shared_bytes_of(kernels)) <= MAX_SHARED_BYTES

@@ -11,6 +11,7 @@ from torch import Tensor
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
+from keepsight.models.vision_layer import Windows
 from keepsight.runner import prove_kernels as module
 from keepsight.runner.prove_kernels import prove_kernels
 from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use
@@ -22,7 +23,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory: Path = tmp_path_factory.mktemp("checkpoint")
     with kernels_in_use(), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(module, "NUM_BLOCKS", 1)
-        monkeypatch.setattr(module, "WINDOW", 40)
+        monkeypatch.setattr(module, "WINDOWS", (Windows(0, 80, 40), Windows(80, 144, 32)))
         # With a window that is wider than the prompt, and without one.
         yield SmallModel(66, directory, Placement(DEVICE, torch.float32)).model
 

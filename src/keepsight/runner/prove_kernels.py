@@ -28,8 +28,8 @@ FAR = 10_000
 NUM_FAR = 8
 # From one token to the next: a vocabulary's first ones are of a kind of their own, and hardly trained.
 STRIDE = 997
-# Two windows of each of two pictures, whose patches are no whole number of any of a kernel's parts.
-NUM_PICTURES, WINDOW = 2, 200
+# Of each of two pictures, windows whose patches are no whole number of any of a kernel's parts, and others that are.
+NUM_PICTURES, WINDOWS = 2, (Windows(0, 400, 200), Windows(400, 784, 192))
 # Of a head's numbers: with it a patch sees a few others above all, the last ones of a window as well as any.
 SPREAD = 2.0
 # Of a row's numbers: far more than rounding makes of so few tokens (of 62 layers with random weights 0.03), and less
@@ -81,12 +81,12 @@ def _compute(model: Model) -> list[Tensor]:
 
 def _compute_patches(layer: VisionLayer, place: Placement) -> Tensor:
     """What patches make of what they see, by one of a tower's layers, which are all alike."""
-    shape = (NUM_PICTURES, 2 * WINDOW, layer.num_heads, layer.head_dim)
+    shape = (NUM_PICTURES, WINDOWS[-1].end, layer.num_heads, layer.head_dim)
     # A row that is left as it is is no number.
     attended = torch.full(shape, torch.nan, device=place.device, dtype=place.dtype)
     heads = layer.make_heads(attended.flatten(2))
     heads.normal_(std=SPREAD, generator=torch.Generator(place.device).manual_seed(0))
-    for _ in layer.attend(heads, attended, [Windows(0, 2 * WINDOW, WINDOW)]):
+    for _ in layer.attend(heads, attended, WINDOWS):
         pass
     return attended.flatten(end_dim=-2).float()
 
