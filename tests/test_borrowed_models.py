@@ -11,6 +11,8 @@ from PIL import Image
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import UnknownArchitectureError
+from keepsight.models.cpu_library import has_library
+from tests.dequantized import dequantize_products
 from tests.drawn import ask
 from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
@@ -126,3 +128,15 @@ def test_pictures_are_answered_as_by_transformers_whatever_is_answered_beside_th
         assert answers[0] != answers[1], "pictures make no difference"
     finally:
         llm.close()
+
+
+@pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")
+def test_of_a_quantized_model_the_decoder_alone_is_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    family = like.FAMILIES[0]
+    reference = make_checkpoint_of_pictures(tmp_path, family)
+    dequantize_products(reference.get_decoder(), reference.get_output_embeddings())
+    with caplog.at_level("INFO"), LLM(tmp_path, device="cpu", dtype="float32", quantization="int8") as llm:
+        [output] = llm.chat(ask({"type": "image_pil", "image_pil": draw_picture(1)}, "What is that?"), GREEDY)
+    processor = like.load_reference(tmp_path, family)
+    assert output.outputs[0].token_ids == by_transformers(reference, processor, output.prompt_token_ids, [1])
+    assert "quantized to int8: 0.1 M of 0.2 M parameters" in caplog.text

@@ -61,10 +61,12 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
 
 
 def _tell_quantized(model: Model) -> None:
-    place, quantized = model.place, [each for each in model.parameters() if each.dtype is torch.int8]
+    # Of transformers' modules some show another dtype than they are kept in.
+    quantized = [each for each in model.parameters() if getattr(each, "kept_in", each.dtype) is torch.int8]
     if not quantized:
         return
     numbers, rows = sum(each.numel() for each in quantized), sum(each.shape[:-1].numel() for each in quantized)
+    place = model.place
     before, after = numbers * (place.of_matrices or place.dtype).itemsize, numbers + rows * torch.float32.itemsize
     logger.info(
         "quantized to int8: %.1f M of %.1f M parameters, which take %.1f MiB for %.1f; all else is kept as it was",

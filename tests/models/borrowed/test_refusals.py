@@ -15,7 +15,6 @@ from keepsight.adapter_folder import AdapterFolder, AdapterScales
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
-    InvalidArgumentError,
     ModelTooLargeError,
     NotFiniteError,
     TensorMismatchError,
@@ -219,9 +218,3 @@ def test_an_adapter_in_its_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(CheckpointConfigError, match=r"adapter_config\.json: .* where peft is installed"):
         load_model(tmp_path, PLACE)
-
-
-def test_to_quantize_its_weights_is_refused(tmp_path: Path) -> None:
-    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
-    with pytest.raises(InvalidArgumentError, match="quantization: int8 is for Keepsight's own models"):
-        load_model(tmp_path, PLACE._replace(of_decoder=torch.int8))

@@ -1,5 +1,6 @@
 """Models of none of our architectures: logits and tokens are transformers', whatever is computed beside them."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.cpu_library import has_library
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
+from tests.dequantized import QUANTIZED, dequantize_products
 from tests.models.borrowed import by_pages
 from tests.models.borrowed import reference as ref
 from tests.models.judged import assert_close
@@ -53,6 +55,19 @@ def test_no_bit_depends_on_what_is_computed_beside_it(pair: Pair) -> None:
         pytest.skip("attention with a softcap is torch's")
     ours, others = (model.embed_tokens(prompt(seed)) for seed in range(2))
     assert torch.equal(by_pages.in_parts(model, ours, CUTS, others), by_pages.at_once(model, ours))
+
+
+@pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "Qwen3ForCausalLM", "GPT2LMHeadModel", "MixtralForCausalLM"]
+)
+def test_quantized_it_computes_what_its_int8_stands_for(architecture: str, tmp_path: Path) -> None:
+    reference = ref.make_text_checkpoint(tmp_path, architecture)
+    whole, model = (load_model(tmp_path, place) for place in (PLACE, QUANTIZED))
+    dequantize_products(reference)
+    ours, expected = model.embed_tokens(prompt(0)), ref.plain_logits(reference, prompt(0))
+    assert_close(by_pages.at_once(model, ours), expected)
+    assert not torch.allclose(by_pages.at_once(whole, ours), expected, atol=1e-3)
 
 
 def test_where_positions_end_that_would_turn_others_tokens_is_known(pair: Pair) -> None:

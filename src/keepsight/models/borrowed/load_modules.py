@@ -15,7 +15,6 @@ from keepsight.borrowed import TRANSFORMERS_MISSING
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
-    InvalidArgumentError,
     ModelTooLargeError,
     NotFiniteError,
     TensorMismatchError,
@@ -35,8 +34,6 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
     except ImportError as error:
         raise CheckpointError(directory, TRANSFORMERS_MISSING) from error
 
-    if place.of_decoder is not None:
-        raise InvalidArgumentError("quantization", "int8 is for Keepsight's own models, and this one is transformers'")
     if (adapter := directory / "adapter_config.json").exists():
         why = "transformers would add this adapter where peft is installed, and none where it is not: take it out"
         raise CheckpointConfigError(adapter, why)

@@ -13,18 +13,21 @@ from torch import Tensor, nn
 
 from keepsight.models.cpu_products import Panels
 from keepsight.models.layers import Placement, is_read_in_panels, without_memory
+from keepsight.models.quantize_rows import quantize_rows
 
 
 class PackedWeight(nn.Parameter):
     """Of a product [outputs, inputs], or of several [products, outputs, inputs], of which one is taken by its index."""
 
     _panels: Sequence[Panels]
+    # What it is multiplied as; modules look at its dtype, to give it such numbers.
+    kept_in: torch.dtype
 
     @classmethod
-    def of(cls, shown: Tensor, panels: Sequence[Panels]) -> Self:
+    def of(cls, shown: Tensor, panels: Sequence[Panels], kept_in: torch.dtype) -> Self:
         """`shown`: what whoever does anything else with it sees."""
         made = cls(shown, requires_grad=False)
-        made._panels = panels
+        made._panels, made.kept_in = panels, kept_in
         return made
 
     @classmethod
@@ -50,19 +53,22 @@ class PackedWeight(nn.Parameter):
 
     def _take(self, index: int | Tensor) -> "PackedWeight":
         with torch._C.DisableTorchFunctionSubclass():
-            return PackedWeight.of(self.data[index], [self._panels[int(index)]])
+            return PackedWeight.of(self.data[index], [self._panels[int(index)]], self.kept_in)
 
 
 def pack_products(modules: Any, place: Placement) -> None:
     """`modules`: transformers' model.  One after the other, so that little is held twice."""
     if not is_read_in_panels(modules.get_input_embeddings().weight, place):
+        assert place.of_decoder is None
         return
     # One by one: several at once are no `F.linear`.
     modules.set_experts_implementation("eager")
     _turn_products(modules)
+    of_decoder = {*modules.get_decoder().modules(), modules.get_output_embeddings()}
     for module in modules.modules():
+        its_place = place.for_decoder() if module in of_decoder else place
         for name, weight in _find_weights(module):
-            setattr(module, name, _pack(weight, place, is_linear=type(module) is nn.Linear))
+            setattr(module, name, _pack(weight, its_place, is_linear=type(module) is nn.Linear))
 
 
 def _turn_products(modules: nn.Module) -> None:
@@ -90,7 +96,15 @@ def _find_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def _pack(weight: Tensor, place: Placement, *, is_linear: bool) -> PackedWeight:
     if weight.dim() == 2 and not is_linear:
         # Of a router, as a rule: rows that were rounded would choose other experts now and then.
-        return PackedWeight.of(weight.data, [Panels(weight.data, None)])
-    products = weight.data if weight.dim() == 3 else weight.data[None]
-    packed = [Panels(each.to(place.of_matrices or place.dtype), None, rounds_rows=place.rounds) for each in products]
-    return PackedWeight.of(without_memory(weight).data, packed)
+        return PackedWeight.of(weight.data, [Panels(weight.data, None)], weight.dtype)
+    products, kept_in = weight.data if weight.dim() == 3 else weight.data[None], place.of_matrices or place.dtype
+    packed = [_make_panels(each, kept_in, rounds_rows=place.rounds) for each in products]
+    return PackedWeight.of(without_memory(weight).data, packed, kept_in)
+
+
+def _make_panels(weight: Tensor, kept_in: torch.dtype, *, rounds_rows: bool) -> Panels:
+    if kept_in is not torch.int8:
+        return Panels(weight.to(kept_in), None, rounds_rows=rounds_rows)
+    quantized, scales = torch.empty_like(weight, dtype=kept_in), weight.new_empty(len(weight))
+    quantize_rows(quantized, scales, weight)
+    return Panels(quantized, None, scales=scales, rounds_rows=rounds_rows)
