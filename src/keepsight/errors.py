@@ -372,11 +372,10 @@ class NotFiniteError(CheckpointError):
 class ModelTooLargeError(CheckpointError):
     """Said before memory is written to: on a CPU the system would end this process, or another."""
 
-    def __init__(self, path: Path | str, num_bytes: int, room: int, dtype: str) -> None:
+    def __init__(self, path: Path | str, num_bytes: int, room: int, dtype: str, hint: str | None = None) -> None:
         needed, left = num_bytes / 2**30, room / 2**30
-        hint = "; --dtype bfloat16 takes half" if dtype == "float32" else ""
         told = f"the weights take {needed:.1f} GiB in {dtype}, and {left:.1f} GiB of memory are left"
-        super().__init__(path, told + hint)
+        super().__init__(path, f"{told}; {hint}" if hint else told)
 
 
 class PagesTooLargeError(KeepsightError):

@@ -4,7 +4,8 @@ Names, shapes and types are compared before anything is read, so that a wrong ch
 """
 
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,12 @@ from keepsight.models.quantized_checkpoint import QUANTIZED_DTYPES, SCALE_OF_ROW
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
+# By what most weights are kept in, and where.
+_TO_TAKE_LESS = {
+    ("cpu", torch.float32): "--dtype bfloat16 takes half",
+    ("cuda", torch.float32): "--dtype bfloat16 takes half",
+    ("cpu", torch.bfloat16): "--quantization int8 takes about half",
+}
 
 
 def load_weights(
@@ -142,10 +149,13 @@ def _open(path: Path) -> Any:
         raise CheckpointError(path, told) from error
 
 
-def _check_room(directory: Path, slots: Collection[WeightSlot], room: int) -> None:
-    num_bytes = sum(slot.target.nbytes for slot in slots)
-    if num_bytes > room:
-        raise ModelTooLargeError(directory, num_bytes, room, name_of(next(iter(slots)).target.dtype))
+def _check_room(directory: Path, slots: Iterable[WeightSlot], room: int) -> None:
+    num_bytes = Counter[tuple[str, torch.dtype]]()
+    for slot in slots:
+        num_bytes[slot.target.device.type, slot.target.dtype] += slot.target.nbytes
+    if num_bytes.total() > room:
+        [(most, _)] = num_bytes.most_common(1)
+        raise ModelTooLargeError(directory, num_bytes.total(), room, name_of(most[1]), _TO_TAKE_LESS.get(most))
 
 
 def _is_finite(tensor: Tensor) -> bool:
