@@ -3,11 +3,7 @@
 By way of the plan, which tells it what the rows of a step see.
 """
 
-import json
-import os
 import random
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import pairwise
@@ -23,29 +19,20 @@ from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, _SlicesOnDevice, plan_on_device
 from tests.models.copied_bytes import CopiedBytes
-from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use
+from tests.models.gpu_kernels_here import (
+    DEVICE,
+    MAX_SHARED_BYTES,
+    Kernel,
+    gpu_kernels,
+    gpu_slices,
+    kernels_in_use,
+    shared_bytes_of,
+)
 from tests.models.reference_attention import ReferenceAttention
 
 # The interpreter knows float16 for a number of half the digits.
 DTYPES = [torch.float32, torch.float16]
 BLOCK_SIZE, NUM_BLOCKS = 4, 128
-# Of any GPU's, what one program may have of the memory that its threads share.
-MAX_SHARED_BYTES = 99 * 1024
-COMPILE = """
-import json, sys
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from keepsight.models import gpu_slices
-
-for name, types, constants, options in json.loads(sys.argv[1]):
-    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(types.values()) if kind.startswith("*")}
-    signature = {**types, **dict.fromkeys(constants, "constexpr")}
-    source = ASTSource(getattr(gpu_slices, name), signature, constants, aligned)
-    for capability in (80, 90):
-        compiled = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-        print(compiled.metadata.shared)
-"""
 
 
 @contextmanager
@@ -242,27 +229,18 @@ def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> N
 # Real GPUs ----------------------------------------------------------------------------------------------------
 
 
-def kernels_of(number: str, num_bytes: int) -> Iterator[tuple[str, dict[str, str], dict[str, int], dict[str, int]]]:
-    """Each kernel, the types of what it is told, what is constant for one model, and how it is launched."""
+def kernels_of(number: str, num_bytes: int) -> Iterator[Kernel]:
     model, exact = f"*{number}", "*fp32"
     read = {"query": model, "keys": model, "values": model, "seen": "*i64", "blocks": "*i64"}
     for group, dim, shares in ((2, 256, True), (5, 64, False)):
         tile = gpu_slices.tile_of(group, dim, num_bytes)
         sums = dict.fromkeys(("sums", "largest", "weights"), exact if shares else model)
-        constants = {"CAPS": shares, "SHARES": shares, "KV_HEADS": 4, **tile}
-        told = {**sums, **read, "factor": "fp32", "to_cap": "fp32"}
-        yield "_attend_block", told, constants, gpu_slices.launch_of(tile)
+        constants = {"CAPS": shares, "SHARES": shares, "KV_HEADS": 4, **tile, **gpu_slices.launch_of(tile)}
+        yield Kernel("gpu_slices", "_attend_block", {**sums, **read, "factor": "fp32", "to_cap": "fp32"}, constants)
     told = {"out": model, **dict.fromkeys(("sums", "largest", "weights"), exact), "num_shares": "i32"}
-    yield "_add_shares", told, {"DIM": 256, "WIDTH": 256}, {}
+    yield Kernel("gpu_slices", "_add_shares", told, {"DIM": 256, "WIDTH": 256})
 
 
 @pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])
 def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
-    kernels = list(kernels_of(number, num_bytes))
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
-    command = [sys.executable, "-c", COMPILE, json.dumps(kernels)]
-    compiled = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert compiled.returncode == 0, compiled.stderr
-    shared = list(map(int, compiled.stdout.split()))
-    assert len(shared) == 2 * len(kernels)
-    assert max(shared) <= MAX_SHARED_BYTES
+    assert max(shared_bytes_of(list(kernels_of(number, num_bytes)))) <= MAX_SHARED_BYTES
