@@ -1,6 +1,7 @@
 """Kernels that a GPU's machine has made wrong, or not at all, are not used."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,6 +135,31 @@ def test_a_kernel_that_is_wrong_about_what_lies_far_behind_a_slice_alone_is_foun
 
     monkeypatch.setattr(gpu_kernels, "attend_slices", wrong)
     assert_not_used(model)
+
+
+def test_a_kernel_that_is_wrong_where_its_parts_of_memory_have_other_keys_again_is_found_out(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = gpu_kernels.attend_slices
+
+    def wrong(query: Tensor, keys: Tensor, *arguments: Any) -> Tensor:
+        _, seen, blocks, longest, *_ = arguments
+        output = right(query, keys, *arguments)
+        is_shared = gpu_slices.num_shares(len(blocks), keys.shape[1], longest) > 1
+        is_again = longest > gpu_slices.NUM_STAGES * gpu_slices.MOST_KEYS
+        # Few models have a window that would do.
+        return output if is_shared or seen[:, 0].any() or not is_again else output.flip(-1)
+
+    monkeypatch.setattr(gpu_kernels, "attend_slices", wrong)
+    assert_not_used(model)
+
+
+def test_of_a_model_with_few_positions_those_are_tried_that_it_has(
+    model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "NUM_BLOCKS", 4)
+    monkeypatch.setattr(model, "shape", replace(model.shape, max_positions=40))
+    test_kernels_that_do_what_torch_does_are_used(model, caplog)
 
 
 def test_kernels_that_cannot_be_compiled_are_not_used(

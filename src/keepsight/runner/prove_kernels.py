@@ -19,13 +19,16 @@ from keepsight.models.vision_layer import VisionLayer, Windows
 from keepsight.runner.kv_block_store import KvBlockStore
 
 logger = logging.getLogger(__name__)
-# A prompt fills the pages.
+# A prompt fills the pages, where a model has so many positions.
 BLOCK_SIZE, NUM_BLOCKS = 16, 4
 # Behind all windows, and further than a row's programs see at once, where there are so many positions; its sequence has
 # the same pages over and over.
 FAR = 10_000
-# Of a slice that stands far, too, and in front of the last token; each has a slot of its own.
-NUM_FAR = 8
+# So far that a program of a slice has keys again where others were, all of its parts of memory having had some; nearer
+# than where they are shared out to several.
+NEAR = 500
+# Of a slice that stands there, or in front of the last token; each has a slot of its own.
+NUM_LATER = 8
 # From one token to the next: a vocabulary's first ones are of a kind of their own, and hardly trained.
 STRIDE = 997
 # Of each of two pictures, windows whose patches are no whole number of any of a kernel's parts, and others that are.
@@ -92,13 +95,20 @@ def _compute_patches(layer: VisionLayer, place: Placement) -> Tensor:
 
 
 def _compute_tokens(model: Model) -> Tensor:
-    """Hidden states of some tokens: a prompt's, then one of an answer alone, then two beside a prompt that goes on."""
-    device, num_prompt = model.place.device, BLOCK_SIZE * NUM_BLOCKS
-    far = model.shape.furthest(FAR)
+    """Hidden states of some tokens: a prompt's, then one of an answer alone, then some of a prompt that goes on, then
+    such beside two of answers."""
+    device, far = model.place.device, model.shape.furthest(FAR)
+    near, num_prompt = min(NEAR, far - NUM_LATER), min(BLOCK_SIZE * NUM_BLOCKS, far - 1)
+    steps = [
+        [(0, num_prompt)],
+        [(num_prompt, 1)],
+        [(near, NUM_LATER)],
+        [(num_prompt + 1, 1), (far - NUM_LATER, NUM_LATER), (far, 1)],
+    ]
     table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(far // BLOCK_SIZE + 1)], device)
     caches = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place).layers
     attention, outputs = PagedAttention(), list[Tensor]()
-    for spans in [[(0, num_prompt)], [(num_prompt, 1)], [(num_prompt + 1, 1), (far - NUM_FAR, NUM_FAR), (far, 1)]]:
+    for spans in steps:
         batch = AttentionBatch([RequestSlice(*span, table) for span in spans], device)
         token_ids = batch.positions * STRIDE % model.shape.vocab_size
         outputs.append(model.compute(model.embed_tokens(token_ids), attention, caches, batch))
