@@ -30,7 +30,8 @@ class GatedFeedForward(nn.Module):
     def __init__(self, place: Placement, size: int, wide: int, activation: str, *, bias: bool) -> None:
         super().__init__()
         self.activation = activation
-        # Where a GPU's kernel takes both halves of a row, one lies behind the other.
+        # Where a GPU's kernel takes both halves of a row, one lies behind the other.  A tower's have biases: what an
+        # adapter has for them takes the place of these products, and would be passed by.
         both = None if bias or kernels_for(place.device) is None else empty_matrices(place, 2 * wide, size).data
         of_gate, of_up = (None, None) if both is None else both.chunk(2)
         self.gate = Linear(place, size, {"gate_proj": wide}, bias=bias, weight=of_gate)
