@@ -1,8 +1,9 @@
 """What a GPU does between matrix products where torch's operations are too many or read too much: Triton kernels.
 
-A step of single tokens is their launches and what they read.  Norms and rotation are fewer launches than torch's, and
-keys are read where their pages lie; towers attend by `gpu_whole_sight.py`.  Whatever a row's numbers are, they depend
-on that row alone.
+A step of single tokens is their launches and what they read.  Norms, gates and rotation are fewer launches than
+torch's, and keys are read where their pages lie; longer slices attend by `gpu_slices.py`, towers by
+`gpu_whole_sight.py`.  Whatever a row's numbers are, they depend on that row alone; a longer slice's last bits on what
+else is in the step, too.
 
 Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
 """
@@ -12,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, sum_shares, width_of
+from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, padded, sum_shares
 from keepsight.models.gpu_slices import attend_slices, rows_per_block
 from keepsight.models.gpu_whole_sight import attend_to_all
 
@@ -234,8 +235,7 @@ def attend_rows(
     if rows:
         _attend_share[(rows, num_kv_heads, shares)](
             sums, *of_shares, query, keys, values, tables, ends, scale,
-            SOFTCAP=softcap or 0.0, GROUP=group, LANES=max(LEAST_SIDE, triton.next_power_of_2(group)),
-            KV_HEADS=num_kv_heads, **sight,
+            SOFTCAP=softcap or 0.0, GROUP=group, LANES=padded(group), KV_HEADS=num_kv_heads, **sight,
         )  # fmt: skip
         _add_shares[(rows, num_heads)](out, sums, *of_shares, ends, HEADS=num_heads, **sight)
     return out
@@ -243,7 +243,7 @@ def attend_rows(
 
 def sight_of(dim: int, num_kv_heads: int, bytes_per_number: int, window: int | None) -> dict[str, int]:
     """How the keys that a row sees are shared out, and what of them a program has at once."""
-    width = width_of(dim)
+    width = padded(dim)
     num_keys = max(LEAST_SIDE, BYTES_OF_KEYS // (width * bytes_per_number))
     shares = max(1, PROGRAMS_PER_ROW // num_kv_heads)
     if window is not None:

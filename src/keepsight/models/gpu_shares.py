@@ -1,4 +1,5 @@
-"""What kernels of a GPU's attention have in common where the keys of a row are shared out to several programs.
+"""What kernels of a GPU's attention have in common: what is multiplied at least, and how a row's keys are shared out to
+several programs.
 
 A program's share is so many keys in a row; it leaves the sum of their values as weighed against the largest of its own
 scores, and that score and the weights' sum beside it.  Knows nothing of whose keys they are.
@@ -11,9 +12,9 @@ import triton.language as tl
 LEAST_SIDE = 16
 
 
-def width_of(dim: int) -> int:
-    """What a head is padded to where it is multiplied."""
-    return max(LEAST_SIDE, int(triton.next_power_of_2(dim)))
+def padded(size: int) -> int:
+    """What so many are in the direction in which they are multiplied."""
+    return max(LEAST_SIDE, int(triton.next_power_of_2(size)))
 
 
 @triton.jit

@@ -3,7 +3,8 @@
 A program has a *block*: some rows of one slice, and of their query heads those that share a key head, side by side as
 its lanes.  A row sees one interval of its sequence's positions, whatever the reason.  All slices of a step are one
 launch; where their blocks are fewer than a GPU has room for and what they see is long, that is shared out to several
-programs, and a second launch sums the shares.
+programs, and a second launch sums the shares.  How many there are depends on all that is in the step, and so do the
+last bits of what comes out.
 
 Knows tensors, nothing of models, as `gpu_kernels` does, which offers it.
 """
@@ -15,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, sum_shares, width_of
+from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, padded, sum_shares
 
 # Of the queries that a program has, and of the keys (and as many values) that it has at once; and how many of either
 # are enough, however small they are.
@@ -75,9 +76,9 @@ def _tile_for(query: Tensor, keys: Tensor) -> dict[str, int]:
 
 def tile_of(group: int, dim: int, bytes_per_number: int) -> dict[str, int]:
     """What a program has of queries, of `group` heads for each key head, and at once of keys."""
-    width = width_of(dim)
+    width = padded(dim)
     of_row = width * bytes_per_number
-    lanes = max(LEAST_SIDE, min(MOST_LANES, BYTES_OF_QUERIES // of_row), triton.next_power_of_2(group))
+    lanes = max(padded(group), min(MOST_LANES, BYTES_OF_QUERIES // of_row))
     num_keys = max(LEAST_SIDE, min(MOST_KEYS, BYTES_OF_KEYS // of_row))
     return {"GROUP": group, "LANES": lanes, "KEYS": num_keys, "DIM": dim, "WIDTH": width}
 

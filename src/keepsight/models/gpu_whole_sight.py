@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from keepsight.models.gpu_shares import LEAST_SIDE, width_of
+from keepsight.models.gpu_shares import padded
 
 # Of a program, by the bytes of a number: those of 4 no tensor core multiplies, and registers hold fewer of them.
 MOST_ROWS = {2: 128, 4: 32}
@@ -48,8 +48,8 @@ def attend_to_all(
 
 def tiles_of(dim: int, bytes_per_number: int) -> dict[str, int]:
     """What a program has at once."""
-    width = width_of(dim)
-    main, rest = width // 2, max(LEAST_SIDE, triton.next_power_of_2(dim - width // 2))
+    width = padded(dim)
+    main, rest = width // 2, padded(dim - width // 2)
     if main + rest >= width:
         main, rest = width, 0
     of_row = (main + rest) * bytes_per_number
