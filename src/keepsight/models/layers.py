@@ -280,6 +280,7 @@ class RMSNorm(nn.Module):
 
 def add_and_norm(sums: Tensor, result: Tensor, of_result: RMSNorm | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
     """The sums with the result, itself normed where there is a norm for it; and those normed."""
+    assert of_result is None or of_result.eps == norm.eps
     if kernels := kernels_for(sums.device):
         return kernels.add_and_norm(sums, result, None if of_result is None else of_result.scale, norm.scale, norm.eps)
     sums = sums + (result if of_result is None else of_result(result))
