@@ -79,6 +79,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--device", default="cpu", help="that draws the numbers, of Gemma's shape")
     args = parser.parse_args()
+    if args.device != "cpu" and args.size not in SIZES:
+        parser.error(f"--device is for Gemma's shape: what is drawn for {args.size} is drawn on the CPU")
     dtype = getattr(torch, args.dtype)
     if args.size in QWEN_SIZES:
         num_parameters = make_qwen_checkpoint(args.folder, QWEN_SIZES[args.size], dtype, args.seed)

@@ -1,12 +1,14 @@
 """Whoever has only the clone can make what the benchmarks ask for."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from PIL import Image
 
-from benchmarks.make_checkpoint import SIZES, TOKENS_PER_PICTURE, VOCAB_SIZE, make_checkpoint
+from benchmarks.make_checkpoint import SIZES, TOKENS_PER_PICTURE, VOCAB_SIZE, main, make_checkpoint
 from keepsight import LLM, SamplingParams
 from tests.frontend.gemma_like import load_processor
 from tests.place import placed
@@ -29,3 +31,13 @@ def test_transformers_reads_the_same_prompt_from_what_is_made_as_keepsight(tmp_p
     assert output.prompt_token_ids == read["input_ids"][0]
     assert output.prompt_token_ids.count(VOCAB_SIZE - 1) == TOKENS_PER_PICTURE
     assert len(output.outputs[0].token_ids) == 4
+
+
+def test_a_device_is_refused_for_a_shape_that_it_does_not_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["make_checkpoint.py", "tiny-qwen3-vl", str(tmp_path / "new"), "--device", "cuda"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "--device is for Gemma's shape" in capsys.readouterr().err
+    assert not (tmp_path / "new").exists()
