@@ -1,6 +1,6 @@
 """Steps in which every sequence computes one token, recorded once on a GPU for some numbers of rows and then replayed.
 
-Of such a step the device's work is reading the weights, and launching some five hundred kernels from Python takes
+Of such a step the device's work is reading the weights, and launching some four hundred kernels from Python takes
 longer than that.  A replay is one launch: it reads what it is told where the recording did, and rows that nobody has
 this time write nothing and see nothing.  Longer slices are computed as ever; their work outlasts their launches.
 """
