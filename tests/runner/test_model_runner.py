@@ -4,19 +4,23 @@ import itertools
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import EngineRequest
+from keepsight.runner import model_runner
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.model_runner import Job
 from keepsight.runner.share_device import CpuShare, CudaShare
+from keepsight.runner.step_inputs import StepInputs, make_step_inputs
 from keepsight.runner.stored_tensors import from_stored, to_stored
 from keepsight.scheduling.step_plan import (
     Encoding,
@@ -328,6 +332,26 @@ def test_what_fails_beside_has_ended_on_its_device_before_that_is_told(
     assert driver.compute(*driver.prompt_slices(sequence_id), beside=True).failed_sequences
     assert ended.is_set()
     driver.runner.close()
+
+
+def test_what_is_read_beside_is_held_until_the_device_has_read_it(
+    one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its memory is given back on another stream, which would not wait before it gives that to others."""
+    made, are_held = list[weakref.ref[Tensor]](), list[bool]()
+
+    def make(*arguments: Any) -> StepInputs:
+        inputs = make_step_inputs(*arguments)
+        made.append(weakref.ref(inputs.token_ids))
+        return inputs
+
+    monkeypatch.setattr(model_runner, "make_step_inputs", make)
+    monkeypatch.setattr(Share, "finish_part", lambda _: are_held.extend(each() is not None for each in made))
+    driver = Driver(one_small)
+    sequence_id = driver.begin(one_small.request("r"))
+    assert driver.compute(*driver.prompt_slices(sequence_id), beside=True).computed
+    driver.runner.close()
+    assert are_held == [True, False]
 
 
 def test_a_failed_encoding_concerns_its_own_keys(
