@@ -23,6 +23,8 @@ pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not
 from keepsight.models import gpu_kernels, gpu_slices, gpu_whole_sight
 
 __all__ = ["DEVICE", "gpu_kernels", "gpu_slices", "gpu_whole_sight", "kernels_in_use"]
+# The interpreter knows float16 for a number of half the digits.
+DTYPES = [torch.float32, torch.float16]
 # Of any GPU's, what one program may have of the memory that its threads share.
 MAX_SHARED_BYTES = 99 * 1024
 COMPILE = """

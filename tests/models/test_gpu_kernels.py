@@ -11,11 +11,9 @@ from torch import Tensor
 
 from keepsight.models.attention import attend_plainly
 from keepsight.models.layers import ACTIVATIONS
-from tests.models.gpu_kernels_here import DEVICE, MAX_SHARED_BYTES, Kernel, gpu_kernels, shared_bytes_of
+from tests.models.gpu_kernels_here import DEVICE, DTYPES, MAX_SHARED_BYTES, Kernel, gpu_kernels, shared_bytes_of
 
 EPS = 1e-6
-# The interpreter knows float16 for a number of half the digits.
-DTYPES = [torch.float32, torch.float16]
 
 
 def randn(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -21,6 +21,7 @@ from keepsight.models.paged_attention import PagedAttention, _SlicesOnDevice, pl
 from tests.models.copied_bytes import CopiedBytes
 from tests.models.gpu_kernels_here import (
     DEVICE,
+    DTYPES,
     MAX_SHARED_BYTES,
     Kernel,
     gpu_kernels,
@@ -30,8 +31,6 @@ from tests.models.gpu_kernels_here import (
 )
 from tests.models.reference_attention import ReferenceAttention
 
-# The interpreter knows float16 for a number of half the digits.
-DTYPES = [torch.float32, torch.float16]
 BLOCK_SIZE, NUM_BLOCKS = 4, 128
 
 
@@ -232,7 +231,7 @@ def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> N
 def kernels_of(number: str, num_bytes: int) -> Iterator[Kernel]:
     model, exact = f"*{number}", "*fp32"
     read = {"query": model, "keys": model, "values": model, "seen": "*i64", "blocks": "*i64"}
-    for group, dim, shares in ((2, 256, True), (5, 64, False)):
+    for group, dim, shares in ((2, 256, True), (4, 128, False), (5, 64, False)):
         tile = gpu_slices.tile_of(group, dim, num_bytes)
         sums = dict.fromkeys(("sums", "largest", "weights"), exact if shares else model)
         constants = {"CAPS": shares, "SHARES": shares, "KV_HEADS": 4, **tile, **gpu_slices.launch_of(tile)}

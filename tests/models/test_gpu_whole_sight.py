@@ -12,6 +12,7 @@ from keepsight.models.layers import Placement
 from keepsight.models.vision_layer import VisionLayer, VisionLayerConfig, Windows
 from tests.models.gpu_kernels_here import (
     DEVICE,
+    DTYPES,
     MAX_SHARED_BYTES,
     Kernel,
     gpu_kernels,
@@ -20,8 +21,6 @@ from tests.models.gpu_kernels_here import (
     shared_bytes_of,
 )
 
-# The interpreter knows float16 for a number of half the digits.
-DTYPES = [torch.float32, torch.float16]
 SCALE = 0.3
 DIMS = (8, 56, 64, 72, 80, 96, 128)
 
