@@ -24,6 +24,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory: Path = tmp_path_factory.mktemp("checkpoint")
     with kernels_in_use(), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(module, "NUM_BLOCKS", 1)
+        # Far enough to be shared out.
+        monkeypatch.setattr(module, "FAR", 1100)
         monkeypatch.setattr(module, "WINDOWS", (Windows(0, 80, 40), Windows(80, 144, 32)))
         # With a window that is wider than the prompt, and without one.
         yield SmallModel(66, directory, Placement(DEVICE, torch.float32)).model
