@@ -61,8 +61,8 @@ def tiles_of(dim: int, bytes_per_number: int) -> dict[str, int]:
 
 
 # Compiled twice for all sizes: where keys come in whole blocks none is asked whether it is there, which saves a tenth.
-# To do the last block by itself, behind a loop of whole ones, would serve all; but in Triton 3.6 it reads shared memory
-# that is not there.
+# To do the last block by itself, behind a loop of whole ones, would serve all; but by Triton 3.6, on an H100, it read
+# shared memory that is not there.
 @triton.jit(do_not_specialize=["patches", "first", "size"])
 def _attend_to_all(
     attended, heads, patches, first, size, scale,

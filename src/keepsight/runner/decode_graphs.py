@@ -2,7 +2,8 @@
 
 Of such a step the device's work is reading the weights, and launching some four hundred kernels from Python takes
 longer than that.  A replay is one launch: it reads what it is told where the recording did, and rows that nobody has
-this time write nothing and see nothing.  Longer slices are computed as ever; their work outlasts their launches.
+this time write nothing and see nothing.  Longer slices are launched as ever, which takes longer than they do where they
+are a few hundred tokens.
 """
 
 import logging
