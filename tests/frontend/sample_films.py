@@ -21,9 +21,12 @@ def drawn_frames(num_frames: int = 20) -> FilmArray:
 
 
 @cache
-def film(format_: str = "mp4", codec: str = "mpeg4", num_frames: int = 20, rotation: int = 0, **options: str) -> bytes:
+def film(
+    format_: str = "mp4", codec: str = "mpeg4", num_frames: int = 20, rotation: int = 0, title: str = "", **options: str
+) -> bytes:
     encoded = io.BytesIO()
     with av.open(encoded, "w", format=format_) as container:
+        container.metadata["title"] = title
         stream = container.add_stream(codec, rate=RATE, options={"threads": "1", **options})
         assert isinstance(stream, av.VideoStream)
         stream.width, stream.height = WIDTH, HEIGHT

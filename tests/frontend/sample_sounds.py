@@ -54,9 +54,12 @@ def _chunk(name: bytes, content: bytes) -> bytes:
 
 
 @cache
-def sound(format_: str, codec: str, num_samples: int = 8_000, num_channels: int = 1, rate: int = RATE) -> bytes:
+def sound(
+    format_: str, codec: str, num_samples: int = 8_000, num_channels: int = 1, rate: int = RATE, title: str = ""
+) -> bytes:
     encoded = io.BytesIO()
     with av.open(encoded, "w", format=format_) as container:
+        container.metadata["title"] = title
         stream = container.add_stream(codec, rate=rate)
         assert isinstance(stream, av.AudioStream)
         stream.layout = {1: "mono", 2: "stereo", 8: "7.1"}[num_channels]

@@ -53,6 +53,13 @@ def test_a_cover_is_no_film_though_it_comes_first() -> None:
     assert av.open(io.BytesIO(covered(film(), cover))).streams.video[0].width == 30
 
 
+@pytest.mark.parametrize(("format_", "codec"), KINDS[:-1])
+def test_a_title_may_be_in_any_encoding(format_: str, codec: str) -> None:
+    in_latin = film(format_, codec, title="Gr_n").replace(b"Gr_n", b"Gr\xfcn")
+    assert b"Gr\xfcn" in in_latin
+    assert read_film(in_latin, FIELD) == read_film(film(format_, codec), FIELD)
+
+
 def test_an_array_is_a_film_of_24_frames_a_second_unless_somebody_says_otherwise() -> None:
     assert read_film(drawn_frames(), FIELD) == Geometry(WIDTH, HEIGHT, Timeline(20, 24.0))
     assert read_film(drawn_frames(), FIELD, frames_per_second=30).timeline == Timeline(20, 30.0)

@@ -47,6 +47,13 @@ def test_of_a_film_its_sound_is_taken_and_one_without_is_refused() -> None:
         read_sound(film(), FIELD, RATE)
 
 
+@pytest.mark.parametrize(("format_", "codec", "rate"), [each for each in KINDS if each[0] in ("flac", "ipod", "webm")])
+def test_a_title_may_be_in_any_encoding(format_: str, codec: str, rate: int) -> None:
+    in_latin = sound(format_, codec, rate=rate, title="Gr_n").replace(b"Gr_n", b"Gr\xfcn")
+    assert b"Gr\xfcn" in in_latin
+    assert read_sound(in_latin, FIELD, RATE) == read_sound(sound(format_, codec, rate=rate), FIELD, RATE)
+
+
 # What is refused ----------------------------------------------------------------------------------------------
 
 

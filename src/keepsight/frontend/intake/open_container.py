@@ -39,9 +39,8 @@ def open_container(
     with (
         refusing_damage(field, len(data), kind),
         _refusing_bombs(av, field, kind),
-        # A title may be in any encoding.
         av.open(
-            io.BytesIO(data), "r", format_, options, metadata_errors="replace", io_open=_open_nothing_else
+            io.BytesIO(data), "r", format_, options, io_open=_open_nothing_else, **_reading_any_title(av)
         ) as container,
     ):
         yield container
@@ -63,6 +62,11 @@ def _import_av(field: str, kind: str) -> ModuleType:
         )
         raise UnsupportedPictureError(field, message) from error
     return av
+
+
+def _reading_any_title(av: ModuleType) -> dict[str, str]:
+    """A title may be in any encoding: from PyAV 19 on that hurts nobody, before it has to be asked for."""
+    return {"metadata_errors": "replace"} if hasattr(av.container.InputContainer, "metadata_errors") else {}
 
 
 @contextmanager
