@@ -79,13 +79,15 @@ def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":
 
 
 def _mix_down_frame(frame: "AudioFrame", field: str) -> Mono:
-    """PyAV's own `to_ndarray` takes whatever lies behind the eighth channel's address for that of another."""
+    """PyAV's own `planes`, and so its `to_ndarray`, take whatever lies behind the eighth address for a ninth."""
     from av.audio.frame import format_dtypes
+    from av.audio.plane import AudioPlane
 
     num_channels, kind = frame.layout.nb_channels, np.dtype(format_dtypes[frame.format.name])
     if not 0 < num_channels <= MAX_CHANNELS:
         raise UnsupportedPictureError(field, f"a sound of {num_channels} channels; at most {MAX_CHANNELS} are taken")
     if not frame.format.is_planar:
-        packed = np.frombuffer(bytes(frame.planes[0]), kind, frame.samples * num_channels)
+        packed = np.frombuffer(bytes(AudioPlane(frame, 0)), kind, frame.samples * num_channels)
         return mix_down(packed.reshape(frame.samples, num_channels).T)
-    return mix_down(np.stack([np.frombuffer(bytes(each), kind, frame.samples) for each in frame.planes[:num_channels]]))
+    planes = [bytes(AudioPlane(frame, each)) for each in range(num_channels)]
+    return mix_down(np.stack([np.frombuffer(each, kind, frame.samples) for each in planes]))
