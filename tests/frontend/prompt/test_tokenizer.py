@@ -77,6 +77,13 @@ def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
     check()
 
 
+@pytest.mark.parametrize("spellings", [("<0x20>", "<0x61>"), ("<0x20>", "<0x80>")])
+def test_a_first_space_in_a_byte_is_dropped_where_it_is_read_as_one(spellings: tuple[str, ...]) -> None:
+    ours, judge = Tokenizer.from_checkpoint(llama_like_checkpoint()), load_judge(llama_like_checkpoint())
+    token_ids = judge.convert_tokens_to_ids([*spellings])
+    assert "".join(ours.decode_each(token_ids)) == judge.decode(token_ids) == ours.decode(token_ids)
+
+
 @pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)
 def test_the_special_tokens_are_those_of_transformers(directory: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(directory), load_judge(directory)

@@ -106,9 +106,6 @@ class Tokenizer:
     def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
         """What each adds to one decode() of them all: a character comes with the token that completes it."""
         parts = [b"" if skip_special_tokens and self.is_special(each) else self.token_bytes(each) for each in token_ids]
-        if self.drops_first_space and any(parts):
-            first = next(place for place, part in enumerate(parts) if part)
-            parts[first] = parts[first].removeprefix(b" ")
         texts = [""] * len(parts)
         # What adds nothing does not end a run either.
         visible = [place for place, part in enumerate(parts) if part]
@@ -118,6 +115,10 @@ class Tokenizer:
             read = self._bytes.read_run(said) if is_run else [part.decode() for part in said]
             for place, text in zip(places, read, strict=True):
                 texts[place] = text
+        # A space that is a bad byte's neighbour is none.
+        if self.drops_first_space and any(texts):
+            first = next(place for place, text in enumerate(texts) if text)
+            texts[first] = texts[first].removeprefix(" ")
         return texts
 
     def token_id(self, token: str) -> int | None:
