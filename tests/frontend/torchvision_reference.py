@@ -2,8 +2,8 @@
 OUTPUT`.
 
 There is no torchvision for a CPU torch.  The ordinary wheel does as well, from a FOLDER of its own (`pip install
---no-deps --target FOLDER torchvision==0.28.0`), once the operators exist whose library it cannot load.  A process of
-its own, because transformers behaves differently from then on.
+--no-deps --target FOLDER torchvision==0.28.0`, or whichever goes with the torch), once the operators exist whose
+library it cannot load then.  A process of its own, because transformers behaves differently from then on.
 """
 
 import sys
@@ -18,6 +18,13 @@ import torch
 
 def import_torchvision(folder: Path) -> None:
     sys.path.insert(0, str(folder))
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError:  # there are none of its operators
+        _import_without_library()
+
+
+def _import_without_library() -> None:
     library: Any = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor boxes, Tensor scores, float iou_threshold) -> Tensor")
