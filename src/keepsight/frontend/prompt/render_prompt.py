@@ -364,8 +364,14 @@ def _find_thought_form(written: str) -> ThoughtForm | None:
     return TAGS if TAGS.opening in written and TAGS.closing in written else None
 
 
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """As it is: jinja2's own traceback would hold itself, and with newer Pythons whatever its callers have."""
+        raise
+
+
 def _make_environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+    environment = _Environment(
         trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols]
     )
     environment.filters["tojson"] = _to_json
@@ -388,7 +394,7 @@ def _join_at_most(pieces: Iterator[str], max_characters: int) -> str:
 
 
 def _describe(error: BaseException) -> str:
-    return str(error) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
+    return str(error.message) if isinstance(error, jinja2.TemplateError) else f"{type(error).__name__}: {error}"
 
 
 class _GenerationTag(jinja2.ext.Extension):
