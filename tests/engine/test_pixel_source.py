@@ -100,7 +100,7 @@ def test_a_checked_hit_is_asked_for_and_compared_with_what_is_kept() -> None:
     source.receive(MediaArrived(name_of(1), picture(1)))
     assert source.find(name_of(1)) is None
     arrived = source.receive(MediaArrived(name_of(1), picture(1)))
-    assert np.array_equal(arrived, picture(1))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(arrived, picture(1))
     assert (source.num_verified, source.num_mismatched) == (1, 0)
 
 

@@ -95,7 +95,7 @@ def test_readers_keep_what_they_hold(store: SharedStore) -> None:
     pixels = store.read(name_of(0))
     put(store, *range(1, 30))
     assert held(store) == list(range(20, 30))
-    assert np.array_equal(pixels, picture(0))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(pixels, picture(0))
 
 
 def test_it_counts_what_the_file_system_takes(store: SharedStore) -> None:
@@ -219,7 +219,7 @@ def test_writing_in_pieces_writes_all(store: SharedStore, monkeypatch: pytest.Mo
     real = os.write
     monkeypatch.setattr(os, "write", lambda descriptor, content: real(descriptor, content[:1000]))
     put(store, 1)
-    assert np.array_equal(store.read(name_of(1)), picture(1))  # type: ignore[arg-type]
+    np.testing.assert_array_equal(store.read(name_of(1)), picture(1))
 
 
 def test_after_closing_nothing_is_kept(folder: Path) -> None:
