@@ -15,7 +15,10 @@ from keepsight.errors import CheckpointConfigError, TensorMismatchError
 from keepsight.json_fields import JsonFields
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
-from keepsight.models.quantized_checkpoint import check_quantization, dequantize, fits_scales
+from keepsight.models.packed_weights import Packing, awq, gptq
+from keepsight.models.packed_weights import compressed as compressed_packing
+from keepsight.models.quantized_checkpoint import check_quantization, dequantize, fits_scales, read_packing
+from tests import packed
 from tests.models.gemma3 import reference as ref
 
 Quantized = tuple[Tensor, Tensor]
@@ -31,6 +34,8 @@ def compressed(told: str, **weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": told, "config_groups": {"group_0": group}}
 
 
+UNLIKE = packed.compressed_config()
+UNLIKE["config_groups"] |= {"group_1": packed.compressed_config(num_bits=8)["config_groups"]["group_0"]}
 CONFIGS = {
     "fp8": {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
     "channel": compressed("float-quantized", strategy="channel"),
@@ -173,16 +178,58 @@ def test_there_is_a_scale_for_all_for_each_row_or_for_each_block(
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"quant_method": "awq"}, "quant_method: 'awq' is not taken, .*--quantization int8"),
+        ({"quant_method": "hqq"}, "quant_method: 'hqq' is not taken, .*--quantization int8"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "'bitsandbytes' is not taken"),
         ({"bits": 4}, "quant_method: None is not taken"),
         (CONFIGS["fp8"] | {"weight_block_size": [64, 128]}, "weight_block_size: must be"),
-        (compressed("pack-quantized", strategy="channel"), "format: must be one of float-quantized"),
+        (compressed("marlin-24", strategy="channel"), "format: must be one of float-quantized"),
         (compressed("int-quantized", num_bits=4, strategy="channel"), "group_0.weights.num_bits: must be 8"),
         (compressed("int-quantized", strategy="group"), "strategy: must be one of tensor, channel"),
         (compressed("int-quantized", strategy="channel", symmetric=False), "symmetric: must be true"),
+        (packed.AWQ | {"bits": 8}, "bits: must be 4, not 8"),
+        (packed.AWQ | {"version": "GEMV"}, "version: must be gemm, not 'gemv'"),
+        (packed.AWQ | {"version": None, "format": "gemv_fast"}, "format: must be gemm, not 'gemv_fast'"),
+        (packed.AWQ | {"backend": "llm-awq"}, "backend: 'llm-awq' packs otherwise"),
+        (packed.AWQ | {"zero_point": False}, "zero_point: must be true"),
+        (packed.AWQ | {"group_size": 0}, "group_size: must be an integer of at least 1"),
+        (packed.GPTQ | {"bits": 3}, "bits: must be 4 or 8, not 3"),
+        (packed.GPTQ | {"checkpoint_format": "marlin"}, "checkpoint_format: must be gptq or gptq_v2, not 'marlin'"),
+        (packed.compressed_config(num_bits=2), "num_bits: must be 4 or 8, not 2"),
+        (packed.compressed_config(type="float"), "type: must be one of int"),
+        (packed.compressed_config(strategy="block"), "strategy: must be one of group, channel"),
+        (packed.compressed_config() | {"config_groups": {}}, "config_groups: must be there, and all alike"),
+        (UNLIKE, "config_groups: must be there, and all alike"),
     ],
 )
 def test_what_is_not_taken_is_refused_by_name(config: dict[str, Any], told: str) -> None:
     with pytest.raises(CheckpointConfigError, match=told):
         check_quantization(JsonFields(Path("config.json"), {"quantization_config": config}))
+
+
+AWQ_OF_TRANSFORMERS = {
+    "quant_method": "awq",
+    "bits": 4,
+    "group_size": 64,
+    "format": "gemm",
+    "backend": "auto",
+    "sym": True,
+}
+
+
+@pytest.mark.parametrize(
+    ("config", "packing"),
+    [
+        (packed.AWQ | {"version": "GEMM", "group_size": -1}, awq(None)),
+        (AWQ_OF_TRANSFORMERS, awq(64)),
+        ({"quant_method": "gptq", "bits": 8, "group_size": -1}, gptq(8, None, needs_groups=False, zeros_less=1)),
+        (packed.GPTQ | {"checkpoint_format": "gptq_v2"}, gptq(4, 8, needs_groups=True, zeros_less=0)),
+        (packed.compressed_config(actorder="weight"), compressed_packing(4, 8, needs_groups=False, has_zeros=True)),
+        (
+            packed.compressed_config(strategy="channel", group_size=None, symmetric=True),
+            compressed_packing(4, None, needs_groups=True, has_zeros=False),
+        ),
+        (CONFIGS["fp8"], None),
+    ],
+)
+def test_a_configuration_says_how_weights_are_packed(config: dict[str, Any], packing: Packing | None) -> None:
+    assert read_packing(JsonFields(Path("config.json"), {"quantization_config": config})) == packing

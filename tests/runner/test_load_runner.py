@@ -61,7 +61,7 @@ def test_what_is_made_by_rounded_matrices_has_names_of_its_own_where_rows_are_no
 
 
 @needs_library
-@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8])
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8, torch.int32])
 def test_what_was_published_quantized_is_kept_in_bfloat16_unless_float32_is_asked_for(
     stored: torch.dtype, tmp_path: Path
 ) -> None:

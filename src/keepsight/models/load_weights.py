@@ -5,8 +5,8 @@ Names, shapes and types are compared before anything is read, so that a wrong ch
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,8 @@ from keepsight.errors import (
 )
 from keepsight.json_fields import JsonFields
 from keepsight.models.layers import WeightSlot, name_of
-from keepsight.models.quantized_checkpoint import QUANTIZED_DTYPES, SCALE_OF_ROWS, SUFFIXES, dequantize, fits_scales
+from keepsight.models.packed_weights import Packing
+from keepsight.models.stored_weights import PackedWeight, StoredTensor, StoredWeight, gather
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -43,76 +44,48 @@ def load_weights(
     canonical_name: Callable[[str], str],
     is_never_read: Callable[[str], bool],
     copies: Mapping[str, str],
+    packing: Packing | None = None,
     room: int | None = None,
 ) -> None:
     """`copies`: what stands for another tensor, whose name is the value; refused where it is not the same.
 
+    `packing`: of those weights that are packed.
+
     `room`: bytes of memory that may be filled.
     """
     wanted = {slot.name: slot for slot in slots}
-    found = _find_tensors(directory, canonical_name)
-    to_read = {name: tensor for name, tensor in found.items() if not is_never_read(name)}
+    found = gather(_find_tensors(directory, canonical_name), packing)
+    to_read = {name: weight for name, weight in found.items() if not is_never_read(name)}
     to_compare = {copy: wanted[original] for copy, original in copies.items() if copy in to_read}
+    nothing = {name: to_read.pop(name) for name in _unwanted_biases(to_read, wanted)}
     _account(directory, wanted | to_compare, to_read)
     if room is not None:
         _check_room(directory, wanted.values(), room)
     for copy in to_compare:
-        original = copies[copy]
-        if not _are_equal(found[copy].read(), found[original].read()):
-            raise UntiedTensorsError(directory, found[copy].name, found[original].name)
-    for name, tensor in found.items():
+        both = found[copy], found[copies[copy]]
+        if not _are_equal(*(each.read(to_compare[copy]) for each in both)):
+            raise UntiedTensorsError(directory, *(each.tensor.name for each in both))
+    for bias in nothing.values():
+        if bias.tensor.read().any():
+            raise TensorMismatchError(directory, surplus=[f"{bias.tensor.name} (is not zero)"])
+    for name, weight in found.items():
         if slot := wanted.get(name):
-            slot.fill(tensor.read())
+            slot.fill(weight.read(slot))
             # Where it is used, and in that precision, which may be too small for it.
             if not _is_finite(slot.digits):
-                raise NotFiniteError(tensor.path, tensor.name, name_of(slot.digits.dtype))
+                raise NotFiniteError(weight.tensor.path, weight.tensor.name, name_of(slot.digits.dtype))
 
 
-@dataclass(frozen=True, slots=True)
-class _StoredTensor:
-    path: Path
-    file: Any
-    name: str  # as the file calls it
-    scales: "_StoredTensor | None" = None  # where it is quantized
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return tuple(self.file.get_slice(self.name).get_shape())
-
-    @property
-    def dtype(self) -> str:
-        return str(self.file.get_slice(self.name).get_dtype())
-
-    def read(self) -> Tensor:
-        try:
-            tensor: Tensor = self.file.get_tensor(self.name)
-        except SafetensorError as error:
-            raise UnreadableTensorsError(self.path, f"{self.name}: {error}") from error
-        return tensor if self.scales is None else dequantize(tensor, self.scales.read())
-
-
-def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict[str, _StoredTensor]:
-    found: dict[str, _StoredTensor] = {}
+def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict[str, StoredTensor]:
+    found: dict[str, StoredTensor] = {}
     for path in weight_files(directory):
         file = _open(path)
         for stored in file.keys():  # noqa: SIM118 - a safetensors file is no mapping
             name = canonical_name(stored)
             if name in found:
                 raise TensorMismatchError(directory, surplus=[f"{stored} (also stored as {found[name].name})"])
-            found[name] = _StoredTensor(path, file, stored)
-    return _with_scales(found)
-
-
-def _with_scales(found: dict[str, _StoredTensor]) -> dict[str, _StoredTensor]:
-    """Those of quantized weights are no tensors of their own."""
-    quantized = {}
-    for name, tensor in found.items():
-        if tensor.dtype in QUANTIZED_DTYPES:
-            scales = (scales for suffix in SUFFIXES if (scales := found.get(name + suffix)))
-            quantized[name] = replace(tensor, scales=next(scales, None))
-    of_others = {name + suffix for name in quantized for suffix in SUFFIXES}
-    of_others |= {name.removesuffix("weight") + SCALE_OF_ROWS for name in quantized}
-    return {name: quantized.get(name, tensor) for name, tensor in found.items() if name not in of_others}
+            found[name] = StoredTensor(path, file, stored)
+    return found
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -168,24 +141,18 @@ def _are_equal(copy: Tensor, original: Tensor) -> bool:
     return torch.equal(copy, original.to(copy.dtype)) or torch.equal(copy.to(original.dtype), original)
 
 
-def _account(directory: Path, wanted: dict[str, WeightSlot], found: dict[str, _StoredTensor]) -> None:
+def _unwanted_biases(found: Mapping[str, StoredWeight], wanted: Collection[str]) -> list[str]:
+    """Some that pack weights give each a bias, of zeros where it has none."""
+    packed = (name.removesuffix("weight") + "bias" for name, each in found.items() if isinstance(each, PackedWeight))
+    return [name for name in packed if name in found and name not in wanted]
+
+
+def _account(directory: Path, wanted: Mapping[str, WeightSlot], found: Mapping[str, StoredWeight]) -> None:
     missing = sorted(wanted.keys() - found.keys())
-    surplus = sorted(found[name].name for name in found.keys() - wanted.keys())
-    both = [(found[name], wanted[name]) for name in sorted(found.keys() & wanted.keys())]
-    misshapen = [
-        f"{tensor.name} (is {list(tensor.shape)}, must be {list(slot.shape)})"
-        for tensor, slot in both
-        if not slot.takes(tensor.shape)
-    ]
-    misshapen += [
-        f"{scales.name} (is {list(scales.shape)}, of a weight of {list(tensor.shape)})"
-        for tensor, _ in both
-        if (scales := tensor.scales) and not fits_scales(tensor.shape, scales.shape)
-    ]
-    mistyped = [
-        f"{tensor.path.name}: {tensor.name} (is {tensor.dtype}, must be a float)"
-        for tensor, _ in both
-        if not tensor.scales and (tensor.dtype in QUANTIZED_DTYPES or not tensor.dtype.startswith(("F", "BF")))
-    ]
+    surplus = sorted(found[name].tensor.name for name in found.keys() - wanted.keys())
+    misfits = [found[name].misfits(wanted[name]) for name in sorted(found.keys() & wanted.keys())]
+    told = [list(chain.from_iterable(kind)) for kind in zip(*misfits, strict=True)]
+    of_parts, misshapen, mistyped = told or ([], [], [])
+    missing += of_parts
     if missing or surplus or misshapen or mistyped:
         raise TensorMismatchError(directory, missing, surplus, misshapen, mistyped)

@@ -1,14 +1,17 @@
 """Checkpoints that were published quantized: which are taken, and what their numbers stand for.
 
-A weight has its scales in a tensor beside it: one for all of it, one for each row, or one for each block.  What it
-multiplies is never quantized here, whatever was published for that.
+A weight of 8 bits has its scales in a tensor beside it: one for all of it, one for each row, or one for each block; for
+those that are packed see `packed_weights.py`.  What a weight multiplies is never quantized here, whatever was published
+for that.
 """
 
 import math
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from torch import Tensor
 
 from keepsight.json_fields import JsonFields
+from keepsight.models.packed_weights import WORDS, Packing, awq, compressed, gptq
 
 # What the names of scales have behind those of their weights.
 SUFFIXES = ("_scale_inv", "_scale")
@@ -16,37 +19,109 @@ SUFFIXES = ("_scale_inv", "_scale")
 SCALE_OF_ROWS = "input_scale"
 # As safetensors calls them.
 QUANTIZED_DTYPES = ("F8_E4M3", "I8")
-_METHODS = ("fp8", "compressed-tensors")
-_FORMATS = ("float-quantized", "int-quantized", "naive-quantized")
 _BLOCK = 128
+_FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
 
 
 def check_quantization(fields: JsonFields) -> None:
-    """Of a checkpoint that has any."""
+    read_packing(fields)
+
+
+def read_packing(fields: JsonFields) -> Packing | None:
+    """Of a checkpoint: None where its weights are not packed; refused where they are otherwise than is known here."""
     if "quantization_config" not in fields:
-        return
+        return None
     section = fields.section("quantization_config")
-    method = section.get("quant_method")
-    if method not in _METHODS:
+    read = _READERS.get(str(section.get("quant_method")))
+    if read is None:
         instead = "take the checkpoint that it was made of, on a CPU with --quantization int8"
-        told = f"{method!r} is not taken, only {' and '.join(_METHODS)}; {instead}"
+        told = f"{section.get('quant_method')!r} is not taken, only {', '.join(_READERS)}; {instead}"
         raise section.refuse("quant_method", told)
-    if method == "compressed-tensors":
-        _check_compressed(section)
-    elif section.indexes("weight_block_size", (_BLOCK, _BLOCK), 2) != (_BLOCK, _BLOCK):
+    return read(section)
+
+
+def _read_fp8(section: JsonFields) -> None:
+    if section.indexes("weight_block_size", (_BLOCK, _BLOCK), 2) != (_BLOCK, _BLOCK):
         raise section.refuse("weight_block_size", f"must be [{_BLOCK}, {_BLOCK}]")
 
 
-def _check_compressed(section: JsonFields) -> None:
-    section.choice("format", _FORMATS)
+def _read_awq(section: JsonFields) -> Packing:
+    _check_bits(section, "bits", (4,))
+    _read_format(section, ("version", "format", "checkpoint_format"), ("gemm",))
+    if section.get("backend") == "llm-awq":
+        raise section.refuse("backend", "'llm-awq' packs otherwise than is known here")
+    if not section.flag("zero_point", True):
+        raise section.refuse("zero_point", "must be true")
+    return awq(_read_group_size(section))
+
+
+def _read_gptq(section: JsonFields) -> Packing:
+    num_bits = _check_bits(section, "bits", (4, 8))
+    told = _read_format(section, ("checkpoint_format", "format"), ("gptq", "gptq_v2"))
+    needs_groups = section.flag("desc_act", False)
+    return gptq(num_bits, _read_group_size(section), needs_groups=needs_groups, zeros_less=int(told == "gptq"))
+
+
+def _read_format(section: JsonFields, names: Sequence[str], choices: Sequence[str]) -> str:
+    """What the first says that says anything, of files of several ages; the first choice where none does."""
+    name = next((name for name in names if name in section), names[0])
+    told = str(section.get(name) or choices[0]).lower()
+    if told not in choices:
+        raise section.refuse(name, f"must be {' or '.join(choices)}, not {told!r}")
+    return told
+
+
+def _check_bits(section: JsonFields, name: str, choices: Sequence[int]) -> int:
+    num_bits = section.integer(name)
+    if num_bits not in choices:
+        raise section.refuse(name, f"must be {' or '.join(map(str, choices))}, not {num_bits}")
+    return num_bits
+
+
+def _read_group_size(section: JsonFields) -> int | None:
+    return None if section.get("group_size") == -1 else section.integer("group_size")
+
+
+def _read_compressed(section: JsonFields) -> Packing | None:
+    is_packed = section.choice("format", _FORMATS) == "pack-quantized"
     groups = section.section("config_groups")
-    for name in groups.names():
-        weights = groups.section(name).section("weights")
-        if weights.integer("num_bits") != 8:
-            raise weights.refuse("num_bits", "must be 8")
-        weights.choice("strategy", ("tensor", "channel"))
-        if not weights.flag("symmetric", True):
-            raise weights.refuse("symmetric", "must be true: zero points are not taken")
+    read = _read_packed if is_packed else _check_scaled
+    packings = {read(groups.section(name).section("weights")) for name in groups.names()}
+    if len(packings) > 1 or (is_packed and not packings):
+        raise section.refuse("config_groups", "must be there, and all alike")
+    return packings.pop() if packings else None
+
+
+def _check_scaled(weights: JsonFields) -> None:
+    _check_bits(weights, "num_bits", (8,))
+    weights.choice("strategy", ("tensor", "channel"))
+    if not weights.flag("symmetric", True):
+        raise weights.refuse("symmetric", "must be true: zero points are taken of packed weights alone")
+
+
+def _read_packed(weights: JsonFields) -> Packing:
+    num_bits = _check_bits(weights, "num_bits", (4, 8))
+    weights.choice("type", ("int",), "int")
+    has_groups = weights.choice("strategy", ("group", "channel")) == "group"
+    return compressed(
+        num_bits,
+        weights.integer("group_size") if has_groups else None,
+        needs_groups=weights.get("actorder") in ("group", "dynamic", True),
+        has_zeros=not weights.flag("symmetric", True),
+    )
+
+
+_READERS: Mapping[str, Callable[[JsonFields], Packing | None]] = {
+    "fp8": _read_fp8,
+    "awq": _read_awq,
+    "gptq": _read_gptq,
+    "compressed-tensors": _read_compressed,
+}
+
+
+def are_quantized(dtypes: Collection[str]) -> bool:
+    """Whether a checkpoint is some of whose tensors are of these."""
+    return not {*QUANTIZED_DTYPES, *WORDS}.isdisjoint(dtypes)
 
 
 def fits_scales(weight: tuple[int, ...], scales: tuple[int, ...]) -> bool:

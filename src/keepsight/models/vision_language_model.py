@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
+from keepsight.json_fields import JsonFields
 from keepsight.models.adapter_weights import AdapterWeights, adapt
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.decoder import Decoder
@@ -21,6 +22,7 @@ from keepsight.models.load_adapter import load_adapter
 from keepsight.models.load_weights import load_weights
 from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
+from keepsight.models.quantized_checkpoint import read_packing
 
 
 def shape_of(
@@ -73,7 +75,8 @@ class VisionLanguageModel(nn.Module):
         """`room`: bytes of memory that the weights may take."""
         self._canonical_name = canonical_name
         copies = {"lm_head.weight": "decoder.embed_tokens.weight"} if self.head is None else {}
-        load_weights(directory, self.slots(), canonical_name, is_never_read, copies, room)
+        packing = read_packing(JsonFields.read(directory / "config.json"))
+        load_weights(directory, self.slots(), canonical_name, is_never_read, copies, packing, room)
         self.pack()
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:

@@ -20,7 +20,7 @@ from keepsight.models.layers import Placement
 from keepsight.models.load_weights import stored_dtypes
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import use_kernels_of_any_length
-from keepsight.models.quantized_checkpoint import QUANTIZED_DTYPES
+from keepsight.models.quantized_checkpoint import are_quantized
 from keepsight.models.registry import load_model
 from keepsight.processor_config import ProcessorConfig
 from keepsight.runner.encode_media import Normalizer
@@ -175,7 +175,7 @@ def _was_half(directory: Path, asked: str) -> bool:
     though its numbers times its scales have more digits.
     """
     dtypes = stored_dtypes(directory)
-    return dtypes == {"BF16"} or (asked == "auto" and not dtypes.isdisjoint(QUANTIZED_DTYPES))
+    return dtypes == {"BF16"} or (asked == "auto" and are_quantized(dtypes))
 
 
 def _limit_threads(model: Model) -> None:

@@ -64,7 +64,7 @@ def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (changed(quantization_config={"quant_method": "awq"}), "'awq' is not taken"),
+        (changed(quantization_config={"quant_method": "hqq"}), "'hqq' is not taken"),
         (changed(use_sliding_window=True), "use_sliding_window: windows of the decoder are not supported"),
         (changed(layer_types=["sliding_attention"] * 36), "layer_types: only full_attention is supported"),
         (changed(rope_scaling={"type": "yarn", "mrope_section": [16, 24, 24]}), "type: must be one of default, mrope"),

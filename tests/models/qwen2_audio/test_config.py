@@ -50,7 +50,7 @@ def test_transformers_own_layout_is_read_likewise_and_defaults_are_its_own(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({**PUBLISHED, "quantization_config": {"quant_method": "awq"}}, "'awq' is not taken"),
+        ({**PUBLISHED, "quantization_config": {"quant_method": "hqq"}}, "'hqq' is not taken"),
         (changed("text_config", use_sliding_window=True), "use_sliding_window: windows of the decoder"),
         (changed("text_config", rope_scaling={"type": "yarn"}), "type: must be one of default, not 'yarn'"),
         (changed("audio_config", activation_function="relu"), "activation_function: must be one of gelu_pytorch_tanh"),

@@ -76,7 +76,7 @@ def read_as_saved(tmp_path: Path, reference: Any) -> Qwen3VLConfig:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({**PUBLISHED, "quantization_config": {"quant_method": "awq"}}, "'awq' is not taken"),
+        ({**PUBLISHED, "quantization_config": {"quant_method": "hqq"}}, "'hqq' is not taken"),
         (changed("vision_config", in_channels=1), "in_channels: pictures are RGB"),
         (changed("vision_config", temporal_patch_size=1), "temporal_patch_size: only 2 is supported"),
         (changed("vision_config", out_hidden_size=2048), "is 2048, but the decoder's is 2560"),

@@ -1,0 +1,170 @@
+"""What files hold of a model's weights: a tensor, one with its scales beside it, or several that are packed.
+
+Each tells in what it does not fit, before anything is read, and is read as the whole weight that it stands for.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from safetensors import SafetensorError
+from torch import Tensor
+
+from keepsight.errors import CheckpointError, TensorMismatchError, UnreadableTensorsError
+from keepsight.models.layers import WeightSlot
+from keepsight.models.packed_weights import Packing
+from keepsight.models.quantized_checkpoint import QUANTIZED_DTYPES, SCALE_OF_ROWS, SUFFIXES, dequantize, fits_scales
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    path: Path
+    file: Any
+    name: str  # as the file calls it
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.file.get_slice(self.name).get_shape())
+
+    @property
+    def dtype(self) -> str:
+        return str(self.file.get_slice(self.name).get_dtype())
+
+    def read(self) -> Tensor:
+        try:
+            return self.file.get_tensor(self.name)  # type: ignore[no-any-return]
+        except SafetensorError as error:
+            raise UnreadableTensorsError(self.path, f"{self.name}: {error}") from error
+
+
+class Misfits(NamedTuple):
+    """Of one weight, or of many: what is to be told of its tensors."""
+
+    missing: Sequence[str] = ()
+    misshapen: Sequence[str] = ()
+    mistyped: Sequence[str] = ()
+
+
+class StoredWeight(Protocol):
+    @property
+    def tensor(self) -> StoredTensor:
+        """The one that has its numbers."""
+        ...
+
+    def misfits(self, slot: WeightSlot) -> Misfits: ...
+
+    def read(self, slot: WeightSlot) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WholeWeight:
+    tensor: StoredTensor
+
+    def misfits(self, slot: WeightSlot) -> Misfits:
+        dtype = self.tensor.dtype
+        is_float = dtype not in QUANTIZED_DTYPES and dtype.startswith(("F", "BF"))
+        mistyped = [] if is_float else [_tell_dtype(self.tensor, "a float")]
+        return Misfits(misshapen=_tell_shape(self.tensor, slot), mistyped=mistyped)
+
+    def read(self, slot: WeightSlot) -> Tensor:
+        return self.tensor.read()
+
+
+@dataclass(frozen=True, slots=True)
+class ScaledWeight:
+    tensor: StoredTensor
+    scales: StoredTensor
+
+    def misfits(self, slot: WeightSlot) -> Misfits:
+        shape, of_scales = self.tensor.shape, self.scales.shape
+        misshapen = _tell_shape(self.tensor, slot)
+        if not fits_scales(shape, of_scales):
+            misshapen.append(f"{self.scales.name} (is {list(of_scales)}, of a weight of {list(shape)})")
+        return Misfits(misshapen=misshapen)
+
+    def read(self, slot: WeightSlot) -> Tensor:
+        return dequantize(self.tensor.read(), self.scales.read())
+
+
+@dataclass(frozen=True, slots=True)
+class PackedWeight:
+    tensor: StoredTensor
+    # By the names that the packing has for them.
+    tensors: Mapping[str, StoredTensor]
+    packing: Packing
+
+    def misfits(self, slot: WeightSlot) -> Misfits:
+        if len(slot.shape) != 2:
+            return Misfits(misshapen=[f"{self.tensor.name} (is packed, must be {list(slot.shape)})"])
+        prefix = self.tensor.name.removesuffix(self.packing.names.numbers)
+        parts = self.packing.parts(*slot.shape)
+        both = [(each, parts[name]) for name, each in self.tensors.items()]
+        return Misfits(
+            [prefix + name for name, part in parts.items() if part.is_needed and name not in self.tensors],
+            [
+                f"{each.name} (is {list(each.shape)}, must be {list(part.shape)})"
+                for each, part in both
+                if each.shape != part.shape
+            ],
+            [_tell_dtype(each, " or ".join(part.dtypes)) for each, part in both if each.dtype not in part.dtypes],
+        )
+
+    def read(self, slot: WeightSlot) -> Tensor:
+        outputs, inputs = slot.shape
+        tensors = {name: each.read() for name, each in self.tensors.items()}
+        self._check(tensors, outputs, inputs)
+        return self.packing.make_whole(tensors, outputs, inputs)
+
+    def _check(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int) -> None:
+        """What only their numbers tell."""
+        names = self.packing.names
+        told = tensors.get(names.shape)
+        if told is not None and told.tolist() != [outputs, inputs]:
+            raise self._refuse(names.shape, f"says {told.tolist()}, must say {[outputs, inputs]}")
+        groups, count = tensors.get(names.groups), self.packing.count_groups(inputs)
+        if groups is not None and not 0 <= int(groups.min()) <= int(groups.max()) < count:
+            raise self._refuse(names.groups, f"names groups other than the {count} that there are")
+
+    def _refuse(self, name: str, told: str) -> CheckpointError:
+        tensor = self.tensors[name]
+        return CheckpointError(tensor.path, f"{tensor.name} {told}")
+
+
+def _tell_shape(tensor: StoredTensor, slot: WeightSlot) -> list[str]:
+    """Nothing where it fits."""
+    shape = tensor.shape
+    return [] if slot.takes(shape) else [f"{tensor.name} (is {list(shape)}, must be {list(slot.shape)})"]
+
+
+def _tell_dtype(tensor: StoredTensor, wanted: str) -> str:
+    return f"{tensor.path.name}: {tensor.name} (is {tensor.dtype}, must be {wanted})"
+
+
+def gather(stored: Mapping[str, StoredTensor], packing: Packing | None) -> dict[str, StoredWeight]:
+    """By the names of weights; what belongs to a quantized one is none of its own."""
+    whole, packed = dict(stored), dict[str, StoredWeight]()
+    if packing is not None:
+        suffix = f".{packing.names.numbers}"
+        for prefix in [name.removesuffix(packing.names.numbers) for name in stored if name.endswith(suffix)]:
+            tensors = {name: whole.pop(prefix + name) for name in packing.names if name and prefix + name in whole}
+            tensor = tensors[packing.names.numbers]
+            if twin := whole.get(f"{prefix}weight"):
+                raise TensorMismatchError(tensor.path.parent, surplus=[f"{tensor.name} (also stored as {twin.name})"])
+            packed[f"{prefix}weight"] = PackedWeight(tensor, tensors, packing)
+    return _with_scales(whole) | packed
+
+
+def _with_scales(stored: Mapping[str, StoredTensor]) -> dict[str, StoredWeight]:
+    scales = {
+        name: next((scales for suffix in SUFFIXES if (scales := stored.get(name + suffix))), None)
+        for name, tensor in stored.items()
+        if tensor.dtype in QUANTIZED_DTYPES
+    }
+    of_others = {name + suffix for name in scales for suffix in SUFFIXES}
+    of_others |= {name.removesuffix("weight") + SCALE_OF_ROWS for name in scales}
+    return {
+        name: ScaledWeight(tensor, its_scales) if (its_scales := scales.get(name)) else WholeWeight(tensor)
+        for name, tensor in stored.items()
+        if name not in of_others
+    }
