@@ -21,10 +21,13 @@ from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.qwen2_5_vl.model import Qwen25VL
+from keepsight.models.qwen2_audio.model import Qwen2Audio
+from keepsight.models.qwen3_vl.model import Qwen3VL
 from tests.dequantized import QUANTIZED
 from tests.models.gemma3 import reference as gemma3
 from tests.models.judged import assert_close
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
+from tests.models.qwen2_audio import reference as qwen2_audio
 from tests.models.qwen3_vl import reference as qwen3_vl
 from tests.packed import METHODS, compressed_config, pack_layers
 
@@ -50,13 +53,34 @@ def test_gemma3_s_logits_are_the_reference_s_whose_weights_are_whole(method: str
 def test_qwen2_5_vl_s_logits_are_the_reference_s_whose_weights_are_whole(method: str, tmp_path: Path) -> None:
     arguments = qwen2_5_vl.draw_config(5)
     reference = qwen2_5_vl.make_reference(arguments, 5)
-    qwen3_vl.save_checkpoint(reference, tmp_path / "saved")
-    pack_layers(reference, tmp_path / "saved", tmp_path / "packed", method)
     prompt = qwen3_vl.draw_prompt(arguments, 2, 5)
+    judge(Qwen25VL, reference, prompt, qwen3_vl.reference_inputs(prompt, arguments), method, tmp_path)
+
+
+def test_qwen3_vl_s_logits_are_the_reference_s_whose_weights_are_whole(tmp_path: Path) -> None:
+    arguments = qwen3_vl.draw_config(5)
+    reference = qwen3_vl.make_reference(arguments, 5)
+    prompt = qwen3_vl.draw_prompt(arguments, 2, 5)
+    judge(Qwen3VL, reference, prompt, qwen3_vl.reference_inputs(prompt, arguments), "awq", tmp_path)
+
+
+def test_qwen2_audio_s_logits_are_the_reference_s_whose_weights_are_whole(tmp_path: Path) -> None:
+    arguments = qwen2_audio.draw_config(4)
+    reference = qwen2_audio.make_reference(arguments, 4)
+    prompt = qwen2_audio.draw_prompt(arguments, 1, 4)
+    config = qwen2_audio.sound_config(arguments)
+    inputs = qwen2_audio.reference_inputs(prompt.token_ids, prompt.sounds, config)
+    judge(Qwen2Audio, reference, prompt, inputs, "gptq", tmp_path)
+
+
+def judge(
+    family: Any, reference: Any, prompt: qwen3_vl.Prompt, inputs: dict[str, Any], method: str, folder: Path
+) -> None:
+    qwen3_vl.save_checkpoint(reference, folder / "saved")
+    pack_layers(reference, folder / "saved", folder / "packed", method)
     with torch.inference_mode():
-        model = Qwen25VL.from_checkpoint(tmp_path / "packed", PLACE)
-        theirs = reference(**qwen3_vl.reference_inputs(prompt, arguments)).logits[0]
-        assert_close(qwen3_vl.run_together(model, [prompt], PagedAttention())[1], theirs)
+        model = family.from_checkpoint(folder / "packed", PLACE)
+        assert_close(qwen3_vl.run_together(model, [prompt], PagedAttention())[1], reference(**inputs).logits[0])
 
 
 def test_what_was_packed_may_be_quantized_again(tmp_path: Path) -> None:

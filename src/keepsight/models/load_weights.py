@@ -57,7 +57,7 @@ def load_weights(
     found = gather(_find_tensors(directory, canonical_name), packing)
     to_read = {name: weight for name, weight in found.items() if not is_never_read(name)}
     to_compare = {copy: wanted[original] for copy, original in copies.items() if copy in to_read}
-    nothing = {name: to_read.pop(name) for name in _unwanted_biases(to_read, wanted)}
+    unwanted = [to_read.pop(name) for name in _unwanted_biases(to_read, wanted)]
     _account(directory, wanted | to_compare, to_read)
     if room is not None:
         _check_room(directory, wanted.values(), room)
@@ -65,7 +65,7 @@ def load_weights(
         both = found[copy], found[copies[copy]]
         if not _are_equal(*(each.read(to_compare[copy]) for each in both)):
             raise UntiedTensorsError(directory, *(each.tensor.name for each in both))
-    for bias in nothing.values():
+    for bias in unwanted:
         if bias.tensor.read().any():
             raise TensorMismatchError(directory, surplus=[f"{bias.tensor.name} (is not zero)"])
     for name, weight in found.items():

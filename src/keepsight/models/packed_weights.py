@@ -43,14 +43,14 @@ class Packing:
     num_bits: int
     # None: all inputs are one.
     group_size: int | None
-    # Whether inputs are beside each other, or else neighbours are of one group.
+    # Whether each input must say of which group it is: where none does, neighbours are of one.
     needs_groups: bool = False
     inputs_come_first: bool = False
-    # What a word holds: numbers of some outputs, or else of some inputs.
+    # Whether a word has numbers of some outputs, or else of some inputs.
     packs_outputs: bool = False
-    # In which order a word holds them, from its lowest bits.
+    # Which of them is at each place of a word, from its lowest bits; None: one behind the other.
     order: tuple[int, ...] | None = None
-    # Of zeros, what is kept.
+    # How much smaller than it is a zero is kept.
     zeros_less: int = 0
 
     @property
@@ -107,7 +107,7 @@ class Packing:
         """[outputs, groups]"""
         if words is None:
             return torch.full_like(scales, 2 ** (self.num_bits - 1))
-        # To all of a word at once, as they were taken away: a number that was 0 borrowed of the next.
+        # Given back to a whole word, as it was taken away: what was 0 borrowed of the next.
         missing = sum(self.zeros_less << shift for shift in self._shifts)
         return self._unpack(self._turn(words) + missing, 0)[: len(scales)]
 
