@@ -46,8 +46,8 @@ from keepsight.sampling_params import SamplingParams
 
 # Their text is tokens in less than a millisecond.
 MAX_BYTES_ON_LOOP = 2048
-# These are bytes in memory, and have a name, in a tenth of that.
-MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**18
+# These are bytes in memory, and have a name, in a third of that: screenshots, and photographs as chats send them.
+MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**20
 # An answer of some megabytes.
 MAX_TOLD_OF_PROMPTS = 2**16
 # The same.
