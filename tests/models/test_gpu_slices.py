@@ -214,6 +214,15 @@ def test_what_a_step_of_slices_sees_is_told_in_one_copy() -> None:
     assert copied.num == 8 * (2 * 1024 + 3 * (32 + 1))
 
 
+def test_of_single_tokens_among_slices_every_window_reads_what_was_told_once() -> None:
+    table = BlockTable(BLOCK_SIZE, range(1000), "meta")
+    batch = AttentionBatch([RequestSlice(0, 24, table), RequestSlice(2000, 1, table)], "meta")
+    with CopiedBytes() as copied:
+        for window in (None, 16):
+            plan_on_device(batch, window, gpu_kernels, rows_per_block=32)
+    assert copied.num_copies == 2 + 1
+
+
 def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> None:
     step = Step([(90, 1), (0, 20), (33, 1)], (4, 2), 24)
     beside = step.attend(None, None)

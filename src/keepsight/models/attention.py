@@ -165,6 +165,11 @@ class AttentionBatch:
             row = end
         return found
 
+    @made_once
+    def single_rows(self) -> DeviceRows:
+        """Of those slices that are one token, among longer ones."""
+        return DeviceRows([piece for piece in self.slices if piece.length == 1], self.device)
+
     def narrowed_by(self, window: int | None) -> int | None:
         """The window; None where it is so wide that it hides nothing."""
         return None if window is None or window >= self.longest else window

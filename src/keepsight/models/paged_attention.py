@@ -299,9 +299,8 @@ def plan_on_device(batch: AttentionBatch, window: int | None, kernels: GpuKernel
     longer = _slices_on_device(batch, (~is_single).nonzero().flatten(), window, kernels, rows_per_block)
     if not is_single.any():
         return [longer]
-    told = DeviceRows([piece for piece in batch.slices if piece.length == 1], batch.device)
     singles = _in_a_row(is_single.nonzero().flatten(), batch.device)
-    return [longer, _RowsOnDevice(singles, told, window, kernels)]
+    return [longer, _RowsOnDevice(singles, batch.single_rows, window, kernels)]
 
 
 def _slices_on_device(
