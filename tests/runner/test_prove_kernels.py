@@ -125,32 +125,26 @@ def test_a_kernel_that_is_wrong_about_long_sequences_alone_is_found_out(
     assert_not_used(model)
 
 
-def test_a_kernel_that_is_wrong_about_what_lies_far_behind_a_slice_alone_is_found_out(
-    model: Model, monkeypatch: pytest.MonkeyPatch
+def is_shared_out(keys: Tensor, seen: Tensor, blocks: Tensor, longest: int) -> bool:
+    return gpu_slices.num_shares(len(blocks), keys.shape[1], longest) > 1
+
+
+def has_other_keys_again(keys: Tensor, seen: Tensor, blocks: Tensor, longest: int) -> bool:
+    """Of one program alone, all of whose parts of memory have had some.  Few models have a window that would do."""
+    is_again = longest > gpu_slices.NUM_STAGES * gpu_slices.MOST_KEYS
+    return is_again and not is_shared_out(keys, seen, blocks, longest) and not seen[:, 0].any()
+
+
+@pytest.mark.parametrize("is_wrong", [is_shared_out, has_other_keys_again])
+def test_a_kernel_that_is_wrong_about_slices_with_much_behind_them_alone_is_found_out(
+    model: Model, is_wrong: Callable[[Tensor, Tensor, Tensor, int], bool], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = gpu_kernels.attend_slices
 
-    def wrong(query: Tensor, keys: Tensor, *arguments: Any) -> Tensor:
-        _, _, blocks, longest, *_ = arguments
-        output = right(query, keys, *arguments)
-        return output.flip(-1) if gpu_slices.num_shares(len(blocks), keys.shape[1], longest) > 1 else output
-
-    monkeypatch.setattr(gpu_kernels, "attend_slices", wrong)
-    assert_not_used(model)
-
-
-def test_a_kernel_that_is_wrong_where_its_parts_of_memory_have_other_keys_again_is_found_out(
-    model: Model, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    right = gpu_kernels.attend_slices
-
-    def wrong(query: Tensor, keys: Tensor, *arguments: Any) -> Tensor:
-        _, seen, blocks, longest, *_ = arguments
-        output = right(query, keys, *arguments)
-        is_shared = gpu_slices.num_shares(len(blocks), keys.shape[1], longest) > 1
-        is_again = longest > gpu_slices.NUM_STAGES * gpu_slices.MOST_KEYS
-        # Few models have a window that would do.
-        return output if is_shared or seen[:, 0].any() or not is_again else output.flip(-1)
+    def wrong(*arguments: Any) -> Tensor:
+        _, keys, _, *told, _, _ = arguments
+        output = right(*arguments)
+        return output.flip(-1) if is_wrong(keys, *told) else output
 
     monkeypatch.setattr(gpu_kernels, "attend_slices", wrong)
     assert_not_used(model)
