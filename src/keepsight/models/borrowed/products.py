@@ -97,7 +97,8 @@ def _pack(weight: Tensor, place: Placement, *, is_linear: bool) -> PackedWeight:
     if weight.dim() == 2 and not is_linear:
         # Of a router, as a rule: rows that were rounded would choose other experts now and then.
         return PackedWeight.of(weight.data, [Panels(weight.data, None)], weight.dtype)
-    products, kept_in = weight.data if weight.dim() == 3 else weight.data[None], place.of_matrices or place.dtype
+    products = weight.data if weight.dim() == 3 else weight.data[None]
+    kept_in = place.of_matrices or place.dtype
     packed = [_make_panels(each, kept_in, rounds_rows=place.rounds) for each in products]
     return PackedWeight.of(without_memory(weight).data, packed, kept_in)
 
