@@ -63,3 +63,21 @@ def test_a_byte_that_is_no_utf_8_is_told_by_its_place_in_the_body() -> None:
     body = b'{"messages":[{"role":"user","content":"a \xff"}]}'
     with pytest.raises(InvalidArgumentError, match=f"body: is not UTF-8: .* in position {body.index(0xFF)}:"):
         parse_chat_request(body)
+
+
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type: .*; it may be 'function'"),
+        (
+            {"tools": [{"type": "function", "function": {"nam": "f"}}]},
+            r"tools\[0\].function.nam: .*did you mean 'name'",
+        ),
+        ({"tool_choice": {"type": "any"}}, r"tool_choice.type: .*; it may be 'function' or 'allowed_tools'"),
+    ],
+)
+def test_what_would_be_right_is_told_of_what_lies_in_lists_and_has_several_kinds(
+    field: dict[str, object], told: str
+) -> None:
+    with pytest.raises(InvalidArgumentError, match=told):
+        parse_chat_request(json.dumps({"messages": [{"role": "user", "content": "a"}], **field}).encode())

@@ -7,7 +7,7 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.film_config import FILM_REQUEST_OPTIONS
-from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.tool_fields import (
     CallTerms,
     Function,
@@ -173,7 +173,7 @@ def choose_variables(kwargs: Mapping[str, Any] | None, effort: object) -> Mappin
     return {"enable_thinking": False} | dict(kwargs or {}) if effort == "none" else kwargs
 
 
-_decoder = BodyDecoder(ChatRequest, {**NESTED_STRUCTS, "mm_processor_kwargs": MediaProcessorOptions})
+_decoder = BodyDecoder(ChatRequest)
 
 
 def parse_chat_request(body: Buffer) -> ChatRequest:

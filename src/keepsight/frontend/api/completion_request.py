@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.listed_prompts import Prompt, is_prompt, name_prompts
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
 
@@ -97,7 +97,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
             raise InvalidArgumentError(field, f"must ask for 1 to {MAX_CHOICES} answers in all, not {num_choices}")
 
 
-_decoder = BodyDecoder(CompletionRequest, NESTED_STRUCTS)
+_decoder = BodyDecoder(CompletionRequest)
 
 
 def parse_completion_request(body: Buffer) -> CompletionRequest:

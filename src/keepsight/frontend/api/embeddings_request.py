@@ -12,7 +12,7 @@ from msgspec import UNSET, UnsetType
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.generation_fields import OwnOptions, check_cache_key
 from keepsight.frontend.api.listed_prompts import Prompt, is_prompt, name_prompts
-from keepsight.frontend.api.prompt_fields import NESTED_STRUCTS, PromptFields
+from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.response_parts import Extras, Usage
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
@@ -97,7 +97,7 @@ class EmbeddingList(msgspec.Struct, frozen=True, kw_only=True):
     object: Literal["list"] = "list"
 
 
-_decoder = BodyDecoder(EmbeddingsRequest, {**NESTED_STRUCTS, "keepsight": OwnOptions})
+_decoder = BodyDecoder(EmbeddingsRequest)
 
 
 def parse_embeddings_request(body: Buffer) -> EmbeddingsRequest:

@@ -14,7 +14,6 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.response_format import (
     Asked,
-    JsonSchema,
     ResponseFormat,
     StructuredOutputs,
     list_forms,
@@ -242,11 +241,3 @@ _NAMES = GenerationFields.__struct_fields__
 # Those of `SamplingParams`; of two of them more than one field says something, which is read by itself.
 _SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name in _NAMES)
 _GUIDED_FIELDS = tuple(name for name in _NAMES if name.startswith("guided_"))
-# For `BodyDecoder`.
-NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {
-    "stream_options": StreamOptions,
-    "keepsight": OwnOptions,
-    "response_format": ResponseFormat,
-    "response_format.json_schema": JsonSchema,
-    "structured_outputs": StructuredOutputs,
-}

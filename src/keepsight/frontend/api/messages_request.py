@@ -16,7 +16,6 @@ from keepsight.frontend.api.messages_fields import (
     CustomTool,
     MessageMetadata,
     OutputConfig,
-    OutputFormat,
     Thinking,
 )
 from keepsight.frontend.api.renamed_chat import RenamedChat
@@ -127,15 +126,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, forbid_unkn
 
 
 _SHARED = ("max_tokens", "stream", "temperature", "top_p", "top_k", "priority", "prompt_cache_key", "keepsight")
-_NESTED: dict[str, type[msgspec.Struct]] = {
-    "mm_processor_kwargs": MediaProcessorOptions,
-    "tool_choice": ChosenTool,
-    "thinking": Thinking,
-    "output_config": OutputConfig,
-    "output_config.format": OutputFormat,
-}
-_decoder = BodyDecoder(MessagesRequest, _NESTED | {"keepsight": OwnOptions, "metadata": MessageMetadata})
-_count_decoder = BodyDecoder(CountTokensRequest, _NESTED)
+_decoder, _count_decoder = BodyDecoder(MessagesRequest), BodyDecoder(CountTokensRequest)
 
 
 def parse_messages_request(body: Buffer) -> MessagesChat:

@@ -23,7 +23,6 @@ _OF_MESSAGES = (
     "continue_final_message",
     "chat_template_kwargs",
 )
-NESTED_STRUCTS: dict[str, type[msgspec.Struct]] = {"mm_processor_kwargs": MediaProcessorOptions}
 
 
 class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -10,7 +10,7 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.chat_request import MediaProcessorOptions, choose_variables
-from keepsight.frontend.api.generation_fields import NESTED_STRUCTS, GenerationFields
+from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.renamed_chat import RenamedChat
 from keepsight.frontend.api.responses_fields import (
     AllowedFunctions,
@@ -198,16 +198,7 @@ _SHARED = tuple(
     for field in msgspec.structs.fields(ResponsesRequest)
     if field.name in GenerationFields.__struct_fields__ and field.type != Refused and field.name != "stream_options"
 )
-_NESTED: dict[str, type[msgspec.Struct]] = {
-    "keepsight": NESTED_STRUCTS["keepsight"],
-    "structured_outputs": NESTED_STRUCTS["structured_outputs"],
-    "mm_processor_kwargs": MediaProcessorOptions,
-    "stream_options": ResponsesStreamOptions,
-    "reasoning": Reasoning,
-    "text": TextOptions,
-    "text.format": TextFormat,
-}
-_decoder = BodyDecoder(ResponsesRequest, _NESTED)
+_decoder = BodyDecoder(ResponsesRequest)
 
 
 def parse_responses_request(body: Buffer) -> ResponsesRequest:

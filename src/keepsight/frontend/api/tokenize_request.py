@@ -4,7 +4,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.api.prompt_fields import NESTED_STRUCTS, PromptFields
+from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 
@@ -42,7 +42,7 @@ class DetokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str
 
 
-_tokenize = BodyDecoder(TokenizeRequest, NESTED_STRUCTS)
+_tokenize = BodyDecoder(TokenizeRequest)
 _detokenize = BodyDecoder(DetokenizeRequest)
 
 

@@ -1,9 +1,8 @@
 """A JSON body becomes a struct.  Whatever is wrong with it is told by the name of the field, known or not."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from types import MappingProxyType
 from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_origin
 
 import msgspec
@@ -24,55 +23,73 @@ PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
-_NO_STRUCTS: Mapping[str, type[msgspec.Struct]] = MappingProxyType({})
+_INDEX = re.compile(r"\[[^\]]*\]")
 
 
 class BodyDecoder(Generic[Body]):
-    def __init__(self, body_type: type[Body], nested: Mapping[str, type[msgspec.Struct]] | None = None) -> None:
-        """`nested`: structs by their path in a body, as far as they have names of their own to mistake."""
-        self._decoder = msgspec.json.Decoder(body_type)
-        self._structs: dict[str, type[msgspec.Struct]] = {"": body_type, **(nested or {})}
+    def __init__(self, body_type: type[Body]) -> None:
+        self._body_type, self._decoder = body_type, msgspec.json.Decoder(body_type)
 
     def decode(self, body: Buffer) -> Body:
         check_num_values(body)
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise refusal_of(error, structs=self._structs) from error
+            raise refusal_of(error, self._body_type) from error
         except UnicodeDecodeError as error:
             raise InvalidArgumentError("body", f"is not UTF-8: {_find_foreign(body) or error}") from error
         except (msgspec.DecodeError, RecursionError) as error:
             raise InvalidArgumentError("body", f"is not JSON that can be read: {error}") from error
 
 
-def refusal_of(
-    error: msgspec.ValidationError, place: str = "", structs: Mapping[str, type[msgspec.Struct]] = _NO_STRUCTS
-) -> InvalidArgumentError:
-    """By the name of the field: msgspec puts its path behind the message.  `place`: where the value stands."""
+def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place: str = "") -> InvalidArgumentError:
+    """By the name of the field: msgspec puts its path behind the message.
+
+    `kind`: what it is, or a list of such; `place`: where it stands.
+    """
     message = str(error)
     if unknown := _UNKNOWN_FIELD.fullmatch(message):
-        return _refuse_unknown(unknown["name"], _join(place, unknown["at"] or ""), structs)
+        at = unknown["at"] or ""
+        return _refuse_unknown(unknown["name"], _join(place, at), _structs(_find_types(kind, at)))
     if missing := _MISSING_FIELD.fullmatch(message):
         return InvalidArgumentError(_join(_join(place, missing["at"] or ""), missing["name"]), "is required")
     if placed := _AT_PATH.fullmatch(message):
-        path = _join(place, placed["path"])
-        return InvalidArgumentError(path or "body", placed["message"] + _tell_choices(path, structs))
+        path = placed["path"]
+        return InvalidArgumentError(_join(place, path) or "body", placed["message"] + _tell_choices(kind, path))
     return InvalidArgumentError(place or "body", message)
 
 
-def _tell_choices(path: str, structs: Mapping[str, type[msgspec.Struct]]) -> str:
+def _find_types(kind: type[msgspec.Struct], path: str) -> list[Any]:
+    """All that what stands there may be, or may hold."""
+    types: list[Any] = [kind]
+    for name in filter(None, _INDEX.sub("", path).split(".")):
+        fields = (field for each in _structs(types) for field in msgspec.structs.fields(each) if field.name == name)
+        types = [each for field in fields for each in _unfold(field.type)]
+    return types
+
+
+def _unfold(kind: object) -> Iterator[object]:
+    yield kind
+    for each in get_args(kind):
+        yield from _unfold(each)
+
+
+def _structs(types: Sequence[Any]) -> list[type[msgspec.Struct]]:
+    return [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
+
+
+def _tell_choices(kind: type[msgspec.Struct], path: str) -> str:
     """Of a field that takes some words and no others: msgspec names none of them."""
     parent, _, name = path.rpartition(".")
-    fields = msgspec.structs.fields(structs[parent]) if parent in structs else ()
-    types = [each for field in fields if field.name == name for each in (field.type, *get_args(field.type))]
-    words = [word for each in types if get_origin(each) is Literal for word in get_args(each)]
+    words = [word for each in _find_types(kind, path) if get_origin(each) is Literal for word in get_args(each)]
+    told = [each.__struct_config__ for each in _structs(_find_types(kind, parent))]
+    words += [config.tag for config in told if config.tag_field == name]
     return f"; it may be {' or '.join(map(repr, words))}" if words else ""
 
 
-def _refuse_unknown(name: str, parent: str, structs: Mapping[str, type[msgspec.Struct]]) -> UnsupportedFieldError:
+def _refuse_unknown(name: str, parent: str, structs: Sequence[type[msgspec.Struct]]) -> UnsupportedFieldError:
     name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
-    known = _served_fields(structs[parent]) if parent in structs else ()
-    meant = propose_field(name, known)
+    meant = propose_field(name, [field for each in structs for field in _served_fields(each)])
     hint = f"; did you mean {meant!r}?" if meant else ""
     return UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
 

@@ -49,4 +49,4 @@ def convert_placed(fields: Fields, place: str, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
-        raise refusal_of(error, place) from error
+        raise refusal_of(error, kind, place) from error

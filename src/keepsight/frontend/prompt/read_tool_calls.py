@@ -37,7 +37,7 @@ def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
     try:
         calls = msgspec.convert(value, list[_SentCall])
     except msgspec.ValidationError as error:
-        raise refusal_of(error, field) from error
+        raise refusal_of(error, _SentCall, field) from error
     return [_without_nothing(msgspec.to_builtins(call.as_answered())) for call in calls]
 
 
