@@ -9,15 +9,15 @@ import signal
 
 from keepsight.errors import ModelNotFoundError
 from keepsight.frontend.pixels import media_worker
-from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob
-from keepsight.frontend.pixels.picture_wire import Job, receive_job
+from keepsight.frontend.pixels.make_pixels import FilmLook, Job, Made, PictureJob
+from keepsight.frontend.pixels.picture_wire import receive_job
 from keepsight.media import Geometry, Timeline
 
 CRASH, SPIN, STOP, DEVOUR, BLUNDER, IMPOSE = b"CRASH", b"SPIN", b"STOP", b"DEVOUR", b"BLUNDER", b"IMPOSE"
 IMPOSED = Geometry(2**40, 2**40, Timeline(1, 1.0))
 
 
-class _MisbehavingJob(PictureJob):
+class _MisbehavingJob(PictureJob, frozen=True):
     def run(self) -> Made:
         if self.source == CRASH:
             ctypes.string_at(0)
@@ -34,7 +34,7 @@ class _MisbehavingJob(PictureJob):
         return super().run()
 
 
-class _MisbehavingLook(FilmLook):
+class _MisbehavingLook(FilmLook, frozen=True):
     def run(self) -> Geometry:
         if self.source == STOP:
             os.kill(os.getpid(), signal.SIGSTOP)

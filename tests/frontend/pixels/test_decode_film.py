@@ -10,7 +10,7 @@ import pytest
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_film import FilmArray, FilmSource
 from keepsight.frontend.pixels.decode_film import decode_film
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.make_pixels import FilmJob
 from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Moment
@@ -80,7 +80,7 @@ def test_the_second_frame_of_a_moment_lies_below_the_first(source: FilmSource, h
     frames = all_frames(source) if isinstance(source, bytes) else source
     moments = {"b": Moment(7, 12), "a": Moment(0, 7), "alone": Moment(19, 19)}
     config = ImageProcessorConfig(height=height, width=width)
-    pixels = PictureJob(source, FIELD, moments, config).run().pixels
+    pixels = FilmJob(source, FIELD, moments, config).run().pixels
     assert list(pixels) == list(moments)
     for name, moment in moments.items():
         both = [resize_pixels(frames[number], config) for number in (moment.first, moment.last)]

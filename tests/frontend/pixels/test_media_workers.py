@@ -29,7 +29,7 @@ from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.intake.read_sound import read_sound
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels import media_worker, media_workers
-from keepsight.frontend.pixels.make_pixels import FilmLook, Made, PictureJob, SoundJob, SoundLook
+from keepsight.frontend.pixels.make_pixels import FilmJob, FilmLook, Made, PictureJob, SoundJob, SoundLook
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -215,7 +215,7 @@ def test_films_are_looked_at_and_made_as_without_them(workers: MediaWorkers, for
     data = film(format_, codec)
     assert workers.read_film(data, FIELD) == read_film(data, FIELD)
     moments = {"first": Moment(0, 7), "last": Moment(13, 19)}
-    job = PictureJob(data, FIELD, moments, ImageProcessorConfig(height=32, width=40))
+    job = FilmJob(data, FIELD, moments, ImageProcessorConfig(height=32, width=40))
     assert_equal(workers.make(job), job.run())
 
 
@@ -277,7 +277,7 @@ def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: M
 
 def test_the_template_has_one_thread_or_it_could_not_be_forked(workers: MediaWorkers) -> None:
     assert_works(workers)
-    workers.make(PictureJob(film(codec="libx264"), FIELD, {"": Moment(0, 19)}, ImageProcessorConfig()))
+    workers.make(FilmJob(film(codec="libx264"), FIELD, {"": Moment(0, 19)}, ImageProcessorConfig()))
     for pid in workers.pids():
         assert "Threads:\t1\n" in Path(f"/proc/{pid}/status").read_text()
 

@@ -24,7 +24,9 @@ from keepsight.errors import (
 from keepsight.frontend.pixels.make_pixels import (
     BorrowedJob,
     BorrowedLook,
+    FilmJob,
     FilmLook,
+    Job,
     Made,
     PictureJob,
     SoundJob,
@@ -34,7 +36,6 @@ from keepsight.frontend.pixels.picture_wire import (
     MAX_BORROWED_BYTES,
     MAX_HEADER_BYTES,
     MAX_MESSAGE_CHARACTERS,
-    Job,
     receive_answer,
     receive_job,
     send_error,
@@ -83,33 +84,29 @@ def framed(header: object) -> bytes:
 
 crops = st.none() | st.builds(CropBox, *[st.integers(0, 2**31)] * 4)
 moments = st.builds(Moment, *[st.integers(0, 2**31)] * 2)
-jobs = st.builds(
-    PictureJob,
-    st.binary() | st.binary(min_size=1).map(lambda data: data * 10_000),
-    st.just("picture"),
-    st.dictionaries(st.text(), crops, max_size=5) | st.dictionaries(st.text(), moments, max_size=5),
-    st.builds(
-        ImageProcessorConfig,
-        height=st.integers(1, 1000),
-        image_mean=st.tuples(*[st.floats(0, 1)] * 3),
-        rescale_factor=st.floats(1e-6, 1),
-        do_pan_and_scan=st.booleans(),
-        backend=st.sampled_from(["torchvision", "pil"]),
-        sizes=st.none()
-        | st.builds(ShownSizes, *[st.integers(1, 16)] * 2, st.integers(1, 99), st.integers(99, 2**31 - 1)),
-    ),
+sources = st.binary() | st.binary(min_size=1).map(lambda data: data * 10_000)
+configs = st.builds(
+    ImageProcessorConfig,
+    height=st.integers(1, 1000),
+    image_mean=st.tuples(*[st.floats(0, 1)] * 3),
+    rescale_factor=st.floats(1e-6, 1),
+    do_pan_and_scan=st.booleans(),
+    backend=st.sampled_from(["torchvision", "pil"]),
+    sizes=st.none() | st.builds(ShownSizes, *[st.integers(1, 16)] * 2, st.integers(1, 99), st.integers(99, 2**31 - 1)),
 )
+jobs = st.builds(PictureJob, sources, st.just("picture"), st.dictionaries(st.text(), crops, max_size=5), configs)
+film_jobs = st.builds(FilmJob, sources, st.just("film"), st.dictionaries(st.text(), moments, max_size=5), configs)
 
 
-@given(jobs)
-def test_a_job_arrives_as_it_was_sent_and_the_next_one_behind_it(job: PictureJob) -> None:
+@given(jobs | film_jobs)
+def test_a_job_arrives_as_it_was_sent_and_the_next_one_behind_it(job: PictureJob | FilmJob) -> None:
     def send(connection: socket.socket) -> None:
         send_job(connection, job)
         send_job(connection, JOB)
 
     with sent_by(send) as connection:
         received = receive_job(connection)
-        assert isinstance(received, PictureJob)
+        assert isinstance(received, PictureJob | FilmJob)
         assert received == job
         assert list(received.parts) == list(job.parts)
         assert receive_job(connection).source == JOB.source
@@ -118,20 +115,23 @@ def test_a_job_arrives_as_it_was_sent_and_the_next_one_behind_it(job: PictureJob
 
 
 @pytest.mark.parametrize(
-    ("part", "tokens_each"), [(CropBox(2**26, 0, 2**26, 2**26), 260), (Moment(215_998, 215_999), 12)], ids=str
+    ("kind", "part", "tokens_each"),
+    [(PictureJob, CropBox(2**26, 0, 2**26, 2**26), 260), (FilmJob, Moment(215_998, 215_999), 12)],
 )
-def test_as_many_parts_as_fit_a_long_prompt_reach_a_worker(part: Part, tokens_each: int) -> None:
+def test_as_many_parts_as_fit_a_long_prompt_reach_a_worker(
+    kind: Callable[..., PictureJob | FilmJob], part: Part, tokens_each: int
+) -> None:
     parts = {f"{index:0128x}": part for index in range(262_144 // tokens_each)}
-    job = PictureJob(b"bytes", "picture", parts, ImageProcessorConfig())
+    job = kind(b"bytes", "picture", parts, ImageProcessorConfig())
     with sent_by(lambda connection: send_job(connection, job)) as connection:
         received = receive_job(connection)
-        assert isinstance(received, PictureJob)
+        assert isinstance(received, PictureJob | FilmJob)
         assert received.parts == parts
 
 
 def test_the_moments_of_a_film_arrive_as_pixels_that_are_twice_as_high() -> None:
     parts = {"a": Moment(0, 3), "b": Moment(6, 6)}
-    film = PictureJob(b"bytes", FIELD, parts, ImageProcessorConfig(height=2, width=3))
+    film = FilmJob(b"bytes", FIELD, parts, ImageProcessorConfig(height=2, width=3))
     made: dict[str, Pixels] = {name: np.full((4, 3, 3), place, np.uint8) for place, name in enumerate(parts)}
     received = answer_to(film, lambda connection: send_result(connection, Made(made, (1.0, 0.5))))
     assert {name: pixels.tolist() for name, pixels in received.pixels.items()} == {
@@ -148,7 +148,7 @@ BORROWED_LOOK = BorrowedLook(PROCESSOR, Geometry(640, 480), FIELD)
 
 def test_a_borrowed_model_s_picture_and_its_arrays_arrive() -> None:
     with sent_by(lambda connection: send_job(connection, BORROWED)) as connection:
-        assert receive_job(connection) == replace(BORROWED, field="picture")
+        assert receive_job(connection) == msgspec.structs.replace(BORROWED, field="picture")
     made = carry_arrays(ARRAYS)
     received = answer_to(BORROWED, lambda connection: send_result(connection, Made({"hash": made}, (1.0, 0.5))))
     np.testing.assert_array_equal(received.pixels["hash"], made)
@@ -179,7 +179,7 @@ def test_bytes_that_are_no_arrays_are_not_taken(beginning: bytes) -> None:
 
 def test_how_a_size_is_laid_out_arrives() -> None:
     with sent_by(lambda connection: send_job(connection, BORROWED_LOOK)) as connection:
-        assert receive_job(connection) == replace(BORROWED_LOOK, field="picture")
+        assert receive_job(connection) == msgspec.structs.replace(BORROWED_LOOK, field="picture")
     assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, LAYOUT)) == LAYOUT
 
 
@@ -216,7 +216,7 @@ LOOK = FilmLook(b"bytes", FIELD, 4096)
 
 def test_a_look_at_a_film_and_what_was_seen_arrive() -> None:
     with sent_by(lambda connection: send_job(connection, LOOK)) as connection:
-        assert receive_job(connection) == FilmLook(b"bytes", "video", 4096)
+        assert receive_job(connection) == FilmLook(b"bytes", "film", 4096)
     seen = Geometry(64, 48, Timeline(20, 10.0))
     assert answer_to(LOOK, lambda connection: send_result(connection, seen)) == seen
 
@@ -248,7 +248,7 @@ SOUND, SOUND_LOOK = SoundJob(b"bytes", FIELD, {"a": None}, 16_000, 3), SoundLook
 
 def test_a_sound_s_job_and_its_samples_arrive() -> None:
     with sent_by(lambda connection: send_job(connection, SOUND)) as connection:
-        assert receive_job(connection) == SoundJob(b"bytes", "audio", {"a": None}, 16_000, 3)
+        assert receive_job(connection) == SoundJob(b"bytes", "sound", {"a": None}, 16_000, 3)
     samples = carry_samples(np.array([0, 0.5, -1], np.float32))
     received = answer_to(SOUND, lambda connection: send_result(connection, Made({"a": samples}, (1.0, 0.0))))
     assert np.array_equal(received.pixels["a"], samples)
@@ -263,7 +263,7 @@ def test_samples_that_no_sound_has_are_not_believed() -> None:
 
 def test_a_look_at_a_sound_and_its_length_arrive_unless_no_sound_may_have_it() -> None:
     with sent_by(lambda connection: send_job(connection, SOUND_LOOK)) as connection:
-        assert receive_job(connection) == SoundLook(b"bytes", "audio", 16_000)
+        assert receive_job(connection) == SoundLook(b"bytes", "sound", 16_000)
     for length, is_believed in ((480_000, True), (0, False), (-1, False), (2**40, False)):
         said = Geometry(num_samples=length)
         received = answer_to(SOUND_LOOK, lambda connection: send_result(connection, said))  # noqa: B023

@@ -19,7 +19,7 @@ from keepsight.frontend.intake.fetch_media import take_source
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.pixels.decode_picture import decode_picture
-from keepsight.frontend.pixels.make_pixels import PictureJob
+from keepsight.frontend.pixels.make_pixels import FilmJob
 from keepsight.frontend.pixels.preprocess_image import preprocess_image, resize_pixels
 from keepsight.image_processor_config import BICUBIC, Backend, ImageProcessorConfig
 from keepsight.media import CropBox
@@ -93,7 +93,7 @@ def our_film(case: FilmCase, directory: Path) -> Floats:
     assert config is not None
     plan = config.plan(read_film(case.source, "video"))
     moments = {str(number): moment for number, moment in enumerate(plan.moments)}
-    made = PictureJob(case.source, "video", moments, plan.config).run().pixels
+    made = FilmJob(case.source, "video", moments, plan.config).run().pixels
     frames = np.stack(list(made.values())).reshape(-1, 2, plan.config.height, plan.config.width, 3)
     normalized = PixelNormalizer(plan.config, "cpu", torch.float32)(torch.from_numpy(frames))
     patches = [cut_into_patches(moment.permute(0, 3, 1, 2), config.sizes.limits) for moment in normalized]

@@ -7,6 +7,7 @@ trusted.  Nobody proves what it is given to, so invariant: a given name is no co
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import (
@@ -38,10 +39,9 @@ from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.intake.read_sound import check_model_hears
-from keepsight.frontend.intake.sound_samples import Samples
 from keepsight.frontend.intake.take_film import take_film
 from keepsight.frontend.intake.take_sound import take_sound
-from keepsight.frontend.pixels.make_pixels import BorrowedJob, MakingJob, PictureJob, SoundJob
+from keepsight.frontend.pixels.make_pixels import BorrowedJob, FilmJob, MakingJob, PictureJob, SoundJob
 from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -117,15 +117,13 @@ class NamedPicture:
         source, field, config = self.picture.source, self.picture.field, self.picture.config
         if source is None:
             raise ask_for_picture(field, self.picture.uuid)
-        parts = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
+        parts: dict[str, Any] = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
         if isinstance(config, SoundConfig):
-            assert isinstance(source, bytes | Samples), "a sound without samples"
             return SoundJob(source, field, parts, config.sampling_rate, self.picture.geometry.num_samples)
-        assert not isinstance(source, Samples), "samples of no sound"
         if isinstance(config, BorrowedProcessor):
-            assert not isinstance(source, Embeds), "embeddings for a borrowed model"
             return BorrowedJob(source, field, parts, config, self.picture.layout, self._max_pixels)
-        return PictureJob(source, field, parts, config, self._max_pixels)
+        kind = FilmJob if self.picture.moments else PictureJob
+        return kind(source, field, parts, config, self._max_pixels)
 
     def forget(self) -> None:
         forget_name(self.picture, self._known)

@@ -1,28 +1,30 @@
 """One picture's, film's or sound's work: decoded once, and made into what the encoder takes of each part.
 
-Knows nothing of requests, threads or processes: a job is a value, and whoever has one may run it.
+Knows nothing of requests, threads or processes: a job is a value, and whoever has one may run it.  One whose source is
+a file's bytes may travel to another process, as msgspec writes it; other sources msgspec does not know, so they are
+`Any` here.
 """
 
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
+import msgspec
 import numpy as np
 
 from keepsight.borrowed import BorrowedProcessor
-from keepsight.frontend.intake.open_film import FilmSource
-from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.intake.read_film import check_film, read_film
 from keepsight.frontend.intake.read_sound import check_sound, read_sound
-from keepsight.frontend.intake.sound_samples import SoundSource
+from keepsight.frontend.intake.sound_samples import check_values
 from keepsight.frontend.pixels.decode_film import decode_film
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.decode_sound import decode_sound
 from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import DEFAULT_MAX_PIXELS, FRAMES_PER_MOMENT, CropBox, Geometry, Moment, Part, PictureLayout
-from keepsight.pixels import carried_arrays, carry_embeddings, carry_samples, shape_of_arrays
+from keepsight.media import DEFAULT_MAX_PIXELS, FRAMES_PER_MOMENT, CropBox, Geometry, Moment, PictureLayout
+from keepsight.pixels import carried_arrays, carried_samples, carry_embeddings, carry_samples, shape_of_arrays
 from keepsight.requests import Pixels
 
 
@@ -34,65 +36,62 @@ class Made:
     seconds: tuple[float, float]
 
 
-@dataclass(frozen=True, slots=True)
-class PictureJob:
-    source: PictureSource | FilmSource | Embeds
-    # What the caller calls the picture, or the film.
+class _Job(msgspec.Struct, frozen=True, tag=True):
+    # What the source is, to whoever is told of it; and whether it may take minutes.
+    what: ClassVar[str] = "picture"
+    is_film: ClassVar[bool] = False
+
+
+class PictureJob(_Job, frozen=True):
+    source: Any  # PictureSource, or Embeds
+    # What the caller calls the picture.
     field: str
-    # By media hash; None is the whole of a picture. All those of a film are moments.
-    parts: Mapping[str, Part]
+    # By media hash; None is the whole.
+    parts: dict[str, CropBox | None]
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
 
     @property
-    def moments(self) -> dict[str, Moment]:
-        return {media_hash: part for media_hash, part in self.parts.items() if isinstance(part, Moment)}
-
-    @property
-    def crops(self) -> dict[str, CropBox | None]:
-        return {media_hash: part for media_hash, part in self.parts.items() if not isinstance(part, Moment)}
-
-    @property
-    def is_film(self) -> bool:
-        return bool(self.moments)
-
-    @property
-    def what(self) -> str:
-        return "film" if self.is_film else "picture"
-
-    @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the pixels of each part: the second frame of a moment lies below the first."""
-        return (FRAMES_PER_MOMENT if self.is_film else 1) * self.config.height, self.config.width, 3
+        """Of the pixels of each part."""
+        return self.config.height, self.config.width, 3
 
     def run(self) -> Made:
         """Raises PictureError if the picture cannot be decoded."""
+        began = time.perf_counter()
         if isinstance(self.source, Embeds):
-            began = time.perf_counter()
             carried = dict.fromkeys(self.parts, carry_embeddings(self.source.values))
             return Made(carried, (time.perf_counter() - began, 0.0))
-        if not self.is_film:
-            return self._make_picture(self.source)
-        assert isinstance(self.source, bytes | np.ndarray), "an image has no moments"
-        return self._make_film(self.source)
-
-    def _make_picture(self, source: PictureSource) -> Made:
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.pixels.preprocess_image import preprocess_image
 
-        began = time.perf_counter()
-        rgb = decode_picture(source, self.field, self.max_pixels)
+        rgb = decode_picture(self.source, self.field, self.max_pixels)
         decoded = time.perf_counter()
-        made = preprocess_image(rgb, tuple(self.crops.values()), self.config)
+        made = preprocess_image(rgb, tuple(self.parts.values()), self.config)
         return Made(dict(zip(self.parts, made, strict=True)), (decoded - began, time.perf_counter() - decoded))
 
-    def _make_film(self, source: FilmSource) -> Made:
+
+class FilmJob(_Job, frozen=True):
+    source: Any  # FilmSource
+    field: str
+    parts: dict[str, Moment]
+    config: ImageProcessorConfig
+    max_pixels: int = DEFAULT_MAX_PIXELS
+    what: ClassVar[str] = "film"
+    is_film: ClassVar[bool] = True
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Of the pixels of each moment: its second frame lies below the first."""
+        return FRAMES_PER_MOMENT * self.config.height, self.config.width, 3
+
+    def run(self) -> Made:
         """Each frame is resized before the next is decoded: never are two held at their full size."""
         from keepsight.frontend.pixels.preprocess_image import resize_pixels
 
         began, resizing = time.perf_counter(), 0.0
         made, places = self._make_room()
-        for number, rgb in decode_film(source, places.keys(), self.field, self.max_pixels):
+        for number, rgb in decode_film(self.source, places.keys(), self.field, self.max_pixels):
             decoded = time.perf_counter()
             resized = resize_pixels(rgb, self.config)
             for place in places[number]:
@@ -104,25 +103,22 @@ class PictureJob:
         """For each moment; and where in them each frame goes, by its number."""
         made: dict[str, Pixels] = {}
         places: defaultdict[int, list[Pixels]] = defaultdict(list)
-        for media_hash, moment in self.moments.items():
+        for media_hash, moment in self.parts.items():
             pixels = made[media_hash] = np.empty(self.shape, np.uint8)
             places[moment.first].append(pixels[: self.config.height])
             places[moment.last].append(pixels[self.config.height :])
         return made, places
 
 
-@dataclass(frozen=True, slots=True)
-class SoundJob:
-    source: SoundSource
-    # What the caller calls the sound.
+class SoundJob(_Job, frozen=True):
+    source: Any  # SoundSource
     field: str
-    # By media hash: a sound has one part.
-    parts: Mapping[str, Part]
+    # It has one.
+    parts: dict[str, None]
     # In a second, as the model takes them; and in all.
     sampling_rate: int
     num_samples: int
-    is_film = False
-    what = "sound"
+    what: ClassVar[str] = "sound"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -135,21 +131,20 @@ class SoundJob:
         samples = decode_sound(self.source, self.sampling_rate, self.num_samples, self.field)
         return Made(dict.fromkeys(self.parts, carry_samples(samples)), (time.perf_counter() - began, 0.0))
 
+    def check(self, pixels: Pixels) -> None:
+        check_values(carried_samples(pixels), self.field)
 
-@dataclass(frozen=True, slots=True)
-class BorrowedJob:
+
+class BorrowedJob(_Job, frozen=True):
     """A picture for the checkpoint's own processor, which has laid it out by its size."""
 
-    source: PictureSource
-    # What the caller calls the picture.
+    source: Any  # PictureSource
     field: str
-    # By media hash: it has one part.
-    parts: Mapping[str, Part]
+    # It has one.
+    parts: dict[str, None]
     processor: BorrowedProcessor
     layout: PictureLayout
     max_pixels: int = DEFAULT_MAX_PIXELS
-    is_film = False
-    what = "picture"
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -177,16 +172,13 @@ class BorrowedJob:
             raise ValueError("the checkpoint's processor has made of a picture what are no numbers")
 
 
-@dataclass(frozen=True, slots=True)
-class BorrowedLook:
+class BorrowedLook(_Job, frozen=True):
     """How the checkpoint's own processor lays out a picture of a size."""
 
     processor: BorrowedProcessor
     geometry: Geometry
     field: str
-    source = b""
-    is_film = False
-    what = "picture"
+    source: bytes = b""  # there is none
 
     def run(self) -> PictureLayout:
         from keepsight.frontend.pixels.borrowed_pictures import load_pictures
@@ -194,15 +186,14 @@ class BorrowedLook:
         return load_pictures(self.processor).lay_out(self.geometry, self.field)
 
 
-@dataclass(frozen=True, slots=True)
-class FilmLook:
+class FilmLook(_Job, frozen=True):
     """A film's frames counted and measured, which takes the same code that decodes them."""
 
-    source: FilmSource
+    source: Any  # FilmSource
     field: str
     max_pixels: int = DEFAULT_MAX_PIXELS
-    is_film = True
-    what = "film"
+    what: ClassVar[str] = "film"
+    is_film: ClassVar[bool] = True
 
     def run(self) -> Geometry:
         return read_film(self.source, self.field, self.max_pixels)
@@ -211,15 +202,13 @@ class FilmLook:
         check_film(geometry, self.field, self.max_pixels)
 
 
-@dataclass(frozen=True, slots=True)
-class SoundLook:
+class SoundLook(_Job, frozen=True):
     """A sound's samples counted, which takes the same code that decodes them."""
 
-    source: SoundSource
+    source: Any  # SoundSource
     field: str
     sampling_rate: int
-    is_film = False
-    what = "sound"
+    what: ClassVar[str] = "sound"
 
     def run(self) -> Geometry:
         return read_sound(self.source, self.field, self.sampling_rate)
@@ -228,10 +217,11 @@ class SoundLook:
         check_sound(geometry, self.field, self.sampling_rate)
 
 
-MakingJob = PictureJob | SoundJob | BorrowedJob
+MakingJob = PictureJob | FilmJob | SoundJob | BorrowedJob
 Look = FilmLook | SoundLook | BorrowedLook
 # By looking.
 Found = Geometry | PictureLayout
+Job = MakingJob | Look
 MakePixels = Callable[[MakingJob], Made]
 
 

@@ -32,8 +32,8 @@ from PIL import Image
 
 from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import CheckpointError, PictureError, PictureTooLargeError
-from keepsight.frontend.pixels.make_pixels import PictureJob
-from keepsight.frontend.pixels.picture_wire import Job, receive_job, send_error, send_result
+from keepsight.frontend.pixels.make_pixels import Job, PictureJob
+from keepsight.frontend.pixels.picture_wire import receive_job, send_error, send_result
 from keepsight.image_processor_config import ImageProcessorConfig
 
 # For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.

@@ -28,9 +28,9 @@ from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, Unread
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.read_sound import is_length_known
 from keepsight.frontend.intake.sound_samples import SoundSource
-from keepsight.frontend.pixels.make_pixels import BorrowedLook, FilmLook, Found, Look, Made, MakingJob, SoundLook
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, FilmLook, Found, Job, Look, Made, MakingJob, SoundLook
 from keepsight.frontend.pixels.media_worker import max_cpu_seconds
-from keepsight.frontend.pixels.picture_wire import Job, receive_answer, send_job
+from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
 from keepsight.media import DEFAULT_MAX_PIXELS, Geometry, PictureLayout
 

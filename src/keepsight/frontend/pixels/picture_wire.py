@@ -11,7 +11,6 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import (
     CheckpointConfigError,
     CheckpointError,
@@ -21,25 +20,19 @@ from keepsight.errors import (
     UnreadablePictureError,
     UnsupportedPictureError,
 )
-from keepsight.frontend.intake.sound_samples import check_values
 from keepsight.frontend.pixels.make_pixels import (
     BorrowedJob,
     BorrowedLook,
     FilmLook,
     Found,
-    Look,
+    Job,
     Made,
     MakingJob,
-    PictureJob,
     SoundJob,
     SoundLook,
 )
-from keepsight.image_processor_config import ImageProcessorConfig
-from keepsight.media import CropBox, Geometry, Moment, PictureLayout
-from keepsight.pixels import carried_samples
+from keepsight.media import Geometry, PictureLayout
 from keepsight.requests import Pixels
-
-Job = MakingJob | Look
 
 # The moments that fit a prompt of 262,144 tokens, a dozen each, named by the longest digests, take four fifths of it.
 MAX_HEADER_BYTES = 4 * 2**20
@@ -54,43 +47,10 @@ _ERRORS = {
 _CHECKPOINT_ERRORS = {error.__name__: error for error in (CheckpointConfigError, UnknownArchitectureError)}
 
 
-class _PictureHeader(msgspec.Struct, frozen=True, tag="picture"):
+class _JobHeader(msgspec.Struct, frozen=True):
+    # Without its source, of which so many bytes follow.
+    job: Job
     num_bytes: int
-    max_pixels: int
-    config: ImageProcessorConfig
-    crops: dict[str, CropBox | None]
-    moments: dict[str, Moment]
-
-
-class _LookHeader(msgspec.Struct, frozen=True, tag="look"):
-    num_bytes: int
-    max_pixels: int
-
-
-class _SoundHeader(msgspec.Struct, frozen=True, tag="sound"):
-    num_bytes: int
-    sampling_rate: int
-    num_samples: int
-    media_hashes: tuple[str, ...]
-
-
-class _BorrowedHeader(msgspec.Struct, frozen=True, tag="borrowed"):
-    num_bytes: int
-    max_pixels: int
-    processor: BorrowedProcessor
-    layout: PictureLayout
-    media_hashes: tuple[str, ...]
-
-
-class _BorrowedLookHeader(msgspec.Struct, frozen=True, tag="borrowed_look"):
-    num_bytes: int
-    processor: BorrowedProcessor
-    geometry: Geometry
-
-
-class _SoundLookHeader(msgspec.Struct, frozen=True, tag="sound_look"):
-    num_bytes: int
-    sampling_rate: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,48 +66,21 @@ class _AnswerHeader:
     layout: PictureLayout | None = None
 
 
-_Header = _PictureHeader | _LookHeader | _SoundHeader | _SoundLookHeader | _BorrowedHeader | _BorrowedLookHeader
-_job_header = msgspec.msgpack.Decoder(_Header)
-_answer_header = msgspec.msgpack.Decoder(_AnswerHeader)
+_job_header, _answer_header = msgspec.msgpack.Decoder(_JobHeader), msgspec.msgpack.Decoder(_AnswerHeader)
 
 
 def send_job(connection: socket.socket, job: Job) -> None:
+    """The name that the caller knows it by stays where it is needed."""
     assert isinstance(job.source, bytes)
-    _send_header(connection, _describe(job, len(job.source)))
+    bare = msgspec.structs.replace(job, source=b"", field=job.what)
+    _send_header(connection, _JobHeader(bare, len(job.source)))
     connection.sendall(job.source)
-
-
-def _describe(job: Job, num_bytes: int) -> _Header:
-    if isinstance(job, FilmLook):
-        return _LookHeader(num_bytes, job.max_pixels)
-    if isinstance(job, SoundLook):
-        return _SoundLookHeader(num_bytes, job.sampling_rate)
-    if isinstance(job, SoundJob):
-        return _SoundHeader(num_bytes, job.sampling_rate, job.num_samples, tuple(job.parts))
-    if isinstance(job, BorrowedLook):
-        return _BorrowedLookHeader(num_bytes, job.processor, job.geometry)
-    if isinstance(job, BorrowedJob):
-        return _BorrowedHeader(num_bytes, job.max_pixels, job.processor, job.layout, tuple(job.parts))
-    return _PictureHeader(num_bytes, job.max_pixels, job.config, job.crops, job.moments)
 
 
 def receive_job(connection: socket.socket) -> Job:
     header = _job_header.decode(_receive_header(connection))
     source = bytes(_receive_exactly(connection, header.num_bytes))
-    # The name that the caller knows the picture by stays where it is needed.
-    if isinstance(header, _LookHeader):
-        return FilmLook(source, "video", header.max_pixels)
-    if isinstance(header, _SoundLookHeader):
-        return SoundLook(source, "audio", header.sampling_rate)
-    if isinstance(header, _SoundHeader):
-        parts = dict.fromkeys(header.media_hashes)
-        return SoundJob(source, "audio", parts, header.sampling_rate, header.num_samples)
-    if isinstance(header, _BorrowedLookHeader):
-        return BorrowedLook(header.processor, header.geometry, "picture")
-    if isinstance(header, _BorrowedHeader):
-        parts = dict.fromkeys(header.media_hashes)
-        return BorrowedJob(source, "picture", parts, header.processor, header.layout, header.max_pixels)
-    return PictureJob(source, "picture", {**header.crops, **header.moments}, header.config, header.max_pixels)
+    return msgspec.structs.replace(header.job, source=source)
 
 
 def send_result(connection: socket.socket, result: Made | Found) -> None:
@@ -182,13 +115,10 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Except
         return _believable(header.geometry, job)
     pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
     try:
-        for each in pixels.values() if isinstance(job, SoundJob) else ():
-            check_values(carried_samples(each), job.field)
+        for each in pixels.values():
+            _check_pixels(job, each)
     except PictureError as error:
         return error
-    if isinstance(job, BorrowedJob):
-        for each in pixels.values():
-            _check_borrowed(job, each)
     return Made(pixels, header.seconds)
 
 
@@ -210,11 +140,14 @@ def _believable_layout(layout: PictureLayout | None) -> PictureLayout:
     return PictureLayout(layout.tokens_per_part, token_ids=layout.token_ids, num_bytes=layout.num_bytes)
 
 
-def _check_borrowed(job: BorrowedJob, pixels: Pixels) -> None:
-    try:
+def _check_pixels(job: MakingJob, pixels: Pixels) -> None:
+    if isinstance(job, SoundJob):
         job.check(pixels)
-    except Exception as error:  # of whoever reads the arrays, too
-        raise ConnectionError(f"arrays that are none of the picture: {error}") from error
+    elif isinstance(job, BorrowedJob):
+        try:
+            job.check(pixels)
+        except Exception as error:  # of whoever reads the arrays, too
+            raise ConnectionError(f"arrays that are none of the picture: {error}") from error
 
 
 def _receive_pixels(connection: socket.socket, shape: tuple[int, int, int]) -> Pixels:
@@ -223,7 +156,7 @@ def _receive_pixels(connection: socket.socket, shape: tuple[int, int, int]) -> P
     return pixels
 
 
-def _send_header(connection: socket.socket, header: _Header | _AnswerHeader) -> None:
+def _send_header(connection: socket.socket, header: _JobHeader | _AnswerHeader) -> None:
     encoded = msgspec.msgpack.encode(header)
     assert len(encoded) <= MAX_HEADER_BYTES
     connection.sendall(len(encoded).to_bytes(4) + encoded)
