@@ -102,8 +102,10 @@ def test_items_have_the_fields_that_are_described(client: Client) -> None:
     result = {"type": "function_call_output", "call_id": "c", "output": ""}
     thought = {"type": "reasoning"}
     taken = {"message": user, "reasoning": thought, "function_call": call, "function_call_output": result}
-    for item in describe(client)["components"]["schemas"]["InputItem"]["anyOf"]:
-        kind = item["properties"]["type"].get("const", "message")
+    schemas = describe(client)["components"]["schemas"]
+    for item in schemas["InputItem"]["anyOf"]:
+        item = schemas[item["$ref"].rpartition("/")[2]] if "$ref" in item else item
+        kind = item["properties"]["type"]["enum"][0]
         before = {"message": [], "function_call_output": [user, call]}.get(kind, [user])
         for name in item["properties"].keys() - taken[kind].keys() - {"type"}:
             items = [*before, taken[kind] | {name: None}]

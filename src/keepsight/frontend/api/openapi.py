@@ -1,5 +1,6 @@
 """The description of the API at `/openapi.json`, made of the structs that decode and encode its bodies."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
@@ -32,6 +33,7 @@ from keepsight.frontend.api.openapi_shapes import (
     SOME_TEXT,
     Json,
     object_of,
+    refer,
 )
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
 from keepsight.frontend.api.response_object import InputTokens, Response, StreamedEvent
@@ -47,6 +49,7 @@ from keepsight.frontend.api.tokenize_request import (
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.http.error_response import MESSAGES_PATHS, ErrorResponse, MessagesError
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
+from keepsight.frontend.prompt.read_items import SENT_ITEMS
 
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     ChatRequest,
@@ -85,7 +88,6 @@ ANSWERS = (
     AccountList,
 )
 
-
 # What is left to be checked by hand.
 SHAPES: Mapping[type[msgspec.Struct], Json] = {
     ChatRequest: {"messages": MESSAGES},
@@ -97,6 +99,8 @@ SHAPES: Mapping[type[msgspec.Struct], Json] = {
     CountTokensRequest: OF_MESSAGES,
     **SENT,
 }
+# In a path.
+_NAME = re.compile(r"\{(\w+)\}")
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
 STATUSES = {
@@ -113,12 +117,13 @@ STATUSES = {
     503: "No room for one more request, or nobody who could do it at this moment: try again after Retry-After seconds.",
     507: "What is kept has no room at this moment, or cannot be reached.",
 }
-
-
 KEYS = {
     "key": {"type": "http", "scheme": "bearer"},
     "messages_key": {"type": "apiKey", "in": "header", "name": MESSAGES_HEADER},
 }
+
+
+Operation = tuple[str, str, Json]  # path, method
 
 
 def _parameter(name: str, schema: Json) -> Json:
@@ -154,96 +159,78 @@ def describe_api(settings: ApiSettings, *, has_uploads: bool = False, keeps_resp
     }
 
 
-def _operations() -> Sequence[tuple[str, str, Json]]:
+def _operations() -> Sequence[Operation]:
+    chunk, completion = _data(refer(ChatCompletionChunk)), _data(refer(Completion))
+    response, message = _named_event(RESPONSE_EVENTS), _named_event(MESSAGE_EVENTS)
     return (
-        _post("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, ChatCompletionChunk),
-        _post("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, Completion),
-        _post(
+        _ask("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, chunk),
+        _ask("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, completion),
+        _ask(
             "/v1/embeddings", "Of each input the vector that the model makes of it.", EmbeddingsRequest, EmbeddingList
         ),
-        _stream("/v1/responses", "Answers items.", ResponsesRequest, Response, RESPONSE_EVENTS),
-        _post("/v1/responses/input_tokens", "Counts the input's tokens.", ResponsesRequest, InputTokens),
-        _stream("/v1/messages", "Answers messages.", MessagesRequest, Message, MESSAGE_EVENTS),
-        _post("/v1/messages/count_tokens", "Counts their tokens.", CountTokensRequest, MessageTokens),
-        _post("/tokenize", "The tokens of a prompt or of a conversation.", TokenizeRequest, TokenizeResponse),
-        _post("/detokenize", "The text of tokens.", DetokenizeRequest, DetokenizeResponse),
+        _ask("/v1/responses", "Answers items.", ResponsesRequest, Response, response),
+        _ask("/v1/responses/input_tokens", "Counts the input's tokens.", ResponsesRequest, InputTokens),
+        _ask("/v1/messages", "Answers messages.", MessagesRequest, Message, message),
+        _ask("/v1/messages/count_tokens", "Counts their tokens.", CountTokensRequest, MessageTokens),
+        _ask("/tokenize", "The tokens of a prompt or of a conversation.", TokenizeRequest, TokenizeResponse),
+        _ask("/detokenize", "The text of tokens.", DetokenizeRequest, DetokenizeResponse),
         _reset("/reset_prefix_cache", "Forgets the keys and values of earlier prompts."),
         _reset("/reset_encoder_cache", "Forgets the embeddings of earlier pictures."),
         _reset("/reset_mm_cache", "Forgets the pixels of earlier pictures."),
-        _get("/v1/models", "The models that are served.", _refer(ModelList)),
-        _get("/v1/models/{model}", "One model.", _refer(ModelCard), (404,), _in_path("model")),
+        _get("/v1/models", "The models that are served.", refer(ModelList)),
+        _get("/v1/models/{model}", "One model.", refer(ModelCard), (404,)),
         _get("/health", "That the process is alive, and how it is.", {"type": "object"}),
         _get("/ready", "Whether a request would be answered now.", {"type": "object"}, (503,)),
         _get("/version", "Of the server.", {"type": "object"}),
         _get("/openapi.json", "This description.", {"type": "object"}),
-        ("/metrics", "get", {"summary": "What the server counts.", "responses": _responses(PROMETHEUS, ())}),
-        _get("/debug/state", "What is held, what was done, the last requests.", _refer(ServerState), (400,), LIMIT),
-        _get("/debug/requests", "Accounts of the last requests.", _refer(AccountList), (400,), LIMIT),
-        _get("/debug/requests/{id}", "The accounts of one request.", _refer(AccountList), (404,), _in_path("id")),
+        _operate("get", "/metrics", "What the server counts.", PROMETHEUS),
+        _get("/debug/state", "What is held, what was done, the last requests.", refer(ServerState), (400,), LIMIT),
+        _get("/debug/requests", "Accounts of the last requests.", refer(AccountList), (400,), LIMIT),
+        _get("/debug/requests/{id}", "The accounts of one request.", refer(AccountList), (404,)),
     )
 
 
-def _media_operations() -> Sequence[tuple[str, str, Json]]:
-    one = "/v1/media/{id}"
+def _media_operations() -> Sequence[Operation]:
+    one, media = "/v1/media/{id}", _json_content(refer(MediaObject))
+    in_query = [_parameter(name, schema) for name, schema in _options()["properties"].items()]
+    sent: Json = {kind: {"schema": BINARY} for kind in ("image/*", "application/octet-stream")}
+    sent["multipart/form-data"] = {"schema": _options(file=BINARY)}
+    sent |= _json_content(_options(url={"type": "string"}, data={"type": "string"}))
+    kept = "Keeps a picture, to be named in messages as media://ID."
+    failures, of_one = (400, 408, 413, 415, 429, 500, 503, 507), (400, 404, 408, 413, 415, 500, 503, 507)
     return (
-        _upload(),
-        _get("/v1/media", "What the caller keeps here.", _refer(MediaPage), (400, 404, 507), *PAGE),
-        (one, "get", _with_id("One picture, and what holds it.", MediaObject, SALT)),
-        (one, "delete", _with_id("Forgets it.", DeletedMedia, SALT)),
-        (
-            f"{one}/pin",
+        _operate("post", "/v1/media", kept, media, failures, *in_query, body={"required": True, "content": sent}),
+        _get("/v1/media", "What the caller keeps here.", refer(MediaPage), (400, 404, 507), *PAGE),
+        _operate("get", one, "One picture, and what holds it.", media, of_one, SALT),
+        _operate("delete", one, "Forgets it.", _json_content(refer(DeletedMedia)), of_one, SALT),
+        _operate(
             "post",
-            _with_id("Keeps it for at least so long from now.", MediaObject)
-            | {"requestBody": {"content": _json_content(_options())}},
+            f"{one}/pin",
+            "Keeps it for at least so long from now.",
+            media,
+            of_one,
+            body={"content": _json_content(_options())},
         ),
     )
 
 
-def _response_operations() -> Sequence[tuple[str, str, Json]]:
+def _response_operations() -> Sequence[Operation]:
     one = "/v1/responses/{id}"
-    named = {"parameters": [_in_path("id")]}
     return (
-        (one, "get", named | _answer_with("One that is kept.", _json_content(_refer(Response)), 404, 507)),
-        (one, "delete", named | _answer_with("Forgets it.", _json_content(_refer(DeletedResponse)), 404, 507)),
+        _get(one, "One that is kept.", refer(Response), (404, 507)),
+        _operate("delete", one, "Forgets it.", _json_content(refer(DeletedResponse)), (404, 507)),
     )
 
 
-def _picture_operations() -> Sequence[tuple[str, str, Json]]:
+def _picture_operations() -> Sequence[Operation]:
     one = "/debug/pictures/{media_hash}"
-    named = {"parameters": [_in_path("media_hash")]}
     pinned = _json_content({"type": "object", "properties": {"is_pinned": {"type": "boolean"}}})
     return (
-        _get("/debug/pictures", "The pictures that the processor cache holds, the last used first.", _refer(HeldList)),
-        (one, "get", named | _answer_with("One of them, small.", {"image/jpeg": {"schema": BINARY}}, 404)),
-        (f"{one}/pin", "post", named | _answer_with("Keeps it for an hour.", pinned, 409)),
-        (f"{one}/pin", "delete", named | _answer_with("Lets it go.", pinned)),
+        _get("/debug/pictures", "The pictures that the processor cache holds, the last used first.", refer(HeldList)),
+        _operate("get", one, "One of them, small.", {"image/jpeg": {"schema": BINARY}}, (404,)),
+        _operate("post", f"{one}/pin", "Keeps it for an hour.", pinned, (409,)),
+        _operate("delete", f"{one}/pin", "Lets it go.", pinned),
     )
-
-
-def _answer_with(summary: str, content: Json, *failures: int) -> Json:
-    return {"summary": summary, "responses": _responses(content, failures)}
-
-
-def _upload() -> tuple[str, str, Json]:
-    content: Json = {kind: {"schema": BINARY} for kind in ("image/*", "application/octet-stream")}
-    content["multipart/form-data"] = {"schema": _options(file=BINARY)}
-    content |= _json_content(_options(url={"type": "string"}, data={"type": "string"}))
-    operation = {
-        "summary": "Keeps a picture, to be named in messages as media://ID.",
-        "parameters": [_parameter(name, schema) for name, schema in _options()["properties"].items()],
-        "requestBody": {"required": True, "content": content},
-        "responses": _responses(_json_content(_refer(MediaObject)), (400, 408, 413, 415, 429, 500, 503, 507)),
-    }
-    return "/v1/media", "post", operation
-
-
-def _with_id(summary: str, answer: type[msgspec.Struct], *parameters: Json) -> Json:
-    failures = (400, 404, 408, 413, 415, 500, 503, 507)
-    return {
-        "summary": summary,
-        "parameters": [_in_path("id"), *parameters],
-        "responses": _responses(_json_content(_refer(answer)), failures),
-    }
 
 
 def _options(**sources: Json) -> Json:
@@ -252,56 +239,55 @@ def _options(**sources: Json) -> Json:
     return object_of(**sources, ttl_seconds=ttl, warm={"type": "boolean"}, cache_salt=SOME_TEXT)
 
 
-def _in_path(name: str) -> Json:
-    return {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
-
-
-def _post(
-    path: str,
-    summary: str,
-    asked: type[msgspec.Struct],
-    answer: type[msgspec.Struct],
-    event: type[msgspec.Struct] | None = None,
-) -> tuple[str, str, Json]:
-    content = _json_content(_refer(answer))
+def _ask(
+    path: str, summary: str, asked: type[msgspec.Struct], answer: type[msgspec.Struct], event: Json | None = None
+) -> Operation:
+    content = _json_content(refer(answer))
     if event is not None:
-        # Of one event: the last says [DONE].
-        said = {"type": "string", "contentMediaType": "application/json", "contentSchema": _refer(event)}
-        data = {"anyOf": [{"const": "[DONE]"}, said]}
-        content["text/event-stream"] = {"schema": {"type": "object", "properties": {"data": data}}}
-    operation = {
-        "summary": summary,
-        "requestBody": {"required": True, "content": _json_content(_refer(asked))},
-        "responses": _responses(content, (400, 404, 408, 413, 415, 429, 500, 503)),
-    }
-    return path, "post", operation
+        content["text/event-stream"] = {"schema": {"type": "object", "properties": event}}
+    body = {"required": True, "content": _json_content(refer(asked))}
+    return _operate("post", path, summary, content, (400, 404, 408, 413, 415, 429, 500, 503), body=body)
 
 
-def _stream(
+def _data(said: Json) -> Json:
+    """Of an event: the last says [DONE]."""
+    return {"data": {"anyOf": [{"const": "[DONE]"}, _json_text(said)]}}
+
+
+def _named_event(events: Sequence[type[msgspec.Struct]]) -> Json:
+    return {"event": {"type": "string"}, "data": _json_text({"anyOf": [refer(each) for each in events]})}
+
+
+def _json_text(said: Json) -> Json:
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
+
+
+def _reset(path: str, summary: str) -> Operation:
+    return _operate("post", path, summary, _json_content({"type": "object"}))
+
+
+def _get(path: str, summary: str, schema: Json, failures: Sequence[int] = (), *parameters: Json) -> Operation:
+    return _operate("get", path, summary, _json_content(schema), failures, *parameters)
+
+
+def _operate(
+    method: str,
     path: str,
     summary: str,
-    asked: type[msgspec.Struct],
-    answer: type[msgspec.Struct],
-    events: Sequence[type[msgspec.Struct]],
-) -> tuple[str, str, Json]:
-    """Whose events have names."""
-    path, method, operation = _post(path, summary, asked, answer)
-    said = {"anyOf": [_refer(each) for each in events]}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
-    event = {"type": "object", "properties": {"event": {"type": "string"}, "data": data}}
-    operation["responses"]["200"]["content"]["text/event-stream"] = {"schema": event}
-    return path, method, operation
-
-
-def _reset(path: str, summary: str) -> tuple[str, str, Json]:
-    return path, "post", {"summary": summary, "responses": _responses(_json_content({"type": "object"}), ())}
-
-
-def _get(
-    path: str, summary: str, schema: Json, failures: Sequence[int] = (), *parameters: Json
-) -> tuple[str, str, Json]:
-    operation = {"summary": summary, "responses": _responses(_json_content(schema), failures)}
-    return path, "get", operation | ({"parameters": [*parameters]} if parameters else {})
+    content: Json,
+    failures: Sequence[int] = (),
+    *parameters: Json,
+    body: Json | None = None,
+) -> Operation:
+    """`content`: of the answer; `parameters`: beside those in the path."""
+    answered = {"200": {"description": "It is done.", "content": content}}
+    operation: Json = {"summary": summary, "responses": answered | _failures(failures)}
+    of_path = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)
+    ]
+    if of_path or parameters:
+        operation["parameters"] = [*of_path, *parameters]
+    return path, method, operation if body is None else operation | {"requestBody": body}
 
 
 def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
@@ -321,17 +307,13 @@ def _in_shape_of_its_api(path: str, operation: Json) -> Json:
     """What is told of faults."""
     if path not in MESSAGES_PATHS:
         return operation
-    content, responses = _json_content(_refer(MessagesError)), operation["responses"]
+    content, responses = _json_content(refer(MessagesError)), operation["responses"]
     told = {status: each | {"content": content} for status, each in responses.items() if status != "200"}
     return operation | {"responses": responses | told}
 
 
-def _responses(content: Json, failures: Sequence[int]) -> Json:
-    return {"200": {"description": "It is done.", "content": content}} | _failures(failures)
-
-
 def _failures(statuses: Sequence[int]) -> Json:
-    content = _json_content(_refer(ErrorResponse))
+    content = _json_content(refer(ErrorResponse))
     return {str(each): {"description": STATUSES[each], "content": content} for each in statuses}
 
 
@@ -339,12 +321,10 @@ def _json_content(schema: Json) -> Json:
     return {"application/json": {"schema": schema}}
 
 
-def _refer(struct: type[msgspec.Struct]) -> Json:
-    return {"$ref": REFERENCE.format(name=struct.__name__)}
-
-
 def _schemas() -> Json:
-    _, schemas = msgspec.json.schema_components((*REQUESTS, *SENT, *SENT_BLOCKS, *ANSWERS), ref_template=REFERENCE)
+    _, schemas = msgspec.json.schema_components(
+        (*REQUESTS, *SENT, *SENT_BLOCKS, *SENT_ITEMS, *ANSWERS), ref_template=REFERENCE
+    )
     for struct in (*REQUESTS, *SENT):
         _narrow(schemas[struct.__name__]["properties"], struct)
     return schemas | {"ContentPart": CONTENT_PART, "InputItem": ITEM}

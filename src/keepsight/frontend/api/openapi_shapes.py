@@ -6,6 +6,7 @@ from typing import Any
 import msgspec
 
 from keepsight.frontend.prompt.read_blocks import OF_RESULTS, OF_ROLES, SentBlock, SentMessage, SentText, SentToolResult
+from keepsight.frontend.prompt.read_items import SENT_ITEMS, ResultItem
 from keepsight.frontend.prompt.read_messages import (
     BREAKPOINT,
     BREAKPOINT_SECONDS,
@@ -153,8 +154,6 @@ PROMPT_EMBEDS: Json = {
     "--enable-prompt-embeds.",
     "anyOf": [SOME_TEXT, _list_of(SOME_TEXT), {"type": "null"}],
 }
-_STATUS = {"enum": ["in_progress", "completed", "incomplete", None]}
-_OF_ITEMS: dict[str, Json] = {"id": _text("As it was answered."), "status": _STATUS}
 _INPUT_TEXT = _part("input_text", "text", text={"type": "string"})
 _INPUT_IMAGE = _part(
     "input_image",
@@ -175,9 +174,8 @@ _INPUT_PARTS: Json = {
 _TEXT_OR_PARTS: Json = {"anyOf": [{"type": "string"}, _list_of(_INPUT_PARTS)]}
 
 
-def _parts_of_thought(kind: str) -> Json:
-    part = object_of("type", "text", type={"const": kind}, text={"type": "string"})
-    return {"type": ["array", "null"], "items": part}
+def refer(struct: type[msgspec.Struct]) -> Json:
+    return {"$ref": REFERENCE.format(name=struct.__name__)}
 
 
 # What `read_items` reads.
@@ -189,61 +187,27 @@ ITEM: Json = {
             type={"enum": ["message", None]},
             role={"type": "string", "examples": ["system", "developer", "user", "assistant"]},
             content=_TEXT_OR_PARTS,
-            **_OF_ITEMS,
+            id=_text("As it was answered."),
+            status={"enum": ["in_progress", "completed", "incomplete", None]},
         ),
-        object_of(
-            "type",
-            type={"const": "reasoning"},
-            content=_parts_of_thought("reasoning_text"),
-            summary=_parts_of_thought("summary_text"),
-            encrypted_content={"type": "null"},
-            **_OF_ITEMS,
-        ),
-        object_of(
-            "type",
-            "call_id",
-            "name",
-            "arguments",
-            type={"const": "function_call"},
-            call_id={"type": "string"},
-            name={"type": "string"},
-            arguments={"type": "string"},
-            namespace={"type": "null"},
-            caller={"type": "null"},
-            **_OF_ITEMS,
-        ),
-        object_of(
-            "type",
-            "call_id",
-            "output",
-            type={"const": "function_call_output"},
-            call_id={"type": "string", "description": "Of a call in an earlier item."},
-            output=_TEXT_OR_PARTS,
-            name=_text("Of the function."),
-            namespace={"type": "null"},
-            caller={"type": "null"},
-            **_OF_ITEMS,
-        ),
+        *map(refer, SENT_ITEMS),
     ]
 }
 INPUT: Json = {"anyOf": [{"type": "string"}, _list_of({"$ref": REFERENCE.format(name="InputItem")})]}
 
 
 def _text_or(kinds: Iterable[type[SentBlock]]) -> Json:
-    return {"anyOf": [{"type": "string"}, _list_of({"anyOf": [_refer(kind) for kind in kinds]})]}
-
-
-def _refer(struct: type[msgspec.Struct]) -> Json:
-    return {"$ref": REFERENCE.format(name=struct.__name__)}
+    return {"anyOf": [{"type": "string"}, _list_of({"anyOf": [refer(kind) for kind in kinds]})]}
 
 
 # What `read_blocks` reads.
 SENT_BLOCKS = tuple(dict.fromkeys(kind for kinds in OF_ROLES.values() for kind in kinds.values()))
 SENT: dict[type[msgspec.Struct], Json] = {
+    ResultItem: {"output": _TEXT_OR_PARTS},
     SentMessage: {"content": _text_or(SENT_BLOCKS)},
     SentToolResult: {"content": {"anyOf": [_text_or(OF_RESULTS.values()), {"type": "null"}]}},
 }
 OF_MESSAGES: Json = {
-    "messages": _list_of(_refer(SentMessage)),
+    "messages": _list_of(refer(SentMessage)),
     "system": {"anyOf": [_text_or([SentText]), {"type": "null"}]},
 }

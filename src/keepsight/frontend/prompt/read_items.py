@@ -31,42 +31,41 @@ _OF_TEXTS = ("annotations", "logprobs")
 _SYSTEM_ROLES = ("system", "developer")
 
 
-class _CallItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function_call"]
+class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
+    id: str | None = None
+    status: str | None = None
+
+
+class CallItem(SentItem, frozen=True, kw_only=True, tag="function_call"):
     call_id: str
     name: str
     arguments: str
-    id: str | None = None
-    status: str | None = None
     namespace: None = None
     caller: None = None
 
 
-class _ResultItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["function_call_output"]
+class ResultItem(SentItem, frozen=True, kw_only=True, tag="function_call_output"):
     call_id: str
     # A text, or parts.
     output: Any
-    id: str | None = None
-    status: str | None = None
     name: str | None = None
     namespace: None = None
     caller: None = None
 
 
-class _ThoughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ThoughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["reasoning_text", "summary_text"]
     text: str
 
 
-class _ThoughtItem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    type: Literal["reasoning"]
-    id: str | None = None
-    status: str | None = None
-    summary: list[_ThoughtPart] | None = None
-    content: list[_ThoughtPart] | None = None
+class ThoughtItem(SentItem, frozen=True, kw_only=True, tag="reasoning"):
+    summary: list[ThoughtPart] | None = None
+    content: list[ThoughtPart] | None = None
     # Another server's own words.
     encrypted_content: None = None
+
+
+SENT_ITEMS: tuple[type[SentItem], ...] = (ThoughtItem, CallItem, ResultItem)
 
 
 def read_items(
@@ -103,11 +102,11 @@ class _Messages:
     def add_item(self, item: Fields, place: str) -> None:
         kind = item.get("type")
         if kind == "function_call":
-            self._add_call(convert_placed(item, place, _CallItem), place)
+            self._add_call(convert_placed(item, place, CallItem), place)
         elif kind == "function_call_output":
-            self._add_result(convert_placed(item, place, _ResultItem), place)
+            self._add_result(convert_placed(item, place, ResultItem), place)
         elif kind == "reasoning":
-            self._add_thought(convert_placed(item, place, _ThoughtItem), place)
+            self._add_thought(convert_placed(item, place, ThoughtItem), place)
         elif kind in (None, "message"):
             self._add_message(item, place)
         elif kind == "item_reference":
@@ -128,7 +127,7 @@ class _Messages:
             content = self._read_content(content, f"{place}.content")
         self.add({"role": role, "content": content} | thought, place)
 
-    def _add_thought(self, thought: _ThoughtItem, place: str) -> None:
+    def _add_thought(self, thought: ThoughtItem, place: str) -> None:
         """To the message or the calls behind it, or alone: its answer may not have come any more."""
         parts = thought.content or thought.summary or ()
         said = "\n".join(part.text for part in parts)
@@ -141,7 +140,7 @@ class _Messages:
         is_alone = "reasoning_content" in last and last["content"] == "" and "tool_calls" not in last
         return {"reasoning_content": self.messages.pop()["reasoning_content"]} if is_alone else {}
 
-    def _add_call(self, call: _CallItem, place: str) -> None:
+    def _add_call(self, call: CallItem, place: str) -> None:
         """To what was said with it."""
         self._call_ids.add(call.call_id)
         if not self.messages or self.messages[-1].get("role") != "assistant":
@@ -150,7 +149,7 @@ class _Messages:
         calls = self.messages[-1].setdefault("tool_calls", [])
         calls.append({"id": call.call_id, "type": "function", "function": function})
 
-    def _add_result(self, result: _ResultItem, place: str) -> None:
+    def _add_result(self, result: ResultItem, place: str) -> None:
         if result.call_id not in self._call_ids:
             raise InvalidArgumentError(f"{place}.call_id", "must be the call_id of a function_call in an earlier item")
         self.places[f"messages[{len(self.messages)}].content"] = f"{place}.output"
