@@ -5,17 +5,22 @@ from typing import Any, Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.api.response_parts import ContentLogprob, Extras, Usage
+from keepsight.frontend.api.response_parts import (
+    CompletionTokensDetails,
+    ContentLogprob,
+    Extras,
+    PromptTokensDetails,
+    Usage,
+)
 from keepsight.frontend.api.responses_request import Echo
 
 ItemStatus = Literal["in_progress", "completed", "incomplete"]
 
 
-class OutputText(msgspec.Struct, frozen=True, kw_only=True):
-    text: str
+class OutputText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="output_text"):
+    text: str = ""
     logprobs: list[ContentLogprob] = []
     annotations: list[Any] = []
-    type: Literal["output_text"] = "output_text"
 
 
 class OutputMessage(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="message"):
@@ -33,9 +38,8 @@ class OutputCall(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", ta
     status: ItemStatus
 
 
-class ReasoningText(msgspec.Struct, frozen=True, kw_only=True):
-    text: str
-    type: Literal["reasoning_text"] = "reasoning_text"
+class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning_text"):
+    text: str = ""
 
 
 class OutputThought(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
@@ -50,34 +54,22 @@ class OutputThought(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 OutputItem = OutputThought | OutputMessage | OutputCall
 
 
-class InputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    cached_tokens: int
-    image_tokens: int
-    audio_tokens: int
-    text_tokens: int
-
-
-class OutputTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    reasoning_tokens: int = 0  # of a model that does not think
-
-
 class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
     input_tokens: int
-    input_tokens_details: InputTokensDetails
+    input_tokens_details: PromptTokensDetails
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: CompletionTokensDetails
     total_tokens: int
 
     @classmethod
     def of(cls, usage: Usage) -> "ResponseUsage":
-        details, thought = usage.prompt_tokens_details, usage.completion_tokens_details
+        thought = usage.completion_tokens_details
         return cls(
             input_tokens=usage.prompt_tokens,
-            input_tokens_details=InputTokensDetails(**msgspec.structs.asdict(details)),
+            input_tokens_details=usage.prompt_tokens_details,
             output_tokens=usage.completion_tokens,
-            output_tokens_details=OutputTokensDetails(
-                reasoning_tokens=0 if isinstance(thought, UnsetType) else thought.reasoning_tokens
-            ),
+            # Of a model that does not think, too.
+            output_tokens_details=CompletionTokensDetails(reasoning_tokens=0) if thought is UNSET else thought,
             total_tokens=usage.total_tokens,
         )
 
@@ -152,12 +144,7 @@ class _WithinPart(_WithinItem, frozen=True, kw_only=True):
 
 class PartEvent(_WithinPart, frozen=True, kw_only=True):
     type: Literal["response.content_part.added", "response.content_part.done"]
-    part: OutputText
-
-
-class ThoughtPartEvent(_WithinPart, frozen=True, kw_only=True):
-    type: Literal["response.content_part.added", "response.content_part.done"]
-    part: ReasoningText
+    part: OutputText | ReasoningText
 
 
 class ThoughtDelta(_WithinPart, frozen=True, kw_only=True):
@@ -197,7 +184,6 @@ StreamedEvent = (
     ResponseEvent
     | ItemEvent
     | PartEvent
-    | ThoughtPartEvent
     | ThoughtDelta
     | ThoughtDone
     | TextDelta

@@ -22,7 +22,6 @@ from keepsight.frontend.api.response_object import (
     TextDone,
     ThoughtDelta,
     ThoughtDone,
-    ThoughtPartEvent,
 )
 from keepsight.frontend.api.response_parts import ContentLogprob
 from keepsight.frontend.api.tell_calls import make_call_id
@@ -116,8 +115,8 @@ class _Thought:
     def begin(self) -> Iterator[StreamedEvent]:
         empty = OutputThought(id=self.id, status="in_progress", content=[])
         yield ItemEvent(type="response.output_item.added", output_index=self.index, item=empty)
-        part = ReasoningText(text="")
-        yield ThoughtPartEvent(type="response.content_part.added", output_index=self.index, item_id=self.id, part=part)
+        part = ReasoningText()
+        yield PartEvent(type="response.content_part.added", output_index=self.index, item_id=self.id, part=part)
 
     def add(self, text: str) -> StreamedEvent:
         self._texts.append(text)
@@ -126,7 +125,7 @@ class _Thought:
     def end(self, status: ItemStatus) -> Iterator[StreamedEvent]:
         part = self._part
         yield ThoughtDone(output_index=self.index, item_id=self.id, text=part.text)
-        yield ThoughtPartEvent(type="response.content_part.done", output_index=self.index, item_id=self.id, part=part)
+        yield PartEvent(type="response.content_part.done", output_index=self.index, item_id=self.id, part=part)
         yield ItemEvent(type="response.output_item.done", output_index=self.index, item=self.show(status))
 
 
@@ -147,9 +146,8 @@ class _Message:
     def begin(self) -> Iterator[StreamedEvent]:
         empty = OutputMessage(id=self.id, status="in_progress", content=[])
         yield ItemEvent(type="response.output_item.added", output_index=self.index, item=empty)
-        yield PartEvent(
-            type="response.content_part.added", output_index=self.index, item_id=self.id, part=OutputText(text="")
-        )
+        part = OutputText()
+        yield PartEvent(type="response.content_part.added", output_index=self.index, item_id=self.id, part=part)
 
     def add(self, text: str, logprobs: list[ContentLogprob]) -> StreamedEvent:
         self._texts.append(text)
