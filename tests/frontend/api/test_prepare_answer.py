@@ -102,7 +102,10 @@ def test_a_film_takes_a_thread_though_it_is_known(monkeypatch: pytest.MonkeyPatc
     assert prepare_in_turn([{"messages": ask(each, "What?")} for each in (PICTURE, FILM)], monkeypatch) == [True, False]
 
 
-def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("are_counted", [False, True])
+def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(
+    are_counted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     preparer, looked_at = RequestPreparer.from_config(Config()), threading.Event()
     prepare_chat = preparer.prepare_chat
 
@@ -115,7 +118,10 @@ def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(monke
 
     async def prepare(*content: Any) -> Any:
         body = json.dumps({"messages": ask(*content)}).encode()
-        return await answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body))
+        asked = parse_chat_request(body)
+        if are_counted and FILM in content:
+            return await answers.count_input(asked, None, NOTHING_DOWNLOADED)
+        return await answers.chat(asked, None, NOTHING_DOWNLOADED, len(body))
 
     async def prepare_all() -> None:
         films = [asyncio.create_task(prepare(FILM, "What?")) for _ in range(50)]

@@ -277,7 +277,7 @@ class Api:
                 return json_response(MessageTokens(input_tokens=num_tokens))
 
     async def _count(self, http: Request, asked: ChatRequest) -> int:
-        return await run_in_threadpool(self._answers.count_input, asked, *await self._fetch(http, asked))
+        return await self._answers.count_input(asked, *await self._fetch(http, asked))
 
     async def detokenize(self, http: Request) -> Response:
         with self._room.admit():

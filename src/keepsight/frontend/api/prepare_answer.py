@@ -75,8 +75,10 @@ class AnswerPreparer:
         little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
         with _naming_places_of(asked):
-            may_wait = asked.wants_form or self._may_wait_for_workers(asked.messages)
-            prepared = prepare() if little else await self._on_thread(prepare, may_wait=may_wait)
+            if little:
+                prepared = prepare()
+            else:
+                prepared = await self._on_thread(prepare, asked.messages, compiles=asked.wants_form)
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
         answered = asked.without_words()
@@ -89,15 +91,15 @@ class AnswerPreparer:
             return MessagesAnswer(answered, *terms)
         return ChatAnswer(answered, *terms)
 
-    async def _on_thread(self, prepare: Callable[[], Prepared], *, may_wait: bool) -> Prepared:
-        if not may_wait:
+    async def _on_thread(
+        self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, *, compiles: bool = False
+    ) -> Prepared:
+        """Which may have to wait there, for workers who look at what is not known yet, or for a compiler."""
+        kinds = frozenset() if conversation is None else conversation.kinds
+        if not compiles and kinds.isdisjoint(self.preparer.kinds_looked_at):
             return await run_in_threadpool(prepare)
         async with self._waiting_threads:
             return await run_in_threadpool(prepare)
-
-    def _may_wait_for_workers(self, conversation: Conversation) -> bool:
-        """Who look at what is not known yet; or lay out pictures of a new size."""
-        return not conversation.kinds.isdisjoint(self.preparer.kinds_looked_at)
 
     def _prepare_chat(
         self, asked: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
@@ -110,7 +112,7 @@ class AnswerPreparer:
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, asked, cache_salt)
-        prompts = await self._on_thread(prepare, may_wait=asked.wants_form)
+        prompts = await self._on_thread(prepare, compiles=asked.wants_form)
         # Each choice tells of its prompt anew.
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # They may be megabytes, and are numbers by now.
@@ -143,8 +145,8 @@ class AnswerPreparer:
         self, asked: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> EmbeddingsAnswer:
         check_dimensions(asked.dimensions, self.preparer.hidden_size)
-        may_wait = asked.messages is not None and self._may_wait_for_workers(asked.messages)
-        prompts = await self._on_thread(partial(self._prepare_inputs, asked, cache_salt, downloaded), may_wait=may_wait)
+        prepare = partial(self._prepare_inputs, asked, cache_salt, downloaded)
+        prompts = await self._on_thread(prepare, asked.messages)
         asked = msgspec.structs.replace(asked, input=None, messages=None)
         return EmbeddingsAnswer(asked, prompts, self.models.name_answer(asked.model))
 
@@ -166,8 +168,7 @@ class AnswerPreparer:
     async def tokenize(
         self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> TokenizeResponse:
-        may_wait = asked.messages is not None and self._may_wait_for_workers(asked.messages)
-        return await self._on_thread(partial(self._tokenize, asked, cache_salt, downloaded), may_wait=may_wait)
+        return await self._on_thread(partial(self._tokenize, asked, cache_salt, downloaded), asked.messages)
 
     def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
         tokenizer = self.preparer.tokenizer
@@ -190,9 +191,10 @@ class AnswerPreparer:
             **counts,
         )
 
-    def count_input(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> int:
+    async def count_input(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> int:
+        prepare = partial(self._prepare_to_count, asked, cache_salt, downloaded)
         with _naming_places_of(asked):
-            prepared = self._prepare_to_count(asked, cache_salt, downloaded)
+            prepared = await self._on_thread(prepare, asked.messages)
         return len(prepared.engine_request.token_ids)
 
     def _prepare_to_count(
