@@ -74,7 +74,7 @@ def test_other_urls_are_refused_by_their_scheme(scheme: str) -> None:
     assert (caught.value.field, caught.value.code) == (FIELD, "unsupported_field")
 
 
-@pytest.mark.parametrize("text", ["cat.png", "C_drive", "/tmp/cat.png", "aGVsbG8="])
+@pytest.mark.parametrize("text", ["cat.png", "C_drive", "/tmp/cat.png", "aGVsbG8=", " data:image/png;base64,aGVsbG8="])
 def test_what_is_no_url_is_not_called_one(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"no URL.*data:") as caught:
         fetch_url(text, FIELD)

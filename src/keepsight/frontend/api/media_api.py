@@ -30,7 +30,7 @@ from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloade
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, PicturePart
+from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.sampling_params import SamplingParams
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
@@ -319,7 +319,7 @@ def tenant_of(http: Request) -> str:
 
 
 def _id_of(part: PicturePart) -> str:
-    return str(part.source).removeprefix(HANDLE_PREFIX)
+    return str(part.source).partition("://")[2]
 
 
 def _read_salt(http: Request) -> str | None:

@@ -14,7 +14,7 @@ _LONGEST_SCHEME = 20
 def scheme_of(url: str) -> str | None:
     """In small letters; None of what is no URL.  The rest of it, which may be megabytes, is not looked at."""
     scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
-    return scheme.lower() if colon else None
+    return scheme.lower() if colon and scheme == scheme.strip() else None
 
 
 def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
