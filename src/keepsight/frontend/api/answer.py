@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, aclosing
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
@@ -22,6 +23,7 @@ from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.response_parts import ContentLogprob, Extras, TopLogprob, Usage, show_bytes, to_finite
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import TierStatus, TokenLogprob, TokenOutput
@@ -55,6 +57,17 @@ class Engine(Protocol):
     def stop_choice(self, request_id: str, choice: int) -> None: ...
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerTerms:
+    """What answers are made with, whatever their shape."""
+
+    prompts: Sequence[PreparedRequest]
+    tokenizer: Tokenizer
+    model_name: str
+    # Of calls of tools, where there are any.
+    call_form: CallForm = BARE
 
 
 class AskedPrompts:
@@ -103,12 +116,10 @@ class Answer(AskedPrompts, ABC):
     # What a stream ends with, failed or not.
     FAREWELL: ClassVar[bytes] = b""
 
-    def __init__(
-        self, asked: GenerationFields, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
-    ) -> None:
-        super().__init__(prompts, model_name, wants_account=asked.wants_account)
-        self._asked, self._tokenizer = asked, tokenizer
-        self._num_choices = prompts[0].engine_request.sampling_params.n
+    def __init__(self, asked: GenerationFields, terms: AnswerTerms) -> None:
+        super().__init__(terms.prompts, terms.model_name, wants_account=asked.wants_account)
+        self._asked, self._tokenizer = asked, terms.tokenizer
+        self._num_choices = terms.prompts[0].engine_request.sampling_params.n
         for account in self.accounts:
             account.wants_answer = asked.wants_answer
         self._forget_usage()

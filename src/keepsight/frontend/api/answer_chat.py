@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from keepsight.frontend.api.answer import AnswerTerms
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.chat_response import (
     ChatChoice,
@@ -20,26 +21,16 @@ from keepsight.frontend.api.chunked_answer import ChunkedAnswer
 from keepsight.frontend.api.response_parts import Usage
 from keepsight.frontend.api.tell_calls import CallTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
-from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.call_text import CallForm
-from keepsight.frontend.prompt.tokenizer import Tokenizer
 
 
 class ChatAnswer(ChunkedAnswer):
     ID_PREFIX = "chatcmpl-"
 
-    def __init__(
-        self,
-        asked: ChatRequest,
-        prompts: Sequence[PreparedRequest],
-        tokenizer: Tokenizer,
-        model_name: str,
-        call_form: CallForm,
-    ) -> None:
-        super().__init__(asked, prompts, tokenizer, model_name)
-        self._terms = asked.read_call_terms(call_form)
+    def __init__(self, asked: ChatRequest, terms: AnswerTerms) -> None:
+        super().__init__(asked, terms)
+        call_terms = asked.read_call_terms(terms.call_form)
         # By choice, of a stream.  What they are made with is not this: a prompt would stay until garbage is looked for.
-        self._make_teller = partial(CallTeller, self._terms, may_think=self._may_think)
+        self._make_teller = partial(CallTeller, call_terms, may_think=self._may_think)
         self._tellers = defaultdict[int, CallTeller](self._make_teller)
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> ChatCompletion:

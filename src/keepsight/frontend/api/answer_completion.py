@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from keepsight.frontend.api.answer import AnswerTerms
 from keepsight.frontend.api.chunked_answer import ChunkedAnswer
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion, CompletionChoice, CompletionLogprobs
 from keepsight.frontend.api.response_parts import TopLogprob, Usage
 from keepsight.frontend.assemble_answer import AnswerPiece
-from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.made_once import made_once
 from keepsight.requests import TokenLogprobs, TokenOutput
 
@@ -29,10 +28,8 @@ class _ToldToken(NamedTuple):
 class CompletionAnswer(ChunkedAnswer):
     ID_PREFIX = "cmpl-"
 
-    def __init__(
-        self, asked: CompletionRequest, prompts: Sequence[PreparedRequest], tokenizer: Tokenizer, model_name: str
-    ) -> None:
-        super().__init__(asked, prompts, tokenizer, model_name)
+    def __init__(self, asked: CompletionRequest, terms: AnswerTerms) -> None:
+        super().__init__(asked, terms)
         self._written = list(asked.prompts.values()) if asked.echo else None
         # By choice, of a stream: characters of the tokens that were told.
         self._offsets: Counter[int] = Counter()

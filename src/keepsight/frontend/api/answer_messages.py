@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
-from keepsight.frontend.api.answer import Answer
+from keepsight.frontend.api.answer import Answer, AnswerTerms
 from keepsight.frontend.api.message_object import (
     BlockEvent,
     Message,
@@ -20,24 +20,14 @@ from keepsight.frontend.api.tell_blocks import BlockTeller
 from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import MessagesError
-from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.call_text import CallForm
-from keepsight.frontend.prompt.tokenizer import Tokenizer
 
 
 class MessagesAnswer(Answer):
     ID_PREFIX = "msg_"
 
-    def __init__(
-        self,
-        asked: MessagesChat,
-        prompts: Sequence[PreparedRequest],
-        tokenizer: Tokenizer,
-        model_name: str,
-        call_form: CallForm,
-    ) -> None:
-        super().__init__(asked, prompts, tokenizer, model_name)
-        self._blocks = BlockTeller(asked.read_call_terms(call_form))
+    def __init__(self, asked: MessagesChat, terms: AnswerTerms) -> None:
+        super().__init__(asked, terms)
+        self._blocks = BlockTeller(asked.read_call_terms(terms.call_form))
         self._end: MessageEnd | None = None
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Message:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Protocol
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.api.answer import Answer, Engine, Told
+from keepsight.frontend.api.answer import Answer, AnswerTerms, Engine, Told
 from keepsight.frontend.api.response_object import (
     Event,
     IncompleteDetails,
@@ -24,9 +24,6 @@ from keepsight.frontend.api.tell_items import ItemTeller
 from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
-from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.call_text import CallForm
-from keepsight.frontend.prompt.tokenizer import Tokenizer
 
 _encode = msgspec.json.Encoder().encode
 
@@ -46,27 +43,20 @@ class Keeping(Protocol):
 class ResponsesAnswer(Answer):
     ID_PREFIX = "resp_"
 
-    def __init__(
-        self,
-        asked: ResponsesChat,
-        prompts: Sequence[PreparedRequest],
-        tokenizer: Tokenizer,
-        model_name: str,
-        call_form: CallForm,
-    ) -> None:
-        super().__init__(asked, prompts, tokenizer, model_name)
-        self._items = ItemTeller(asked.read_call_terms(call_form))
+    def __init__(self, asked: ResponsesChat, terms: AnswerTerms) -> None:
+        super().__init__(asked, terms)
+        self._items = ItemTeller(asked.read_call_terms(terms.call_form))
         self._is_cut = False
         # Where it shall be kept.
         self.keeping: Keeping | None = None
         self._num_events = 0
-        params = prompts[0].engine_request.sampling_params
+        params = terms.prompts[0].engine_request.sampling_params
         self._begun = Response(
             **msgspec.structs.asdict(asked.echo),
             id=self.id,
             created_at=self._created,
             status="in_progress",
-            model=model_name,
+            model=terms.model_name,
             output=[],
             store=False,
             temperature=params.temperature,

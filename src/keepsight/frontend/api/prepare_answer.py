@@ -16,6 +16,7 @@ import msgspec
 from starlette.concurrency import run_in_threadpool
 
 from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.answer import AnswerTerms
 from keepsight.frontend.api.answer_chat import ChatAnswer
 from keepsight.frontend.api.answer_completion import CompletionAnswer
 from keepsight.frontend.api.answer_embeddings import EmbeddingsAnswer
@@ -84,12 +85,12 @@ class AnswerPreparer:
         answered = asked.without_words()
         prepared = prepared.adapted(self.models.find_adapter(asked.model))
         name, call_form = self.models.name_answer(asked.model), self.preparer.template.call_form
-        terms = ([prepared], self.preparer.tokenizer, name, call_form)
+        terms = AnswerTerms([prepared], self.preparer.tokenizer, name, call_form)
         if isinstance(answered, ResponsesChat):
-            return ResponsesAnswer(answered, *terms)
+            return ResponsesAnswer(answered, terms)
         if isinstance(answered, MessagesChat):
-            return MessagesAnswer(answered, *terms)
-        return ChatAnswer(answered, *terms)
+            return MessagesAnswer(answered, terms)
+        return ChatAnswer(answered, terms)
 
     async def _on_thread(
         self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, *, compiles: bool = False
@@ -117,7 +118,8 @@ class AnswerPreparer:
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # They may be megabytes, and are numbers by now.
         asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
-        return CompletionAnswer(asked, prompts, self.preparer.tokenizer, self.models.name_answer(asked.model))
+        name = self.models.name_answer(asked.model)
+        return CompletionAnswer(asked, AnswerTerms(prompts, self.preparer.tokenizer, name))
 
     def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
         params = asked.to_sampling_params(self.preparer.sampling_defaults)
