@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -80,6 +80,8 @@ DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()
 Asked = TypeVar("Asked", bound=msgspec.Struct)
+# And what of its pictures is to be kept beyond the answer.
+_Prepared = tuple[Answer | EmbeddingsAnswer, Sequence[PixelPin]]
 
 
 class _EventStream(Response):
@@ -129,45 +131,20 @@ class Api:
 
     # Answers ----------------------------------------------------------------------------------------------------
 
-    async def chat_completions(self, http: Request) -> Response:
+    async def answer(self, prepare: Callable[[Request], Awaitable[_Prepared]], http: Request) -> Response:
+        """`prepare` by itself, so that nothing holds what a request was read from while it is answered: for minutes."""
         with self._room.admit():
-            return await self._answer_and_pin(http, *await self._prepare_chat(http))
+            answer, pins = await prepare(http)
+            response = await self._answer(http, answer)
+            if pins and self.media is not None:
+                await self.media.pin_pixels(http, pins, *answer.prompts)
+            return response
 
-    async def responses(self, http: Request) -> Response:
-        with self._room.admit():
-            return await self._answer_and_pin(http, *await self._prepare_response(http))
-
-    async def messages(self, http: Request) -> Response:
-        with self._room.admit():
-            return await self._answer_and_pin(http, *await self._prepare_message(http))
-
-    async def _answer_and_pin(
-        self, http: Request, answer: Answer | EmbeddingsAnswer, pins: Sequence[PixelPin]
-    ) -> Response:
-        response = await self._answer(http, answer)
-        if pins and self.media is not None:
-            await self.media.pin_pixels(http, pins, *answer.prompts)
-        return response
-
-    async def completions(self, http: Request) -> Response:
-        with self._room.admit():
-            return await self._answer(http, await self._prepare_completion(http))
-
-    async def embeddings(self, http: Request) -> Response:
-        with self._room.admit():
-            return await self._answer_and_pin(http, *await self._prepare_embeddings(http))
-
-    # By themselves, so that nothing holds what a request was read from while it is answered, which may take minutes.
-
-    async def _prepare_chat(self, http: Request) -> tuple[Answer, list[PixelPin]]:
+    async def prepare_chat(self, parse: Callable[[Buffer], ChatRequest], http: Request) -> _Prepared:
         async with self._reading_body(http) as body:
-            return await self._prepare_messages(http, parse_chat_request(body), len(body))
+            return await self._prepare_messages(http, parse(body), len(body))
 
-    async def _prepare_message(self, http: Request) -> tuple[Answer, list[PixelPin]]:
-        async with self._reading_body(http) as body:
-            return await self._prepare_messages(http, parse_messages_request(body), len(body))
-
-    async def _prepare_response(self, http: Request) -> tuple[Answer, list[PixelPin]]:
+    async def prepare_response(self, http: Request) -> _Prepared:
         async with self._reading_body(http) as body:
             request = parse_responses_request(body)
             async with self._going_on(http, request) as (asked, num_bytes):
@@ -192,9 +169,7 @@ class Api:
         async with self.kept.reading_before(http, request.previous_response_id) as (before, num_bytes):
             yield request.as_chat(before), num_bytes
 
-    async def _prepare_messages(
-        self, http: Request, asked: ChatRequest, num_bytes: int
-    ) -> tuple[Answer, list[PixelPin]]:
+    async def _prepare_messages(self, http: Request, asked: ChatRequest, num_bytes: int) -> _Prepared:
         """`num_bytes`: what they were read from."""
         salt, downloaded = await self._fetch(http, asked)
         answer = await self._answers.chat(asked, salt, downloaded, num_bytes)
@@ -208,13 +183,13 @@ class Api:
             await self.media.note_uses(http, messages.pictures, prepared)
         return self.media.find_pins(messages.pictures)
 
-    async def _prepare_completion(self, http: Request) -> Answer:
+    async def prepare_completion(self, http: Request) -> _Prepared:
         async with self._reading_body(http) as body:
             asked = await _parse(parse_completion_request, body)
             self.served.check(asked.model)
-            return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt))
+            return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt)), []
 
-    async def _prepare_embeddings(self, http: Request) -> tuple[EmbeddingsAnswer, list[PixelPin]]:
+    async def prepare_embeddings(self, http: Request) -> _Prepared:
         async with self._reading_body(http) as body:
             asked = await _parse(parse_embeddings_request, body)
             salt, downloaded = await self._fetch(http, asked)
@@ -259,32 +234,28 @@ class Api:
     # Tokens -----------------------------------------------------------------------------------------------------
 
     async def tokenize(self, http: Request) -> Response:
-        with self._room.admit():
-            async with self._reading_body(http) as body:
-                asked = parse_tokenize_request(body)
-                return json_response(await self._answers.tokenize(asked, *await self._fetch(http, asked)))
+        async with self._admit_body(http) as body:
+            asked = parse_tokenize_request(body)
+            return json_response(await self._answers.tokenize(asked, *await self._fetch(http, asked)))
 
     async def count_input(self, http: Request) -> Response:
-        with self._room.admit():
-            reading = self._reading_body(http)
-            async with reading as body, self._going_on(http, parse_responses_request(body)) as (asked, _):
-                return json_response(InputTokens(input_tokens=await self._count(http, asked)))
+        admitted = self._admit_body(http)
+        async with admitted as body, self._going_on(http, parse_responses_request(body)) as (asked, _):
+            return json_response(InputTokens(input_tokens=await self._count(http, asked)))
 
     async def count_message(self, http: Request) -> Response:
-        with self._room.admit():
-            async with self._reading_body(http) as body:
-                num_tokens = await self._count(http, parse_count_tokens_request(body))
-                return json_response(MessageTokens(input_tokens=num_tokens))
+        async with self._admit_body(http) as body:
+            num_tokens = await self._count(http, parse_count_tokens_request(body))
+            return json_response(MessageTokens(input_tokens=num_tokens))
 
     async def _count(self, http: Request, asked: ChatRequest) -> int:
         return await self._answers.count_input(asked, *await self._fetch(http, asked))
 
     async def detokenize(self, http: Request) -> Response:
-        with self._room.admit():
-            async with self._reading_body(http) as body:
-                asked = parse_detokenize_request(body)
-                self.served.check(asked.model)
-                return json_response(await run_in_threadpool(self._answers.detokenize, asked))
+        async with self._admit_body(http) as body:
+            asked = parse_detokenize_request(body)
+            self.served.check(asked.model)
+            return json_response(await run_in_threadpool(self._answers.detokenize, asked))
 
     # The server -------------------------------------------------------------------------------------------------
 
@@ -384,12 +355,12 @@ def _routes(api: Api) -> list[Route]:
     """Each is described in `openapi.py`."""
     post = partial(Route, methods=["POST"])
     return [
-        post("/v1/chat/completions", api.chat_completions),
-        post("/v1/completions", api.completions),
-        post("/v1/embeddings", api.embeddings),
-        post("/v1/responses", api.responses),
+        post("/v1/chat/completions", partial(api.answer, partial(api.prepare_chat, parse_chat_request))),
+        post("/v1/completions", partial(api.answer, api.prepare_completion)),
+        post("/v1/embeddings", partial(api.answer, api.prepare_embeddings)),
+        post("/v1/responses", partial(api.answer, api.prepare_response)),
         post("/v1/responses/input_tokens", api.count_input),
-        post("/v1/messages", api.messages),
+        post("/v1/messages", partial(api.answer, partial(api.prepare_chat, parse_messages_request))),
         post("/v1/messages/count_tokens", api.count_message),
         post("/tokenize", api.tokenize),
         post("/detokenize", api.detokenize),
