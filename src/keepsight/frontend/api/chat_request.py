@@ -17,7 +17,7 @@ from keepsight.frontend.api.tool_fields import (
     guide_calls,
     read_terms,
 )
-from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValues, Refused
 from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
@@ -90,7 +90,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     verbosity: Refused = None
     web_search_options: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         **GenerationFields.NEUTRAL_VALUES,
         "add_special_tokens": (False,),  # the template writes them
         "documents": ([],),

@@ -1,12 +1,11 @@
 """The body of `POST /v1/completions`: prompts without a chat template, as texts, as token ids or as embeddings."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.listed_prompts import Prompt, is_prompt, name_prompts
-from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValues, Refused
 
 # Of one request, counting each prompt's `n`: every one is a sequence that the engine keeps.
 MAX_CHOICES = 256
@@ -21,7 +20,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
 
     suffix: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         **GenerationFields.NEUTRAL_VALUES,
         "add_special_tokens": (True,),
         "suffix": ("",),

@@ -3,7 +3,6 @@
 Within the package what an answer holds is a *vector*, so that it is not taken for the embeddings of a picture.
 """
 
-from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
 import msgspec
@@ -14,7 +13,7 @@ from keepsight.frontend.api.generation_fields import OwnOptions, check_cache_key
 from keepsight.frontend.api.listed_prompts import Prompt, is_prompt, name_prompts
 from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.response_parts import Extras, Usage
-from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValues, Refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 
 # OpenAI's limit.
@@ -42,7 +41,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
     truncate_prompt_tokens: Refused = None
     truncation_side: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         "embed_dtype": ("float32",),
         "endianness": ("native", "little"),
         "padding": ("do_not_pad",),
@@ -62,7 +61,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
         return self.keepsight is not None and bool(self.keepsight.account)
 
     def check(self) -> None:
-        self.check_one_of("input", self.NEUTRAL_VALUES)
+        self.check_one_of("input")
         check_cache_key(self.prompt_cache_key)
         if self.input is not None and self.add_special_tokens is False:
             raise UnsupportedFieldError("add_special_tokens", "must be true, or left out: a text begins as prompts do")

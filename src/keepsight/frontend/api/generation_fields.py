@@ -19,7 +19,7 @@ from keepsight.frontend.api.response_format import (
     list_forms,
     read_structured_outputs,
 )
-from keepsight.frontend.http.decode_body import Refused, check_refused
+from keepsight.frontend.http.decode_body import NeutralValues, Refused, check_refused
 from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
@@ -120,7 +120,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     watermarking: Refused = None
 
     # Of refused fields, besides null.
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         "best_of": (1,),
         "cache_prompt": (True,),  # llama.cpp's: it is done anyway
         "length_penalty": (1, 1.0),
@@ -153,9 +153,9 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
     def check(self) -> None:
         """What the types of the fields do not say."""
-        check_refused(self, self.NEUTRAL_VALUES)
+        check_refused(self)
         if self.structured_outputs is not None:
-            check_refused(self.structured_outputs, StructuredOutputs.NEUTRAL_VALUES, "structured_outputs")
+            check_refused(self.structured_outputs, "structured_outputs")
         for key, value in (self.metadata or {}).items():
             if not isinstance(value, str):
                 raise InvalidArgumentError(f"metadata[{key!r:.80}]", f"must be a text, not {value!r:.80}")

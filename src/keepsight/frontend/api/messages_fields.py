@@ -1,6 +1,5 @@
 """What a request of Anthropic's API has within its fields, in its shapes, and the same as chats have it."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -8,7 +7,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
 from keepsight.frontend.api.tool_fields import Function, NamedTool, Tool, ToolChoice
-from keepsight.frontend.http.decode_body import Refused
+from keepsight.frontend.http.decode_body import NeutralValues, Refused
 from keepsight.frontend.prompt.read_blocks import CacheControl
 
 
@@ -26,7 +25,7 @@ class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     defer_loading: Refused = None
     input_examples: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         "allowed_callers": (["direct"],),
         "defer_loading": (False,),
         "input_examples": ([],),

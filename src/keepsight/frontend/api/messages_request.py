@@ -19,7 +19,7 @@ from keepsight.frontend.api.messages_fields import (
     Thinking,
 )
 from keepsight.frontend.api.renamed_chat import RenamedChat
-from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValues, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_blocks import CacheControl, read_blocks
 
@@ -58,7 +58,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     mcp_servers: Refused = None
     speed: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         # Claude Code's: all that was thought is kept.
         "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         "mcp_servers": ([],),
@@ -66,9 +66,9 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     }
 
     def as_chat(self) -> MessagesChat:
-        check_refused(self, self.NEUTRAL_VALUES)
+        check_refused(self)
         for index, tool in enumerate(self.tools or ()):
-            check_refused(tool, tool.NEUTRAL_VALUES, f"tools[{index}]")
+            check_refused(tool, f"tools[{index}]")
         return MessagesChat(**self._list_fields()).checked()
 
     def _list_fields(self) -> dict[str, Any]:
@@ -115,7 +115,7 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, forbid_unkn
     service_tier: Refused = None
     workspace_id: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         **CountTokensRequest.NEUTRAL_VALUES,
         "service_tier": ("auto", "standard_only"),
     }

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from typing import get_args
 
 import msgspec
 
@@ -46,7 +46,7 @@ from keepsight.frontend.api.tokenize_request import (
     TokenizeRequest,
     TokenizeResponse,
 )
-from keepsight.frontend.http.decode_body import refused_fields
+from keepsight.frontend.http.decode_body import neutral_values_of, refused_fields
 from keepsight.frontend.http.error_response import MESSAGES_PATHS, ErrorResponse, MessagesError
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 from keepsight.frontend.prompt.read_items import SENT_ITEMS
@@ -332,7 +332,6 @@ def _schemas() -> Json:
 
 def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
     """What a struct leaves to be checked by hand."""
-    neutral: Mapping[str, tuple[Any, ...]] = getattr(struct, "NEUTRAL_VALUES", {})
     for name in refused_fields(struct):
-        properties[name] |= {"enum": [None, *neutral.get(name, ())]}
+        properties[name] |= {"enum": [None, *neutral_values_of(struct).get(name, ())]}
     properties |= SHAPES.get(struct, {})

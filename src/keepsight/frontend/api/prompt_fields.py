@@ -3,8 +3,6 @@
 It is a text, or messages as a chat has them, pictures included.
 """
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any, Self
 
 import msgspec
@@ -15,7 +13,6 @@ from keepsight.frontend.api.tool_fields import Tool, check_tools
 from keepsight.frontend.http.decode_body import Refused, check_refused
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 
-NO_VALUES: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
 _OF_MESSAGES = (
     "mm_processor_kwargs",
     "tools",
@@ -44,9 +41,9 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     def shown_tools(self) -> list[dict[str, Any]]:
         return [msgspec.to_builtins(each) for each in self.tools or ()]
 
-    def check_one_of(self, name: str, neutral_values: Mapping[str, tuple[Any, ...]] = NO_VALUES) -> None:
+    def check_one_of(self, name: str) -> None:
         """`name`: of the field that a prompt without messages is in."""
-        check_refused(self, neutral_values)
+        check_refused(self)
         check_tools(self.tools or ())
         if (getattr(self, name) is None) == (self.messages is None):
             raise InvalidArgumentError(name, f"exactly one of {name} and messages must be given")

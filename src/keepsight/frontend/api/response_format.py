@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.http.decode_body import Refused
+from keepsight.frontend.http.decode_body import NeutralValues, Refused
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -40,7 +40,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     structural_tag: Refused = None
     whitespace_pattern: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"disable_additional_properties": (False,)}
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {"disable_additional_properties": (False,)}
 
 
 # The caller's name, ours, the value.

@@ -1,6 +1,5 @@
 """What a request of the Responses API has within its fields, in OpenAI's shapes, and the same as chats have it."""
 
-from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
 import msgspec
@@ -8,7 +7,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
 from keepsight.frontend.api.tool_fields import AllowedTools, Function, NamedTool, Tool, ToolsChoice
-from keepsight.frontend.http.decode_body import Refused
+from keepsight.frontend.http.decode_body import NeutralValues, Refused
 
 Includable = Literal[
     "message.output_text.logprobs",
@@ -71,7 +70,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     verbosity: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"verbosity": ("medium",)}
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {"verbosity": ("medium",)}
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -82,14 +81,14 @@ class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     effort: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {"effort": ("none",)}
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {"effort": ("none",)}
 
 
 class ResponsesStreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     include_obfuscation: Refused = None
     include_usage: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         "include_obfuscation": (False,),
         "include_usage": (True,),  # it is told in any case
     }

@@ -22,7 +22,7 @@ from keepsight.frontend.api.responses_fields import (
     TextFormat,
     TextOptions,
 )
-from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, Refused, check_refused
+from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValues, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_items import read_items
 
@@ -76,7 +76,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     service_tier: Refused = None
     truncation: Refused = None
 
-    NEUTRAL_VALUES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         **GenerationFields.NEUTRAL_VALUES,
         "background": (False,),
         "context_management": ([],),
@@ -88,10 +88,10 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     }
 
     def check(self) -> None:
-        check_refused(self, self.NEUTRAL_VALUES)
+        check_refused(self)
         for name in ("text", "stream_options", "reasoning"):
             if (nested := getattr(self, name)) is not None:
-                check_refused(nested, nested.NEUTRAL_VALUES, name)
+                check_refused(nested, name)
         if self.stream_options is not None and not self.stream:
             raise InvalidArgumentError("stream_options", "needs stream to be true")
         if self.top_logprobs and not self._tells_logprobs:

@@ -14,6 +14,8 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview
 # Of a field that clients know and this server does not implement.
 Refused = Annotated[Any, msgspec.Meta(description="Not supported: only what asks for nothing is accepted.")]
+# Of such fields by their names, as a struct's `NEUTRAL_VALUES` has them: what asks for nothing, besides null.
+NeutralValues = Mapping[str, tuple[Any, ...]]
 MAX_SHOWN_CHARACTERS = 80
 # Each value needs a comma or a bracket, and becomes an object of 50 bytes or more before its place can be looked at.
 # Those within texts count too, so there is room for those of any prompt; token ids are cheap, and may be many.
@@ -116,8 +118,9 @@ def _count(body: Buffer, mark: bytes) -> int:
     return sum(bytes(body[at : at + PIECE_BYTES]).count(mark) for at in range(0, len(body), PIECE_BYTES))
 
 
-def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[Any, ...]], parent: str = "") -> None:
-    """`Refused` fields pass with null, which asks for nothing, and with what `neutral_values` has for them."""
+def check_refused(request: msgspec.Struct, parent: str = "") -> None:
+    """`Refused` fields pass with null, which asks for nothing, and with their neutral values."""
+    neutral_values = neutral_values_of(type(request))
     for name in refused_fields(type(request)):
         value, neutral = getattr(request, name), neutral_values.get(name, ())
         if value is not None and not _is_neutral(value, neutral):
@@ -130,6 +133,10 @@ def check_refused(request: msgspec.Struct, neutral_values: Mapping[str, tuple[An
 @cache
 def refused_fields(body_type: type[msgspec.Struct]) -> tuple[str, ...]:
     return tuple(field.name for field in msgspec.structs.fields(body_type) if field.type == Refused)
+
+
+def neutral_values_of(body_type: type[msgspec.Struct]) -> NeutralValues:
+    return getattr(body_type, "NEUTRAL_VALUES", {})
 
 
 def _served_fields(body_type: type[msgspec.Struct]) -> list[str]:
