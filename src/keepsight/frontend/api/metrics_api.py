@@ -54,7 +54,7 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     reason: str | None
 
 
-class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
+class MediaWork(msgspec.Struct, frozen=True):
     """Really done since the server was started."""
 
     fetched: int
@@ -62,6 +62,10 @@ class MediaWork(msgspec.Struct, frozen=True, kw_only=True):
     preprocessed: int
     transferred: int
     encoded: int
+
+
+# The same, in that order.
+WORK = (FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED)
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -107,7 +111,7 @@ class MetricsApi:
                 running=running,
                 waiting=waiting,
                 caches=list(_describe_caches(totals, self._engine.list_tiers())),
-                media=_describe_work(totals),
+                media=MediaWork(*(int(totals.sum(each)) for each in WORK)),
                 memory=dict(totals.memory),
                 requests=accounts[:limit],
             )
@@ -148,14 +152,6 @@ def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
             entries=entries,
             reason=reasons[0] if reasons else None,
         )
-
-
-def _describe_work(totals: Totals) -> MediaWork:
-    works = (FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED)
-    fetched, decoded, preprocessed, transferred, encoded = (int(totals.sum(each)) for each in works)
-    return MediaWork(
-        fetched=fetched, decoded=decoded, preprocessed=preprocessed, transferred=transferred, encoded=encoded
-    )
 
 
 def _whole(totals: Totals, *slots: int) -> list[int]:

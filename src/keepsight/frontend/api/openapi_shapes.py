@@ -55,6 +55,14 @@ def _named_part(kind: str) -> Json:
     return _part(kind, **{kind: _text("A URL.")}, url=url, media_id=media_id, uuid=_UUID)
 
 
+def _url_part(kind: str, description: str, **options: Json) -> Json:
+    """OpenAI's form for pictures, and vLLM's for videos and sounds."""
+    url: Json = {"type": ["string", "null"]}
+    told = {"description": description, "anyOf": [url, object_of(url=url, **options)]}
+    return _part(f"{kind}_url", uuid=_UUID, **{f"{kind}_url": told})
+
+
+_URL = "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null."
 INPUT_AUDIO = _part(
     "input_audio",
     uuid=_UUID,
@@ -74,36 +82,12 @@ CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
         _part("refusal", "refusal", refusal={"type": "string"}) | {"description": "Read as a text."},
-        _part(
-            "image_url",
-            uuid=_UUID,
-            image_url={
-                "description": "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null.",
-                "anyOf": [
-                    {"type": ["string", "null"]},
-                    object_of(url={"type": ["string", "null"]}, detail={"enum": [*DETAILS, None]}),
-                ],
-            },
-        ),
+        _url_part("image", _URL, detail={"enum": [*DETAILS, None]}),
         _named_part("image"),
-        _part(
-            "video_url",
-            uuid=_UUID,
-            video_url={
-                "description": "As an image_url's; of a model that takes videos.",
-                "anyOf": [{"type": ["string", "null"]}, object_of(url={"type": ["string", "null"]})],
-            },
-        ),
+        _url_part("video", "As an image_url's; of a model that takes videos."),
         _named_part("video"),
         INPUT_AUDIO,
-        _part(
-            "audio_url",
-            uuid=_UUID,
-            audio_url={
-                "description": "As an image_url's; of a model that takes sounds.",
-                "anyOf": [{"type": ["string", "null"]}, object_of(url={"type": ["string", "null"]})],
-            },
-        ),
+        _url_part("audio", "As an image_url's; of a model that takes sounds."),
         _named_part("audio"),
         _part(
             "image_embeds",
@@ -157,7 +141,7 @@ PROMPT_EMBEDS: Json = {
 _INPUT_TEXT = _part("input_text", "text", text={"type": "string"})
 _INPUT_IMAGE = _part(
     "input_image",
-    image_url=_text("A data:, http:, https:, file: or media: URL.  Where the uuid is known: null."),
+    image_url=_text(_URL),
     file_id=_text("Of an upload, in place of a URL."),
     detail={"enum": [*DETAILS, None]},
     uuid=_UUID,
