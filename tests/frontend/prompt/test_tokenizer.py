@@ -316,12 +316,15 @@ def test_the_post_processor_decides_what_is_added_to_a_plain_prompt(tmp_path: Pa
     assert list(Tokenizer.from_checkpoint(tmp_path).encode("a", add_bos=True)) == judge.encode("a")
 
 
+WITHOUT_DECODER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"<bos>": 0, "<eos>": 1}, "merges": []}}'
+
+
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
         ("tokenizer.json", None, "is missing"),
         ("tokenizer.json", "{", "is no tokenizer"),
-        ("tokenizer.json", '{"version": "1.0", "model": {"type": "BPE", "vocab": {}, "merges": []}}', "decoder"),
+        ("tokenizer.json", WITHOUT_DECODER, "decoder"),
         ("tokenizer_config.json", "[]", "JSON object"),
         ("tokenizer_config.json", "{", "not valid JSON"),
         ("tokenizer_config.json", '{"eos_token": "<nowhere>"}', "eos_token"),

@@ -1,9 +1,10 @@
 """The answer to a request of the Responses API, in OpenAI's shapes."""
 
 import time
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import aclosing
-from typing import Any, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, Literal
 
 import msgspec
 
@@ -28,16 +29,14 @@ from keepsight.frontend.http.error_response import ErrorResponse
 _encode = msgspec.json.Encoder().encode
 
 
-class Keeping(Protocol):
-    """Of one answer."""
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Of one answer, which it does not know: that would stay until garbage is looked for."""
 
-    async def keep(self, response: bytes, item_ids: Sequence[str]) -> bool:
-        """Before its end is told.  False: it can't be."""
-        ...
-
-    def end(self) -> None:
-        """Whatever came of it."""
-        ...
+    # The response, and the ids of its items, before its end is told.  False: it can't be kept.
+    keep: Callable[[bytes, Sequence[str]], Awaitable[bool]]
+    # Whatever came of it.
+    end: Callable[[], None]
 
 
 class ResponsesAnswer(Answer):

@@ -5,7 +5,7 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeVar, get_args
 
 import msgspec
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import ResponseStoreError, UnknownResponseError, UnsupportedFieldError
-from keepsight.frontend.api.answer_responses import ResponsesAnswer
+from keepsight.frontend.api.answer_responses import Keeping, ResponsesAnswer
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
 from keepsight.frontend.api.media_api import tenant_of
 from keepsight.frontend.api.responses_fields import Includable
@@ -28,6 +28,8 @@ MAX_BYTES_ON_LOOP = 2**16
 # Of a query.
 _SAYS_NOTHING = {"stream": ("false",), "include": get_args(Includable), "include[]": get_args(Includable)}
 _T = TypeVar("_T")
+# Whose it is, its id, and that of the one before it.
+_Name = tuple[str, str, str | None]
 
 
 class DeletedResponse(msgspec.Struct, frozen=True):
@@ -97,16 +99,20 @@ class ResponsesApi:
             self._num_pending_bytes += len(body)
             is_little = len(body) <= MAX_BYTES_ON_LOOP
             asked = _read_asked(body) if is_little else self._run(_read_asked, body)
-            answer.keeping = _Keeping(self, (tenant_of(http), answer.id, answer.previous_id), asked, len(body))
+            name = (tenant_of(http), answer.id, answer.previous_id)
+            answer.keeping = Keeping(partial(self._keep_turn, name, asked), partial(self._note_ended, len(body)))
 
-    async def keep_turn(self, name: "_Name", turn: Turn, item_ids: Sequence[str]) -> bool:
+    async def _keep_turn(
+        self, name: _Name, asked: bytes | Awaitable[bytes], response: bytes, item_ids: Sequence[str]
+    ) -> bool:
+        turn = Turn(asked if isinstance(asked, bytes) else await asked, response)
         try:
             return await self._run(self._kept.keep, *name, turn, item_ids)
         except ResponseStoreError as error:  # whoever asked is answered all the same
             logger.warning("%s", error)
             return False
 
-    def note_ended(self, num_bytes: int) -> None:
+    def _note_ended(self, num_bytes: int) -> None:
         """Whether it is kept or not."""
         self._num_pending_bytes -= num_bytes
 
@@ -132,27 +138,6 @@ class ResponsesApi:
 
     def _run(self, do: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
-
-
-# Whose it is, its id, and that of the one before it.
-_Name = tuple[str, str, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class _Keeping:
-    """Of one answer, which it does not know: that would stay until garbage is looked for."""
-
-    _api: ResponsesApi
-    _name: _Name
-    _asked: bytes | Awaitable[bytes]
-    _num_bytes: int
-
-    async def keep(self, response: bytes, item_ids: Sequence[str]) -> bool:
-        asked = self._asked if isinstance(self._asked, bytes) else await self._asked
-        return await self._api.keep_turn(self._name, Turn(asked, response), item_ids)
-
-    def end(self) -> None:
-        self._api.note_ended(self._num_bytes)
 
 
 def _read_asked(body: Buffer) -> bytes:

@@ -227,14 +227,9 @@ def show_to_template(kind: Kind) -> Fields:
 
 
 def _read_text(part: Fields, field: str) -> str:
-    check_fields(part, field, {"type", "text", BREAKPOINT})
-    return check_is_text(part.get("text"), f"{field}.text")
-
-
-def _read_refusal(part: Fields, field: str) -> str:
-    """OpenAI's, of an assistant that would not answer.  To another model it is what was said, as in vLLM."""
-    check_fields(part, field, {"type", "refusal", BREAKPOINT})
-    return check_is_text(part.get("refusal"), f"{field}.refusal")
+    name = part["type"]
+    check_fields(part, field, {"type", name, BREAKPOINT})
+    return check_is_text(part.get(name), f"{field}.{name}")
 
 
 def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
@@ -363,7 +358,8 @@ def read_uuid(value: object, field: str) -> str | None:
 
 _PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "text": _read_text,
-    "refusal": _read_refusal,
+    # OpenAI's, of an assistant that would not answer.  To another model it is what was said, as in vLLM.
+    "refusal": _read_text,
     "image_url": partial(_read_url, modality="image"),
     "image_pil": _read_image_pil,
     "image": partial(_read_named, modality="image"),

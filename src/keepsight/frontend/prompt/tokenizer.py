@@ -60,7 +60,10 @@ class Tokenizer:
         _add_tokens(config_path, backend, config, special_tokens.values())
         eos_token_ids = _read_eos_token_ids(directory, backend, special_tokens)
         bos = _adds_bos(directory / "tokenizer.json", backend, special_tokens)
-        return cls(backend, special_tokens, eos_token_ids, bos)
+        try:
+            return cls(backend, special_tokens, eos_token_ids, bos)
+        except ValueError as error:  # its answers could not be read token by token
+            raise CheckpointConfigError(directory / "tokenizer.json", f"decoder: {error}") from error
 
     def encode(self, text: str, add_bos: bool = False, field: str = "prompt") -> tuple[int, ...]:
         """Special tokens written out in `text` become their ids, as they do in transformers.
@@ -185,15 +188,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
         raise CheckpointConfigError(path, f"is no tokenizer that can be read: {error}") from error
     backend.no_truncation()
     backend.no_padding()
-    _check_can_stream(path, backend)
     return backend
-
-
-def _check_can_stream(path: Path, backend: tokenizers.Tokenizer) -> None:
-    try:
-        read_token_bytes(backend)
-    except ValueError as error:
-        raise CheckpointConfigError(path, f"decoder: {error}") from error
 
 
 def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:
