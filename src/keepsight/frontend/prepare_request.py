@@ -8,7 +8,6 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -357,14 +356,9 @@ class RequestPreparer:
         # Refused before any content is hashed.
         self._limits.check_expanded(expanded, field, terms.max_told, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)
-        count = partial(
-            self.expander.count_tokens_of,
-            expanded=expanded,
-            layouts=layouts,
-            cache_salt=terms.cache_salt,
-            add_bos=add_bos,
-        )
-        pins = [PromptPin(count(each.text), each.seconds) for each in kept]
+        count = self.expander.count_tokens_of
+        told = (expanded, layouts, terms.cache_salt)
+        pins = [PromptPin(count(each.text, *told, add_bos=add_bos), each.seconds) for each in kept]
         return self._finish(expanded, named, terms, pins), named
 
     def _processor_for(

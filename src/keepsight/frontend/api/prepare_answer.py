@@ -83,7 +83,6 @@ class AnswerPreparer:
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
         answered = asked.without_words()
-        prepared = prepared.adapted(self.models.find_adapter(asked.model))
         name, call_form = self.models.name_answer(asked.model), self.preparer.template.call_form
         terms = AnswerTerms([prepared], self.preparer.tokenizer, name, call_form)
         if isinstance(answered, ResponsesChat):
@@ -108,8 +107,7 @@ class AnswerPreparer:
         params = asked.to_sampling_params(self.preparer.sampling_defaults, self.preparer.template.call_form)
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
         prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(asked), *terms, downloaded)
-        prepared = self.preparer.part_thought(prepared, conversation)
-        return dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
+        return self._as_asked(asked, self.preparer.part_thought(prepared, conversation))
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, asked, cache_salt)
@@ -128,8 +126,7 @@ class AnswerPreparer:
             prepared = self.preparer.prepare_embeds(asked.embedded_prompts, params, *terms)
         else:
             prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
-        adapter = self.models.find_adapter(asked.model)
-        return [dataclasses.replace(each, cache_key=asked.prompt_cache_key).adapted(adapter) for each in prepared]
+        return [self._as_asked(asked, each) for each in prepared]
 
     def _prepare_prompt(
         self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int
@@ -161,11 +158,12 @@ class AnswerPreparer:
             prepared = [self.preparer.prepare_chat(asked.messages, params, *more)]
         else:
             prepared = [self._prepare_prompt(each, field, params, *terms) for field, each in asked.inputs.items()]
-        adapter = self.models.find_adapter(asked.model)
-        return [
-            dataclasses.replace(each, cache_key=asked.prompt_cache_key).adapted(adapter).as_vector()
-            for each in prepared
-        ]
+        return [self._as_asked(asked, each).as_vector() for each in prepared]
+
+    def _as_asked(self, asked: GenerationFields | EmbeddingsRequest, prepared: PreparedRequest) -> PreparedRequest:
+        """With what says which engine shall answer, and which model."""
+        keyed = dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
+        return keyed.adapted(self.models.find_adapter(asked.model))
 
     async def tokenize(
         self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded

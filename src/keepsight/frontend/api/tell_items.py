@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser
 from keepsight.frontend.api.response_object import (
@@ -28,6 +29,8 @@ from keepsight.frontend.api.tell_calls import make_call_id
 from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.assemble_answer import AnswerPiece
 
+_Kind = TypeVar("_Kind", "_Thought", "_Message", "_Call")
+
 
 class ItemTeller:
     """Of one answer, once.  At most one item is begun at a time; `items` are those that were ended."""
@@ -43,7 +46,7 @@ class ItemTeller:
         if piece.thought:
             if self._begun is None:
                 yield from self._begin_item(_Thought(len(self.items)))
-            yield self._thought.add(piece.thought)
+            yield self._begun_as(_Thought).add(piece.thought)
         if not piece.is_of_thought:
             self._logprobs += logprobs
         for event in self._parser.read(piece.text, is_last=piece.finish_reason is not None):
@@ -51,12 +54,12 @@ class ItemTeller:
                 yield from self._end_item("completed")
                 yield from self._begin_item(_Call(len(self.items), event.name))
             elif isinstance(event, ArgumentsSaid):
-                yield self._call.add(event.text)
+                yield self._begun_as(_Call).add(event.text)
             else:
                 if not isinstance(self._begun, _Message):
                     yield from self._end_item("completed")
                     yield from self._begin_item(_Message(len(self.items)))
-                yield self._message.add(event.text, self._take_logprobs())
+                yield self._begun_as(_Message).add(event.text, self._take_logprobs())
         if piece.finish_reason is not None:
             yield from self._end(is_cut=piece.finish_reason == "length")
 
@@ -83,19 +86,8 @@ class ItemTeller:
         taken, self._logprobs = self._logprobs, []
         return taken
 
-    @property
-    def _thought(self) -> "_Thought":
-        assert isinstance(self._begun, _Thought), "a thought is before all else"
-        return self._begun
-
-    @property
-    def _message(self) -> "_Message":
-        assert isinstance(self._begun, _Message), "a text is one item"
-        return self._begun
-
-    @property
-    def _call(self) -> "_Call":
-        assert isinstance(self._begun, _Call), "arguments follow a call's name"
+    def _begun_as(self, kind: type[_Kind]) -> _Kind:
+        assert isinstance(self._begun, kind), "a thought is before all else, and arguments follow a call's name"
         return self._begun
 
 

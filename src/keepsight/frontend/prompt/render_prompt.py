@@ -20,11 +20,11 @@ import jinja2.sandbox
 import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.prompt.call_text import BARE, TAGGED, CallForm
+from keepsight.frontend.prompt.call_text import BARE, TAGGED
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
-from keepsight.frontend.prompt.thought_text import TAGS, ThoughtForm
+from keepsight.frontend.prompt.thought_text import TAGS
 from keepsight.json_fields import read_json_object, read_optional_json_object
 from keepsight.media import KINDS, SEVERAL, Kind
 
@@ -53,17 +53,18 @@ class ChatTemplate:
         self.source = source
         self._special_tokens = dict(special_tokens)
         self._template = None if source is None else _compile(source, path)
-        parsed = _parse(source or "")
+        parsed = _make_environment().parse(source or "")
         # Roles are among them.
         self._texts = _find_texts(parsed)
-        # Of what there is about tools: the names that the template knows.
-        self._tool_words = _find_tool_words(parsed, self._texts)
         self._variables = jinja2.meta.find_undeclared_variables(parsed)
-        # In which a model that is told of tools writes their calls.
-        written = _find_all_written(parsed, self._texts)
-        self.call_form = _find_call_form(written, self._tool_words)
+        # Of what there is about tools: the names that the template knows.
+        self._tool_words = _find_tool_words(parsed, self._texts, self._variables)
+        # All that it may write.
+        written = "\n".join((*(each.data for each in parsed.find_all(jinja2.nodes.TemplateData)), *self._texts))
+        # In which a model writes calls: what a template teaches that tells of tools by itself, if it is known.
+        self.call_form = TAGGED if "tools" in self._tool_words and TAGGED.is_taught_by(written) else BARE
         # In which the model writes what it thinks; None: the template knows of no thoughts.
-        self.thought_form = _find_thought_form(written)
+        self.thought_form = TAGS if all(tag in written for tag in TAGS.tags) else None
         self._content_form = self._find_content_form()
         self._takes_texts_as_arguments = self._find_whether_arguments_may_be_texts()
         # What it leaves out without a word.
@@ -335,33 +336,15 @@ def _compile(source: str, path: Path | str) -> jinja2.Template:
         raise CheckpointConfigError(path, f"the chat template does not compile: {_describe(error)}") from error
 
 
-def _parse(source: str) -> jinja2.nodes.Template:
-    return _make_environment().parse(source)
-
-
 def _find_texts(template: jinja2.nodes.Template) -> set[str]:
     """That it compares with, looks up or may write."""
     return {each.value for each in template.find_all(jinja2.nodes.Const) if isinstance(each.value, str)}
 
 
-def _find_tool_words(template: jinja2.nodes.Template, texts: set[str]) -> set[str]:
+def _find_tool_words(template: jinja2.nodes.Template, texts: set[str], variables: set[str]) -> set[str]:
     """`tools`, a variable; `tool`, a role: as a text; `tool_calls`, a field of messages: as a text or behind a dot."""
     fields = {each.attr for each in template.find_all(jinja2.nodes.Getattr)}
-    variables = jinja2.meta.find_undeclared_variables(template)
     return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
-
-
-def _find_all_written(template: jinja2.nodes.Template, texts: set[str]) -> str:
-    return "\n".join((*(each.data for each in template.find_all(jinja2.nodes.TemplateData)), *texts))
-
-
-def _find_call_form(written: str, tool_words: set[str]) -> CallForm:
-    """Of a template that tells of tools by itself: the form that it teaches, if it is known."""
-    return TAGGED if "tools" in tool_words and TAGGED.is_taught_by(written) else BARE
-
-
-def _find_thought_form(written: str) -> ThoughtForm | None:
-    return TAGS if TAGS.opening in written and TAGS.closing in written else None
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
