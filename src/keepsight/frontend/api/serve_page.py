@@ -11,19 +11,13 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_STYLES = ("page.css", "colours.css", "dashboard.css")
+_SCRIPTS = ("page.js", "dashboard.js", "draw_caches.js", "draw_pictures.js", "draw_requests.js", "elements.js")
 # By path.
 PAGE_FILES = {
     "/": "index.html",
-    "/page.css": "page.css",
-    "/page.js": "page.js",
-    "/colours.css": "colours.css",
     "/dashboard": "dashboard.html",
-    "/dashboard.css": "dashboard.css",
-    "/dashboard.js": "dashboard.js",
-    "/draw_caches.js": "draw_caches.js",
-    "/draw_pictures.js": "draw_pictures.js",
-    "/draw_requests.js": "draw_requests.js",
-    "/elements.js": "elements.js",
+    **{f"/{name}": name for name in (*_STYLES, *_SCRIPTS)},
 }
 HEADERS = {
     # What an answer or a picture says can be shown, never run, and nothing else is asked for anything.

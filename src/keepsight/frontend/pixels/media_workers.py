@@ -20,6 +20,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import LifoQueue
+from typing import Any
 
 import msgspec
 
@@ -28,7 +29,7 @@ from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, Unread
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.read_sound import is_length_known
 from keepsight.frontend.intake.sound_samples import SoundSource
-from keepsight.frontend.pixels.make_pixels import BorrowedLook, FilmLook, Found, Job, Look, Made, MakingJob, SoundLook
+from keepsight.frontend.pixels.make_pixels import BorrowedLook, FilmLook, Found, Job, Made, MakingJob, SoundLook
 from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
@@ -78,25 +79,25 @@ class MediaWorkers:
         """As `job.run()`; a picture that ends two workers is refused, too."""
         if not isinstance(job.source, bytes):
             return job.run()  # an object of this process, decoded already
-        made = self._ask(job)
-        assert isinstance(made, Made)
+        made: Made = self._ask(job)
         return made
 
     def read_film(self, source: FilmSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
         """As the function of that name; what ends two workers is refused, too."""
         look = FilmLook(source, field, max_pixels)
-        return self._look_at_content(look) if isinstance(source, bytes) else look.run()
+        geometry: Geometry = self._ask(look) if isinstance(source, bytes) else look.run()
+        return geometry
 
     def read_sound(self, source: SoundSource, field: str, sampling_rate: int) -> Geometry:
         """The same, of a sound."""
         look = SoundLook(source, field, sampling_rate)
-        return look.run() if is_length_known(source) else self._look_at_content(look)
+        geometry: Geometry = look.run() if is_length_known(source) else self._ask(look)
+        return geometry
 
     def lay_out_borrowed(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
         """How the processor writes a picture of this size; raises CheckpointConfigError if it cannot be used."""
         self._processor = processor
-        layout = self._ask(BorrowedLook(processor, geometry, field))
-        assert isinstance(layout, PictureLayout)
+        layout: PictureLayout = self._ask(BorrowedLook(processor, geometry, field))
         return layout
 
     def close(self) -> None:
@@ -129,12 +130,8 @@ class MediaWorkers:
         assert sorted(map(id, free)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
-    def _look_at_content(self, look: Look) -> Geometry:
-        geometry = self._ask(look)
-        assert isinstance(geometry, Geometry)
-        return geometry
-
-    def _ask(self, job: Job) -> Made | Found:
+    def _ask(self, job: Job) -> Any:
+        """What its `run` gives."""
         free = self._for_films if job.is_film else self._for_pictures
         seat = free.get()
         try:

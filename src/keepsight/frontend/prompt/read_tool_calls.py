@@ -28,8 +28,10 @@ class _SentCall(ToolCall, frozen=True, forbid_unknown_fields=True):
     function: _SentFunction
     index: int | None = None
 
-    def as_answered(self) -> ToolCall:
-        return ToolCall(self.id, CalledFunction(self.function.name, self.function.arguments), self.type)
+    def as_answered(self) -> dict[str, Any]:
+        """Who puts a stream together may have heard of no arguments."""
+        arguments = self.function.arguments if self.function.arguments.strip() else "{}"
+        return {"id": self.id, "function": {"name": self.function.name, "arguments": arguments}, "type": self.type}
 
 
 def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
@@ -38,17 +40,12 @@ def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
         calls = msgspec.convert(value, list[_SentCall])
     except msgspec.ValidationError as error:
         raise refusal_of(error, _SentCall, field) from error
-    return [_without_nothing(msgspec.to_builtins(call.as_answered())) for call in calls]
+    return [call.as_answered() for call in calls]
 
 
 def show_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
     """With arguments that are objects, as templates want them: they would quote a text once more."""
     return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
-
-
-def _without_nothing(call: dict[str, Any]) -> dict[str, Any]:
-    """Who puts a stream together may have heard of no arguments."""
-    return call if call["function"]["arguments"].strip() else _with_arguments(call, "{}")
 
 
 def parse_arguments(arguments: str) -> dict[str, Any] | None:
@@ -60,9 +57,6 @@ def parse_arguments(arguments: str) -> dict[str, Any] | None:
 
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
     # Nothing of what was cut off, as vLLM has it: many templates can write nothing else.
-    return _with_arguments(call, parse_arguments(call["function"]["arguments"]) or {})
-
-
-def _with_arguments(call: dict[str, Any], arguments: object) -> dict[str, Any]:
-    return {**call, "function": {**call["function"], "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": parse_arguments(function["arguments"]) or {}}}
