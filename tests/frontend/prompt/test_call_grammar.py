@@ -190,6 +190,15 @@ def test_a_schema_that_cannot_be_compiled_is_known_by_its_function() -> None:
     assert grammar.place_fault("at 1(1): something else") is None
 
 
+def test_all_of_what_is_wrong_with_arguments_is_told_and_no_line_of_the_grammar() -> None:
+    grammar = CallGrammar({"look": {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}})
+    with pytest.raises(InvalidArgumentError) as caught:
+        check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
+    name, why = grammar.place_fault(caught.value.message) or ("", "")
+    assert name == "look"
+    assert why.endswith("error: unclosed group")
+
+
 def test_many_functions_are_compiled() -> None:
     schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4)}}
     names = [f"function_number_{index}" for index in range(128)]

@@ -13,7 +13,8 @@ from typing import Any
 from keepsight.frontend.prompt.call_text import BARE, NAME_END, CallForm, write_closing, write_opening
 
 Schema = Mapping[str, Any]
-_PLACE = re.compile(r"\bat (?P<line>[0-9]+)\([0-9]+\): (?P<what>[^\n]*)")
+# Of llguidance's messages: what follows are the lines around the one at fault, each behind its number.
+_PLACE = re.compile(r"\bat (?P<line>[0-9]+)\([0-9]+\): (?P<what>.*?)(?:\n *[0-9]+ \| |\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
