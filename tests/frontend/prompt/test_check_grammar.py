@@ -106,7 +106,7 @@ def test_many_who_ask_for_one_grammar_at_once_cause_one_try(compiled: list[str])
 
 
 def test_only_so_many_verdicts_are_remembered(compiled: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(check_grammar, "MAX_REMEMBERED", 2)
+    monkeypatch.setattr(check_grammar, "MAX_REMEMBERED_BYTES", 1000)
     checker = GrammarChecker()
     for grammar in ("a", "b", "a", "c", "a", "b"):
         checker.find_fault(grammar)

@@ -10,13 +10,14 @@ import importlib.util
 import subprocess
 import sys
 import threading
-from collections import OrderedDict
 
 from keepsight.errors import InvalidArgumentError, ServerOverloadedError, UnsupportedFieldError
+from keepsight.lru_cache import LruCache
 from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_SECONDS = 5
-MAX_REMEMBERED = 1024
+# A good one, beside its grammar's digest, takes some 500.
+MAX_REMEMBERED_BYTES = 2**20
 MAX_MESSAGE_CHARACTERS = 500
 _PROGRAM = f"""
 import resource, sys
@@ -41,8 +42,8 @@ def check_structured_outputs(asked: StructuredOutputsParams | None, field: str |
 
 class GrammarChecker:
     def __init__(self, num_processes: int = 2) -> None:
-        # By the grammars' digests, as they are long.  The least recently used first; an empty verdict is a good one.
-        self._verdicts: OrderedDict[bytes, str] = OrderedDict()
+        # By the grammars' digests, as they are long; an empty verdict is a good one.
+        self._verdicts = LruCache[bytes, str](MAX_REMEMBERED_BYTES, lambda verdict: 500 + len(verdict))
         self._lock = threading.Lock()
         self._turns = threading.Semaphore(num_processes)
 
@@ -56,16 +57,12 @@ class GrammarChecker:
             known = self._recall(digest)
             verdict = _try_to_compile(grammar) if known is None else known
         with self._lock:
-            self._verdicts[digest] = verdict
-            while len(self._verdicts) > MAX_REMEMBERED:
-                self._verdicts.popitem(last=False)
+            self._verdicts.put_if_fits(digest, verdict)
         return verdict
 
     def _recall(self, digest: bytes) -> str | None:
         with self._lock:
-            if digest in self._verdicts:
-                self._verdicts.move_to_end(digest)
-            return self._verdicts.get(digest)
+            return self._verdicts.get_and_update(digest)
 
 
 _CHECKER = GrammarChecker()
