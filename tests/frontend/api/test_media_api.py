@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import threading
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -19,6 +20,7 @@ from keepsight.config import Config
 from keepsight.errors import EngineLostError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.api import prepare_answer
 from keepsight.frontend.api.app import create_app
+from keepsight.frontend.api.media_api import MAX_UPLOADS_NAMED_AT_ONCE
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
@@ -32,6 +34,7 @@ PICTURE = to_png(draw(1).picture)
 OTHER = to_png(draw(2).picture)
 QUOTA = MediaQuota(4 * len(PICTURE), 4)
 PNG = {"content-type": "image/png"}
+SOON = 10  # seconds, for what takes much less
 
 
 @dataclass
@@ -174,6 +177,33 @@ def test_a_handle_means_what_its_picture_would_have_meant(server: Server) -> Non
         assert server.chat(part, "What is it?").status_code == 200
     sent, *named = [(each.token_ids, each.media) for each in server.engine.requests]
     assert named == [sent] * len(named)
+
+
+def test_however_many_uploads_wait_for_a_worker_there_are_threads_for_others(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    media_id, looked_at = server.upload()["id"], threading.Event()
+    waiting, name_picture = threading.Semaphore(0), server.preparer.name_picture
+
+    def wait_for_worker(*args: Any) -> Any:
+        waiting.release()
+        assert looked_at.wait(SOON)
+        return name_picture(*args)
+
+    async def ask_meanwhile() -> httpx.Response:
+        app = create_app(server.preparer, server.engine, MODEL, server.settings, server.handles, server.engine)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            asking = [asyncio.create_task(client.get(f"/v1/media/{media_id}")) for _ in range(50)]
+            try:
+                for _ in range(MAX_UPLOADS_NAMED_AT_ONCE):
+                    assert await asyncio.get_running_loop().run_in_executor(None, waiting.acquire, True, SOON)
+                return await asyncio.wait_for(client.get("/v1/media"), SOON / 2)
+            finally:
+                looked_at.set()
+                await asyncio.gather(*asking)
+
+    monkeypatch.setattr(server.preparer, "name_picture", wait_for_worker)
+    assert asyncio.run(ask_meanwhile()).status_code == 200
 
 
 def test_uses_are_counted_and_those_that_needed_no_pixels(server: Server) -> None:

@@ -167,8 +167,7 @@ class MediaApi:
         downloaded = NOTHING_DOWNLOADED
         if remote:
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, salt))
-        async with self._naming:
-            named = await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
+        named = await self._name(part, salt, downloaded)
         handle = await run_in_threadpool(self._keep, http, named, upload.options)
         if upload.options.warm:
             try:
@@ -187,11 +186,11 @@ class MediaApi:
         return json_response(MediaPage(shown, first_id, last_id, has_more=len(found) > limit))
 
     async def tell(self, http: Request) -> Response:
-        handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
+        handle, named = await self._find(http, _read_salt(http))
         return json_response(MediaObject.of(handle, self._tiers_of(named)))
 
     async def delete(self, http: Request) -> Response:
-        handle, named = await run_in_threadpool(self._find, http, _read_salt(http))
+        handle, named = await self._find(http, _read_salt(http))
         await run_in_threadpool(self._delete, http, handle, named)
         return json_response(DeletedMedia(handle.id))
 
@@ -200,12 +199,12 @@ class MediaApi:
             return await self._pin_for(http, read_options(bytes(body), http.query_params))
 
     async def _pin_for(self, http: Request, options: UploadOptions) -> Response:
-        found, named = await run_in_threadpool(self._find, http, options.cache_salt)
+        found, named = await self._find(http, options.cache_salt)
         if options.warm:
             warming = self._warm(named, self._salt_of(http, options.cache_salt), options.ttl_seconds)
             await unless_client_leaves(http.receive, warming)
             # It may have proved to be another's picture, and goes by that name.
-            found, named = await run_in_threadpool(self._find, http, options.cache_salt)
+            found, named = await self._find(http, options.cache_salt)
         handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
         return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
 
@@ -269,11 +268,17 @@ class MediaApi:
         assert isinstance(content, bytes)
         return self._handles.add(tenant_of(http), content, named.picture.geometry, options.ttl_seconds)
 
-    def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, NamedPicture]:
-        tenant, media_id = tenant_of(http), http.path_params["id"]
-        content = self._handles.read(tenant, media_id)
-        named = self._preparer.name_picture(PicturePart(content, "id"), self._salt_of(http, cache_salt))
-        return self._handles.get(tenant, media_id), named
+    async def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, NamedPicture]:
+        of_caller = (tenant_of(http), http.path_params["id"])
+        content = await run_in_threadpool(self._handles.read, *of_caller)
+        named = await self._name(PicturePart(content, "id"), self._salt_of(http, cache_salt))
+        return await run_in_threadpool(self._handles.get, *of_caller), named
+
+    async def _name(
+        self, part: PicturePart, salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
+    ) -> NamedPicture:
+        async with self._naming:
+            return await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
 
     def _pin(
         self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float
