@@ -395,6 +395,12 @@ def test_faults_are_told_where_they_were_written(client: Client, content: Any, f
     assert client.engine.requests == []
 
 
+def test_a_file_that_is_no_picture_is_refused_by_its_type_in_words(client: Client) -> None:
+    content = [picture(type="base64", media_type="application/pdf", data="AAAA")]
+    told = post(client, messages=[{"role": "user", "content": content}]).json()["error"]["message"]
+    assert told.endswith("source.media_type: must be a picture's, such as 'image/png', not 'application/pdf'")
+
+
 def test_other_faults_have_the_shape_of_this_api_too(client: Client) -> None:
     assert error_of(client.send("GET", "/v1/messages"))[:2] == (405, "invalid_request_error")
     assert error_of(client.send("POST", "/v1/messages", content=b"{"))[:2] == (400, "invalid_request_error")

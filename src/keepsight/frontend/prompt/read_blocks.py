@@ -22,6 +22,8 @@ from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, C
 # Claude Code's, a block of its own: another in each request, so that no cache would know what follows.
 _LABEL = re.compile(r"x-anthropic-billing-header:.*\s*")
 
+_PICTURE_TYPE = re.compile(r"image/[\w.+-]{1,64}")
+
 
 class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="ephemeral"):
     """All prompts are kept, as long as there is room; where is said by none."""
@@ -46,7 +48,7 @@ class ImageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_f
 
 
 class Base64Source(ImageSource, frozen=True, tag="base64"):
-    media_type: Annotated[str, msgspec.Meta(pattern=r"^image/[\w.+-]{1,64}\Z")]
+    media_type: str
     data: str
 
 
@@ -290,14 +292,16 @@ def _read_text(block: SentText, place: str) -> _Part:
 
 
 def _read_picture(block: SentImage, place: str) -> _Part:
-    url, name = _read_source(block.source)
+    url, name = _read_source(block.source, f"{place}.source")
     told = {"type": "image_url", "uuid": block.uuid, BREAKPOINT: block.prompt_cache_breakpoint}
     return _Part({**_without_nothing(told), "image_url": url}, {"": place, ".image_url": f"{place}.source{name}"})
 
 
-def _read_source(source: Base64Source | UrlSource | FileSource | None) -> tuple[str | None, str]:
+def _read_source(source: Base64Source | UrlSource | FileSource | None, place: str) -> tuple[str | None, str]:
     """A URL, and what is that in it."""
     if isinstance(source, Base64Source):
+        if not _PICTURE_TYPE.fullmatch(source.media_type):
+            refuse(f"{place}.media_type", source.media_type, "a picture's, such as 'image/png'")
         return as_data_url(source.media_type, source.data), ".data"
     if isinstance(source, FileSource):
         return HANDLE_PREFIX + source.file_id, ".file_id"
