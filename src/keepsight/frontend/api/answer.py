@@ -76,16 +76,12 @@ class AskedPrompts:
     ID_PREFIX: ClassVar[str]
 
     def __init__(self, prompts: Sequence[PreparedRequest], model_name: str, *, wants_account: bool) -> None:
-        self._prompts, self._model_name, self._wants_account = prompts, model_name, wants_account
+        self.prompts, self._model_name, self._wants_account = prompts, model_name, wants_account
         self.id, self._created = f"{self.ID_PREFIX}{os.urandom(16).hex()}", int(time.time())
 
     @property
-    def prompts(self) -> Sequence[PreparedRequest]:
-        return self._prompts
-
-    @property
     def accounts(self) -> list[RequestAccount]:
-        return [each.account for each in self._prompts]
+        return [each.account for each in self.prompts]
 
     def name_accounts(self, request_id: str, began: float, trace_parent: str | None) -> None:
         """As whoever asked knows the request."""
@@ -99,7 +95,7 @@ class AskedPrompts:
         return msgspec.structs.replace(body, keepsight=Extras([each.describe() for each in self.accounts]))
 
     def _count_usage(self, num_tokens: int, num_cached: int, num_thought: int | None = None) -> Usage:
-        requests = [each.engine_request for each in self._prompts]
+        requests = [each.engine_request for each in self.prompts]
         return Usage.count(
             sum(len(each.token_ids) for each in requests),
             num_tokens,
@@ -131,7 +127,7 @@ class Answer(AskedPrompts, ABC):
 
     @property
     def _may_think(self) -> bool:
-        return self._prompts[0].thought is not None
+        return self.prompts[0].thought is not None
 
     @property
     def is_streamed(self) -> bool:
@@ -154,7 +150,7 @@ class Answer(AskedPrompts, ABC):
     async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
         """All pieces of each choice.  Nobody has seen any of them yet, so what had begun may begin anew."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
-            choices: list[list[AnswerPiece]] = [[] for _ in range(len(self._prompts) * self._num_choices)]
+            choices: list[list[AnswerPiece]] = [[] for _ in range(len(self.prompts) * self._num_choices)]
             self._forget_usage()
             try:
                 async with aclosing(self._pieces(engine)) as pieces:
@@ -204,11 +200,11 @@ class Answer(AskedPrompts, ABC):
             yield event
 
     def _pieces(self, engine: Engine) -> AsyncGenerator[IndexedPiece, None]:
-        own = [self._pieces_of(engine, number) for number in range(len(self._prompts))]
+        own = [self._pieces_of(engine, number) for number in range(len(self.prompts))]
         return own[0] if len(own) == 1 else _merge(own)
 
     async def _pieces_of(self, engine: Engine, number: int) -> AsyncGenerator[IndexedPiece, None]:
-        prepared = self._prompts[number]
+        prepared = self.prompts[number]
         request = prepared.engine_request
         assembler = AnswerAssembler(
             self._tokenizer, request.sampling_params, prepared.thought, goes_on=prepared.goes_on

@@ -40,7 +40,7 @@ class CompletionAnswer(ChunkedAnswer):
     def _echoes(self) -> list[str]:
         """By prompt: what each of its choices begins with."""
         if self._written is None:
-            return [""] * len(self._prompts)
+            return [""] * len(self.prompts)
         return [each if isinstance(each, str) else self._tokenizer.decode(each, False) for each in self._written]
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Completion:
@@ -69,7 +69,7 @@ class CompletionAnswer(ChunkedAnswer):
     def _openings(self) -> Sequence[Completion]:
         if self._written is None and not self._asked.return_token_ids:
             return ()
-        numbers = [number for number in range(len(self._prompts)) for _ in range(self._num_choices)]
+        numbers = [number for number in range(len(self.prompts)) for _ in range(self._num_choices)]
         return [self._chunk_of([self._opening(*each)]) for each in enumerate(numbers)]
 
     def _opening(self, index: int, number: int) -> CompletionChoice:
@@ -101,7 +101,7 @@ class CompletionAnswer(ChunkedAnswer):
         """The prompt's tokens, if they stand in the text; a first one that was not written there does not."""
         if self._written is None:
             return
-        first, *others = self._prompts[number].engine_request.token_ids
+        first, *others = self.prompts[number].engine_request.token_ids
         is_written = self._echoes[number].startswith(self._tokenizer.token(first) or "")
         shows_first = is_written or not self._tokenizer.is_special(first)
         first_shown, *shown = self._tokenizer.decode_each([first, *others], skip_special_tokens=False)
@@ -111,7 +111,7 @@ class CompletionAnswer(ChunkedAnswer):
     def _tell_answered(self, tokens: Sequence[TokenOutput]) -> Iterator[_ToldToken]:
         if not self._asked.wants_answer:
             return
-        params = self._prompts[0].engine_request.sampling_params
+        params = self.prompts[0].engine_request.sampling_params
         shown = self._tokenizer.decode_each([token.token_id for token in tokens], params.skip_special_tokens)
         for token, each in zip(tokens, shown, strict=True):
             yield _ToldToken(token.token_id, each, token.logprobs)

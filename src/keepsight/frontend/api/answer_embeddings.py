@@ -30,7 +30,7 @@ class EmbeddingsAnswer(AskedPrompts):
 
     async def whole(self, engine: Engine) -> EmbeddingList:
         room = asyncio.Semaphore(MAX_AT_ONCE)
-        asking = [asyncio.ensure_future(self._ask(engine, *each, room)) for each in enumerate(self._prompts)]
+        asking = [asyncio.ensure_future(self._ask(engine, *each, room)) for each in enumerate(self.prompts)]
         try:
             data = await asyncio.gather(*asking)
         finally:

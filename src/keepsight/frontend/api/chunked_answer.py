@@ -49,7 +49,7 @@ class ChunkedAnswer(Answer):
     def _tell_prompt_ids(self, number: int = 0) -> list[int] | msgspec.UnsetType:
         if not self._asked.return_token_ids:
             return msgspec.UNSET
-        return list(self._prompts[number].engine_request.known_token_ids)
+        return list(self.prompts[number].engine_request.known_token_ids)
 
     def _tell_ids(self, pieces: Sequence[AnswerPiece]) -> list[int] | msgspec.UnsetType:
         if not self._asked.return_token_ids:
@@ -64,9 +64,9 @@ class ChunkedAnswer(Answer):
         usage = self.usage if self._asked.counts_continuously else None
         return self._chunk(choices, usage if self._asked.includes_usage else msgspec.UNSET)
 
+    @abstractmethod
     def _openings(self) -> Sequence[msgspec.Struct]:
         """The chunks that a stream begins with."""
-        return ()
 
     @abstractmethod
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[msgspec.Struct]:

@@ -81,12 +81,12 @@ class Picture:
     # What stands for its content, if anything does.
     given_name: str | None = None
     modality: Modality = "image"
-    # Nobody had named one by its uuid before: should this fail, nobody has.
-    is_first_of_its_name: bool = False
     # Its content's, where that is known already.
     content_name: str | None = None
     # Of a film.
     moments: tuple[Moment, ...] = ()
+    # Nobody had named one by its uuid before: should this fail, nobody has.
+    is_first_of_its_name: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -240,16 +240,7 @@ class PictureIdentifier:
     ) -> Picture:
         layout, settled, moments = self._lay_out(part, geometry, config)
         return Picture(
-            source,
-            part.field,
-            geometry,
-            layout,
-            settled,
-            part.uuid,
-            given_name,
-            part.modality,
-            content_name=content_name,
-            moments=moments,
+            source, part.field, geometry, layout, settled, part.uuid, given_name, part.modality, content_name, moments
         )
 
     def _lay_out(

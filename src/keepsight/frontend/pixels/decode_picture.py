@@ -156,12 +156,12 @@ def _padded(words: npt.NDArray[np.uint32]) -> Pixels:
     return words.view(np.uint8).reshape(*words.shape, 4)[..., :3]
 
 
-def _copy_in_tiles(words: npt.NDArray[np.uint32], tile: int = 64) -> npt.NDArray[np.uint32]:
+def _copy_in_tiles(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Contiguous; three times as fast as copying row by row when the rows were columns."""
     copy = np.empty_like(words, order="C")
     height, width = words.shape
-    for top in range(0, height, tile):
-        for left in range(0, width, 4 * tile):
-            area = np.s_[top : top + tile, left : left + 4 * tile]
+    for top in range(0, height, 64):
+        for left in range(0, width, 256):
+            area = np.s_[top : top + 64, left : left + 256]
             copy[area] = words[area]
     return copy
