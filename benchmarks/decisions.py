@@ -85,4 +85,4 @@ def compute(plan: StepPlan) -> StepResult:
 
 
 def _done(piece: Slice) -> Computed:
-    return Computed(piece.sequence_id, piece.end, TOKEN if piece.samples else None)
+    return Computed(piece.sequence_id, piece.end, [TOKEN] if piece.samples else [])

@@ -167,6 +167,7 @@ class Settings:
     blocks_per_stretch: int
     # Where the model allows it.
     cuts_pictures: bool = True
+    guess_up_to: int = 0
 
 
 SETTINGS = st.builds(
@@ -185,6 +186,7 @@ SETTINGS = st.builds(
     max_prompt_ends=st.sampled_from([0, 2, 50]),
     blocks_per_stretch=st.sampled_from([0, 1, 2]),
     cuts_pictures=st.booleans(),
+    guess_up_to=st.sampled_from([0, 4, 16]),
 )
 
 
@@ -201,6 +203,7 @@ def engine_config(settings: Settings, small: Family, longest: int) -> EngineConf
             max_num_encoder_input_tokens=tokens_per_picture * settings.num_encodings,
             max_prompt_tokens_beside_streams=settings.joining,
             takes_turns=settings.takes_turns,
+            guess_up_to=settings.guess_up_to,
             tokens_per_item=tokens_per_picture,
             cuts_items=cuts_items,
         ),

@@ -54,6 +54,7 @@ LEAST_INTEGERS = {
     "max_num_batched_tokens": 1,
     "max_num_seqs": 1,
     "max_prompt_tokens_beside_streams": 0,
+    "guess_up_to": 0,
     "num_gpu_blocks_override": 1,
     "kv_cache_memory_bytes": 1,
     "encoder_cache_size": 0,
@@ -142,6 +143,8 @@ class Config:
     max_num_seqs: int | None = None
     # While answers stream, so many tokens of prompts join their batch; longer prompts are computed beside it.
     max_prompt_tokens_beside_streams: int | None = None
+    # Steps of fewer tokens are filled up to so many with guesses of what answers say next.
+    guess_up_to: int = 8
     # `LLM`, whose answers nobody reads while they grow, is for throughput unless told otherwise.
     performance_mode: str = "interactivity"
 

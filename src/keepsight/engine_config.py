@@ -31,6 +31,8 @@ class SchedulerConfig:
     max_prompt_tokens_beside_streams: int | None
     # Whether encodings and steps take turns, and answers pause for both to go on in larger batches: nobody reads along.
     takes_turns: bool = False
+    # Steps of fewer tokens are filled up to so many with guesses of what streams say next.
+    guess_up_to: int = 0
     # Of one media item, the most there are.
     tokens_per_item: int
     # Whether several steps may compute them: no token of an item sees those behind it.
@@ -45,6 +47,7 @@ class SchedulerConfig:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "max_num_encoder_input_tokens"):
             _check_least(name, getattr(self, name), 1)
         _check_least("tokens_per_item", self.tokens_per_item, 0)
+        _check_least("guess_up_to", self.guess_up_to, 0)
         _check_least("max_prompt_tokens_beside_streams", self.max_prompt_tokens_beside_streams or 0, 0)
         self._check_batch_holds_the_smallest_step()
         if self.max_num_encoder_input_tokens < self.tokens_per_item:

@@ -40,6 +40,7 @@ from keepsight.tiers.tier import StoredArray
 T = TypeVar("T")
 
 VOCAB_SIZE = 50
+LENGTH_OF_ROUND = 5
 # What encoding one item is said to have taken.
 ENCODE_SECONDS = 0.01
 BAD_REQUEST = Fault("a bad request")
@@ -115,7 +116,9 @@ def _text(text: str) -> int:
 
 
 def _next_token(held: Sequence[int], request: EngineRequest, choice: int) -> int:
-    return hash((*held, request.sampling_params.seed or 0, choice)) % VOCAB_SIZE
+    """Mostly they go round, as by itself a hash says nothing twice."""
+    value = hash((*held, request.sampling_params.seed or 0, choice))
+    return value % VOCAB_SIZE if value % 4 == 0 else len(held) % LENGTH_OF_ROUND
 
 
 @dataclass(slots=True)
@@ -319,33 +322,35 @@ class FakeRunner:
     def _carry_out_slices(
         self, slices: Sequence[Slice], computed: list[Computed], failed: dict[SequenceId, Fault]
     ) -> None:
+        drawn = dict[SequenceId, list[SampledToken]]()
         for piece in slices:
             if piece.sequence_id[0] in self.bad_requests:
                 failed[piece.sequence_id] = BAD_REQUEST
+            elif piece.guess is not None:
+                self._follow(piece, piece.guess, drawn[piece.sequence_id])
             else:
-                computed.append(self._compute(piece))
+                drawn[piece.sequence_id] = self._compute(piece)
+                computed.append(Computed(piece.sequence_id, piece.end, drawn[piece.sequence_id]))
 
-    def _compute(self, piece: Slice) -> Computed:
+    def _follow(self, piece: Slice, guess: int, drawn: list[SampledToken]) -> None:
+        """Right or wrong, it is written."""
+        sequence = self._sequences[piece.sequence_id]
+        values = self._write(piece, sequence, [*[0] * piece.start, guess])
+        if sequence.token_ids[piece.start :] == [guess]:
+            drawn.append(self._sample(piece.sequence_id, values))
+
+    def _compute(self, piece: Slice) -> list[SampledToken]:
         sequence = self._sequences[piece.sequence_id]
         request = sequence.request
         is_cut = any(item.span.is_cut_by(piece.end) for item in request.media)
         assert self._cuts_items or not is_cut, "a picture was cut"
-        self.num_computed_tokens += piece.length
-        held = [self._slots[self._slot(sequence, position)] for position in range(piece.start)]
-        assert None not in held, "read before it was written"
-        values = [value for value in held if value is not None]
-        for position in range(piece.start, piece.end):
-            content = _content_at(
-                request, sequence.token_ids, position, lambda item: self.embeddings[sequence.encoder_keys[item.span]]
-            )
-            values.append(hash((*values, content)))
-            self._slots[self._slot(sequence, position)] = values[-1]
+        values = self._write(piece, sequence, sequence.token_ids)
         if piece.tells_prompt:
             del sequence.told[piece.start :]
             sequence.told += _tell(request, values)[piece.start :]
         assert piece.samples == (piece.end == len(sequence.token_ids))
         if not piece.samples:
-            return Computed(piece.sequence_id, piece.end, None)
+            return []
         if piece.keep_as is not None:
             self.ends[piece.keep_as] = values
             self._newly_kept.append(piece.keep_as)
@@ -354,7 +359,24 @@ class FakeRunner:
             token = token._replace(prompt_logprobs=tuple(sequence.told))
         if request.wants_vector:
             token = token._replace(vector=_vector(values))
-        return Computed(piece.sequence_id, piece.end, token)
+        return [token]
+
+    def _write(self, piece: Slice, sequence: _Sequence, token_ids: Sequence[int]) -> list[int]:
+        """What is held up to its end."""
+        self.num_computed_tokens += piece.length
+        held = [self._slots[self._slot(sequence, position)] for position in range(piece.start)]
+        assert None not in held, "read before it was written"
+        values = [value for value in held if value is not None]
+        for position in range(piece.start, piece.end):
+            content = _content_at(
+                sequence.request,
+                token_ids,
+                position,
+                lambda item: self.embeddings[sequence.encoder_keys[item.span]],
+            )
+            values.append(hash((*values, content)))
+            self._slots[self._slot(sequence, position)] = values[-1]
+        return values
 
     def _sample(self, sequence_id: SequenceId, values: Sequence[int]) -> SampledToken:
         sequence = self._sequences[sequence_id]

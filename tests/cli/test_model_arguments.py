@@ -39,6 +39,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "max_num_batched_tokens": (("--max-num-batched-tokens", "999"), 999),
     "max_num_seqs": (("--max-num-seqs", "9"), 9),
     "max_prompt_tokens_beside_streams": (("--max-prompt-tokens-beside-streams", "0"), 0),
+    "guess_up_to": (("--guess-up-to", "0"), 0),
     "performance_mode": (("--performance-mode", "throughput"), "throughput"),
     "block_size": (("--block-size", "32"), 32),
     "enable_prefix_caching": (("--no-enable-prefix-caching",), False),

@@ -122,6 +122,12 @@ class Driver:
         end = self.lengths[sequence_id] + len(self.tokens[sequence_id])
         return self.slice(sequence_id, end - 1, end)
 
+    def slices_with_guesses(self, sequence_id: SequenceId, guesses: Sequence[int]) -> list[Slice]:
+        """The same, and what may be said next."""
+        said = self.next_slice(sequence_id)
+        pieces = [self.slice(sequence_id, place, place + 1) for place in range(said.end, said.end + len(guesses))]
+        return [said, *(each._replace(samples=True, guess=guess) for each, guess in zip(pieces, guesses, strict=True))]
+
     def prompt_slices(self, sequence_id: SequenceId, cuts: Iterable[int] = ()) -> list[Slice]:
         edges = (0, *cuts, self.lengths[sequence_id] + len(self.tokens[sequence_id]))
         return [self.slice(sequence_id, start, end) for start, end in itertools.pairwise(edges)]
@@ -137,8 +143,7 @@ class Driver:
         else:
             result = self.runner.run(StepPlan(now=slices))
         for computed in result.computed:
-            if computed.token is not None:
-                self.tokens[computed.sequence_id].append(computed.token.token_id)
+            self.tokens[computed.sequence_id] += [each.token_id for each in computed.tokens]
         return result
 
     def decode(self, *sequence_ids: SequenceId, num_tokens: int) -> None:

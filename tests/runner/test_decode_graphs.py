@@ -79,6 +79,19 @@ def test_sequences_take_each_other_s_places(small: SmallModel, driver: Driver, r
         assert driver.tokens[each] == small.reference_answer(number, len(driver.tokens[each]))
 
 
+def test_guesses_are_rows_of_their_own(small: SmallModel, driver: Driver, replays: Replays) -> None:
+    right = small.reference_answer(1, 6)
+    sequence_id = driver.begin(small.request("one", 1))
+    driver.compute(*driver.prompt_slices(sequence_id))
+    wrong = (right[3] + 1) % 7
+    driver.compute(*driver.slices_with_guesses(sequence_id, [right[1], right[2]]))
+    assert driver.tokens[sequence_id] == right[:4]
+    driver.compute(*driver.slices_with_guesses(sequence_id, [wrong, right[4]]))
+    driver.decode(sequence_id, num_tokens=1)
+    assert driver.tokens[sequence_id] == right
+    assert replays.num == 3
+
+
 def test_rows_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
     caches = driver.runner.blocks.layers
     for cache in caches:  # a GPU's are whatever was there, and NaN differs from itself

@@ -244,21 +244,20 @@ def test_several_slices_beside_are_one_batch_and_leave_the_others_their_pace(
     assert {each.sequence_id: each.end for each in computed} == {
         ids[0]: one.lengths[ids[0]] + 1, ids[1]: one.lengths[ids[1]], ids[2]: one.lengths[ids[2]],
     }  # fmt: skip
-    tokens = {each.sequence_id: each.token for each in computed}
+    tokens = {each.sequence_id: each.tokens for each in computed}
     for sequence_id, expected in zip(ids[1:], alone[1:], strict=True):
-        assert (token := tokens[sequence_id]) is not None
-        assert token.token_id == expected[0]
+        assert [each.token_id for each in tokens[sequence_id]] == expected[:1]
 
 
 def test_a_slice_samples_only_where_the_plan_says_so(one: Driver, one_small: SmallModel) -> None:
     request = one_small.request("r", 0, logprobs=2)
     sequence_id = one.begin(request)
     first, second = one.prompt_slices(sequence_id, [5])
-    assert [(each.end, each.token) for each in one.compute(first).computed] == [(5, None)]
+    assert [(each.end, [*each.tokens]) for each in one.compute(first).computed] == [(5, [])]
     (computed,) = one.compute(second).computed
-    assert computed.token is not None
-    assert computed.token.logprobs is not None
-    assert len(computed.token.logprobs) == 3
+    (token,) = computed.tokens
+    assert token.logprobs is not None
+    assert len(token.logprobs) == 3
 
 
 def test_what_was_not_computed_is_never_read(one_small: SmallModel) -> None:
@@ -577,7 +576,7 @@ def test_a_first_token_is_drawn_from_what_was_kept_as_it_was_from_what_was_compu
     kept = one.compute(whole._replace(keep_as=END))
     assert kept.kept_ends == [END]
     recalled = one.runner.run(StepPlan(recall=[Recall(again, END)]))
-    assert recalled.recalled == {again: kept.computed[0].token}
+    assert recalled.recalled == {again: kept.computed[0].tokens[0]}
     # It goes on from there.
     one.tokens[again].append(recalled.recalled[again].token_id)
     for sequence_id in (first, again):

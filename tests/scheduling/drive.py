@@ -204,6 +204,7 @@ class Drive:
         self._load()
         plan = self.scheduler.schedule()
         self._expect_encoder_at_work(plan)
+        self._expect_small_step(plan)
         self._ask_tiers()
         asked = self._ask_frontend()
         result = self.runner.run(plan)
@@ -224,6 +225,11 @@ class Drive:
         encodings = self.scheduler.media.encodings
         is_prompts_turn = self.config.scheduler.takes_turns and (plan.now or plan.beside)
         assert encodings.are_given or is_prompts_turn or not encodings.are_waiting
+
+    def _expect_small_step(self, plan: StepPlan) -> None:
+        config, num_tokens = self.config.scheduler, sum(piece.length for piece in plan.now)
+        assert num_tokens <= config.max_num_batched_tokens
+        assert num_tokens <= config.guess_up_to or all(piece.guess is None for piece in plan.now)
 
     def _expect_rest(self) -> None:
         """The engine's loop sleeps now until it hears something: a plan that is not empty would wait as long."""

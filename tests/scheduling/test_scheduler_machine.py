@@ -43,6 +43,7 @@ def configs(draw: st.DrawFn) -> Any:
         cuts_items=cuts_items,
         max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
         takes_turns=draw(st.booleans()),
+        guess_up_to=draw(st.sampled_from([0, 3, 8, 40])),
         max_prompt_tokens_beside_streams=draw(st.sampled_from([None, 0, 1, 4, 16])),
     )
 
@@ -64,7 +65,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(
         parts=st.one_of(PARTS, FILMS),
-        max_tokens=st.integers(1, 12),
+        max_tokens=st.integers(1, 24),
         n=st.integers(1, 3),
         priority=st.integers(-1, 1),
         cache_salt=st.sampled_from([None, "x", "y"]),

@@ -36,6 +36,10 @@ _HELP = {
             "beside them; where at least three wait, and more than half as many as answers stream, all join; 0: none "
             "ever does (default: 32 on a CPU, all on a GPU)"
         ),
+        "guess_up_to": (
+            "steps of fewer tokens are filled up to so many with guesses of what answers say next: what stood behind "
+            "the same three tokens before; right ones save steps, wrong ones change nothing; 0: none"
+        ),
         "performance_mode": (
             "each answer's own pace, or the most answers in all: then answers pause while pictures are encoded"
         ),

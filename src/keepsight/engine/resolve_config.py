@@ -84,6 +84,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
             max_num_encoder_input_tokens=encoder_tokens,
             max_prompt_tokens_beside_streams=_choose_prompt_tokens_beside_streams(config, machine),
             takes_turns=config.performance_mode == "throughput",
+            guess_up_to=config.guess_up_to,
             tokens_per_item=size.tokens_per_item,
             cuts_items=cuts_items,
         ),

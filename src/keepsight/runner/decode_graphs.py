@@ -21,7 +21,7 @@ from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.runner.sequence_table import RunningSequence
 from keepsight.runner.share_device import PRIORITY_OF_ANSWERS
-from keepsight.runner.step_inputs import make_request_slice
+from keepsight.runner.step_inputs import make_request_slice, tokens_of
 from keepsight.scheduling.step_plan import Slice
 
 logger = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class _RecordedStep:
 
     def compute(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> Tensor:
         pairs = list(zip(slices, sequences, strict=True))
-        token_ids = [sequence.token_ids[piece.start] for piece, sequence in pairs]
+        token_ids = [token_id for pair in pairs for token_id in tokens_of(*pair)]
         self._token_ids.copy_(torch.tensor(token_ids + [0] * (len(self._token_ids) - len(token_ids))))
         self._rows.replace([make_request_slice(piece, sequence) for piece, sequence in pairs])
         return self._replay()[: len(slices)]

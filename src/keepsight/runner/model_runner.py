@@ -20,6 +20,7 @@ from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
 from keepsight.runner.decode_graphs import record_decoding
+from keepsight.runner.draw_tokens import take_rows
 from keepsight.runner.encode_media import Normalizer, encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.runner.guide_tokens import GuideMaker
@@ -308,9 +309,9 @@ class ModelRunner:
         """Of the hidden states of the slices that sample, what they were computed for."""
         drawn = self._sample(hidden, slices, sequences)
         failed = _faults(dict(zip(_ids_of(slices), sequences, strict=True)))
-        done = [piece for piece in slices if piece.sequence_id not in failed]
+        done = [piece for piece in slices if piece.guess is None and piece.sequence_id not in failed]
         return StepResult(
-            [Computed(piece.sequence_id, piece.end, drawn.get(piece.sequence_id)) for piece in done],
+            [Computed(piece.sequence_id, piece.end, drawn.get(piece.sequence_id, ())) for piece in done],
             failed_sequences=failed,
             kept_ends=[piece.keep_as for piece in slices if piece.keep_as is not None],
         )
@@ -328,21 +329,21 @@ class ModelRunner:
 
     def _sample(
         self, hidden: Tensor, slices: Sequence[Slice], sequences: Sequence[RunningSequence]
-    ) -> dict[SequenceId, SampledToken]:
-        """One token for each slice that samples."""
+    ) -> dict[SequenceId, list[SampledToken]]:
+        """One token for each slice that samples, but for void guesses."""
         pairs = zip(slices, sequences, strict=True)
         sampling = {piece: sequence for piece, sequence in pairs if piece.samples}
         if not sampling:
             return {}
         logits = self.model.logits(hidden)
-        drawn = _draw(logits, {piece.sequence_id: sequence for piece, sequence in sampling.items()})
+        drawn = _draw_in_turn(logits, sampling)
         for row, (piece, sequence) in enumerate(sampling.items()):
             if piece.tells_prompt:
                 told, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
-                drawn[piece.sequence_id] = drawn[piece.sequence_id]._replace(prompt_logprobs=told)
+                drawn[piece.sequence_id][0] = drawn[piece.sequence_id][0]._replace(prompt_logprobs=told)
             if sequence.request.wants_vector:
                 vector = hidden[row].float().cpu().numpy().tobytes()
-                drawn[piece.sequence_id] = drawn[piece.sequence_id]._replace(vector=vector)
+                drawn[piece.sequence_id][0] = drawn[piece.sequence_id][0]._replace(vector=vector)
         # All or none: of a batch that fails nobody is told what was kept.
         kept = {piece.keep_as: logits[row].clone() for row, piece in enumerate(sampling) if piece.keep_as is not None}
         self._ends |= kept
@@ -357,6 +358,27 @@ def _keep_all(held: Mapping[Encoding, Tensor], seconds: float, keep: Keep) -> Jo
         except Exception:
             logger.exception("embeddings could not be kept")
     return StepResult()
+
+
+def _draw_in_turn(logits: Tensor, sampling: Mapping[Slice, RunningSequence]) -> dict[SequenceId, list[SampledToken]]:
+    """From each row of logits; from a guess's once those before it are drawn, if they are what was guessed."""
+    drawn: dict[SequenceId, list[SampledToken]] = {piece.sequence_id: [] for piece in sampling}
+    left, void = list(enumerate(sampling.items())), set[SequenceId]()
+    while left:
+        rows, turn, later = list[int](), dict[SequenceId, RunningSequence](), []
+        for row, (piece, sequence) in left:
+            its = piece.sequence_id
+            if its in turn:
+                later.append((row, (piece, sequence)))
+            elif piece.guess is None or (its not in void and piece.guess == drawn[its][-1].token_id):
+                rows.append(row)
+                turn[its] = sequence
+            else:
+                void.add(its)
+        for its, token in _draw(take_rows(logits, rows), turn).items() if turn else ():
+            drawn[its].append(token)
+        left = later
+    return drawn
 
 
 def _draw(logits: Tensor, sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, SampledToken]:

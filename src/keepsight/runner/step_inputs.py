@@ -34,11 +34,15 @@ def make_step_inputs(
         if piece.start < sequence.media_end:
             media.extend(gather_embeddings(sequence, piece.start, piece.end, len(token_ids), store))
         pieces.append(make_request_slice(piece, sequence))
-        token_ids.extend(sequence.token_ids[piece.start : piece.end])
+        token_ids.extend(tokens_of(piece, sequence))
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
     tells_prompts = any(piece.tells_prompt for piece in slices)
     batch = AttentionBatch(pieces, device, None if tells_prompts else sampling)
     return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
+
+
+def tokens_of(piece: Slice, sequence: RunningSequence) -> Sequence[int]:
+    return sequence.token_ids[piece.start : piece.end] if piece.guess is None else (piece.guess,)
 
 
 def make_request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:

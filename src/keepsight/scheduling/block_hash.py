@@ -123,8 +123,8 @@ class BlockHasher:
         self._media = _media_by_block(extra_keys)
         self._block_size = block_size
         self._root = blake3(b"keepsight block of %d tokens" % block_size).digest()
-        self._tokens = array("I")
-        assert self._tokens.itemsize == BYTES_PER_TOKEN
+        self.tokens = array("I")
+        assert self.tokens.itemsize == BYTES_PER_TOKEN
         self.extend(request.token_ids)
         # Of the whole prompt, the tokens that fill no block included.
         self.prompt_end = self._hash_end()
@@ -132,19 +132,19 @@ class BlockHasher:
     def fork(self) -> Self:
         """For another sequence that begins alike: what is hashed is not hashed again, and each goes on by itself."""
         fork = copy(self)
-        fork.hashes, fork._tokens = self.hashes[:], self._tokens[:]
+        fork.hashes, fork.tokens = self.hashes[:], self.tokens[:]
         return fork
 
     def extend(self, token_ids: Sequence[int]) -> None:
         """Appends tokens that are known from now on."""
-        self._tokens.extend(token_ids)
-        if len(self._tokens) >= (len(self.hashes) + 1) * self._block_size:
+        self.tokens.extend(token_ids)
+        if len(self.tokens) >= (len(self.hashes) + 1) * self._block_size:
             self._hash_full_blocks()
 
     def name_of(self, block: int, num_tokens: int | None = None) -> BlockName:
         """Of a block, as far as it is known, or of its first tokens alone."""
         start = block * self._block_size
-        tokens = self._tokens[start : start + (self._block_size if num_tokens is None else num_tokens)]
+        tokens = self.tokens[start : start + (self._block_size if num_tokens is None else num_tokens)]
         parent, content = self._parent_of(block), self._content(block, tokens.tobytes())
         if len(tokens) == self._block_size:
             return BlockName(self.hashes[block], parent, content, self._media.get(block, ()))
@@ -156,13 +156,13 @@ class BlockHasher:
 
     def _hash_end(self) -> bytes:
         block = len(self.hashes)
-        tokens = self._tokens[block * self._block_size :]
+        tokens = self.tokens[block * self._block_size :]
         name = self._parent_of(block), self._content(block, tokens.tobytes())
         return blake3(b"keepsight end, %d tokens:%b%b" % (len(tokens), *name)).digest()
 
     def _hash_full_blocks(self) -> None:
         first = len(self.hashes)
-        tokens = self._tokens[first * self._block_size :].tobytes()
+        tokens = self.tokens[first * self._block_size :].tobytes()
         bytes_per_block = self._block_size * BYTES_PER_TOKEN
         parent = self._parent_of(first)
         for start in range(0, len(tokens) - bytes_per_block + 1, bytes_per_block):

@@ -3,7 +3,7 @@
 "Prefill" and "decode" are not states: they are what `num_computed < num_tokens` looks like.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, NamedTuple
@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest, FinishReason, TokenOutput
 from keepsight.scheduling.block_hash import BlockHasher
+from keepsight.scheduling.guess_tokens import Guesser, guess_next
 from keepsight.scheduling.step_plan import SampledToken, SequenceId
 
 
@@ -107,6 +108,7 @@ class RequestState:
     num_told_origins: int = 0
     is_under_way: bool = False
     is_known_to_runner: bool = False
+    guesser: Guesser = field(default_factory=Guesser)
 
     @property
     def media(self) -> tuple[MediaItem, ...]:
@@ -173,6 +175,13 @@ class RequestState:
         reason = self._why_finished(token_id)
         request_id, num_cached = self.request.request_id, self.num_cached_tokens
         return TokenOutput(request_id, self.choice, token_id, logprobs, reason, num_cached, prompt_logprobs, vector)
+
+    def guess(self, max_tokens: int) -> Sequence[int]:
+        """What it may say after its next token is drawn, none of which is its last."""
+        most = min(max_tokens, self.guesser.num_wanted, self.max_length - self.num_tokens - 1)
+        guesses = guess_next(self.hasher.tokens, self.media, self.end_ids, most)
+        self.guesser.num_made = len(guesses)
+        return guesses
 
     def _why_finished(self, token_id: int) -> FinishReason | None:
         if token_id in self.end_ids:

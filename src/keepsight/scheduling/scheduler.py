@@ -145,6 +145,7 @@ class Scheduler:
         if draft.is_for_encodings and draft.computes_nothing and not self._turns.is_encoders:
             # All that waited for the encoder was given up meanwhile, so the turn is the prompts'.
             draft = self._draft_step()
+        self._add_guesses(draft)
         ended, self._ended = self._ended, []
         return StepPlan(
             ended=ended,
@@ -234,6 +235,20 @@ class Scheduler:
             self._give_way(state)
         else:
             draft.now.append(Slice(state.sequence_id, start, 1, num_blocks, added, True))
+
+    def _add_guesses(self, draft: StepDraft) -> None:
+        """To streams, once all else has its place."""
+        room = min(draft.now_tokens_left, self.config.guess_up_to - sum(piece.length for piece in draft.now))
+        for piece in tuple(draft.now) if room > 0 else ():
+            state = self._states[piece.sequence_id]
+            if not state.is_stream:
+                continue
+            num_blocks = self.kv_cache.num_blocks_of(state.sequence_id)
+            guesses = state.guess(min(room, num_blocks * self._block_size - piece.end))
+            room -= len(guesses)
+            for position, token_id in enumerate(guesses, piece.end):
+                guess = Slice(state.sequence_id, position, 1, num_blocks, (), samples=True, guess=token_id)
+                draft.now.append(guess)
 
     def _give_way(self, state: RequestState) -> None:
         """All pages are with sequences before this one, which may need what it holds; or soon free again."""
@@ -336,16 +351,22 @@ class Scheduler:
 
     def _advance(self, computed: Computed, outputs: Outputs) -> None:
         state = self._states[computed.sequence_id]
-        was_stream = state.is_stream
-        state.advance(computed.end)
-        if not was_stream or computed.end % self._block_size == 0:
-            self._publish(state)
+        self._advance_to(computed.end, state)
         if state.is_under_way:
             self._end_beside(state)
             if state.status is Status.FINISHED:
                 return
-        if computed.token is not None:
-            self._append(state, computed.token, outputs)
+        state.guesser.note_drawn(len(computed.tokens))
+        for number, token in enumerate(computed.tokens):
+            if number:  # the one before it was guessed, and its place computed
+                self._advance_to(computed.end + number, state)
+            self._append(state, token, outputs)
+
+    def _advance_to(self, end: int, state: RequestState) -> None:
+        was_stream = state.is_stream
+        state.advance(end)
+        if not was_stream or end % self._block_size == 0:
+            self._publish(state)
 
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
         output = state.append(token)

@@ -52,6 +52,10 @@ class Slice(NamedTuple):
     keep_as: EndName | None = None
     # Whether it is told how likely the model found each token of the prompt: all of its logits are needed.
     tells_prompt: bool = False
+    # The one token that is computed, though nobody has said it yet.  Guesses follow each other, and their sequence's
+    # slice of what was said last; from the logits of a right one the next token is drawn, a wrong one and what follows
+    # it is void.
+    guess: int | None = None
 
     @property
     def end(self) -> int:
@@ -142,11 +146,14 @@ class SampledToken(NamedTuple):
 
 
 class Computed(NamedTuple):
-    """One slice that is done, up to position `end`; `token` if it was to sample one."""
+    """One slice that is done, up to position `end`, and the right guesses behind it.
+
+    A token if it was to sample one, and one more for each of those.
+    """
 
     sequence_id: SequenceId
     end: int
-    token: SampledToken | None
+    tokens: Sequence[SampledToken] = ()
 
 
 class EncodeTime(NamedTuple):

@@ -1,0 +1,177 @@
+"""Guesses come from what stood behind the same tokens before, and no answer and no budget knows of them."""
+
+from array import array
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.scheduling.guess_tokens import NUM_ALIKE, Guesser, guess_next
+from keepsight.scheduling.step_plan import Slice, StepPlan
+from keepsight.testing import LENGTH_OF_ROUND
+from tests.scheduling.drive import Drive, make_config, make_request
+
+NO_END: frozenset[int] = frozenset()
+
+
+def guess(
+    *token_ids: int, most: int = 9, ends: frozenset[int] = NO_END, spans: tuple[TokenSpan, ...] = ()
+) -> list[int]:
+    media = [MediaItem(str(number), span, Geometry(4, 4)) for number, span in enumerate(spans)]
+    return list(guess_next(array("I", token_ids), media, ends, most))
+
+
+def test_what_stood_behind_the_same_tokens_the_last_time_is_guessed() -> None:
+    assert guess(1, 2, 3, 4, 8, 1, 2, 3, 5, 6, 9, 1, 2, 3, most=3) == [5, 6, 9]
+
+
+@pytest.mark.parametrize("token_ids", [(), (1,), (1, 2, 3), (1, 2, 3, 2, 3), (1, 2, 3, 4, 5, 6, 1, 2)], ids=str)
+def test_nothing_is_guessed_where_no_three_tokens_stand_twice(token_ids: tuple[int, ...]) -> None:
+    assert guess(*token_ids) == []
+
+
+def test_what_goes_round_is_guessed_to_go_round() -> None:
+    assert guess(4, 4, 4, 4, most=5) == [4] * 5
+    assert guess(1, 2, 1, 2, 1, most=5) == [2, 1, 2, 1, 2]
+
+
+def test_tokens_are_alike_as_numbers_and_not_as_bytes() -> None:
+    # The bytes of the last three stand there before, one further on.
+    assert guess(0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16) == []
+    assert guess(1 << 16, 1 << 16, 1 << 16, 5, 0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16, most=1) == [
+        5
+    ]
+
+
+def test_no_end_of_an_answer_is_guessed() -> None:
+    token_ids = (1, 2, 3, 4, 7, 5, 1, 2, 3)
+    assert guess(*token_ids) == [4, 7, 5, 1, 2, 3, 4, 7, 5]
+    assert guess(*token_ids, ends=frozenset({7})) == [4]
+    assert guess(*token_ids, ends=frozenset({4})) == []
+
+
+def test_what_stands_for_media_is_not_guessed() -> None:
+    token_ids = (1, 2, 3, 4, 0, 0, 5, 1, 2, 3)
+    assert guess(*token_ids, spans=(TokenSpan(4, 2),)) == [4]
+    assert guess(*token_ids, spans=(TokenSpan(3, 3),)) == []
+    assert guess(*token_ids, spans=(TokenSpan(0, 3),)) == guess(*token_ids)
+    assert guess(*token_ids, spans=(TokenSpan(0, 5),)) == []
+
+
+@given(
+    token_ids=st.lists(st.sampled_from([0, 1, 2, 256, 1 << 24]), max_size=40),
+    most=st.integers(0, 12),
+    ends=st.sets(st.sampled_from([2, 256])).map(frozenset),
+    span=st.none() | st.builds(TokenSpan, st.integers(0, 30), st.integers(1, 6)),
+)
+def test_guesses_are_what_looking_at_every_place_finds(
+    token_ids: list[int], most: int, ends: frozenset[int], span: TokenSpan | None
+) -> None:
+    expected: list[int] = []
+    places = [place for place in range(len(token_ids) - NUM_ALIKE) if _are_alike(token_ids, place)]
+    if places:
+        at = places[-1] + NUM_ALIKE
+        around = len(token_ids) - at
+        for number in range(most):
+            place = at + number % around
+            if token_ids[place] in ends or (span is not None and span.start <= at + number and at < span.end):
+                break
+            expected.append(token_ids[place])
+    assert guess(*token_ids, most=most, ends=ends, spans=() if span is None else (span,)) == expected
+
+
+def _are_alike(token_ids: list[int], place: int) -> bool:
+    return token_ids[place : place + NUM_ALIKE] == token_ids[-NUM_ALIKE:]
+
+
+def test_the_more_was_right_the_more_is_guessed() -> None:
+    guesser = Guesser()
+    wanted = []
+    for num_right in (1, 3, 7, 2, 0, 0, 1):
+        wanted.append(guesser.num_wanted)
+        guesser.num_made = num_right or 1
+        guesser.note_drawn(num_right + 1)
+    assert wanted == [3, 3, 7, 15, 5, 1, 1]
+    guesser.note_drawn(1)  # nothing was guessed
+    assert guesser.num_wanted == 3
+
+
+# Steps ------------------------------------------------------------------------------------------------------------
+
+
+def guesses_of(plan: StepPlan) -> list[Slice]:
+    return [piece for piece in plan.now if piece.guess is not None]
+
+
+def answer_of(*, max_tokens: int = 60, **config: Any) -> tuple[Drive, list[StepPlan]]:
+    drive = Drive(make_config(**config))
+    return drive, drive.run(make_request("one", 9, max_tokens=max_tokens, ignore_eos=True))
+
+
+def test_right_guesses_save_steps_and_the_answer_is_the_same() -> None:
+    (plainly, steps), (guessing, fewer) = answer_of(), answer_of(guess_up_to=8)
+    assert not any(map(guesses_of, steps))
+    assert len(steps) == 60
+    assert len(fewer) < 55
+    assert guessing.tokens == plainly.tokens
+    guessing.expect_all_answered()
+
+
+def test_a_step_is_filled_up_and_no_further() -> None:
+    drive = Drive(make_config(guess_up_to=5))
+    plans = drive.run(
+        *(make_request(str(each), 9 + each, max_tokens=60, ignore_eos=True, seed=each) for each in range(3))
+    )
+    assert max(len(plan.now) for plan in plans if guesses_of(plan)) == 5
+    drive.expect_all_answered()
+
+
+def test_a_step_that_computes_as_much_already_is_not_filled() -> None:
+    drive = Drive(make_config(guess_up_to=8))
+    drive.add(make_request("one", 9, max_tokens=60, ignore_eos=True))
+    while not guesses_of(drive.step()):
+        pass
+    drive.add(make_request("prompt", 8, cache_salt="other"))
+    plan = drive.step()
+    assert [piece.length for piece in plan.now] == [1, 8]
+
+
+def test_guesses_take_no_tokens_of_a_step_from_prompts() -> None:
+    drive = Drive(make_config(guess_up_to=40, max_num_batched_tokens=12, max_num_seqs=2))
+    drive.add(make_request("one", 9, max_tokens=60, ignore_eos=True))
+    while not guesses_of(drive.step()):
+        pass
+    drive.add(make_request("prompt", 30, cache_salt="other"))
+    assert [piece.length for piece in drive.step().now] == [1, 11]
+    drive.expect_all_answered()
+
+
+def test_guesses_take_no_pages() -> None:
+    # Of one block, no more are taken ahead than there are.
+    drive = Drive(make_config(guess_up_to=8, num_blocks=12, block_size=4, max_model_len=48))
+    others = [make_request(str(each), 9, max_tokens=30, ignore_eos=True, cache_salt=str(each)) for each in range(3)]
+    for plan in drive.run(*others):
+        for piece in guesses_of(plan):
+            assert not piece.new_block_ids
+            assert piece.end <= piece.first_block * 4
+    drive.expect_all_answered()
+
+
+def test_no_guess_lies_beyond_an_answer_s_last_token() -> None:
+    for max_tokens in range(20, 40):
+        drive, plans = answer_of(max_tokens=max_tokens, guess_up_to=8)
+        assert len(drive.tokens["one", 0]) == max_tokens
+        assert max(piece.end for plan in plans for piece in plan.now) < 9 + max_tokens
+    assert LENGTH_OF_ROUND + NUM_ALIKE < 20  # so that something was guessed
+
+
+def test_what_was_guessed_rightly_is_found_by_a_conversation_that_goes_on() -> None:
+    drive, _ = answer_of(guess_up_to=8)
+    first = drive.requests["one"]
+    said = (*first.token_ids, *drive.tokens["one", 0])
+    drive.run(replace(first, request_id="again", token_ids=(*said, 20, 21)))
+    assert drive.cached["again", 0] == len(said) - 1
+    drive.expect_all_answered()
