@@ -14,6 +14,8 @@ from keepsight.engine.engine_meter import (
     BLOCKS_IN_USE,
     BLOCKS_PINNED,
     EMBEDDINGS_PINNED,
+    GUESSED,
+    GUESSED_RIGHTLY,
     PREEMPTIONS,
     RECALLED,
     RUNNING,
@@ -444,6 +446,22 @@ def test_numbers_are_copied_while_nothing_comes_or_ends() -> None:
     for _ in range(110):  # more than a tenth of a second
         engine.compute(0.0, 1)
     assert engine.counted(PREEMPTIONS) == [3]
+
+
+def test_guesses_are_counted_and_those_that_were_right() -> None:
+    counts = []
+    for guess_up_to in (0, 8):
+        engine = Engine(guess_up_to=guess_up_to)
+        engine.inbox.try_put(make_request("a", 9, max_tokens=60, ignore_eos=True))
+        num_steps = 0
+        while not any(isinstance(each, TokenOutput) and each.finish_reason for each in engine.sent):
+            engine.loop.step()
+            num_steps += 1
+        counts.append((num_steps, *engine.counted(GUESSED, GUESSED_RIGHTLY)))
+    (plain_steps, *none), (steps, guessed, right) = counts
+    assert none == [0, 0]
+    assert guessed == sum(piece.guess is not None for plan in engine.runner.plans for piece in plan.now)
+    assert 0 < right == plain_steps - steps < guessed
 
 
 def test_what_goes_for_want_of_room_is_counted() -> None:

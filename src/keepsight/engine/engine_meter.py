@@ -43,6 +43,8 @@ MAX_REMEMBERED = 8192
 RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waiting")
 PREEMPTIONS = slot_of("num_preemptions_total")
 RECALLED = slot_of("first_tokens_recalled_total")
+GUESSED = slot_of("spec_decode_num_draft_tokens_total")
+GUESSED_RIGHTLY = slot_of("spec_decode_num_accepted_tokens_total")
 BLOCKS, BLOCKS_IN_USE = slot_of("kv_cache_blocks"), slot_of("kv_cache_blocks_in_use")
 BLOCKS_PINNED, EMBEDDINGS_PINNED = slot_of("kv_cache_blocks_pinned"), slot_of("encoder_cache_pinned_bytes")
 T = TypeVar("T")
@@ -145,6 +147,7 @@ class EngineMeter:
         now = self._clock()
         self._note_begun(plan, now - seconds)
         self._note_computed(plan, seconds)
+        self._note_guesses(plan, result)
         for encoding in plan.encode:
             self._modalities.put(encoding.encoder_key, encoding.modality)
         for key, took in result.encode_times.items():
@@ -167,6 +170,11 @@ class EngineMeter:
         num_tokens = sum(piece.length for piece in plan.now)
         if num_of_prompts := sum(piece.length for piece in plan.now if piece.length > 1):
             self._prompt_token.note(seconds * num_of_prompts / num_tokens, num_of_prompts)
+
+    def _note_guesses(self, plan: StepPlan, result: StepResult) -> None:
+        if num_guesses := sum(piece.guess is not None for piece in plan.now):
+            self._counters.add(GUESSED, num_guesses)
+            self._counters.add(GUESSED_RIGHTLY, sum(max(0, len(each.tokens) - 1) for each in result.computed))
 
     def _note_encoded(self, encoder_key: str, took: EncodeTime) -> None:
         modality = self._modality_of(encoder_key)

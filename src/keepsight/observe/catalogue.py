@@ -94,6 +94,8 @@ METRICS = (
     Metric("keepsight_num_requests_waiting", "gauge", "Sequences that wait for a seat, or for what they need first."),
     Metric("keepsight_num_preemptions_total", "counter", "Sequences whose pages were taken back."),
     Metric("keepsight_first_tokens_recalled_total", "counter", "Answers begun from what was kept of the same prompt."),
+    Metric("keepsight_spec_decode_num_draft_tokens_total", "counter", "Tokens of answers that were guessed."),
+    Metric("keepsight_spec_decode_num_accepted_tokens_total", "counter", "Of these, those that were right."),
     Metric("keepsight_prompt_tokens_total", "counter", "Tokens of the prompts that were answered."),
     Metric("keepsight_generation_tokens_total", "counter", "Tokens of answers."),
     Metric(
