@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.media import Geometry, MediaItem, TokenSpan
-from keepsight.scheduling.guess_tokens import NUM_ALIKE, Guesser, guess_next
+from keepsight.scheduling.guess_tokens import NUM_ALIKE, Guesser
 from keepsight.scheduling.step_plan import Slice, StepPlan
 from keepsight.testing import LENGTH_OF_ROUND
 from tests.scheduling.drive import Drive, make_config, make_request
@@ -21,7 +21,7 @@ def guess(
     *token_ids: int, most: int = 9, ends: frozenset[int] = NO_END, spans: tuple[TokenSpan, ...] = ()
 ) -> list[int]:
     media = [MediaItem(str(number), span, Geometry(4, 4)) for number, span in enumerate(spans)]
-    return list(guess_next(array("I", token_ids), media, ends, most))
+    return list(Guesser(num_right=most).guess(array("I", token_ids), media, ends, most))
 
 
 def test_what_stood_behind_the_same_tokens_the_last_time_is_guessed() -> None:
@@ -88,15 +88,24 @@ def _are_alike(token_ids: list[int], place: int) -> bool:
 
 
 def test_the_more_was_right_the_more_is_guessed() -> None:
-    guesser = Guesser()
-    wanted = []
+    guesser, around, numbers = Guesser(), array("I", [1] * 20), []
     for num_right in (1, 3, 7, 2, 0, 0, 1):
-        wanted.append(guesser.num_wanted)
-        guesser.num_made = num_right or 1
+        numbers.append(len(guesser.guess(around, (), NO_END, 99)))
         guesser.note_drawn(num_right + 1)
-    assert wanted == [3, 3, 7, 15, 5, 1, 1]
-    guesser.note_drawn(1)  # nothing was guessed
-    assert guesser.num_wanted == 3
+    assert numbers == [3, 3, 7, 15, 5, 1, 1]
+    guesser.guess(array("I", range(20)), (), NO_END, 99)  # nothing
+    guesser.note_drawn(1)
+    assert len(guesser.guess(around, (), NO_END, 99)) == 3
+
+
+def test_what_is_repeated_goes_on_where_it_did_and_not_where_it_stood_last() -> None:
+    # Of three tokens that stand in it twice, and of its copy before.
+    page = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7]
+    guesser, guessed = Guesser(), []
+    for number in range(NUM_ALIKE, len(page)):
+        guessed += guesser.guess(array("I", [*page, 0, *page[:number]]), (), NO_END, 1)
+        guesser.note_drawn(1 + (guessed[-1] == page[number]))
+    assert guessed == [6, *page[NUM_ALIKE + 1 :]]
 
 
 # Steps ------------------------------------------------------------------------------------------------------------

@@ -23,10 +23,25 @@ class Guesser:
     # Of its last guesses.  The more were right, the more are made: texts are repeated by the sentence.
     num_right: int = 1
     num_made: int = 0
+    # So far before its end lies what it repeats.
+    distance: int | None = None
 
-    @property
-    def num_wanted(self) -> int:
-        return 2 * self.num_right + 1
+    def guess(
+        self, tokens: "array[int]", media: Sequence[MediaItem], end_ids: frozenset[int], max_tokens: int
+    ) -> Sequence[int]:
+        """What stood behind a place where `tokens` were as they end, as far as it may be said and be followed."""
+        self.distance = _find_distance(tokens, self.distance)
+        if self.distance is None:
+            return ()
+        first = len(tokens) - self.distance
+        # What stands for media is never said.
+        starts = (item.span.start - first for item in media if item.span.end > first)
+        most = max(0, min((max_tokens, 2 * self.num_right + 1, *starts)))
+        # Where that is their own end it goes on as it goes round.
+        guesses = (tokens[first : first + most] * most)[:most]
+        ends = (number for number, token_id in enumerate(guesses) if token_id in end_ids)
+        self.num_made = next(ends, most)
+        return guesses[: self.num_made]
 
     def note_drawn(self, num_tokens: int) -> None:
         """By a step with what was guessed last: one token, and one more for each right guess."""
@@ -34,30 +49,16 @@ class Guesser:
             self.num_right, self.num_made = num_tokens - 1, 0
 
 
-def guess_next(
-    tokens: "array[int]", media: Sequence[MediaItem], end_ids: frozenset[int], max_tokens: int
-) -> Sequence[int]:
-    """What stood behind the last place where `tokens` were as they end, as far as it may be said and be followed."""
-    first = _find_alike(tokens)
-    if first is None:
-        return ()
-    # What stands for media is never said.
-    starts = (item.span.start - first for item in media if item.span.end > first)
-    most = max(0, min((max_tokens, *starts)))
-    # Where that is their own end it goes on as it goes round.
-    guesses = (tokens[first : first + most] * most)[:most]
-    ends = (number for number, token_id in enumerate(guesses) if token_id in end_ids)
-    return guesses[: next(ends, most)]
-
-
-def _find_alike(tokens: "array[int]") -> int | None:
-    """The place behind."""
-    text = tokens.tobytes()
-    last = len(text) - NUM_ALIKE * BYTES_PER_TOKEN
-    sought, found = text[last:], last
+def _find_distance(tokens: "array[int]", last: int | None) -> int | None:
+    """Of the last place where the tokens were alike; that of what is repeated already, as long as it goes on."""
+    sought = tokens[-NUM_ALIKE:]
+    if last is not None and tokens[-NUM_ALIKE - last : -last] == sought:
+        return last
+    text, pattern = tokens.tobytes(), sought.tobytes()
+    found = len(text) - len(pattern)
     while found > 0:
         # One that ends before the end.
-        found = text.rfind(sought, 0, found + len(sought) - 1)
+        found = text.rfind(pattern, 0, found + len(pattern) - 1)
         if found >= 0 and found % BYTES_PER_TOKEN == 0:
-            return found // BYTES_PER_TOKEN + NUM_ALIKE
+            return len(tokens) - NUM_ALIKE - found // BYTES_PER_TOKEN
     return None

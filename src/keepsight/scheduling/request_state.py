@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest, FinishReason, TokenOutput
 from keepsight.scheduling.block_hash import BlockHasher
-from keepsight.scheduling.guess_tokens import Guesser, guess_next
+from keepsight.scheduling.guess_tokens import Guesser
 from keepsight.scheduling.step_plan import SampledToken, SequenceId
 
 
@@ -178,10 +178,8 @@ class RequestState:
 
     def guess(self, max_tokens: int) -> Sequence[int]:
         """What it may say after its next token is drawn, none of which is its last."""
-        most = min(max_tokens, self.guesser.num_wanted, self.max_length - self.num_tokens - 1)
-        guesses = guess_next(self.hasher.tokens, self.media, self.end_ids, most)
-        self.guesser.num_made = len(guesses)
-        return guesses
+        most = min(max_tokens, self.max_length - self.num_tokens - 1)
+        return self.guesser.guess(self.hasher.tokens, self.media, self.end_ids, most)
 
     def _why_finished(self, token_id: int) -> FinishReason | None:
         if token_id in self.end_ids:
