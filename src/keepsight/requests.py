@@ -72,6 +72,8 @@ class EngineRequest:
     # Hashes of media of which only the uuid came: with this request nobody can make their pixels.
     unsent_media: tuple[str, ...] = ()
     pins: tuple[PromptPin, ...] = ()
+    # What the answer may well be, by its caller.
+    predicted: tuple[int, ...] = ()
     # None: the form holds from the first token on.
     thought: ThoughtTokens | None = None
     # What is asked for is not how the prompt goes on, but what the model made of it: told with its first token.
@@ -176,6 +178,8 @@ class TokenOutput:
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     # When it was asked for: the hidden state after the prompt's last token, as the bytes of float32.
     vector: bytes | None = None
+    # So far, of this choice's tokens: how many had been guessed.
+    num_guessed: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -125,6 +125,8 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
+    # What the answer may well be, such as a text that is to be corrected: where it is, it comes in fewer steps.
+    prediction: str | None = None
 
     def __new__(cls, *unnamed: object, **named: object) -> "SamplingParams":
         """Refuses what the generated `__init__` would, with a better message than its TypeError."""
@@ -150,6 +152,8 @@ class SamplingParams:
             self._set("allowed_token_ids", _to_token_ids("allowed_token_ids", self.allowed_token_ids))
             if not self.allowed_token_ids:
                 raise InvalidArgumentError("allowed_token_ids", "is empty, so no token could be chosen")
+        if not isinstance(self.prediction, str | None):
+            _refuse("prediction", self.prediction, "a string or None")
         self._set("logit_bias", _to_logit_bias(self.logit_bias))
         self._check_structured_outputs()
         self._settle_special_values()

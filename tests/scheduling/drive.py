@@ -71,7 +71,7 @@ def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRe
             span, is_further_part = TokenSpan(len(token_ids), TOKENS_PER_PICTURE), part.startswith("+")
             media.append(MediaItem(part, span, Geometry(4, 4), is_further_part=is_further_part))
             token_ids += [1] * TOKENS_PER_PICTURE
-    names = ("priority", "cache_salt", "adapter", "coming_media", "unsent_media", "pins", "wants_vector")
+    names = ("priority", "cache_salt", "adapter", "coming_media", "unsent_media", "pins", "wants_vector", "predicted")
     outside = {name: options.pop(name) for name in names if name in options}
     params = SamplingParams(**{"temperature": 0, "max_tokens": 5, **options})
     return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **outside)

@@ -9,19 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.media import Geometry, MediaItem, TokenSpan
-from keepsight.scheduling.guess_tokens import NUM_ALIKE, Guesser
+from keepsight.requests import TokenOutput
+from keepsight.scheduling.guess_tokens import NUM_ALIKE, Guesser, make_guesser
 from keepsight.scheduling.step_plan import Slice, StepPlan
 from keepsight.testing import LENGTH_OF_ROUND
 from tests.scheduling.drive import Drive, make_config, make_request
 
 NO_END: frozenset[int] = frozenset()
+NOTHING = array("I")
 
 
 def guess(
     *token_ids: int, most: int = 9, ends: frozenset[int] = NO_END, spans: tuple[TokenSpan, ...] = ()
 ) -> list[int]:
     media = [MediaItem(str(number), span, Geometry(4, 4)) for number, span in enumerate(spans)]
-    return list(Guesser(num_right=most).guess(array("I", token_ids), media, ends, most))
+    return list(Guesser(NOTHING, num_right=most).guess(array("I", token_ids), media, ends, most))
 
 
 def test_what_stood_behind_the_same_tokens_the_last_time_is_guessed() -> None:
@@ -88,7 +90,7 @@ def _are_alike(token_ids: list[int], place: int) -> bool:
 
 
 def test_the_more_was_right_the_more_is_guessed() -> None:
-    guesser, around, numbers = Guesser(), array("I", [1] * 20), []
+    guesser, around, numbers = Guesser(NOTHING), array("I", [1] * 20), []
     for num_right in (1, 3, 7, 2, 0, 0, 1):
         numbers.append(len(guesser.guess(around, (), NO_END, 99)))
         guesser.note_drawn(num_right + 1)
@@ -101,7 +103,7 @@ def test_the_more_was_right_the_more_is_guessed() -> None:
 def test_what_is_repeated_goes_on_where_it_did_and_not_where_it_stood_last() -> None:
     # Of three tokens that stand in it twice, and of its copy before.
     page = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7]
-    guesser, guessed = Guesser(), []
+    guesser, guessed = Guesser(NOTHING), list[int]()
     for number in range(NUM_ALIKE, len(page)):
         guessed += guesser.guess(array("I", [*page, 0, *page[:number]]), (), NO_END, 1)
         guesser.note_drawn(1 + (guessed[-1] == page[number]))
@@ -184,3 +186,56 @@ def test_what_was_guessed_rightly_is_found_by_a_conversation_that_goes_on() -> N
     drive.run(replace(first, request_id="again", token_ids=(*said, 20, 21)))
     assert drive.cached["again", 0] == len(said) - 1
     drive.expect_all_answered()
+
+
+# What is predicted ------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_is_predicted_comes_in_few_steps_and_is_the_same() -> None:
+    drive, steps = answer_of(max_tokens=40)
+    said = drive.tokens["one", 0]
+    again = Drive(make_config(guess_up_to=8))
+    fewer = again.run(make_request("one", 9, max_tokens=40, ignore_eos=True, predicted=tuple(said)))
+    assert again.tokens == drive.tokens
+    assert len(steps) == 40
+    # Three of it, then seven at a time: the first and the last token come by themselves.
+    assert len(fewer) == 1 + 1 + 5
+    again.expect_right_answers()
+
+
+@pytest.mark.parametrize("prompt", [1, 2, 9])
+def test_a_prediction_that_is_wrong_in_parts_is_followed_where_it_is_right(prompt: int) -> None:
+    drive, config = Drive(make_config()), make_config(guess_up_to=8)
+    drive.run(make_request("one", prompt, max_tokens=50, ignore_eos=True))
+    said = drive.tokens["one", 0]
+    for predicted in ([*said[:20], 48, *said[21:]], [*said[:20], *said[25:]], [*said[:20], 48, 49, *said[20:]], [48]):
+        again = Drive(config)
+        plans = again.run(make_request("one", prompt, max_tokens=50, ignore_eos=True, predicted=tuple(predicted)))
+        assert again.tokens == drive.tokens
+        assert len(plans) < 30 or predicted == [48]
+
+
+def test_behind_a_prediction_s_end_nothing_is_guessed_of_the_prompt() -> None:
+    request = make_request("one", 9, predicted=(40, 41))
+    guesser, tokens = make_guesser(request), array("I", (*request.token_ids, 40))
+    assert list(guesser.guess(tokens, (), NO_END, 9)) == [41]
+    tokens.append(41)
+    assert list(guesser.guess(tokens, (), NO_END, 9)) == []
+
+
+def test_how_many_tokens_were_guessed_is_told_with_the_last() -> None:
+    drive, _ = answer_of(max_tokens=40)
+    scheduler_of = Drive(make_config(guess_up_to=8))
+    request = make_request("one", 9, max_tokens=40, ignore_eos=True, predicted=tuple(drive.tokens["one", 0]))
+    told: list[int] = []
+    note = scheduler_of._note
+
+    def listen(output: object) -> None:
+        assert isinstance(output, TokenOutput)
+        told.append(output.num_guessed)
+        note(output)
+
+    scheduler_of._note = listen  # type: ignore[method-assign]
+    plans = scheduler_of.run(request)
+    assert told == sorted(told)
+    assert told[-1] == 40 - len(plans)

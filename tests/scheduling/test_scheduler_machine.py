@@ -73,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         promised=st.sets(st.sampled_from(PICTURES + FRAMES)),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         wants_vector=st.sampled_from([False, False, True]),
+        predicted=st.lists(st.integers(0, 6), max_size=12).map(tuple),
         pins=st.lists(st.builds(PromptPin, st.integers(1, 40), st.floats(1, 1000)), max_size=2).map(tuple),
     )
     def add(self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], **options: Any) -> None:

@@ -6,7 +6,7 @@ asks for; whatever can be refused without them is refused before.
 
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, r
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
+from keepsight.frontend.prompt.spell_params import spell_banned, spell_prediction
 from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.image_processor_config import check_options, options_named
@@ -393,29 +394,22 @@ class RequestPreparer:
         media = tuple(item for named in pictures for item in named.items(spans))
         assert next(spans, None) is None, "more spans than parts of pictures"
         makeable = makeable_of(pictures)
-        self._limits.check_named_tokens(terms.sampling_params)
+        params = terms.sampling_params
+        self._limits.check_named_tokens(params)
+        predicted = spell_prediction(self.tokenizer, params.prediction, self._limits) if params.prediction else ()
         return EngineRequest(
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
             media=media,
-            sampling_params=terms.sampling_params,
+            # What is tokens by now may be as long as an answer.
+            sampling_params=replace(params, prediction=None) if params.prediction else params,
             priority=terms.priority,
             cache_salt=terms.cache_salt,
-            banned_runs=tuple(self._spell_banned(terms.sampling_params)),
+            banned_runs=tuple(spell_banned(self.tokenizer, params.bad_words)),
             unsent_media=tuple(dict.fromkeys(item.media_hash for item in media if item.media_hash not in makeable)),
             pins=tuple(pin for pin in pins if pin.num_tokens),
+            predicted=predicted,
         )
-
-    def _spell_banned(self, params: SamplingParams) -> Iterator[tuple[int, ...]]:
-        """A word at the beginning of a text is written by other tokens than behind a space.
-
-        Whichever of both the caller wrote.  What begins with other white space, or is nothing else, has no second form:
-        the space itself is not banned for its sake.
-        """
-        for word in params.bad_words:
-            bare = word.lstrip(" ")
-            forms = (bare, f" {bare}") if bare[:1].strip() else (word,)
-            yield from {self.tokenizer.encode(each, field="bad_words") for each in forms}
 
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:

@@ -179,6 +179,8 @@ def _check_request(request: EngineRequest) -> None:
     _check(min(token_ids) >= 0 and max(token_ids) <= MAX_COUNT, "a token id out of range")
     for run in request.banned_runs:
         _check(len(run) > 0 and min(run) >= 0 and max(run) <= MAX_COUNT, "a banned run of no tokens")
+    predicted = request.predicted
+    _check(not predicted or (min(predicted) >= 0 and max(predicted) <= MAX_COUNT), "a predicted token out of range")
     _check(abs(request.priority) <= MAX_PRIORITY, "a priority out of range")
     for item in media:
         span, geometry = item.span, item.geometry
@@ -239,7 +241,7 @@ def _read_run(code: int, run: msgspec.Raw) -> list[FromEngine]:
 
 
 def _check_token(output: TokenOutput) -> None:
-    _check(min(output.token_id, output.num_cached_tokens) >= 0, "a token out of range")
+    _check(min(output.token_id, output.num_cached_tokens, output.num_guessed) >= 0, "a token out of range")
     _check(0 <= output.choice < MAX_CHOICES, "a choice out of range")
     _check(output.vector is None or (len(output.vector) > 0 and len(output.vector) % 4 == 0), "a vector out of range")
     if output.logprobs or output.prompt_logprobs:

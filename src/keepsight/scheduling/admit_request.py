@@ -7,6 +7,7 @@ from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest
 from keepsight.scheduling.block_hash import BlockHasher
 from keepsight.scheduling.encoder_cache_manager import encoder_key
+from keepsight.scheduling.guess_tokens import make_guesser
 from keepsight.scheduling.request_state import RequestState
 
 
@@ -41,6 +42,7 @@ def make_states(
             encoder_keys=encoder_keys,
             pictures=pictures,
             num_tokens=num_tokens,
+            guesser=make_guesser(request),
         )
         for choice, number in zip(range(params.n), numbers, strict=False)
     ]

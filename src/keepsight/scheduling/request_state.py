@@ -83,6 +83,7 @@ class RequestState:
     # By item, the number of the picture that it is of, with its crops.
     pictures: tuple[int, ...]
     num_tokens: int
+    guesser: Guesser
     status: Status = Status.WAITING
     parked_for: ParkedFor | None = None
     num_computed: int = 0
@@ -108,7 +109,6 @@ class RequestState:
     num_told_origins: int = 0
     is_under_way: bool = False
     is_known_to_runner: bool = False
-    guesser: Guesser = field(default_factory=Guesser)
 
     @property
     def media(self) -> tuple[MediaItem, ...]:
@@ -173,8 +173,17 @@ class RequestState:
         self.num_tokens += 1
         self.num_sampled += 1
         reason = self._why_finished(token_id)
-        request_id, num_cached = self.request.request_id, self.num_cached_tokens
-        return TokenOutput(request_id, self.choice, token_id, logprobs, reason, num_cached, prompt_logprobs, vector)
+        return TokenOutput(
+            self.request.request_id,
+            self.choice,
+            token_id,
+            logprobs,
+            reason,
+            self.num_cached_tokens,
+            prompt_logprobs,
+            vector,
+            self.guesser.num_right_in_all,
+        )
 
     def guess(self, max_tokens: int) -> Sequence[int]:
         """What it may say after its next token is drawn, none of which is its last."""

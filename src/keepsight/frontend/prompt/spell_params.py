@@ -1,0 +1,30 @@
+"""What sampling parameters say in words, as tokens."""
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.prompt_limits import PromptLimits
+from keepsight.frontend.prompt.tokenizer import Tokenizer
+
+
+def spell_banned(tokenizer: Tokenizer, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
+    """A word at the beginning of a text is written by other tokens than behind a space.
+
+    Whichever of both the caller wrote.  What begins with other white space, or is nothing else, has no second form:
+    the space itself is not banned for its sake.
+    """
+    for word in words:
+        bare = word.lstrip(" ")
+        forms = (bare, f" {bare}") if bare[:1].strip() else (word,)
+        yield from {tokenizer.encode(each, field="bad_words") for each in forms}
+
+
+def spell_prediction(tokenizer: Tokenizer, text: str, limits: PromptLimits) -> tuple[int, ...]:
+    """As far as the model can say it."""
+    longest = limits.max_model_len
+    if tokenizer.is_far_too_long(text, longest, "prediction"):
+        what = f"has {len(text)} characters, far more than the {longest} tokens of this model's longest answer"
+        raise InvalidArgumentError("prediction", what)
+    said = itertools.takewhile(limits.has_token, tokenizer.encode(text, field="prediction"))
+    return tuple(itertools.islice(said, longest))
