@@ -569,6 +569,26 @@ def test_what_lies_before_a_breakpoint_is_found_after_others_have_filled_the_cac
         assert again.num_cached_tokens == 4
 
 
+def count_right_guesses(llm: LLM) -> float:
+    name = "keepsight_spec_decode_num_accepted_tokens_total"
+    return sum(each.value for each in llm.get_metrics() if isinstance(each, Counter) and each.name == name)
+
+
+def test_what_is_predicted_saves_steps_and_changes_nothing(llm: LLM, drawn: Drawn) -> None:
+    messages = ask(by_url(drawn.picture), "Describe the picture.")
+    plain: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "logprobs": 1}
+    [output] = llm.chat(messages, SamplingParams(**plain))
+    said = output.outputs[0].text
+    num_right = []
+    for prediction in (said, said[:20] + said[24:], "nothing of this"):
+        before = count_right_guesses(llm)
+        [again] = llm.chat(messages, SamplingParams(**plain, prediction=prediction))
+        assert (again.outputs[0].text, again.outputs[0].logprobs) == (said, output.outputs[0].logprobs)
+        num_right.append(count_right_guesses(llm) - before)
+    assert num_right[0] > len(output.outputs[0].token_ids) // 2
+    assert num_right[1] > 0
+
+
 def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, drawn: Drawn) -> None:
     messages = ask(by_object(drawn.picture), "What was counted?")
     llm.reset_prefix_cache()

@@ -41,6 +41,7 @@ def test_the_defaults_are_those_of_vllm() -> None:
         "structured_outputs": None,
         "skip_special_tokens": True,
         "include_stop_str_in_output": False,
+        "prediction": None,
     }
 
 

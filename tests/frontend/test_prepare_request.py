@@ -168,6 +168,28 @@ def test_banned_white_space_does_not_ban_the_space(preparer: RequestPreparer) ->
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in ("\n", " \n\n", "\tred", "  ")}
 
 
+def test_what_is_predicted_is_sent_as_the_tokens_that_the_model_can_say(
+    preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = SamplingParams(prediction="a red circle", max_tokens=5)
+    request = preparer.prepare_text("a", {}, params).engine_request
+    spelled = preparer.tokenizer.encode("a red circle")
+    assert request.predicted == spelled
+    assert request.sampling_params == SamplingParams(max_tokens=5)
+    monkeypatch.setattr(preparer._limits, "_vocab_size", max(spelled))
+    assert preparer.prepare_text("a", {}, params).engine_request.predicted == spelled[: spelled.index(max(spelled))]
+    for nothing in (None, ""):
+        assert not preparer.prepare_text("a", {}, SamplingParams(prediction=nothing)).engine_request.predicted
+
+
+def test_of_a_prediction_as_much_is_sent_as_an_answer_may_have() -> None:
+    preparer = RequestPreparer.from_config(Config(max_model_len=50))
+    request = preparer.prepare_text("a", {}, SamplingParams(prediction="a red circle " * 30)).engine_request
+    assert len(request.predicted) == 50
+    with pytest.raises(InvalidArgumentError, match=r"^prediction: has 130000 characters, far more than the 50 tokens"):
+        preparer.prepare_text("a", {}, SamplingParams(prediction="a red circle " * 10_000))
+
+
 def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     preparer = RequestPreparer.from_config(Config(max_model_len=50))
     hashed: list[PictureSource] = []
@@ -448,6 +470,7 @@ def test_half_a_surrogate_pair_is_told_of_where_it_stands(preparer: RequestPrepa
         "messages": lambda: preparer.prepare_chat(ask(text), PARAMS),
         "prompt": lambda: preparer.prepare_text(text, {}, PARAMS),
         "bad_words": lambda: preparer.prepare_chat(ask("Hello"), SamplingParams(bad_words=[text[: 2**15]])),
+        "prediction": lambda: preparer.prepare_chat(ask("Hello"), SamplingParams(prediction=text)),
     }
     for field, prepare in ways.items():
         with pytest.raises(InvalidArgumentError, match="cannot be encoded as UTF-8") as caught:
