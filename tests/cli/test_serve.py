@@ -113,6 +113,17 @@ def test_a_stream_says_the_same_in_pieces_and_counts_its_tokens(client: openai.O
     assert whole.usage.prompt_tokens_details.image_tokens == 16
 
 
+def test_an_answer_that_was_predicted_is_the_same_and_counted(client: openai.OpenAI, drawn: Drawn) -> None:
+    create: Any = client.chat.completions.create
+    terms: Any = {"model": "keepsight-demo", "temperature": 0, "messages": ask(by_url(drawn.picture), "Describe it.")}
+    said = create(**terms).choices[0].message.content
+    predicted = create(**terms, prediction={"type": "content", "content": said})
+    assert predicted.choices[0].message.content == said
+    details = predicted.usage.completion_tokens_details
+    assert details.accepted_prediction_tokens > 0
+    assert details.rejected_prediction_tokens < details.accepted_prediction_tokens
+
+
 def test_questions_asked_at_once_are_all_answered_rightly(server_port: int) -> None:
     drawings = [draw(seed) for seed in range(1, 7)]
 

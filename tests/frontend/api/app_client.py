@@ -39,6 +39,7 @@ class FakeEngine:
     # Set once the first token may come.
     is_ready: asyncio.Event | None = None
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
+    num_guessed: dict[int, int] = field(default_factory=dict)
     requests: list[EngineRequest] = field(default_factory=list)
     stopped: list[tuple[str, int]] = field(default_factory=list)
     resets: list[dict[str, bool]] = field(default_factory=list)
@@ -100,11 +101,11 @@ class FakeEngine:
             told = tell_prompt(request) if (choice, index) == (0, 0) else None
             is_last = index == len(ids) - 1
             reason: FinishReason | None = "length" if is_last and self.end == "length" else None
-            cached = self.num_cached_tokens.get(choice, 0)
+            cached, guessed = self.num_cached_tokens.get(choice, 0), self.num_guessed.get(choice, 0)
             vector = self.vector_of(request) if request.wants_vector else None
-            yield TokenOutput(request.request_id, choice, token_id, entries, reason, cached, told, vector)
+            yield TokenOutput(request.request_id, choice, token_id, entries, reason, cached, told, vector, guessed)
         if self.end == "stop":
-            yield TokenOutput(request.request_id, choice, 6, entries, "stop", cached)
+            yield TokenOutput(request.request_id, choice, 6, entries, "stop", cached, num_guessed=guessed)
 
 
 def tell_prompt(request: EngineRequest) -> tuple[TokenLogprobs, ...] | None:

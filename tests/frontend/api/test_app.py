@@ -179,6 +179,20 @@ def test_usage_tells_how_much_of_the_prompt_was_cached_before_its_own_choices(
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
 
 
+def test_usage_tells_what_became_of_a_prediction(client: Client, engine: FakeEngine) -> None:
+    assert "completion_tokens_details" not in client.chat().json()["usage"]
+    engine.num_guessed = {0: 2, 1: 1}
+    asked: dict[str, Any] = {"prediction": {"type": "content", "content": "Red. Blue."}, "n": 2}
+    usage = client.chat(**asked).json()["usage"]
+    num_predicted = len(engine.requests[-1].predicted)
+    assert num_predicted > 2
+    assert usage["completion_tokens_details"] == {
+        "reasoning_tokens": 0, "accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2 * num_predicted - 3,
+    }  # fmt: skip
+    *_, last = client.stream(**asked, stream_options={"include_usage": True})
+    assert last["usage"] == usage
+
+
 def test_a_stream_is_chunks_of_one_answer(client: Client) -> None:
     chunks = client.stream()
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}

@@ -8,7 +8,7 @@ import pytest
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.film_config import FILM_REQUEST_OPTIONS
-from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, parse_chat_request
+from keepsight.frontend.api.chat_request import ChatRequest, MediaProcessorOptions, Prediction, parse_chat_request
 from keepsight.frontend.http.decode_body import refused_fields
 from keepsight.frontend.prompt.read_messages import read_messages
 from keepsight.image_processor_config import REQUEST_OPTIONS
@@ -49,6 +49,32 @@ def test_every_field_arrives() -> None:
     assert request.includes_usage
     assert (request.cache_salt, request.priority) == ("tenant", -2)
     assert request.mm_processor_kwargs == MediaProcessorOptions(do_pan_and_scan=True)
+
+
+@pytest.mark.parametrize(
+    "content", ["a red circle", [{"type": "text", "text": "a red "}, {"type": "text", "text": "circle"}]]
+)
+def test_what_an_answer_may_be_is_a_text_or_parts_of_one(content: object) -> None:
+    request = parse(prediction={"type": "content", "content": content})
+    assert request.to_sampling_params().prediction == "a red circle"
+    # Of what may be megabytes it is kept that there was something.
+    assert request.without_words().prediction == Prediction("")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "fault"),
+    [
+        ("text", "prediction: Expected `object"),
+        ({"type": "words", "content": "text"}, r"prediction\.type: .*it may be 'content'"),
+        ({"type": "content"}, r"prediction\.content: is required"),
+        ({"type": "content", "content": [{"type": "image_url", "text": "a"}]}, r"prediction\.content\[0\]\.type: "),
+        ({"type": "content", "content": "a", "text": "b"}, r"prediction\.text: is no field"),
+    ],
+    ids=str,
+)
+def test_what_is_no_prediction_is_refused_by_its_place(prediction: object, fault: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{fault}"):
+        parse(prediction=prediction)
 
 
 def test_what_a_picture_costs_is_chosen_by_requests_that_are_trusted_alone() -> None:

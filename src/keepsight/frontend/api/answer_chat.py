@@ -18,7 +18,7 @@ from keepsight.frontend.api.chat_response import (
     ChoiceLogprobs,
 )
 from keepsight.frontend.api.chunked_answer import ChunkedAnswer
-from keepsight.frontend.api.response_parts import Usage
+from keepsight.frontend.api.response_parts import CompletionTokensDetails, Usage
 from keepsight.frontend.api.tell_calls import CallTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
 
@@ -32,6 +32,30 @@ class ChatAnswer(ChunkedAnswer):
         # By choice, of a stream.  What they are made with is not this: a prompt would stay until garbage is looked for.
         self._make_teller = partial(CallTeller, call_terms, may_think=self._may_think)
         self._tellers = defaultdict[int, CallTeller](self._make_teller)
+        self._is_predicted = asked.prediction is not None
+
+    def _forget_usage(self) -> None:
+        super()._forget_usage()
+        # By choice, of what was told of it.
+        self._num_guessed: dict[int, int] = {}
+
+    def _count_token(self, piece: AnswerPiece) -> None:
+        super()._count_token(piece)
+        self._num_guessed[piece.choice] = piece.token.num_guessed
+
+    @property
+    def usage(self) -> Usage:
+        usage = super().usage
+        if not self._is_predicted:
+            return usage
+        num_predicted = self._num_choices * len(self._prompts[0].engine_request.predicted)
+        accepted = sum(self._num_guessed.values())
+        details = msgspec.structs.replace(
+            usage.completion_tokens_details or CompletionTokensDetails(),
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=max(0, num_predicted - accepted),
+        )
+        return msgspec.structs.replace(usage, completion_tokens_details=details)
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> ChatCompletion:
         return ChatCompletion(

@@ -1,13 +1,14 @@
 """The body of `POST /v1/chat/completions`.  The shape of messages belongs to `read_messages`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar, Self
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.film_config import FILM_REQUEST_OPTIONS
-from keepsight.frontend.api.generation_fields import GenerationFields
+from keepsight.frontend.api.generation_fields import NO_DEFAULTS, GenerationFields
 from keepsight.frontend.api.tool_fields import (
     CallTerms,
     Function,
@@ -21,6 +22,7 @@ from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValu
 from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
+from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
 
 
@@ -56,6 +58,18 @@ class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
         return overrides
 
 
+class PredictedPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="text"):
+    text: str
+
+
+class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="content"):
+    content: str | list[PredictedPart]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     # A `Conversation` once it is parsed: read_messages() knows their shape, and their paths better than a decoder does.
     messages: Any
@@ -72,6 +86,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prediction: Prediction | None = None
     include_reasoning: bool | None = None
 
     audio: Refused = None
@@ -82,7 +97,6 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     functions: Refused = None
     media_io_kwargs: Refused = None
     modalities: Refused = None
-    prediction: Refused = None
     reasoning_effort: Refused = None
     return_prompt_text: Refused = None
     service_tier: Refused = None
@@ -116,6 +130,12 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     def shows_thoughts(self) -> bool:
         return self.include_reasoning is not False
 
+    def to_sampling_params(
+        self, defaults: Mapping[str, Any] = NO_DEFAULTS, call_form: CallForm = BARE
+    ) -> SamplingParams:
+        params = super().to_sampling_params(defaults, call_form)
+        return params if self.prediction is None else replace(params, prediction=self.prediction.text)
+
     def read_call_terms(self, form: CallForm = BARE) -> CallTerms:
         is_parallel = self.parallel_tool_calls is not False
         return read_terms(self.tools or (), self.tool_choice, form, is_parallel=is_parallel)
@@ -124,8 +144,16 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         """What an answer has to know: all else may be megabytes, and the answer may take minutes."""
         named = [Tool(tool.type, Function(tool.function.name)) for tool in self.tools or ()]
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.without_words()
-        kept = self.without_labels()
-        return msgspec.structs.replace(kept, messages=None, tools=named, tool_choice=choice, chat_template_kwargs=None)
+        # That something was predicted is told of with the answer.
+        predicted = None if self.prediction is None else Prediction("")
+        return msgspec.structs.replace(
+            self.without_labels(),
+            messages=None,
+            tools=named,
+            tool_choice=choice,
+            chat_template_kwargs=None,
+            prediction=predicted,
+        )
 
     def check(self) -> None:
         super().check()

@@ -17,7 +17,10 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     # Of what was thought before the answer, its tags included.
-    reasoning_tokens: int
+    reasoning_tokens: int = 0
+    # Of an answer that its caller predicted: tokens that were guessed, and what of the prediction was not said.
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class Usage(msgspec.Struct, frozen=True, kw_only=True):
@@ -25,7 +28,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    # Of a model that may think.
+    # Of a model that may think, and of what was predicted.
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
