@@ -9,6 +9,7 @@ import dataclasses
 import itertools
 import logging
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from functools import partial
 
@@ -362,22 +363,17 @@ def _keep_all(held: Mapping[Encoding, Tensor], seconds: float, keep: Keep) -> Jo
 
 def _draw_in_turn(logits: Tensor, sampling: Mapping[Slice, RunningSequence]) -> dict[SequenceId, list[SampledToken]]:
     """From each row of logits; from a guess's once those before it are drawn, if they are what was guessed."""
-    drawn: dict[SequenceId, list[SampledToken]] = {piece.sequence_id: [] for piece in sampling}
-    left, void = list(enumerate(sampling.items())), set[SequenceId]()
-    while left:
-        rows, turn, later = list[int](), dict[SequenceId, RunningSequence](), []
-        for row, (piece, sequence) in left:
-            its = piece.sequence_id
-            if its in turn:
-                later.append((row, (piece, sequence)))
-            elif piece.guess is None or (its not in void and piece.guess == drawn[its][-1].token_id):
-                rows.append(row)
-                turn[its] = sequence
-            else:
-                void.add(its)
-        for its, token in _draw(take_rows(logits, rows), turn).items() if turn else ():
-            drawn[its].append(token)
-        left = later
+    waiting = defaultdict[SequenceId, deque[tuple[int, int | None]]](deque)
+    for row, piece in enumerate(sampling):
+        waiting[piece.sequence_id].append((row, piece.guess))
+    sequences = {piece.sequence_id: sequence for piece, sequence in sampling.items()}
+    drawn = {each: list[SampledToken]() for each in waiting}
+    turn = list(waiting)
+    while turn:
+        rows = [waiting[each].popleft()[0] for each in turn]
+        for each, token in _draw(take_rows(logits, rows), {each: sequences[each] for each in turn}).items():
+            drawn[each].append(token)
+        turn = [each for each in turn if waiting[each] and waiting[each][0][1] == drawn[each][-1].token_id]
     return drawn
 
 
