@@ -48,7 +48,7 @@ class ChatAnswer(ChunkedAnswer):
         usage = super().usage
         if not self._is_predicted:
             return usage
-        num_predicted = self._num_choices * len(self._prompts[0].engine_request.predicted)
+        num_predicted = self._num_choices * len(self.prompts[0].engine_request.predicted)
         accepted = sum(self._num_guessed.values())
         details = msgspec.structs.replace(
             usage.completion_tokens_details or CompletionTokensDetails(),
