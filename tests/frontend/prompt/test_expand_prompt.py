@@ -263,6 +263,7 @@ def test_a_marker_becomes_as_many_as_its_picture_has_tokens_as_in_transformers(q
 
     expander = make_expander(qwen_like)
     reference: Any = transformers.PreTrainedTokenizerFast.from_pretrained(qwen_like)
+    image_id = reference.vocab[IMAGE]
     pictures = st.tuples(st.integers(1, 5), st.integers(1, 40))
     texts = st.one_of(PIECES, st.sampled_from([each for each in SPECIAL if each not in (IMAGE, VIDEO)]))
 
@@ -274,7 +275,7 @@ def test_a_marker_becomes_as_many_as_its_picture_has_tokens_as_in_transformers(q
         layouts = [PictureLayout(rows * columns, columns=columns) for rows, columns in grids]
         expanded = expander.expand(text, layouts)
         assert list(expanded.token_ids) == expand_as_qwen_does(reference, text, grids)
-        places = [place for place, token_id in enumerate(expanded.token_ids) if token_id == reference.vocab[IMAGE]]
+        places = [place for place, token_id in enumerate(expanded.token_ids) if token_id == image_id]
         assert places == [place for span in expanded.spans for place in range(span.start, span.end)]
         assert [span.length for span in expanded.spans] == [rows * columns for rows, columns in grids]
 
