@@ -27,32 +27,47 @@ PENALIZED = SamplingParams(
 IDS = [2, *np.random.default_rng(3).integers(10, 900, 88).tolist()]
 
 
-class Pair:
-    """One checkpoint, as transformers has it and as we load it, with one setting of the engine."""
+class Judge:
+    """transformers' model, which is asked anything once, whatever the settings of ours."""
 
-    def __init__(self, directory: Path, reference: Any, **options: Any) -> None:
-        self.reference = reference
-        self.llm = LLM(directory, **placed(dtype="float32", enable_prompt_embeds=True, **options))
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self._answers: dict[tuple[bytes, float, float], list[int]] = {}
 
     def embed(self, ids: Sequence[int]) -> torch.Tensor:
         with torch.no_grad():
-            embedded: torch.Tensor = self.reference.get_input_embeddings()(torch.tensor(ids)).clone()
+            embedded: torch.Tensor = self._model.get_input_embeddings()(torch.tensor(ids)).clone()
         return embedded
 
-    def reference_ids(self, embeds: torch.Tensor, repetition_penalty: float = 1.0, bias: float = 0.0) -> list[int]:
-        """By hand: its `generate` takes no `inputs_embeds` of this model.  `bias` is of `BIASED`."""
+    def answer(self, embeds: torch.Tensor, repetition_penalty: float = 1.0, bias: float = 0.0) -> list[int]:
+        """`bias` is of `BIASED`."""
+        asked = (embeds.numpy().tobytes(), repetition_penalty, bias)
+        if asked not in self._answers:
+            self._answers[asked] = self._generate(embeds, repetition_penalty, bias)
+        return self._answers[asked]
+
+    def _generate(self, embeds: torch.Tensor, repetition_penalty: float, bias: float) -> list[int]:
+        """By hand: its `generate` takes no `inputs_embeds` of this model."""
         from transformers import RepetitionPenaltyLogitsProcessor
 
         penalize = RepetitionPenaltyLogitsProcessor(repetition_penalty)
         ids: list[int] = []
         for _ in range(NUM_TOKENS):
             with torch.no_grad():
-                logits = self.reference(inputs_embeds=embeds[None]).logits[:, -1].clone()
+                logits = self._model(inputs_embeds=embeds[None]).logits[:, -1].clone()
             logits[:, BIASED] += bias
             said = torch.tensor([ids], dtype=torch.long)
             ids.append(int(penalize(said, logits).argmax()))
             embeds = torch.cat([embeds, self.embed(ids[-1:])])
         return ids
+
+
+class Pair:
+    """One checkpoint, as transformers has it and as we load it, with one setting of the engine."""
+
+    def __init__(self, directory: Path, judge: Judge, **options: Any) -> None:
+        self.judge = judge
+        self.llm = LLM(directory, **placed(dtype="float32", enable_prompt_embeds=True, **options))
 
     def ask(self, params: SamplingParams, *prompts: Any) -> list[RequestOutput]:
         return self.llm.generate(list(prompts), params, use_tqdm=False)
@@ -63,9 +78,9 @@ def answer_of(output: RequestOutput) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Judge]:
     directory = tmp_path_factory.mktemp("checkpoint")
-    return directory, make_checkpoint(directory, 5, ties_embeddings=False)
+    return directory, Judge(make_checkpoint(directory, 5, ties_embeddings=False))
 
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -78,19 +93,19 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module", params=OPTIONS)
-def pair(request: pytest.FixtureRequest, checkpoint: tuple[Path, Any]) -> Iterator[Pair]:
+def pair(request: pytest.FixtureRequest, checkpoint: tuple[Path, Judge]) -> Iterator[Pair]:
     pair = Pair(*checkpoint, **OPTIONS[request.param])
     with pair.llm:
         yield pair
 
 
 def test_they_are_continued_as_the_tokens_and_as_transformers_does(pair: Pair) -> None:
-    embeds = pair.embed(IDS)
+    embeds = pair.judge.embed(IDS)
     first, repeated, tokens = (
         pair.ask(GREEDY, prompt)[0]
         for prompt in ({"prompt_embeds": embeds}, {"prompt_embeds": embeds.numpy()}, {"prompt_token_ids": IDS})
     )
-    assert answer_of(first) == answer_of(tokens) == pair.reference_ids(embeds)
+    assert answer_of(first) == answer_of(tokens) == pair.judge.answer(embeds)
     # Else little would have been compared.
     assert len(set(answer_of(first))) >= 6
     assert answer_of(repeated) == answer_of(first)
@@ -101,10 +116,10 @@ def test_they_are_continued_as_the_tokens_and_as_transformers_does(pair: Pair) -
 
 
 def test_several_at_once_and_their_choices_are_answered_each_as_alone(pair: Pair) -> None:
-    embeds = [pair.embed(ids) for ids in (IDS, IDS[:33], [*IDS[:40], 77, *IDS[41:]], IDS[:1])]
+    embeds = [pair.judge.embed(ids) for ids in (IDS, IDS[:33], [*IDS[:40], 77, *IDS[41:]], IDS[:1])]
     asked = pair.ask(GREEDY, *({"prompt_embeds": each} for each in embeds), {"prompt_token_ids": IDS[:33]})
     answers = [answer_of(output) for output in asked]
-    assert answers[:4] == [pair.reference_ids(each) for each in embeds]
+    assert answers[:4] == [pair.judge.answer(each) for each in embeds]
     assert answers[4] == answers[1]
     twice = SamplingParams(n=2, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     [both] = pair.ask(twice, {"prompt_embeds": embeds[1]})
@@ -112,23 +127,23 @@ def test_several_at_once_and_their_choices_are_answered_each_as_alone(pair: Pair
 
 
 def test_penalties_concern_what_was_said_and_not_the_placeholders(pair: Pair) -> None:
-    embeds = pair.embed(IDS)
+    embeds = pair.judge.embed(IDS)
     [output] = pair.ask(PENALIZED, {"prompt_embeds": embeds})
-    assert answer_of(output) == pair.reference_ids(embeds, repetition_penalty=100.0, bias=30.0)
+    assert answer_of(output) == pair.judge.answer(embeds, repetition_penalty=100.0, bias=30.0)
     assert answer_of(output)[0] == BIASED
 
 
 def test_vectors_that_are_no_token_s_are_read_as_they_are(pair: Pair) -> None:
-    embeds = pair.embed(IDS) + pair.embed(IDS).roll(1, 0)
+    embeds = pair.judge.embed(IDS) + pair.judge.embed(IDS).roll(1, 0)
     [output] = pair.ask(GREEDY, {"prompt_embeds": to_npy(embeds.numpy())})
-    assert answer_of(output) == pair.reference_ids(embeds)
-    assert answer_of(output) != pair.reference_ids(pair.embed(IDS))
+    assert answer_of(output) == pair.judge.answer(embeds)
+    assert answer_of(output) != pair.judge.answer(pair.judge.embed(IDS))
 
 
-def test_the_prefix_cache_is_shared_by_equal_vectors_of_one_salt_alone(checkpoint: tuple[Path, Any]) -> None:
+def test_the_prefix_cache_is_shared_by_equal_vectors_of_one_salt_alone(checkpoint: tuple[Path, Judge]) -> None:
     pair = Pair(*checkpoint)
     with pair.llm:
-        embeds = pair.embed(IDS)
+        embeds = pair.judge.embed(IDS)
         changed = embeds.clone()
         changed[50, 0] += 1e-3
         asked: list[dict[str, Any]] = [
