@@ -147,6 +147,10 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def is_stopped(pid: int) -> bool:
+    return " T " in Path(f"/proc/{pid}/stat").read_text()
+
+
 def children_of_ours() -> set[int]:
     return set(children_of(os.getpid()))
 
@@ -230,7 +234,8 @@ def test_a_film_is_refused_in_the_same_words_and_one_in_memory_is_read_here(work
 def test_no_picture_waits_for_a_film(misbehaving: CountedWorkers) -> None:
     with ThreadPoolExecutor(1) as threads:
         looking = threads.submit(error_of, lambda: misbehaving.read_film(STOP, FIELD))
-        wait_until(misbehaving._for_films.empty)
+        # Not yet stopped, it would be told too early to go on.
+        wait_until(lambda: any(map(is_stopped, misbehaving.pids())))
         assert_works(misbehaving)
         assert not looking.done()
         for pid in misbehaving.pids()[1:]:
@@ -379,7 +384,7 @@ def test_closing_ends_what_they_are_at(start: Start, monkeypatch: pytest.MonkeyP
     [template, worker] = workers.pids()
     with ThreadPoolExecutor(1) as threads:
         making = threads.submit(workers.make, job_of_bytes(STOP))
-        wait_until(lambda: " T " in Path(f"/proc/{worker}/stat").read_text())
+        wait_until(lambda: is_stopped(worker))
         workers.close()
         with pytest.raises(RuntimeError, match="closed"):
             making.result(SOON)
