@@ -3,10 +3,11 @@
 One thread per test process: small models gain nothing from more, and parallel test processes lose much.
 """
 
+import gc
 import os
 import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import version
 from pathlib import Path
 
@@ -24,6 +25,17 @@ hides_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or "+cpu" in v
 if hides_gpus or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
 warnings.filterwarnings("ignore", message=".*torchvision.*")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What is imported here stays till the end: whoever looks for garbage need not look through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture
