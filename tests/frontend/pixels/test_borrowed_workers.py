@@ -70,15 +70,14 @@ def test_where_transformers_cannot_be_imported_workers_still_come_and_say_why(
         workers.lay_out_borrowed(processor, Geometry(50, 50), FIELD)
 
 
-def test_a_checkpoint_that_cannot_be_used_is_told_as_such(tmp_path: Path) -> None:
+def test_a_checkpoint_that_cannot_be_used_is_told_as_such(workers: MediaWorkers, tmp_path: Path) -> None:
     broken, unknown = tmp_path / "broken", tmp_path / "unknown"
     write_borrowed_checkpoint(broken, LLAVA_NEXT, processor_config={"processor_class": "NobodysProcessor"})
     write_borrowed_checkpoint(unknown, LLAVA_NEXT, config={"architectures": ["NobodysForConditionalGeneration"]})
-    with closing(MediaWorkers(1)) as workers:
-        with pytest.raises(CheckpointConfigError, match=r"broken: its own processor cannot be used: .*NobodysProc"):
-            workers.lay_out_borrowed(BorrowedProcessor.from_checkpoint(broken), Geometry(50, 50), FIELD)
-        with pytest.raises(UnknownArchitectureError, match=r"unknown: architectures: .*Nobodys.*; known are Gemma3"):
-            workers.lay_out_borrowed(BorrowedProcessor.from_checkpoint(unknown), Geometry(50, 50), FIELD)
+    with pytest.raises(CheckpointConfigError, match=r"broken: its own processor cannot be used: .*NobodysProc"):
+        workers.lay_out_borrowed(BorrowedProcessor.from_checkpoint(broken), Geometry(50, 50), FIELD)
+    with pytest.raises(UnknownArchitectureError, match=r"unknown: architectures: .*Nobodys.*; known are Gemma3"):
+        workers.lay_out_borrowed(BorrowedProcessor.from_checkpoint(unknown), Geometry(50, 50), FIELD)
 
 
 SERVES = """
