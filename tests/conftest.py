@@ -14,6 +14,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Before torch, which most tests import first: threads that wait for each other leave the cores to other test processes.
+import keepsight  # noqa: F401
+
 # How long an example takes says how busy the machine is.
 settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
