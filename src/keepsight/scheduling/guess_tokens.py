@@ -35,7 +35,7 @@ class Guesser:
         self, tokens: "array[int]", media: Sequence[MediaItem], end_ids: frozenset[int], max_tokens: int
     ) -> Sequence[int]:
         """What stood behind a place where `tokens` were as they end, as far as it may be said and be followed."""
-        text, num_before = self.before + tokens, len(self.before)
+        text, num_before = self.before + tokens if self.before else tokens, len(self.before)
         self.distance = _find_distance(text, self.distance)
         if self.distance is None:
             return ()
