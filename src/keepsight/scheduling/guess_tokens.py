@@ -29,7 +29,6 @@ class Guesser:
     # Of its last guesses.  The more were right, the more are made: texts are repeated by the sentence.
     num_right: int = 1
     num_made: int = 0
-    num_right_in_all: int = 0
 
     def guess(
         self, tokens: "array[int]", media: Sequence[MediaItem], end_ids: frozenset[int], max_tokens: int
@@ -55,7 +54,6 @@ class Guesser:
         """By a step with what was guessed last: one token, and one more for each right guess."""
         if self.num_made:
             self.num_right, self.num_made = num_tokens - 1, 0
-            self.num_right_in_all += self.num_right
 
 
 def make_guesser(request: EngineRequest) -> Guesser:

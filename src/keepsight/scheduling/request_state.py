@@ -88,6 +88,8 @@ class RequestState:
     parked_for: ParkedFor | None = None
     num_computed: int = 0
     num_sampled: int = 0
+    # Of these, how many had been guessed.
+    num_guessed: int = 0
     # Of the prompt, found in the prefix cache when the sequence began.
     num_cached_tokens: int = 0
     # Of these, at most, what was loaded for it.
@@ -182,7 +184,7 @@ class RequestState:
             self.num_cached_tokens,
             prompt_logprobs,
             vector,
-            self.guesser.num_right_in_all,
+            self.num_guessed,
         )
 
     def guess(self, max_tokens: int) -> Sequence[int]:

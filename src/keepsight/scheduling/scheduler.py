@@ -360,6 +360,7 @@ class Scheduler:
         for number, token in enumerate(computed.tokens):
             if number:  # the one before it was guessed, and its place computed
                 self._advance_to(computed.end + number, state)
+            state.num_guessed += number < len(computed.tokens) - 1
             self._append(state, token, outputs)
 
     def _advance_to(self, end: int, state: RequestState) -> None:
