@@ -1,7 +1,10 @@
 """Two versions of this program can say why they do not fit; what is no greeting is refused."""
 
 import random
+from collections.abc import Iterator
 from contextlib import suppress
+from hashlib import sha256
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given
@@ -19,7 +22,11 @@ from keepsight.ipc.handshake import (
     encode_refused,
     encode_welcome,
 )
+from keepsight.requests import FromEngine, ToEngine
 from tests.ipc.drawn_messages import names, spoil
+
+# The version, and the digest of the fields of all that is said by it.
+SAID = (12, "cdb2eb6b4c82b838")
 
 
 @given(names)
@@ -49,6 +56,24 @@ def test_another_version_s_hello_is_refused_by_both_versions_names_whatever_it_h
 def test_another_version_s_welcome_is_refused_by_both_versions_names() -> None:
     with pytest.raises(HandshakeError, match=f"engine speaks version 99 .* frontend {PROTOCOL_VERSION}$"):
         decode_answer([b"W", b"99", b"?"])
+
+
+def fields_within(hint: Any, seen: set[Any]) -> Iterator[str]:
+    """Of our own types, by name, in the order in which they are written."""
+    for each in get_args(hint):
+        yield from fields_within(each, seen)
+    if not getattr(hint, "__module__", "").startswith("keepsight.") or hint in seen:
+        return
+    seen.add(hint)
+    for name, inner in get_type_hints(hint).items():
+        yield f"{hint.__name__}.{name}"
+        yield from fields_within(inner, seen)
+
+
+def test_whoever_changes_what_is_said_raises_the_version() -> None:
+    fields = list(fields_within(ToEngine | FromEngine | Hello | Welcome, set()))
+    assert {"EngineRequest.predicted", "SamplingParams.prediction", "TokenOutput.num_guessed"} <= {*fields}
+    assert (PROTOCOL_VERSION, sha256(" ".join(fields).encode()).hexdigest()[:16]) == SAID
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4) | st.just([b"H", b"1"]), st.integers(0, 2**32))

@@ -16,7 +16,7 @@ from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import Frame
 
 # Goes up with every change of a greeting, or of what codec.py writes, the message types within it included.
-PROTOCOL_VERSION = 11
+PROTOCOL_VERSION = 12
 _VERSION = b"%d" % PROTOCOL_VERSION
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 MAX_GREETING_BYTES = 2**16
