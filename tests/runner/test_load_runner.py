@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -16,6 +16,7 @@ from keepsight.models.cpu_library import has_library
 from keepsight.models.cpu_products import rounds_rows
 from keepsight.models.layers import Placement
 from keepsight.runner import load_runner
+from tests.scheduling.drive import make_config
 
 needs_library = pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: torch's are used")
 
@@ -172,3 +173,18 @@ def test_on_a_gpu_no_kernel_is_planned_anew_for_each_number_of_keys(monkeypatch:
     assert not torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     assert torch.backends.cuda.flash_sdp_enabled()  # type: ignore[no-untyped-call]
     assert torch.backends.cuda.mem_efficient_sdp_enabled()  # type: ignore[no-untyped-call]
+
+
+@pytest.mark.parametrize(("max_num_seqs", "guess_up_to", "expected"), [(1, 8, 8), (256, 8, 256), (4, 0, 4)])
+def test_steps_that_guesses_fill_are_recorded_too(
+    max_num_seqs: int, guess_up_to: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_runner, "ModelRunner", lambda *_, max_recorded, **__: max_recorded)
+    engine_config = make_config(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=2 * max_num_seqs + 64, guess_up_to=guess_up_to
+    )
+    unused: Any = None
+    runner: Any = load_runner.load_runner(
+        Config(), unused, None, engine_config, frozenset(), unused, unused, None, None
+    )
+    assert runner == expected

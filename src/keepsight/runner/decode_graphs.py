@@ -1,4 +1,4 @@
-"""Steps in which every sequence computes one token, recorded once on a GPU for some numbers of rows and then replayed.
+"""Steps of single tokens, guesses included, recorded once on a GPU for some numbers of rows and then replayed.
 
 Of such a step the device's work is reading the weights, and launching some four hundred kernels from Python takes
 longer than that.  A replay is one launch: it reads what it is told where the recording did, and rows that nobody has
@@ -83,13 +83,13 @@ class _RecordedStep:
 
 @torch.inference_mode()
 def record_decoding(
-    model: Model, caches: Sequence[LayerCache], block_size: int, max_sequences: int
+    model: Model, caches: Sequence[LayerCache], block_size: int, max_tokens: int
 ) -> DecodeGraphs | None:
     """None where a kernel's number of keys would be recorded with it, or there is no room."""
-    if not max_sequences or kernels_for(model.place.device) is None:
+    if not max_tokens or kernels_for(model.place.device) is None:
         return None
     began = time.monotonic()
-    last = bisect_left(SIZES, max_sequences)
+    last = bisect_left(SIZES, max_tokens)
     try:
         graphs = DecodeGraphs(model, caches, block_size, SIZES[: last + 1], _make_recorder())
     except torch.AcceleratorError:

@@ -108,7 +108,7 @@ def load_runner(
         guides=guides,
         keeping=keeping,
         keep_stretch=keep_stretch,
-        max_recorded=engine_config.scheduler.max_num_seqs,
+        max_recorded=max(engine_config.scheduler.max_num_seqs, engine_config.scheduler.guess_up_to),
         adapters=adapters,
     )
 

@@ -80,7 +80,7 @@ class ModelRunner:
         # Asked when an encoding is begun, on the thread of `run`.
         keeping: Callable[[], Keep] | None = None,
         keep_stretch: KeepStretch | None = None,
-        # So many sequences may want a token in one step; 0 where no such step is to be recorded.
+        # A step may have so many tokens of sequences that want one each, and guesses; 0 where none is to be recorded.
         max_recorded: int = 0,
         # None where no request may name one.
         adapters: HeldAdapters | None = None,
