@@ -8,8 +8,9 @@ from keepsight.scheduling.step_plan import SampledToken
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
 
-def states_of(*parts: int | str, n: int) -> list[RequestState]:
-    return make_states(make_request("a", *parts, n=n), count(), make_config(block_size=4), END_IDS)
+def states_of(*parts: int | str, n: int, predicted: tuple[int, ...] = ()) -> list[RequestState]:
+    request = make_request("a", *parts, n=n, predicted=predicted)
+    return make_states(request, count(), make_config(block_size=4), END_IDS)
 
 
 def test_a_prompt_is_hashed_once_however_many_choices_it_has() -> None:
@@ -28,3 +29,12 @@ def test_what_one_choice_says_is_hashed_for_itself() -> None:
     assert hashes[0][:2] == hashes[1][:2] == hashes[2]
     assert hashes[0][2] != hashes[1][2]
     assert first.hasher.prompt_end == second.hasher.prompt_end
+
+
+def test_what_is_predicted_is_laid_out_once_and_each_choice_follows_it_by_itself() -> None:
+    first, second = states_of(9, n=2, predicted=tuple(range(30, 40)))
+    assert first.guesser.before is second.guesser.before
+    for state, said in ((first, 30), (second, 29)):
+        state.append(SampledToken(said))
+    assert list(first.guess(3)) == [31, 32, 33]
+    assert list(second.guess(3)) == []

@@ -1,6 +1,7 @@
 """From a request that arrives to the sequences that the scheduler keeps, or to why it can never run."""
 
 from collections.abc import Iterator
+from copy import copy
 from itertools import accumulate
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
@@ -27,7 +28,7 @@ def make_states(
     max_length = config.scheduler.max_model_len
     if params.max_tokens is not None:
         max_length = min(max_length, num_tokens + params.max_tokens)
-    hasher = BlockHasher(request, config.kv_cache.block_size)
+    hasher, guesser = BlockHasher(request, config.kv_cache.block_size), make_guesser(request)
     encoder_keys = _encoder_keys(request, is_shared=config.encoder_cache.is_shared)
     pictures = tuple(accumulate(not item.is_further_part for item in request.media))
     return [
@@ -42,7 +43,7 @@ def make_states(
             encoder_keys=encoder_keys,
             pictures=pictures,
             num_tokens=num_tokens,
-            guesser=make_guesser(request),
+            guesser=copy(guesser),
         )
         for choice, number in zip(range(params.n), numbers, strict=False)
     ]

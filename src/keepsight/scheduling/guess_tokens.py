@@ -22,7 +22,7 @@ NUM_ALIKE = 3
 class Guesser:
     """Of one sequence."""
 
-    # What is looked at before its text.
+    # What is looked at before its text; shared by a request's choices.
     before: "array[int]"
     # So far before its end lies what it repeats.
     distance: int | None = None
