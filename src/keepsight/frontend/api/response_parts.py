@@ -18,7 +18,7 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
     # Of what was thought before the answer, its tags included.
     reasoning_tokens: int = 0
-    # Of an answer that its caller predicted: tokens that were guessed, and what of the prediction was not said.
+    # Of an answer that its caller predicted: tokens that were guessed, and how many more were predicted.
     accepted_prediction_tokens: int | UnsetType = UNSET
     rejected_prediction_tokens: int | UnsetType = UNSET
 
