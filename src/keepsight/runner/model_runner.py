@@ -363,10 +363,12 @@ def _keep_all(held: Mapping[Encoding, Tensor], seconds: float, keep: Keep) -> Jo
 
 def _draw_in_turn(logits: Tensor, sampling: Mapping[Slice, RunningSequence]) -> dict[SequenceId, list[SampledToken]]:
     """From each row of logits; from a guess's once those before it are drawn, if they are what was guessed."""
+    sequences = {piece.sequence_id: sequence for piece, sequence in sampling.items()}
+    if len(sequences) == len(sampling):  # nothing is guessed, as of many streams
+        return {each: [token] for each, token in _draw(logits, sequences).items()}
     waiting = defaultdict[SequenceId, deque[tuple[int, int | None]]](deque)
     for row, piece in enumerate(sampling):
         waiting[piece.sequence_id].append((row, piece.guess))
-    sequences = {piece.sequence_id: sequence for piece, sequence in sampling.items()}
     drawn = {each: list[SampledToken]() for each in waiting}
     turn = list(waiting)
     while turn:
