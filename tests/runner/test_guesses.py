@@ -1,14 +1,13 @@
 """Whatever is guessed, and however wrongly, tokens and what is told of them are those of steps without guesses."""
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from keepsight.requests import TokenLogprobs
 from keepsight.scheduling.step_plan import SequenceId, Slice, StepPlan
-from tests.runner.small_model import Driver, SmallModel
+from tests.runner.small_model import Driver
 
 NUM_TOKENS = 40
 # What each request wants of its tokens: all that depends on what was said before, and all that is told of it.
@@ -21,18 +20,6 @@ WISHES: tuple[dict[str, Any], ...] = (
     {"min_tokens": 20, "stop_token_ids": [3, 5, 9], "logprobs": 1},
     {"temperature": 1.0, "seed": 6, "logit_bias": {4: 3.0}, "repetition_penalty": 0.8},
 )
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    return SmallModel(5, tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture
-def driver(small: SmallModel) -> Iterator[Driver]:
-    driver = Driver(small)
-    yield driver
-    driver.runner.close()
 
 
 def begin_all(driver: Driver, name: str) -> list[SequenceId]:
@@ -49,40 +36,40 @@ def tell(driver: Driver, told: dict[SequenceId, list[TokenLogprobs | None]], *sl
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_tokens_and_their_probabilities_are_those_without_guesses(driver: Driver, seed: int) -> None:
-    plain, guessing = begin_all(driver, "plain"), begin_all(driver, "guessing")
+def test_tokens_and_their_probabilities_are_those_without_guesses(one: Driver, seed: int) -> None:
+    plain, guessing = begin_all(one, "plain"), begin_all(one, "guessing")
     told = {each: list[TokenLogprobs | None]() for each in (*plain, *guessing)}
     for _ in range(NUM_TOKENS - 1):
-        tell(driver, told, *(driver.next_slice(each) for each in plain))
-    right = {other: driver.tokens[each] for each, other in zip(plain, guessing, strict=True)}
+        tell(one, told, *(one.next_slice(each) for each in plain))
+    right = {other: one.tokens[each] for each, other in zip(plain, guessing, strict=True)}
     chance, num_steps = random.Random(seed), 0
-    while waiting := [each for each in guessing if len(driver.tokens[each]) < NUM_TOKENS]:
+    while waiting := [each for each in guessing if len(one.tokens[each]) < NUM_TOKENS]:
         said: list[Slice] = []
         guesses: list[Slice] = []
         for each in waiting:
-            coming = right[each][len(driver.tokens[each]) : NUM_TOKENS - 1][: chance.randrange(6)]
+            coming = right[each][len(one.tokens[each]) : NUM_TOKENS - 1][: chance.randrange(6)]
             some = [token_id if chance.random() < 0.8 else token_id ^ 1 for token_id in coming]
-            first, *others = driver.slices_with_guesses(each, some)
+            first, *others = one.slices_with_guesses(each, some)
             said.append(first)
             guesses += others
         chance.shuffle(said)
-        tell(driver, told, *said, *guesses)
+        tell(one, told, *said, *guesses)
         num_steps += 1
     assert num_steps < NUM_TOKENS - 1
     for each, other in zip(plain, guessing, strict=True):
-        assert driver.tokens[other] == driver.tokens[each]
+        assert one.tokens[other] == one.tokens[each]
         assert told[other] == told[each]
 
 
-def test_a_step_that_fails_draws_nothing_for_right_guesses(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
-    sequence_id = driver.begin(driver.small.request("one"))
-    driver.compute(*driver.prompt_slices(sequence_id))
-    slices = driver.slices_with_guesses(sequence_id, [1, 2])
+def test_a_step_that_fails_draws_nothing_for_right_guesses(one: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    sequence_id = one.begin(one.small.request("one"))
+    one.compute(*one.prompt_slices(sequence_id))
+    slices = one.slices_with_guesses(sequence_id, [1, 2])
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of luck")
 
-    monkeypatch.setattr(type(driver.small.model), "logits", fail)
-    result = driver.runner.run(StepPlan(now=slices))
+    monkeypatch.setattr(type(one.small.model), "logits", fail)
+    result = one.runner.run(StepPlan(now=slices))
     assert not result.computed
     assert [fault.message for fault in result.failed_sequences.values()] == ["out of luck"]

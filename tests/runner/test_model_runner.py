@@ -49,21 +49,9 @@ def small(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return SmallModel(request.param, tmp_path_factory.mktemp("checkpoint"))
 
 
-@pytest.fixture(scope="module")
-def one_small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
-    return SmallModel(5, tmp_path_factory.mktemp("checkpoint"))
-
-
 @pytest.fixture
 def driver(small: SmallModel) -> Iterator[Driver]:
     driver = Driver(small)
-    yield driver
-    driver.runner.close()
-
-
-@pytest.fixture
-def one(one_small: SmallModel) -> Iterator[Driver]:
-    driver = Driver(one_small)
     yield driver
     driver.runner.close()
 
