@@ -2,7 +2,7 @@
 
 Two lanes.  What lies in `now` is computed at once, as one batch, and the step ends with it.  What lies in `beside` and
 `encode` is begun, runs beside this step and the next ones, and is reported by the step in which it is found finished.
-A sequence has at most one slice under way, so no lane ever waits for the other.
+A sequence has at most one slice under way, guesses behind it aside, so no lane ever waits for the other.
 """
 
 from collections.abc import Mapping, Sequence
