@@ -105,11 +105,12 @@ def test_a_second_request_that_is_not_finished_is_cut_off_as_if_it_rested(
 
 
 def test_a_connection_may_rest_for_longer_than_clients_keep_theirs(engine: FakeEngine) -> None:
-    # For as long as uvicorn lets it rest by itself; and then who is first is chance.
-    kept_seconds = httpx.Limits().keepalive_expiry
-    assert kept_seconds is not None
-    server = make_server(create_app(engine.preparer, engine, MODEL), ApiSettings())
-    assert server.config.timeout_keep_alive > kept_seconds
+    request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+    with serving(engine) as port, connected(port, request) as connection:
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
+        time.sleep(5.5)  # for which httpx keeps it; so does uvicorn, and then who is first is chance
+        connection.sendall(request)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
 
 def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
