@@ -147,7 +147,6 @@ class EngineMeter:
         now = self._clock()
         self._note_begun(plan, now - seconds)
         self._note_computed(plan, seconds)
-        self._note_guesses(plan, result)
         for encoding in plan.encode:
             self._modalities.put(encoding.encoder_key, encoding.modality)
         for key, took in result.encode_times.items():
@@ -170,11 +169,6 @@ class EngineMeter:
         num_tokens = sum(piece.length for piece in plan.now)
         if num_of_prompts := sum(piece.length for piece in plan.now if piece.length > 1):
             self._prompt_token.note(seconds * num_of_prompts / num_tokens, num_of_prompts)
-
-    def _note_guesses(self, plan: StepPlan, result: StepResult) -> None:
-        if num_guesses := sum(piece.guess is not None for piece in plan.now):
-            self._counters.add(GUESSED, num_guesses)
-            self._counters.add(GUESSED_RIGHTLY, sum(max(0, len(each.tokens) - 1) for each in result.computed))
 
     def _note_encoded(self, encoder_key: str, took: EncodeTime) -> None:
         modality = self._modality_of(encoder_key)
@@ -211,6 +205,8 @@ class EngineMeter:
         counters.set(RUNNING, len(scheduler.lineup.running))
         counters.set(WAITING, scheduler.lineup.num_unseated)
         counters.follow(PREEMPTIONS, scheduler.pages.num_preemptions)
+        counters.follow(GUESSED, scheduler.num_guesses)
+        counters.follow(GUESSED_RIGHTLY, scheduler.num_right_guesses)
         self._copy_prefixes()
         self._copy_embeddings()
         counters.follow(VERIFIED, self._source.num_verified)

@@ -64,6 +64,7 @@ class Scheduler:
         self._ended: list[SequenceId] = []
         self._begun: list[Begun] = []
         self._numbers = itertools.count()
+        self.num_guesses = self.num_right_guesses = 0
 
     # What comes in --------------------------------------------------------------------------------------------
 
@@ -246,6 +247,7 @@ class Scheduler:
             num_blocks = self.kv_cache.num_blocks_of(state.sequence_id)
             guesses = state.guess(min(room, num_blocks * self._block_size - piece.end))
             room -= len(guesses)
+            self.num_guesses += len(guesses)
             for position, token_id in enumerate(guesses, piece.end):
                 guess = Slice(state.sequence_id, position, 1, num_blocks, (), samples=True, guess=token_id)
                 draft.now.append(guess)
@@ -359,6 +361,7 @@ class Scheduler:
         state.guesser.note_drawn(len(computed.tokens))
         for number, token in enumerate(computed.tokens):
             if number:  # the one before it was guessed, and its place computed
+                self.num_right_guesses += 1
                 self._advance_to(computed.end + number, state)
             state.num_guessed += number < len(computed.tokens) - 1
             self._append(state, token, outputs)
