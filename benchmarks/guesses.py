@@ -3,27 +3,27 @@
     PYTHONPATH=. python benchmarks/guesses.py --model FOLDER [--answers 1 4] [--runs 6]
 
 Random weights repeat nothing, so each answer is kept to one text by a grammar: the prompt's own, the same with some
-words exchanged, and one whose words the prompt has in another order.  Two engines in one process, with guesses and
-without, are asked in turn.
+words exchanged, or other words.  Two engines in one process, with guesses and without, are asked in turn.
 """
 
 import argparse
+import itertools
 import random
 import re
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
+from benchmarks.in_turn import time_in_turn
 from keepsight.bench.draw import say
 from keepsight.llm import LLM
+from keepsight.outputs import RequestOutput
 from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
 
 NUM_WORDS, EXCHANGED = 80, 8
-NAMES = {True: "with guesses", False: "without"}
+GUESSING, PLAIN = "with guesses", "without"
 
 
 def texts(rng: random.Random) -> dict[str, tuple[str, str]]:
@@ -39,40 +39,32 @@ def texts(rng: random.Random) -> dict[str, tuple[str, str]]:
     }
 
 
-def seconds_per_token(llm: LLM, page: str, said: str, num_answers: int) -> float:
+def ask(llm: LLM, page: str, said: str, num_answers: int, *, max_tokens: int = 8 * NUM_WORDS) -> list[RequestOutput]:
     forced = StructuredOutputsParams(regex=re.escape(said))
-    params = SamplingParams(temperature=0, max_tokens=8 * NUM_WORDS, structured_outputs=forced)
-    prompts = [f"{number}: {page}\n\n" for number in range(num_answers)]
-    # Prompts are known then, and the grammar is compiled.
-    llm.generate(prompts, replace(params, max_tokens=1), use_tqdm=False)
-    began = time.perf_counter()
-    outputs = llm.generate(prompts, params, use_tqdm=False)
-    seconds = time.perf_counter() - began
-    assert all(each.outputs[0].text == said for each in outputs)
-    return seconds / sum(len(each.outputs[0].token_ids) for each in outputs)
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=forced)
+    return llm.generate([f"{number}: {page}\n\n" for number in range(num_answers)], params, use_tqdm=False)
 
 
-def measure(llms: dict[bool, LLM], num_answers: int, num_runs: int) -> None:
+def measure(llms: Mapping[str, LLM], num_answers: int, num_runs: int) -> None:
     rng = random.Random(0)
-    ratios: dict[str, list[float]] = {}
-    spent: dict[str, list[float]] = {}
-    for run in range(num_runs + 1):
-        for kind, (page, said) in texts(rng).items():
-            took = {with_: seconds_per_token(llm, page, said, num_answers) for with_, llm in _in_turn(llms, run)}
-            if run:  # the first is for warming up
-                ratios.setdefault(kind, []).append(took[False] / took[True])
-                spent.setdefault(kind, []).append(took[True])
-    for kind, of_kind in ratios.items():
-        milliseconds = statistics.median(spent[kind]) * 1000
+    drawn = [texts(rng) for _ in range(num_runs + 1)]
+    for kind in drawn[0]:
+        given = [each[kind] for each in drawn]
+        for llm, pair in itertools.product(llms.values(), given):
+            ask(llm, *pair, num_answers, max_tokens=1)  # prompts are known then, and grammars compiled
+        ways = {name: partial(answer_wholly, llm, num_answers) for name, llm in llms.items()}
+        guessing, plain = time_in_turn(ways, given, num_warm_up=1).values()
+        num_tokens = [len(ask(llms[PLAIN], *pair, 1)[0].outputs[0].token_ids) for pair in given[1:]]
+        spent = [seconds / num_answers / count for seconds, count in zip(guessing, num_tokens, strict=True)]
+        ratios = [without / with_ for with_, without in zip(guessing, plain, strict=True)]
         print(
-            f"{num_answers} at once, {kind:26s} {milliseconds:6.2f} ms a token {NAMES[True]}, "
-            f"{statistics.median(of_kind):.2f} times as fast as {NAMES[False]}"
+            f"{num_answers} at once, {kind:26s} {statistics.median(spent) * 1000:6.2f} ms a token {GUESSING}, "
+            f"{statistics.median(ratios):.2f} times as fast as {PLAIN}"
         )
 
 
-def _in_turn(llms: dict[bool, LLM], run: int) -> Sequence[tuple[bool, LLM]]:
-    pairs = list(llms.items())
-    return pairs if run % 2 else pairs[::-1]
+def answer_wholly(llm: LLM, num_answers: int, pair: tuple[str, str]) -> None:
+    assert all(each.outputs[0].text == pair[1] for each in ask(llm, *pair, num_answers))
 
 
 def main() -> None:
@@ -82,7 +74,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=6)
     arguments = parser.parse_args()
     load = partial(LLM, arguments.model, max_model_len=4096, performance_mode="interactivity")
-    llms = {True: load(), False: load(guess_up_to=0)}
+    llms = {GUESSING: load(), PLAIN: load(guess_up_to=0)}
     for num_answers in arguments.answers:
         measure(llms, num_answers, arguments.runs)
 
