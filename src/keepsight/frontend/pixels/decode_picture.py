@@ -160,8 +160,9 @@ def _copy_in_tiles(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
     """Contiguous; three times as fast as copying row by row when the rows were columns."""
     copy = np.empty_like(words, order="C")
     height, width = words.shape
-    for top in range(0, height, 64):
-        for left in range(0, width, 256):
-            area = np.s_[top : top + 64, left : left + 256]
+    tile = 64
+    for top in range(0, height, tile):
+        for left in range(0, width, 4 * tile):
+            area = np.s_[top : top + tile, left : left + 4 * tile]
             copy[area] = words[area]
     return copy
