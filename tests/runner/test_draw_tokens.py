@@ -5,21 +5,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from keepsight.runner.draw_tokens import (
-    AGAIN,
     BLOCK,
     MAX_TOP_K,
     NUM_OF_TOP_P,
     SPARE,
     draw_tokens,
-    filter_candidates,
     filter_likeliest,
     find_likeliest,
+    keep_in_order,
     num_looked_at,
 )
 from keepsight.sampling_params import SamplingParams
@@ -35,21 +34,27 @@ def logits_of(seed: int, rows: int = 1, vocab_size: int = 50) -> Tensor:
 
 def keep(logits: Tensor, params: SamplingParams) -> Tensor:
     """Of one row: as it is scaled and filtered, each token at its place."""
-    scaled, number = logits / params.temperature, num_looked_at(params, logits.shape[1])
-    if number is None:
-        return filter_candidates(scaled, [params])
-    values, ids = find_likeliest(scaled, number)
-    filtered, has_more = filter_likeliest(values, ids, scaled, [params])
-    while has_more.any():
-        number *= AGAIN
+    scaled, number = logits / params.temperature, num_looked_at(params)
+    if 0 < number < logits.shape[1]:
         values, ids = find_likeliest(scaled, number)
         filtered, has_more = filter_likeliest(values, ids, scaled, [params])
-    return torch.full_like(logits, -torch.inf).scatter(1, ids, filtered)
+        if not has_more:
+            return torch.full_like(logits, -torch.inf).scatter(1, ids, filtered)
+    order, kept = keep_in_order(scaled, [params])
+    if params.top_p == 1:
+        return order.values
+    ids = order.values.sort(descending=True, stable=True).indices
+    shares = order.shares.gather(1, ids)
+    is_kept = torch.zeros_like(logits, dtype=torch.bool).scatter(1, ids, shares.cumsum(-1) - shares < kept)
+    return order.values.masked_fill(~is_kept, -torch.inf)
 
 
 def draw(logits: Tensor, points: list[float], **params: float) -> list[int]:
-    rows, asked = logits.expand(len(points), -1), [SamplingParams(**params)] * len(points)  # type: ignore[arg-type]
-    drawn: list[int] = draw_tokens(rows, asked, points).tolist()
+    return draw_of(logits, points, SamplingParams(**params))  # type: ignore[arg-type]
+
+
+def draw_of(logits: Tensor, points: list[float], params: SamplingParams) -> list[int]:
+    drawn: list[int] = draw_tokens(logits.expand(len(points), -1), [params] * len(points), points).tolist()
     return drawn
 
 
@@ -114,6 +119,16 @@ def test_however_small_top_p_is_the_most_likely_token_stays() -> None:
     logits = logits_of(3)
     kept = keep(logits, SamplingParams(top_p=1e-9)).isfinite()
     assert kept[0].nonzero().tolist() == [[int(logits.argmax())]]
+    many = logits_of(3, rows=40)
+    drawn = draw_tokens(many, [SamplingParams(top_p=1e-9)] * 40, [LAST_POINT] * 40)
+    assert torch.equal(drawn, many.argmax(dim=-1))
+
+
+@pytest.mark.parametrize("vocab_size", [4, 3000])
+def test_what_begins_just_where_top_p_ends_is_cut(vocab_size: int) -> None:
+    logits = torch.full((1, vocab_size), -torch.inf)
+    logits[0, -4:] = 0
+    assert set(draw(logits, [0.0, 0.4, LAST_POINT], top_p=0.75)) == {vocab_size - 4, vocab_size - 3, vocab_size - 2}
 
 
 @pytest.mark.parametrize("min_p", [0.01, 0.2, 1.0])
@@ -131,7 +146,7 @@ def test_torch_s_default_precision_filters_nothing_else(set_default_dtype: Calla
 
 
 @settings(max_examples=50)
-@given(st.integers(0, 1000), st.lists(st.floats(0, LAST_POINT), min_size=10, max_size=10))
+@given(st.integers(0, 1000), st.lists(st.floats(0, LAST_POINT), min_size=11, max_size=11))
 def test_a_row_draws_alone_what_it_draws_among_others(seed: int, points: list[float]) -> None:
     params = [
         SamplingParams(top_k=3),
@@ -142,13 +157,60 @@ def test_a_row_draws_alone_what_it_draws_among_others(seed: int, points: list[fl
         SamplingParams(top_k=40, min_p=0.01),
         SamplingParams(temperature=0.5),
         SamplingParams(top_k=MAX_TOP_K + 1),
+        SamplingParams(top_k=MAX_TOP_K + 1, top_p=0.5),
         SamplingParams(top_p=0.9, min_p=1e-4),
         SamplingParams(top_p=0.999, temperature=4.0),
     ]
-    logits = logits_of(seed, rows=10, vocab_size=3000).bfloat16().float()
+    logits = logits_of(seed, rows=11, vocab_size=3000).bfloat16().float()
     together = draw_tokens(logits, params, points)
-    alone = [draw_tokens(logits[row, None], [params[row]], [points[row]]) for row in range(10)]
+    alone = [draw_tokens(logits[row, None], [params[row]], [points[row]]) for row in range(11)]
     assert torch.equal(together, torch.cat(alone))
+
+
+def draw_by_sorting(logits: Tensor, params: SamplingParams, points: Tensor) -> tuple[Tensor, Tensor]:
+    """Of one row, without hurry; and how far each point is from where another token begins, or top-p cuts."""
+    scaled = logits[0] / params.temperature
+    values, ids = scaled.sort(descending=True, stable=True)
+    values = values.masked_fill((values - values[0]).exp() < params.min_p, -torch.inf)
+    if params.top_k:
+        values = values.masked_fill(values < values[min(params.top_k, len(values)) - 1], -torch.inf)
+    likely = values.double().softmax(dim=-1)
+    rest = likely.flip(0).cumsum(0).flip(0)
+    is_kept = rest > (1 - params.top_p if params.top_p < 1 else -1)
+    is_kept[0] = True
+    ends = likely[is_kept].cumsum(0)
+    goals = points * ends[-1]
+    margins = torch.minimum((goals[:, None] - ends).abs().amin(dim=1), (rest[1:] - (1 - params.top_p)).abs().amin())
+    return ids[is_kept][torch.searchsorted(ends, goals, right=True).clamp(max=len(ends) - 1)], margins
+
+
+@settings(max_examples=200)
+@given(
+    seed=st.integers(0, 1000),
+    vocab_size=st.sampled_from(VOCAB_SIZES),
+    temperature=st.sampled_from((0.01, 0.3, 1.0, 2.0, 100.0)),
+    top_k=st.sampled_from((0, 1, 20, MAX_TOP_K, MAX_TOP_K + 1, 2000)),
+    top_p=st.sampled_from((0.1, 0.5, 0.95, 0.999, 1.0)),
+    min_p=st.sampled_from((0.0, 0.01, 0.5)),
+    shape=st.sampled_from(("float32", "bfloat16", "whole", "partly ruled out")),
+)
+def test_what_is_drawn_is_what_sorting_all_of_the_row_draws(
+    seed: int, vocab_size: int, temperature: float, top_k: int, top_p: float, min_p: float, shape: str
+) -> None:
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    assume(params.top_k or params.top_p < 1)  # otherwise tokens are drawn in the order of their ids
+    logits = logits_of(seed, vocab_size=vocab_size)
+    if shape == "bfloat16":
+        logits = logits.bfloat16().float()
+    elif shape == "whole":
+        logits = logits.round()
+    elif shape == "partly ruled out":
+        logits = logits.masked_fill(logits < 1, -torch.inf)
+    points = torch.rand(20, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    judged, margins = draw_by_sorting(logits, params, points)
+    is_clear = margins > 1e-6
+    drawn = torch.tensor(draw_of(logits, points.tolist(), params))
+    assert torch.equal(drawn[is_clear], judged[is_clear])
 
 
 @pytest.mark.parametrize("vocab_size", [3, BLOCK - 1, BLOCK, BLOCK + 1, 3000])

@@ -1,29 +1,30 @@
 """Draws a token of each row of logits, of those that its request leaves to be drawn.
 
 What a row draws depends on the row and its own point alone.  To sort a vocabulary of 262k takes longer than all else
-that a step of a small model does; so of rows with `top_k` or `top_p` the likeliest are looked at first, and mostly they
-are enough.
+that a step of a small model does, and nothing here does: of rows with `top_k` or `top_p` the likeliest are looked at
+first, and mostly they are enough; where they are not, all are counted (order_tokens.py).
 """
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from keepsight.runner.order_tokens import CERTAIN, MOST_ROWS, LikeliestFirst
 from keepsight.sampling_params import SamplingParams
 
 NEVER = float("-inf")
-# More are sorted with all the others.
+# More are counted with all the others.
 MAX_TOP_K = 1024
 # Looked at besides as many again: equals of the last that `top_k` keeps are kept, too, and bfloat16 has many.
 SPARE = 64
 # Looked at where `top_p` alone is to end them.
-NUM_OF_TOP_P = 1024
-# Times as many are looked at next: a quarter of all takes a third of the time that all take.
-AGAIN = 16
+NUM_OF_TOP_P = 256
 # Sums of so many are kept of a whole vocabulary: a running sum of all is ten times as much to write.
 BLOCK = 512
+
+Draw = Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]
 
 
 def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], points: Sequence[float]) -> Tensor:
@@ -31,12 +32,11 @@ def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], points: Sequen
     drawn = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     fractions = torch.tensor(points, dtype=torch.float64).to(logits.device)[:, None]
     scaled = logits / _column([each.temperature for each in params], logits)
-    rows_alike = defaultdict[tuple[bool, int | None], list[int]](list)
+    rows_alike = defaultdict[tuple[Draw, int], list[int]](list)
     for row, each in enumerate(params):
-        rows_alike[each.top_k > 0, num_looked_at(each, logits.shape[1])].append(row)
-    for (_, number), rows in rows_alike.items():
-        own = [params[row] for row in rows]
-        drawn[rows] = _draw(take_rows(scaled, rows), own, take_rows(fractions, rows), number)
+        rows_alike[_draw_of(each, logits.shape[1]), each.top_k].append(row)
+    for (draw, _), rows in rows_alike.items():
+        drawn[rows] = draw(take_rows(scaled, rows), [params[row] for row in rows], take_rows(fractions, rows))
     return drawn
 
 
@@ -45,79 +45,107 @@ def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
     return values if len(rows) == len(values) else values[rows]
 
 
-def num_looked_at(params: SamplingParams, vocab_size: int) -> int | None:
-    """Of the likeliest, at first; None: at all, in no order."""
-    if 0 < params.top_k <= MAX_TOP_K:
-        return 2 * params.top_k + SPARE
+def _draw_of(params: SamplingParams, vocab_size: int) -> Draw:
     if params.top_k == 0 and params.top_p == 1:
-        return None
-    # What min-p leaves of the others is not known without them.
-    return vocab_size if params.top_k or params.min_p else NUM_OF_TOP_P
+        return _draw_of_all
+    return _draw_of_likeliest if 0 < num_looked_at(params) < vocab_size else _draw_in_order
 
 
-def _draw(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor, number: int | None) -> Tensor:
-    if number is None:
-        return _pick(filter_candidates(scaled, params).softmax(dim=-1), fractions)[:, 0]
-    values, ids = find_likeliest(scaled, number)
+def num_looked_at(params: SamplingParams) -> int:
+    """Of the likeliest; 0: they would not be enough."""
+    if params.top_k == 0:
+        # What min-p leaves of the others is not known without them.
+        return 0 if params.min_p else NUM_OF_TOP_P
+    return 2 * params.top_k + SPARE if params.top_k <= MAX_TOP_K else 0
+
+
+def _draw_of_all(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
+    return _pick(_rule_out_unlikely(scaled, params).softmax(dim=-1), fractions)[:, 0]
+
+
+def _draw_of_likeliest(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
+    """Of the same `top_k`."""
+    values, ids = find_likeliest(scaled, num_looked_at(params[0]))
     filtered, has_more = filter_likeliest(values, ids, scaled, params)
     drawn = ids.gather(1, _pick(filtered.softmax(dim=-1), fractions))[:, 0]
     if rows := has_more.nonzero()[:, 0].tolist():
-        drawn[rows] = _draw(scaled[rows], [params[row] for row in rows], fractions[rows], AGAIN * number)
+        drawn[rows] = _draw_in_order(take_rows(scaled, rows), [params[row] for row in rows], take_rows(fractions, rows))
     return drawn
 
 
-def filter_likeliest(
-    values: Tensor, ids: Tensor, scaled: Tensor, params: Sequence[SamplingParams]
-) -> tuple[Tensor, Tensor]:
-    """And of which rows more than these would stay."""
-    if values.shape == scaled.shape:
-        return filter_candidates(values, params), torch.zeros(len(values), dtype=torch.bool)
-    if params[0].top_k:
-        last = _take_last(values, params)[:, 0]
-        return filter_candidates(values, params), (values[:, -1] == last) & last.isfinite()
-    # All others are as likely as one that is as likely as all of them, and behind these they are cut off like that.
-    likely = scaled.softmax(dim=-1).gather(1, ids)
-    others = (1 - likely.sum(dim=-1, keepdim=True, dtype=torch.float64)).clamp(min=0)
-    times_the_first = (others / likely[:, :1]).to(values.dtype)
-    filtered = filter_candidates(torch.cat((values, values[:, :1] + times_the_first.log()), dim=1), params)
-    return filtered[:, :-1], filtered[:, -1].isfinite()
+def _draw_in_order(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
+    """Of the same `top_k`."""
+    drawn = list[Tensor]()
+    for first in range(0, len(scaled), MOST_ROWS):
+        some = slice(first, first + MOST_ROWS)
+        order, kept = keep_in_order(scaled[some], params[some])
+        # However that is rounded, a fraction of them below 1 is less than all.
+        ids, _ = order.find((kept * fractions[some]).long())
+        drawn.append(ids)
+    return torch.cat(drawn)
+
+
+def keep_in_order(scaled: Tensor, params: Sequence[SamplingParams]) -> tuple[LikeliestFirst, Tensor]:
+    """And how many shares of each are kept, of those that come first [rows, 1].  All have the same `top_k`."""
+    values = _rule_out_unlikely(scaled, params)
+    if top_k := params[0].top_k:
+        last = scaled.topk(min(top_k, scaled.shape[1]), sorted=False).values.amin(dim=-1, keepdim=True)
+        values = values.masked_fill(values < last, NEVER)
+    order = LikeliestFirst(values)
+    if all(each.top_p == 1 for each in params):
+        return order, order.all_shares
+    # The last that is kept is the last with more than so much from its own beginning to the end.
+    least = (_column(_least_of_rest(params), values) * CERTAIN).long()
+    last_place = (order.all_shares - least - 1).clamp(min=0)
+    _, kept = order.find(torch.minimum(last_place, order.all_shares - 1))
+    return order, kept
 
 
 def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """And their ids.  The likeliest come first, of equals the smaller ids; which of the last's equals stay is open."""
-    if number >= logits.shape[1]:
-        values, ids = logits.sort(dim=-1, descending=True, stable=True)
-        return values, ids
     ids = logits.topk(number).indices.sort(dim=-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
 
 
-def filter_candidates(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """What min-p, top-k and top-p rule out is minus infinity.  With any of the latter two `values` are in order."""
-    if any(each.min_p for each in params):
-        # As likely as the likeliest is 1.
-        likely = (values - values.amax(dim=-1, keepdim=True)).exp()
-        values = values.masked_fill(likely < _column([each.min_p for each in params], values), NEVER)
-    if any(each.top_k for each in params):
-        last = _take_last(values, params)
-        values = values.masked_fill(values < last, NEVER)
-    if any(each.top_p < 1 for each in params):
-        # How likely each token and all after it are.  Summed from the end: what is small is lost beside what is large.
-        rest = values.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
-        # Rounded sums reach neither 0 nor 1 for certain, so the most likely token must stay, and 1 must not cut.
-        rest[:, 0] = 2
-        least = _column([1 - each.top_p if each.top_p < 1 else -1 for each in params], values)
-        values = values.masked_fill(rest <= least, NEVER)
-    return values
+def filter_likeliest(
+    values: Tensor, ids: Tensor, scaled: Tensor, params: Sequence[SamplingParams]
+) -> tuple[Tensor, Tensor]:
+    """What is ruled out is minus infinity.  And of which rows more than these would stay."""
+    if top_k := params[0].top_k:
+        last = values[:, top_k - 1, None]
+        filtered = _rule_out_rest(_rule_out_unlikely(values, params).masked_fill(values < last, NEVER), params)
+        return filtered, ((values[:, -1:] == last) & last.isfinite())[:, 0]
+    # All others are as likely as one that is as likely as all of them, and behind these they are cut off like that.
+    likely = scaled.softmax(dim=-1).gather(1, ids)
+    others = (1 - likely.sum(dim=-1, keepdim=True, dtype=torch.float64)).clamp(min=0)
+    times_the_first = (others / likely[:, :1]).to(values.dtype)
+    filtered = _rule_out_rest(torch.cat((values, values[:, :1] + times_the_first.log()), dim=1), params)
+    return filtered[:, :-1], filtered[:, -1].isfinite()
 
 
-def _take_last(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """Of each row in order, what is the last that its `top_k` keeps."""
-    width = values.shape[1]
-    places = [min(each.top_k or width, width) - 1 for each in params]
-    last = values.gather(1, torch.tensor(places, device=values.device)[:, None])
-    return last.masked_fill(torch.tensor([each.top_k == 0 for each in params], device=values.device)[:, None], NEVER)
+def _rule_out_rest(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """What top-p rules out, of values in order."""
+    if all(each.top_p == 1 for each in params):
+        return values
+    # How likely each token and all after it are.  Summed from the end: what is small is lost beside what is large.
+    rest = values.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
+    # Rounded sums reach neither 0 nor 1 for certain, so the most likely token must stay, and 1 must not cut.
+    rest[:, 0] = 2
+    return values.masked_fill(rest <= _column(_least_of_rest(params), values), NEVER)
+
+
+def _rule_out_unlikely(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
+    """What min-p rules out, which is as likely as less of the likeliest, is minus infinity."""
+    if all(each.min_p == 0 for each in params):
+        return values
+    likely = (values - values.amax(dim=-1, keepdim=True)).exp()
+    return values.masked_fill(likely < _column([each.min_p for each in params], values), NEVER)
+
+
+def _least_of_rest(params: Sequence[SamplingParams]) -> list[float]:
+    """Of each row: top-p keeps a token if it and all after it are more likely than this."""
+    return [1 - each.top_p if each.top_p < 1 else -1 for each in params]
 
 
 def _column(numbers: list[float], values: Tensor) -> Tensor:
