@@ -187,8 +187,8 @@ def measure_policies(num_accesses: int) -> None:
     for trace_name, draw in TRACES.items():
         trace = draw(num_accesses)
         budget = distinct_bytes(trace) // 20
-        shares = [simulate(trace, name, budget).saved_share for name in POLICIES]
-        shares += [simulate_belady(trace, budget).saved_share, offline_bound(trace, budget)]
+        shares = [simulate(trace, name, budget) for name in POLICIES]
+        shares += [simulate_belady(trace, budget), offline_bound(trace, budget)]
         print(f"{trace_name:<14}" + "".join(f"{share:>10.3f}" for share in shares))
 
 

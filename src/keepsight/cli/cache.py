@@ -49,8 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
 def table(trace: Sequence[Access], budgets: Sequence[int]) -> list[list[str]]:
     """The share of seconds saved, by policy and memory.  `belady` and `bound` know the future."""
     rows = [["memory", *(f"{budget / _GIB:.3g} GiB" for budget in budgets)]]
-    rows += [[name, *(f"{simulate(trace, name, budget).saved_share:.1%}" for budget in budgets)] for name in POLICIES]
-    rows.append(["belady", *(f"{simulate_belady(trace, budget).saved_share:.1%}" for budget in budgets)])
+    rows += [[name, *(f"{simulate(trace, name, budget):.1%}" for budget in budgets)] for name in POLICIES]
+    rows.append(["belady", *(f"{simulate_belady(trace, budget):.1%}" for budget in budgets)])
     rows.append(["bound", *(f"{offline_bound(trace, budget):.1%}" for budget in budgets)])
     return rows
 

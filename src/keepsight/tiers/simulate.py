@@ -6,7 +6,6 @@ Pure: names, sizes and costs only.  Invariant: `offline_bound` is never less tha
 import heapq
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.trace import Access
@@ -14,28 +13,14 @@ from keepsight.tiers.trace import Access
 _NEVER = math.inf
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    num_hits: int
-    num_accesses: int
-    saved_seconds: float
-    seconds: float
-
-    @property
-    def saved_share(self) -> float:
-        """Of what everything would cost without a cache."""
-        return self.saved_seconds / self.seconds if self.seconds else 0.0
-
-
-def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> Outcome:
+def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> float:
+    """The share of seconds saved, of what everything would cost without a cache."""
     policy = POLICIES[policy_name](max_bytes)
     sizes: dict[str, int] = {}
-    num_bytes = num_hits = 0
-    saved = 0.0
+    num_bytes, saved = 0, 0.0
     for access in trace:
         if access.key in sizes:
             policy.use(access.key)
-            num_hits += 1
             saved += access.seconds
         elif access.num_bytes <= max_bytes:
             while num_bytes + access.num_bytes > max_bytes:
@@ -43,20 +28,18 @@ def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> Outco
             policy.add(access.key, access.num_bytes, access.seconds)
             sizes[access.key] = access.num_bytes
             num_bytes += access.num_bytes
-    return Outcome(num_hits, len(trace), saved, sum(access.seconds for access in trace))
+    return _share_of(trace, saved)
 
 
-def simulate_belady(trace: Sequence[Access], max_bytes: int) -> Outcome:
+def simulate_belady(trace: Sequence[Access], max_bytes: int) -> float:
     """By one that knows the future: what is needed last goes first.  The best there is if all are equally large."""
     next_use = _next_uses(trace)
     held: dict[str, float] = {}
     sizes: dict[str, int] = {}
     heap: list[tuple[float, str]] = []
-    num_bytes = num_hits = 0
-    saved = 0.0
+    num_bytes, saved = 0, 0.0
     for access, when in zip(trace, next_use, strict=True):
         if access.key in held:
-            num_hits += 1
             saved += access.seconds
         else:
             sizes[access.key] = access.num_bytes
@@ -69,11 +52,11 @@ def simulate_belady(trace: Sequence[Access], max_bytes: int) -> Outcome:
             if held.get(key) == -negated:
                 del held[key]
                 num_bytes -= sizes.pop(key)
-    return Outcome(num_hits, len(trace), saved, sum(access.seconds for access in trace))
+    return _share_of(trace, saved)
 
 
 def offline_bound(trace: Sequence[Access], max_bytes: int) -> float:
-    """The share of seconds that no policy can save more than, whatever the sizes and costs.
+    """What no policy can save more than, whatever the sizes and costs.
 
     To serve a use, its bytes must be held since the last one.  All uses together hold no more than the budget at every
     step, so at most budget x steps: that much is given to those that save most for it, and parts count.
@@ -86,13 +69,17 @@ def offline_bound(trace: Sequence[Access], max_bytes: int) -> float:
         left -= part * byte_steps
         if left <= 0:
             break
-    total = sum(access.seconds for access in trace)
-    return saved / total if total else 0.0
+    return _share_of(trace, saved)
 
 
 def distinct_bytes(trace: Sequence[Access]) -> int:
     """What it would take to hold everything."""
     return sum({access.key: access.num_bytes for access in trace}.values())
+
+
+def _share_of(trace: Sequence[Access], saved_seconds: float) -> float:
+    seconds = sum(access.seconds for access in trace)
+    return saved_seconds / seconds if seconds else 0.0
 
 
 def _wishes(trace: Sequence[Access], max_bytes: int) -> list[tuple[float, int]]:
