@@ -26,7 +26,7 @@ def test_one_holds_a_byte_at_a_time_and_others_hold_others(two: tuple[int, int])
 
 
 def test_many_share_and_none_is_alone_meanwhile(two: tuple[int, int]) -> None:
-    with try_lock(two[0], 0, 9, is_shared=True) as first, try_lock(two[1], 0, 9, is_shared=True) as second:
+    with try_lock(two[0], 8, is_shared=True) as first, try_lock(two[1], 8, is_shared=True) as second:
         assert first
         assert second
         with try_lock(two[1], 8) as alone:

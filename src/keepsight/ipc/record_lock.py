@@ -18,17 +18,15 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.008
 
 
 @contextmanager
-def try_lock(
-    descriptor: int, start: int, length: int = 1, *, is_shared: bool = False, patience: float = 0
-) -> Iterator[bool]:
+def try_lock(descriptor: int, place: int, *, is_shared: bool = False, patience: float = 0) -> Iterator[bool]:
     """Yields whether it is held, after so many seconds at most: a holder that was stopped must not stop others."""
-    is_held = _try_until(time.monotonic() + patience, descriptor, start, length, is_shared)
+    is_held = _try_until(time.monotonic() + patience, descriptor, place, is_shared)
     try:
         yield is_held
     finally:
         if is_held:
             # Said, not left to closing: a forked child may have the file open too.
-            _set(fcntl.F_UNLCK, descriptor, start, length)
+            _set(fcntl.F_UNLCK, descriptor, place)
 
 
 @contextmanager
@@ -40,11 +38,11 @@ def opened(path: str | os.PathLike[str], flags: int) -> Iterator[int]:
         os.close(descriptor)
 
 
-def _try_until(deadline: float, descriptor: int, start: int, length: int, is_shared: bool) -> bool:
+def _try_until(deadline: float, descriptor: int, place: int, is_shared: bool) -> bool:
     kind, pause = fcntl.F_RDLCK if is_shared else fcntl.F_WRLCK, _FIRST_PAUSE_SECONDS
     while True:
         try:
-            _set(kind, descriptor, start, length)
+            _set(kind, descriptor, place)
             return True
         except (BlockingIOError, PermissionError):
             if time.monotonic() >= deadline:
@@ -53,5 +51,5 @@ def _try_until(deadline: float, descriptor: int, start: int, length: int, is_sha
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _set(kind: int, descriptor: int, start: int, length: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, start, length, 0))
+def _set(kind: int, descriptor: int, place: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _FLOCK.pack(kind, os.SEEK_SET, place, 1, 0))
