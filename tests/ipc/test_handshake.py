@@ -14,12 +14,11 @@ from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.handshake import (
     PROTOCOL_VERSION,
     Hello,
-    Refused,
     Welcome,
     decode_answer,
     decode_hello,
     encode_hello,
-    encode_refused,
+    encode_refusal,
     encode_welcome,
 )
 from keepsight.requests import FromEngine, ToEngine
@@ -43,7 +42,7 @@ def test_a_welcome_is_read_as_it_was(max_model_len: int, takes_unasked: bool) ->
 @given(st.text())
 def test_a_refusal_gives_its_reason(reason: str) -> None:
     with pytest.raises(HandshakeError) as caught:
-        decode_answer(encode_refused(Refused(reason)))
+        decode_answer(encode_refusal(reason))
     assert str(caught.value) == reason
 
 

@@ -24,12 +24,11 @@ from keepsight.ipc.handshake import (
     HELLO,
     REFUSED,
     Hello,
-    Refused,
     Welcome,
     decode_answer,
     decode_hello,
     encode_hello,
-    encode_refused,
+    encode_refusal,
     encode_welcome,
 )
 from keepsight.ipc.peers import Peer, Peers, Source
@@ -50,7 +49,7 @@ MAX_OUTBOX_BYTES = 2**30
 MESSAGE_OVERHEAD_BYTES = 512
 # How long until one that does not read, and so could not be told that it was cut off, is told again.
 RETELL_MS = 1000
-DOES_NOT_READ = Refused("it did not read what the engine sent")
+DOES_NOT_READ = "it did not read what the engine sent"
 
 
 class FrontendChannel:
@@ -163,8 +162,8 @@ class EngineListener:
         self._peers = Peers()
         # The kernel's names of the connections that there are.
         self._open_fds: set[int] = set()
-        # Connections that were cut off and could not be told.
-        self._untold: dict[bytes, Refused] = {}
+        # Connections that were cut off and could not be told why.
+        self._untold: dict[bytes, str] = {}
         limits = max_outbox_bytes, max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
         self._io = ZmqSocket[_Outgoing]("listens", "engine listener", *limits)
         self._io.start(endpoint, self._turn, lambda reason, is_closed: None)
@@ -206,8 +205,8 @@ class EngineListener:
         for source, frames in self._io.receive():
             self._read(source, frames)
         self._io.send_waiting(self._send)
-        for routing_id, refused in list(self._untold.items()):
-            self._refuse(routing_id, refused)
+        for routing_id, reason in list(self._untold.items()):
+            self._refuse(routing_id, reason)
 
     def _note_connections(self) -> None:
         for event in self._io.take_events():
@@ -239,11 +238,11 @@ class EngineListener:
         except (WireError, HandshakeError) as error:
             if frames[0] == HELLO:
                 logger.warning("a frontend was refused: %s", error)
-            self._refuse(source.routing_id, Refused(str(error)))
+            self._refuse(source.routing_id, str(error))
 
     def _welcome_peer(self, peer: Peer) -> None:
         self._lose(self._peers.at_fd(peer.source.fd))
-        self._lose(self._peers.named(peer.frontend_id), Refused("another one came under this name"))
+        self._lose(self._peers.named(peer.frontend_id), "another one came under this name")
         # What waits is for those who were there.
         self._io.send_waiting(self._send)
         with self._io.lock:  # nobody else sends it anything before
@@ -269,7 +268,7 @@ class EngineListener:
             if peer is None:
                 continue
             if frames is None:
-                self._drop(peer, Refused("the engine has given up this frontend"))
+                self._drop(peer, "the engine has given up this frontend")
             else:
                 self._send_to(peer, frames)
         return True
@@ -278,22 +277,23 @@ class EngineListener:
         if not self._try_send(peer, frames):
             self._lose(peer, DOES_NOT_READ)
 
-    def _lose(self, peer: Peer | None, refused: Refused | None = None) -> None:
+    def _lose(self, peer: Peer | None, reason: str | None = None) -> None:
         if peer is not None:
-            self._drop(peer, refused)
+            self._drop(peer, reason)
             self._on_lost(peer.frontend_id)
 
-    def _drop(self, peer: Peer, refused: Refused | None) -> None:
+    def _drop(self, peer: Peer, reason: str | None) -> None:
+        """None: it has ended, and cannot be told."""
         self._peers.remove(peer)
-        if refused is not None:
-            logger.warning("frontend %s is cut off: %s", peer.frontend_id, refused.reason)
-            self._refuse(peer.source.routing_id, refused)
+        if reason is not None:
+            logger.warning("frontend %s is cut off: %s", peer.frontend_id, reason)
+            self._refuse(peer.source.routing_id, reason)
 
-    def _refuse(self, routing_id: bytes, refused: Refused) -> None:
+    def _refuse(self, routing_id: bytes, reason: str) -> None:
         try:
-            self._io.send([routing_id, *encode_refused(refused)])
+            self._io.send([routing_id, *encode_refusal(reason)])
         except UnreadError:
-            self._untold[routing_id] = refused
+            self._untold[routing_id] = reason
             return
         except NobodyThereError:
             pass

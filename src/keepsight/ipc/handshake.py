@@ -1,8 +1,8 @@
 """What a frontend and an engine say to each other before anything else.
 
-    frontend: Hello     engine: Welcome, or Refused
+    frontend: Hello     engine: Welcome, or a refusal: it is not, or no longer, connected
 
-The first two frames of a Hello and the whole of a Refused have one form for ever, so that two versions of this program
+The first two frames of a Hello and the whole of a refusal have one form for ever, so that two versions of this program
 can still say why they do not fit.
 """
 
@@ -37,13 +37,6 @@ class Welcome:
     takes_unasked: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """You are not, or no longer, connected."""
-
-    reason: str
-
-
 G = TypeVar("G", Hello, Welcome)
 
 
@@ -55,8 +48,8 @@ def encode_welcome(welcome: Welcome) -> list[Frame]:
     return [WELCOME, _VERSION, msgspec.msgpack.encode(welcome)]
 
 
-def encode_refused(refused: Refused) -> list[Frame]:
-    return [REFUSED, refused.reason.encode("utf-8", "backslashreplace")]
+def encode_refusal(reason: str) -> list[Frame]:
+    return [REFUSED, reason.encode("utf-8", "backslashreplace")]
 
 
 def decode_hello(frames: Sequence[Frame]) -> Hello:
