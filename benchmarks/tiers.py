@@ -30,7 +30,7 @@ from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.entry_format import HEADER_BYTES
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.policies import POLICIES
-from keepsight.tiers.redis_tier import RedisTier
+from keepsight.tiers.redis_tier import RedisTier, _name
 from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
 from keepsight.tiers.tier import StoredArray, Tier
 from keepsight.tiers.tiered_store import TieredStore
@@ -104,7 +104,7 @@ def measure_get(kind: str, url: str, entries: int, rounds: int) -> None:
 
         def raw_get(number: int) -> None:
             """The server's reply as it comes, neither parsed nor checked."""
-            name = tier._prefix + key_of(number).encode()
+            name = _name(key_of(number))
             raw.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name))
             fill(raw, HEADER_BYTES + NUM_BYTES + len(b"$%d\r\n\r\n" % (HEADER_BYTES + NUM_BYTES)))
 

@@ -38,10 +38,10 @@ def tier(server: FakeServer) -> Iterator[RedisTier]:
 
 def set_patience(tier: RedisTier, seconds: float) -> None:
     """Also of the connections that it has: little only for what never comes, or a busy machine is taken for it."""
-    tier._timeout = seconds
-    for connection in (tier._reader._connection, tier._writer._connection):
-        if connection is not None:
-            connection._timeout = seconds
+    for line in (tier._reader, tier._writer):
+        line._timeout = seconds
+        if line._connection is not None:
+            line._connection._timeout = seconds
 
 
 def get(tier: RedisTier, number: int) -> StoredArray | None:

@@ -10,14 +10,14 @@ Without one, the server's own `maxmemory` is the budget.
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from keepsight.errors import TierError
 from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_header, read_entry
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
-from keepsight.tiers.resp import Part, RefusedError, Reply, RespConnection, WrongTypeError, parse_address
+from keepsight.tiers.resp import Part, RedisAddress, RefusedError, Reply, RespConnection, WrongTypeError, parse_address
 from keepsight.tiers.tier import StoredArray, TierStats
 
 # How a server begins that gives what it has, and takes nothing: full, a replica, one whose own disk is full, one alone.
@@ -26,6 +26,8 @@ _TAKES_NOTHING = ("OOM", "READONLY", "MISCONF", "NOREPLICAS")
 _MAX_EVICTIONS = 1000
 # That one write spends on counting what lies there.
 _COUNTING_SECONDS = 0.2
+_PREFIX = b"keepsight:{embeddings}:"
+_ACCOUNTS_NAME = _PREFIX + b":accounts"
 # All accounts are one sorted set, which a server that is short of memory lets go whole or not at all.  In it are
 #   <key>:<size>  by its turn, from 1 on: a counter, as no clock of any machine counts
 #   total         the sum of these sizes, below zero
@@ -82,20 +84,11 @@ return 0
 class RedisTier:
     name = "remote"
 
-    def __init__(
-        self,
-        url: str,
-        max_bytes: int | None = None,
-        *,
-        timeout: float = 2.0,
-        prefix: str = "keepsight:{embeddings}:",
-    ) -> None:
+    def __init__(self, url: str, max_bytes: int | None = None, *, timeout: float = 2.0) -> None:
         """Raises InvalidArgumentError if the address is none; a server that is not there raises later."""
-        self._address, self._max_bytes, self._timeout = parse_address(url), max_bytes, timeout
-        self._prefix = prefix.encode()
-        self._accounts = self._prefix + b":accounts"
-        self._reader = _Line(lambda: RespConnection(self._address, self._timeout))
-        self._writer = _Line(lambda: RespConnection(self._address, self._timeout))
+        self._max_bytes = max_bytes
+        address = parse_address(url)
+        self._reader, self._writer = _Line(address, timeout), _Line(address, timeout)
         self._num_evictions = self._num_damaged = 0
         # One under way: by which connection, and what is left of it.
         self._counting: tuple[RespConnection, Iterator[None]] | None = None
@@ -109,18 +102,18 @@ class RedisTier:
         return False
 
     def get(self, key: str) -> StoredArray | None:
-        commands: list[list[Part]] = [[b"GET", self._prefix + key.encode()]]
+        commands: list[list[Part]] = [[b"GET", _name(key)]]
         if self._max_bytes is not None:
-            commands.append(self._script(_COUNT, key.encode()))
+            commands.append(_script(_COUNT, key.encode()))
         try:
             with self._reader.held() as connection:
-                return connection.exchange(commands, lambda: self._read(connection, key, len(commands) - 1))
+                return connection.exchange(commands, lambda: self._read(connection, key))
         except DamagedEntryError:
             self._num_damaged += 1
             self.drop(key)
             return None
 
-    def _read(self, connection: RespConnection, key: str, num_more: int) -> StoredArray | None:
+    def _read(self, connection: RespConnection, key: str) -> StoredArray | None:
         try:
             size = connection.read_size()
         except WrongTypeError as error:
@@ -129,7 +122,7 @@ class RedisTier:
         if size is not None:
             array = read_entry(key, size, connection.read_into)
             connection.end_value()
-        for _ in range(num_more):
+        if self._max_bytes is not None:
             # A use that is not noted, as a full server does not: only the order suffers.
             with suppress(RefusedError):
                 connection.read_reply()
@@ -151,11 +144,11 @@ class RedisTier:
         return is_kept
 
     def _put(self, connection: RespConnection, key: str, value: tuple[bytes, memoryview]) -> bool:
-        store: list[Part] = [b"SET", self._prefix + key.encode(), value]
+        store: list[Part] = [b"SET", _name(key), value]
         if self._max_bytes is None:
             connection.run(store)
             return True
-        admit = self._script(_ADMIT, key.encode(), str(self._max_bytes).encode())
+        admit = _script(_ADMIT, key.encode(), str(self._max_bytes).encode())
         for _ in range(2):
             replies = connection.run_all([[b"MULTI"], store, admit, [b"EXEC"]])
             match replies[3]:
@@ -186,11 +179,11 @@ class RedisTier:
     def _count_by_page(self, connection: RespConnection) -> Iterator[None]:
         """All that lies there, by several servers at once if need be: each is counted once."""
         token = secrets.token_hex(16).encode()
-        connection.run([b"ZADD", self._accounts, b"0", token])
+        connection.run([b"ZADD", _ACCOUNTS_NAME, b"0", token])
         for keys in self._pages(connection):
-            connection.run_all([self._script(_COUNT, key.encode()) for key in keys])
+            connection.run_all([_script(_COUNT, key.encode()) for key in keys])
             yield
-        connection.run(self._script(_END_COUNTING, token))
+        connection.run(_script(_END_COUNTING, token))
 
     def list_sizes(self) -> dict[str, int]:
         """Bytes of all servers' entries under this prefix."""
@@ -200,7 +193,7 @@ class RedisTier:
 
     def _size_of(self, connection: RespConnection, key: str) -> int:
         try:
-            return _int(connection.run([b"STRLEN", self._prefix + key.encode()]))
+            return _int(connection.run([b"STRLEN", _name(key)]))
         except WrongTypeError:
             return 0
 
@@ -216,16 +209,16 @@ class RedisTier:
     def drop(self, key: str) -> None:
         with self._writer.held() as connection:
             if self._max_bytes is None:
-                connection.run([b"DEL", self._prefix + key.encode()])
+                connection.run([b"DEL", _name(key)])
             else:
-                connection.run(self._script(_DROP, key.encode()))
+                connection.run(_script(_DROP, key.encode()))
 
     def clear(self) -> None:
         """Of all servers' entries under this prefix."""
         with self._writer.held() as connection:
             for keys in self._pages(connection):
-                connection.run_all([[b"DEL", self._prefix + key.encode()] for key in keys])
-            connection.run([b"DEL", self._accounts])
+                connection.run_all([[b"DEL", _name(key)] for key in keys])
+            connection.run([b"DEL", _ACCOUNTS_NAME])
 
     def stats(self) -> TierStats:
         return TierStats(0, self._max_bytes, 0, self._num_evictions, self._num_damaged)
@@ -238,39 +231,35 @@ class RedisTier:
         sizes = self.list_sizes()
         if self._max_bytes is not None:
             with self._writer.held() as connection:
-                total = -_int(connection.run([b"ZSCORE", self._accounts, b"total"]) or 0)
+                total = -_int(connection.run([b"ZSCORE", _ACCOUNTS_NAME, b"total"]) or 0)
             assert sum(sizes.values()) <= total <= self._max_bytes, (sizes, total)
 
     def _pages(self, connection: RespConnection) -> Iterator[list[str]]:
         """The keys of all entries.  What others keep under names that begin alike is none, nor are the accounts."""
         cursor = b"0"
-        pattern = self._prefix.replace(b"[", rb"\[") + b"*"
         while True:
-            match connection.run([b"SCAN", cursor, b"MATCH", pattern, b"COUNT", b"1000"]):
+            match connection.run([b"SCAN", cursor, b"MATCH", _PREFIX + b"*", b"COUNT", b"1000"]):
                 case [bytes(cursor), list(names)]:
-                    found = (name.removeprefix(self._prefix) for name in names if isinstance(name, bytes))
+                    found = (name.removeprefix(_PREFIX) for name in names if isinstance(name, bytes))
                     yield list(filter(is_entry_key, (name.decode("ascii", "replace") for name in found)))
                 case other:
                     raise TierError(f"SCAN: {other!r}")
             if cursor == b"0":
                 return
 
-    def _script(self, script: str, *arguments: bytes) -> list[Part]:
-        return [b"EVAL", script.encode(), b"1", self._accounts, self._prefix, *arguments]
-
 
 class _Line:
     """One connection, made when it is needed, and anew after a fault or when the server has closed it meanwhile."""
 
-    def __init__(self, connect: Callable[[], RespConnection]) -> None:
-        self._connect = connect
+    def __init__(self, address: RedisAddress, timeout: float) -> None:
+        self._address, self._timeout = address, timeout
         self._lock = threading.Lock()
         self._connection: RespConnection | None = None
 
     @contextmanager
     def held(self) -> Iterator[RespConnection]:
         with self._lock:
-            connection = self._take() or self._connect()
+            connection = self._take() or RespConnection(self._address, self._timeout)
             try:
                 yield connection
             except BaseException:
@@ -291,6 +280,14 @@ class _Line:
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()
+
+
+def _name(key: str) -> bytes:
+    return _PREFIX + key.encode()
+
+
+def _script(script: str, *arguments: bytes) -> list[Part]:
+    return [b"EVAL", script.encode(), b"1", _ACCOUNTS_NAME, _PREFIX, *arguments]
 
 
 def _int(reply: Reply) -> int:

@@ -58,12 +58,12 @@ class RedisAddress:
 def parse_address(url: str, field: str = "redis") -> RedisAddress:
     """redis://user:password@host:port/database, rediss:// for TLS, unix:///path?db=0."""
     parts = _split(url, field)
-    named = parse_qs(parts.query, keep_blank_values=True).keys()
-    if parts.fragment or named - ({"db"} if parts.scheme == "unix" else set()):
+    named = parse_qs(parts.query, keep_blank_values=True)
+    if parts.fragment or named.keys() - ({"db"} if parts.scheme == "unix" else set()):
         raise InvalidArgumentError(field, "nothing may follow the address but ?db= of a unix socket")
     try:
         port = parts.port
-        database = (parse_qs(parts.query).get("db") or ["0"])[0] if parts.scheme == "unix" else parts.path.strip("/")
+        database = named.get("db", [""])[0] if parts.scheme == "unix" else parts.path.strip("/")
         number = int(database or 0)
     except ValueError:
         raise InvalidArgumentError(field, "neither port nor database may be other than a number") from None
