@@ -6,7 +6,6 @@ loop falls asleep: whoever reads them after an answer finds that answer counted.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -76,8 +75,6 @@ class EngineMeter:
         self._copied_at, self._num_sequences = 0.0, 0
         # Since then: as many may have ended.
         self._has_somebody_come = False
-        self._num_own_hit_tokens = self._num_loaded_hit_tokens = 0
-        self._num_device_hits = Counter[Modality]()
         self._encoding, self._prompt_token = {modality: MeanCost() for modality in MODALITIES}, BulkCost()
         # By media hash and by encoder key.
         self._modalities = _Recent[Modality]()
@@ -225,24 +222,18 @@ class EngineMeter:
         counters.follow(PREFIX.evictions, kv.pool.num_evicted)
         found, findable = kv.pool.num_findable, kv.pool.num_blocks if kv.is_caching else 0
         counters.set_all(PREFIX.sizes(found * per_block, findable * per_block, found))
-        num_loaded, num_own = kv.num_loaded_hit_tokens, kv.num_hit_tokens - kv.num_loaded_hit_tokens
-        counters.follow(PREFIX.hits[ALL], num_own)
-        counters.follow(PREFIX_DISK.hits[ALL], num_loaded)
-        each = self._prompt_token.seconds
-        counters.add(PREFIX.saved_seconds[ALL], (num_own - self._num_own_hit_tokens) * each)
-        counters.add(PREFIX_DISK.saved_seconds[ALL], (num_loaded - self._num_loaded_hit_tokens) * each)
-        self._num_own_hit_tokens, self._num_loaded_hit_tokens = num_own, num_loaded
+        num_own = kv.num_hit_tokens - kv.num_loaded_hit_tokens
+        for slots, num_hit_tokens in ((PREFIX, num_own), (PREFIX_DISK, kv.num_loaded_hit_tokens)):
+            num_new = counters.follow(slots.hits[ALL], num_hit_tokens)
+            counters.add(slots.saved_seconds[ALL], num_new * self._prompt_token.seconds)
 
     def _copy_embeddings(self) -> None:
         media, counters, slots = self._scheduler.media, self._counters, ENCODER["device"]
         cache = media.encoder_cache
         for modality, num_queries in media.num_queries.items():
-            num_hits = media.num_hits[modality]
             counters.follow(slots.queries[modality], num_queries)
-            counters.follow(slots.hits[modality], num_hits)
-            num_new = num_hits - self._num_device_hits[modality]
+            num_new = counters.follow(slots.hits[modality], media.num_hits[modality])
             counters.add(slots.saved_seconds[modality], num_new * self._encoding[modality].seconds)
-            self._num_device_hits[modality] = num_hits
         counters.follow(slots.evictions, cache.num_evictions)
         counters.set_all(slots.sizes(cache.num_bytes, cache.max_bytes, cache.num_entries))
         counters.set(EMBEDDINGS_PINNED, cache.num_pinned_bytes)

@@ -52,9 +52,10 @@ class Counters:
         for slot, value in values.items():
             self.set(slot, value)
 
-    def follow(self, slot: int, value: float) -> None:
-        """Of what somebody else in this process counts from 0 on."""
-        self._numbers[slot] = self._before[slot] + value
+    def follow(self, slot: int, value: float) -> float:
+        """Of what somebody else in this process counts from 0 on: by how much that has grown since it was followed."""
+        before, self._numbers[slot] = self._numbers[slot], self._before[slot] + value
+        return self._numbers[slot] - before
 
     def observe(self, slot: int, seconds: float) -> None:
         """Of a histogram."""
