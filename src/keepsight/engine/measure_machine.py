@@ -18,15 +18,10 @@ _VERSIONS = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "me
 
 
 def measure_machine(device: torch.device) -> Machine:
-    host_total, host_available = measure_host_memory()
-    if device.type == "cpu":
-        return Machine(
-            device="cpu",
-            total_bytes=host_total,
-            available_bytes=host_available,
-            available_host_bytes=host_available,
-        )
-    available, total = torch.cuda.mem_get_info(device)
+    total, host_available = measure_host_memory()
+    available = host_available
+    if device.type != "cpu":
+        available, total = torch.cuda.mem_get_info(device)
     return Machine(
         device=device.type, total_bytes=total, available_bytes=available, available_host_bytes=host_available
     )
