@@ -50,14 +50,13 @@ def test_without_a_home_a_folder_has_to_be_named(text: str, without_home: None) 
 
 
 def test_each_tier_is_optional(tmp_path: Path) -> None:
-    assert open_tiers() is None
     for host_bytes, disk, remote in [
+        (0, None, None),
         (10, None, None),
         (0, DiskPlace(tmp_path), None),
         (10, DiskPlace(tmp_path), RemotePlace("redis://x")),
     ]:
         store = open_tiers(host_bytes, disk, remote)
-        assert store is not None
         assert list(store.stats()) == ["host"] * bool(host_bytes) + ["disk"] * bool(disk) + ["remote"] * bool(remote)
         store.close()
 
@@ -65,7 +64,6 @@ def test_each_tier_is_optional(tmp_path: Path) -> None:
 def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(tmp_path: Path) -> None:
     told = list[str]()
     store = open_tiers(4000, DiskPlace(tmp_path, 64), on_drop=told.append)
-    assert store is not None
     for number in range(2):
         store.store(key_of(number), array_of(number))
         assert store.wait_written(PATIENCE_SECONDS)

@@ -18,7 +18,6 @@ from keepsight.tiers.entry_key import entry_key, model_content_digest
 from keepsight.tiers.open_tiers import DiskPlace, RemotePlace, open_tiers, parse_disk_place
 from keepsight.tiers.resp import parse_address
 from keepsight.tiers.tier import StoredArray
-from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import TraceRecorder
 
 logger = logging.getLogger(__name__)
@@ -47,6 +46,8 @@ class TierPlan:
         move_in_host: Callable[[StoredArray], StoredArray] | None = None,
     ) -> EmbeddingTiers | None:
         """None if there is nothing to do.  `place`: where embeddings are computed, in which precision."""
+        if not (host_bytes or self.disk or self.remote or self.trace):
+            return None
         # What may fail comes first: a store has threads.
         name = self.namer(processor, place)
         trace = None if self.trace is None else _open_trace(self.trace)
@@ -54,9 +55,6 @@ class TierPlan:
         store = open_tiers(
             host_bytes, self.disk, self.remote, policy=self.policy, on_drop=dropped.append, move_in_host=move_in_host
         )
-        if store is None and trace is None:
-            return None
-        store = store or TieredStore(None, [])
         logger.info("tiers of embeddings: %s", ", ".join(store.stats()) or "none")
         return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
 
@@ -66,7 +64,6 @@ class TierPlan:
             return None
         name = self.namer(f"stretches of {pages.shape[1]} blocks, pictures {processor}", place)
         store = open_tiers(disk=self.prefix_disk, policy="lru", keeps_first=True)
-        assert store is not None
         return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
 
     def namer(self, processor: str, place: str) -> Callable[[str], str]:

@@ -62,16 +62,14 @@ def open_tiers(
     keeps_first: bool = False,
     on_drop: OnDrop = ignore_drop,
     move_in_host: Callable[[StoredArray], StoredArray] | None = None,
-) -> TieredStore | None:
-    """None if there is no tier at all.  Raises InvalidArgumentError for what is no address."""
+) -> TieredStore:
+    """Raises InvalidArgumentError for what is no address."""
     others: list[Tier] = []
     if disk is not None:
         others.append(DiskTier(disk.directory, disk.max_bytes, policy, on_drop=on_drop))
     if remote is not None:
         others.append(RedisTier(remote.url, remote.max_bytes))
-    if not others and host_bytes <= 0:
-        return None
-    host = HostTier(host_bytes, policy, on_drop=on_drop, move=move_in_host) if host_bytes > 0 else None
+    host = HostTier(host_bytes, policy, on_drop=on_drop, move=move_in_host) if host_bytes else None
     return TieredStore(host, others, on_drop=on_drop, keeps_first=keeps_first)
 
 
