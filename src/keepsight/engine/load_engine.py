@@ -45,9 +45,7 @@ def load_engine(
     model = load_model_for(config, place, measure_machine(place.device).available_bytes)
     adapters = load_adapters(config, model)
     machine = part.of_memory(measure_machine(place.device))
-    # What has more tokens than there are positions is refused when it comes.
-    largest = 0 if processor_config is None else min(processor_config.max_tokens_per_item, max_model_len)
-    size = measure_model(model, max_model_len, largest, takes_prompt_embeds=config.enable_prompt_embeds)
+    size = _measure_model(model, config, processor_config, max_model_len)
     engine_config = resolve_config(config, size, machine)
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
     processor = describe_processor(processor_config or NO_PROCESSOR)
@@ -130,15 +128,15 @@ def make_guides(config: Config, end_ids: frozenset[int]) -> GuideMaker:
     return GuideMaker(config.directory / "tokenizer.json", end_ids)
 
 
-def measure_model(
-    model: Model, max_model_len: int, largest_picture: int = 0, *, takes_prompt_embeds: bool = False
+def _measure_model(
+    model: Model, config: Config, processor_config: ProcessorConfig | None, max_model_len: int
 ) -> ModelSize:
-    """`largest_picture`: in tokens, where not all have as many as the model says."""
     shape = model.shape
-    tokens_per_strip = TOKENS_PER_STRIP if takes_prompt_embeds else 0
+    # What has more tokens than there are positions is refused when it comes.
+    largest = 0 if processor_config is None else min(processor_config.max_tokens_per_item, max_model_len)
     return ModelSize(
         max_model_len=max_model_len,
-        tokens_per_item=shape.tokens_per_image or max(largest_picture, tokens_per_strip),
+        tokens_per_item=shape.tokens_per_image or max(largest, TOKENS_PER_STRIP * config.enable_prompt_embeds),
         bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.of_keys.itemsize,
         bytes_per_embedding=shape.media_width * model.place.dtype.itemsize,
         bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,
