@@ -73,7 +73,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
         num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, encoder_cache.max_bytes),
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
-        blocks_per_stretch=_choose_stretch(config),
+        blocks_per_stretch=max(1, TOKENS_PER_STRETCH // config.block_size) if config.has_prefix_disk else 0,
         max_prompt_ends=MAX_BYTES_OF_PROMPT_ENDS // size.bytes_of_logits,
     )
     return EngineConfig(
@@ -227,10 +227,6 @@ def _choose_num_blocks(
     return _derive(
         "num_blocks", num_blocks, f"{num_bytes / GIB:.2f} GiB of the {machine.available_bytes / GIB:.2f} left"
     )
-
-
-def _choose_stretch(config: Config) -> int:
-    return max(1, TOKENS_PER_STRETCH // config.block_size) if config.has_prefix_disk else 0
 
 
 def _count_blocks(name: str, num_bytes: int, bytes_per_block: int) -> int:
