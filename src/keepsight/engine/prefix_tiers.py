@@ -52,11 +52,9 @@ class LoadedStretches(NamedTuple):
 @dataclass(slots=True, eq=False)
 class _Reading:
     load: StretchLoad
-    seconds: float
+    deadline: float
     # So many are to be had, as far as is known.
     num_there: int
-    # Once the first was asked for.
-    deadline: float | None = None
     num_asked: int = 0
     num_taken: int = 0
     # By their place, until their turn has come.
@@ -87,7 +85,8 @@ class PrefixTiers:
         self._store, self._name, self._pages, self._wake, self._clock = store, name, pages, wake, clock
         self._answers: deque[_Answer] = deque()
         self._readings: list[_Reading] = []
-        self._waiting: deque[_Reading] = deque()
+        # With the seconds that they may take from when the first is asked for.
+        self._waiting: deque[tuple[StretchLoad, float]] = deque()
         self._loop_thread = 0
         self._epoch = 0
 
@@ -104,8 +103,7 @@ class PrefixTiers:
 
     def load(self, load: StretchLoad, seconds: float) -> None:
         """`seconds`: what computing all of it would take; 0 where nobody knows.  Answered by `take_loaded`."""
-        patience = LEAST_SECONDS + (seconds or UNKNOWN_SECONDS)
-        self._waiting.append(_Reading(load, patience, len(load.hashes)))
+        self._waiting.append((load, LEAST_SECONDS + (seconds or UNKNOWN_SECONDS)))
 
     def take_loaded(self) -> list[LoadedStretches]:
         """What has come since; more is asked for."""
@@ -119,7 +117,8 @@ class PrefixTiers:
         loaded = [self._advance(reading) for reading in self._readings]
         self._readings = [reading for reading in self._readings if not reading.is_done]
         while self._waiting and len(self._readings) < LOADS_AT_ONCE:
-            reading = self._waiting.popleft()
+            load, patience = self._waiting.popleft()
+            reading = _Reading(load, self._clock() + patience, len(load.hashes))
             loaded.append(self._advance(reading))
             if not reading.is_done:
                 self._readings.append(reading)
@@ -139,20 +138,16 @@ class PrefixTiers:
     def _ask(self, reading: _Reading) -> None:
         """For some more.  What is not known others may have put there: it is asked for once all before it has come."""
         now = self._clock()
-        if reading.deadline is None:
-            reading.deadline = now + reading.seconds
         most = reading.num_taken + max(1, STRETCHES_AT_ONCE // max(1, len(self._readings)))
         for place in range(reading.num_asked, min(reading.num_there, most)):
             if now > reading.deadline:
                 reading.num_there = reading.num_asked
                 return
             name = self._name(reading.load.hashes[place])
-            is_known = self._store.find(name) is not None
-            if not is_known and place > reading.num_taken:
+            if place > reading.num_taken and self._store.find(name) is None:
                 return
             reading.num_asked = place + 1
-            left = reading.deadline - now
-            self._store.load(name, left, partial(self._take_answer, reading, place, self._epoch))
+            self._store.load(name, reading.deadline - now, partial(self._take_answer, reading, place, self._epoch))
 
     def _take_answer(
         self, reading: _Reading, place: int, epoch: int, _name: str, array: StoredArray | None, _tier: str | None
