@@ -111,7 +111,10 @@ class DiskTier:
         # If it cannot be noted, only the order suffers.
         with suppress(OSError):
             os.utime(descriptor, ns=(now, now))
-        self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
+        self._learn(key, array, now)
+
+    def _learn(self, key: str, array: StoredArray, last_use: int) -> None:
+        self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, last_use)
 
     def _remove_damaged(self, key: str, descriptor: int | None, error: DamagedEntryError) -> None:
         self._num_damaged += 1
@@ -160,8 +163,11 @@ class DiskTier:
             return False
         header = pack_header(_checked(key), array)
         with self._changing():
-            if (self._entries / key).exists():
-                return self._learn_other(key, array)
+            if (path := self._entries / key).exists():
+                # Another has put it there meanwhile, or it is a stray folder.
+                if is_file := path.is_file():
+                    self._learn(key, array, self._now_ns())
+                return is_file
             if not self._make_room(_occupied(num_bytes)):
                 return False
             aside, descriptor = self._reserve(num_bytes)
@@ -174,12 +180,6 @@ class DiskTier:
         finally:
             os.close(descriptor)
         return True
-
-    def _learn_other(self, key: str, array: StoredArray) -> bool:
-        """What another has put there meanwhile."""
-        if is_file := (self._entries / key).is_file():
-            self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, self._now_ns())
-        return is_file
 
     def note_use(self, key: str) -> None:
         now = self._now_ns()
@@ -306,7 +306,7 @@ class DiskTier:
                 return
             os.utime(aside, ns=(now, now))
             aside.rename(path)
-            self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, now)
+            self._learn(key, array, now)
 
     def _give_back(self, aside: Path) -> None:
         # If even that fails, the next count finds it.
