@@ -26,6 +26,7 @@ SUPERVISE = """
 import ctypes, logging, socket, sys
 from pathlib import Path
 from keepsight import supervisor
+from keepsight.api_settings import ApiSettings
 from keepsight.cli.main import main
 from keepsight.errors import ServerStartError
 from keepsight.ipc.control import LOG_FORMAT
@@ -38,7 +39,8 @@ logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
     options={"model": "some/model"}, model_name="mine", files={}, run_directory=Path(path), pixel_mode="shared",
-    num_frontends=int(num_frontends), num_engines=int(num_engines), shutdown_seconds=float(shutdown_seconds),
+    num_frontends=int(num_frontends), num_engines=int(num_engines), api=ApiSettings(),
+    shutdown_seconds=float(shutdown_seconds),
 )
 with socket.create_server(("127.0.0.1", 0)) as listener, take_signals() as signals:
     try:

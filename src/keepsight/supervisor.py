@@ -48,7 +48,6 @@ logger = logging.getLogger(__name__)
 # -P: a file in the folder that one happens to be in must not pass for a module.
 ENGINE = (sys.executable, "-P", "-m", "keepsight.engine.engine_process")
 FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
-NO_WISHES = ApiSettings()
 # So many times in a row may the start of an engine, or of a frontend, of one rank fail once the server has run.
 MAX_FAILED_STARTS = 3
 # Who ends by itself so soon after it was ready was not: its successor would hardly live longer.
@@ -70,12 +69,12 @@ class ServerSettings:
     files: Files
     run_directory: Path
     pixel_mode: PixelMode
-    num_frontends: int = 1
+    num_frontends: int
     # That do the same work, each with a part of the machine.
-    num_engines: int = 1
-    api: ApiSettings = NO_WISHES
+    num_engines: int
+    api: ApiSettings
     # For answers that run when the server is asked to end.
-    shutdown_seconds: float = 30.0
+    shutdown_seconds: float
 
 
 class _Stage(enum.IntEnum):
@@ -175,7 +174,7 @@ class Supervisor:
         for key, _ in self._selector.select(timeout):
             key.data()
         if time.monotonic() >= self._deadline:
-            self._enter(_Stage(min(self._stage + 1, _Stage.KILLING)))
+            self._enter(self._next_stage())
 
     # Starting -------------------------------------------------------------------------------------------------
 
@@ -323,10 +322,10 @@ class Supervisor:
     def _heed_request_to_end(self, number: int) -> None:
         """The first lets answers finish, the next tells them that they will not, the next waits for nobody."""
         status = INTERRUPTED if number == signal.SIGINT else 0
-        if self._stage is _Stage.STARTING:
-            self._end(status, _Stage.KILLING)
-        else:
-            self._end(status, _Stage(min(max(self._stage + 1, _Stage.DRAINING), _Stage.KILLING)))
+        self._end(status, _Stage.KILLING if self._stage is _Stage.STARTING else self._next_stage())
+
+    def _next_stage(self) -> _Stage:
+        return _Stage(min(self._stage + 1, _Stage.KILLING))
 
     def _end(self, status: int, stage: _Stage) -> None:
         if self._status is None:
