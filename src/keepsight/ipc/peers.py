@@ -25,7 +25,6 @@ class Peers:
     def __init__(self) -> None:
         self._by_routing_id: dict[bytes, Peer] = {}
         self._by_frontend_id: dict[str, Peer] = {}
-        self._by_fd: dict[int, Peer] = {}
 
     def all(self) -> list[Peer]:
         return list(self._by_routing_id.values())
@@ -37,23 +36,21 @@ class Peers:
         return self._by_frontend_id.get(frontend_id)
 
     def at_fd(self, fd: int) -> Peer | None:
-        return self._by_fd.get(fd)
+        return next((peer for peer in self._by_routing_id.values() if peer.source.fd == fd), None)
 
     def add(self, peer: Peer) -> None:
-        assert peer.source.fd not in self._by_fd, peer
+        assert self.at_fd(peer.source.fd) is None, peer
         assert peer.frontend_id not in self._by_frontend_id, peer
         self._by_routing_id[peer.source.routing_id] = peer
         self._by_frontend_id[peer.frontend_id] = peer
-        self._by_fd[peer.source.fd] = peer
 
     def remove(self, peer: Peer) -> None:
         del self._by_routing_id[peer.source.routing_id]
         del self._by_frontend_id[peer.frontend_id]
-        del self._by_fd[peer.source.fd]
 
     def check_invariants(self) -> None:
         for routing_id, peer in self._by_routing_id.items():
             assert peer.source.routing_id == routing_id
             assert self._by_frontend_id[peer.frontend_id] is peer
-            assert self._by_fd[peer.source.fd] is peer
-        assert len(self._by_routing_id) == len(self._by_frontend_id) == len(self._by_fd)
+            assert self.at_fd(peer.source.fd) is peer
+        assert len(self._by_routing_id) == len(self._by_frontend_id)
