@@ -41,9 +41,6 @@ class FakeTier:
     def note_use(self, key: str) -> None:
         self.uses.append(key)
 
-    def drop(self, key: str) -> None:
-        self.entries.pop(key, None)
-
     def clear(self) -> None:
         self.entries.clear()
 

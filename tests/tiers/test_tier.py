@@ -59,13 +59,10 @@ def test_type_and_shape_come_back(tier: Tier, shape: tuple[int, ...], dtype: str
     assert_equal(tier.get(key_of(0)), array)
 
 
-def test_what_was_never_put_dropped_or_cleared_is_none(tier: Tier) -> None:
+def test_what_was_never_put_or_was_cleared_is_none(tier: Tier) -> None:
     assert tier.get(key_of(0)) is None
     for number in range(3):
         tier.put(key_of(number), array_of(number))
-    tier.drop(key_of(1))
-    tier.drop(key_of(1))
-    assert [tier.get(key_of(number)) is None for number in range(3)] == [False, True, False]
     tier.clear()
     assert all(tier.get(key_of(number)) is None and not tier.has(key_of(number)) for number in range(3))
 
@@ -124,13 +121,11 @@ class _Calls(RuleBasedStateMachine):
     def __init__(self, tier: Tier) -> None:
         super().__init__()
         self.tier = tier
-        self.dropped: set[int] = set()
 
     @rule(number=keys)
     def put(self, number: int) -> None:
         # A key names one value for ever.
         assert self.tier.put(key_of(number), self.array(number))
-        self.dropped.discard(number)
         assert self.tier.has(key_of(number))
 
     @rule(number=keys)
@@ -139,18 +134,12 @@ class _Calls(RuleBasedStateMachine):
         found = self.tier.get(key_of(number))
         assert (found is not None) == was_known
         if found is not None:
-            assert number not in self.dropped
             assert_equal(found, self.array(number))
-
-    @rule(number=keys)
-    def drop(self, number: int) -> None:
-        self.tier.drop(key_of(number))
-        self.dropped.add(number)
-        assert not self.tier.has(key_of(number))
 
     @rule()
     def clear(self) -> None:
         self.tier.clear()
+        assert not self.tier.stats().num_entries
 
     @staticmethod
     def array(number: int) -> StoredArray:

@@ -188,11 +188,6 @@ class DiskTier:
             os.utime(self._entries / _checked(key), ns=(now, now), follow_symlinks=False)
             self._known.note_use(key, now)
 
-    def drop(self, key: str) -> None:
-        self.open()
-        with self._changing():
-            self._remove(_checked(key))
-
     def clear(self) -> None:
         self.open()
         with self._changing():

@@ -70,13 +70,6 @@ class HostTier:
             if key in self._entries:
                 self._policy.use(key)
 
-    def drop(self, key: str) -> None:
-        with self._lock:
-            if key in self._entries:
-                self._policy.remove(key)
-                dropped = self._entries.pop(key)
-                self._num_bytes -= dropped.num_bytes
-
     def clear(self) -> None:
         with self._lock:
             # Named, so that they are freed after the lock, too.

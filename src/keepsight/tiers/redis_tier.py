@@ -110,8 +110,15 @@ class RedisTier:
                 return connection.exchange(commands, lambda: self._read(connection, key))
         except DamagedEntryError:
             self._num_damaged += 1
-            self.drop(key)
+            self._drop(key)
             return None
+
+    def _drop(self, key: str) -> None:
+        with self._writer.held() as connection:
+            if self._max_bytes is None:
+                connection.run([b"DEL", _name(key)])
+            else:
+                connection.run(_script(_DROP, key.encode()))
 
     def _read(self, connection: RespConnection, key: str) -> StoredArray | None:
         try:
@@ -205,13 +212,6 @@ class RedisTier:
 
     def note_use(self, key: str) -> None:
         pass
-
-    def drop(self, key: str) -> None:
-        with self._writer.held() as connection:
-            if self._max_bytes is None:
-                connection.run([b"DEL", _name(key)])
-            else:
-                connection.run(_script(_DROP, key.encode()))
 
     def clear(self) -> None:
         """Of all servers' entries under this prefix."""

@@ -76,8 +76,6 @@ class Tier(Protocol):
     def note_use(self, key: str) -> None:
         """It served, though it was not got.  Where the order is a server's own, nothing."""
 
-    def drop(self, key: str) -> None: ...
-
     def clear(self) -> None: ...
 
     def stats(self) -> TierStats:
