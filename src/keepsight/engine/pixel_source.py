@@ -54,7 +54,7 @@ class PixelSource:
     def close(self) -> None: ...
 
 
-def open_pixel_source(mode: PixelMode, config: Config, folder: Path | None = None) -> PixelSource:
+def open_pixel_source(mode: PixelMode, config: Config, folder: Path | None) -> PixelSource:
     """`folder`: the run directory, without which nothing is shared."""
     if mode == "lru":
         return KeptPixels(cache_bytes(config), config.verify_hits)
@@ -106,13 +106,10 @@ class KeptPixels(PixelSource):
         self.num_verified += 1
         if np.array_equal(held, pixels):
             return True
-        self._drop_wrong(media_hash)
-        return False
-
-    def _drop_wrong(self, media_hash: str) -> None:
         self.num_mismatched += 1
         logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
         self._cache.drop(media_hash)
+        return False
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         changes, self._changes = self._changes, {}
