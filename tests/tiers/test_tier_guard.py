@@ -19,7 +19,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def guard(clock: Clock) -> TierGuard:
-    return TierGuard("disk", clock, LIMITS)
+    return TierGuard("disk", LIMITS, clock)
 
 
 def operate(guard: TierGuard, clock: Clock, seconds: float = 0.0, error: Exception | None = None) -> bool:
@@ -125,7 +125,7 @@ class _Events(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock(0.0)
-        self.guard = TierGuard("disk", self.clock, LIMITS)
+        self.guard = TierGuard("disk", LIMITS, self.clock)
 
     @rule(seconds=st.sampled_from([0.0, 0.75, 5.0]), fails=st.booleans())
     def operate(self, seconds: float, fails: bool) -> None:

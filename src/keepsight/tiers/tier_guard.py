@@ -9,6 +9,7 @@ Invariant: while a tier is set aside nothing is begun, and on trial one operatio
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -35,7 +36,9 @@ class GuardLimits:
 
 
 class TierGuard:
-    def __init__(self, name: str, clock: Callable[[], float], limits: GuardLimits | None = None) -> None:
+    def __init__(
+        self, name: str, limits: GuardLimits | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._name, self._clock, self._limits = name, clock, limits or GuardLimits()
         self._lock = threading.Lock()
         self._durations: deque[float] = deque(maxlen=_NUM_WATCHED)

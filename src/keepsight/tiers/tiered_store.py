@@ -48,14 +48,13 @@ class TieredStore:
         keeps_first: bool = False,
         on_drop: OnDrop = ignore_drop,
         limits: GuardLimits | None = None,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """The nearest of the others first.  `on_drop` hears of what waited to be written, and is not known to be."""
         # Loads, by the tier that gave it.
         self.hits = Counter[str]()
-        self._host, self._clock = host, clock
+        self._host = host
         self._workers = [
-            TierWorker(tier, TierGuard(tier.name, clock, limits), max_waiting_bytes, on_drop, keeps_first=keeps_first)
+            TierWorker(tier, TierGuard(tier.name, limits), max_waiting_bytes, on_drop, keeps_first=keeps_first)
             for tier in others
         ]
         self._changed = threading.Condition()
@@ -89,7 +88,7 @@ class TieredStore:
             if joined is not None:
                 joined.waiting.append(on_loaded)
                 return
-            loading = _Loading(key, self._clock() + recompute_seconds, [on_loaded], self._epoch)
+            loading = _Loading(key, time.monotonic() + recompute_seconds, [on_loaded], self._epoch)
             self._loadings[key] = loading
             heapq.heappush(self._deadlines, (loading.deadline, next(self._numbers), loading))
             if self._deadlines[0][2] is loading:
@@ -183,7 +182,7 @@ class TieredStore:
             if not self._is_under_way(loading):
                 return False
             # The timer may not have come to it yet.
-            if self._clock() > loading.deadline:
+            if time.monotonic() > loading.deadline:
                 array = tier = None
             del self._loadings[loading.key]
             if tier is not None:
@@ -217,12 +216,12 @@ class TieredStore:
                     late.append(heapq.heappop(self._deadlines)[2])
                 if late:
                     return late
-                left = self._deadlines[0][0] - self._clock() if self._deadlines else None
+                left = self._deadlines[0][0] - time.monotonic() if self._deadlines else None
                 self._changed.wait(left)
             return []
 
     def _is_over(self, place: tuple[float, int, _Loading]) -> bool:
-        return place[0] <= self._clock() or not self._is_under_way(place[2])
+        return place[0] <= time.monotonic() or not self._is_under_way(place[2])
 
     def check_invariants(self) -> None:
         if self._host is not None:
