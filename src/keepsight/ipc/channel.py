@@ -81,13 +81,12 @@ class FrontendChannel:
     def connect(self, timeout: float) -> Welcome:
         """Waits until an engine is there and answers.  Raises HandshakeError; the channel is closed then."""
         self._io.start(self._endpoint, self._turn, self._end)
-        is_answered = self._answered.wait(timeout)
+        self._answered.wait(timeout)
         if self._welcome is not None:
             return self._welcome
-        late = f"no engine answered at {self._endpoint} within {timeout:g} s"
-        reason = self._reason_of_end if is_answered else late
+        reason = self._reason_of_end or f"no engine answered at {self._endpoint} within {timeout:g} s"
         self.close()
-        raise HandshakeError(reason or late)
+        raise HandshakeError(reason)
 
     def send(self, message: ToEngine) -> bool:
         """From any thread.  False: nobody will read it, or too much is waiting already; the connection is lost then."""
