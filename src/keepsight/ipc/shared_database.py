@@ -29,7 +29,8 @@ class SharedDatabase:
 
     def __init__(self, folder: Path, name: str, schema: str) -> None:
         self._run_directory = RunDirectory(folder)
-        self._lock = threading.Lock()
+        # To be held by whoever uses the connection.
+        self.alone = threading.Lock()
         self.connection = sqlite3.connect(
             folder / name, timeout=PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
         )
@@ -41,11 +42,6 @@ class SharedDatabase:
                 self.connection.execute(f"PRAGMA {pragma}")
             self.connection.executescript(f"BEGIN IMMEDIATE;{schema}COMMIT;")
             undoing.pop_all()
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        with self._lock:
-            yield
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
@@ -63,5 +59,5 @@ class SharedDatabase:
         return self._run_directory.num_free_bytes >= num_bytes + max(num_bytes, largest) + _SPARE_BYTES
 
     def close(self) -> None:
-        with self._lock:
+        with self.alone:
             self.connection.close()

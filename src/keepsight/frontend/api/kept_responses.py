@@ -161,7 +161,7 @@ class KeptResponses:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        with self._shared.alone():
+        with self._shared.alone:
             try:
                 with self._shared.at_once():
                     yield

@@ -211,7 +211,7 @@ class MediaHandles:
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
-        with self._shared.alone():
+        with self._shared.alone:
             try:
                 yield
             except FAULTS as error:
