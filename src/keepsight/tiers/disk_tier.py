@@ -15,9 +15,10 @@ import os
 import secrets
 import stat
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from keepsight.errors import TierError
 from keepsight.ipc.ledger import Held, Ledger
@@ -42,6 +43,12 @@ _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _PIECE = 256 * 1024
 # Of the budget: made free at once, as two servers must look at all files to choose well.
 _SLACK = 64
+
+
+class _File(NamedTuple):
+    last_use: int
+    name: str
+    num_bytes: int
 
 
 class DiskTier:
@@ -191,8 +198,8 @@ class DiskTier:
     def clear(self) -> None:
         self.open()
         with self._changing():
-            for path in list(self._files(self._entries)):
-                self._remove(path.name)
+            for file in self._files(self._entries):
+                self._remove(file.name)
             self._count()
 
     def stats(self) -> TierStats:
@@ -207,8 +214,7 @@ class DiskTier:
         with self._changing():
             held = self._ledger.held
             assert held.num_bytes <= self._max_bytes, (held, self._max_bytes)
-            sizes = [path.stat().st_size for path in (*self._files(self._entries), *self._files(self._aside))]
-            assert Held(sum(map(_occupied, sizes)), len(sizes)) == held
+            assert _add_up([*self._files(self._entries), *self._files(self._aside)]) == held
         self._known.check_invariants()
 
     # The folder -----------------------------------------------------------------------------------------------
@@ -227,12 +233,16 @@ class DiskTier:
             self._count()
             self._make_room(0)
 
-    def _files(self, folder: Path) -> Iterator[Path]:
+    def _files(self, folder: Path) -> list[_File]:
+        files = []
         with suppress(FileNotFoundError), os.scandir(folder) as found:
             for each in found:
                 # A stray folder takes no room of ours, and is nothing that could be removed like a file.
                 if (folder == self._aside or is_entry_key(each.name)) and not each.is_dir(follow_symlinks=False):
-                    yield Path(each.path)
+                    with suppress(FileNotFoundError):
+                        about = each.stat(follow_symlinks=False)
+                        files.append(_File(about.st_mtime_ns, each.name, _occupied(about.st_size)))
+        return files
 
     # Under the ledger's lock ----------------------------------------------------------------------------------
 
@@ -320,24 +330,16 @@ class DiskTier:
 
     def _count(self) -> None:
         """All anew: what others added, used and removed, and what was being written by those who were killed."""
-        for path in list(self._files(self._aside)):
-            _remove_dead(path)
-        found: list[tuple[int, str, int]] = []
-        for path in self._files(self._entries):
-            with suppress(FileNotFoundError):
-                about = path.lstat()
-                found.append((about.st_mtime_ns, path.name, _occupied(about.st_size)))
-        self._learn_all(sorted(found))
-        sizes = [num_bytes for _, _, num_bytes in found]
-        for path in self._files(self._aside):
-            with suppress(FileNotFoundError):
-                sizes.append(_occupied(path.lstat().st_size))
-        self._ledger.held = Held(sum(sizes), len(sizes))
+        for file in self._files(self._aside):
+            _remove_dead(self._aside / file.name)
+        entries = self._files(self._entries)
+        self._learn_all(sorted(entries))
+        self._ledger.held = _add_up([*entries, *self._files(self._aside)])
 
-    def _learn_all(self, found: list[tuple[int, str, int]]) -> None:
-        for key in self._known.sizes.keys() - {key for _, key, _ in found}:
+    def _learn_all(self, entries: list[_File]) -> None:
+        for key in self._known.sizes.keys() - {file.name for file in entries}:
             self._known.forget(key)
-        for last_use, key, num_bytes in found:
+        for last_use, key, num_bytes in entries:
             if last_use != self._known.last_use_of(key):
                 seconds = 0.0 if key in self._known else self._seconds_of(key)
                 self._known.learn(key, num_bytes, seconds, last_use)
@@ -359,6 +361,10 @@ def _checked(key: str) -> str:
 def _occupied(num_bytes: int) -> int:
     """By a file of that size: file systems give whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _add_up(files: list[_File]) -> Held:
+    return Held(sum(file.num_bytes for file in files), len(files))
 
 
 def _open(path: str) -> int:
