@@ -147,7 +147,6 @@ class EngineListener:
         welcome: Welcome,
         on_message: Callable[[str, ToEngine], None],
         on_lost: Callable[[str], None],
-        max_outbox_bytes: int = MAX_OUTBOX_BYTES,
         max_messages_from_engine: int = MAX_MESSAGES_FROM_ENGINE,
         on_welcomed: Callable[[], None] = lambda: None,
     ) -> None:
@@ -163,7 +162,7 @@ class EngineListener:
         self._open_fds: set[int] = set()
         # Connections that were cut off and could not be told why.
         self._untold: dict[bytes, str] = {}
-        limits = max_outbox_bytes, max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
+        limits = MAX_OUTBOX_BYTES, max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
         self._io = ZmqSocket[_Outgoing]("listens", "engine listener", *limits)
         self._io.start(endpoint, self._turn, lambda reason, is_closed: None)
 

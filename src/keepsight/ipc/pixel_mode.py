@@ -19,10 +19,7 @@ PixelMode = Literal["none", "processor_only", "lru", "shm", "shared"]
 
 
 def choose_mode(
-    config: Config,
-    num_frontends: int,
-    run_directory: RunDirectory | None = None,
-    num_engines: int = 1,
+    config: Config, num_frontends: int, run_directory: RunDirectory | None, num_engines: int = 1
 ) -> PixelMode:
     """`num_engines` counts those that the same frontends choose among."""
     if cache_bytes(config) == 0:
