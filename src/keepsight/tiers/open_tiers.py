@@ -35,7 +35,7 @@ class RemotePlace:
     max_bytes: int | None = None
 
 
-def default_disk_directory(content: str = "embeddings") -> Path:
+def default_disk_directory(content: str) -> Path:
     return cache_home() / content
 
 

@@ -34,7 +34,7 @@ class Read:
 
 class TierWorker:
     def __init__(
-        self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop, *, keeps_first: bool = False
+        self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop, *, keeps_first: bool
     ) -> None:
         """`keeps_first`: what comes is left out where too much waits, not what has waited longest."""
         self.tier, self.guard = tier, guard
