@@ -41,13 +41,6 @@ class Embeddings(NamedTuple):
     num_bytes: int
 
 
-class _Answer(NamedTuple):
-    load: Load
-    array: StoredArray | None
-    tier: str | None
-    epoch: int
-
-
 class Loaded(NamedTuple):
     """What was found and the tier that had it; None: it lies nowhere, or would come too late."""
 
@@ -70,7 +63,8 @@ class EmbeddingTiers:
         """`name` makes an entry's of an encoder key; names that the store dropped come by `dropped`."""
         self._store, self._name, self._embeddings, self._wake, self._trace = store, name, embeddings, wake, trace
         self._lock = threading.Lock()
-        self._answers: deque[_Answer] = deque()
+        # With the clearings before it was asked for.
+        self._answers: deque[tuple[Load, int, StoredArray | None, str | None]] = deque()
         self._loop_thread = 0
         self._epoch = 0
         self._tier_names = tuple(store.stats())
@@ -100,29 +94,27 @@ class EmbeddingTiers:
         return PIXEL_SECONDS + self._num_loading * (self._encoding_cost.seconds or UNKNOWN_ENCODING_SECONDS)
 
     def _take_answer(self, load: Load, epoch: int, _name: str, array: StoredArray | None, tier: str | None) -> None:
-        self._answers.append(_Answer(load, array, tier, epoch))
+        self._answers.append((load, epoch, array, tier))
         if threading.get_ident() != self._loop_thread:
             self._wake()
 
     def take_loaded(self) -> list[Loaded]:
         taken = []
         while self._answers:
-            answer = self._answers.popleft()
+            load, epoch, array, tier = self._answers.popleft()
             self._num_loading -= 1
-            is_usable = answer.epoch == self._epoch and self._fits(answer)
-            key, media_hash, _ = answer.load
-            taken.append(Loaded(key, answer.array, answer.tier) if is_usable else Loaded(key, None, None))
-            if is_usable:
-                self._note_place(key, media_hash)
+            if array is not None and epoch == self._epoch and self._fits(load, array):
+                taken.append(Loaded(load.encoder_key, array, tier))
+                self._note_place(load.encoder_key, load.media_hash)
+            else:
+                taken.append(Loaded(load.encoder_key, None, None))
         return taken
 
-    def _fits(self, answer: _Answer) -> bool:
-        if answer.array is None:
-            return False
-        expected = (self._embeddings.dtype, (answer.load.num_tokens, self._embeddings.width))
-        if (answer.array.dtype, answer.array.shape) == expected:
+    def _fits(self, load: Load, array: StoredArray) -> bool:
+        expected = (self._embeddings.dtype, (load.num_tokens, self._embeddings.width))
+        if (array.dtype, array.shape) == expected:
             return True
-        logger.error("an entry of %s %s where %s %s was kept", answer.array.dtype, answer.array.shape, *expected)
+        logger.error("an entry of %s %s where %s %s was kept", array.dtype, array.shape, *expected)
         return False
 
     def take_changes(self) -> tuple[list[str], list[str]]:

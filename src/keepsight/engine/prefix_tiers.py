@@ -65,13 +65,6 @@ class _Reading:
         return self.num_taken == self.num_there
 
 
-class _Answer(NamedTuple):
-    reading: _Reading
-    place: int
-    array: StoredArray | None
-    epoch: int
-
-
 class PrefixTiers:
     def __init__(
         self,
@@ -83,7 +76,8 @@ class PrefixTiers:
     ) -> None:
         """`name` makes an entry's of a stretch's hash."""
         self._store, self._name, self._pages, self._wake, self._clock = store, name, pages, wake, clock
-        self._answers: deque[_Answer] = deque()
+        # By its place, with the clearings before it was asked for.
+        self._answers: deque[tuple[_Reading, int, int, StoredArray | None]] = deque()
         self._readings: list[_Reading] = []
         # With the seconds that they may take from when the first is asked for.
         self._waiting: deque[tuple[StretchLoad, float]] = deque()
@@ -109,7 +103,7 @@ class PrefixTiers:
         """What has come since; more is asked for."""
         self._loop_thread = threading.get_ident()
         while self._answers:
-            reading, place, array, epoch = self._answers.popleft()
+            reading, place, epoch, array = self._answers.popleft()
             if array is None or epoch != self._epoch or not self._fits(array):
                 reading.num_there = min(reading.num_there, place)
             else:
@@ -152,7 +146,7 @@ class PrefixTiers:
     def _take_answer(
         self, reading: _Reading, place: int, epoch: int, _name: str, array: StoredArray | None, _tier: str | None
     ) -> None:
-        self._answers.append(_Answer(reading, place, array, epoch))
+        self._answers.append((reading, place, epoch, array))
         if threading.get_ident() != self._loop_thread:
             self._wake()
 
