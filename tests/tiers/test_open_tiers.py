@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.tiers.open_tiers import DEFAULT_DISK_BYTES, DiskPlace, RemotePlace, open_tiers, parse_disk_place
+from keepsight.tiers.open_tiers import DEFAULT_DISK_BYTES, DiskPlace, open_tiers, parse_disk_place
 from tests.tiers.arrays import array_of, key_of
 from tests.wait_until import PATIENCE_SECONDS
 
@@ -49,18 +49,6 @@ def test_without_a_home_a_folder_has_to_be_named(text: str, without_home: None) 
     assert parse_disk_place("/x:1G") == DiskPlace(Path("/x"), 2**30)
 
 
-def test_each_tier_is_optional(tmp_path: Path) -> None:
-    for host_bytes, disk, remote in [
-        (0, None, None),
-        (10, None, None),
-        (0, DiskPlace(tmp_path), None),
-        (10, DiskPlace(tmp_path), RemotePlace("redis://x")),
-    ]:
-        store = open_tiers(host_bytes, disk, remote)
-        assert list(store.stats()) == ["host"] * bool(host_bytes) + ["disk"] * bool(disk) + ["remote"] * bool(remote)
-        store.close()
-
-
 def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(tmp_path: Path) -> None:
     told = list[str]()
     store = open_tiers(4000, DiskPlace(tmp_path, 64), on_drop=told.append)
@@ -69,8 +57,3 @@ def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(tmp_path: Path)
         assert store.wait_written(PATIENCE_SECONDS)
     assert told == [key_of(0), key_of(0), key_of(1)]
     store.close()
-
-
-def test_an_address_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(InvalidArgumentError):
-        open_tiers(10, None, RemotePlace("http://x"))
