@@ -164,14 +164,12 @@ class Supervisor:
                 while self._children:
                     self._wait()
             finally:
-                self._kill(*self._children)
+                self._kill_all()
         assert self._status is not None, "ended unasked"
         return self._status
 
     def _wait(self) -> None:
-        seconds_left = max(0.0, self._deadline - time.monotonic())
-        timeout = None if seconds_left == float("inf") else min(seconds_left, MAX_WAIT_SECONDS)
-        for key, _ in self._selector.select(timeout):
+        for key, _ in self._selector.select(min(self._deadline - time.monotonic(), MAX_WAIT_SECONDS)):
             key.data()
         if time.monotonic() >= self._deadline:
             self._enter(self._next_stage())
@@ -346,7 +344,7 @@ class Supervisor:
                 self._tell_all("frontend", GiveUp("the server is ending"), Drain())
                 self._deadline = time.monotonic() + GOODBYE_SECONDS
             case _Stage.KILLING:
-                self._kill(*self._children)
+                self._kill_all()
                 self._deadline = float("inf")
 
     def _go_on_ending(self, child: _Child) -> None:
@@ -364,7 +362,8 @@ class Supervisor:
         elif child.kind == "engine":
             self._tell_all("frontend", EngineLost(child.rank))
 
-    def _kill(self, *children: _Child) -> None:
+    def _kill_all(self) -> None:
+        children = tuple(self._children)
         for child in children:
             child.process.kill()
         for child in children:
