@@ -93,11 +93,9 @@ def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingPa
     overrides, salt = prompt.get("mm_processor_kwargs"), prompt.get("cache_salt")
     if "prompt_token_ids" not in prompt:
         return preparer.prepare_text(_text_of(prompt), media, params, overrides, salt, priority, uuids)
-    for field, given in (
-        ("multi_modal_data", media or any(uuids.values()) or None),
-        ("mm_processor_kwargs", overrides),
-    ):
-        if given is not None:
+    named = {"multi_modal_data": bool(media) or any(uuids.values()), "mm_processor_kwargs": overrides is not None}
+    for field, is_given in named.items():
+        if is_given:
             raise UnsupportedFieldError(field, "needs the prompt as text, not as token ids")
     text = None if prompt.get("prompt") is None else _text_of(prompt)
     return replace(preparer.prepare_tokens(prompt["prompt_token_ids"], params, salt, priority), text=text)
@@ -134,12 +132,8 @@ def _media_of(prompt: Mapping[str, Any]) -> dict[Kind, Sequence[object]]:
     return {kind: several for kind, several in read.items() if several}
 
 
-def _are_pictures(value: object) -> bool:
-    return isinstance(value, list | tuple)
-
-
 _ARE_SEVERAL: Mapping[Kind, Callable[[object], bool]] = {
-    "image": _are_pictures,
+    "image": lambda given: isinstance(given, list | tuple),
     "video": are_films,
     "audio": are_sounds,
 }

@@ -164,18 +164,16 @@ def _by_id(logprobs: TokenLogprobs, tokenizer: Tokenizer) -> dict[int, Logprob]:
 
 
 def _completion(index: int, pieces: Sequence[AnswerPiece], tokenizer: Tokenizer) -> CompletionOutput:
-    last = pieces[-1]
-    logprobs = None
+    last, logprobs, total = pieces[-1], None, None
     if last.token.logprobs is not None:
         logprobs = [_by_id(piece.token.logprobs or (), tokenizer) for piece in pieces]
+        total = sum(piece.token.logprobs[0].logprob for piece in pieces if piece.token.logprobs)
     return CompletionOutput(
         index=index,
         text="".join(piece.text for piece in pieces),
         token_ids=[piece.token.token_id for piece in pieces],
         finish_reason=last.finish_reason,
         stop_reason=last.stop_reason,
-        cumulative_logprob=None
-        if logprobs is None
-        else sum(p.token.logprobs[0].logprob for p in pieces if p.token.logprobs),
+        cumulative_logprob=total,
         logprobs=logprobs,
     )
