@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from keepsight.tiers.tier import OnDrop, StoredArray, Tier
+from keepsight.tiers.tier import OnDrop, StoredArray, Tier, TierStats
 from keepsight.tiers.tier_guard import TierGuard
 
 logger = logging.getLogger(__name__)
@@ -37,7 +37,7 @@ class TierWorker:
         self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop, *, keeps_first: bool
     ) -> None:
         """`keeps_first`: what comes is left out where too much waits, not what has waited longest."""
-        self.tier, self.guard = tier, guard
+        self.name, self.tier, self.guard = tier.name, tier, guard
         self.num_left_out = 0
         self._max_waiting_bytes, self._on_drop, self._keeps_first = max_waiting_bytes, on_drop, keeps_first
         self._changed = threading.Condition()
@@ -70,7 +70,8 @@ class TierWorker:
                 return True
             return False
 
-    def write(self, key: str, array: StoredArray) -> None:
+    def put(self, key: str, array: StoredArray) -> None:
+        """Soon, if at all."""
         with self._changed:
             if self._is_closed or not self.guard.is_usable or array.num_bytes > self._max_waiting_bytes:
                 self.num_left_out += 1
@@ -105,6 +106,9 @@ class TierWorker:
             self._num_waiting_bytes = 0
             self._must_clear = True
             self._changed.notify_all()
+
+    def stats(self) -> TierStats:
+        return self.tier.stats()
 
     def wait_opened(self, seconds: float) -> bool:
         """Until what was there before is known, or cannot be."""
@@ -205,7 +209,7 @@ class TierWorker:
         try:
             yield
         except Exception:
-            logger.exception("the %s tier: %s", self.tier.name, fault)
+            logger.exception("the %s tier: %s", self.name, fault)
 
     def _waiting(self, key: str) -> StoredArray | None:
         # Under the lock, as it moves from one place to the other.

@@ -57,6 +57,8 @@ class TieredStore:
             TierWorker(tier, TierGuard(tier.name, limits), max_waiting_bytes, on_drop, keeps_first=keeps_first)
             for tier in others
         ]
+        # All of them, the nearest first.
+        self._tiers: list[HostTier | TierWorker] = [*([host] if host is not None else []), *self._workers]
         self._changed = threading.Condition()
         self._loadings: dict[str, _Loading] = {}
         # Over what clears all tiers, and what fills nearer ones from farther ones: nothing comes back by it.
@@ -71,9 +73,10 @@ class TieredStore:
 
     def find(self, key: str) -> str | None:
         """The nearest tier that is known to hold it; others may hold it too.  Asks nobody."""
-        if self._host is not None and self._host.has(key):
-            return self._host.name
-        return next((worker.tier.name for worker in self._workers if worker.has(key)), None)
+        for tier in self._tiers:
+            if tier.has(key):
+                return tier.name
+        return None
 
     def load(self, key: str, recompute_seconds: float, on_loaded: OnLoaded) -> None:
         """Calls back once: at once if it lies in host memory, else on a thread of the tiers."""
@@ -97,41 +100,34 @@ class TieredStore:
 
     def store(self, key: str, array: StoredArray) -> None:
         """Its memory belongs to the tiers from now on, and must not be changed."""
-        if self._host is not None:
-            self._host.put(key, array)
-        for worker in self._workers:
-            worker.write(key, array)
+        for tier in self._tiers:
+            tier.put(key, array)
 
     def note_use(self, key: str) -> None:
         """It served, though it was not loaded; soon, behind what waits to be written."""
-        if self._host is not None:
-            self._host.note_use(key)
-        for worker in self._workers:
-            worker.note_use(key)
+        for tier in self._tiers:
+            tier.note_use(key)
 
     def clear(self) -> None:
         """Of all tiers; soon, and what was being loaded is not given any more."""
         with self._filling:
-            if self._host is not None:
-                self._host.clear()
-            for worker in self._workers:
-                worker.clear()
+            for tier in self._tiers:
+                tier.clear()
             self._epoch += 1
         for loading in list(self._loadings.values()):
             self._finish(loading)
 
     def why_unused(self) -> dict[str, str | None]:
         """By tier; host memory is always used."""
-        return {worker.tier.name: worker.guard.why_unused() for worker in self._workers}
+        return {worker.name: worker.guard.why_unused() for worker in self._workers}
 
     def stats(self) -> dict[str, TierStats]:
-        tiers: list[Tier] = [] if self._host is None else [self._host]
-        return {tier.name: tier.stats() for tier in [*tiers, *(worker.tier for worker in self._workers)]}
+        return {tier.name: tier.stats() for tier in self._tiers}
 
     @property
     def num_left_out(self) -> dict[str, int]:
         """By tier: entries that were not put there, as too much waited, it was set aside, or had no room."""
-        return {worker.tier.name: worker.num_left_out for worker in self._workers}
+        return {worker.name: worker.num_left_out for worker in self._workers}
 
     def wait_opened(self, seconds: float) -> bool:
         """Until it is known what all tiers hold that can be used; sooner, less may be found than there is."""
@@ -168,7 +164,7 @@ class TieredStore:
         def on_read(array: StoredArray | None) -> None:
             if array is None:
                 self._ask_next(loading)
-            elif self._finish(loading, array, worker.tier.name):
+            elif self._finish(loading, array, worker.name):
                 self._promote(loading, array, worker)
 
         return Read(loading.key, lambda: self._is_under_way(loading), on_read)
@@ -195,12 +191,10 @@ class TieredStore:
         with self._filling:
             if loading.epoch != self._epoch:
                 return
-            if self._host is not None:
-                self._host.put(loading.key, array)
-            for worker in self._workers:
-                if worker is source:
+            for tier in self._tiers:
+                if tier is source:
                     break
-                worker.write(loading.key, array)
+                tier.put(loading.key, array)
 
     def _end_late_ones(self) -> None:
         while not self._is_closed:
@@ -224,10 +218,8 @@ class TieredStore:
         return place[0] <= time.monotonic() or not self._is_under_way(place[2])
 
     def check_invariants(self) -> None:
-        if self._host is not None:
-            self._host.check_invariants()
-        for worker in self._workers:
-            worker.check_invariants()
+        for tier in self._tiers:
+            tier.check_invariants()
         with self._changed:
             placed = {id(loading) for _, _, loading in self._deadlines}
             assert all(loading.waiting for loading in self._loadings.values())
