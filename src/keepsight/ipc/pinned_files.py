@@ -25,11 +25,17 @@ class PinnedFiles:
     def add(self, name: str, seconds: float) -> None:
         """From now on; of several the later end counts.  Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        known, end = self._end_of(name), time.monotonic_ns() + int(seconds * 1e9)
+        known = self._end_of(name)
+        end = max(known, time.monotonic_ns() + int(seconds * 1e9))
         if known:
-            os.utime(self._folder / name, ns=(max(known, end), max(known, end)))
-        else:
-            self._write(name, end)
+            os.utime(self._folder / name, ns=(end, end))
+            return
+        descriptor = open_unnamed(self._folder)
+        try:
+            os.utime(descriptor, ns=(end, end))
+            give_name(descriptor, self._folder / name)
+        finally:
+            os.close(descriptor)
 
     def remove(self, name: str) -> None:
         (self._folder / name).unlink(missing_ok=True)
@@ -39,11 +45,3 @@ class PinnedFiles:
             return (self._folder / name).stat().st_mtime_ns
         except FileNotFoundError:
             return 0
-
-    def _write(self, name: str, end: int) -> None:
-        descriptor = open_unnamed(self._folder)
-        try:
-            os.utime(descriptor, ns=(end, end))
-            give_name(descriptor, self._folder / name)
-        finally:
-            os.close(descriptor)
