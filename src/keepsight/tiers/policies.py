@@ -242,10 +242,17 @@ class Auto:
 
     def add(self, key: str, num_bytes: int, seconds: float) -> None:
         self._held[key] = (num_bytes, seconds)
-        self._see(key)
+        self.use(key)
 
     def use(self, key: str) -> None:
-        self._see(key)
+        num_bytes, seconds = self._held[key]
+        fading = 1 - 1 / max(1000, self._MEMORY * len(self._held))
+        for shadow in self._shadows:
+            evicted = shadow.see(key, num_bytes, seconds, fading)
+            if shadow is self._followed:
+                self._surplus.update((each, None) for each in evicted if each in self._held)
+                self._surplus.pop(key, None)
+        self._follow_the_better()
 
     def remove(self, key: str) -> None:
         del self._held[key]
@@ -259,16 +266,6 @@ class Auto:
             key = self._followed.evict()
         del self._held[key]
         return key
-
-    def _see(self, key: str) -> None:
-        num_bytes, seconds = self._held[key]
-        fading = 1 - 1 / max(1000, self._MEMORY * len(self._held))
-        for shadow in self._shadows:
-            evicted = shadow.see(key, num_bytes, seconds, fading)
-            if shadow is self._followed:
-                self._surplus.update((each, None) for each in evicted if each in self._held)
-                self._surplus.pop(key, None)
-        self._follow_the_better()
 
     def _follow_the_better(self) -> None:
         better = max(self._shadows, key=lambda shadow: shadow.saved_seconds)
