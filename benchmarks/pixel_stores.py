@@ -144,7 +144,7 @@ def measure_memory(num_pictures: int) -> None:
     max_bytes = num_pictures * (NUM_BYTES + 8192)
     with RunDirectory.create() as directory:
         before = directory.num_free_bytes
-        ring = RingWriter.create(directory.path, max_bytes, 1 << 30)
+        ring = RingWriter(directory.path, max_bytes, 1 << 30)
         report("shm", before - directory.num_free_bytes, ring.num_bytes)
         ring.close()
         store = SharedStore(directory.path, max_bytes)

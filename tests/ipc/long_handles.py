@@ -48,7 +48,7 @@ def main(count: int) -> None:
     rng = np.random.default_rng(0)
     num_given = num_stale = 0
     with RunDirectory.create() as directory:
-        ring = RingWriter.create(directory.path, 1 << 16, 1 << 14)
+        ring = RingWriter(directory.path, 1 << 16, 1 << 14)
         reader = RingReader(directory.path)
         places: dict[RingPlace, int] = {}
         for number in range(count):

@@ -290,7 +290,7 @@ def test_the_next_start_removes_all_that_a_killed_server_had(tmp_path: Path) -> 
 from keepsight.ipc import shared_store, shm_ring
 from keepsight.ipc.run_directory import RunDirectory
 directory = RunDirectory.create(folder)
-ring = shm_ring.RingWriter.create(directory.path, 65536, 20000)
+ring = shm_ring.RingWriter(directory.path, 65536, 20000)
 store = shared_store.SharedStore(directory.path, 1 << 20)
 store.put("a" * 64, np.zeros((50, 20, 3), np.uint8))
 stop_in(shared_store, "_write")

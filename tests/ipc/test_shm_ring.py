@@ -42,7 +42,7 @@ def picture(seed: int, num_rows: int = 50) -> Pixels:
 
 @pytest.fixture
 def ring(folder: Path) -> Iterator[RingWriter]:
-    ring = RingWriter.create(folder, MAX_BYTES, MAX_OBJECT_BYTES)
+    ring = RingWriter(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     yield ring
     ring.check_invariants()
     ring.close()
@@ -88,7 +88,7 @@ def test_too_large_ones_find_no_room_and_disturb_nobody(ring: RingWriter) -> Non
 
 
 def test_one_as_large_as_the_ring_finds_room_in_all_of_it(folder: Path) -> None:
-    ring = RingWriter.create(folder, MAX_BYTES, 1 << 30)
+    ring = RingWriter(folder, MAX_BYTES, 1 << 30)
     assert ring.put("larger", np.zeros((MAX_BYTES - 64, 1, 1), np.uint8)) is None
     for name in "ab":
         place = ring.put(name, np.full((MAX_BYTES - 128, 1, 1), ord(name), np.uint8))
@@ -125,12 +125,12 @@ def test_all_of_its_file_is_there_from_the_start_and_never_grows(ring: RingWrite
 
 def test_without_room_in_shared_memory_it_fails_at_once_and_leaves_nothing(folder: Path) -> None:
     with pytest.raises(OSError):
-        RingWriter.create(folder, 1 << 50, MAX_OBJECT_BYTES)
+        RingWriter(folder, 1 << 50, MAX_OBJECT_BYTES)
     assert not list(folder.iterdir())
 
 
 def test_closing_it_removes_it_and_its_places_are_stale(folder: Path, reader: RingReader) -> None:
-    ring = RingWriter.create(folder, MAX_BYTES, MAX_OBJECT_BYTES)
+    ring = RingWriter(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     place = put(ring, 1)
     ring.close()
     ring.close()
@@ -256,7 +256,7 @@ def test_readers_at_once_all_get_it_and_leave_no_count(ring: RingWriter, reader:
 
 WRITER = """
 from keepsight.ipc import shm_ring
-ring = shm_ring.RingWriter.create(folder, 65536, 20000)
+ring = shm_ring.RingWriter(folder, 65536, 20000)
 for number in range(40):
     place = ring.put(str(number), np.full((50, 20, 3), 7, np.uint8))
 stop_in(shm_ring.RingWriter, sys.argv[2])
@@ -271,7 +271,7 @@ def test_a_writer_killed_in_put_leaves_nothing_once_the_next_begins(folder: Path
         remove_dead_rings(folder)
         assert path.exists()
         kill(writer)
-    ring = RingWriter.create(folder, MAX_BYTES, MAX_OBJECT_BYTES)
+    ring = RingWriter(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     assert not path.exists()
     assert len(list(folder.iterdir())) == 1
     ring.close()
@@ -283,7 +283,7 @@ def test_a_writer_killed_while_it_makes_its_ring_leaves_no_more(folder: Path, st
 import os
 from keepsight.ipc import shm_ring
 stop_in(os, "{step}")
-shm_ring.RingWriter.create(folder, 65536, 20000)
+shm_ring.RingWriter(folder, 65536, 20000)
 """
     with stopped_process(program, folder) as writer:
         remove_dead_rings(folder)
@@ -296,7 +296,7 @@ shm_ring.RingWriter.create(folder, 65536, 20000)
 def test_a_dead_writer_s_memory_is_free_though_a_reader_has_it_mapped(folder: Path, reader: RingReader) -> None:
     program = """
 from keepsight.ipc import shm_ring
-ring = shm_ring.RingWriter.create(folder, 65536, 20000)
+ring = shm_ring.RingWriter(folder, 65536, 20000)
 place = ring.put("name", np.full((50, 20, 3), 7, np.uint8))
 (folder / "place").write_text(repr((place.ring_id, 1, place.offset, place.num_bytes, place.shape, place.signature)))
 stop_in(shm_ring, "_sign")
@@ -316,7 +316,7 @@ ring.put("other", np.full((50, 20, 3), 7, np.uint8))
 def test_places_of_an_older_ring_are_stale(ring: RingWriter, folder: Path, reader: RingReader) -> None:
     older = put(ring, 1)
     ring.close()
-    newer = RingWriter.create(folder, MAX_BYTES, MAX_OBJECT_BYTES)
+    newer = RingWriter(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     assert newer.put("1", picture(1)) is not None
     assert reader.read(older) is None
     newer.close()
@@ -364,7 +364,7 @@ class RingAgainstADict(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.directory = RunDirectory.create()
-        self.ring = RingWriter.create(self.directory.path, 8192, 4000)
+        self.ring = RingWriter(self.directory.path, 8192, 4000)
         self.reader = RingReader(self.directory.path)
         self.given: list[tuple[RingPlace, Pixels]] = []
         self.known: dict[str, Pixels] = {}

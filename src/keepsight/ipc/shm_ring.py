@@ -24,7 +24,6 @@ from hashlib import blake2b
 from hmac import compare_digest
 from itertools import islice, pairwise
 from pathlib import Path
-from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -77,10 +76,22 @@ class _Entry:
 class RingWriter:
     """Shared by threads."""
 
-    def __init__(self, directory: Path, ring_id: str, descriptor: int, key: bytes, max_object_bytes: int) -> None:
-        self._directory, self._ring_id, self._descriptor, self._key = directory, ring_id, descriptor, key
+    def __init__(self, directory: Path, max_bytes: int, max_object_bytes: int) -> None:
+        """Raises OSError if there is not as much room.  Rings of dead writers are removed."""
+        remove_dead_rings(directory)
+        self._directory, self._ring_id, self._key = directory, secrets.token_hex(8), secrets.token_bytes(32)
+        self.num_bytes = max(max_bytes, 2 * _UNIT) // _UNIT * _UNIT
         self._max_object_bytes = min(max_object_bytes, _MOST_OBJECT_BYTES)
-        self.num_bytes = os.fstat(descriptor).st_size
+        self._descriptor = open_unnamed(directory)
+        try:
+            # Or a full /dev/shm would show only when something is written.
+            os.posix_fallocate(self._descriptor, 0, self.num_bytes)
+            os.pwrite(self._descriptor, _FILE.pack(_MAGIC, self._key), 0)
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+            give_name(self._descriptor, _path_of(directory, self._ring_id))
+        except OSError:
+            os.close(self._descriptor)
+            raise
         self._reader = RingReader(directory)
         self._lock = threading.Lock()
         self.num_evictions = 0
@@ -89,23 +100,6 @@ class RingWriter:
         self._entries: deque[_Entry] = deque()
         self._index: dict[str, _Entry] = {}
         self._next_start, self._next_id = _FIRST, 1
-
-    @classmethod
-    def create(cls, directory: Path, max_bytes: int, max_object_bytes: int) -> Self:
-        """Raises OSError if there is not as much room.  Rings of dead writers are removed."""
-        remove_dead_rings(directory)
-        ring_id, key = secrets.token_hex(8), secrets.token_bytes(32)
-        descriptor = open_unnamed(directory)
-        try:
-            # Or a full /dev/shm would show only when something is written.
-            os.posix_fallocate(descriptor, 0, max(max_bytes, 2 * _UNIT) // _UNIT * _UNIT)
-            os.pwrite(descriptor, _FILE.pack(_MAGIC, key), 0)
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            give_name(descriptor, _path_of(directory, ring_id))
-        except OSError:
-            os.close(descriptor)
-            raise
-        return cls(directory, ring_id, descriptor, key, max_object_bytes)
 
     def find(self, media_hash: str) -> RingPlace | None:
         with self._lock:

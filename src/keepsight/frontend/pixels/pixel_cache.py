@@ -139,7 +139,7 @@ def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> Pix
     if mode == "shared":
         return StoreCache(SharedStore(folder, cache_bytes(config)))
     max_object_bytes = int(config.mm_shm_cache_max_object_size_mb * MIB)
-    return RingCache(RingWriter.create(folder, cache_bytes(config), max_object_bytes))
+    return RingCache(RingWriter(folder, cache_bytes(config), max_object_bytes))
 
 
 class LocalCache(PixelCache):
