@@ -20,13 +20,14 @@ from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.redis_servers import REAL, FakeServer, real_server
 
 MAX_BYTES = 10 * 4096
+AnyTier = HostTier | Tier
 needs_redis = pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
 
 
 @pytest.fixture(params=["host", "disk", "fake redis", pytest.param("redis", marks=needs_redis)])
-def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
+def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyTier]:
     with ExitStack() as stack:
-        tier: Tier
+        tier: AnyTier
         if request.param == "host":
             tier = HostTier(MAX_BYTES)
         elif request.param == "disk":
@@ -43,7 +44,7 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Tier]:
         tier.close()
 
 
-def test_what_was_put_is_given_bit_for_bit(tier: Tier) -> None:
+def test_what_was_put_is_given_bit_for_bit(tier: AnyTier) -> None:
     for number in range(3):
         assert tier.put(key_of(number), array_of(number))
     for number in range(3):
@@ -52,14 +53,14 @@ def test_what_was_put_is_given_bit_for_bit(tier: Tier) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,), (3, 1, 2), (1, 2, 3, 4, 1, 1, 1, 2)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_type_and_shape_come_back(tier: Tier, shape: tuple[int, ...], dtype: str) -> None:
+def test_type_and_shape_come_back(tier: AnyTier, shape: tuple[int, ...], dtype: str) -> None:
     num_bytes = int(np.prod(shape, dtype=int)) * (2 if dtype == "bfloat16" else 4)
     array = StoredArray(dtype, shape, memoryview(bytes(range(num_bytes))), 1.5)
     assert tier.put(key_of(0), array)
     assert_equal(tier.get(key_of(0)), array)
 
 
-def test_what_was_never_put_or_was_cleared_is_none(tier: Tier) -> None:
+def test_what_was_never_put_or_was_cleared_is_none(tier: AnyTier) -> None:
     assert tier.get(key_of(0)) is None
     for number in range(3):
         tier.put(key_of(number), array_of(number))
@@ -67,7 +68,7 @@ def test_what_was_never_put_or_was_cleared_is_none(tier: Tier) -> None:
     assert all(tier.get(key_of(number)) is None and not tier.has(key_of(number)) for number in range(3))
 
 
-def test_neither_what_is_found_nor_what_is_absent_counts_as_damaged(tier: Tier) -> None:
+def test_neither_what_is_found_nor_what_is_absent_counts_as_damaged(tier: AnyTier) -> None:
     tier.put(key_of(0), array_of(0))
     tier.get(key_of(0))
     tier.get(key_of(1))
@@ -75,7 +76,7 @@ def test_neither_what_is_found_nor_what_is_absent_counts_as_damaged(tier: Tier) 
 
 
 def test_what_is_larger_than_the_tier_is_refused_told_once_and_disturbs_nobody(
-    tier: Tier, caplog: pytest.LogCaptureFixture
+    tier: AnyTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier.put(key_of(0), array_of(0))
     if tier.stats().max_bytes is None:
@@ -88,7 +89,7 @@ def test_what_is_larger_than_the_tier_is_refused_told_once_and_disturbs_nobody(
     assert_equal(tier.get(key_of(0)), array_of(0))
 
 
-def test_the_budget_holds_and_what_was_used_stays(tier: Tier) -> None:
+def test_the_budget_holds_and_what_was_used_stays(tier: AnyTier) -> None:
     if tier.stats().max_bytes is None:
         pytest.skip("the budget is the server's own")
     for number in range(8):
@@ -107,7 +108,7 @@ def test_the_budget_holds_and_what_was_used_stays(tier: Tier) -> None:
 def test_any_policy_and_any_order_of_calls_keep_it_right(policy: str, kind: str, tmp_path: Path) -> None:
     folders = iter(range(1_000_000))
 
-    def make() -> Tier:
+    def make() -> AnyTier:
         if kind == "host":
             return HostTier(MAX_BYTES, policy)
         return DiskTier(tmp_path / str(next(folders)), MAX_BYTES, policy)
@@ -118,7 +119,7 @@ def test_any_policy_and_any_order_of_calls_keep_it_right(policy: str, kind: str,
 class _Calls(RuleBasedStateMachine):
     keys = st.integers(0, 15)
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: AnyTier) -> None:
         super().__init__()
         self.tier = tier
 

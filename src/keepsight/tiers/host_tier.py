@@ -30,9 +30,6 @@ class HostTier:
         self._entries: dict[str, StoredArray] = {}
         self._num_bytes = self._num_evictions = 0
 
-    def open(self) -> None:
-        """Memory always can."""
-
     def has(self, key: str) -> bool:
         return key in self._entries
 
