@@ -49,8 +49,6 @@ class FakeTier:
 
     def close(self) -> None: ...
 
-    def check_invariants(self) -> None: ...
-
     def _fail(self) -> None:
         if self.error is not None:
             raise self.error

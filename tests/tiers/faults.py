@@ -72,13 +72,13 @@ class Faults:
         self._patch.start()
         self._server = FakeServer()
         self._clock_jump = 0
+        self._own, self._other = self._disk(), self._disk()
         # Small, so that most uses reach the disk and the server.
         self._store = TieredStore(
             HostTier(4 * 3000),
-            [self._disk(), RedisTier(self._server.url, timeout=0.05)],
+            [self._own, RedisTier(self._server.url, timeout=0.05)],
             limits=GuardLimits(first_pause=0, longest_pause=0),
         )
-        self._other = self._disk()
 
     def _disk(self) -> DiskTier:
         return DiskTier(self._folder, DISK_BYTES, "auto", now_ns=lambda: time.time_ns() + self._clock_jump)
@@ -152,7 +152,7 @@ class Faults:
 
     def _check_budgets(self) -> None:
         self._recount()
-        for disk in (self._other, self._store._workers[0].tier):
+        for disk in (self._own, self._other):
             disk.check_invariants()
         self._store.check_invariants()
 

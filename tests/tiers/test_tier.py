@@ -14,13 +14,13 @@ from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.redis_tier import RedisTier
-from keepsight.tiers.tier import StoredArray, Tier
+from keepsight.tiers.tier import StoredArray
 from tests.tiers.any_order import check_any_order
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.redis_servers import REAL, FakeServer, real_server
 
 MAX_BYTES = 10 * 4096
-AnyTier = HostTier | Tier
+AnyTier = HostTier | DiskTier | RedisTier
 needs_redis = pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
 
 

@@ -37,7 +37,7 @@ class TierWorker:
         self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop, *, keeps_first: bool
     ) -> None:
         """`keeps_first`: what comes is left out where too much waits, not what has waited longest."""
-        self.name, self.tier, self.guard = tier.name, tier, guard
+        self.name, self.guard, self._tier = tier.name, guard, tier
         self.num_left_out = 0
         self._max_waiting_bytes, self._on_drop, self._keeps_first = max_waiting_bytes, on_drop, keeps_first
         self._changed = threading.Condition()
@@ -58,7 +58,7 @@ class TierWorker:
     def has(self, key: str) -> bool:
         if self._waiting(key) is not None:
             return True
-        return not self._is_to_be_cleared and self.guard.is_usable and self.tier.has(key)
+        return not self._is_to_be_cleared and self.guard.is_usable and self._tier.has(key)
 
     def try_read(self, read: Read) -> bool:
         """False, and nothing is called, if the tier is set aside or too much waits."""
@@ -108,7 +108,7 @@ class TierWorker:
             self._changed.notify_all()
 
     def stats(self) -> TierStats:
-        return self.tier.stats()
+        return self._tier.stats()
 
     def wait_opened(self, seconds: float) -> bool:
         """Until what was there before is known, or cannot be."""
@@ -130,7 +130,7 @@ class TierWorker:
             read.on_read(None)
         for thread in self._threads:
             thread.join(seconds)
-        self.tier.close()
+        self._tier.close()
 
     # The threads ----------------------------------------------------------------------------------------------
 
@@ -149,14 +149,14 @@ class TierWorker:
         array = self._waiting(read.key)
         if array is None and not self._is_to_be_cleared:
             with self._safely("an entry could not be read"), self.guard.watch() as may:
-                array = self.tier.get(read.key) if may else None
+                array = self._tier.get(read.key) if may else None
         return array
 
     def _write_all(self) -> None:
         # A folder or server that cannot be used is known before the first request, not by it.
         with self._safely("it could not be opened"), self.guard.watch() as may:
             if may:
-                self.tier.open()
+                self._tier.open()
         with self._changed:
             self._is_opened = True
             self._changed.notify_all()
@@ -191,16 +191,16 @@ class TierWorker:
     def _write(self) -> bool:
         match self._writing:
             case None:
-                self.tier.clear()
+                self._tier.clear()
             case key, None:
-                self.tier.note_use(key)
+                self._tier.note_use(key)
             case key, array:
-                return self.tier.put(key, array)
+                return self._tier.put(key, array)
         return True
 
     def _tell_unless_held(self, key: str) -> None:
         """Of what waits no more.  Some tiers never know: then it is told of though it was written."""
-        if not self.tier.has(key):
+        if not self._tier.has(key):
             self._on_drop(key)
 
     @contextmanager
