@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -126,15 +127,15 @@ class Faults:
     def _use(self) -> None:
         """Several loads at once, each answered once and never wrongly; what is absent is made and stored."""
         numbers = [self._rng.randrange(NUM_KEYS) for _ in range(3)]
-        answers: queue.Queue[tuple[str, StoredArray | None, str | None]] = queue.Queue()
+        answers: queue.Queue[tuple[int, StoredArray | None]] = queue.Queue()
         for number in numbers:
-            self._timed(lambda: self._store.load(key_of(number), 20.0, lambda *answer: answers.put(answer)))  # noqa: B023
+            note = partial(lambda number, array, _tier: answers.put((number, array)), number)
+            self._timed(partial(self._store.load, key_of(number), 20.0, note))
         for _ in numbers:
-            key, array, _ = answers.get(timeout=20)
-            number = next(number for number in numbers if key_of(number) == key)
+            number, array = answers.get(timeout=20)
             self.answers["absent" if array is None else "right"] += 1
             if array is None:
-                self._timed(lambda: self._store.store(key, array_of(number)))  # noqa: B023
+                self._timed(lambda: self._store.store(key_of(number), array_of(number)))  # noqa: B023
             else:
                 assert_equal(array, array_of(number))
         assert answers.empty()

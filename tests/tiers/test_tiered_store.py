@@ -51,7 +51,8 @@ class Asker:
         return self.answers.get(timeout=20)[1]
 
     def ask(self, number: int, seconds: float = LONG) -> None:
-        self.store.load(key_of(number), seconds, lambda *answer: self.answers.put(answer))
+        key = key_of(number)
+        self.store.load(key, seconds, lambda *answer: self.answers.put((key, *answer)))
 
 
 def test_host_memory_answers_at_once_on_the_caller_s_thread(make: Make) -> None:
@@ -354,7 +355,7 @@ def test_a_tier_that_could_not_be_cleared_gives_nothing_until_it_is() -> None:
     store = TieredStore(None, [tier], limits=GuardLimits(first_pause=0.01))
     store.clear()
     found = queue.SimpleQueue[StoredArray | None]()
-    store.load(key_of(1), 20, lambda _, array, __: found.put(array))
+    store.load(key_of(1), 20, lambda array, _: found.put(array))
     assert found.get(timeout=20) is None
     assert store.find(key_of(1)) is None
     may_clear.set()

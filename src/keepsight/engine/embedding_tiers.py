@@ -93,7 +93,7 @@ class EmbeddingTiers:
         """What making it anew would take: those that are loading would be encoded one after the other."""
         return PIXEL_SECONDS + self._num_loading * (self._encoding_cost.seconds or UNKNOWN_ENCODING_SECONDS)
 
-    def _take_answer(self, load: Load, epoch: int, _name: str, array: StoredArray | None, tier: str | None) -> None:
+    def _take_answer(self, load: Load, epoch: int, array: StoredArray | None, tier: str | None) -> None:
         self._answers.append((load, epoch, array, tier))
         if threading.get_ident() != self._loop_thread:
             self._wake()

@@ -144,7 +144,7 @@ class PrefixTiers:
             self._store.load(name, reading.deadline - now, partial(self._take_answer, reading, place, self._epoch))
 
     def _take_answer(
-        self, reading: _Reading, place: int, epoch: int, _name: str, array: StoredArray | None, _tier: str | None
+        self, reading: _Reading, place: int, epoch: int, array: StoredArray | None, _tier: str | None
     ) -> None:
         self._answers.append((reading, place, epoch, array))
         if threading.get_ident() != self._loop_thread:

@@ -18,8 +18,8 @@ from keepsight.tiers.tier import OnDrop, StoredArray, Tier, TierStats, ignore_dr
 from keepsight.tiers.tier_guard import GuardLimits, TierGuard
 from keepsight.tiers.tier_worker import Read, TierWorker
 
-# With the key, and the tier that had it.
-OnLoaded = Callable[[str, StoredArray | None, str | None], None]
+# With the tier that had it.
+OnLoaded = Callable[[StoredArray | None, str | None], None]
 
 _MAX_WAITING_BYTES = 512 * 2**20
 _CLOSING_SECONDS = 5.0
@@ -84,7 +84,7 @@ class TieredStore:
         if array is not None:
             with self._changed:
                 self.hits["host"] += 1
-            on_loaded(key, array, "host")
+            on_loaded(array, "host")
             return
         with self._changed:
             joined = self._loadings.get(key)
@@ -184,7 +184,7 @@ class TieredStore:
             if tier is not None:
                 self.hits[tier] += 1
         for on_loaded in loading.waiting:
-            on_loaded(loading.key, array, tier)
+            on_loaded(array, tier)
         return array is not None
 
     def _promote(self, loading: _Loading, array: StoredArray, source: TierWorker) -> None:
