@@ -258,7 +258,7 @@ def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.Capture
 def test_what_cannot_be_pinned_is_refused(
     arguments: list[str], field: str, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("keepsight.tiers.open_tiers.default_disk_directory", lambda _: kept)
+    monkeypatch.setattr("keepsight.tiers.disk_place.default_disk_directory", lambda _: kept)
     assert main(["cache", *arguments]) == 2
     assert f"{field}: " in capsys.readouterr().err
     assert not PinFolder(kept).list()

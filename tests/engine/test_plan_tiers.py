@@ -10,12 +10,12 @@ import pytest
 
 from keepsight.config import Config
 from keepsight.engine.embedding_tiers import Embeddings
-from keepsight.engine.plan_tiers import plan_tiers
+from keepsight.engine.plan_tiers import RemotePlace, plan_tiers
 from keepsight.engine.prefix_tiers import LoadedStretches, Pages
 from keepsight.errors import InvalidArgumentError
 from keepsight.scheduling.step_plan import KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
-from keepsight.tiers.open_tiers import DiskPlace, RemotePlace
+from keepsight.tiers.disk_place import DiskPlace
 from keepsight.tiers.tier import StoredArray
 from tests.wait_until import wait_until
 

@@ -202,6 +202,16 @@ def test_what_a_tier_did_not_take_is_counted_and_told(make: Make, error: Excepti
     assert told == [key_of(1)]
 
 
+def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(make: Make, tmp_path: Path) -> None:
+    told = list[str]()
+    host, disk = HostTier(4000, on_drop=told.append), DiskTier(tmp_path, 64, on_drop=told.append)
+    store = make(disk, host=host, on_drop=told.append)
+    for number in range(2):
+        store.store(key_of(number), array_of(number))
+        assert store.wait_written(20)
+    assert told == [key_of(0), key_of(0), key_of(1)]
+
+
 @pytest.mark.parametrize("error", [OSError("gone"), TierError("nonsense"), ZeroDivisionError("our own fault")])
 def test_a_tier_that_fails_is_passed_over_and_comes_back(make: Make, error: Exception) -> None:
     near, far = FakeTier(), FakeTier("remote")

@@ -15,8 +15,8 @@ from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError, TierError
+from keepsight.tiers.disk_place import parse_disk_place
 from keepsight.tiers.disk_tier import DiskTier
-from keepsight.tiers.open_tiers import parse_disk_place
 from keepsight.tiers.pins import PinFolder
 from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.resp import parse_address

@@ -13,8 +13,8 @@ from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import config_from
 from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError
+from keepsight.tiers.disk_place import DiskPlace, parse_disk_place
 from keepsight.tiers.entry_key import is_entry_key
-from keepsight.tiers.open_tiers import DiskPlace, parse_disk_place
 from keepsight.tiers.pins import PinFolder
 
 COMMANDS = {

@@ -1,4 +1,7 @@
-"""From the configuration to an engine's tiers: which there are, and how their entries are named."""
+"""From the configuration to an engine's tiers: which there are, and how their entries are named.
+
+Invariant: nobody waits for a folder or server here; one that cannot be used is set aside soon, and tried again.
+"""
 
 import dataclasses
 import json
@@ -14,14 +17,25 @@ from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.prefix_tiers import Pages, PrefixTiers
 from keepsight.errors import InvalidArgumentError
 from keepsight.processor_config import ProcessorConfig
+from keepsight.tiers.disk_place import DiskPlace, parse_disk_place
+from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.entry_key import entry_key, model_content_digest
-from keepsight.tiers.open_tiers import DiskPlace, RemotePlace, open_tiers, parse_disk_place
+from keepsight.tiers.host_tier import HostTier
+from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.resp import parse_address
-from keepsight.tiers.tier import StoredArray
+from keepsight.tiers.tier import StoredArray, Tier
+from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import TraceRecorder
 
 logger = logging.getLogger(__name__)
 MAX_REMEMBERED_NAMES = 4096
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class RemotePlace:
+    url: str
+    # None: as much as the server takes.
+    max_bytes: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -52,9 +66,13 @@ class TierPlan:
         name = self.namer(processor, place)
         trace = None if self.trace is None else _open_trace(self.trace)
         dropped: deque[str] = deque()
-        store = open_tiers(
-            host_bytes, self.disk, self.remote, policy=self.policy, on_drop=dropped.append, move_in_host=move_in_host
-        )
+        host = HostTier(host_bytes, self.policy, on_drop=dropped.append, move=move_in_host) if host_bytes else None
+        others: list[Tier] = []
+        if self.disk is not None:
+            others.append(DiskTier(self.disk.directory, self.disk.max_bytes, self.policy, on_drop=dropped.append))
+        if self.remote is not None:
+            others.append(RedisTier(self.remote.url, self.remote.max_bytes))
+        store = TieredStore(host, others, on_drop=dropped.append)
         logger.info("tiers of embeddings: %s", ", ".join(store.stats()) or "none")
         return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
 
@@ -63,7 +81,8 @@ class TierPlan:
         if self.prefix_disk is None:
             return None
         name = self.namer(f"stretches of {pages.shape[1]} blocks, pictures {processor}", place)
-        store = open_tiers(disk=self.prefix_disk, policy="lru", keeps_first=True)
+        tier = DiskTier(self.prefix_disk.directory, self.prefix_disk.max_bytes)
+        store = TieredStore(None, [tier], keeps_first=True)
         return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
 
     def namer(self, processor: str, place: str) -> Callable[[str], str]:

@@ -1,13 +1,11 @@
-"""What a server is told becomes the tiers it means."""
+"""What a user says of a folder becomes the place and the size it means."""
 
 from pathlib import Path
 
 import pytest
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.tiers.open_tiers import DEFAULT_DISK_BYTES, DiskPlace, open_tiers, parse_disk_place
-from tests.tiers.arrays import array_of, key_of
-from tests.wait_until import PATIENCE_SECONDS
+from keepsight.tiers.disk_place import DEFAULT_DISK_BYTES, DiskPlace, parse_disk_place
 
 
 @pytest.mark.parametrize(
@@ -47,13 +45,3 @@ def test_without_a_home_a_folder_has_to_be_named(text: str, without_home: None) 
     with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* name one by its whole path"):
         parse_disk_place(text)
     assert parse_disk_place("/x:1G") == DiskPlace(Path("/x"), 2**30)
-
-
-def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(tmp_path: Path) -> None:
-    told = list[str]()
-    store = open_tiers(4000, DiskPlace(tmp_path, 64), on_drop=told.append)
-    for number in range(2):
-        store.store(key_of(number), array_of(number))
-        assert store.wait_written(PATIENCE_SECONDS)
-    assert told == [key_of(0), key_of(0), key_of(1)]
-    store.close()
