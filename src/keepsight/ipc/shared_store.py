@@ -43,7 +43,7 @@ _PATIENCE_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _File:
-    path: Path
+    name: str
     last_use: int
     num_bytes: int
 
@@ -100,7 +100,7 @@ class SharedStore:
     def newest(self, limit: int) -> list[HeldPixels]:
         """The last used first.  Takes no lock: what goes meanwhile may be among them."""
         files = nlargest(limit, self._count(), key=lambda file: file.last_use)
-        return [HeldPixels(file.path.name, file.num_bytes, file.path.name in self._pins) for file in files]
+        return [HeldPixels(file.name, file.num_bytes, file.name in self._pins) for file in files]
 
     def is_held(self, media_hash: str) -> bool:
         """Counts as no use."""
@@ -171,7 +171,7 @@ class SharedStore:
         if _MEDIA_HASH.fullmatch(media_hash):
             with self._changing() as is_held:
                 if is_held:
-                    self._remove(self._directory / media_hash)
+                    self._remove(media_hash)
 
     def clear(self) -> None:
         """Pins too."""
@@ -180,7 +180,7 @@ class SharedStore:
                 logger.warning("the store could not be cleared: it is closed, or another process holds its ledger")
                 return
             for file in self._count():
-                self._remove(file.path)
+                self._remove(file.name)
             self._ledger.held = Held(0, 0)
 
     @contextmanager
@@ -244,31 +244,30 @@ class SharedStore:
 
     def _evict_one(self) -> bool:
         """Or finds that it is still used; False if all that is left is pinned."""
-        if (path := self._find_first()) is not None:
-            self._remove(path)
+        if (name := self._find_first()) is not None:
+            self._remove(name)
             self.num_evictions += 1
             return True
         if not self._oldest:
             files, pinned = self._count(), self._count_pinned()
-            unpinned = (file for file in files if file.path.name not in pinned)
+            unpinned = (file for file in files if file.name not in pinned)
             self._oldest = deque(sorted(unpinned, key=lambda file: file.last_use))
             self._ledger.held = _add_up(files)
             if not self._oldest:
                 return False
         file = self._oldest.popleft()
         with suppress(FileNotFoundError):
-            if file.path.stat().st_mtime_ns == file.last_use:
-                self._remove(file.path)
+            if (self._directory / file.name).stat().st_mtime_ns == file.last_use:
+                self._remove(file.name)
                 self.num_evictions += 1
         return True
 
-    def _find_first(self) -> Path | None:
+    def _find_first(self) -> str | None:
         for name in self._first:
-            path = self._directory / name
-            if not path.exists():
+            if not (self._directory / name).exists():
                 self._first.remove(name)
             elif name not in self._pins:
-                return path
+                return name
         return None
 
     def _count_pinned(self) -> dict[str, int]:
@@ -282,13 +281,14 @@ class SharedStore:
                 self._pins.remove(name)
         return pinned
 
-    def _remove(self, path: Path) -> None:
+    def _remove(self, name: str) -> None:
+        path = self._directory / name
         with suppress(FileNotFoundError):
-            num_bytes = path.stat().st_blocks * 512
+            num_bytes = _bytes_of(path)
             path.unlink()
             self._ledger.remove_file(num_bytes)
-        self._pins.remove(path.name)
-        self._first.remove(path.name)
+        self._pins.remove(name)
+        self._first.remove(name)
 
     def _count(self) -> list[_File]:
         """All files that have a name."""
@@ -297,7 +297,7 @@ class SharedStore:
             for entry in entries:
                 with suppress(FileNotFoundError):  # another evicts
                     found = entry.stat()
-                    files.append(_File(Path(entry.path), found.st_mtime_ns, found.st_blocks * 512))
+                    files.append(_File(entry.name, found.st_mtime_ns, found.st_blocks * 512))
         return files
 
     def _warn_once(self, message: str, *arguments: object) -> None:
