@@ -13,11 +13,13 @@ from openai import OpenAI
 
 from keepsight import LLM, SamplingParams
 from keepsight.errors import KeepsightError
+from keepsight.frontend.pixels.render_page import render_page
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.requests import Pixels
 from keepsight.structured_outputs import StructuredOutputsParams
 from tests.drawn import ask, by_url, draw, say, to_data_url
 from tests.frontend import sample_films
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.place import placed
 from tests.qwen_checkpoint import MAX_PIXELS, make_qwen_checkpoint, reference_answer
 from tests.real_server import real_server
@@ -71,6 +73,16 @@ def test_pictures_of_several_sizes_in_turns_that_are_found_again(llm: LLM, check
         conversation = [*conversation, assistant, *ask(*shown(third), "One more.")]
     [again] = llm.chat(conversation[:-2], GREEDY)
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
+
+
+def test_a_page_of_a_pdf_is_shown_in_the_size_that_its_drawing_would_be(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
+    pdf = write_pdf(Page(["A report"], size=(150, 400)))
+    file = {"type": "file", "file": {"file_data": to_data_url(pdf, "application/pdf")}}
+    [output] = llm.chat(ask(file, "What is it?"), GREEDY)
+    directory, reference = checkpoint
+    drawn = render_page(pdf, 0, "file")
+    theirs = reference_answer(reference, directory, output.prompt_token_ids, [drawn], 8)
+    assert output.outputs[0].token_ids[: len(theirs)] == theirs
 
 
 def film(num_frames: int, seed: int = 0) -> Pixels:

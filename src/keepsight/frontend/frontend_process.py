@@ -65,7 +65,8 @@ class FrontendProcess:
         self._counters = counters = Counters.open(self._run_directory, name)
         self._workers = MediaWorkers(num_workers, partial(counters.add, RESTARTED["media_worker"]))
         common = CommonGeometries.open(self._run_directory)
-        readers = Readers(self._workers.read_film, self._workers.read_sound, self._workers.lay_out_borrowed)
+        workers = self._workers
+        readers = Readers(workers.read_film, workers.read_sound, workers.read_document, workers.lay_out_borrowed)
         self._preparer = RequestPreparer.from_config(config, common, readers)
         check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
         self._preparer.request_prefix = f"{start.frontend_id}-"

@@ -8,6 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +35,14 @@ from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, MediaPromptFormat, PromptExpander
 from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.prompt.prompt_limits import PromptLimits
-from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_messages, read_uuid
+from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_label, read_messages
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
 from keepsight.frontend.prompt.spell_params import spell_banned, spell_prediction
 from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
+from keepsight.frontend.prompt.unfold_documents import unfold_documents
 from keepsight.image_processor_config import check_options, options_named
 from keepsight.media import KINDS, Kind, TokenSpan
 from keepsight.model_limits import ModelLimits
@@ -185,6 +187,8 @@ class RequestPreparer:
         conversation = read_messages(messages)
         # Sooner than the template, which has less to say of what the model does not take.
         config = self._processor_for(conversation.pictures, mm_processor_kwargs, "messages")
+        if conversation.has_documents:
+            conversation = self._unfold_documents(conversation, cache_salt, downloaded)
         text = self.template.render(conversation, tools=tools)
         # Not rendered before the prompt is known to fit.
         kept = find_beginnings(self.template, conversation, tools)
@@ -192,6 +196,13 @@ class RequestPreparer:
         add_bos = config.borrowed is not None and self.tokenizer.lacks_bos(text)
         told = (text, conversation.pictures, terms, config, "messages", downloaded, kept)
         return replace(self._prepare(*told, add_bos=add_bos), goes_on=conversation.end == "text")
+
+    def _unfold_documents(
+        self, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
+    ) -> Conversation:
+        fetched = tuple(self.intake.fetch_all(conversation.pictures, cache_salt, downloaded))
+        pages_of = partial(self._identifier.pages_of, cache_salt=cache_salt)
+        return unfold_documents(replace(conversation, pictures=fetched), pages_of, self.tokenizer.as_plain_text)
 
     def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """So that what its answers think first is told apart, where they can think, and has not their form."""
@@ -433,6 +444,6 @@ def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modalit
     if len(uuids) != len(sources):
         raise InvalidArgumentError(field, f"holds {len(uuids)} for {len(sources)} of multi_modal_data")
     return [
-        PicturePart(source, f"{data_field}[{index}]", read_uuid(uuid, f"{field}[{index}]"), modality=modality)
+        PicturePart(source, f"{data_field}[{index}]", read_label(uuid, f"{field}[{index}]"), modality=modality)
         for index, (source, uuid) in enumerate(zip(sources, uuids, strict=True))
     ]

@@ -107,6 +107,10 @@ def picture(**source: Any) -> dict[str, Any]:
     return {"type": "image", "source": source}
 
 
+def document(**source: Any) -> dict[str, Any]:
+    return {"type": "document", "source": source}
+
+
 @pytest.fixture
 def tagged(preparer: RequestPreparer) -> Client:
     """Of a template that lets a text stand before calls."""
@@ -378,7 +382,16 @@ USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": 
         ([picture(type="file", file_id="nothing")], "source.file_id"),
         ([picture(type="folder")], "source.type"),
         ([{"type": "image"}], "source"),
-        ([{"type": "document"}], "type"),
+        ([{"type": "document"}], "source"),
+        ([document(type="base64", media_type="application/pdf", data="AAAA")], "source.data"),
+        ([document(type="base64", media_type="text/plain", data="AAAA")], "source.media_type"),
+        ([document(type="text", media_type="text/html", data="a")], "source.media_type"),
+        ([document(type="url", url="gopher://x")], "source.url"),
+        ([document(type="file", file_id="file-1")], "source.file_id"),
+        ([document(type="content", content=[{"type": "tool_use"}])], "source.content[0].type"),
+        ([document(type="base64", media_type="application/pdf", data="AAAA") | {"title": "a\nb"}], "title"),
+        ([document(type="text", media_type="text/plain", data="a") | {"citations": {"enabled": True}}],
+         "citations.enabled"),
         ([{"type": "text", "text": 3}], "text"),
         ([{"type": "text", "text": "a", "colour": "red"}], "colour"),
         ([{"type": "text", "text": "a", "citations": [{}]}], "citations"),

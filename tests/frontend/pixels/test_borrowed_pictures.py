@@ -15,10 +15,12 @@ from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import CheckpointConfigError, UnsupportedPictureError
 from keepsight.frontend.pixels.borrowed_pictures import BorrowedPictures, load_pictures
 from keepsight.frontend.pixels.make_pixels import BorrowedJob
+from keepsight.frontend.pixels.render_page import render_page
 from keepsight.media import Geometry
 from keepsight.pixels import carried_arrays
 from keepsight.requests import Pixels
 from tests.frontend.borrowed_like import FAMILIES, IDEFICS3, LLAVA, Family, load_reference, write_borrowed_checkpoint
+from tests.frontend.sample_documents import Page, write_pdf
 
 BLANK = np.zeros((2, 3, 3), np.uint8)
 
@@ -117,6 +119,16 @@ def test_a_picture_that_is_laid_out_otherwise_than_by_its_size_is_not_shown(tmp_
     object.__setattr__(other, "token_ids", other.token_ids[1:])
     with pytest.raises(ValueError, match="otherwise than a blank one of its size"):
         BorrowedJob(BLANK, "picture", {"": None}, processor, other).run()
+
+
+def test_a_page_of_a_pdf_is_prepared_as_its_drawing_is(tmp_path: Path) -> None:
+    write_borrowed_checkpoint(tmp_path / "a", LLAVA)
+    processor, pdf = BorrowedProcessor.from_checkpoint(tmp_path / "a"), write_pdf(Page(), Page(["A report"]))
+    drawn = render_page(pdf, 1, "file")
+    layout = load_pictures(processor).lay_out(Geometry(drawn.shape[1], drawn.shape[0]), "file")
+    of_page = BorrowedJob(pdf, "file", {"": None}, processor, layout, page=1).run()
+    of_drawing = BorrowedJob(drawn, "file", {"": None}, processor, layout).run()
+    np.testing.assert_array_equal(of_page.pixels[""], of_drawing.pixels[""])
 
 
 def test_a_file_by_which_older_checkpoints_name_tokens_makes_it_another_processor(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from keepsight.config import Config
 from keepsight.errors import KeepsightError, MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
 from keepsight.frontend.identity.pan_and_scan import plan_crops
 from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.read_document import read_document
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import read_geometry
 from keepsight.frontend.intake.read_sound import read_sound
@@ -41,6 +42,7 @@ from keepsight.sampling_params import SamplingParams
 from tests.counted import counted
 from tests.drawn import ask, to_data_url
 from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.frontend.sample_films import KINDS, drawn_frames, film
 from tests.frontend.sample_pictures import BASE, CROPPING, all_cases, encode, random_picture
 from tests.frontend.sample_sounds import RATE, sound, wav
@@ -266,6 +268,16 @@ def test_the_length_of_a_wav_is_read_here_and_starts_no_process(start: Start) ->
 
 
 # Their processes ----------------------------------------------------------------------------------------------
+
+
+def test_documents_are_looked_at_and_their_pages_drawn_as_without_them(workers: MediaWorkers) -> None:
+    pdf = write_pdf(Page(["A report"]), Page(["of two pages"], more="/Rotate 90"))
+    assert workers.read_document(pdf, FIELD) == read_document(pdf, FIELD)
+    job = PictureJob(pdf, FIELD, {"": None}, ImageProcessorConfig(height=64, width=48), page=1)
+    assert_equal(workers.make(job), job.run())
+    for broken in (b"no document", pdf[:200]):
+        here = error_of(lambda: read_document(broken, FIELD))  # noqa: B023
+        assert error_of(lambda: workers.read_document(broken, FIELD)) == here  # noqa: B023
 
 
 def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: MediaWorkers) -> None:

@@ -21,9 +21,11 @@ from keepsight.errors import (
     PictureTooLargeError,
     UnreadablePictureError,
 )
+from keepsight.frontend.intake.read_document import MAX_TEXT_BYTES, ShownPage
 from keepsight.frontend.pixels.make_pixels import (
     BorrowedJob,
     BorrowedLook,
+    DocumentLook,
     FilmJob,
     FilmLook,
     Job,
@@ -181,6 +183,30 @@ def test_how_a_size_is_laid_out_arrives() -> None:
     with sent_by(lambda connection: send_job(connection, BORROWED_LOOK)) as connection:
         assert receive_job(connection) == msgspec.structs.replace(BORROWED_LOOK, field="picture")
     assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, LAYOUT)) == LAYOUT
+
+
+DOCUMENT_LOOK = DocumentLook(b"bytes", FIELD)
+PAGES = (ShownPage(Geometry(20, 30), "A report"), ShownPage(Geometry(30, 20), "é"))
+
+
+def test_which_page_is_wanted_reaches_a_worker_and_what_pages_there_are_comes_back() -> None:
+    page = msgspec.structs.replace(JOB, page=7)
+    with sent_by(lambda connection: send_job(connection, page)) as connection:
+        assert receive_job(connection) == msgspec.structs.replace(page, field="picture")
+    assert answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, PAGES)) == PAGES
+
+
+def test_a_document_that_cannot_be_is_not_believed() -> None:
+    imagined = answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, (ShownPage(Geometry(0, 9), ""),)))
+    assert isinstance(imagined, UnreadablePictureError)
+    assert imagined.field == FIELD
+    with pytest.raises(ConnectionError):
+        answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, Geometry(640, 480)))
+
+
+def test_the_longest_text_that_a_document_may_have_comes_back() -> None:
+    pages = (ShownPage(Geometry(20, 30), "é" * (MAX_TEXT_BYTES // 2)),)
+    assert answer_to(DOCUMENT_LOOK, lambda connection: send_result(connection, pages)) == pages
 
 
 @pytest.mark.parametrize(

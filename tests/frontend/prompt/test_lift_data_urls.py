@@ -45,6 +45,8 @@ def unlift(value: Any) -> Any:
         ({"image": LARGE}, lambda part: part["image"]),
         ({"url": LARGE}, lambda part: part["url"]),
         ({"audio_url": {"url": LARGE}}, lambda part: part["audio_url"]["url"]),
+        ({"file": {"file_data": LARGE}}, lambda part: part["file"]["file_data"]),
+        ({"file_data": LARGE}, lambda part: part["file_data"]),
     ],
 )
 def test_the_url_of_a_picture_is_a_view_of_the_body(part: Any, find: Any) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.read_items import read_items
+from keepsight.frontend.prompt.read_messages import DocumentPart
 
 URL = "data:image/png;base64,AAAA"
 PICTURE = {"type": "input_image", "image_url": URL}
@@ -62,6 +63,18 @@ def test_pictures_keep_their_places_their_names_and_their_pins() -> None:
 def test_an_upload_is_named_by_its_id() -> None:
     [picture] = read_items([user({"type": "input_image", "file_id": "media_1", "detail": "low"})])[0].pictures
     assert (picture.source, picture.field) == ("media://media_1", "input[0].content[0].file_id")
+
+
+def test_a_file_is_a_document_and_keeps_its_name_and_its_pin() -> None:
+    file = {"type": "input_file", "file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}
+    conversation, _ = read_items([user(file | {"prompt_cache_breakpoint": {"mode": "explicit"}, "detail": "auto"})])
+    [document] = conversation.pictures
+    assert isinstance(document, DocumentPart)
+    assert (document.source, document.name) == ("data:application/pdf;base64,AAAA", "a.pdf")
+    assert document.field == "input[0].content[0].file_data"
+    assert len(conversation.breakpoints) == 1
+    [by_url] = read_items([user({"type": "input_file", "file_url": "https://a.example/a.pdf"})])[0].pictures
+    assert (by_url.source, by_url.field) == ("https://a.example/a.pdf", "input[0].content[0].file_url")
 
 
 def test_calls_belong_to_what_was_said_with_them_and_results_follow() -> None:
@@ -136,13 +149,18 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([{"role": "assistant", "content": "Hi", "tool_calls": []}, CALL], "input[0].tool_calls"),
         ([{"role": "assistant", "content": "Hi", "name": "x"}], "input[0].name"),
         ([user({"type": "text", "text": "Hi"})], "input[0].content[0].type"),
-        ([user({"type": "input_file", "file_id": "x"})], "input[0].content[0].type"),
+        ([user({"type": "input_video", "video_url": "x"})], "input[0].content[0].type"),
         ([user(text("Hi"), text("Hi") | {"text": 3})], "input[0].content[1].text"),
         ([user({"type": "input_image"})], "input[0].content[0].image_url"),
         ([user({"type": "input_image", "image_url": {"url": URL}})], "input[0].content[0].image_url"),
         ([user(PICTURE | {"detail": "huge"})], "input[0].content[0].detail"),
         ([user(PICTURE | {"file_id": "media_1"})], "input[0].content[0].file_id"),
         ([user({"type": "input_image", "file_id": 3})], "input[0].content[0].file_id"),
+        ([user({"type": "input_file"})], "input[0].content[0]"),
+        ([user({"type": "input_file", "file_id": "file-1"})], "input[0].content[0].file_id"),
+        ([user({"type": "input_file", "file_url": URL, "detail": "low"})], "input[0].content[0].detail"),
+        ([user({"type": "input_file", "file_data": "AAAA", "filename": 3})], "input[0].content[0].filename"),
+        ([user({"type": "input_file", "file_data": "AAAA", "color": 3})], "input[0].content[0].color"),
         ([user(PICTURE | {"size": 3})], "input[0].content[0].size"),
         ([user(PICTURE | {"uuid": 3})], "input[0].content[0].uuid"),
         ([user({"type": "output_text", "text": "Hi", "annotations": [{}]})], "input[0].content[0].annotations"),

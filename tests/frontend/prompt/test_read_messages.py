@@ -11,8 +11,8 @@ from keepsight.frontend.prompt.read_messages import (
     MAX_PARTS,
     MAX_UUID_LENGTH,
     PicturePart,
+    read_label,
     read_messages,
-    read_uuid,
 )
 from tests.drawn import ask
 
@@ -129,7 +129,7 @@ def test_a_uuid_is_a_text_that_can_be_shown(uuid: object) -> None:
 
 @pytest.mark.parametrize("uuid", ["a", "a" * MAX_UUID_LENGTH, "Größe 猫", "../etc"])
 def test_any_other_text_is_a_uuid(uuid: str) -> None:
-    assert read_uuid(uuid, "uuid") == uuid
+    assert read_label(uuid, "uuid") == uuid
 
 
 @pytest.mark.parametrize("names", [["reasoning"], ["reasoning_content"], ["reasoning", "reasoning_content"]])

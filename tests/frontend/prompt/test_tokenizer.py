@@ -61,6 +61,22 @@ def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)
+def test_nothing_is_a_special_token_in_a_plain_text_and_all_else_of_it_is_there(directory: Path) -> None:
+    tokenizer = Tokenizer.from_checkpoint(directory)
+
+    @settings(max_examples=150)
+    @given(TEXTS)
+    def check(text: str) -> None:
+        plain = tokenizer.as_plain_text(text)
+        assert plain.replace(" ", "") == text.replace(" ", "")
+        assert not any(map(tokenizer.is_special, tokenizer.encode(plain)))
+        if not any(map(tokenizer.is_special, tokenizer.encode(text))):
+            assert plain == text
+
+    check()
+
+
+@pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)
 def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(directory), load_judge(directory)
 

@@ -78,6 +78,11 @@ INPUT_AUDIO = _part(
         ],
     },
 )
+_FILE: Json = {
+    "file_data": _text("A data: URL of a PDF, or its base64 alone; or else:"),
+    "file_url": _text("Its URL."),
+    "filename": _text("What the model is told that it is called."),
+}
 CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
@@ -89,6 +94,7 @@ CONTENT_PART: Json = {
         INPUT_AUDIO,
         _url_part("audio", "As an image_url's; of a model that takes sounds."),
         _named_part("audio"),
+        _part("file", "file", file=object_of(**_FILE)) | {"description": "A PDF; of a model that takes pictures."},
         _part(
             "image_embeds",
             image_embeds=_text(
@@ -151,6 +157,7 @@ _INPUT_PARTS: Json = {
         _INPUT_TEXT,
         _INPUT_IMAGE,
         INPUT_AUDIO,
+        _part("input_file", **_FILE, detail={"enum": ["auto", None]}),
         _part("output_text", "text", text={"type": "string"}, annotations={"enum": [[], None]}, logprobs={}),
         _part("refusal", "refusal", refusal={"type": "string"}),
     ]

@@ -95,8 +95,10 @@ class AnswerPreparer:
         self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, *, compiles: bool = False
     ) -> Prepared:
         """Which may have to wait there, for workers who look at what is not known yet, or for a compiler."""
-        kinds = frozenset() if conversation is None else conversation.kinds
-        if not compiles and kinds.isdisjoint(self.preparer.kinds_looked_at):
+        looks = conversation is not None and (
+            conversation.has_documents or not conversation.kinds.isdisjoint(self.preparer.kinds_looked_at)
+        )
+        if not (compiles or looks):
             return await run_in_threadpool(prepare)
         async with self._waiting_threads:
             return await run_in_threadpool(prepare)

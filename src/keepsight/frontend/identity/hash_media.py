@@ -10,7 +10,7 @@ import hashlib
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
-from typing import Protocol
+from typing import Literal, Protocol
 from uuid import UUID
 
 import numpy as np
@@ -20,6 +20,7 @@ from blake3 import blake3
 from keepsight.borrowed import BorrowedProcessor
 from keepsight.frontend.intake.open_film import FilmSource
 from keepsight.frontend.intake.open_picture import PictureSource
+from keepsight.frontend.intake.read_document import PageSource
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.intake.sound_samples import Samples, SoundSource
 from keepsight.image_processor_config import ImageProcessorConfig
@@ -28,7 +29,7 @@ from keepsight.requests import Pixels
 from keepsight.sound_config import SoundConfig
 
 # A file's bytes, or an object of this process.
-Source = PictureSource | FilmSource | SoundSource | Embeds
+Source = PictureSource | FilmSource | SoundSource | Embeds | PageSource
 # How it is prepared.
 PartConfig = ImageProcessorConfig | SoundConfig | BorrowedProcessor
 
@@ -60,6 +61,8 @@ def hash_content(source: Source, algorithm: str) -> str:
     """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
     if isinstance(source, bytes):
         return hash_values(algorithm, received=source)
+    if isinstance(source, PageSource):
+        return hash_values(algorithm, document=source.name, page=source.number)
     if isinstance(source, Embeds):
         values = source.values
         return hash_values(algorithm, embeds=_bytes_of(values), dtype=str(values.dtype), shape=values.shape)
@@ -78,7 +81,9 @@ def hash_content(source: Source, algorithm: str) -> str:
     )
 
 
-def hash_shown_content(content: str, modality: Modality, cache_salt: str | None, algorithm: str) -> str:
+def hash_shown_content(
+    content: str, modality: Modality | Literal["document"], cache_salt: str | None, algorithm: str
+) -> str:
     """What a tenant has shown is known to nobody else by the time that it takes."""
     return hash_values(algorithm, content=content, modality=modality, cache_salt=cache_salt)
 

@@ -28,6 +28,7 @@ from keepsight.frontend.identity.hash_media import (
     hash_exif_image_id,
     hash_shown_content,
 )
+from keepsight.frontend.identity.identify_document import DocumentIdentifier
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.identity.shared_looks import SharedLooks
@@ -35,9 +36,10 @@ from keepsight.frontend.intake.check_kinds import check_is_picture
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_data_url import read_data_url
+from keepsight.frontend.intake.read_document import PageSource
 from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
 from keepsight.frontend.intake.read_film import read_film
-from keepsight.frontend.intake.read_header import read_geometry
+from keepsight.frontend.intake.read_header import check_size, read_geometry
 from keepsight.frontend.intake.read_sound import check_model_hears
 from keepsight.frontend.intake.take_film import take_film
 from keepsight.frontend.intake.take_sound import take_sound
@@ -117,13 +119,15 @@ class NamedPicture:
         source, field, config = self.picture.source, self.picture.field, self.picture.config
         if source is None:
             raise ask_for_picture(field, self.picture.uuid)
+        source, page = (source.document, source.number) if isinstance(source, PageSource) else (source, None)
         parts: dict[str, Any] = {media_hash: self.parts[media_hash] for media_hash in media_hashes}
         if isinstance(config, SoundConfig):
             return SoundJob(source, field, parts, config.sampling_rate, self.picture.geometry.num_samples)
         if isinstance(config, BorrowedProcessor):
-            return BorrowedJob(source, field, parts, config, self.picture.layout, self._max_pixels)
-        kind = FilmJob if self.picture.moments else PictureJob
-        return kind(source, field, parts, config, self._max_pixels)
+            return BorrowedJob(source, field, parts, config, self.picture.layout, self._max_pixels, page)
+        if self.picture.moments:
+            return FilmJob(source, field, parts, config, self._max_pixels)
+        return PictureJob(source, field, parts, config, self._max_pixels, page)
 
     def forget(self) -> None:
         forget_name(self.picture, self._known)
@@ -163,6 +167,8 @@ class PictureIdentifier:
         self._known = KnownMedia(common=common)
         self._looks = SharedLooks(self._known.recall_content, self._known.learn_content)
         self._layouts = layouts
+        # Of a PDF, each a picture.
+        self.pages_of = DocumentIdentifier(algorithm, self._readers.document).pages_of
 
     def recognize(self, parts: Sequence[PicturePart], cache_salt: str | None) -> tuple[PicturePart, ...] | None:
         """The same with their bytes and what is known of these, so that no header has to be read, which takes as long
@@ -184,6 +190,9 @@ class PictureIdentifier:
             return self._show(part, part.source, part.known.geometry, config, content_name=part.known.name)
         if part.source is None:
             return self._show(part, None, self._recall(part, given_name), config, given_name)
+        if isinstance(part.source, PageSource):
+            check_size(part.source.geometry, part.field, self._max_pixels)
+            return self._show(part, part.source, part.source.geometry, config)
         if part.kind == "video":
             return self._look_at_film(part, config, given_name, cache_salt)
         if part.kind == "audio":

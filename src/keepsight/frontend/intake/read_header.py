@@ -26,7 +26,7 @@ def read_geometry(source: PictureSource, field: str, max_pixels: int = DEFAULT_M
     else:
         with refusing_damage(field, len(source)):
             geometry, mode = _parse_header(source, field, max_pixels)
-    _check_size(geometry, field, max_pixels)
+    check_size(geometry, field, max_pixels)
     if mode not in MODES:
         raise UnsupportedPictureError(
             field, f"pixels of mode {mode} are deeper than the 8 bits that a channel can have"
@@ -34,7 +34,7 @@ def read_geometry(source: PictureSource, field: str, max_pixels: int = DEFAULT_M
     return geometry
 
 
-def _check_size(geometry: Geometry, field: str, max_pixels: int) -> None:
+def check_size(geometry: Geometry, field: str, max_pixels: int) -> None:
     width, height = geometry.width, geometry.height
     if width < 1 or height < 1:
         raise UnreadablePictureError(field, f"a picture of {width} x {height} pixels is empty")
@@ -48,13 +48,13 @@ def _parse_header(data: bytes, field: str, max_pixels: int) -> tuple[Geometry, s
     """And the mode of the file, before the conversion to RGB."""
     if data[8:12] == b"WEBP" and (announced := WebPImagePlugin._get_size(data[:30])) is not None:
         # Opening one makes room for all of it.
-        _check_size(Geometry(*announced), field, max_pixels)
+        check_size(Geometry(*announced), field, max_pixels)
     try:
         image = open_picture(data, field)
     except Image.DecompressionBombError as error:  # its limit is not below ours
         raise PictureTooLargeError(field, f"more than the {max_pixels} pixels that are allowed") from error
     # Before anything else is asked of the picture: looking for a second frame may prepare room for the first.
-    _check_size(Geometry(*image.size), field, max_pixels)
+    check_size(Geometry(*image.size), field, max_pixels)
     # An MPO is a photograph that carries another; every viewer shows the first.
     if image.format != "MPO" and getattr(image, "is_animated", False):
         raise UnsupportedPictureError(

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from keepsight.borrowed import BorrowedProcessor
+from keepsight.frontend.intake.read_document import Document, check_document, read_document
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.intake.read_film import check_film, read_film
 from keepsight.frontend.intake.read_sound import check_sound, read_sound
@@ -22,6 +23,7 @@ from keepsight.frontend.intake.sound_samples import check_values
 from keepsight.frontend.pixels.decode_film import decode_film
 from keepsight.frontend.pixels.decode_picture import decode_picture
 from keepsight.frontend.pixels.decode_sound import decode_sound
+from keepsight.frontend.pixels.render_page import render_page
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import DEFAULT_MAX_PIXELS, FRAMES_PER_MOMENT, CropBox, Geometry, Moment, PictureLayout
 from keepsight.pixels import carried_arrays, carried_samples, carry_embeddings, carry_samples, shape_of_arrays
@@ -50,6 +52,8 @@ class PictureJob(_Job, frozen=True):
     parts: dict[str, CropBox | None]
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
+    # From 0, where the source is a PDF.
+    page: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -65,7 +69,7 @@ class PictureJob(_Job, frozen=True):
         # Imported when needed: a frontend that leaves this to other processes does without torch.
         from keepsight.frontend.pixels.preprocess_image import preprocess_image
 
-        rgb = decode_picture(self.source, self.field, self.max_pixels)
+        rgb = _draw(self)
         decoded = time.perf_counter()
         made = preprocess_image(rgb, tuple(self.parts.values()), self.config)
         return Made(dict(zip(self.parts, made, strict=True)), (decoded - began, time.perf_counter() - decoded))
@@ -145,6 +149,7 @@ class BorrowedJob(_Job, frozen=True):
     processor: BorrowedProcessor
     layout: PictureLayout
     max_pixels: int = DEFAULT_MAX_PIXELS
+    page: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -157,7 +162,7 @@ class BorrowedJob(_Job, frozen=True):
         from keepsight.frontend.pixels.borrowed_pictures import load_pictures
 
         pictures, began = load_pictures(self.processor), time.perf_counter()
-        rgb = decode_picture(self.source, self.field, self.max_pixels)
+        rgb = _draw(self)
         decoded = time.perf_counter()
         pixels = pictures.prepare(rgb, self.field)
         self.check(pixels)
@@ -170,6 +175,12 @@ class BorrowedJob(_Job, frozen=True):
             raise ValueError("the checkpoint's processor has laid out a picture otherwise than a blank one of its size")
         if not all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
             raise ValueError("the checkpoint's processor has made of a picture what are no numbers")
+
+
+def _draw(job: PictureJob | BorrowedJob) -> Pixels:
+    if job.page is None:
+        return decode_picture(job.source, job.field, job.max_pixels)
+    return render_page(job.source, job.page, job.field)
 
 
 class BorrowedLook(_Job, frozen=True):
@@ -217,10 +228,24 @@ class SoundLook(_Job, frozen=True):
         check_sound(geometry, self.field, self.sampling_rate)
 
 
+class DocumentLook(_Job, frozen=True):
+    """A PDF's pages measured, and their text read."""
+
+    source: bytes
+    field: str
+    what: ClassVar[str] = "PDF"
+
+    def run(self) -> Document:
+        return read_document(self.source, self.field)
+
+    def check(self, pages: Document) -> None:
+        check_document(pages, self.field)
+
+
 MakingJob = PictureJob | FilmJob | SoundJob | BorrowedJob
-Look = FilmLook | SoundLook | BorrowedLook
+Look = FilmLook | SoundLook | DocumentLook | BorrowedLook
 # By looking.
-Found = Geometry | PictureLayout
+Found = Geometry | Document | PictureLayout
 Job = MakingJob | Look
 MakePixels = Callable[[MakingJob], Made]
 

@@ -94,9 +94,12 @@ def _end_with(control: socket.socket, is_over: threading.Event) -> None:
 
 
 def _import_everything() -> None:
-    """Some of it is loaded only when the first picture comes.  PyAV may be missing: then films are refused."""
-    with suppress(ImportError):
-        importlib.import_module("av")
+    """Some of it is loaded only when the first picture comes.  What opens films or PDFs may be missing: then those are
+    refused.
+    """
+    for name in ("av", "pypdfium2"):
+        with suppress(ImportError):
+            importlib.import_module(name)
     config = ImageProcessorConfig(height=4, width=4)
     for format_ in ("JPEG", "PNG"):
         encoded = io.BytesIO()

@@ -27,9 +27,19 @@ import msgspec
 from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import MediaWorkersLostError, PictureTooLargeError, UnreadablePictureError
 from keepsight.frontend.intake.open_film import FilmSource
+from keepsight.frontend.intake.read_document import Document
 from keepsight.frontend.intake.read_sound import is_length_known
 from keepsight.frontend.intake.sound_samples import SoundSource
-from keepsight.frontend.pixels.make_pixels import BorrowedLook, FilmLook, Found, Job, Made, MakingJob, SoundLook
+from keepsight.frontend.pixels.make_pixels import (
+    BorrowedLook,
+    DocumentLook,
+    FilmLook,
+    Found,
+    Job,
+    Made,
+    MakingJob,
+    SoundLook,
+)
 from keepsight.frontend.pixels.media_worker import max_cpu_seconds
 from keepsight.frontend.pixels.picture_wire import receive_answer, send_job
 from keepsight.ipc.start_folder import start_folder
@@ -93,6 +103,11 @@ class MediaWorkers:
         look = SoundLook(source, field, sampling_rate)
         geometry: Geometry = look.run() if is_length_known(source) else self._ask(look)
         return geometry
+
+    def read_document(self, source: bytes, field: str) -> Document:
+        """The same, of a PDF."""
+        document: Document = self._ask(DocumentLook(source, field))
+        return document
 
     def lay_out_borrowed(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
         """How the processor writes a picture of this size; raises CheckpointConfigError if it cannot be used."""

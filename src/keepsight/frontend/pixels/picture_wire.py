@@ -20,9 +20,11 @@ from keepsight.errors import (
     UnreadablePictureError,
     UnsupportedPictureError,
 )
+from keepsight.frontend.intake.read_document import Document
 from keepsight.frontend.pixels.make_pixels import (
     BorrowedJob,
     BorrowedLook,
+    DocumentLook,
     FilmLook,
     Found,
     Job,
@@ -63,6 +65,7 @@ class _AnswerHeader:
     seconds: tuple[float, float] = (0.0, 0.0)
     # Of what was looked at.
     geometry: Geometry | None = None
+    document: Document | None = None
     layout: PictureLayout | None = None
 
 
@@ -86,6 +89,9 @@ def receive_job(connection: socket.socket) -> Job:
 def send_result(connection: socket.socket, result: Made | Found) -> None:
     if isinstance(result, Geometry):
         _send_header(connection, _AnswerHeader(geometry=result))
+        return
+    if isinstance(result, tuple):
+        _send_header(connection, _AnswerHeader(document=result))
         return
     if isinstance(result, PictureLayout):
         _send_header(connection, _AnswerHeader(layout=result))
@@ -111,6 +117,8 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Except
         return RuntimeError(f"a media worker failed: {header.error}: {header.message}")
     if isinstance(job, BorrowedLook):
         return _believable_layout(header.layout)
+    if isinstance(job, DocumentLook):
+        return _believable_document(header.document, job)
     if isinstance(job, FilmLook | SoundLook):
         return _believable(header.geometry, job)
     pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
@@ -130,6 +138,16 @@ def _believable(geometry: Geometry | None, look: FilmLook | SoundLook) -> Geomet
     except PictureError as error:
         return error
     return geometry
+
+
+def _believable_document(document: Document | None, look: DocumentLook) -> Document | Exception:
+    if document is None:
+        raise ConnectionError("a PDF that was looked at without a word of it")
+    try:
+        look.check(document)
+    except PictureError as error:
+        return error
+    return document
 
 
 def _believable_layout(layout: PictureLayout | None) -> PictureLayout:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from keepsight.borrowed import BorrowedProcessor
+from keepsight.frontend.intake.read_document import ReadDocument, read_document
 from keepsight.frontend.intake.read_film import ReadFilm, read_film
 from keepsight.frontend.intake.read_sound import ReadSound, read_sound
 from keepsight.frontend.pixels.make_pixels import BorrowedLook
@@ -20,4 +21,5 @@ def lay_out_borrowed(processor: BorrowedProcessor, geometry: Geometry, field: st
 class Readers:
     film: ReadFilm = read_film
     sound: ReadSound = read_sound
+    document: ReadDocument = read_document
     borrowed: LayOutBorrowed = lay_out_borrowed

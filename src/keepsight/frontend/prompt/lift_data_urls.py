@@ -23,9 +23,13 @@ MAX_HEAD_BYTES = 128
 # More than any prompt has pictures.  What stands behind them is left: each, however short, costs two pieces.
 MAX_STRINGS = 1024
 # Of a content part.
-_PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video", "audio_url", "audio", "data")
+_PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video", "audio_url", "audio", "data", "file_data")
 # Of these, objects that have it in a field of this name.
-_INNER_PLACES = {"image_url": "url", "video_url": "url", "audio_url": "url", "input_audio": "data", "source": "data"}
+_INNER_PLACES = {
+    **dict.fromkeys(("image_url", "video_url", "audio_url"), "url"),
+    **dict.fromkeys(("input_audio", "source"), "data"),
+    "file": "file_data",
+}
 _OPENING, _MARKER = b'"data', b";base64,"
 _FIELD = re.compile(rb'"data"\s*:\s*"')
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.check_fields import check_is_list, check_is_object, refuse
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
 from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
@@ -60,6 +60,16 @@ class FileSource(ImageSource, frozen=True, tag="file"):
     file_id: str
 
 
+class TextSource(ImageSource, frozen=True, tag="text"):
+    media_type: Literal["text/plain"]
+    data: str
+
+
+class ContentSource(ImageSource, frozen=True, tag="content"):
+    # A text, or blocks.
+    content: Any
+
+
 class ImageTransformations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     oversized_image: Literal["downsize"] | None = None
 
@@ -69,6 +79,19 @@ class SentImage(SentBlock, frozen=True, kw_only=True, tag="image"):
     transformations: ImageTransformations | None = None
     # As in chats.
     uuid: Any = None
+    prompt_cache_breakpoint: Any = None
+
+
+class Citations(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    enabled: bool | None = None
+
+
+class SentDocument(SentBlock, frozen=True, kw_only=True, tag="document"):
+    source: Base64Source | UrlSource | FileSource | TextSource | ContentSource
+    title: str | None = None
+    context: str | None = None
+    citations: Citations | None = None
+    # As in chats.
     prompt_cache_breakpoint: Any = None
 
 
@@ -111,7 +134,8 @@ class SentMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 _Kinds = Mapping[str, type[SentBlock]]
-OF_RESULTS: _Kinds = {"text": SentText, "image": SentImage}
+_OF_DOCUMENTS: _Kinds = {"text": SentText, "image": SentImage}
+OF_RESULTS: _Kinds = {**_OF_DOCUMENTS, "document": SentDocument}
 OF_ROLES: Mapping[str, _Kinds] = {
     "user": {**OF_RESULTS, "tool_result": SentToolResult},
     "assistant": {
@@ -256,13 +280,13 @@ class _Turns:
         elif isinstance(block, SentThinking):
             turn.thoughts.append(block.thinking)
         elif not isinstance(block, SentRedactedThinking):
-            turn.parts.append(_read_part(block, place))
+            turn.parts += _read_parts(block, place)
 
     def _read_result(self, result: SentToolResult, place: str) -> _Turn:
         if result.tool_use_id not in self._call_ids:
             raise InvalidArgumentError(f"{place}.tool_use_id", "must be the id of a tool_use in an earlier message")
         told = _read_content(result.content, f"{place}.content", OF_RESULTS) if result.content else ()
-        parts = [_read_part(block, own) for block, own in told]
+        parts = [part for block, own in told for part in _read_parts(block, own)]
         return _Turn("tool", place, parts, call_id=result.tool_use_id)
 
 
@@ -279,11 +303,14 @@ def _read_content(content: object, place: str, kinds: _Kinds) -> Iterator[tuple[
         yield convert_placed(fields, own, kinds[kind]), own
 
 
-def _read_part(block: SentBlock, place: str) -> _Part:
+def _read_parts(block: SentBlock, place: str) -> Iterator[_Part]:
     if isinstance(block, SentText):
-        return _read_text(block, place)
-    assert isinstance(block, SentImage)
-    return _read_picture(block, place)
+        yield _read_text(block, place)
+    elif isinstance(block, SentDocument):
+        yield from _read_document(block, place)
+    else:
+        assert isinstance(block, SentImage)
+        yield _read_picture(block, place)
 
 
 def _read_text(block: SentText, place: str) -> _Part:
@@ -295,6 +322,47 @@ def _read_picture(block: SentImage, place: str) -> _Part:
     url, name = _read_source(block.source, f"{place}.source")
     told = {"type": "image_url", "uuid": block.uuid, BREAKPOINT: block.prompt_cache_breakpoint}
     return _Part({**_without_nothing(told), "image_url": url}, {"": place, ".image_url": f"{place}.source{name}"})
+
+
+def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
+    """What is said of it stands before it."""
+    if block.citations is not None and block.citations.enabled:
+        raise UnsupportedFieldError(f"{place}.citations.enabled", "is not supported: answers cite nothing")
+    source, told = block.source, _without_nothing({BREAKPOINT: block.prompt_cache_breakpoint})
+    said = list(filter(None, (block.title, block.context)))
+    if isinstance(source, TextSource):
+        yield _Part({"type": "text", **told}, {"": place}, [*said, source.data])
+        return
+    if isinstance(source, ContentSource):
+        within = [
+            part
+            for inner, own in _read_content(source.content, f"{place}.source.content", _OF_DOCUMENTS)
+            for part in _read_parts(inner, own)
+        ]
+        within[-1].told |= told
+        yield from (*_say_before(said, place), *within)
+        return
+    kind, url, name = _read_pdf(source, f"{place}.source")
+    yield from _say_before(list(filter(None, [block.context])), place)
+    places = {f".file.{kind}": f"{place}.source{name}", ".file.filename": f"{place}.title", ".file": place, "": place}
+    file = _without_nothing({kind: url, "filename": block.title})
+    yield _Part({"type": "file", "file": file, **told}, places)
+
+
+def _say_before(said: list[str], place: str) -> Iterator[_Part]:
+    if said:
+        yield _Part({"type": "text"}, {"": place}, said)
+
+
+def _read_pdf(source: Base64Source | UrlSource | FileSource, place: str) -> tuple[str, str, str]:
+    """What chats call it, what it is, and what it is called here."""
+    if isinstance(source, Base64Source):
+        if source.media_type != "application/pdf":
+            refuse(f"{place}.media_type", source.media_type, "'application/pdf'")
+        return "file_data", as_data_url(source.media_type, source.data), ".data"
+    if isinstance(source, FileSource):
+        return "file_id", source.file_id, ".file_id"
+    return "file_url", source.url, ".url"
 
 
 def _read_source(source: Base64Source | UrlSource | FileSource | None, place: str) -> tuple[str | None, str]:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.check_fields import (
     Fields,
     check_fields,
@@ -19,7 +19,7 @@ from keepsight.frontend.prompt.check_fields import (
     refuse,
 )
 from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
-from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, Conversation
+from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, Conversation
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 # What an item says of itself as it was answered.
@@ -28,6 +28,7 @@ _OF_ITEMS = ("id", "status", "type")
 _WHEN_EMPTY = ("phase",)
 # Of a text that was answered: log-probabilities only repeat it.
 _OF_TEXTS = ("annotations", "logprobs")
+_PARTS = ("input_text", "input_image", "input_audio", "input_file", "output_text", "refusal")
 _SYSTEM_ROLES = ("system", "developer")
 
 
@@ -193,12 +194,21 @@ class _Messages:
             return self._read_picture(dict(part), place, own)
         if kind == "input_audio":
             return dict(part)
+        if kind == "input_file":
+            return self._read_file(dict(part), place, own)
         if kind not in ("input_text", "output_text", "refusal"):
-            refuse(f"{place}.type", kind, "one of input_text, input_image, input_audio, output_text, refusal")
+            refuse(f"{place}.type", kind, f"one of {', '.join(_PARTS)}")
         if part.get("annotations"):
             raise InvalidArgumentError(f"{place}.annotations", "must be empty: none is read here")
         told = {name: value for name, value in part.items() if kind != "output_text" or name not in _OF_TEXTS}
         return told | {"type": "refusal" if kind == "refusal" else "text"}
+
+    def _read_file(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:
+        if part.pop("detail", None) not in (None, "auto"):
+            raise UnsupportedFieldError(f"{place}.detail", "must be auto: pages of PDFs are drawn in one size")
+        self.places[f"{own}.file"] = place
+        around = {name: part.pop(name) for name in ("type", BREAKPOINT) if name in part}
+        return around | {"type": "file", "file": part}
 
     def _read_picture(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:
         url, name = part.pop("image_url", None), "image_url"

@@ -56,6 +56,7 @@ BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
 # OpenAI's, of a picture.  How large it is shown follows from the model and from `max_pixels`, whichever is asked.
 DETAILS = ("auto", "low", "high", "original")
+_FILE_SOURCES = ("file_data", "file_url", "file_id")
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list)
 
 
@@ -79,6 +80,14 @@ class PicturePart:
         return self.modality if self.modality == "video" or self.modality == "audio" else "image"
 
 
+@dataclass(frozen=True, slots=True)
+class DocumentPart(PicturePart):
+    """A PDF, in place of which its pages will be shown."""
+
+    # As its caller calls it.
+    name: str | None = None
+
+
 class Breakpoint(NamedTuple):
     """The caller wants all before it to be kept: whole messages, the first parts of the next, the pictures in both."""
 
@@ -100,6 +109,10 @@ class Conversation:
     @property
     def kinds(self) -> frozenset[Kind]:
         return frozenset(part.kind for part in self.pictures)
+
+    @property
+    def has_documents(self) -> bool:
+        return any(isinstance(part, DocumentPart) for part in self.pictures)
 
     @property
     def begun_answer(self) -> str:
@@ -140,7 +153,7 @@ def read_messages(
         why = "goes on with a text only: leave out the last message's tool_calls, or tell their results"
         raise InvalidArgumentError("continue_final_message", why)
     breakpoints = _find_breakpoints(listed)
-    pinned = _pin(pictures, breakpoints) if breakpoints else tuple(pictures)
+    pinned = pin_pictures(pictures, breakpoints) if breakpoints else tuple(pictures)
     return Conversation(read, pinned, breakpoints, end, variables or {})
 
 
@@ -237,7 +250,7 @@ def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
     name = f"{modality}_url"
     check_fields(part, field, {"type", name, "uuid", BREAKPOINT})
     url, url_field = part.get(name), f"{field}.{name}"
-    uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
+    uuid = read_label(part.get("uuid"), f"{field}.uuid")
     if not isinstance(url, str) and not _is_left_out(url, uuid):
         url, url_field = _read_url_object(check_is_object(url, url_field), url_field, modality)
     if url == "" and uuid is not None:
@@ -257,7 +270,7 @@ def _read_url_object(url: Fields, field: str, modality: Modality) -> tuple[objec
 def _read_input_audio(part: Fields, field: str) -> PicturePart:
     """OpenAI's form for sounds: base64 alone, and beside it in which format, as the file itself says."""
     check_fields(part, field, {"type", "input_audio", "uuid", BREAKPOINT})
-    uuid, sent = read_uuid(part.get("uuid"), f"{field}.uuid"), part.get("input_audio")
+    uuid, sent = read_label(part.get("uuid"), f"{field}.uuid"), part.get("input_audio")
     field = f"{field}.input_audio"
     if _is_left_out(sent, uuid):
         return PicturePart(None, field, uuid, modality="audio")
@@ -273,7 +286,7 @@ def _read_input_audio(part: Fields, field: str) -> PicturePart:
 
 def _read_image_pil(part: Fields, field: str) -> PicturePart:
     check_fields(part, field, {"type", "image_pil", "uuid"})
-    source, uuid = part.get("image_pil"), read_uuid(part.get("uuid"), f"{field}.uuid")
+    source, uuid = part.get("image_pil"), read_label(part.get("uuid"), f"{field}.uuid")
     if isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid):
         refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
     return PicturePart(source, f"{field}.image_pil", uuid)
@@ -287,7 +300,7 @@ def _read_named(part: Fields, field: str, modality: Modality) -> PicturePart:
     name = "url" if part.get(modality) is None and part.get("url") is not None else modality
     if name == modality and part.get("url") is not None:
         raise InvalidArgumentError(f"{field}.url", f"must not be given together with {modality}")
-    source, uuid = part.get(name), read_uuid(part.get("uuid"), f"{field}.uuid")
+    source, uuid = part.get(name), read_label(part.get("uuid"), f"{field}.uuid")
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         check_is_url(source, f"{field}.{name}")
     return PicturePart(source, f"{field}.{name}", uuid, modality=modality)
@@ -298,17 +311,35 @@ def _read_handle(part: Fields, field: str, modality: Modality) -> PicturePart:
         if part.get(name) is not None:
             raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
     media_id = check_is_text(part["media_id"], f"{field}.media_id")
-    uuid = read_uuid(part.get("uuid"), f"{field}.uuid")
+    uuid = read_label(part.get("uuid"), f"{field}.uuid")
     return PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid, modality=modality)
 
 
 def _read_image_embeds(part: Fields, field: str) -> PicturePart:
     check_fields(part, field, {"type", "image_embeds", "uuid", BREAKPOINT})
-    source, uuid = part.get("image_embeds"), read_uuid(part.get("uuid"), f"{field}.uuid")
+    source, uuid = part.get("image_embeds"), read_label(part.get("uuid"), f"{field}.uuid")
     field = f"{field}.image_embeds"
     if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
         refuse(field, source, "the base64 of a .npy or a .safetensors file")
     return PicturePart(source, field, uuid, modality="image_embeds")
+
+
+def _read_file(part: Fields, field: str) -> DocumentPart:
+    """OpenAI's form for PDFs, and beside it a `file_url` as its Responses have it."""
+    check_fields(part, field, {"type", "file", BREAKPOINT})
+    sent, field = check_is_object(part.get("file"), f"{field}.file"), f"{field}.file"
+    check_fields(sent, field, {*_FILE_SOURCES, "filename"})
+    given = [name for name in _FILE_SOURCES if sent.get(name) is not None]
+    if len(given) != 1:
+        raise InvalidArgumentError(field, f"must have one of {', '.join(_FILE_SOURCES)}")
+    [source] = given
+    if source == "file_id":
+        raise UnsupportedFieldError(f"{field}.file_id", "names no PDF, as those cannot be uploaded: send file_data")
+    url = sent[source]
+    check_is_url(url, f"{field}.{source}")
+    if source == "file_data" and url[:5].lower() != "data:":
+        url = as_data_url("application/pdf", url)
+    return DocumentPart(url, f"{field}.{source}", name=read_label(sent.get("filename"), f"{field}.filename"))
 
 
 def _check_breakpoint(asked: object, field: str) -> None:
@@ -335,7 +366,7 @@ def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
     return tuple(last.values())
 
 
-def _pin(pictures: Sequence[PicturePart], breakpoints: Sequence[Breakpoint]) -> tuple[PicturePart, ...]:
+def pin_pictures(pictures: Sequence[PicturePart], breakpoints: Sequence[Breakpoint]) -> tuple[PicturePart, ...]:
     def seconds_of(place: int) -> float:
         return max((each.seconds for each in breakpoints if place < each.num_pictures), default=0.0)
 
@@ -347,8 +378,8 @@ def _is_left_out(source: object, uuid: str | None) -> bool:
     return source is None and uuid is not None
 
 
-def read_uuid(value: object, field: str) -> str | None:
-    """A client's own name for a picture or anything else; whatever text it likes that can be shown in one line."""
+def read_label(value: object, field: str) -> str | None:
+    """A client's own for a picture or anything else; whatever text it likes that can be shown in one line."""
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
@@ -369,4 +400,5 @@ _PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "input_audio": _read_input_audio,
     "audio_url": partial(_read_url, modality="audio"),
     "audio": partial(_read_named, modality="audio"),
+    "file": _read_file,
 }

@@ -6,6 +6,7 @@ chat template writes its own `<bos>`, and `add_bos` is for prompts that have no 
 
 import itertools
 import logging
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import tokenizers
 from keepsight.end_ids import read_end_ids
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.json_fields import read_optional_json_object
+from keepsight.made_once import made_once
 from keepsight.token_bytes import ByteRun, read_token_bytes
 
 logger = logging.getLogger(__name__)
@@ -44,7 +46,8 @@ class Tokenizer:
         self._bos_prefix = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
         added = backend.get_added_tokens_decoder()
         self._added = [token.content for token in added.values()]
-        self._special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        special = {token_id: token.content for token_id, token in added.items() if token.special}
+        self._special, self._special_ids = frozenset(special.values()), frozenset(special)
         self._bytes = read_token_bytes(backend)
 
     @classmethod
@@ -95,6 +98,15 @@ class Tokenizer:
         pieces = (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
         counts = itertools.accumulate(len(self.encode(piece, field=field)) for piece in pieces)
         return any(num_tokens > 2 * max_tokens for num_tokens in counts)
+
+    def as_plain_text(self, text: str) -> str:
+        """Somebody else's, in which what is written as a special token shall be none: a space parts it."""
+        return self._special_text.sub(lambda written: f"{written[0][:1]} {written[0][1:]}", text)
+
+    @made_once
+    def _special_text(self) -> re.Pattern[str]:
+        longest_first = sorted((token for token in self._special if token), key=len, reverse=True)
+        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:

@@ -1,0 +1,54 @@
+"""Which pages a PDF has, in place of which it is shown: looked at once for all who send it, at once or later.
+
+A page's name follows from the document's content, so that one that was seen before is neither opened nor drawn.
+"""
+
+import threading
+from collections.abc import Iterator
+from functools import partial
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.identity.hash_media import hash_content, hash_shown_content
+from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.frontend.intake.read_document import Document, PageSource, ReadDocument
+from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
+from keepsight.lru_cache import LruCache
+
+# Of what is known of documents, which is their text above all: some thousand papers.
+MAX_KNOWN_BYTES = 64 * 2**20
+# What a page takes beside its text, about.
+_BYTES_PER_PAGE = 256
+
+
+class DocumentIdentifier:
+    """Shared by all requests; may be used from several threads."""
+
+    def __init__(self, algorithm: str, read: ReadDocument) -> None:
+        self._algorithm, self._read = algorithm, read
+        self._lock = threading.Lock()
+        self._known = LruCache[str, Document](MAX_KNOWN_BYTES, _size_of)
+        self._looks = SharedLooks(self._recall, self._learn)
+
+    def pages_of(self, part: DocumentPart, cache_salt: str | None) -> Iterator[tuple[PicturePart, str]]:
+        """Each as a picture, and the text on it.  `part` was fetched."""
+        content, field = part.source, part.field
+        if not isinstance(content, bytes):
+            raise InvalidArgumentError(field, f"must be a PDF's bytes or a URL, not {type(content).__name__}")
+        name = hash_content(content, self._algorithm)
+        shown_as = hash_shown_content(name, "document", cache_salt, self._algorithm)
+        pages = self._looks.recall_or_look(shown_as, field, partial(self._read, content, field))
+        for number, page in enumerate(pages):
+            yield PicturePart(PageSource(content, name, number, page.geometry), field), page.text
+
+    def _recall(self, name: str) -> Document | None:
+        with self._lock:
+            return self._known.get_and_update(name)
+
+    def _learn(self, name: str, pages: Document) -> None:
+        with self._lock:
+            self._known.put_if_fits(name, pages)
+
+
+def _size_of(pages: Document) -> int:
+    """Characters that are not Latin take four bytes each at most."""
+    return sum(_BYTES_PER_PAGE + (1 if page.text.isascii() else 4) * len(page.text) for page in pages)

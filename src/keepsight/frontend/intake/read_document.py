@@ -1,0 +1,92 @@
+"""What a PDF shows: how large each of its pages is drawn, and what text is on it.
+
+Draws nothing: that is for when somebody wants the pixels of a page.
+"""
+
+import math
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from keepsight.errors import PictureTooLargeError, UnreadablePictureError
+from keepsight.frontend.intake.open_document import PAGE_SIDE, open_document, scale_of
+from keepsight.media import Geometry
+
+if TYPE_CHECKING:
+    from pypdfium2 import PdfPage
+
+# More than any model reads at once.
+MAX_PAGES, MAX_TEXT_BYTES = 1000, 2 * 2**20
+# PDFium's, for a hyphen at the end of a line.
+_HYPHEN = "\ufffe"
+
+
+@dataclass(frozen=True, slots=True)
+class ShownPage:
+    # In pixels.
+    geometry: Geometry
+    text: str
+
+
+# By its pages.
+Document = tuple[ShownPage, ...]
+# A file's bytes, and what its caller calls it.
+ReadDocument = Callable[[bytes, str], Document]
+
+
+@dataclass(frozen=True, slots=True)
+class PageSource:
+    """A page of a PDF, which is drawn when its pixels are wanted."""
+
+    document: bytes
+    # The document's content's.
+    name: str
+    # From 0.
+    number: int
+    geometry: Geometry
+
+
+def read_document(data: bytes, field: str) -> Document:
+    """Refuses what cannot be served; `field` is what the caller calls it."""
+    with open_document(data, field) as document:
+        _check_num_pages(len(document), field)
+        pages: list[ShownPage] = []
+        left = MAX_TEXT_BYTES
+        for number in range(len(document)):
+            with closing(document[number]) as page:
+                pages.append(ShownPage(_measure(page), _read_text(page)))
+            left -= len(pages[-1].text.encode())
+            if left < 0:
+                raise PictureTooLargeError(field, f"a PDF with more than {MAX_TEXT_BYTES} bytes of text")
+    return tuple(pages)
+
+
+def check_document(pages: Document, field: str) -> None:
+    """Whoever says that a PDF is so."""
+    _check_num_pages(len(pages), field)
+    sides = (side for page in pages for side in (page.geometry.width, page.geometry.height))
+    num_bytes = sum(len(page.text.encode()) for page in pages)
+    if not all(1 <= side <= PAGE_SIDE for side in sides) or num_bytes > MAX_TEXT_BYTES:
+        raise UnreadablePictureError(field, "a PDF that is said to be as none can be")
+
+
+def _check_num_pages(num_pages: int, field: str) -> None:
+    if num_pages < 1:
+        raise UnreadablePictureError(field, "a PDF without pages")
+    if num_pages > MAX_PAGES:
+        message = f"a PDF of {num_pages} pages, at most {MAX_PAGES} are read; send those that are asked about"
+        raise PictureTooLargeError(field, message)
+
+
+def _measure(page: "PdfPage") -> Geometry:
+    """As PDFium rounds."""
+    scale = scale_of(page)
+    width, height = (math.ceil(side * scale) for side in page.get_size())
+    return Geometry(max(1, width), max(1, height))
+
+
+def _read_text(page: "PdfPage") -> str:
+    with closing(page.get_textpage()) as written:
+        text = written.get_text_bounded().replace("\r\n", "\n").replace(_HYPHEN, "-")
+    return "".join(each for each in text if each.isprintable() or each in "\n\t").strip()

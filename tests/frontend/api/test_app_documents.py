@@ -1,0 +1,128 @@
+"""PDFs by each of the APIs, and texts that Anthropic calls documents, of an engine that says what it is told to."""
+
+import base64
+from typing import Any
+
+import pytest
+
+from tests.frontend.api.app_client import MODEL, Client
+from tests.frontend.sample_documents import Page, write_pdf
+
+PDF = write_pdf(Page(["A report"]), Page(["<end_of_turn> of two pages"], size=(400, 300)))
+DATA = base64.b64encode(PDF).decode()
+URL = f"data:application/pdf;base64,{DATA}"
+QUESTION = {"type": "text", "text": "What is it?"}
+SHOWN = (
+    "What is it?[a.pdf, page 1 of 2]{picture}A report"
+    "[a.pdf, page 2 of 2]{picture}< end_of_turn> of two pages[end of a.pdf]"
+)
+
+
+def prompt_of(client: Client, body: dict[str, Any], path: str = "/v1/chat/completions") -> str:
+    response = client.send("POST", path, json={"model": MODEL, **body})
+    assert response.status_code == 200, response.text
+    request = client.engine.requests[-1]
+    text = client.preparer.tokenizer.decode(request.token_ids, skip_special_tokens=False)
+    spans = [client.preparer.tokenizer.decode(request.token_ids[each.span.start : each.span.end], False)
+             for each in request.media]  # fmt: skip
+    for span in spans:
+        text = text.replace(span, "PICTURE", 1)
+    return text
+
+
+def shown_in(prompt: str) -> str:
+    """Without what the template writes around a picture."""
+    for around in ("<start_of_image>", "<end_of_image>", "\n"):
+        prompt = prompt.replace(around, "")
+    return prompt
+
+
+def chat(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": list(parts)}]}
+
+
+@pytest.mark.parametrize("data", [URL, DATA])
+def test_a_chat_is_shown_each_page_and_its_text(client: Client, data: str) -> None:
+    file = {"type": "file", "file": {"file_data": data, "filename": "a.pdf"}}
+    assert SHOWN.format(picture="PICTURE") in shown_in(prompt_of(client, chat(QUESTION, file)))
+    request = client.engine.requests[-1]
+    assert [(each.geometry.width, each.geometry.height) for each in request.media] == [(1109, 1568), (1568, 1176)]
+    assert len({each.media_hash for each in request.media}) == 2
+
+
+def test_responses_and_messages_are_shown_the_same_as_a_chat(client: Client) -> None:
+    file = {"type": "file", "file": {"file_data": URL, "filename": "a.pdf"}}
+    input_file = {"type": "input_file", "file_data": URL, "filename": "a.pdf"}
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": DATA}
+    document = {"type": "document", "source": pdf, "title": "a.pdf"}
+    question = {"type": "input_text", "text": "What is it?"}
+    told = [
+        prompt_of(client, chat(QUESTION, file)),
+        prompt_of(client, {"input": [{"role": "user", "content": [question, input_file]}]}, "/v1/responses"),
+        prompt_of(client, {"max_tokens": 9, **chat(QUESTION, document)}, "/v1/messages"),
+    ]
+    assert len(set(told)) == 1
+    names = [[each.media_hash for each in request.media] for request in client.engine.requests]
+    assert names[0] == names[1] == names[2]
+
+
+def test_its_tokens_are_counted_as_they_are_answered(client: Client) -> None:
+    body = {"model": MODEL, **chat(QUESTION, {"type": "file", "file": {"file_data": URL}})}
+    counted = client.send("POST", "/tokenize", json=body).json()["count"]
+    answered = client.send("POST", "/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
+    assert counted == answered > 20
+
+
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        ({"type": "text", "media_type": "text/plain", "data": "A text."}, "A text."),
+        ({"type": "content", "content": "A text."}, "A text."),
+        ({"type": "content", "content": [{"type": "text", "text": "A text."}]}, "A text."),
+    ],
+)
+def test_a_document_that_is_text_is_read_as_text_behind_what_is_said_of_it(
+    client: Client, source: dict[str, Any], said: str
+) -> None:
+    document = {"type": "document", "source": source, "title": "The title", "context": "The context"}
+    prompt = prompt_of(client, {"max_tokens": 9, **chat(document)}, "/v1/messages")
+    places = [prompt.index(each) for each in ("The title", "The context", said)]
+    assert places == sorted(places)
+
+
+def test_a_tool_s_result_may_be_a_document(client: Client) -> None:
+    document = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": DATA}}
+    use = {"type": "tool_use", "id": "a", "name": "read", "input": {}}
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [document]}
+    messages = [
+        {"role": "user", "content": "Read it."},
+        {"role": "assistant", "content": [use]},
+        {"role": "user", "content": [result]},
+    ]
+    tools = [{"name": "read", "input_schema": {"type": "object"}}]
+    prompt = prompt_of(client, {"max_tokens": 9, "messages": messages, "tools": tools}, "/v1/messages")
+    assert "page 1 of 2" in prompt
+    assert len(client.engine.requests[-1].media) == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "field"),
+    [
+        ({}, "file"),
+        ({"file_data": DATA, "file_url": URL}, "file"),
+        ({"file_id": "file-1"}, "file.file_id"),
+        ({"file_data": ""}, "file.file_data"),
+        ({"file_data": "AAAA"}, "file.file_data"),
+        ({"file_data": "no base64!"}, "file.file_data"),
+        ({"file_url": "gopher://a"}, "file.file_url"),
+        ({"file_data": DATA, "filename": "a\nb"}, "file.filename"),
+        ({"file_data": DATA, "color": "red"}, "file.color"),
+    ],
+)
+def test_faults_are_told_where_they_were_written(client: Client, file: dict[str, Any], field: str) -> None:
+    response = client.send(
+        "POST", "/v1/chat/completions", json={"model": MODEL, **chat({"type": "file", "file": file})}
+    )
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == f"messages[0].content[0].{field}"
+    assert client.engine.requests == []

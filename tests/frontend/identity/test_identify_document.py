@@ -1,0 +1,81 @@
+"""A PDF's pages have names that follow from its content, and it is looked at once."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from keepsight.errors import InvalidArgumentError, UnreadablePictureError
+from keepsight.frontend.identity.hash_media import hash_content
+from keepsight.frontend.identity.identify_document import DocumentIdentifier
+from keepsight.frontend.intake.read_document import Document, PageSource, ShownPage
+from keepsight.frontend.prompt.read_messages import DocumentPart
+from keepsight.media import Geometry
+
+PAGES = (ShownPage(Geometry(20, 30), "one"), ShownPage(Geometry(30, 20), "two"))
+
+
+class Reader:
+    def __init__(self) -> None:
+        self.num_read = 0
+
+    def __call__(self, data: bytes, field: str) -> Document:
+        self.num_read += 1
+        if data == b"damaged":
+            raise UnreadablePictureError(field, "is damaged")
+        return PAGES
+
+
+@pytest.fixture
+def reader() -> Reader:
+    return Reader()
+
+
+@pytest.fixture
+def identifier(reader: Reader) -> DocumentIdentifier:
+    return DocumentIdentifier("blake3", reader)
+
+
+def names_of(identifier: DocumentIdentifier, content: bytes, salt: str | None = None) -> list[str]:
+    pages = identifier.pages_of(DocumentPart(content, "file"), salt)
+    return [hash_content(page.source, "blake3") for page, _ in pages if isinstance(page.source, PageSource)]
+
+
+def test_each_page_is_a_picture_of_its_size_with_its_text(identifier: DocumentIdentifier) -> None:
+    pages = list(identifier.pages_of(DocumentPart(b"content", "messages[0].content[1].file"), None))
+    assert [text for _, text in pages] == ["one", "two"]
+    assert {page.field for page, _ in pages} == {"messages[0].content[1].file"}
+    sources: list[Any] = [page.source for page, _ in pages]
+    assert [(each.document, each.number, each.geometry) for each in sources] == [
+        (b"content", 0, PAGES[0].geometry),
+        (b"content", 1, PAGES[1].geometry),
+    ]
+
+
+def test_pages_are_called_the_same_each_time_and_no_two_alike(identifier: DocumentIdentifier) -> None:
+    names = names_of(identifier, b"content")
+    assert names == names_of(identifier, b"content")
+    assert len({*names, *names_of(identifier, b"other content"), hash_content(b"content", "blake3")}) == 5
+
+
+def test_it_is_looked_at_once_but_by_each_tenant(identifier: DocumentIdentifier, reader: Reader) -> None:
+    asking = [threading.Thread(target=names_of, args=(identifier, b"content")) for _ in range(8)]
+    for each in asking:
+        each.start()
+    for each in asking:
+        each.join()
+    assert reader.num_read == 1
+    names_of(identifier, b"content", "a tenant")
+    assert reader.num_read == 2
+
+
+def test_one_that_is_refused_is_looked_at_again(identifier: DocumentIdentifier, reader: Reader) -> None:
+    for _ in range(2):
+        with pytest.raises(UnreadablePictureError):
+            names_of(identifier, b"damaged")
+    assert reader.num_read == 2
+
+
+def test_what_is_no_file_is_refused(identifier: DocumentIdentifier) -> None:
+    with pytest.raises(InvalidArgumentError, match="not list"):
+        list(identifier.pages_of(DocumentPart([1], "file"), None))

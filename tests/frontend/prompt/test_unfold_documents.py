@@ -1,0 +1,58 @@
+"""In place of a PDF its pages are shown, in order, and all else stays where it was."""
+
+from typing import Any
+
+from keepsight.frontend.prompt.read_messages import Conversation, DocumentPart, PicturePart, read_messages
+from keepsight.frontend.prompt.unfold_documents import unfold_documents
+
+BREAKPOINT = {"prompt_cache_breakpoint": {"mode": "explicit"}}
+TWO_PAGES = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}}
+UNNAMED = {"type": "file", "file": {"file_data": "AAAA"}}
+PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+IMAGE = {"type": "image", "image": ""}
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def pages_of(part: DocumentPart) -> list[tuple[PicturePart, str]]:
+    return [(PicturePart("first page", part.field), "one"), (PicturePart("second page", part.field), "<two>")]
+
+
+def unfold(*contents: Any) -> Conversation:
+    read = read_messages([{"role": "user", "content": content} for content in contents])
+    return unfold_documents(read, pages_of, lambda said: said.replace("<", "< "))
+
+
+def test_each_page_has_a_heading_a_picture_and_its_text() -> None:
+    unfolded = unfold([text("What is it?"), TWO_PAGES])
+    assert unfolded.messages[0]["content"] == [
+        text("What is it?"),
+        *(text("[a.pdf, page 1 of 2]\n"), IMAGE, text("\none\n")),
+        *(text("[a.pdf, page 2 of 2]\n"), IMAGE, text("\n< two>\n")),
+        text("[end of a.pdf]\n"),
+    ]
+    assert [each.source for each in unfolded.pictures] == ["first page", "second page"]
+    assert not unfolded.has_documents
+
+
+def test_one_without_a_name_is_the_document() -> None:
+    said = [part.get("text") for part in unfold([UNNAMED]).messages[0]["content"]]
+    assert (said[0], said[-1]) == ("[page 1 of 2]\n", "[end of the document]\n")
+
+
+def test_pictures_around_it_stay_in_their_order_and_texts_alone_as_they_were() -> None:
+    unfolded = unfold("A text.", [PICTURE, TWO_PAGES, PICTURE])
+    assert unfolded.messages[0]["content"] == "A text."
+    url = PICTURE["image_url"]["url"]  # type: ignore[index]
+    assert [each.source for each in unfolded.pictures] == [url, "first page", "second page", url]
+
+
+def test_what_lies_before_a_breakpoint_lies_before_it() -> None:
+    unfolded = unfold([PICTURE, TWO_PAGES | BREAKPOINT, text("And now?"), PICTURE])
+    [breakpoint_] = unfolded.breakpoints
+    before = unfolded.messages[0]["content"][: breakpoint_.num_parts]
+    assert before[-1] == text("[end of a.pdf]\n")
+    assert breakpoint_.num_pictures == 3
+    assert [each.pin_seconds > 0 for each in unfolded.pictures] == [True, True, True, False]

@@ -1,0 +1,86 @@
+"""PDFs through a whole engine: what is answered of one is what is answered of its pages' pictures and texts."""
+
+import base64
+from collections.abc import Iterator
+from itertools import takewhile
+from typing import Any
+
+import pytest
+from openai import OpenAI
+from PIL import Image
+
+from keepsight import LLM, SamplingParams
+from keepsight.errors import TooManyPicturesError
+from keepsight.frontend.pixels.render_page import render_page
+from tests.drawn import draw
+from tests.frontend.sample_documents import Page, stream, write_pdf
+from tests.place import placed
+from tests.real_server import real_server
+
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+PDF = write_pdf(
+    Page(["A red page"], more="/Contents 8 0 R"), Page(["A blue one"]), more=[stream("1 0 0 rg 100 100 300 300 re f")]
+)
+FILE = {"type": "file", "file": {"file_data": base64.b64encode(PDF).decode(), "filename": "a.pdf"}}
+
+
+@pytest.fixture(scope="module")
+def llm() -> Iterator[LLM]:
+    with LLM(**placed()) as llm:
+        yield llm
+
+
+def ask(*parts: Any) -> list[dict[str, Any]]:
+    return [{"role": "user", "content": list(parts)}]
+
+
+def text(said: str) -> dict[str, Any]:
+    return {"type": "text", "text": said}
+
+
+def page(number: int) -> dict[str, Any]:
+    return {"type": "image_pil", "image_pil": Image.fromarray(render_page(PDF, number, "file"))}
+
+
+def test_it_is_answered_as_its_pages_are(llm: LLM) -> None:
+    pages = [
+        *(text("[a.pdf, page 1 of 2]\n"), page(0), text("\n\n")),
+        *(text("[a.pdf, page 2 of 2]\n"), page(1), text("\nA blue one\n")),
+        text("[end of a.pdf]\n"),
+    ]
+    question = text(draw(1).questions[0].text)
+    [by_hand] = llm.chat(ask(*pages, question), GREEDY)
+    [asked] = llm.chat(ask(FILE, question), GREEDY)
+    assert asked.prompt_token_ids == by_hand.prompt_token_ids
+    assert asked.outputs[0].token_ids == by_hand.outputs[0].token_ids
+
+
+def test_asked_again_it_is_neither_drawn_nor_computed_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    [first] = llm.chat(ask(FILE, text("What is it?")), GREEDY)
+
+    def fail(*_: object) -> None:
+        raise AssertionError("it is known")
+
+    monkeypatch.setattr("keepsight.frontend.pixels.make_pixels.render_page", fail)
+    [second] = llm.chat(ask(FILE, text("What is that?")), GREEDY)
+    both = zip(first.prompt_token_ids, second.prompt_token_ids, strict=False)
+    known = len(list(takewhile(lambda pair: pair[0] == pair[1], both)))
+    assert known > 64
+    assert second.num_cached_tokens == known
+
+
+def test_its_pages_count_as_pictures() -> None:
+    with (
+        LLM(**placed(limit_mm_per_prompt={"image": 1})) as llm,
+        pytest.raises(TooManyPicturesError, match="2 pictures"),
+    ):
+        llm.chat(ask(FILE), GREEDY)
+
+
+def test_a_server_s_workers_show_it_as_an_engine_alone_does(llm: LLM) -> None:
+    [alone] = llm.chat(ask(FILE, text("What is it?")), GREEDY)
+    with real_server() as server:
+        client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
+        messages: Any = ask(FILE, text("What is it?"))
+        answer = client.chat.completions.create(model="keepsight-demo", messages=messages, temperature=0, max_tokens=12)
+    assert answer.choices[0].message.content == alone.outputs[0].text
