@@ -195,7 +195,7 @@ def test_a_picture_can_be_pasted_and_dropped(page: Page, drawn: Drawn, event: st
 
 def test_what_is_no_picture_is_said_to_be_none(page: Page) -> None:
     give(page, "drop", "notes.txt", "text/plain", b"hello")
-    expect(page.get_by_role("alert")).to_have_text("notes.txt is no picture, film or recording.")
+    expect(page.get_by_role("alert")).to_have_text("notes.txt is no picture, film, recording or PDF.")
     expect(waiting_pictures(page)).to_have_count(0)
 
 
@@ -218,6 +218,18 @@ def test_a_film_and_a_recording_can_be_played_before_and_after_they_are_sent(
                 send(page, "What is it?")
             part = messages_of(asked.value)[0]["content"][0]
             assert part == {"type": f"{kind}_url", f"{kind}_url": {"url": url}}
+
+
+def test_a_pdf_is_shown_by_its_name_and_sent_with_it(page: Page) -> None:
+    give(page, "drop", "report.pdf", "application/pdf", b"%PDF-")
+    expect(page.get_by_role("list", name="Attached to the next message")).to_contain_text("report.pdf")
+    tell(page, {"content": "A report."})
+    with page.expect_request("**/chat/completions") as asked:
+        send(page, "What is it?")
+    expect(page.locator("#talk .user")).to_contain_text("report.pdf")
+    url = f"data:application/pdf;base64,{base64.b64encode(b'%PDF-').decode()}"
+    part = messages_of(asked.value)[0]["content"][0]
+    assert part == {"type": "file", "file": {"file_data": url, "filename": "report.pdf"}}
 
 
 def test_a_file_that_cannot_be_read_keeps_no_other_from_being_shown(page: Page) -> None:

@@ -150,6 +150,7 @@ function tell(failure) {
 
 function show({ name, kind, url }) {
   if (kind === "image") return Object.assign(new Image(), { src: url, alt: name });
+  if (kind === "file") return Object.assign(document.createElement("span"), { className: "file", textContent: name });
   const shown = Object.assign(document.createElement(kind), { src: url, controls: true, preload: "metadata" });
   shown.setAttribute("aria-label", name);
   return shown;
@@ -196,7 +197,13 @@ async function attach(files) {
 function kindOf(file) {
   const kind = file.type.split("/")[0];
   if (["image", "video", "audio"].includes(kind)) return kind;
-  throw new Refused(`${file.name} is no picture, film or recording.`);
+  if (file.type === "application/pdf") return "file";
+  throw new Refused(`${file.name} is no picture, film, recording or PDF.`);
+}
+
+function write({ name, kind, url }) {
+  if (kind === "file") return { type: kind, file: { file_data: url, filename: name } };
+  return { type: `${kind}_url`, [`${kind}_url`]: { url } };
 }
 
 async function readAsDataUrl(file) {
@@ -213,7 +220,7 @@ form.onsubmit = (event) => {
   if (running) return running.abort();
   const typed = text.value.trim();
   if (!typed && !attached.length) return;
-  const parts = attached.map(({ kind, url }) => ({ type: `${kind}_url`, [`${kind}_url`]: { url } }));
+  const parts = attached.map(write);
   if (typed) parts.push({ type: "text", text: typed });
   const { item, text: said } = add("user");
   said.before(...attached.map(show));
