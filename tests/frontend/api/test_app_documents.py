@@ -77,6 +77,7 @@ def test_its_tokens_are_counted_as_they_are_answered(client: Client) -> None:
     ("source", "said"),
     [
         ({"type": "text", "media_type": "text/plain", "data": "A text."}, "A text."),
+        ({"type": "text", "media_type": "text/plain", "data": "A text." + " " * 4096}, "A text."),
         ({"type": "content", "content": "A text."}, "A text."),
         ({"type": "content", "content": [{"type": "text", "text": "A text."}]}, "A text."),
     ],

@@ -84,6 +84,7 @@ def test_base64_alone_is_a_view_of_the_body(part: Any, find: Any) -> None:
         with_part({"type": "text", "text": f'"data": "{BARE}"'}),
         with_part({"source": {"data": ["data", BARE]}}),
         with_part({"source": {"data": BARE + "\n"}}),
+        with_part({"source": {"type": "text", "media_type": "text/plain", "data": BARE}}),
         with_part({'"data': BARE}),
         with_part({"data": 3}, user=BARE),
     ],

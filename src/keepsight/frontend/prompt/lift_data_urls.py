@@ -157,7 +157,8 @@ def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
         for part in _find_parts(message):
             yield from ((part, key) for key in _PLACES if key in part)
             for outer, key in _INNER_PLACES.items():
-                if isinstance(inner := part.get(outer), dict) and key in inner:
+                # A text's `data` is no base64.
+                if isinstance(inner := part.get(outer), dict) and key in inner and inner.get("type") != "text":
                     yield inner, key
 
 
