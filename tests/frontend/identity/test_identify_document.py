@@ -9,8 +9,11 @@ from keepsight.errors import InvalidArgumentError, UnreadablePictureError
 from keepsight.frontend.identity.hash_media import hash_content
 from keepsight.frontend.identity.identify_document import DocumentIdentifier
 from keepsight.frontend.intake.read_document import Document, PageSource, ShownPage
-from keepsight.frontend.prompt.read_messages import DocumentPart
+from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.read_messages import DocumentPart, read_messages
 from keepsight.media import Geometry
+from keepsight.sampling_params import SamplingParams
+from tests.drawn import ask, by_url, draw
 
 PAGES = (ShownPage(Geometry(20, 30), "one"), ShownPage(Geometry(30, 20), "two"))
 
@@ -79,3 +82,14 @@ def test_one_that_is_refused_is_looked_at_again(identifier: DocumentIdentifier, 
 def test_what_is_no_file_is_refused(identifier: DocumentIdentifier) -> None:
     with pytest.raises(InvalidArgumentError, match="not list"):
         list(identifier.pages_of(DocumentPart([1], "file"), None))
+
+
+def test_no_document_is_recognized_where_nobody_may_wait_though_it_was_shown_as_a_picture_before(
+    preparer: RequestPreparer,
+) -> None:
+    """Its pages have to be asked of a worker."""
+    picture = by_url(draw(43).picture)
+    preparer.prepare_chat(read_messages(ask(picture)), SamplingParams())
+    assert preparer.recognize(read_messages(ask(picture)), None) is not None
+    file = {"type": "file", "file": {"file_data": picture["image_url"]["url"]}}
+    assert preparer.recognize(read_messages(ask(file)), None) is None

@@ -45,7 +45,7 @@ from keepsight.frontend.intake.take_film import take_film
 from keepsight.frontend.intake.take_sound import take_sound
 from keepsight.frontend.pixels.make_pixels import BorrowedJob, FilmJob, MakingJob, PictureJob, SoundJob
 from keepsight.frontend.pixels.readers import Readers
-from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import (
     DEFAULT_MAX_PIXELS,
@@ -334,7 +334,7 @@ class PictureIdentifier:
             return part if self._layouts is None else None
         # Whatever has another name, or may have, is not known by its content.
         may_have_another = part.uuid is not None or (part.modality == "image" and self._trusts_exif_image_id)
-        is_named_so = part.modality in ENCODED and not may_have_another
+        is_named_so = part.modality in ENCODED and not may_have_another and not isinstance(part, DocumentPart)
         if not is_named_so or not isinstance(part.source, str) or scheme_of(part.source) != "data":
             return None
         try:
