@@ -11,7 +11,7 @@ from keepsight.frontend.intake import read_document as module
 from keepsight.frontend.intake.open_document import PAGE_SIDE
 from keepsight.frontend.intake.read_document import ShownPage, check_document, read_document
 from keepsight.media import Geometry
-from tests.frontend.sample_documents import Page, write_pdf
+from tests.frontend.sample_documents import Page, stream, write_pdf
 
 ENCRYPTED = f"/Encrypt << /Filter /Standard /V 1 /R 2 /O ({'o' * 32}) /U ({'u' * 32}) /P -4 >> /ID [<00><00>]"
 
@@ -35,6 +35,16 @@ def test_the_longer_side_of_any_page_is_as_long(size: tuple[float, float]) -> No
 def test_what_cannot_be_shown_is_left_out_of_a_text() -> None:
     [page] = read_document(write_pdf(Page(["a\x07b"])), "file")
     assert page.text == "ab"
+
+
+@pytest.mark.parametrize(
+    ("character", "read"), [("\xa0", " "), ("\u3000", " "), ("\u200c", "\u200c"), ("\u202e", ""), ("\uf0b7", "")]
+)
+def test_words_that_another_space_parts_stay_parted(character: str, read: str) -> None:
+    font = "/Resources << /Font << /F1 << /Type /Font /Subtype /Type1 /BaseFont /Helvetica /ToUnicode 6 0 R >> >> >>"
+    codes = f"begincmap 1 beginbfchar <41> <{ord(character):04x}> endbfchar endcmap"
+    [page] = read_document(write_pdf(Page(["10Akm"], more=font), more=[stream(codes)]), "file")
+    assert page.text == f"10{read}km"
 
 
 @pytest.mark.parametrize(

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 MAX_PAGES, MAX_TEXT_BYTES = 1000, 2 * 2**20
 # PDFium's, for a hyphen at the end of a line.
 _HYPHEN = "\ufffe"
+# Beside what is printable: with those that join letters of Persian and Hindi, or keep them apart.
+_KEPT = "\n\t\u200c\u200d"
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +91,11 @@ def _measure(page: "PdfPage") -> Geometry:
 def _read_text(page: "PdfPage") -> str:
     with closing(page.get_textpage()) as written:
         text = written.get_text_bounded().replace("\r\n", "\n").replace(_HYPHEN, "-")
-    return "".join(each for each in text if each.isprintable() or each in "\n\t").strip()
+    return "".join(map(_plain, text)).strip()
+
+
+def _plain(character: str) -> str:
+    """What cannot be seen may say what nobody reads; but other spaces part words, too, and joiners spell them."""
+    if character.isprintable() or character in _KEPT:
+        return character
+    return " " if character.isspace() else ""
