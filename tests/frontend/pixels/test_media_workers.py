@@ -36,13 +36,13 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Moment
 from keepsight.observe.catalogue import DECODED
-from keepsight.observe.process_memory import children_of
+from keepsight.observe.process_memory import children_of, resident_bytes
 from keepsight.requests import CarriedPixels
 from keepsight.sampling_params import SamplingParams
 from tests.counted import counted
 from tests.drawn import ask, to_data_url
 from tests.frontend.misbehaving_worker import BLUNDER, CRASH, DEVOUR, IMPOSE, SPIN, STOP
-from tests.frontend.sample_documents import Page, write_pdf
+from tests.frontend.sample_documents import Page, stream, write_pdf
 from tests.frontend.sample_films import KINDS, drawn_frames, film
 from tests.frontend.sample_pictures import BASE, CROPPING, all_cases, encode, random_picture
 from tests.frontend.sample_sounds import RATE, sound, wav
@@ -278,6 +278,17 @@ def test_documents_are_looked_at_and_their_pages_drawn_as_without_them(workers: 
     for broken in (b"no document", pdf[:200]):
         here = error_of(lambda: read_document(broken, FIELD))  # noqa: B023
         assert error_of(lambda: workers.read_document(broken, FIELD)) == here  # noqa: B023
+
+
+def test_what_a_page_of_millions_of_letters_took_is_given_back(start: Start) -> None:
+    pdf = write_pdf(Page(more="/Contents 6 0 R"), more=[stream(f"BT /F1 1 Tf ({'a' * 32}) Tj ET\n" * 150_000)])
+    workers = start(1)
+    workers.read_document(write_pdf(Page()), FIELD)
+    [_, worker] = workers.pids()
+    before = resident_bytes(worker)
+    workers.read_document(pdf, FIELD)
+    wait_until(lambda: resident_bytes(worker) <= before + media_worker.MAX_BYTES_BETWEEN_JOBS)
+    assert workers.pids()[1:] == [worker]
 
 
 def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: MediaWorkers) -> None:

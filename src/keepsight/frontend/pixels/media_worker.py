@@ -9,6 +9,7 @@ Knows no requests and no caches.  Each process ends when its own socket does, so
 than the picture that it is at.
 """
 
+import ctypes
 import faulthandler
 import gc
 import importlib
@@ -35,6 +36,7 @@ from keepsight.errors import CheckpointError, PictureError, PictureTooLargeError
 from keepsight.frontend.pixels.make_pixels import Job, PictureJob
 from keepsight.frontend.pixels.picture_wire import receive_job, send_error, send_result
 from keepsight.image_processor_config import ImageProcessorConfig
+from keepsight.observe.process_memory import resident_bytes
 
 # For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
 MAX_CPU_SECONDS = 60
@@ -44,6 +46,8 @@ MAX_SOUND_CPU_SECONDS = 15
 # For a film, as all frames before the last that is shown are decoded: a few hundred a second of 1080 lines.
 MAX_FILM_CPU_SECONDS = 300
 MAX_BYTES = 6 * 2**30
+# Beside what a worker begins with.
+MAX_BYTES_BETWEEN_JOBS = 64 * 2**20
 # How often a template that is still importing looks whether anybody waits for it.
 LOOK_SECONDS = 0.05
 
@@ -144,11 +148,14 @@ def work(connection: socket.socket) -> None:
     """Until the other end is closed.  Says first who it is, so that whoever waits knows that it is there."""
     _limit_memory()
     connection.sendall(os.getpid().to_bytes(4))
+    max_resident = resident_bytes(os.getpid()) + MAX_BYTES_BETWEEN_JOBS
     while True:
         job = receive_job(connection)
         _limit_time(max_cpu_seconds(job))
         _answer(connection, job)
         del job
+        if resident_bytes(os.getpid()) > max_resident:
+            _give_back_memory()
 
 
 def _answer(connection: socket.socket, job: Job) -> None:
@@ -169,6 +176,12 @@ def _limit_memory() -> None:
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _lower_limit(resource.RLIMIT_AS, mapped + MAX_BYTES)
     _lower_limit(resource.RLIMIT_CORE, 0)
+
+
+def _give_back_memory() -> None:
+    """What PDFium frees lies in small pieces, which glibc keeps: of a page with millions of letters, gigabytes."""
+    if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
+        trim(0)
 
 
 def _limit_time(max_seconds: int) -> None:
