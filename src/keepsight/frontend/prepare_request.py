@@ -202,7 +202,8 @@ class RequestPreparer:
     ) -> Conversation:
         fetched = tuple(self.intake.fetch_all(conversation.pictures, cache_salt, downloaded))
         pages_of = partial(self._identifier.pages_of, cache_salt=cache_salt)
-        return unfold_documents(replace(conversation, pictures=fetched), pages_of, self.tokenizer.as_plain_text)
+        told = (pages_of, self.tokenizer.as_plain_text, self.intake.check_count)
+        return unfold_documents(replace(conversation, pictures=fetched), *told)
 
     def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """So that what its answers think first is told apart, where they can think, and has not their form."""

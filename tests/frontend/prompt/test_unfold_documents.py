@@ -1,7 +1,12 @@
 """In place of a PDF its pages are shown, in order, and all else stays where it was."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import pytest
+
+from keepsight.errors import MediaTooLargeError, TooManyPicturesError
+from keepsight.frontend.prompt import unfold_documents as module
 from keepsight.frontend.prompt.read_messages import Conversation, DocumentPart, PicturePart, read_messages
 from keepsight.frontend.prompt.unfold_documents import unfold_documents
 
@@ -20,9 +25,9 @@ def pages_of(part: DocumentPart) -> list[tuple[PicturePart, str]]:
     return [(PicturePart("first page", part.field), "one"), (PicturePart("second page", part.field), "<two>")]
 
 
-def unfold(*contents: Any) -> Conversation:
+def unfold(*contents: Any, check_count: Callable[[Sequence[PicturePart]], object] = len) -> Conversation:
     read = read_messages([{"role": "user", "content": content} for content in contents])
-    return unfold_documents(read, pages_of, lambda said: said.replace("<", "< "))
+    return unfold_documents(read, pages_of, lambda said: said.replace("<", "< "), check_count)
 
 
 def test_each_page_has_a_heading_a_picture_and_its_text() -> None:
@@ -40,6 +45,33 @@ def test_each_page_has_a_heading_a_picture_and_its_text() -> None:
 def test_one_without_a_name_is_the_document() -> None:
     said = [part.get("text") for part in unfold([UNNAMED]).messages[0]["content"]]
     assert (said[0], said[-1]) == ("[page 1 of 2]\n", "[end of the document]\n")
+
+
+def test_in_a_name_nothing_is_a_special_token_either() -> None:
+    named = {"type": "file", "file": {"file_data": "AAAA", "filename": "<a>.pdf"}}
+    said = [part.get("text") for part in unfold([named]).messages[0]["content"]]
+    assert (said[0], said[-1]) == ("[< a>.pdf, page 1 of 2]\n", "[end of < a>.pdf]\n")
+
+
+def test_too_many_pages_are_refused_before_the_next_document_is_looked_at() -> None:
+    counted = []
+
+    def refuse(pictures: Sequence[PicturePart]) -> None:
+        counted.append(len(pictures))
+        if len(pictures) > 3:
+            raise TooManyPicturesError("file", "too many")
+
+    with pytest.raises(TooManyPicturesError):
+        unfold([UNNAMED] * 5, check_count=refuse)
+    assert counted == [2, 4]
+
+
+def test_the_texts_of_all_documents_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_CHARACTERS", 120)
+    assert unfold([text("x" * 200), UNNAMED])
+    with pytest.raises(MediaTooLargeError) as refused:
+        unfold([UNNAMED, UNNAMED])
+    assert refused.value.field == "messages[0].content[1].file.file_data"
 
 
 def test_pictures_around_it_stay_in_their_order_and_texts_alone_as_they_were() -> None:

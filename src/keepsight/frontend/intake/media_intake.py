@@ -34,9 +34,12 @@ class MediaIntake:
         self._downloads = Downloads(open_fetcher, limits, config.media_url_cache_bytes)
         self._takes_embeds, self._takes_prompt_embeds = config.enable_mm_embeds, config.enable_prompt_embeds
 
+    def check_count(self, parts: Sequence[PicturePart]) -> None:
+        self._limits.check_count(parts)
+
     def find_remote(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
         """Those that would have to be downloaded.  What may not be sent is refused before any is."""
-        self._limits.check_count(parts)
+        self.check_count(parts)
         self._check_embeds(parts)
         return [part for part in parts if _scheme_of(part) in ("http", "https")]
 

@@ -6,6 +6,7 @@ As OpenAI and Anthropic show them: small letters are seldom seen well enough.  K
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from keepsight.errors import MediaTooLargeError
 from keepsight.frontend.prompt.check_fields import Fields
 from keepsight.frontend.prompt.read_messages import (
     Breakpoint,
@@ -19,11 +20,21 @@ from keepsight.frontend.prompt.read_messages import (
 
 # Of a document: each page as a picture, and the text on it.
 PagesOf = Callable[[DocumentPart], Iterable[tuple[PicturePart, str]]]
+# Of a conversation's documents together: more than any model reads at once.
+MAX_CHARACTERS = 8 * 2**20
 
 
-def unfold_documents(conversation: Conversation, pages_of: PagesOf, as_plain: Callable[[str], str]) -> Conversation:
-    """`as_plain`: what a text is in which nothing is a token that its caller did not mean."""
-    sent = iter(conversation.pictures)
+def unfold_documents(
+    conversation: Conversation,
+    pages_of: PagesOf,
+    as_plain: Callable[[str], str],
+    check_count: Callable[[Sequence[PicturePart]], object],
+) -> Conversation:
+    """`as_plain`: what a text is in which nothing is a token that its caller did not mean.
+
+    `check_count` refuses too many pictures, before the next document is unfolded: a small file may show very much.
+    """
+    sent, num_characters = iter(conversation.pictures), 0
     messages, pictures = list[TemplateMessage](), list[PicturePart]()
     # By how many messages and parts of the next lie before a place: how many parts, and pictures of all, do now.
     places: dict[tuple[int, int], tuple[int, int]] = {}
@@ -31,14 +42,24 @@ def unfold_documents(conversation: Conversation, pages_of: PagesOf, as_plain: Ca
         parts: list[Fields] = []
         for number, part in enumerate(_parts_of(message), start=1):
             own = None if part["type"] == "text" else next(sent)
-            for shown, picture in _unfold(part, own, pages_of, as_plain):
-                parts.append(shown)
-                pictures += filter(None, [picture])
+            shown = list(_unfold(part, own, pages_of, as_plain))
+            parts += (each for each, _ in shown)
+            pictures += (picture for _, picture in shown if picture is not None)
+            if isinstance(own, DocumentPart):
+                check_count(pictures)
+                num_characters += sum(len(each.get("text", "")) for each, _ in shown)
+                _check_length(num_characters, own.field)
             places[index, number] = len(parts), len(pictures)
         messages.append({**message, "content": parts} if parts else message)
     breakpoints = tuple(_move(each, places) for each in conversation.breakpoints)
     pinned = pin_pictures(pictures, breakpoints)
     return replace(conversation, messages=messages, pictures=pinned, breakpoints=breakpoints)
+
+
+def _check_length(num_characters: int, field: str) -> None:
+    if num_characters > MAX_CHARACTERS:
+        message = f"brings the text of all PDFs to more than the {MAX_CHARACTERS} characters that are read"
+        raise MediaTooLargeError(field, message)
 
 
 def _parts_of(message: TemplateMessage) -> Sequence[Fields]:
@@ -56,7 +77,7 @@ def _unfold(
     if not isinstance(sent, DocumentPart):
         yield part, sent
         return
-    pages, name = list(pages_of(sent)), sent.name
+    pages, name = list(pages_of(sent)), as_plain(sent.name or "")
     for number, (picture, text) in enumerate(pages, start=1):
         place = f"page {number} of {len(pages)}"
         yield _say(f"[{name}, {place}]\n" if name else f"[{place}]\n"), None
