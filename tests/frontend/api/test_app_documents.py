@@ -66,6 +66,14 @@ def test_responses_and_messages_are_shown_the_same_as_a_chat(client: Client) -> 
     assert names[0] == names[1] == names[2]
 
 
+def test_a_name_is_shown_in_one_line_whatever_spaces_are_in_it(client: Client) -> None:
+    file = {"type": "file", "file": {"file_data": DATA, "filename": "Scan at\u00a010.00\u202fAM\n.pdf"}}
+    assert "[Scan at 10.00 AM .pdf, page 1 of 2]" in prompt_of(client, chat(file))
+    pdf = {"type": "base64", "media_type": "application/pdf", "data": DATA}
+    document = {"type": "document", "source": pdf, "title": "A title " * 62}
+    assert prompt_of(client, {"max_tokens": 9, **chat(document)}, "/v1/messages").count("A title A title") > 31
+
+
 def test_its_tokens_are_counted_as_they_are_answered(client: Client) -> None:
     body = {"model": MODEL, **chat(QUESTION, {"type": "file", "file": {"file_data": URL}})}
     counted = client.send("POST", "/tokenize", json=body).json()["count"]
@@ -116,7 +124,7 @@ def test_a_tool_s_result_may_be_a_document(client: Client) -> None:
         ({"file_data": "AAAA"}, "file.file_data"),
         ({"file_data": "no base64!"}, "file.file_data"),
         ({"file_url": "gopher://a"}, "file.file_url"),
-        ({"file_data": DATA, "filename": "a\nb"}, "file.filename"),
+        ({"file_data": DATA, "filename": "a\0b"}, "file.filename"),
         ({"file_data": DATA, "color": "red"}, "file.color"),
     ],
 )

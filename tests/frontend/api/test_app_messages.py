@@ -389,7 +389,7 @@ USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": 
         ([document(type="url", url="gopher://x")], "source.url"),
         ([document(type="file", file_id="file-1")], "source.file_id"),
         ([document(type="content", content=[{"type": "tool_use"}])], "source.content[0].type"),
-        ([document(type="base64", media_type="application/pdf", data="AAAA") | {"title": "a\nb"}], "title"),
+        ([document(type="base64", media_type="application/pdf", data="AAAA") | {"title": "a" * 501}], "title"),
         ([document(type="text", media_type="text/plain", data="a") | {"citations": {"enabled": True}}],
          "citations.enabled"),
         ([{"type": "text", "text": 3}], "text"),

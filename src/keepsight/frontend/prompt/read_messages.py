@@ -48,6 +48,8 @@ _FIELDS_OF = {"assistant": ("parsed", *THOUGHT_NAMES, "refusal", "tool_calls"), 
 # The other content parts are pictures, films and sounds.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
+# Of a file, which Anthropic calls its title.
+MAX_NAME_LENGTH = 500
 MAX_MESSAGES = MAX_PARTS = 2**14
 # A URL of what was uploaded before.
 HANDLE_PREFIX = "media://"
@@ -339,7 +341,13 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
     check_is_url(url, f"{field}.{source}")
     if source == "file_data" and url[:5].lower() != "data:":
         url = as_data_url("application/pdf", url)
-    return DocumentPart(url, f"{field}.{source}", name=read_label(sent.get("filename"), f"{field}.filename"))
+    return DocumentPart(url, f"{field}.{source}", name=_read_name(sent.get("filename"), f"{field}.filename"))
+
+
+def _read_name(name: object, field: str) -> str | None:
+    """Of a file.  Shown in one line, whatever spaces are in it: macOS writes one that is not printable before AM."""
+    name = " ".join(name.split()) if isinstance(name, str) else name
+    return read_label(name, field, MAX_NAME_LENGTH)
 
 
 def _check_breakpoint(asked: object, field: str) -> None:
@@ -378,12 +386,12 @@ def _is_left_out(source: object, uuid: str | None) -> bool:
     return source is None and uuid is not None
 
 
-def read_label(value: object, field: str) -> str | None:
+def read_label(value: object, field: str, max_length: int = MAX_UUID_LENGTH) -> str | None:
     """A client's own for a picture or anything else; whatever text it likes that can be shown in one line."""
     if value is None:
         return None
-    if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
-        refuse(field, value, f"1 to {MAX_UUID_LENGTH} printable characters")
+    if not isinstance(value, str) or not 0 < len(value) <= max_length or not value.isprintable():
+        refuse(field, value, f"1 to {max_length} printable characters")
     return str(value)
 
 
