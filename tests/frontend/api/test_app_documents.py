@@ -135,3 +135,11 @@ def test_faults_are_told_where_they_were_written(client: Client, file: dict[str,
     assert response.status_code == 400, response.text
     assert response.json()["error"]["param"] == f"messages[0].content[0].{field}"
     assert client.engine.requests == []
+
+
+def test_who_sends_one_as_a_picture_is_told_what_would_help(client: Client) -> None:
+    body = {"model": MODEL, **chat({"type": "image_url", "image_url": {"url": URL}})}
+    response = client.send("POST", "/v1/chat/completions", json=body)
+    assert response.status_code == 400
+    assert "is a PDF, not a picture; send it as one (file)" in response.text
+    assert client.engine.requests == []

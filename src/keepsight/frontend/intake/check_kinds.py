@@ -41,6 +41,8 @@ def guess_kind(content: bytes, processor: ProcessorConfig) -> Kind:
 
 def check_is_picture(content: bytes, field: str, processor: ProcessorConfig) -> None:
     """Or nothing that is known here."""
+    if content.startswith(b"%PDF-"):
+        raise UnsupportedPictureError(field, "is a PDF, not a picture; send it as one (file)")
     if looks_like_a_film(content):
         way = "send its frames" if processor.film is None else "send it as one (video_url)"
         raise UnsupportedPictureError(field, f"is a film, not a picture; {way}")
