@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from keepsight.errors import InvalidArgumentError, UnreadablePictureError
+from keepsight.frontend.identity import identify_document
 from keepsight.frontend.identity.hash_media import hash_content
 from keepsight.frontend.identity.identify_document import DocumentIdentifier
 from keepsight.frontend.intake.read_document import Document, PageSource, ShownPage
@@ -59,6 +60,14 @@ def test_pages_are_called_the_same_each_time_and_no_two_alike(identifier: Docume
     names = names_of(identifier, b"content")
     assert names == names_of(identifier, b"content")
     assert len({*names, *names_of(identifier, b"other content"), hash_content(b"content", "blake3")}) == 5
+
+
+def test_what_another_version_draws_is_another_picture(
+    identifier: DocumentIdentifier, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = names_of(identifier, b"content")
+    monkeypatch.setattr(identify_document, "_version", lambda: "another")
+    assert not {*names} & {*names_of(identifier, b"content")}
 
 
 def test_it_is_looked_at_once_but_by_each_tenant(identifier: DocumentIdentifier, reader: Reader) -> None:

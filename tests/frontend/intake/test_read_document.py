@@ -54,6 +54,7 @@ def test_words_that_another_space_parts_stay_parted(character: str, read: str) -
         (b"\x89PNG\r\n\x1a\n", UnreadablePictureError, "a picture?"),
         (b"%PDF-1.7 and nothing else", UnreadablePictureError, "damaged or truncated"),
         (write_pdf(), UnreadablePictureError, "damaged or truncated"),
+        (write_pdf(Page(more="/CropBox [2000 2000 2100 2100]")), UnreadablePictureError, "nothing would be seen"),
         (write_pdf(Page(["secret"]), trailer=ENCRYPTED), UnsupportedPictureError, "a password"),
     ],
 )

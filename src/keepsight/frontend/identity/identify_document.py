@@ -1,14 +1,16 @@
 """Which pages a PDF has, in place of which it is shown: looked at once for all who send it, at once or later.
 
-A page's name follows from the document's content, so that one that was seen before is neither opened nor drawn.
+A page's name follows from the document's content and from who draws it, so that one that was seen before is neither
+opened nor drawn.
 """
 
 import threading
 from collections.abc import Iterator
-from functools import partial
+from functools import cache, partial
+from importlib import metadata
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.identity.hash_media import hash_content, hash_shown_content
+from keepsight.frontend.identity.hash_media import hash_content, hash_shown_content, hash_values
 from keepsight.frontend.identity.shared_looks import SharedLooks
 from keepsight.frontend.intake.read_document import Document, PageSource, ReadDocument
 from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
@@ -34,7 +36,7 @@ class DocumentIdentifier:
         content, field = part.source, part.field
         if not isinstance(content, bytes):
             raise InvalidArgumentError(field, f"must be a PDF's bytes or a URL, not {type(content).__name__}")
-        name = hash_content(content, self._algorithm)
+        name = hash_values(self._algorithm, content=hash_content(content, self._algorithm), drawn_by=_version())
         shown_as = hash_shown_content(name, "document", cache_salt, self._algorithm)
         pages = self._looks.recall_or_look(shown_as, field, partial(self._read, content, field))
         for number, page in enumerate(pages):
@@ -47,6 +49,15 @@ class DocumentIdentifier:
     def _learn(self, name: str, pages: Document) -> None:
         with self._lock:
             self._known.put_if_fits(name, pages)
+
+
+@cache
+def _version() -> str:
+    """Of what draws pages, and finds their text: of another they may look otherwise."""
+    try:
+        return metadata.version("pypdfium2")
+    except metadata.PackageNotFoundError:
+        return ""  # then none is read
 
 
 def _size_of(pages: Document) -> int:

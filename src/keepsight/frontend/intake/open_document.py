@@ -37,9 +37,12 @@ def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
         yield document
 
 
-def scale_of(page: "PdfPage") -> float:
+def scale_of(page: "PdfPage", field: str) -> float:
     """Slightly less, or the longer side might be rounded up to one pixel more."""
-    return math.nextafter(PAGE_SIDE / max(page.get_size()), 0)
+    longer = max(page.get_size())
+    if not longer > 0:
+        raise UnreadablePictureError(field, "a PDF with a page of which nothing would be seen")
+    return math.nextafter(PAGE_SIDE / longer, 0)
 
 
 def _open(pdfium: ModuleType, data: bytes, field: str) -> "PdfDocument":

@@ -57,7 +57,7 @@ def read_document(data: bytes, field: str) -> Document:
         left = MAX_TEXT_BYTES
         for number in range(len(document)):
             with closing(document[number]) as page:
-                pages.append(ShownPage(_measure(page), _read_text(page)))
+                pages.append(ShownPage(_measure(page, field), _read_text(page)))
             left -= len(pages[-1].text.encode())
             if left < 0:
                 raise PictureTooLargeError(field, f"a PDF with more than {MAX_TEXT_BYTES} bytes of text")
@@ -81,9 +81,9 @@ def _check_num_pages(num_pages: int, field: str) -> None:
         raise PictureTooLargeError(field, message)
 
 
-def _measure(page: "PdfPage") -> Geometry:
+def _measure(page: "PdfPage", field: str) -> Geometry:
     """As PDFium rounds."""
-    scale = scale_of(page)
+    scale = scale_of(page, field)
     width, height = (math.ceil(side * scale) for side in page.get_size())
     return Geometry(max(1, width), max(1, height))
 

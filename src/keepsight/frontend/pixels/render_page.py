@@ -13,7 +13,7 @@ def render_page(data: bytes, number: int, field: str) -> Pixels:
     with (
         open_document(data, field) as document,
         closing(document[number]) as page,
-        closing(page.render(scale=scale_of(page), rev_byteorder=True)) as bitmap,
+        closing(page.render(scale=scale_of(page, field), rev_byteorder=True)) as bitmap,
     ):
         # A copy: the memory is PDFium's.
         return np.array(bitmap.to_numpy()[..., :3])
