@@ -48,6 +48,14 @@ def test_an_address_goes_as_it_is(url: str) -> None:
     assert urls(url) == [url]
 
 
+def test_a_pdf_goes_with_its_name_and_its_address_alone() -> None:
+    Path("a report.pdf").write_bytes(b"%PDF-")
+    assert attach("/file", "'a report.pdf' https://a.example/b.pdf") == [
+        {"type": "file", "file": {"file_data": to_data_url(b"%PDF-", "application/pdf"), "filename": "a report.pdf"}},
+        {"type": "file", "file": {"file_url": "https://a.example/b.pdf"}},
+    ]
+
+
 @pytest.mark.parametrize(
     ("typed", "message"),
     [

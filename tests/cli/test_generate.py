@@ -8,6 +8,7 @@ from keepsight.cli.main import main
 from keepsight.llm import LLM
 from keepsight.outputs import CompletionOutput, RequestOutput
 from tests.drawn import Drawn, draw, list_question
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.place import FLAGS
 
 
@@ -42,6 +43,12 @@ def test_it_takes_several_pictures_in_their_order(tmp_path: Path, capsys: pytest
     question = list_question(drawings)
     assert generate(*flags, question.text) == 0
     assert capsys.readouterr().out == f"{question.answer}\n"
+
+
+def test_it_takes_pdfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pdf").write_bytes(write_pdf(Page(["A report"])))
+    assert generate("--file", str(tmp_path / "a.pdf"), "What is it?", "--max-tokens", "3") == 0
+    assert capsys.readouterr().out.strip()
 
 
 def test_it_answers_without_a_picture(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""What was typed after `/image`, `/video` or `/audio` becomes pictures, films or sounds of a message.
+"""What was typed after `/image`, `/video`, `/audio` or `/file` becomes pictures, films, sounds or PDFs of a message.
 
 A file goes as a data URL of its own bytes, unchanged, so that the server knows it again in every later turn.  A web
 address goes as it is: the server fetches it.
@@ -23,8 +23,17 @@ def attach(command: str, typed: str) -> list[dict[str, Any]]:
     words = [typed] if _is_file(typed) else _split(typed)
     if not words:
         raise InvalidArgumentError(command, "needs a file or a web address")
+    return [_to_part(command, word) for word in words]
+
+
+def _to_part(command: str, word: str) -> dict[str, Any]:
+    is_address = word.lower().startswith(URL_STARTS)
+    url = word if is_address else _read_as_data_url(command, word)
+    if command == "/file":
+        named = {"file_data": url, "filename": Path(word).name}
+        return {"type": "file", "file": {"file_url": url} if is_address else named}
     kind = f"{command.removeprefix('/')}_url"
-    return [{"type": kind, kind: {"url": _to_url(command, word)}} for word in words]
+    return {"type": kind, kind: {"url": url}}
 
 
 def _split(typed: str) -> list[str]:
@@ -41,23 +50,21 @@ def _is_file(typed: str) -> bool:
         return False  # too long for a name, or the home of nobody
 
 
-def _to_url(command: str, word: str) -> str:
-    return word if word.lower().startswith(URL_STARTS) else _read_as_data_url(command, word)
-
-
 def _read_as_data_url(command: str, name: str) -> str:
     try:
         content = Path(name).expanduser().read_bytes()
     except (OSError, RuntimeError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise InvalidArgumentError(command, f"cannot read {name}: {reason}") from error
-    is_picture = command == "/image"
-    media_type = Image.MIME[look_at_header(content, name).format or ""] if is_picture else _guess_type(command, name)
-    return f"data:{media_type};base64,{base64.b64encode(content).decode()}"
+    return f"data:{_type_of(command, name, content)};base64,{base64.b64encode(content).decode()}"
 
 
-def _guess_type(command: str, name: str) -> str:
-    """By its name: what it is its server will find out."""
+def _type_of(command: str, name: str, content: bytes) -> str:
+    """Of what is no picture by its name: what it is its server will find out."""
+    if command == "/image":
+        return Image.MIME[look_at_header(content, name).format or ""]
+    if command == "/file":
+        return "application/pdf"
     kind = command.removeprefix("/")
     guessed = mimetypes.guess_type(name)[0] or ""
     return guessed if guessed.startswith(f"{kind}/") else f"{kind}/mp4"

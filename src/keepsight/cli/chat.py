@@ -30,6 +30,7 @@ HELP = """\
 /image PATH-or-URL ...   show pictures with the next message
 /video PATH-or-URL ...   show films with it
 /audio PATH-or-URL ...   let it hear sounds
+/file PATH-or-URL ...    show PDFs
 /clear                   begin a new conversation
 /save FILE               write the conversation as JSON: the body of a request
 /help                    this
@@ -113,6 +114,7 @@ class Chat:
             "/image": partial(self._attach, "/image"),
             "/video": partial(self._attach, "/video"),
             "/audio": partial(self._attach, "/audio"),
+            "/file": partial(self._attach, "/file"),
             "/clear": self._clear,
             "/save": self._save,
             "/help": lambda _rest: _note(HELP),

@@ -1,6 +1,7 @@
 """`keepsight generate`: one question, one answer on standard output."""
 
 import argparse
+import base64
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--image", action="append", default=[], type=Path, help="a picture; may be given several times")
     parser.add_argument("--video", action="append", default=[], type=Path, help="a film; may be given several times")
     parser.add_argument("--audio", action="append", default=[], type=Path, help="a sound; may be given several times")
+    parser.add_argument("--file", action="append", default=[], type=Path, help="a PDF; may be given several times")
     parser.add_argument("--max-tokens", type=int, default=256, help="longest answer (default: 256)")
     parser.add_argument("--temperature", type=float, default=0.0, help="0 takes the likeliest token (default: 0)")
     parser.add_argument("--seed", type=int, help="makes a temperature above 0 repeatable")
@@ -29,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     content += [{"type": "video", "video": read_file(path, "--video")} for path in arguments.video]
     content += [{"type": "audio", "audio": read_file(path, "--audio")} for path in arguments.audio]
+    content += [_to_part(path) for path in arguments.file]
     content.append({"type": "text", "text": arguments.prompt})
 
     with ending_on_ctrl_c():
@@ -40,3 +43,8 @@ def run(arguments: argparse.Namespace) -> int:
         [answer] = llm.chat([{"role": "user", "content": content}], params)
         print(strip_controls(answer.outputs[0].text))
     return 0
+
+
+def _to_part(pdf: Path) -> dict[str, Any]:
+    data = base64.b64encode(read_file(pdf, "--file")).decode()
+    return {"type": "file", "file": {"file_data": data, "filename": pdf.name}}
