@@ -1,8 +1,10 @@
+from dataclasses import asdict
+
 import pytest
 
 from keepsight.bench.ask import Answer
 from keepsight.bench.measure import Measurement
-from keepsight.bench.summary import Summary, percentile, summarize
+from keepsight.bench.summary import Spread, Summary, summarize
 
 GOOD = Answer(0.4, [0.1, 0.2, 0.4], "abc", 3, 100, 80)
 LATE = Answer(0.6, [0.3, 0.6], "ab", 2, 100, 0)
@@ -10,9 +12,10 @@ BROKEN = Answer(9.0, error="500: no")
 
 
 def test_percentiles_lie_between_the_values() -> None:
-    assert percentile([5], 95) == 5
-    assert percentile([0, 10], 50) == 5
-    assert percentile([0, 1, 2, 3, 4], 95) == pytest.approx(3.8)
+    assert Spread.of_seconds([5]) == Spread(5000, 5000, 5000, 5000)
+    spread = Spread.of_seconds([4, 0, 2, 3, 1])
+    assert spread is not None
+    assert (spread.p50, spread.p95) == pytest.approx((2000, 3800))
 
 
 def test_times_and_rates_count_good_answers_alone() -> None:
@@ -40,4 +43,4 @@ def test_a_server_that_only_fails_has_no_times() -> None:
 def test_a_summary_survives_json() -> None:
     for answers in ([GOOD, LATE], [BROKEN]):
         summary = summarize(Measurement(answers, 2.0))
-        assert Summary.from_json(summary.to_json()) == summary
+        assert Summary.from_json(asdict(summary)) == summary

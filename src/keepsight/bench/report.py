@@ -5,11 +5,11 @@ Knows no server.  A table is rows of cells; all of them are Markdown, which is r
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from keepsight.bench.summary import Spread, Summary
+from keepsight.bench.summary import Summary
 from keepsight.errors import InvalidArgumentError
 
 FORMAT = 2
@@ -25,7 +25,7 @@ class Report:
     summaries: Mapping[str, Summary]
 
     def save(self, path: Path) -> None:
-        summaries = {name: summary.to_json() for name, summary in self.summaries.items()}
+        summaries = {name: asdict(summary) for name, summary in self.summaries.items()}
         path.write_text(json.dumps({"format": FORMAT, "facts": self.facts, "workloads": summaries}, indent=1) + "\n")
 
     @classmethod
@@ -60,29 +60,17 @@ class Metric:
         return b / a if self.is_cost else a / b
 
 
-def _p50(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.p50
-
-
-def _p95(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.p95
-
-
-def _p99(spread: Spread | None) -> float | None:
-    return None if spread is None else spread.p99
-
-
 METRICS = (
     Metric("requests", lambda each: each.num_requests, None, ".0f"),
     Metric("errors", lambda each: each.num_errors, None, ".0f"),
-    Metric("first token p50 ms", lambda each: _p50(each.first_token), True),
-    Metric("first token p95 ms", lambda each: _p95(each.first_token), True),
-    Metric("first token p99 ms", lambda each: _p99(each.first_token), True),
-    Metric("gap p50 ms", lambda each: _p50(each.gap), True, ".2f"),
-    Metric("gap p95 ms", lambda each: _p95(each.gap), True, ".2f"),
-    Metric("gap p99 ms", lambda each: _p99(each.gap), True, ".2f"),
-    Metric("whole p50 ms", lambda each: _p50(each.whole), True),
-    Metric("whole p95 ms", lambda each: _p95(each.whole), True),
+    Metric("first token p50 ms", lambda each: each.first_token and each.first_token.p50, True),
+    Metric("first token p95 ms", lambda each: each.first_token and each.first_token.p95, True),
+    Metric("first token p99 ms", lambda each: each.first_token and each.first_token.p99, True),
+    Metric("gap p50 ms", lambda each: each.gap and each.gap.p50, True, ".2f"),
+    Metric("gap p95 ms", lambda each: each.gap and each.gap.p95, True, ".2f"),
+    Metric("gap p99 ms", lambda each: each.gap and each.gap.p99, True, ".2f"),
+    Metric("whole p50 ms", lambda each: each.whole and each.whole.p50, True),
+    Metric("whole p95 ms", lambda each: each.whole and each.whole.p95, True),
     Metric("requests/s", lambda each: each.requests_per_second, False, ".2f"),
     Metric("tokens/s", lambda each: each.tokens_per_second, False),
     Metric("prompt tokens", lambda each: each.prompt_tokens, None, ".0f"),

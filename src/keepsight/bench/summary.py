@@ -5,14 +5,17 @@ Times are in milliseconds.  What no answer tells is None, never 0.
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, final
+
+import numpy as np
 
 from keepsight.bench.ask import Answer
 from keepsight.bench.measure import Measurement
 
 
+@final
 @dataclass(frozen=True, slots=True)
 class Spread:
     p50: float
@@ -24,16 +27,10 @@ class Spread:
     def of_seconds(cls, seconds: Sequence[float]) -> "Spread | None":
         if not seconds:
             return None
-        ms = sorted(each * 1e3 for each in seconds)
-        return cls(percentile(ms, 50), percentile(ms, 95), percentile(ms, 99), statistics.fmean(ms))
-
-
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Between two values, by the straight line between them."""
-    place = (len(ordered) - 1) * percent / 100
-    below = int(place)
-    above = min(below + 1, len(ordered) - 1)
-    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+        ms = [each * 1e3 for each in seconds]
+        # Between two values, by the straight line between them.
+        p50, p95, p99 = np.percentile(ms, (50, 95, 99)).tolist()
+        return cls(p50, p95, p99, statistics.fmean(ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +49,9 @@ class Summary:
     prompt_tokens: float | None
     cached_share: float | None
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Summary":
+        """`fields` as `asdict` gives them."""
         spreads = {name: fields[name] and Spread(**fields[name]) for name in ("first_token", "gap", "whole")}
         return cls(**fields | spreads)
 
@@ -64,6 +59,7 @@ class Summary:
 def summarize(measurement: Measurement) -> Summary:
     answers = [answer for answer in measurement.answers if answer.error is None]
     errors = [answer.error for answer in measurement.answers if answer.error is not None]
+    counts = [answer.num_prompt_tokens for answer in answers if answer.num_prompt_tokens]
     gaps = [later - earlier for answer in answers for earlier, later in pairwise(answer.token_times)]
     return Summary(
         num_requests=len(measurement.answers),
@@ -75,13 +71,9 @@ def summarize(measurement: Measurement) -> Summary:
         whole=Spread.of_seconds([answer.seconds for answer in answers]),
         requests_per_second=len(answers) / measurement.seconds,
         tokens_per_second=sum(answer.num_tokens for answer in answers) / measurement.seconds,
-        prompt_tokens=statistics.median(counts) if (counts := _known_counts(answers)) else None,
+        prompt_tokens=statistics.median(counts) if counts else None,
         cached_share=_cached_share(answers),
     )
-
-
-def _known_counts(answers: Sequence[Answer]) -> list[int]:
-    return [answer.num_prompt_tokens for answer in answers if answer.num_prompt_tokens]
 
 
 def _cached_share(answers: Sequence[Answer]) -> float | None:
