@@ -59,7 +59,7 @@ class Machine(ModelWork):
 
     def encode_zeros(self, num_pictures: int = 1) -> Tensor:
         shape = (num_pictures, PICTURE_SIZE, PICTURE_SIZE, 3)
-        return self.encode(torch.zeros(shape, device=self.place.device, dtype=self.place.dtype))
+        return self.model.encode_images(torch.zeros(shape, device=self.place.device, dtype=self.place.dtype))
 
     def seconds(self, work: Callable[[], object], runs: int) -> float:
         return median_seconds(work, runs, self.place.device)

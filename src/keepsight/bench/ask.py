@@ -58,7 +58,7 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
     try:
         async with asyncio.timeout(LIMIT_SECONDS), connecting(server.address) as connection:
             started = time.perf_counter()
-            response = await connection.ask("POST", "/chat/completions", body, server.headers)
+            response = await connection.post("/chat/completions", body, server.headers)
             if response.status != 200:
                 refusal = (await response.read())[:300].decode(errors="replace")
                 raise NoAnswerError(f"{response.status}: {refusal}")

@@ -48,19 +48,17 @@ class Connection:
     _reader: asyncio.StreamReader
     _writer: asyncio.StreamWriter
 
-    async def ask(
-        self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> Response:
+    async def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Response:
         """Comes back with the response's head."""
-        self._writer.write(self._head(method, path, len(body), headers or {}) + body)
+        self._writer.write(self._head(path, len(body), headers) + body)
         await self._writer.drain()
         version, _, rest = (await self._reader.readline()).decode("latin-1").partition(" ")
         if not version.startswith("HTTP/1"):
             raise NoAnswerError(f"{self.address.named} ended the connection")
         return Response(int(rest[:3]), await self._read_headers(), self._reader)
 
-    def _head(self, method: str, path: str, num_bytes: int, headers: Mapping[str, str]) -> bytes:
-        lines = [f"{method} {self.address.path}{path} HTTP/1.1", f"Host: {self.address.named}"]
+    def _head(self, path: str, num_bytes: int, headers: Mapping[str, str]) -> bytes:
+        lines = [f"POST {self.address.path}{path} HTTP/1.1", f"Host: {self.address.named}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         lines += ["Content-Type: application/json", f"Content-Length: {num_bytes}", "Connection: close"]
         return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")

@@ -1,4 +1,4 @@
-"""A model's work on a prompt of one picture and some words, with no engine around: encode, prefill, decode."""
+"""A model's work on a prompt of one picture and some words, with no engine around: prefill, decode."""
 
 import statistics
 import time
@@ -27,10 +27,6 @@ class ModelWork:
         self._store = KvBlockStore(model.shape, num_blocks, BLOCK_SIZE, self._place)
         self._attention = PagedAttention()
         self._blocks = BlockTable(BLOCK_SIZE, range(num_blocks), self._place.device)
-
-    def encode(self, pixels: Tensor) -> Tensor:
-        """Normalised."""
-        return self.model.encode_images(pixels)
 
     def prefill(self) -> Tensor:
         length = self._num_image_tokens

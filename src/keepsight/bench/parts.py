@@ -97,7 +97,7 @@ def _model_parts(config: Config, jpeg: bytes, image_config: ImageProcessorConfig
     work = ModelWork(model, len(embeddings))
     encoder, decoder = _weight_bytes(model)
     yield Part("to the device, normalised", lambda: normalize(pixels.to(place.device)), pixels.numel(), place.device)
-    yield Part("encode", lambda: work.encode(normalized), encoder, place.device)
+    yield Part("encode", lambda: model.encode_images(normalized), encoder, place.device)
     yield Part("prefill: a picture and 100 words", work.prefill, decoder, place.device)
     yield Part("decode one token", work.decode, decoder, place.device)
 
