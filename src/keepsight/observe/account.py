@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from keepsight.observe.catalogue import STAGES, Stage
+from keepsight.observe.catalogue import Stage
 from keepsight.requests import MediaStory, RequestBegun
 
 AnsweredBy = Literal["prefix", "encoder", "processor", "nobody"]
@@ -221,13 +221,6 @@ class RequestAccount:
             media=[self._describe_item(index, stages[index]) for index in range(len(self.media))],
             stages=[self._describe_stage(each) for each in spans],
         )
-
-    def stage_seconds(self) -> dict[Stage, float]:
-        """Of all items together, in the order of a request's way."""
-        sums: dict[Stage, float] = {}
-        for span in self.spans:
-            sums[span.stage] = sums.get(span.stage, 0.0) + span.own_seconds
-        return {stage: sums[stage] for stage in STAGES if stage in sums}
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """For each item who answered, and the tier; nothing as long as there is no token."""

@@ -1,9 +1,11 @@
 """The account of a request in one line: for its log, and for the `Server-Timing` header that browsers draw."""
 
+from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 
 from keepsight.observe.account import RequestAccount
-from keepsight.observe.catalogue import Stage
+from keepsight.observe.catalogue import STAGES, Stage
 
 # Of so many pictures each is told in a header: many clients and proxies take none of more than four or eight KiB.
 MAX_MEDIA = 40
@@ -36,11 +38,11 @@ def tell_in_header(accounts: Sequence[RequestAccount]) -> str:
 
 
 def _sum_stages(accounts: Sequence[RequestAccount]) -> dict[Stage, float]:
-    sums: dict[Stage, float] = {}
-    for account in accounts:
-        for stage, seconds in account.stage_seconds().items():
-            sums[stage] = sums.get(stage, 0.0) + seconds
-    return sums
+    """Of all requests and items together, in the order of a request's way."""
+    sums = defaultdict[Stage, float](float)
+    for span in chain.from_iterable(account.spans for account in accounts):
+        sums[span.stage] += span.own_seconds
+    return {stage: sums[stage] for stage in STAGES if stage in sums}
 
 
 def _name(answered_by: str, tier: str | None) -> str:
