@@ -43,8 +43,7 @@ class RequestObserver:
         """`reason` as a client is told it, "abort" if it left, "error" if it was told one."""
         with self._lock:
             account.note_end(reason)
-            if not account.is_held:
-                self._tell_end(account, reason)
+            self._tell_end(account)
 
     @contextmanager
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> Iterator[None]:
@@ -55,16 +54,15 @@ class RequestObserver:
             yield
         finally:
             for account in accounts:
-                self._release(account)
+                with self._lock:
+                    account.is_held = False
+                    self._tell_end(account)
 
-    def _release(self, account: RequestAccount) -> None:
-        with self._lock:
-            account.is_held = False
-            if account.end_reason is not None:
-                self._tell_end(account, account.end_reason)
-
-    def _tell_end(self, account: RequestAccount, reason: str) -> None:
-        self.counters.add(ENDS[reason])
+    def _tell_end(self, account: RequestAccount) -> None:
+        """If there is one, and nobody holds it."""
+        if account.end_reason is None or account.is_held:
+            return
+        self.counters.add(ENDS[account.end_reason])
         self.counters.observe(WHOLE, account.ended - account.began)
         for span in account.spans:
             self.counters.observe(STAGE[span.stage], span.own_seconds)
