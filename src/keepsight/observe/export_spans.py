@@ -6,7 +6,7 @@ header goes on with its caller's trace.  Spans are sent from a thread of the SDK
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Tracer, TracerProvider
@@ -14,7 +14,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.trace import SpanKind, StatusCode, set_span_in_context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from keepsight.observe.account import RequestAccount, Span
+from keepsight.observe.account import RequestAccount
 
 SERVICE = "keepsight"
 # Who ends waits no longer for a collector that does not answer.
@@ -41,7 +41,11 @@ class SpanExport:
     def export(self, account: RequestAccount) -> None:
         """Of a request that has ended."""
         # From the clock of moments to that of the day.
-        to_ns = _clock_difference()
+        difference = time.time_ns() - time.monotonic_ns()
+
+        def to_ns(moment: float) -> int:
+            return difference + int(moment * 1e9)
+
         caller = {} if account.trace_parent is None else {"traceparent": account.trace_parent}
         context = TraceContextTextMapPropagator().extract(caller)
         whole = self._tracer.start_span(
@@ -49,9 +53,8 @@ class SpanExport:
         )
         inside = set_span_in_context(whole, context)
         for span in account.spans:
-            part = self._tracer.start_span(
-                span.stage, inside, attributes=_attributes_of_stage(account, span), start_time=to_ns(span.began)
-            )
+            item = {} if span.item is None else {"keepsight.media_hash": account.media[span.item][0]}
+            part = self._tracer.start_span(span.stage, inside, attributes=item, start_time=to_ns(span.began))
             part.end(to_ns(span.ended))
         if account.end_reason == "error":
             whole.set_status(StatusCode.ERROR)
@@ -65,11 +68,6 @@ class SpanExport:
         closing.join(MAX_SECONDS_TO_CLOSE)
         if closing.is_alive():
             self._exporter.shutdown()
-
-
-def _clock_difference() -> Callable[[float], int]:
-    difference = time.time_ns() - time.monotonic_ns()
-    return lambda moment: difference + int(moment * 1e9)
 
 
 def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
@@ -89,7 +87,3 @@ def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
         "keepsight.num_media": body.num_media,
         **media,
     }
-
-
-def _attributes_of_stage(account: RequestAccount, span: Span) -> Mapping[str, Value]:
-    return {} if span.item is None else {"keepsight.media_hash": account.media[span.item][0]}
