@@ -35,12 +35,9 @@ class RotaryPlaces:
 
     def between(self, start: int, end: int) -> Tensor:
         """[3, end - start]: each one's time, row and column."""
-        behind = _line(max(start, self._num_placed) - self.shift, max(0, end - max(start, self._num_placed)))
+        first_behind = max(start, self._places.shape[1])
+        behind = _line(first_behind - self.shift, max(0, end - first_behind))
         return torch.cat((self._places[:, start:end], behind), dim=1)
-
-    @property
-    def _num_placed(self) -> int:
-        return self._places.shape[1]
 
 
 def _line(first: int, length: int) -> Tensor:
