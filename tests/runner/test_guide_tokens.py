@@ -301,8 +301,10 @@ def test_logprobs_are_the_models_own_whatever_was_forbidden(maker: GuideMaker) -
 
 
 def test_nothing_is_loaded_before_the_first_guided_request_and_a_grammar_is_compiled_once() -> None:
+    threads = set(threading.enumerate())
     maker = GuideMaker(DEMO, END)
-    assert (maker._thread, maker._tokenizer) == (None, None)
+    assert maker._tokenizer is None
+    assert threads.issuperset(threading.enumerate())
     guides = [maker.begin(regex("A")) for _ in range(3)]
     assert len({id(guide._compiled) for guide in guides}) == 1
     maker.close()

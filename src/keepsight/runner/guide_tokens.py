@@ -102,7 +102,8 @@ class GuideMaker:
 
     def __init__(self, tokenizer_path: Path | None, end_ids: frozenset[int]) -> None:
         self._path, self._end_ids = tokenizer_path, end_ids
-        self._thread: ThreadPoolExecutor | None = None
+        # Begun with the first grammar.
+        self._thread = ThreadPoolExecutor(1, "guides")
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
@@ -112,25 +113,19 @@ class GuideMaker:
         Of a vocabulary of 262,144 it takes two seconds, through most of which nothing else runs in this process: all
         streams would stand still.
         """
-        return self._find_thread().submit(self._find_tokenizer)
+        return self._thread.submit(self._find_tokenizer)
 
     def begin(self, form: StructuredOutputsParams, thought: ThoughtTokens | None = None) -> Guide:
         grammar = form.to_grammar()
         if grammar not in self._compiled:
-            self._compiled[grammar] = self._find_thread().submit(self._compile, grammar)
+            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
         self._compiled.move_to_end(grammar)
         if len(self._compiled) > MAX_COMPILED:
             self._compiled.popitem(last=False)
         return Guide(self._compiled[grammar], form.path, thought)
 
     def close(self) -> None:
-        if self._thread is not None:
-            self._thread.shutdown(cancel_futures=True)
-
-    def _find_thread(self) -> ThreadPoolExecutor:
-        if self._thread is None:
-            self._thread = ThreadPoolExecutor(1, "guides")
-        return self._thread
+        self._thread.shutdown(cancel_futures=True)
 
     def _find_tokenizer(self) -> "LLTokenizer":
         from llguidance import LLTokenizer, TokenizerWrapper
