@@ -135,7 +135,8 @@ def choose_place(config: Config) -> Placement:
     if config.device == "cuda" and not has_cuda:
         raise InvalidArgumentError("device", "cuda was asked for, but torch sees no CUDA device on this machine")
     device = config.device if config.device != "auto" else ("cuda" if has_cuda else "cpu")
-    place = _place_on_cpu(config) if device == "cpu" else Placement(torch.device(device), _dtype_on_gpu(config))
+    dtype_on_gpu = torch.float32 if config.dtype == "float32" else torch.bfloat16
+    place = _place_on_cpu(config) if device == "cpu" else Placement(torch.device(device), dtype_on_gpu)
     if config.quantization:
         _check_quantizes(place)
         place = place._replace(of_decoder=torch.int8)
@@ -152,10 +153,6 @@ def _check_quantizes(place: Placement) -> None:
     if not has_library():
         reason = "there was no compiler when this was installed, or the processor is another"
         raise InvalidArgumentError("quantization", f"int8 needs the kernels for a CPU, which are not here: {reason}")
-
-
-def _dtype_on_gpu(config: Config) -> torch.dtype:
-    return torch.float32 if config.dtype == "float32" else torch.bfloat16
 
 
 def _place_on_cpu(config: Config) -> Placement:
