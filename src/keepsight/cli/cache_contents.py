@@ -8,7 +8,6 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
-from typing import TypeVar
 
 from keepsight.cli.add_command import Commands, add_command
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
@@ -24,7 +23,7 @@ from keepsight.tiers.resp import parse_address
 MIB = 2**20
 # Whatever the budget of those who fill it: nothing is to go because somebody looks.
 _NO_BUDGET = 2**62
-AnyTier = TypeVar("AnyTier", DiskTier, RedisTier)
+FarTier = DiskTier | RedisTier
 _SUMMARIES = {
     "inspect": "how many entries are kept, how large they are, and how many are pinned",
     "verify": "read all entries that are kept, and remove what is damaged",
@@ -62,7 +61,6 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
-    opened: AbstractContextManager[DiskTier | RedisTier]
     if arguments.remote is not None:
         # Only a folder has pins.
         opened, pins = _opened_server(arguments.remote, "--remote"), None
@@ -82,19 +80,17 @@ def holds_any(directory: Path, field: str) -> bool:
         return DiskTier.is_in(directory)
 
 
-def opened_folder(directory: Path, field: str) -> AbstractContextManager[DiskTier]:
-    return _until_closed(DiskTier(directory, _NO_BUDGET), field, str(directory))
-
-
-def _opened_server(url: str, field: str) -> AbstractContextManager[RedisTier]:
-    # As an address it tells no password.
-    place = str(parse_address(url, field))
-    return _until_closed(RedisTier(url), field, place)
+@contextmanager
+def opened_folder(directory: Path, field: str) -> Iterator[FarTier]:
+    with closing(DiskTier(directory, _NO_BUDGET)) as tier, faults_told(field, str(directory)):
+        yield tier
 
 
 @contextmanager
-def _until_closed(tier: AnyTier, field: str, place: str) -> Iterator[AnyTier]:
-    with closing(tier), faults_told(field, place):
+def _opened_server(url: str, field: str) -> Iterator[FarTier]:
+    # As an address it tells no password.
+    place = str(parse_address(url, field))
+    with closing(RedisTier(url)) as tier, faults_told(field, place):
         yield tier
 
 
@@ -110,7 +106,7 @@ def _told(sizes: Mapping[str, int]) -> str:
     return f"{len(sizes)} entries, {sum(sizes.values()) / MIB:.1f} MiB"
 
 
-def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], tells_keys: bool) -> list[str]:
+def _inspect(tier: FarTier, pinned: frozenset[str], tells_keys: bool) -> list[str]:
     sizes = tier.list_sizes()
     told = _told(sizes)
     if pinned:
@@ -122,14 +118,14 @@ def _inspect(tier: DiskTier | RedisTier, pinned: frozenset[str], tells_keys: boo
     return [told, *(f"{key} {sizes[key]}{' pinned' if key in pinned else ''}" for key in keys)]
 
 
-def _verify(tier: DiskTier | RedisTier) -> tuple[list[str], int]:
+def _verify(tier: FarTier) -> tuple[list[str], int]:
     sizes = tier.list_sizes()
     num_damaged = sum(not tier.verify(key) for key in sizes)
     told = f"{len(sizes)} entries read, {num_damaged} were damaged and are removed"
     return [told], 1 if num_damaged else 0
 
 
-def _clear(tier: DiskTier | RedisTier) -> tuple[list[str], int]:
+def _clear(tier: FarTier) -> tuple[list[str], int]:
     num_entries = len(tier.list_sizes())
     tier.clear()
     return [f"{num_entries} entries removed"], 0
@@ -184,7 +180,7 @@ def _tell_what_is_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequenc
     return status
 
 
-def _far_tiers(arguments: argparse.Namespace) -> Iterator[AbstractContextManager[DiskTier | RedisTier]]:
+def _far_tiers(arguments: argparse.Namespace) -> Iterator[AbstractContextManager[FarTier]]:
     if arguments.encoder_disk_cache is not None:
         place = parse_disk_place(arguments.encoder_disk_cache)
         yield opened_folder(place.directory, "--encoder-disk-cache")
