@@ -4,7 +4,6 @@ A slot for each, the oldest written over; it tells the moment of writing, which 
 clock that all processes of a machine share and nobody sets.
 """
 
-import logging
 import mmap
 import struct
 import time
@@ -15,9 +14,8 @@ from typing import Self
 import msgspec
 
 from keepsight.observe.account import AccountBody
-from keepsight.observe.shared_page import open_shared_page
+from keepsight.observe.shared_page import share_or_keep
 
-logger = logging.getLogger(__name__)
 FOLDER = "accounts"
 NUM_SLOTS, SLOT_BYTES = 128, 4096
 RING_BYTES = NUM_SLOTS * SLOT_BYTES
@@ -36,11 +34,8 @@ class AccountRing:
     @classmethod
     def open(cls, run_directory: Path, process: str) -> Self:
         """Of this process, or of the one that it replaces."""
-        try:
-            return cls(open_shared_page(run_directory / FOLDER / process, RING_BYTES))
-        except OSError as error:
-            logger.warning("nobody else will tell of this process's requests: %s", error)
-            return cls()
+        path = run_directory / FOLDER / process
+        return cls(share_or_keep(path, RING_BYTES, "nobody else will tell of this process's requests"))
 
     def put(self, account: AccountBody) -> None:
         """From one thread at a time."""

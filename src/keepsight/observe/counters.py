@@ -5,7 +5,6 @@ killed, for the successor of its rank goes on from there.  Invariant: each slot 
 lock of whoever counts.
 """
 
-import logging
 import mmap
 import os
 from bisect import bisect_left
@@ -14,9 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from keepsight.observe.catalogue import BOUNDS, GAUGES, NUM_SLOTS
-from keepsight.observe.shared_page import open_shared_page
+from keepsight.observe.shared_page import share_or_keep
 
-logger = logging.getLogger(__name__)
 FOLDER = "counters"
 # Behind the slots: whose they are.
 PID = NUM_SLOTS
@@ -35,11 +33,8 @@ class Counters:
     @classmethod
     def open(cls, run_directory: Path, process: str) -> Self:
         """The page of `process`, as a kind and a rank: of this one, or of the one that it replaces."""
-        try:
-            return cls(open_shared_page(run_directory / FOLDER / process, PAGE_BYTES))
-        except OSError as error:
-            logger.warning("what %s counts will be missing in the metrics: %s", process, error)
-            return cls()
+        path = run_directory / FOLDER / process
+        return cls(share_or_keep(path, PAGE_BYTES, f"what {process} counts will be missing in the metrics"))
 
     def add(self, slot: int, amount: float = 1.0) -> None:
         self._numbers[slot] += amount
