@@ -215,12 +215,6 @@ def test_the_server_tells_how_many_words_are_a_picture(script: Script) -> None:
     assert asyncio.run(find_words_per_picture(server_of(script), OPTIONS)) == 172
 
 
-def test_a_server_that_counts_no_tokens_is_told_so(script: Script) -> None:
-    script.answers = [[event("a"), DONE]]
-    with pytest.raises(NoAnswerError, match="how many tokens"):
-        asyncio.run(find_words_per_picture(server_of(script), OPTIONS))
-
-
 def test_a_run_has_a_summary_of_each_workload_and_share_of_reuse(script: Script) -> None:
     async def restart() -> None:
         script.models = "restarted"
@@ -235,14 +229,6 @@ def test_a_run_has_a_summary_of_each_workload_and_share_of_reuse(script: Script)
     assert script.models == "restarted"
     assert report.facts["seed"] == 1
     assert "reuse_percent" not in report.facts, "the names of its summaries tell it"
-
-
-def test_a_workload_that_cannot_be_measured_is_named_and_the_others_are_measured(script: Script) -> None:
-    script.answers = [[b'data: {"error": "too many pictures"}\n\n', DONE], answer("Hello")]
-    run = WorkloadRun(server_of(script), RunSettings(["many-pictures", "cold"], OPTIONS))
-    asyncio.run(run.run())
-    assert "too many pictures" in run.failures["many-pictures"]
-    assert (list(run.failures), list(run.report.summaries)) == (["many-pictures"], ["cold"])
 
 
 def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
