@@ -35,6 +35,7 @@ class EncoderOutputStore:
         return self._entries[key]
 
     def get_or_put(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
+        """As vLLM's RFC 21113 calls it; the engine, which knows what is held, puts and gets."""
         held = self._entries.get(key)
         return self.put(key, compute()) if held is None else held
 
