@@ -20,7 +20,7 @@ $(BIN)/python:
 # torch comes first and pinned, or another package's wish would bring another build of it.
 $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsight/models/*.[ch]) | $(BIN)/python
 	$(PIP) torch
-	$(PIP) -e '.[fast]'
+	$(PIP) -e '.[fast,pdf]'
 	ls $(KERNELS) > /dev/null 2>&1 || $(MAKE) -s borrow-compiler || echo "No compiler: torch's own kernels serve, slower"
 	touch $@
 
