@@ -67,7 +67,7 @@ def test_an_upload_is_named_by_its_id() -> None:
 
 def test_a_file_is_a_document_and_keeps_its_name_and_its_pin() -> None:
     file = {"type": "input_file", "file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}
-    conversation, _ = read_items([user(file | {"prompt_cache_breakpoint": {"mode": "explicit"}, "detail": "auto"})])
+    conversation, _ = read_items([user(file | {"prompt_cache_breakpoint": {"mode": "explicit"}, "detail": "high"})])
     [document] = conversation.pictures
     assert isinstance(document, DocumentPart)
     assert (document.source, document.name) == ("data:application/pdf;base64,AAAA", "a.pdf")
@@ -158,7 +158,7 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([user({"type": "input_image", "file_id": 3})], "input[0].content[0].file_id"),
         ([user({"type": "input_file"})], "input[0].content[0]"),
         ([user({"type": "input_file", "file_id": "file-1"})], "input[0].content[0].file_id"),
-        ([user({"type": "input_file", "file_url": URL, "detail": "low"})], "input[0].content[0].detail"),
+        ([user({"type": "input_file", "file_url": URL, "detail": "huge"})], "input[0].content[0].detail"),
         ([user({"type": "input_file", "file_data": "AAAA", "filename": 3})], "input[0].content[0].filename"),
         ([user({"type": "input_file", "file_data": "AAAA", "color": 3})], "input[0].content[0].color"),
         ([user(PICTURE | {"size": 3})], "input[0].content[0].size"),

@@ -157,7 +157,7 @@ _INPUT_PARTS: Json = {
         _INPUT_TEXT,
         _INPUT_IMAGE,
         INPUT_AUDIO,
-        _part("input_file", **_FILE, detail={"enum": ["auto", None]}),
+        _part("input_file", **_FILE, detail={"enum": [*DETAILS, None]}),
         _part("output_text", "text", text={"type": "string"}, annotations={"enum": [[], None]}, logprobs={}),
         _part("refusal", "refusal", refusal={"type": "string"}),
     ]

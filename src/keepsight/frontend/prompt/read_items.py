@@ -19,7 +19,7 @@ from keepsight.frontend.prompt.check_fields import (
     refuse,
 )
 from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
-from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, Conversation
+from keepsight.frontend.prompt.read_messages import BREAKPOINT, DETAILS, HANDLE_PREFIX, Conversation
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 # What an item says of itself as it was answered.
@@ -204,8 +204,9 @@ class _Messages:
         return told | {"type": "refusal" if kind == "refusal" else "text"}
 
     def _read_file(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:
-        if part.pop("detail", None) not in (None, "auto"):
-            raise UnsupportedFieldError(f"{place}.detail", "must be auto: pages of PDFs are drawn in one size")
+        """Its `detail`, as a picture's, is the same whatever it is."""
+        if part.pop("detail", None) not in (None, *DETAILS):
+            raise UnsupportedFieldError(f"{place}.detail", f"must be one of {', '.join(DETAILS)}")
         self.places[f"{own}.file"] = place
         around = {name: part.pop(name) for name in ("type", BREAKPOINT) if name in part}
         return around | {"type": "file", "file": part}
