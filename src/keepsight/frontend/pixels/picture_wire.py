@@ -6,7 +6,9 @@ of those that a picture can have.  When the other end is gone, everything here r
 """
 
 import socket
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -39,6 +41,7 @@ from keepsight.requests import Pixels
 # The moments that fit a prompt of 262,144 tokens, a dozen each, named by the longest digests, take four fifths of it.
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_MESSAGE_CHARACTERS = 2000
+Seen = TypeVar("Seen", Geometry, Document)
 # What a checkpoint's own processor makes of a picture: of 40 tiles of 448 x 448, more than models take, 100 MB.
 MAX_BORROWED_BYTES = 2**30
 _ERRORS = {
@@ -118,9 +121,11 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Except
     if isinstance(job, BorrowedLook):
         return _believable_layout(header.layout)
     if isinstance(job, DocumentLook):
-        return _believable_document(header.document, job)
+        return _believable(header.document, job.check, job.what)
     if isinstance(job, FilmLook | SoundLook):
-        return _believable(header.geometry, job)
+        geometry = header.geometry
+        is_its_own = geometry is not None and (geometry.timeline is None) == isinstance(job, SoundLook)
+        return _believable(geometry if is_its_own else None, job.check, job.what)
     pixels = {media_hash: _receive_pixels(connection, job.shape) for media_hash in job.parts}
     try:
         for each in pixels.values():
@@ -130,24 +135,14 @@ def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Except
     return Made(pixels, header.seconds)
 
 
-def _believable(geometry: Geometry | None, look: FilmLook | SoundLook) -> Geometry | Exception:
-    if geometry is None or (geometry.timeline is None) != isinstance(look, SoundLook):
-        raise ConnectionError(f"a {look.what} that was looked at without a word of it")
+def _believable(found: Seen | None, check: Callable[[Seen], object], what: str) -> Seen | Exception:
+    if found is None:
+        raise ConnectionError(f"a {what} that was looked at without a word of it")
     try:
-        look.check(geometry)
+        check(found)
     except PictureError as error:
         return error
-    return geometry
-
-
-def _believable_document(document: Document | None, look: DocumentLook) -> Document | Exception:
-    if document is None:
-        raise ConnectionError("a PDF that was looked at without a word of it")
-    try:
-        look.check(document)
-    except PictureError as error:
-        return error
-    return document
+    return found
 
 
 def _believable_layout(layout: PictureLayout | None) -> PictureLayout:
