@@ -153,11 +153,11 @@ class RequestPreparer:
         adapters = [AdapterFolder.read(path).as_adapter(name) for name, path in config.adapter_folders.items()]
         return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults, adapters)
 
-    @property
-    def kinds_looked_at(self) -> frozenset[Kind]:
-        """Of which what is not known yet is looked at by others, who may be busy."""
+    def may_look(self, conversation: Conversation) -> bool:
+        """Whether something of it, unless it is known, is looked at by others, who may be busy."""
         is_borrowed = self.processor is not None and self.processor.borrowed is not None
-        return frozenset(KINDS if is_borrowed else ("video", "audio"))
+        kinds = KINDS if is_borrowed else ("video", "audio")
+        return conversation.has_documents or not conversation.kinds.isdisjoint(kinds)
 
     @property
     def max_model_len(self) -> int:

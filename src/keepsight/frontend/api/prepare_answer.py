@@ -95,10 +95,8 @@ class AnswerPreparer:
         self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, *, compiles: bool = False
     ) -> Prepared:
         """Which may have to wait there, for workers who look at what is not known yet, or for a compiler."""
-        looks = conversation is not None and (
-            conversation.has_documents or not conversation.kinds.isdisjoint(self.preparer.kinds_looked_at)
-        )
-        if not (compiles or looks):
+        may_look = conversation is not None and self.preparer.may_look(conversation)
+        if not (compiles or may_look):
             return await run_in_threadpool(prepare)
         async with self._waiting_threads:
             return await run_in_threadpool(prepare)
