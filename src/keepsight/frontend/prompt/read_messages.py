@@ -387,7 +387,7 @@ def _is_left_out(source: object, uuid: str | None) -> bool:
 
 
 def read_label(value: object, field: str, max_length: int = MAX_UUID_LENGTH) -> str | None:
-    """A client's own for a picture or anything else; whatever text it likes that can be shown in one line."""
+    """A client's own name for a picture or anything else; whatever text it likes that can be shown in one line."""
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= max_length or not value.isprintable():
