@@ -12,10 +12,10 @@ import torch
 from keepsight.media import TokenSpan
 from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.block_table import BlockTable
+from keepsight.models.rotary_places import RotaryPlaces
 from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.held_adapters import HeldAdapters, find_weights
-from keepsight.runner.rotary_places import RotaryPlaces
 from keepsight.runner.sample_tokens import SamplingState, Wishes
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
 

@@ -15,9 +15,9 @@ from keepsight.models.attention import Attention, AttentionBatch, LayerCache, Re
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import DeepRows
 from keepsight.models.qwen_model import QwenModel
+from keepsight.models.rotary_places import RotaryPlaces
 from keepsight.runner.gather_embeddings import MediaRows
 from keepsight.runner.merge_embeddings import merge_embeddings
-from keepsight.runner.rotary_places import RotaryPlaces
 
 VOCAB_SIZE = 300
 IMAGE_TOKEN, VIDEO_TOKEN, BEGIN_TOKEN, END_TOKEN = 299, 298, 297, 296

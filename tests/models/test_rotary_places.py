@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.media import Geometry, MediaItem, TokenSpan
-from keepsight.runner.rotary_places import RotaryPlaces
+from keepsight.models.rotary_places import RotaryPlaces
 from tests.models.qwen2_5_vl.reference import rope_index
 from tests.models.qwen3_vl import reference as ref
 
