@@ -1,11 +1,13 @@
 import json
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from keepsight import borrowed
-from keepsight.borrowed import OWN_ARCHITECTURES, PROCESSOR_FILES, BorrowedProcessor, is_borrowed
+from keepsight.borrowed import OWN_ARCHITECTURES, PROCESSOR_FILES, BorrowedProcessor, count_columns, is_borrowed
 from keepsight.errors import CheckpointError
 from keepsight.models import registry
 
@@ -45,6 +47,28 @@ def test_where_transformers_is_missing_it_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(borrowed, "version", lack)
     with pytest.raises(CheckpointError, match=r"transformers is missing: pip install 'keepsight\[transformers\]'"):
         BorrowedProcessor.from_checkpoint(named(tmp_path, "LlavaForConditionalGeneration"))
+
+
+@pytest.mark.parametrize(
+    ("grid", "num_tokens", "columns"),
+    [
+        ([[1, 4, 6]], 6, 3),
+        ([[1, 4, 6]], 24, 6),
+        ([[1, 4, 6]], 8, 0),  # with marks between
+        ([[1, 4, 6]], 30, 0),
+        ([[2, 4, 6]], 12, 0),
+        ([[1, 4, 6], [1, 4, 6]], 6, 0),
+        ([1, 4, 6], 6, 0),
+    ],
+)
+def test_a_picture_s_tokens_lie_in_rows_where_they_are_squares_of_its_patches(
+    grid: list[Any], num_tokens: int, columns: int
+) -> None:
+    assert count_columns({"image_grid_thw": np.array(grid)}, num_tokens) == columns
+
+
+def test_where_no_patches_are_told_a_picture_s_tokens_lie_in_no_rows() -> None:
+    assert count_columns({}, 6) == 0
 
 
 @pytest.mark.parametrize("name", PROCESSOR_FILES)

@@ -16,6 +16,7 @@ from tests.dequantized import dequantize_products
 from tests.drawn import ask
 from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
+from tests.models.borrowed.pictures import TURNING
 from tests.place import placed
 from tests.random_checkpoint import copy_all_but_the_model
 
@@ -49,6 +50,13 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
         {"model_type": "pixtral", "image_size": 112, "patch_size": 14},
         {"spatial_merge_size": 2},
     ),
+    "qwen2_vl": (
+        TURNING,
+        {"embed_dim": 32, "hidden_size": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
+        {},
+    ),
+    "glm4v": (TURNING, {"depth": 2, "out_hidden_size": 64, "patch_size": 14, "image_size": 112}, {}),
+    "paddleocr_vl": ({"head_dim": 16, **TURNING}, {"spatial_merge_size": 2, "patch_size": 14, "image_size": 112}, {}),
 }
 # By their numbers; the first come again.
 SHOWN = ([0], [1], [0, 2], [2, 0], [0])
@@ -103,8 +111,11 @@ def by_transformers(reference: Any, processor: Any, prompt_ids: Sequence[int], s
     made = processor(
         images=[draw_picture(seed) for seed in shown], text=[processor.image_token * len(shown)], return_tensors="pt"
     )
+    prompt = torch.tensor(prompt_ids)
     arrays = {name: array for name, array in made.items() if name not in ("input_ids", "attention_mask")}
-    return ref.greedy(reference, torch.tensor(prompt_ids), NUM_TOKENS, arrays)
+    if "mm_token_type_ids" in arrays:
+        arrays["mm_token_type_ids"] = (prompt == reference.config.image_token_id)[None].int()
+    return ref.greedy(reference, prompt, NUM_TOKENS, arrays)
 
 
 @pytest.mark.parametrize("family", like.FAMILIES, ids=lambda family: family.model_type)

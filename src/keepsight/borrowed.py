@@ -4,10 +4,12 @@ Knows only the files of a checkpoint: neither torch nor transformers, but for it
 """
 
 import hashlib
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from keepsight.errors import CheckpointConfigError, CheckpointError
 from keepsight.json_fields import JsonFields, get_optional_int, read_json_object
@@ -74,6 +76,18 @@ def read_image_token_id(path: Path) -> int:
     if token_id is None:
         raise CheckpointConfigError(path, "image_token_id: is missing, so nothing says what stands for a picture")
     return token_id
+
+
+def count_columns(arrays: Mapping[str, Any], num_tokens: int) -> int:
+    """Of the tokens that stand for a picture, where its processor tells its patches and squares of them are a token
+    each; 0 where it lies in no such rows.
+    """
+    told = arrays.get("image_grid_thw")
+    if told is None or told.shape != (1, 3):
+        return 0
+    moments, rows, columns = map(int, told[0])
+    side = math.isqrt(rows * columns // num_tokens)
+    return columns // side if moments == 1 and rows * columns == num_tokens * side**2 else 0
 
 
 def _find_version(directory: Path) -> str:

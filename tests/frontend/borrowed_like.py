@@ -13,6 +13,19 @@ import tokenizers
 
 from tests.byte_level_tokenizer import write_byte_level_tokenizer
 
+
+def say_by_marker(marker: str) -> str:
+    """A template of messages between `<|im_start|>` and `<|im_end|>`."""
+    return (
+        "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
+        "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+        "{% for content in message['content'] %}"
+        f"{{% if content['type'] == 'image' %}}{{{{ '{marker}' }}}}{{% elif content['type'] == 'text' %}}"
+        "{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
+        "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+    )
+
+
 CLIP: dict[str, Any] = {
     "image_processor_type": "CLIPImageProcessor",
     "size": {"shortest_edge": 28},
@@ -43,14 +56,6 @@ SMOLVLM_TEMPLATE = (
     "{% for line in message['content'] %}{% if line['type'] == 'text' %}{{ line['text'] }}"
     "{% elif line['type'] == 'image' %}{{ '<image>' }}{% endif %}{% endfor %}<end_of_utterance>\n"
     "{% endfor %}{% if add_generation_prompt %}{{ 'Assistant:' }}{% endif %}"
-)
-INTERNVL_TEMPLATE = (
-    "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
-    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
-    "{% for content in message['content'] %}"
-    "{% if content['type'] == 'image' %}{{ '<IMG_CONTEXT>\\n' }}{% elif content['type'] == 'text' %}"
-    "{{ content['text'] }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
 PIXTRAL_TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{% if message['role'] == 'user' %}[INST]"
@@ -125,7 +130,7 @@ INTERNVL = Family(
         "max_patches": 6,
         "resample": 3,
     },
-    INTERNVL_TEMPLATE,
+    say_by_marker("<IMG_CONTEXT>\\n"),
     named_tokens={"extra_special_tokens": INTERNVL_TOKENS},
 )  # fmt: skip
 PIXTRAL = Family(
@@ -134,7 +139,36 @@ PIXTRAL = Family(
     {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 112}, "patch_size": 14, "resample": 3},
     PIXTRAL_TEMPLATE, has_bos=True,
 )  # fmt: skip
-FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, INTERNVL, PIXTRAL)
+# Of patches as Qwen's, of which squares are a token.
+PATCHES = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}, "patch_size": 14, "merge_size": 2}
+QWEN2_VL = Family(
+    "Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2_vl", "<|image_pad|>",
+    ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_start|>", "<|im_end|>"],
+    {"processor_class": "Qwen2VLProcessor"},
+    PATCHES | {"image_processor_type": "Qwen2VLImageProcessor"},
+    say_by_marker("<|vision_start|><|image_pad|><|vision_end|>"),
+)  # fmt: skip
+GLM4V = Family(
+    "Glm4vForConditionalGeneration", "glm4v", "glm4v", "<|image|>",
+    ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|im_start|>", "<|im_end|>"],
+    {"processor_class": "Glm4vProcessor"},
+    PATCHES
+    | {
+        "image_processor_type": "Glm4vImageProcessor",
+        "size": {"shortest_edge": 112 * 112, "longest_edge": 112 * 112 * 2},
+    },
+    say_by_marker("<|begin_of_image|><|image|><|end_of_image|>"),
+)  # fmt: skip
+PADDLEOCR_TOKENS = {"image_token": "<|IMAGE_PLACEHOLDER|>"}
+PADDLEOCR = Family(
+    "PaddleOCRVLForConditionalGeneration", "paddleocr_vl", "paddleocr_vl", "<|IMAGE_PLACEHOLDER|>",
+    ["<|IMAGE_PLACEHOLDER|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|im_start|>", "<|im_end|>"],
+    {"processor_class": "PaddleOCRVLProcessor"},
+    PATCHES | {"image_processor_type": "PaddleOCRVLImageProcessor"},
+    say_by_marker("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
+    named_tokens={"extra_special_tokens": PADDLEOCR_TOKENS},
+)  # fmt: skip
+FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, INTERNVL, PIXTRAL, QWEN2_VL, GLM4V, PADDLEOCR)
 NUMBERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 600, "max_position_embeddings": 8192}
 
 

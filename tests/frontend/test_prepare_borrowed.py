@@ -49,7 +49,7 @@ from tests.frontend.borrowed_like import (
 from tests.llama_like_tokenizer import write_llama_like_tokenizer
 
 PARAMS = SamplingParams()
-TEXT_ARRAYS = {"input_ids", "attention_mask", "token_type_ids"}
+TEXT_ARRAYS = {"input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids"}
 SIZES = [(60, 40), (1, 1), (3, 50), (50, 3), (410, 50), (37, 911), (3000, 40), (300, 300)]
 
 

@@ -6,17 +6,21 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from keepsight.media import MediaItem
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
+from keepsight.models.rotary_places import RotaryPlaces
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
 
 
 class Pages:
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, media: Sequence[MediaItem] = ()) -> None:
+        """`media`: of the first prompt, where a picture's tokens turn by its rows and columns."""
         self.model, shape = model, model.shape
+        self._places = RotaryPlaces(media) if media else None
         size = (2, NUM_BLOCKS * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         self.caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
         self.attention: Attention = PagedAttention()
@@ -27,23 +31,29 @@ class Pages:
     def compute(self, *parts: tuple[int, int, Tensor]) -> list[Tensor]:
         """Of each a prompt's number, where in it the part begins, and its embeddings -> [tokens, vocabulary]"""
         with torch.inference_mode():
-            pieces = [RequestSlice(start, len(part), self.tables[index]) for index, start, part in parts]
+            pieces = [self._slice(index, start, len(part)) for index, start, part in parts]
             embeddings = torch.cat([part for _, _, part in parts])
             batch = AttentionBatch(pieces, "cpu")
             hidden = self.model.compute(embeddings, self.attention, self.caches, batch)
             logits = self.model.logits(hidden)
             return list(torch.split(logits, [len(part) for _, _, part in parts]))
 
+    def _slice(self, index: int, start: int, length: int) -> RequestSlice:
+        places = self._places.between(start, start + length) if self._places is not None and index == 0 else None
+        return RequestSlice(start, length, self.tables[index], rotary_places=places)
 
-def at_once(model: Model, embeddings: Tensor) -> Tensor:
+
+def at_once(model: Model, embeddings: Tensor, media: Sequence[MediaItem] = ()) -> Tensor:
     """[tokens, hidden] -> [tokens, vocabulary]"""
-    [logits] = Pages(model).compute((0, 0, embeddings))
+    [logits] = Pages(model, media).compute((0, 0, embeddings))
     return logits
 
 
-def in_parts(model: Model, embeddings: Tensor, cuts: Sequence[int], others: Tensor) -> Tensor:
+def in_parts(
+    model: Model, embeddings: Tensor, cuts: Sequence[int], others: Tensor, media: Sequence[MediaItem] = ()
+) -> Tensor:
     """With as much of another prompt in front of each part."""
-    pages, bounds, logits = Pages(model), [0, *cuts, len(embeddings)], []
+    pages, bounds, logits = Pages(model, media), [0, *cuts, len(embeddings)], []
     for start, end in itertools.pairwise(bounds):
         logits.append(pages.compute((1, start, others[start:end]), (0, start, embeddings[start:end]))[1])
     return torch.cat(logits)

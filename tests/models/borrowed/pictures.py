@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.pixels import carry_arrays
 from keepsight.requests import Pixels
 from tests.models.borrowed import reference as ref
@@ -24,6 +25,11 @@ LLAMA, QWEN2, COHERE2 = ({"model_type": name} for name in ("llama", "qwen2", "co
 MISTRAL = {"model_type": "mistral", "sliding_window": ref.WINDOW}
 
 
+# A head's frequencies, by the axes that they turn by; and tokens around a picture that such models know.
+TURNING = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
+MARKERS = {"video_token_id": 296, "vision_start_token_id": BREAK, "vision_end_token_id": END}
+
+
 class Family(NamedTuple):
     architecture: str
     text: Mapping[str, Any]
@@ -36,6 +42,8 @@ class Family(NamedTuple):
     token_ids: list[int]
     # Along which one picture's arrays are before the next one's.
     axis: int = 0
+    # Of its tokens, where they turn by rows and columns.
+    columns: int = 0
 
     def make_checkpoint(self, directory: Path) -> Any:
         arguments = {
@@ -50,6 +58,15 @@ class Family(NamedTuple):
         """The arrays of one picture."""
         values = torch.randn(self.pixels_shape, generator=torch.Generator().manual_seed(seed))
         return {"pixel_values": values, **self.arrays}
+
+    def tell(self, token_ids: Tensor) -> dict[str, Tensor]:
+        """What transformers' model wants to know of a prompt besides."""
+        return {"mm_token_type_ids": (token_ids == IMAGE)[None].int()} if self.columns else {}
+
+    def place(self, position: int) -> list[MediaItem]:
+        """A picture that begins there."""
+        span = TokenSpan(position, len(self.token_ids))
+        return [MediaItem("a picture", span, Geometry(), columns=self.columns)]
 
     def carry(self, seed: int, token_ids: Sequence[int] = ()) -> Pixels:
         told = torch.tensor(token_ids or self.token_ids, dtype=torch.int32)
@@ -86,4 +103,19 @@ AYA = Family(
     "AyaVisionForConditionalGeneration", COHERE2, {"model_type": "siglip_vision_model"}, {}, (2, 3, 32, 32), {},
     [BREAK, *[IMAGE] * 4, END, *[IMAGE] * 4],
 )  # fmt: skip
-FAMILIES = (LLAVA, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA)
+# Of 4 x 6 patches, whose squares of four are a token.
+GRID = {"image_grid_thw": torch.tensor([[1, 4, 6]])}
+QWEN2_VL = Family(
+    "Qwen2VLForConditionalGeneration", TURNING,
+    {"embed_dim": 32, "hidden_size": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 2}, MARKERS, (24, 384), GRID,
+    [IMAGE] * 6, columns=3,
+)  # fmt: skip
+GLM4V = Family(
+    "Glm4vForConditionalGeneration", TURNING, {"depth": 2, "out_hidden_size": 64}, MARKERS, (24, 384), GRID,
+    [IMAGE] * 6, columns=3,
+)  # fmt: skip
+PADDLEOCR = Family(
+    "PaddleOCRVLForConditionalGeneration", {"head_dim": 16, **TURNING}, {"spatial_merge_size": 2}, MARKERS,
+    (24, 3, 8, 8), GRID, [IMAGE] * 6, columns=3,
+)  # fmt: skip
+FAMILIES = (LLAVA, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA, QWEN2_VL, GLM4V, PADDLEOCR)

@@ -42,11 +42,13 @@ def test_a_picture_between_words_is_answered_as_by_transformers(pair: Pair) -> N
     before, picture, behind = torch.arange(3, 9), torch.tensor(pair.family.token_ids), torch.arange(30, 51)
     with torch.inference_mode():
         prompt = torch.cat((before, picture, behind))
-        expected = pair.reference(input_ids=prompt[None], use_cache=False, **pair.family.draw(0)).logits[0]
+        given = pair.family.draw(0) | pair.family.tell(prompt)
+        expected = pair.reference(input_ids=prompt[None], use_cache=False, **given).logits[0]
         words = pair.model.embed_tokens(prompt)
     seen = torch.cat((words[: len(before)], pair.encode(0), words[-len(behind) :]))
-    assert_close(by_pages.at_once(pair.model, seen), expected)
-    assert_close(by_pages.in_parts(pair.model, seen, (10, 20), words), expected)
+    media = pair.family.place(len(before))
+    assert_close(by_pages.at_once(pair.model, seen, media), expected)
+    assert_close(by_pages.in_parts(pair.model, seen, (10, 20), words, media), expected)
     assert (by_pages.at_once(pair.model, words) - expected).abs().max() > 0.1, "the picture makes no difference"
 
 

@@ -28,6 +28,9 @@ from tests.models.borrowed.pictures import LLAVA
 PLACE = Placement(torch.device("cpu"), torch.float32)
 LATENT = {"kv_lora_rank": 16, "q_lora_rank": None, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16, "v_head_dim": 16}
 TWO_WAY = {"text_config": ref.SMALL, "vision_config": {"image_size": 32, "patch_size": 8}}
+FOUR_AXES = {
+    "text_config": {**ref.SMALL, "head_dim": 16, "rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}}
+}
 
 
 @pytest.mark.parametrize(
@@ -38,11 +41,9 @@ TWO_WAY = {"text_config": ref.SMALL, "vision_config": {"image_size": 32, "patch_
         ("Qwen3NextForCausalLM", {}, r"layer_types: 'linear_attention' is not supported"),
         ("Llama4ForCausalLM", {}, r"layer_types: 'chunked_attention' is not supported"),
         ("Gemma3nForCausalLM", {"num_kv_shared_layers": 1}, r"num_kv_shared_layers: .*share keys and values"),
-        (
-            "Qwen2VLForConditionalGeneration",
-            {},
-            "Qwen2VLForConditionalGeneration, .* tokens with a time, a row and a column",
-        ),
+        ("Qwen3VLForConditionalGeneration", {}, "adds to what pictures are behind several layers"),
+        ("Ernie4_5_VLMoeForConditionalGeneration", {}, "computes tokens of pictures otherwise than those of words"),
+        ("HunYuanVLForConditionalGeneration", FOUR_AXES, "in other places than by their rows and columns"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, r"quantization_config: .*quantized"),
         ("PaliGemmaForConditionalGeneration", TWO_WAY, r"use_bidirectional_attention: .*see those behind them"),
         ("Gemma3ForConditionalGeneration", TWO_WAY, "pictures whose tokens see each other in both directions"),

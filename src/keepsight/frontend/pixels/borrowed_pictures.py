@@ -18,11 +18,11 @@ import numpy.typing as npt
 import transformers
 from transformers.models.auto import processing_auto
 
-from keepsight.borrowed import OWN_ARCHITECTURES, BorrowedProcessor
+from keepsight.borrowed import OWN_ARCHITECTURES, BorrowedProcessor, count_columns
 from keepsight.errors import CheckpointConfigError, UnknownArchitectureError, UnsupportedPictureError
 from keepsight.json_fields import JsonFields, read_optional_json_object
 from keepsight.media import Geometry, PictureLayout
-from keepsight.pixels import carry_arrays
+from keepsight.pixels import carried_arrays, carry_arrays
 from keepsight.requests import Pixels
 
 # Of a text, which it makes beside those of a picture.
@@ -46,7 +46,9 @@ class BorrowedPictures:
     def lay_out(self, geometry: Geometry, field: str) -> PictureLayout:
         """Found by trying it on a blank picture, of whose memory nothing is ever written."""
         carried, token_ids = self._prepare(_blank(geometry), field)
-        return PictureLayout(len(token_ids), token_ids=token_ids, num_bytes=carried.nbytes)
+        num_tokens = len(token_ids)
+        columns = count_columns(carried_arrays(carried), num_tokens)
+        return PictureLayout(num_tokens, columns=columns, token_ids=token_ids, num_bytes=carried.nbytes)
 
     def prepare(self, rgb: Pixels, field: str) -> Pixels:
         """Raises UnsupportedPictureError if the processor takes none like it."""

@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.errors import CheckpointConfigError
+from keepsight.models.borrowed.picture_places import places_as_ours, turns_by_rows
 
 # In which a token sees an interval of positions that ends with its own.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-# By which a body tells tokens that see each other in both directions.
+# By which a body tells tokens that see each other in both directions, or that stand in rows and columns.
 _KINDS_OF_TOKENS = {"token_type_ids", "mm_token_type_ids"}
 
 
@@ -46,9 +47,15 @@ def check_structure(model: Any, path: Path) -> None:
         raise refuse("attends in a way of its own (_supports_attention_backend is not set)")
     if body is model or not hasattr(model.get_decoder(), "set_attn_implementation"):
         raise refuse("has no decoder apart from its head")
-    if hasattr(body, "get_rope_index"):
-        raise refuse("has tokens with a time, a row and a column, which are not supported")
     if getattr(model.config, "vision_config", None) is not None and not hasattr(body, "get_image_features"):
         raise refuse("sees pictures in a way of its own (there is no get_image_features apart from its head)")
-    if hasattr(body, "get_image_features") and _KINDS_OF_TOKENS & inspect.signature(body.forward).parameters.keys():
+    decoder_takes = inspect.signature(model.get_decoder().forward).parameters.keys()
+    if "deepstack_visual_embeds" in decoder_takes:
+        raise refuse("adds to what pictures are behind several layers, which is not supported")
+    if any(name.endswith("mm_token_type_ids") for name in decoder_takes):
+        raise refuse("computes tokens of pictures otherwise than those of words, which is not supported")
+    if turns_by_rows(body):
+        if not places_as_ours(body):
+            raise refuse("has the tokens of pictures in other places than by their rows and columns")
+    elif hasattr(body, "get_image_features") and _KINDS_OF_TOKENS & inspect.signature(body.forward).parameters.keys():
         raise refuse("has pictures whose tokens see each other in both directions, which is not supported")

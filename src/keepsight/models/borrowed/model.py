@@ -21,6 +21,7 @@ from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending, register_attention, watch_layers
 from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
 from keepsight.models.borrowed.load_modules import load_modules
+from keepsight.models.borrowed.picture_places import position_ids
 from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
 from keepsight.models.layers import Placement, run_to_end
@@ -92,7 +93,7 @@ class BorrowedModel:
             raise ValueError(f"a picture was not laid out as it is encoded: {told}")
         embeddings[is_seen] = features.to(embeddings.dtype)
         if not self._pictures_are_proven:
-            prove_picture(self, self._modules, token_ids, given, embeddings)
+            prove_picture(self, self._modules, token_ids, is_seen, given, embeddings)
             self._pictures_are_proven = True
         return embeddings[None]
 
@@ -113,8 +114,9 @@ class BorrowedModel:
         deep: Sequence[DeepRows] = (),
     ) -> Tensor:
         assert not deep, "its media are as wide as its tokens"
+        places = position_ids(self._body, batch)
         with attending(attend_to_pages(attention, caches, batch), watch_layer):
-            output = self._body(inputs_embeds=embeddings[None], position_ids=batch.positions[None], use_cache=False)
+            output = self._body(inputs_embeds=embeddings[None], position_ids=places, use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden if batch.read_rows is None else hidden[batch.read_rows]
 

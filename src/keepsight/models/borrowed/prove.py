@@ -14,14 +14,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from keepsight.borrowed import count_columns
 from keepsight.errors import CheckpointError
+from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending
+from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, turns_by_rows
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
+from keepsight.models.rotary_places import RotaryPlaces
 
 BLOCK_SIZE = 16
 # A prompt is longer than the narrowest window, where that is as narrow as in models made for tests.
@@ -49,17 +53,26 @@ def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: 
 
 
 def prove_picture(
-    model: Model, modules: Any, token_ids: Tensor, arrays: Mapping[str, Tensor], embeddings: Tensor
+    model: Model, modules: Any, token_ids: Tensor, is_seen: Tensor, arrays: Mapping[str, Tensor], embeddings: Tensor
 ) -> None:
-    """That `embeddings` [tokens, hidden], which stand for the picture, are all that the modules make of it."""
+    """That `embeddings` [tokens, hidden], which stand for the picture, are all that the modules make of it.
+
+    `is_seen`: of each token whether it is one of the picture's own.
+    """
+    body = modules.base_model
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     table = BlockTable(BLOCK_SIZE, range(num_blocks), model.place.device)
-    batch = AttentionBatch([RequestSlice(0, len(token_ids), table)], model.place.device)
+    columns = count_columns(arrays, len(token_ids))
+    item = MediaItem("", TokenSpan(0, len(token_ids)), Geometry(), columns=columns)
+    piece = RequestSlice(0, len(token_ids), table, rotary_places=RotaryPlaces([item]).between(0, len(token_ids)))
+    batch = AttentionBatch([piece], model.place.device)
     # A layer's keys are read before the next one's are written.
     caches = _make_caches(model, num_blocks * BLOCK_SIZE, 1) * model.shape.num_layers
     with attending(attend_to_pages(PagedAttention(), caches, batch)):
-        expected = modules.base_model(input_ids=token_ids[None], use_cache=False, **arrays).last_hidden_state[0]
-        hidden = modules.base_model(inputs_embeds=embeddings[None], use_cache=False).last_hidden_state[0]
+        told = {"mm_token_type_ids": mark_pictures(is_seen)} if turns_by_rows(body) else {}
+        seen = body(input_ids=token_ids[None], use_cache=False, **arrays, **told)
+        ours = body(inputs_embeds=embeddings[None], position_ids=position_ids(body, batch), use_cache=False)
+    hidden, expected = ours.last_hidden_state[0], seen.last_hidden_state[0]
     if (found := _find_difference(hidden, expected, model.place)) is not None:
         raise ValueError(f"this model's pictures cannot be served: by its own way they are seen {found:.1%} otherwise")
 
