@@ -34,8 +34,9 @@ from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, MediaPromptFormat, PromptExpander
 from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
+from keepsight.frontend.prompt.media_of_prompt import NO_UUIDS, MediaOfPrompt, UuidsOfPrompt, parts_of_prompt
 from keepsight.frontend.prompt.prompt_limits import PromptLimits
-from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_label, read_messages
+from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_messages
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.sampling_defaults import read_sampling_defaults
@@ -44,7 +45,7 @@ from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.frontend.prompt.unfold_documents import unfold_documents
 from keepsight.image_processor_config import check_options, options_named
-from keepsight.media import KINDS, Kind, TokenSpan
+from keepsight.media import KINDS, TokenSpan
 from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
@@ -53,11 +54,6 @@ from keepsight.sampling_params import SamplingParams
 
 # Kept by frontend and engine for as long as an answer takes.
 MAX_SALT_CHARACTERS = 64 * 2**10
-# What a caller sends beside a text, by what it is; and by what names.
-MediaOfPrompt = Mapping[Kind, Sequence[object]]
-UuidsOfPrompt = Mapping[Kind, Sequence[object] | None]
-NO_MEDIA: MediaOfPrompt = {}
-NO_UUIDS: UuidsOfPrompt = {}
 # Of a position whose vector the caller sent: never embedded.
 PLACEHOLDER = 0
 
@@ -272,7 +268,7 @@ class RequestPreparer:
 
         What has a uuid may be None.
         """
-        parts = self._in_order(prompt, {kind: _as_parts(media.get(kind, ()), uuids.get(kind), kind) for kind in KINDS})
+        parts = parts_of_prompt(self.expander.find_kinds(prompt), media, uuids)
         terms = _Terms(params, cache_salt, priority)
         config = self._processor_for(parts, mm_processor_kwargs, "prompt")
         return self._prepare(prompt, parts, terms, config, "prompt", add_bos=self.tokenizer.lacks_bos(prompt))
@@ -389,12 +385,6 @@ class RequestPreparer:
         with options_named():
             return self.processor.with_overrides(overrides) if overrides else self.processor
 
-    def _in_order(self, prompt: str, parts: Mapping[Kind, Iterable[PicturePart]]) -> list[PicturePart]:
-        """Of their markers in a prompt.  What has none, or what no marker is for, is refused later."""
-        left = {kind: iter(own) for kind, own in parts.items()}
-        placed = [next(left[kind], None) for kind in self.expander.find_kinds(prompt)]
-        return [*filter(None, placed), *itertools.chain.from_iterable(left.values())]
-
     def _finish(
         self,
         prompt: ExpandedPrompt,
@@ -437,14 +427,3 @@ def _open_account(request: EngineRequest, began: float, fetched: float) -> Reque
 def _name_model(directory: Path, algorithm: str) -> str:
     """The same wherever it lies, on whatever machine.  What its weights are is told where embeddings are kept."""
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())
-
-
-def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modality: Kind) -> list[PicturePart]:
-    data_field, field = f"multi_modal_data.{modality}", f"multi_modal_uuids.{modality}"
-    uuids = [None] * len(sources) if uuids is None else uuids
-    if len(uuids) != len(sources):
-        raise InvalidArgumentError(field, f"holds {len(uuids)} for {len(sources)} of multi_modal_data")
-    return [
-        PicturePart(source, f"{data_field}[{index}]", read_label(uuid, f"{field}[{index}]"), modality=modality)
-        for index, (source, uuid) in enumerate(zip(sources, uuids, strict=True))
-    ]

@@ -8,8 +8,9 @@ from typing import Any, TypeGuard
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.intake.take_film import are_films
 from keepsight.frontend.intake.take_sound import are_sounds
-from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.prompt.media_of_prompt import NO_MEDIA
 from keepsight.lora import LoRARequest
 from keepsight.media import KINDS, Kind
 from keepsight.sampling_params import SamplingParams

@@ -38,9 +38,10 @@ from keepsight.frontend.api.tokenize_request import (
     TokenizeResponse,
 )
 from keepsight.frontend.intake.media_intake import Downloaded
-from keepsight.frontend.prepare_request import NO_MEDIA, RequestPreparer
+from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.lift_data_urls import length_of
+from keepsight.frontend.prompt.media_of_prompt import NO_MEDIA
 from keepsight.frontend.prompt.read_messages import Conversation
 from keepsight.frontend.read_vector import PARAMS_OF_VECTORS, check_dimensions
 from keepsight.sampling_params import SamplingParams

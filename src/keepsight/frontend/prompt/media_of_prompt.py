@@ -1,0 +1,32 @@
+"""What a caller sends beside a prompt that he wrote himself, markers and all: which picture each marker stands for."""
+
+import itertools
+from collections.abc import Iterable, Mapping, Sequence
+
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.read_messages import PicturePart, read_label
+from keepsight.media import KINDS, Kind
+
+# By what it is; and what stands for each.
+MediaOfPrompt = Mapping[Kind, Sequence[object]]
+UuidsOfPrompt = Mapping[Kind, Sequence[object] | None]
+NO_MEDIA: MediaOfPrompt = {}
+NO_UUIDS: UuidsOfPrompt = {}
+
+
+def parts_of_prompt(markers: Iterable[Kind], media: MediaOfPrompt, uuids: UuidsOfPrompt) -> list[PicturePart]:
+    """In the order of its markers.  What has none, or what no marker is for, is refused later."""
+    left = {kind: iter(_as_parts(media.get(kind, ()), uuids.get(kind), kind)) for kind in KINDS}
+    placed = [next(left[kind], None) for kind in markers]
+    return [*filter(None, placed), *itertools.chain.from_iterable(left.values())]
+
+
+def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modality: Kind) -> list[PicturePart]:
+    data_field, field = f"multi_modal_data.{modality}", f"multi_modal_uuids.{modality}"
+    uuids = [None] * len(sources) if uuids is None else uuids
+    if len(uuids) != len(sources):
+        raise InvalidArgumentError(field, f"holds {len(uuids)} for {len(sources)} of multi_modal_data")
+    return [
+        PicturePart(source, f"{data_field}[{index}]", read_label(uuid, f"{field}[{index}]"), modality=modality)
+        for index, (source, uuid) in enumerate(zip(sources, uuids, strict=True))
+    ]
