@@ -29,7 +29,7 @@ def embed(*pictures: Image.Image) -> list[Values]:
     model = load_model(config.directory, place)
     assert preparer.processor is not None
     normalizer = PixelNormalizer(preparer.processor.image, place.device, place.dtype)
-    named = [preparer.name_picture(PicturePart(picture, "picture"), None) for picture in pictures]
+    named = [each for picture in pictures for each in preparer.name_media(PicturePart(picture, "picture"), None)]
     pixels = [next(iter(each.job(tuple(each.parts)).run().pixels.values())) for each in named]
     preparer.close()
     with torch.inference_mode():

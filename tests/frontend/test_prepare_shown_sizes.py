@@ -115,7 +115,7 @@ def test_a_picture_that_is_too_long_is_refused_by_its_header(
     with pytest.raises(UnknownMediaError):
         preparer.prepare_chat(ask({"type": "image_url", "image_url": None, "uuid": "long"}), PARAMS)
     with pytest.raises(UnsupportedPictureError):
-        preparer.name_picture(PicturePart(picture(*size), "file"), None)
+        preparer.name_media(PicturePart(picture(*size), "file"), None)
 
 
 def test_pictures_of_too_many_tokens_are_refused_with_their_number(preparer: RequestPreparer) -> None:
@@ -155,7 +155,7 @@ def test_the_operator_s_limit_is_that_of_requests(checkpoint: Path) -> None:
 def test_embeddings_in_place_of_a_picture_are_refused_with_the_reason(preparer: RequestPreparer) -> None:
     part = PicturePart(np.zeros((64, 128), np.float32), "a picture", modality="image_embeds")
     with pytest.raises(PictureEmbedsError, match=r"a picture: are not taken by this model: .* rows and columns"):
-        preparer.name_picture(part, None)
+        preparer.name_media(part, None)
 
 
 def test_the_strips_of_an_embedded_prompt_are_all_as_long(preparer: RequestPreparer) -> None:

@@ -13,11 +13,14 @@ from keepsight.runner.load_runner import choose_place
 
 
 def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Of each picture one for the whole and one for each crop.  The keys of `pictures` are what errors call them."""
+    """Of each picture one for the whole and one for each crop; of a PDF those of its pages.
+
+    The keys of `pictures` are what errors call them.
+    """
     preparer = RequestPreparer.from_config(config)
     try:
         media_hashes = {
-            name: list(preparer.name_picture(PicturePart(content, name), None).parts)
+            name: [each for named in preparer.name_media(PicturePart(content, name), None) for each in named.parts]
             for name, content in pictures.items()
         }
     finally:

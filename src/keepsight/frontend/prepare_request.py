@@ -29,6 +29,7 @@ from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
 from keepsight.frontend.intake.check_kinds import check_kinds, guess_kind, refuse_all
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
+from keepsight.frontend.intake.open_document import looks_like_a_document
 from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
@@ -229,18 +230,21 @@ class RequestPreparer:
             return []  # and whatever there is will be refused
         return self.intake.find_remote(conversation.pictures)
 
-    def name_picture(
+    def name_media(
         self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
-    ) -> NamedPicture:
-        """One by itself, as requests that say no more of it would name it."""
+    ) -> tuple[NamedPicture, ...]:
+        """One by itself, as requests that say no more of it would name it; of a PDF all its pages."""
         if self.processor is None:
             raise refuse_all([part], part.field)
-        [fetched] = self.intake.fetch_all([part], cache_salt, downloaded)
-        if isinstance(fetched.source, bytes):
-            fetched = replace(fetched, modality=guess_kind(fetched.source, self.processor))
-        config = self._processor_for([fetched], None, part.field)
-        [named] = self._identifier.name([self._identifier.look_at(fetched, config, cache_salt)], cache_salt)
-        return named
+        parts = self.intake.fetch_all([part], cache_salt, downloaded)
+        if isinstance(source := parts[0].source, bytes):
+            if looks_like_a_document(source):
+                parts = [page for page, _ in self._identifier.pages_of(parts[0], cache_salt)]
+            else:
+                parts = [replace(parts[0], modality=guess_kind(source, self.processor))]
+        config = self._processor_for(parts, None, part.field)
+        looked_at = [self._identifier.look_at(each, config, cache_salt) for each in parts]
+        return self._identifier.name(looked_at, cache_salt)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
         """`is_held`: whether anything made under a media hash is still there, as far as is known."""

@@ -28,6 +28,7 @@ from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
 from tests.drawn import ask, by_url, draw, to_data_url, to_png
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.frontend.sample_pictures import encode
 
 PICTURE = to_png(draw(1).picture)
@@ -179,16 +180,57 @@ def test_a_handle_means_what_its_picture_would_have_meant(server: Server) -> Non
     assert named == [sent] * len(named)
 
 
+DOCUMENT = write_pdf(Page(["A report"]), Page(["of two pages"]))
+
+
+def test_a_pdf_is_uploaded_and_asked_about_by_its_id_as_if_it_were_sent(server: Server) -> None:
+    uploaded = server.send("POST", "/v1/media", content=DOCUMENT, headers={"content-type": "application/pdf"}).json()
+    assert (uploaded["num_pages"], uploaded["bytes"]) == (2, len(DOCUMENT))
+    assert uploaded.keys().isdisjoint({"width", "height", "num_samples"})
+    by_id = {"file_id": uploaded["id"], "filename": "a.pdf"}
+    sent = {"file_data": base64.b64encode(DOCUMENT).decode(), "filename": "a.pdf"}
+    source = {"type": "file", "file_id": uploaded["id"]}
+    question = {"input": [{"role": "user", "content": [{"type": "input_file", **by_id}]}]}
+    document = {"type": "document", "title": "a.pdf", "source": source}
+    assert server.chat({"type": "file", "file": sent}).status_code == 200
+    assert server.chat({"type": "file", "file": by_id}).status_code == 200
+    for path, body in (("/v1/responses", question), ("/v1/messages", {"max_tokens": 1, "messages": ask(document)})):
+        assert server.send("POST", path, json={"model": MODEL, **body}).status_code == 200
+    requests = server.engine.requests
+    assert len({(each.token_ids, tuple(item.media_hash for item in each.media)) for each in requests}) == 1
+    assert len({item.media_hash for item in requests[0].media}) == 2
+    told = server.get(f"/v1/media/{uploaded['id']}")
+    assert (told["uses"], told["tiers"]["engine"]) == (3, True)
+    assert told["saved"] == {"upload_bytes": 3 * len(DOCUMENT), "preprocessings": 3}
+
+
+def test_a_pdf_s_pages_are_made_warm_and_pinned_together(server: Server) -> None:
+    media_id = server.upload(DOCUMENT, warm=True)["id"]
+    [request] = server.engine.requests
+    assert server.engine.held == {item.media_hash for item in request.media}
+    pinned = server.send("POST", f"/v1/media/{media_id}/pin", json={"ttl_seconds": 60}).json()["pinned"]
+    assert pinned == {"bytes": True, "pixels": True}
+    assert server.engine.pins.keys() == server.engine.held
+    assert server.send("DELETE", f"/v1/media/{media_id}").status_code == 200
+    assert not server.engine.pins
+
+
+def test_a_pdf_of_another_caller_does_not_exist(shared: Server) -> None:
+    media_id = shared.upload(DOCUMENT, "ours")["id"]
+    answer = shared.chat({"type": "file", "file": {"file_id": media_id}}, key="theirs")
+    assert error_of(answer) == (404, "messages[0].content[0].file.file_id", "media_not_found")
+
+
 def test_however_many_uploads_wait_for_a_worker_there_are_threads_for_others(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     media_id, looked_at = server.upload()["id"], threading.Event()
-    waiting, name_picture = threading.Semaphore(0), server.preparer.name_picture
+    waiting, name_media = threading.Semaphore(0), server.preparer.name_media
 
     def wait_for_worker(*args: Any) -> Any:
         waiting.release()
         assert looked_at.wait(SOON)
-        return name_picture(*args)
+        return name_media(*args)
 
     async def ask_meanwhile() -> httpx.Response:
         app = create_app(server.preparer, server.engine, MODEL, server.settings, server.handles, server.engine)
@@ -202,7 +244,7 @@ def test_however_many_uploads_wait_for_a_worker_there_are_threads_for_others(
                 looked_at.set()
                 await asyncio.gather(*asking)
 
-    monkeypatch.setattr(server.preparer, "name_picture", wait_for_worker)
+    monkeypatch.setattr(server.preparer, "name_media", wait_for_worker)
     assert asyncio.run(ask_meanwhile()).status_code == 200
 
 

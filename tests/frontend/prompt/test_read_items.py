@@ -157,7 +157,7 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([user(PICTURE | {"file_id": "media_1"})], "input[0].content[0].file_id"),
         ([user({"type": "input_image", "file_id": 3})], "input[0].content[0].file_id"),
         ([user({"type": "input_file"})], "input[0].content[0]"),
-        ([user({"type": "input_file", "file_id": "file-1"})], "input[0].content[0].file_id"),
+        ([user({"type": "input_file", "file_id": 3})], "input[0].content[0].file_id"),
         ([user({"type": "input_file", "file_url": URL, "detail": "huge"})], "input[0].content[0].detail"),
         ([user({"type": "input_file", "file_data": "AAAA", "filename": 3})], "input[0].content[0].filename"),
         ([user({"type": "input_file", "file_data": "AAAA", "color": 3})], "input[0].content[0].color"),

@@ -1,4 +1,5 @@
-"""`/v1/media`: pictures, films, sounds are uploaded once, then named by a handle; what holds them is told, and made to.
+"""`/v1/media`: pictures, films, sounds and PDFs are uploaded once, then named by a handle; what holds them is told, and
+made to.
 
 Knows neither where bytes are kept nor how pixels are made.  Each caller's key is a tenant of its own; without keys all
 callers are one.
@@ -18,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keepsight.errors import InvalidArgumentError, MediaStoreError, PictureError, UnknownHandleError
+from keepsight.errors import InvalidArgumentError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.read_limit import read_limit
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
@@ -27,10 +28,12 @@ from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.identity.identify_picture import NamedPicture
 from keepsight.frontend.intake.media_handles import MediaHandle, MediaHandles
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
+from keepsight.frontend.intake.read_document import PageSource
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.frontend.prompt.read_messages import Conversation, DocumentPart, PicturePart, show_to_template
+from keepsight.media import Geometry
 from keepsight.sampling_params import SamplingParams
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
@@ -78,10 +81,11 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["media"] = "media"
     bytes: int
-    # Of a sound neither, but how many samples the model is given.
+    # Of a sound neither, but how many samples the model is given; of a PDF its pages.
     width: int | UnsetType = UNSET
     height: int | UnsetType = UNSET
     num_samples: int | UnsetType = UNSET
+    num_pages: int | UnsetType = UNSET
     sha256: str
     created: int
     expires_at: int
@@ -103,6 +107,7 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
             width=handle.width or UNSET,
             height=handle.height or UNSET,
             num_samples=handle.num_samples or UNSET,
+            num_pages=handle.num_pages or UNSET,
             sha256=handle.sha256,
             created=int(handle.created),
             expires_at=int(handle.expires),
@@ -126,6 +131,42 @@ class DeletedMedia(msgspec.Struct, frozen=True):
     id: str
     object: Literal["media"] = "media"
     deleted: Literal[True] = True
+
+
+@dataclass(frozen=True, slots=True)
+class _Named:
+    """What was uploaded, by what it is shown as: one picture, film or sound, or the pages of a PDF."""
+
+    shown: tuple[NamedPicture, ...]
+
+    @property
+    def field(self) -> str:
+        return self.shown[0].picture.field
+
+    @property
+    def content(self) -> bytes:
+        source = self.shown[0].picture.source
+        content = source.document if isinstance(source, PageSource) else source
+        assert isinstance(content, bytes)
+        return content
+
+    @property
+    def num_pages(self) -> int:
+        return len(self.shown) if isinstance(self.shown[0].picture.source, PageSource) else 0
+
+    @property
+    def geometry(self) -> Geometry:
+        return Geometry() if self.num_pages else self.shown[0].picture.geometry
+
+    @property
+    def media_hashes(self) -> list[str]:
+        return [media_hash for named in self.shown for media_hash in named.parts]
+
+    def as_conversation(self) -> Conversation:
+        part = PicturePart(self.content, self.field, modality=self.shown[0].picture.modality)
+        if self.num_pages:
+            part = DocumentPart(self.content, self.field)
+        return Conversation([{"role": "user", "content": [show_to_template(part.kind)]}], (part,))
 
 
 class MediaApi:
@@ -205,7 +246,9 @@ class MediaApi:
             await unless_client_leaves(http.receive, warming)
             # It may have proved to be another's picture, and goes by that name.
             found, named = await self._find(http, options.cache_salt)
-        handle, pinned = await run_in_threadpool(self._pin, tenant_of(http), found.id, named.parts, options.ttl_seconds)
+        handle, pinned = await run_in_threadpool(
+            self._pin, tenant_of(http), found.id, named.media_hashes, options.ttl_seconds
+        )
         return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
 
     # For requests that name handles ---------------------------------------------------------------------------
@@ -263,22 +306,19 @@ class MediaApi:
 
     # Steps ----------------------------------------------------------------------------------------------------
 
-    def _keep(self, http: Request, named: NamedPicture, options: UploadOptions) -> MediaHandle:
-        content = named.picture.source
-        assert isinstance(content, bytes)
-        return self._handles.add(tenant_of(http), content, named.picture.geometry, options.ttl_seconds)
+    def _keep(self, http: Request, named: _Named, options: UploadOptions) -> MediaHandle:
+        told = (named.content, named.geometry, options.ttl_seconds, named.num_pages)
+        return self._handles.add(tenant_of(http), *told)
 
-    async def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, NamedPicture]:
+    async def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, _Named]:
         of_caller = (tenant_of(http), http.path_params["id"])
         content = await run_in_threadpool(self._handles.read, *of_caller)
         named = await self._name(PicturePart(content, "id"), self._salt_of(http, cache_salt))
         return await run_in_threadpool(self._handles.get, *of_caller), named
 
-    async def _name(
-        self, part: PicturePart, salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
-    ) -> NamedPicture:
+    async def _name(self, part: PicturePart, salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED) -> _Named:
         async with self._naming:
-            return await run_in_threadpool(self._preparer.name_picture, part, salt, downloaded)
+            return _Named(await run_in_threadpool(self._preparer.name_media, part, salt, downloaded))
 
     def _pin(
         self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float
@@ -287,33 +327,28 @@ class MediaApi:
         pinned = [self._pixel_cache.pin(media_hash, seconds) for media_hash in media_hashes]
         return handle, Pinned(bytes=True, pixels=all(pinned))
 
-    def _delete(self, http: Request, handle: MediaHandle, named: NamedPicture) -> None:
+    def _delete(self, http: Request, handle: MediaHandle, named: _Named) -> None:
         self._handles.delete(tenant_of(http), handle.id)
         # Others may have pinned the same picture.
         if not self._handles.is_pinned(handle.sha256):
-            for media_hash in named.parts:
+            for media_hash in named.media_hashes:
                 if not self._handles.is_marked(media_hash):
                     self._pixel_cache.unpin(media_hash)
 
-    async def _warm(self, named: NamedPicture, salt: str | None, pin_seconds: float = 0) -> None:
+    async def _warm(self, named: _Named, salt: str | None, pin_seconds: float = 0) -> None:
         """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
-        kind = named.picture.kind
-        messages = [{"role": "user", "content": [{"type": kind, kind: named.picture.source}]}]
-        params = SamplingParams(max_tokens=1, temperature=0)
-        try:
-            prepared = await run_in_threadpool(self._preparer.prepare_chat, messages, params, None, salt, WARM_PRIORITY)
-            prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
-            async with aclosing(self._engine.generate(prepared)) as tokens:
-                async for _ in tokens:
-                    pass
-        except PictureError as error:
-            raise type(error)(named.picture.field, error.message) from error
+        params, asked = SamplingParams(max_tokens=1, temperature=0), named.as_conversation()
+        prepared = await run_in_threadpool(self._preparer.prepare_chat, asked, params, None, salt, WARM_PRIORITY)
+        prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
+        async with aclosing(self._engine.generate(prepared)) as tokens:
+            async for _ in tokens:
+                pass
 
-    def _tiers_of(self, named: NamedPicture) -> Tiers:
+    def _tiers_of(self, named: _Named) -> Tiers:
         return Tiers(
             bytes=True,
-            processor_cache=all(map(self._pixel_cache.is_held, named.parts)),
-            engine=all(map(self._engine.engine_holds, named.parts)),
+            processor_cache=all(map(self._pixel_cache.is_held, named.media_hashes)),
+            engine=all(map(self._engine.engine_holds, named.media_hashes)),
         )
 
 

@@ -193,7 +193,7 @@ def _operations() -> Sequence[Operation]:
 def _media_operations() -> Sequence[Operation]:
     one, media = "/v1/media/{id}", _json_content(refer(MediaObject))
     in_query = [_parameter(name, schema) for name, schema in _options()["properties"].items()]
-    sent: Json = {kind: {"schema": BINARY} for kind in ("image/*", "application/octet-stream")}
+    sent: Json = {kind: {"schema": BINARY} for kind in ("image/*", "application/pdf", "application/octet-stream")}
     sent["multipart/form-data"] = {"schema": _options(file=BINARY)}
     sent |= _json_content(_options(url={"type": "string"}, data={"type": "string"}))
     kept = "Keeps a picture, to be named in messages as media://ID."

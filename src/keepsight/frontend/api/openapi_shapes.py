@@ -81,6 +81,7 @@ INPUT_AUDIO = _part(
 _FILE: Json = {
     "file_data": _text("A data: URL of a PDF, or its base64 alone; or else:"),
     "file_url": _text("Its URL."),
+    "file_id": _text("Of an upload."),
     "filename": _text("What the model is told that it is called."),
 }
 CONTENT_PART: Json = {

@@ -14,6 +14,8 @@ from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, Unsuppo
 from keepsight.frontend.http.decode_body import check_num_values
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
+# Of bodies that are what is uploaded.
+_OTHER_KINDS = ("application/pdf", "application/octet-stream")
 _BASE64 = "data:application/octet-stream;base64,"
 MAX_FORM_PARTS = 8
 MAX_TTL_SECONDS = 7 * 24 * 3600.0
@@ -47,11 +49,11 @@ def read_upload(content_type: str, body: bytes, query: Mapping[str, str]) -> Upl
         field, source, said = _read_json(body)
     elif kind == "multipart/form-data":
         field, source, said = _read_form(body, parameters.get("boundary", ""))
-    elif kind.startswith(("image/", "video/", "audio/")) or kind == "application/octet-stream":
+    elif kind.startswith(("image/", "video/", "audio/")) or kind in _OTHER_KINDS:
         field, source, said = "body", body, {}
     else:
-        kinds = "image/*, video/*, audio/*, application/octet-stream, multipart/form-data or application/json"
-        raise UnsupportedBodyError("Content-Type", f"must be {kinds}, not {kind[:80]!r}")
+        kinds = ", ".join(("image/*", "video/*", "audio/*", *_OTHER_KINDS, "multipart/form-data"))
+        raise UnsupportedBodyError("Content-Type", f"must be {kinds} or application/json, not {kind[:80]!r}")
     return Upload(source, field, _as_options(_read_texts(query) | said))
 
 

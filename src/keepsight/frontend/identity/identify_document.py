@@ -13,7 +13,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.identity.hash_media import hash_content, hash_shown_content, hash_values
 from keepsight.frontend.identity.shared_looks import SharedLooks
 from keepsight.frontend.intake.read_document import Document, PageSource, ReadDocument
-from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
+from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.lru_cache import LruCache
 
 # Of what is known of documents, which is their text above all: some thousand papers.
@@ -31,7 +31,7 @@ class DocumentIdentifier:
         self._known = LruCache[str, Document](MAX_KNOWN_BYTES, _size_of)
         self._looks = SharedLooks(self._recall, self._learn)
 
-    def pages_of(self, part: DocumentPart, cache_salt: str | None) -> Iterator[tuple[PicturePart, str]]:
+    def pages_of(self, part: PicturePart, cache_salt: str | None) -> Iterator[tuple[PicturePart, str]]:
         """Each as a picture, and the text on it.  `part` was fetched."""
         content, field = part.source, part.field
         if not isinstance(content, bytes):

@@ -6,6 +6,7 @@ Whoever sends what it does not take, or one for another, is told what would help
 from collections.abc import Sequence
 
 from keepsight.errors import PictureCountError, UnsupportedFieldError, UnsupportedPictureError
+from keepsight.frontend.intake.open_document import looks_like_a_document
 from keepsight.frontend.intake.open_film import looks_like_a_film
 from keepsight.frontend.intake.open_sound import looks_like_a_sound
 from keepsight.frontend.prompt.read_messages import PicturePart
@@ -41,7 +42,7 @@ def guess_kind(content: bytes, processor: ProcessorConfig) -> Kind:
 
 def check_is_picture(content: bytes, field: str, processor: ProcessorConfig) -> None:
     """Or nothing that is known here."""
-    if content.startswith(b"%PDF-"):
+    if looks_like_a_document(content):
         raise UnsupportedPictureError(field, "is a PDF, not a picture; send it as one (file)")
     if looks_like_a_film(content):
         way = "send its frames" if processor.film is None else "send it as one (video_url)"

@@ -1,4 +1,5 @@
-"""Pictures that were uploaded once, to be named by a handle until it expires: their bytes, and what is told of them.
+"""Pictures, films, sounds and PDFs that were uploaded once, to be named by a handle until it expires: their bytes, and
+what is told of them.
 
 Shared by all frontends of a server.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does
 not exist.
@@ -34,6 +35,7 @@ CREATE TABLE IF NOT EXISTS media (
     width INTEGER NOT NULL,
     height INTEGER NOT NULL,
     num_samples INTEGER NOT NULL,
+    num_pages INTEGER NOT NULL,
     created REAL NOT NULL,
     expires REAL NOT NULL,
     pinned_until REAL,
@@ -65,6 +67,8 @@ class MediaHandle:
     height: int
     # Of a sound, which has neither.
     num_samples: int
+    # Of a PDF, which has neither.
+    num_pages: int
     # Seconds since 1970.
     created: float
     expires: float
@@ -133,17 +137,22 @@ class MediaHandles:
     # Coming and going -----------------------------------------------------------------------------------------
 
     def add(
-        self, tenant: str, content: bytes, geometry: Geometry, ttl_seconds: float = DEFAULT_TTL_SECONDS
+        self,
+        tenant: str,
+        content: bytes,
+        geometry: Geometry,
+        ttl_seconds: float = DEFAULT_TTL_SECONDS,
+        num_pages: int = 0,
     ) -> MediaHandle:
         """Raises MediaQuotaError: what was promised to stay never goes for what comes."""
-        size = geometry.width, geometry.height, geometry.num_samples
+        size = geometry.width, geometry.height, geometry.num_samples, num_pages
         media_id, digest = ID_PREFIX + secrets.token_hex(16), hashlib.sha256(content).hexdigest()
         with self._writing() as now:
             self._check_quota(tenant, len(content))
             self._check_room(len(content))
             self._database.execute(
-                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, created, expires) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, "
+                "created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 (media_id, tenant, digest, len(content), *size, now, now + ttl_seconds),
             )
             self._database.execute("INSERT INTO contents (id, content) VALUES (?, ?)", (media_id, content))

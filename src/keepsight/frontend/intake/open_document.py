@@ -26,6 +26,11 @@ _ENCRYPTED = 4
 _alone = threading.Lock()
 
 
+def looks_like_a_document(data: bytes) -> bool:
+    """To whoever was not told that it is one."""
+    return data.startswith(b"%PDF-")
+
+
 @contextmanager
 def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
     """With the forms that are filled in."""

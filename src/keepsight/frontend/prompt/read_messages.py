@@ -335,9 +335,9 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
     if len(given) != 1:
         raise InvalidArgumentError(field, f"must have one of {', '.join(_FILE_SOURCES)}")
     [source] = given
-    if source == "file_id":
-        raise UnsupportedFieldError(f"{field}.file_id", "names no PDF, as those cannot be uploaded: send file_data")
     url = sent[source]
+    if source == "file_id":
+        url = HANDLE_PREFIX + check_is_text(url, f"{field}.file_id")
     check_is_url(url, f"{field}.{source}")
     if source == "file_data" and url[:5].lower() != "data:":
         url = as_data_url("application/pdf", url)
