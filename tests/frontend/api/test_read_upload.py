@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.read_upload import (
-    MAX_HEAD_BYTES,
     MAX_TTL_SECONDS,
     UploadOptions,
     read_options,
     read_ttl,
     read_upload,
 )
+from keepsight.frontend.http.read_form import MAX_HEAD_BYTES
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
 FORM = "multipart/form-data; boundary=limit"

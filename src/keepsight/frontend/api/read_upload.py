@@ -3,7 +3,6 @@
 Options stand in the query too; what the body says of them goes before it.  Names that nobody knows are refused.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,17 +11,13 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
 from keepsight.frontend.http.decode_body import check_num_values
+from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
 # Of bodies that are what is uploaded.
 _OTHER_KINDS = ("application/pdf", "application/octet-stream")
 _BASE64 = "data:application/octet-stream;base64,"
-MAX_FORM_PARTS = 8
 MAX_TTL_SECONDS = 7 * 24 * 3600.0
-# Of what stands before a part's content: no more of it is looked at.
-MAX_HEAD_BYTES = 4096
-# Of a header: a name, and its value between quotes or without.
-_PARAMETER = re.compile(r';\s*+([^\s;="]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))')
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +38,7 @@ class Upload:
 
 
 def read_upload(content_type: str, body: bytes, query: Mapping[str, str]) -> Upload:
-    kind, parameters = _parse_header(content_type)
+    kind, parameters = parse_header(content_type)
     source: bytes | str
     if kind == "application/json":
         field, source, said = _read_json(body)
@@ -83,46 +78,16 @@ def _decode(body: bytes) -> dict[str, Any]:
 
 
 def _read_form(body: bytes, boundary: str) -> tuple[str, bytes, dict[str, Any]]:
-    contents = _split_form(body, boundary)
-    if "file" not in contents:
+    parts = read_form(body, boundary)
+    file = take_file(parts)
+    return "file", file.content, _read_texts({name: part.as_text() for name, part in parts.items()})
+
+
+def take_file(parts: dict[str, FormPart]) -> FormPart:
+    """Out of a form's."""
+    if "file" not in parts:
         raise InvalidArgumentError("file", "is required: the form has no part of this name")
-    file = contents.pop("file")
-    return "file", file, _read_texts({name: each.decode(errors="replace") for name, each in contents.items()})
-
-
-def _split_form(body: bytes, boundary: str) -> dict[str, bytes]:
-    """RFC 7578: by the names of its parts."""
-    if not boundary:
-        raise InvalidArgumentError("Content-Type", "multipart/form-data must name its boundary")
-    # The first delimiter may be the first line.
-    _preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), MAX_FORM_PARTS + 1)
-    if not parts or not parts[-1].startswith(b"--"):
-        raise InvalidArgumentError("body", f"is no form of at most {MAX_FORM_PARTS} parts that ends with its boundary")
-    contents: dict[str, bytes] = {}
-    for part in parts[:-1]:
-        head, separator, content = part.partition(b"\r\n\r\n")
-        name = _name_of(head[:MAX_HEAD_BYTES])
-        if not separator or name is None:
-            raise InvalidArgumentError("body", "a part of the form has no name")
-        if name in contents:
-            raise InvalidArgumentError(name, "is given twice in the form")
-        contents[name] = content
-    return contents
-
-
-def _name_of(head: bytes) -> str | None:
-    for line in head.decode(errors="replace").split("\r\n"):
-        header, _, value = line.partition(":")
-        if header.strip().lower() == "content-disposition":
-            return _parse_header(value)[1].get("name")
-    return None
-
-
-def _parse_header(value: str) -> tuple[str, dict[str, str]]:
-    """`kind; name="value"`, with the kind in small letters."""
-    kind = value.partition(";")[0].strip().lower()
-    found = (each.groups("") for each in _PARAMETER.finditer(value))
-    return kind, {name.lower(): bare or re.sub(r"\\(.)", r"\1", quoted) for name, quoted, bare in found}
+    return parts.pop("file")
 
 
 def _read_texts(texts: Mapping[str, str]) -> dict[str, Any]:

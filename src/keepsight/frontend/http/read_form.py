@@ -1,0 +1,64 @@
+"""A body of `multipart/form-data` (RFC 7578), whole: its parts by their names."""
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import unquote
+
+from keepsight.errors import InvalidArgumentError
+
+MAX_PARTS = 8
+# Of what stands before a part's content: no more of it is looked at.
+MAX_HEAD_BYTES = 4096
+# Of a header: a name, and its value between quotes or without.
+_PARAMETER = re.compile(r';\s*+([^\s;="]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))')
+
+
+class FormPart(NamedTuple):
+    content: bytes
+    # As whoever sends it calls it.
+    filename: str | None = None
+    media_type: str = ""
+
+    def as_text(self) -> str:
+        return self.content.decode(errors="replace")
+
+
+def read_form(body: bytes, boundary: str) -> dict[str, FormPart]:
+    if not boundary:
+        raise InvalidArgumentError("Content-Type", "multipart/form-data must name its boundary")
+    # The first delimiter may be the first line.
+    _preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), MAX_PARTS + 1)
+    if not parts or not parts[-1].startswith(b"--"):
+        raise InvalidArgumentError("body", f"is no form of at most {MAX_PARTS} parts that ends with its boundary")
+    read: dict[str, FormPart] = {}
+    for part in parts[:-1]:
+        head, separator, content = part.partition(b"\r\n\r\n")
+        headers = _read_headers(head[:MAX_HEAD_BYTES])
+        _, told = parse_header(headers.get("content-disposition", ""))
+        name = told.get("name")
+        if not separator or name is None:
+            raise InvalidArgumentError("body", "a part of the form has no name")
+        if name in read:
+            raise InvalidArgumentError(name, "is given twice in the form")
+        read[name] = FormPart(content, _filename_of(told), parse_header(headers.get("content-type", ""))[0])
+    return read
+
+
+def parse_header(value: str) -> tuple[str, dict[str, str]]:
+    """`kind; name="value"`, with the kind in small letters."""
+    kind = value.partition(";")[0].strip().lower()
+    found = (each.groups("") for each in _PARAMETER.finditer(value))
+    return kind, {name.lower(): bare or re.sub(r"\\(.)", r"\1", quoted) for name, quoted, bare in found}
+
+
+def _read_headers(head: bytes) -> dict[str, str]:
+    lines = (line.partition(":") for line in head.decode(errors="replace").split("\r\n"))
+    return {name.strip().lower(): value.strip() for name, _, value in lines}
+
+
+def _filename_of(told: Mapping[str, str]) -> str | None:
+    """Some write one of other letters than ASCII twice, the second time as RFC 5987 has it."""
+    if "filename*" in told:
+        return unquote(told["filename*"].rpartition("'")[2])
+    return told.get("filename")
