@@ -18,6 +18,7 @@ from keepsight.cli import serve
 from keepsight.observe.process_memory import with_descendants
 from tests import real_server
 from tests.drawn import Drawn, ask, by_url, draw, list_question
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.official_client import answer, complete, connect
 from tests.place import LEEWAY
 from tests.precomputed import by_embeds, embed, embed_tokens, to_npy, to_text
@@ -122,6 +123,25 @@ def test_an_answer_that_was_predicted_is_the_same_and_counted(client: openai.Ope
     details = predicted.usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 0
     assert details.rejected_prediction_tokens < details.accepted_prediction_tokens
+
+
+def test_a_pdf_is_uploaded_once_and_asked_about_by_its_id(client: openai.OpenAI) -> None:
+    document = write_pdf(Page(["A report"]), Page(["of two pages"]))
+    file = client.files.create(
+        file=("a.pdf", document), purpose="user_data", expires_after={"anchor": "created_at", "seconds": 3600}
+    )
+    assert (file.filename, file.bytes, file.status) == ("a.pdf", len(document), "processed")
+    assert client.files.wait_for_processing(file.id) == file
+    assert file in list(client.files.list(purpose="user_data"))
+    asked: Any = [{"role": "user", "content": [{"type": "input_file", "file_id": file.id}]}]
+    create: Any = client.responses.create
+    first, again = (create(model="keepsight-demo", input=asked, max_output_tokens=1, store=False) for _ in range(2))
+    assert again.output_text == first.output_text
+    assert again.usage.input_tokens_details.cached_tokens == first.usage.input_tokens - 1
+    assert client.files.content(file.id).read() == document
+    assert client.files.delete(file.id).deleted
+    with pytest.raises(openai.NotFoundError):
+        client.files.retrieve(file.id)
 
 
 def test_questions_asked_at_once_are_all_answered_rightly(server_port: int) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import anthropic
 import pytest
 
-from tests.drawn import ask, by_url, draw
+from tests.drawn import ask, by_url, draw, to_png
 from tests.official_client import answer, connect
 
 DRAWN = draw(23)
@@ -64,6 +64,21 @@ def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client:
     assert message.content
     # All but the result and its picture, less than a block.
     assert message.usage.cache_read_input_tokens > message.usage.input_tokens
+
+
+def test_a_file_is_uploaded_once_and_asked_about_by_its_id(client: anthropic.Anthropic, server_port: int) -> None:
+    files, picture = client.beta.files, ("a.png", to_png(DRAWN.picture), "image/png")
+    file = files.upload(file=picture)
+    assert (file.filename, file.mime_type, file.size_bytes) == ("a.png", "image/png", len(picture[1]))
+    shown = {"type": "image", "source": {"type": "file", "file_id": file.id}}
+    message = complete(client, [{"role": "user", "content": [shown, {"type": "text", "text": QUESTION}]}])
+    assert message.content[0].text == DRAWN.description
+    assert file.id in [each.id for each in files.list()]
+    assert files.retrieve_metadata(file.id) == file
+    assert files.download(file.id).read() == picture[1]
+    assert files.delete(file.id).type == "file_deleted"
+    with pytest.raises(anthropic.NotFoundError):
+        files.retrieve_metadata(file.id)
 
 
 def test_faults_are_errors_of_the_client_s(client: anthropic.Anthropic) -> None:

@@ -48,4 +48,4 @@ def test_a_path_is_proposed_where_the_same_is_served_by_another(path: str, ours:
 
 
 def test_no_path_is_proposed_that_this_server_has_not() -> None:
-    assert propose_path("/v1/files", [path for path in SERVED_PATHS if "media" not in path]) is None
+    assert propose_path("/embed", [path for path in SERVED_PATHS if "embeddings" not in path]) is None

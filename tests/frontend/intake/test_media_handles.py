@@ -30,8 +30,8 @@ handles = MediaHandles(Path(sys.argv[1]), MediaQuota(1 << 24, 9))
 with handles._writing():
     handles._database.execute("DELETE FROM media")
     handles._database.execute(
-        "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, created, expires) "
-        "VALUES ('', 'a', '', 8388608, 1, 1, 0, 0, 0, 9e9)"
+        "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, "
+        "media_type, purpose, created, expires) VALUES ('', 'a', '', 8388608, 1, 1, 0, 0, '', '', 0, 9e9)"
     )
     handles._database.execute("INSERT INTO contents VALUES ('', zeroblob(8388608))")
     handles._database.execute("UPDATE media SET width = 2")

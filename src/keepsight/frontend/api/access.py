@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import AccessError, ForbiddenError
 from keepsight.frontend.api.serve_page import PAGE_FILES
-from keepsight.frontend.http.error_response import MESSAGES_PATHS, error_response
+from keepsight.frontend.http.error_response import asks_anthropic, error_response
 
 logger = logging.getLogger(__name__)
 # What says nothing of anybody: for load balancers, and for those who want to know how to ask.
@@ -57,7 +57,7 @@ class Access:
             message = "only the machine that the server runs on may ask for this: it has no admin key"
             raise ForbiddenError(message, "admin_only")
         if keys := self._watching_keys if path == METRICS_PATH else self._keys:
-            return _find_key(headers, keys, other_header=MESSAGES_HEADER if path in MESSAGES_PATHS else None)
+            return _find_key(headers, keys, other_header=MESSAGES_HEADER if asks_anthropic(scope) else None)
         self._check_origin(headers)
         return None
 

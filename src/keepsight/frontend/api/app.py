@@ -30,6 +30,7 @@ from keepsight.frontend.api.answer_responses import ResponsesAnswer
 from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.api.completion_request import parse_completion_request
 from keepsight.frontend.api.embeddings_request import parse_embeddings_request
+from keepsight.frontend.api.files_api import FilesApi
 from keepsight.frontend.api.held_pictures import HeldPictures
 from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.api.media_api import MediaApi, PixelPin
@@ -124,9 +125,11 @@ class Api:
         self._answers = AnswerPreparer(preparer, self.served, settings.trust_request_mm_processor_kwargs)
         self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
         self.media: MediaApi | None = None
+        self.files: FilesApi | None = None
         if handles is not None:
             salt_of = partial(isolate_salt, settings)
             self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
+            self.files = FilesApi(self.media, handles, self._admit_body)
         self.kept = None if kept is None else ResponsesApi(kept, self._room)
 
     # Answers ----------------------------------------------------------------------------------------------------
@@ -334,6 +337,7 @@ def create_app(
     """
     api = Api(preparer, engine, model_name, settings, handles, kept, pixel_cache)
     more_routes = [] if api.media is None else api.media.routes
+    more_routes += [] if api.files is None else api.files.routes
     more_routes += [] if api.kept is None else api.kept.routes
     if settings.dashboard_thumbnails:
         more_routes += HeldPictures(pixel_cache).routes

@@ -26,7 +26,7 @@ from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_optio
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.identity.identify_picture import NamedPicture
-from keepsight.frontend.intake.media_handles import MediaHandle, MediaHandles
+from keepsight.frontend.intake.media_handles import NO_LABEL, FileLabel, MediaHandle, MediaHandles
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
 from keepsight.frontend.intake.read_document import PageSource
 from keepsight.frontend.pixels.pixel_cache import PixelCache
@@ -199,9 +199,10 @@ class MediaApi:
     async def upload(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
             upload = read_upload(http.headers.get("content-type", ""), bytes(body), http.query_params)
-            return await self._take_in(http, upload)
+            handle, named = await self.take_in(http, upload)
+            return json_response(MediaObject.of(handle, self._tiers_of(named)))
 
-    async def _take_in(self, http: Request, upload: Upload) -> Response:
+    async def take_in(self, http: Request, upload: Upload, label: FileLabel = NO_LABEL) -> tuple[MediaHandle, _Named]:
         part = PicturePart(upload.source, upload.field)
         salt = self._salt_of(http, upload.options.cache_salt)
         remote = self._preparer.intake.find_remote([part])
@@ -209,19 +210,21 @@ class MediaApi:
         if remote:
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, salt))
         named = await self._name(part, salt, downloaded)
-        handle = await run_in_threadpool(self._keep, http, named, upload.options)
+        handle = await run_in_threadpool(self._keep, http, named, upload.options, label)
         if upload.options.warm:
             try:
                 await unless_client_leaves(http.receive, self._warm(named, salt))
             except Exception:
                 await run_in_threadpool(self._handles.delete, tenant_of(http), handle.id)
                 raise
-        return json_response(MediaObject.of(handle, self._tiers_of(named)))
+        return handle, named
 
     async def list_page(self, http: Request) -> Response:
-        limit, after, order = _read_page(http)
-        tenant = tenant_of(http)
-        found = await run_in_threadpool(self._handles.page, tenant, limit + 1, after, is_ascending=order == "asc")
+        limit, after = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("after")
+        is_ascending = read_order(http) == "asc"
+        found = await run_in_threadpool(
+            self._handles.page, tenant_of(http), limit + 1, after, is_ascending=is_ascending
+        )
         shown = [MediaObject.of(handle) for handle in found[:limit]]
         first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
         return json_response(MediaPage(shown, first_id, last_id, has_more=len(found) > limit))
@@ -231,9 +234,12 @@ class MediaApi:
         return json_response(MediaObject.of(handle, self._tiers_of(named)))
 
     async def delete(self, http: Request) -> Response:
+        return json_response(DeletedMedia((await self.forget(http)).id))
+
+    async def forget(self, http: Request) -> MediaHandle:
         handle, named = await self._find(http, _read_salt(http))
         await run_in_threadpool(self._delete, http, handle, named)
-        return json_response(DeletedMedia(handle.id))
+        return handle
 
     async def pin(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
@@ -306,8 +312,8 @@ class MediaApi:
 
     # Steps ----------------------------------------------------------------------------------------------------
 
-    def _keep(self, http: Request, named: _Named, options: UploadOptions) -> MediaHandle:
-        told = (named.content, named.geometry, options.ttl_seconds, named.num_pages)
+    def _keep(self, http: Request, named: _Named, options: UploadOptions, label: FileLabel) -> MediaHandle:
+        told = (named.content, named.geometry, options.ttl_seconds, named.num_pages, label)
         return self._handles.add(tenant_of(http), *told)
 
     async def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, _Named]:
@@ -366,8 +372,8 @@ def _read_salt(http: Request) -> str | None:
     return read_options(b"", http.query_params).cache_salt
 
 
-def _read_page(http: Request) -> tuple[int, str | None, str]:
-    limit, order = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("order", "desc")
+def read_order(http: Request) -> str:
+    order = http.query_params.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidArgumentError("order", f"must be asc or desc, not {order[:20]!r}")
-    return limit, http.query_params.get("after"), order
+    return order

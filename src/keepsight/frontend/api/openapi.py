@@ -1,5 +1,6 @@
 """The description of the API at `/openapi.json`, made of the structs that decode and encode its bodies."""
 
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from typing import get_args
@@ -14,6 +15,16 @@ from keepsight.frontend.api.chat_response import ChatCompletion, ChatCompletionC
 from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion
 from keepsight.frontend.api.embeddings_request import EmbeddingList, EmbeddingsRequest
+from keepsight.frontend.api.files_api import (
+    MAX_FILES,
+    PURPOSES,
+    DeletedFile,
+    DeletedFileMetadata,
+    FileMetadata,
+    FileMetadataPage,
+    FileObject,
+    FilePage,
+)
 from keepsight.frontend.api.held_pictures import HeldList
 from keepsight.frontend.api.media_api import DEFAULT_PAGE, MAX_PAGE, DeletedMedia, MediaObject, MediaPage
 from keepsight.frontend.api.message_object import Message, MessageEvent, MessageTokens
@@ -47,7 +58,7 @@ from keepsight.frontend.api.tokenize_request import (
     TokenizeResponse,
 )
 from keepsight.frontend.http.decode_body import neutral_values_of, refused_fields
-from keepsight.frontend.http.error_response import MESSAGES_PATHS, ErrorResponse, MessagesError
+from keepsight.frontend.http.error_response import FILES_PATH, MESSAGES_PATHS, ErrorResponse, MessagesError
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 from keepsight.frontend.prompt.read_items import SENT_ITEMS
 
@@ -63,6 +74,8 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
 )
 MESSAGE_EVENTS: tuple[type[msgspec.Struct], ...] = get_args(MessageEvent)
 RESPONSE_EVENTS: tuple[type[msgspec.Struct], ...] = get_args(StreamedEvent)
+# As OpenAI has each, and Anthropic.
+FILES = ((FileObject, FileMetadata), (FilePage, FileMetadataPage), (DeletedFile, DeletedFileMetadata))
 ANSWERS = (
     ChatCompletion,
     ChatCompletionChunk,
@@ -82,6 +95,7 @@ ANSWERS = (
     MediaObject,
     MediaPage,
     DeletedMedia,
+    *itertools.chain(*FILES),
     DeletedResponse,
     HeldList,
     ServerState,
@@ -146,7 +160,7 @@ PAGE = (
 def describe_api(settings: ApiSettings, *, has_uploads: bool = False, keeps_responses: bool = False) -> Json:
     paths: dict[str, Json] = {}
     shown = _picture_operations() if settings.dashboard_thumbnails else ()
-    uploaded = _media_operations() if has_uploads else ()
+    uploaded = (*_media_operations(), *_file_operations()) if has_uploads else ()
     kept = _response_operations() if keeps_responses else ()
     for path, method, operation in (*_operations(), *uploaded, *kept, *shown):
         paths.setdefault(path, {})[method] = _in_shape_of_its_api(path, _close(path, operation, settings))
@@ -211,6 +225,22 @@ def _media_operations() -> Sequence[Operation]:
             of_one,
             body={"content": _json_content(_options())},
         ),
+    )
+
+
+def _file_operations() -> Sequence[Operation]:
+    """As OpenAI's clients ask; Anthropic's, told by their header, are answered in their own shapes."""
+    one, failures = FILES_PATH + "/{id}", (400, 404, 408, 413, 415, 500, 503, 507)
+    file, page, deleted = (_json_content({"anyOf": [refer(each) for each in shapes]}) for shapes in FILES)
+    sent = object_of("file", file=BINARY, purpose={"enum": [*PURPOSES]})
+    body: Json = {"required": True, "content": {"multipart/form-data": {"schema": sent}}}
+    listed = (_number_of_items(MAX_FILES, MAX_FILES), *PAGE[1:], _parameter("purpose", {"type": "string"}))
+    return (
+        _operate("post", FILES_PATH, "Keeps a picture, a film, a sound or a PDF.", file, failures, body=body),
+        _operate("get", FILES_PATH, "What the caller keeps here.", page, (400, 404, 507), *listed),
+        _operate("get", one, "One of them.", file, (404, 507)),
+        _operate("delete", one, "Forgets it.", deleted, failures),
+        _operate("get", f"{one}/content", "Its bytes.", {"application/octet-stream": {"schema": BINARY}}, (404, 507)),
     )
 
 

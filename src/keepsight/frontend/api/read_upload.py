@@ -121,11 +121,11 @@ def _as_options(said: Mapping[str, Any]) -> UploadOptions:
     return UploadOptions(read_ttl(said.get("ttl_seconds")), bool(warm), salt)
 
 
-def read_ttl(value: object) -> float:
+def read_ttl(value: object, field: str = "ttl_seconds") -> float:
     """As a caller says it; None: the default."""
     if value is None:
         return DEFAULT_TTL_SECONDS
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TTL_SECONDS:
         limit = f"from 1 to {MAX_TTL_SECONDS:.0f}"
-        raise InvalidArgumentError("ttl_seconds", f"must be a number of seconds {limit}, not {value!r}")
+        raise InvalidArgumentError(field, f"must be a number of seconds {limit}, not {value!r}")
     return float(value)

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
+from starlette.datastructures import Headers
 from starlette.responses import Response
 from starlette.types import Scope
 
@@ -13,7 +14,9 @@ from keepsight.errors import AnsweredError, InvalidArgumentError
 RETRY_LATER = {"Retry-After": "2"}
 # Most quote what they refuse, which may be as long as a body.
 MAX_TOLD_CHARACTERS = 2000
-# Of Anthropic's API.
+# Of Anthropic's and OpenAI's APIs.
+FILES_PATH = "/v1/files"
+# Of Anthropic's.
 MESSAGES_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: RETRY_LATER, 503: RETRY_LATER, 507: RETRY_LATER}
 
@@ -98,5 +101,10 @@ def fault_response(
     told: ErrorResponse, status: int, scope: Scope, headers: Mapping[str, str] | None = None
 ) -> Response:
     """In the shape of the API that was asked."""
-    is_of_messages = scope["path"].endswith(MESSAGES_PATHS)
-    return json_response(MessagesError.saying(told, status) if is_of_messages else told, status, headers)
+    return json_response(MessagesError.saying(told, status) if asks_anthropic(scope) else told, status, headers)
+
+
+def asks_anthropic(scope: Scope) -> bool:
+    """Whether its API is asked: at a path of its own, or at one that is OpenAI's too, by a header of its clients."""
+    path: str = scope["path"]
+    return path.endswith(MESSAGES_PATHS) or (FILES_PATH in path and "anthropic-version" in Headers(scope=scope))

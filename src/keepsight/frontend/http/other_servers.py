@@ -51,7 +51,6 @@ PATHS = {
     "/ping": "/health",
     "/props": "/v1/models",
     "/slots": "/debug/state",
-    "/v1/files": "/v1/media",
 }
 # Less alike are other endpoints: /v1/batches is no /v1/messages.
 MIN_LIKENESS = 0.8

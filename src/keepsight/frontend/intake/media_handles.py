@@ -36,6 +36,9 @@ CREATE TABLE IF NOT EXISTS media (
     height INTEGER NOT NULL,
     num_samples INTEGER NOT NULL,
     num_pages INTEGER NOT NULL,
+    filename TEXT,
+    media_type TEXT NOT NULL,
+    purpose TEXT NOT NULL,
     created REAL NOT NULL,
     expires REAL NOT NULL,
     pinned_until REAL,
@@ -56,6 +59,16 @@ CREATE TABLE IF NOT EXISTS marks (
 """
 
 
+@dataclass(frozen=True)
+class FileLabel:
+    """What whoever uploads it says of it, and nobody looks at."""
+
+    filename: str | None = None
+    media_type: str = "application/octet-stream"
+    # OpenAI's word.
+    purpose: str = "user_data"
+
+
 @dataclass(frozen=True, slots=True)
 class MediaHandle:
     """All but the bytes.  Its fields are the table's columns."""
@@ -69,6 +82,10 @@ class MediaHandle:
     num_samples: int
     # Of a PDF, which has neither.
     num_pages: int
+    # As `FileLabel` has them.
+    filename: str | None
+    media_type: str
+    purpose: str
     # Seconds since 1970.
     created: float
     expires: float
@@ -78,6 +95,7 @@ class MediaHandle:
     num_spared: int
 
 
+NO_LABEL = FileLabel()
 _COLUMNS = ", ".join(field.name for field in fields(MediaHandle))
 
 
@@ -111,9 +129,15 @@ class MediaHandles:
         return content
 
     def page(
-        self, tenant: str, limit: int, after: str | None = None, *, is_ascending: bool = False
+        self,
+        tenant: str,
+        limit: int,
+        after: str | None = None,
+        *,
+        is_ascending: bool = False,
+        purpose: str | None = None,
     ) -> list[MediaHandle]:
-        """So many at most of those behind `after`, the youngest first unless told otherwise."""
+        """So many at most of those behind `after`, the youngest first unless told otherwise; of a purpose, or any."""
         beyond, order = (">", "ASC") if is_ascending else ("<", "DESC")
         with self._reading():
             start = -1 if is_ascending else sys.maxsize
@@ -121,8 +145,8 @@ class MediaHandles:
                 (start,) = self._find_row("number", tenant, after, "after")
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM media WHERE tenant = ? AND expires > ? AND number {beyond} ? "
-                f"ORDER BY number {order} LIMIT ?",
-                (tenant, self._clock(), start, limit),
+                f"AND purpose = coalesce(?, purpose) ORDER BY number {order} LIMIT ?",
+                (tenant, self._clock(), start, purpose, limit),
             )
             return [MediaHandle(*row) for row in rows]
 
@@ -143,17 +167,19 @@ class MediaHandles:
         geometry: Geometry,
         ttl_seconds: float = DEFAULT_TTL_SECONDS,
         num_pages: int = 0,
+        label: FileLabel = NO_LABEL,
     ) -> MediaHandle:
         """Raises MediaQuotaError: what was promised to stay never goes for what comes."""
         size = geometry.width, geometry.height, geometry.num_samples, num_pages
+        said = label.filename, label.media_type, label.purpose
         media_id, digest = ID_PREFIX + secrets.token_hex(16), hashlib.sha256(content).hexdigest()
         with self._writing() as now:
             self._check_quota(tenant, len(content))
             self._check_room(len(content))
             self._database.execute(
                 "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, "
-                "created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (media_id, tenant, digest, len(content), *size, now, now + ttl_seconds),
+                "filename, media_type, purpose, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                (media_id, tenant, digest, len(content), *size, *said, now, now + ttl_seconds),
             )
             self._database.execute("INSERT INTO contents (id, content) VALUES (?, ?)", (media_id, content))
             return self._find(tenant, media_id, "id")

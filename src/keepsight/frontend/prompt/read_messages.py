@@ -341,10 +341,10 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
     check_is_url(url, f"{field}.{source}")
     if source == "file_data" and url[:5].lower() != "data:":
         url = as_data_url("application/pdf", url)
-    return DocumentPart(url, f"{field}.{source}", name=_read_name(sent.get("filename"), f"{field}.filename"))
+    return DocumentPart(url, f"{field}.{source}", name=read_name(sent.get("filename"), f"{field}.filename"))
 
 
-def _read_name(name: object, field: str) -> str | None:
+def read_name(name: object, field: str) -> str | None:
     """Of a file.  Shown in one line, whatever spaces are in it: macOS writes one that is not printable before AM."""
     name = " ".join(name.split()) if isinstance(name, str) else name
     return read_label(name, field, MAX_NAME_LENGTH)

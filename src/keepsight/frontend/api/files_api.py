@@ -1,0 +1,191 @@
+"""`/v1/files`: uploads as OpenAI's clients send, list and fetch them, and Anthropic's, which ask at the same path.
+
+A file is a handle of `/v1/media` with a name: what was uploaded there is found here, and the other way round.
+"""
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Literal
+
+import msgspec
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
+from keepsight.frontend.api.media_api import MediaApi, ReadBody, read_order, tenant_of
+from keepsight.frontend.api.read_limit import read_limit
+from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS, Upload, UploadOptions, read_ttl, take_file
+from keepsight.frontend.http.error_response import FILES_PATH, asks_anthropic, json_response
+from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
+from keepsight.frontend.intake.media_handles import FileLabel, MediaHandle, MediaHandles
+from keepsight.frontend.prompt.read_messages import read_name
+
+# OpenAI's, of a list; and Anthropic's.
+MAX_FILES, DEFAULT_MESSAGES_PAGE, MAX_MESSAGES_PAGE = 10_000, 20, 1000
+# Of OpenAI's those that are asked about; each means the same here.
+PURPOSES = ("user_data", "vision", "assistants")
+_LIFE, _ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
+
+
+class FileObject(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    object: Literal["file"] = "file"
+    bytes: int
+    created_at: int
+    expires_at: int
+    filename: str
+    purpose: str
+    status: Literal["processed"] = "processed"
+
+    @classmethod
+    def of(cls, handle: MediaHandle) -> "FileObject":
+        return cls(
+            id=handle.id,
+            bytes=handle.num_bytes,
+            created_at=int(handle.created),
+            expires_at=int(handle.expires),
+            filename=handle.filename or handle.id,
+            purpose=handle.purpose,
+        )
+
+
+class FilePage(msgspec.Struct, frozen=True):
+    data: list[FileObject]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+    object: Literal["list"] = "list"
+
+
+class DeletedFile(msgspec.Struct, frozen=True):
+    id: str
+    object: Literal["file"] = "file"
+    deleted: Literal[True] = True
+
+
+class FileMetadata(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="file"):
+    """Anthropic's."""
+
+    id: str
+    filename: str
+    mime_type: str
+    size_bytes: int
+    created_at: str
+    downloadable: Literal[True] = True
+
+    @classmethod
+    def of(cls, handle: MediaHandle) -> "FileMetadata":
+        return cls(
+            id=handle.id,
+            filename=handle.filename or handle.id,
+            mime_type=handle.media_type,
+            size_bytes=handle.num_bytes,
+            created_at=datetime.fromtimestamp(handle.created, UTC).isoformat().replace("+00:00", "Z"),
+        )
+
+
+class FileMetadataPage(msgspec.Struct, frozen=True):
+    data: list[FileMetadata]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedFileMetadata(msgspec.Struct, frozen=True, tag_field="type", tag="file_deleted"):
+    id: str
+
+
+class FilesApi:
+    def __init__(self, media: MediaApi, handles: MediaHandles, reading_body: ReadBody) -> None:
+        self._media, self._handles, self._reading_body = media, handles, reading_body
+
+    @property
+    def routes(self) -> list[Route]:
+        one = FILES_PATH + "/{id}"
+        return [
+            Route(FILES_PATH, self.create, methods=["POST"]),
+            Route(FILES_PATH, self.list_page, methods=["GET"]),
+            Route(one, self.retrieve, methods=["GET"]),
+            Route(one, self.delete, methods=["DELETE"]),
+            Route(f"{one}/content", self.content, methods=["GET"]),
+        ]
+
+    async def create(self, http: Request) -> Response:
+        async with self._reading_body(http) as body:
+            upload, label = read_file(http.headers.get("content-type", ""), bytes(body))
+            handle, _ = await self._media.take_in(http, upload, label)
+        return self._tell(http, handle)
+
+    async def list_page(self, http: Request) -> Response:
+        told = self._list_messages if asks_anthropic(http.scope) else self._list
+        return json_response(await run_in_threadpool(told, http))
+
+    async def retrieve(self, http: Request) -> Response:
+        return self._tell(http, await run_in_threadpool(self._handles.get, tenant_of(http), http.path_params["id"]))
+
+    async def delete(self, http: Request) -> Response:
+        handle = await self._media.forget(http)
+        kind = DeletedFileMetadata if asks_anthropic(http.scope) else DeletedFile
+        return json_response(kind(handle.id))
+
+    async def content(self, http: Request) -> Response:
+        """No browser takes it for a page of this server."""
+        content = await run_in_threadpool(self._handles.read, tenant_of(http), http.path_params["id"])
+        headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
+        return Response(content, headers=headers, media_type="application/octet-stream")
+
+    def _tell(self, http: Request, handle: MediaHandle) -> Response:
+        return json_response((FileMetadata if asks_anthropic(http.scope) else FileObject).of(handle))
+
+    def _list(self, http: Request) -> FilePage:
+        limit, query = read_limit(http, MAX_FILES, MAX_FILES), http.query_params
+        of_caller, is_ascending = (tenant_of(http), limit + 1, query.get("after")), read_order(http) == "asc"
+        found = self._handles.page(*of_caller, is_ascending=is_ascending, purpose=query.get("purpose"))
+        shown = [FileObject.of(handle) for handle in found[:limit]]
+        return FilePage(shown, *_ends(found[:limit]), has_more=len(found) > limit)
+
+    def _list_messages(self, http: Request) -> FileMetadataPage:
+        """The youngest first, whichever way it goes on."""
+        limit = read_limit(http, DEFAULT_MESSAGES_PAGE, MAX_MESSAGES_PAGE)
+        before, after = http.query_params.get("before_id"), http.query_params.get("after_id")
+        if before is not None and after is not None:
+            raise InvalidArgumentError("before_id", "must not be given together with after_id")
+        found = self._handles.page(tenant_of(http), limit + 1, before or after, is_ascending=before is not None)
+        shown = found[:limit] if before is None else found[:limit][::-1]
+        return FileMetadataPage([FileMetadata.of(each) for each in shown], *_ends(shown), has_more=len(found) > limit)
+
+
+def _ends(shown: list[MediaHandle]) -> tuple[str | None, str | None]:
+    return (shown[0].id, shown[-1].id) if shown else (None, None)
+
+
+def read_file(content_type: str, body: bytes) -> tuple[Upload, FileLabel]:
+    kind, parameters = parse_header(content_type)
+    if kind != "multipart/form-data":
+        raise UnsupportedBodyError("Content-Type", f"must be multipart/form-data, not {kind[:80]!r}")
+    parts = read_form(body, parameters.get("boundary", ""))
+    file = take_file(parts)
+    return Upload(file.content, "file", UploadOptions(_read_life(parts))), _read_label(file, parts)
+
+
+def _read_life(parts: dict[str, FormPart]) -> float:
+    """A week where nothing is said: who uploads a file here deletes it when it has served."""
+    anchor, seconds = parts.pop(_ANCHOR, None), parts.pop(_LIFE, None)
+    if anchor is not None and anchor.as_text() != "created_at":
+        raise UnsupportedFieldError(_ANCHOR, "must be created_at")
+    if seconds is None:
+        return MAX_TTL_SECONDS
+    told = seconds.as_text()
+    return read_ttl(int(told) if told.isdecimal() and len(told) < 10 else told, _LIFE)
+
+
+def _read_label(file: FormPart, others: Mapping[str, FormPart]) -> FileLabel:
+    for name in others:
+        if name != "purpose":
+            raise UnsupportedFieldError(name[:80], f"is unknown; known: file, purpose, {_ANCHOR}, {_LIFE}")
+    purpose = others["purpose"].as_text() if "purpose" in others else PURPOSES[0]
+    if purpose not in PURPOSES:
+        raise UnsupportedFieldError("purpose", f"must be one of {', '.join(PURPOSES)}, not {purpose[:80]!r}")
+    return FileLabel(read_name(file.filename or None, "file"), file.media_type[:80] or FileLabel.media_type, purpose)

@@ -1,0 +1,144 @@
+"""Uploads by the names that OpenAI's and Anthropic's clients have for them."""
+
+from typing import Any
+
+import pytest
+
+from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
+from tests.frontend.api.app_client import MODEL, error_of
+from tests.frontend.api.media_server import PICTURE, Server
+from tests.frontend.sample_documents import Page, write_pdf
+
+DOCUMENT = write_pdf(Page(["A report"]), Page(["of two pages"]))
+OF_ANTHROPIC = {"anthropic-version": "2023-06-01"}
+
+
+def create(
+    server: Server, content: bytes = DOCUMENT, name: str = "a.pdf", purpose: str = "user_data", **life: Any
+) -> dict[str, Any]:
+    form = {"purpose": purpose} | {f"expires_after[{field}]": said for field, said in life.items()}
+    answer = server.send("POST", "/v1/files", files={"file": (name, content)}, data=form)
+    assert answer.status_code == 200, answer.text
+    file: dict[str, Any] = answer.json()
+    return file
+
+
+def test_a_file_is_told_as_openai_does_and_found_again(server: Server) -> None:
+    file = create(server)
+    assert file == {
+        "id": file["id"],
+        "object": "file",
+        "bytes": len(DOCUMENT),
+        "created_at": file["created_at"],
+        "expires_at": file["expires_at"],
+        "filename": "a.pdf",
+        "purpose": "user_data",
+        "status": "processed",
+    }
+    assert file["expires_at"] - file["created_at"] == MAX_TTL_SECONDS
+    assert server.get(f"/v1/files/{file['id']}") == file
+    content = server.send("GET", f"/v1/files/{file['id']}/content")
+    assert content.content == DOCUMENT
+    assert content.headers["content-disposition"] == "attachment"
+    assert server.send("DELETE", f"/v1/files/{file['id']}").json() == {
+        "id": file["id"], "object": "file", "deleted": True,
+    }  # fmt: skip
+    assert error_of(server.send("GET", f"/v1/files/{file['id']}")) == (404, "id", "media_not_found")
+
+
+def test_files_are_told_as_anthropic_does_to_its_clients(server: Server) -> None:
+    sent: Any = {"files": {"file": ("a.pdf", DOCUMENT, "application/pdf")}, "headers": OF_ANTHROPIC}
+    first = server.send("POST", "/v1/files?beta=true", **sent).json()
+    second = server.send("POST", "/v1/files?beta=true", **sent).json()
+    assert first == {
+        "type": "file",
+        "id": first["id"],
+        "filename": "a.pdf",
+        "mime_type": "application/pdf",
+        "size_bytes": len(DOCUMENT),
+        "created_at": first["created_at"],
+        "downloadable": True,
+    }
+    assert first["created_at"].endswith("Z")
+
+    def list_files(query: str) -> Any:
+        return server.send("GET", f"/v1/files?{query}", headers=OF_ANTHROPIC).json()
+
+    ends = {"first_id": second["id"], "last_id": first["id"]}
+    assert list_files("") == {"data": [second, first], **ends, "has_more": False}
+    assert list_files("limit=1")["has_more"] is True
+    assert list_files(f"after_id={second['id']}")["data"] == [first]
+    assert list_files(f"before_id={first['id']}")["data"] == [second]
+    both = f"before_id={first['id']}&after_id={first['id']}"
+    assert list_files(both)["error"]["type"] == "invalid_request_error"
+    gone = server.send("DELETE", f"/v1/files/{first['id']}", headers=OF_ANTHROPIC)
+    assert gone.json() == {"type": "file_deleted", "id": first["id"]}
+
+
+def test_a_list_may_be_of_one_purpose_and_goes_on_behind_a_file(server: Server) -> None:
+    files = [create(server, PICTURE, f"{number}.png", purpose="vision") for number in range(2)]
+    files.append(create(server, purpose="user_data"))
+    assert [each["id"] for each in server.get("/v1/files")["data"]] == [each["id"] for each in files[::-1]]
+    seen = server.get("/v1/files", purpose="vision", limit=1, order="asc")
+    assert (seen["data"], seen["has_more"]) == ([files[0]], True)
+    assert (seen["first_id"], seen["last_id"]) == (files[0]["id"], files[0]["id"])
+    rest = server.get("/v1/files", purpose="vision", order="asc", after=files[0]["id"])
+    assert (rest["data"], rest["has_more"]) == ([files[1]], False)
+
+
+def test_what_is_uploaded_at_either_path_is_found_at_the_other(server: Server) -> None:
+    file, media = create(server, PICTURE, "a.png"), server.upload()
+    assert server.get(f"/v1/media/{file['id']}")["width"] == 224
+    shown = server.get(f"/v1/files/{media['id']}")
+    assert (shown["filename"], shown["purpose"]) == (media["id"], "user_data")
+    picture = {"type": "input_image", "file_id": file["id"]}
+    body = {"model": MODEL, "input": [{"role": "user", "content": [picture]}]}
+    assert server.send("POST", "/v1/responses", json=body).status_code == 200
+
+
+def test_a_file_lives_as_long_as_its_sender_says(server: Server) -> None:
+    file = create(server, anchor="created_at", seconds="3600")
+    assert file["expires_at"] - file["created_at"] == 3600
+
+
+@pytest.mark.parametrize(("name", "shown"), [("Scan at 10.00\u202fAM.pdf", "Scan at 10.00 AM.pdf"), ("ü.pdf", "ü.pdf")])
+def test_a_file_s_name_is_shown_in_one_line(server: Server, name: str, shown: str) -> None:
+    assert create(server, name=name)["filename"] == shown
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected"),
+    [
+        ({"data": {"purpose": "user_data"}, "files": {"other": b"a"}}, (400, "file", "invalid_argument")),
+        ({"data": {"purpose": "batch"}, "files": {"file": PICTURE}}, (400, "purpose", "unsupported_field")),
+        ({"data": {"colour": "red"}, "files": {"file": PICTURE}}, (400, "colour", "unsupported_field")),
+        ({"files": {"file": b"no picture"}}, (400, "file", "picture_unreadable")),
+        ({"files": {"file": ("a" * 501, PICTURE)}}, (400, "file", "invalid_argument")),
+        ({"content": PICTURE, "headers": {"content-type": "image/png"}}, (415, "Content-Type", "unsupported_body")),
+        *[
+            ({"data": {name: said}, "files": {"file": PICTURE}}, (400, name, code))
+            for name, said, code in (
+                ("expires_after[seconds]", "2592000", "invalid_argument"),
+                ("expires_after[seconds]", "soon", "invalid_argument"),
+                ("expires_after[seconds]", "9" * 5000, "invalid_argument"),
+                ("expires_after[anchor]", "last_used_at", "unsupported_field"),
+            )
+        ],
+    ],
+)
+def test_what_cannot_be_kept_is_refused_by_name(
+    server: Server, sent: dict[str, Any], expected: tuple[int, str, str]
+) -> None:
+    assert error_of(server.send("POST", "/v1/files", **sent)) == expected
+    assert server.get("/v1/files")["data"] == []
+
+
+def test_another_key_s_file_does_not_exist(shared: Server) -> None:
+    sent: Any = {"files": {"file": PICTURE}, "headers": {"x-api-key": "ours", **OF_ANTHROPIC}}
+    file = shared.send("POST", "/v1/files", **sent).json()
+    for method, path in (("GET", ""), ("GET", "/content"), ("DELETE", "")):
+        answer = shared.send(method, f"/v1/files/{file['id']}{path}", "theirs")
+        assert error_of(answer) == (404, "id", "media_not_found")
+    assert shared.get("/v1/files", "theirs")["data"] == []
+    assert shared.get("/v1/files", "ours")["data"][0]["id"] == file["id"]
+    assert shared.send("GET", "/v1/files", headers={"x-api-key": "ours"}).status_code == 401
