@@ -17,7 +17,6 @@ from keepsight.scheduling.encodings import Encodings
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.pixel_asks import PixelAsks
 from keepsight.scheduling.request_state import EncoderTurn, Origin, ParkedFor, RequestState, Status
-from keepsight.scheduling.shortage import Shortage
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
 
@@ -29,7 +28,8 @@ class MediaClaims:
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
-        self._room_is_short = Shortage()
+        # Who found too little room: what gets free is left to it by all behind it, or these could take it for ever.
+        self._short_of_room: RequestState | None = None
         self._has_awaited_changed = False
         # What was looked for, and found on the device.
         self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
@@ -44,7 +44,7 @@ class MediaClaims:
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
         """It waits for nothing any more, and if it `is_last` nor does its request.  What it holds may still be read."""
-        self._room_is_short.end(state)
+        self._end_shortage(state)
         for index in [index for index in state.claimed_items if not self.is_ready(state, index)]:
             self._release(state, index)
         self.loads.remove(state)
@@ -72,7 +72,7 @@ class MediaClaims:
         What they lack is asked for all at once, also of items behind the first that lacks something.
         """
         self._release_before(state, first_item)
-        self._room_is_short.end(state)
+        self._end_shortage(state)
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
             # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
             self.drop(state)
@@ -188,14 +188,19 @@ class MediaClaims:
         return state.encoder_turn
 
     def _try_make_room(self, state: RequestState, index: int) -> bool:
-        if self._room_is_short.keeps_out(state):
+        if self._short_of_room is not None and self._short_of_room.order < state.order:
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
         while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
             if not self._take_from_later(state):
-                self._room_is_short.begin(state)
+                self._short_of_room = state
                 return False
         return True
+
+    def _end_shortage(self, state: RequestState) -> None:
+        """If it is its own: it needs nothing any more, or will look again."""
+        if self._short_of_room is state:
+            self._short_of_room = None
 
     def _take_from_later(self, state: RequestState) -> bool:
         """From one that waits or is parked behind it: what runs gives them back by itself."""
@@ -289,6 +294,7 @@ class MediaClaims:
     def check_invariants(self) -> None:
         live = {state for state in self._states.values() if state.status is not Status.FINISHED}
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
+        assert self._short_of_room is None or self._short_of_room in live
         self.encodings.check_invariants()
         for state in self._states.values():
             users = {(state.sequence_id, index) for index in state.claimed_items}
