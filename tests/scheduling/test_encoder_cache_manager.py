@@ -39,7 +39,7 @@ def keep(cache: EncoderCacheManager, *keys: str, num_embeddings: int = 2) -> Non
     """Idle entries, released in this order."""
     for key in keys:
         hold(cache, C, key, num_embeddings)
-        cache.release(C)
+        cache.release(C, key)
 
 
 class TestEncoderKey:
@@ -71,13 +71,6 @@ class TestUsing:
         assert cache.is_ready("x")
         assert (cache.num_entries, cache.num_bytes) == (1, 20)
 
-    def test_asking_again_for_what_one_uses_changes_nothing(self) -> None:
-        cache = manager()
-        hold(cache, A, "x")
-        assert cache.try_use(A, "x")
-        cache.release(A)
-        assert cache.users_of(A[0]) == ()
-
     def test_an_idle_entry_is_used_again_and_cannot_be_evicted_then(self) -> None:
         cache = manager(2)
         keep(cache, "x")
@@ -90,10 +83,10 @@ class TestUsing:
         first, second = (("a", 0), 0), (("a", 0), 3)
         hold(cache, first, "x")
         assert cache.try_use(second, "x")
-        assert cache.users_of(("a", 0)) == (first, second)
-        cache.release(first)
+        assert set(cache.uses()) == {(first, "x"), (second, "x")}
+        cache.release(first, "x")
         assert not cache.try_begin(B, "y", 1)
-        cache.release(second)
+        cache.release(second, "x")
         assert cache.try_begin(B, "y", 1)
 
     def test_what_one_choice_releases_another_uses_still(self) -> None:
@@ -101,24 +94,18 @@ class TestUsing:
         first, second = (("a", 0), 0), (("a", 1), 0)
         hold(cache, first, "x")
         assert cache.try_use(second, "x")
-        cache.release(first)
+        cache.release(first, "x")
         assert cache.is_used("x")
-        assert (cache.users_of(("a", 0)), cache.users_of(("a", 1))) == ((), (second,))
-        cache.release(second)
+        assert [*cache.uses()] == [(second, "x")]
+        cache.release(second, "x")
         assert not cache.is_used("x")
 
     def test_releasing_what_one_does_not_use_is_a_bug(self) -> None:
         cache = manager()
         hold(cache, A, "x")
-        cache.release(A)
-        with pytest.raises(AssertionError, match="uses nothing"):
-            cache.release(A)
-
-    def test_one_item_with_two_keys_is_a_bug(self) -> None:
-        cache = manager()
-        hold(cache, A, "x")
-        with pytest.raises(AssertionError, match="uses x already"):
-            cache.try_begin(A, "y", 2)
+        cache.release(A, "x")
+        with pytest.raises(KeyError):
+            cache.release(A, "x")
 
     def test_beginning_what_is_held_is_a_bug(self) -> None:
         cache = manager()
@@ -132,7 +119,7 @@ class TestRoom:
         cache = manager(6)
         keep(cache, "x", "y", "z")
         assert cache.try_use(A, "x")
-        cache.release(A)
+        cache.release(A, "x")
         assert cache.try_begin(A, "new", 3)
         assert cache.take_evicted() == ("y", "z")
         assert cache.try_use(B, "x")
@@ -150,13 +137,13 @@ class TestRoom:
         keep(cache, "y")
         assert not cache.try_begin(B, "new", 3)
         assert cache.take_evicted() == ()
-        assert cache.users_of(B[0]) == ()
+        assert [*cache.uses()] == [(A, "x")]
         assert cache.is_ready("y")
 
     def test_an_entry_being_encoded_is_never_evicted_even_without_users(self) -> None:
         cache = manager(2)
         cache.try_begin(A, "x", 2)
-        cache.release(A)
+        cache.release(A, "x")
         assert not cache.try_begin(B, "y", 2)
         cache.finish("x")
         assert cache.try_begin(B, "y", 2)
@@ -182,7 +169,7 @@ class TestFailing:
         cache.try_begin(A, "x", 2)
         cache.try_use(B, "x")
         assert cache.fail("x") == {A, B}
-        assert (cache.num_entries, cache.num_bytes, cache.users_of(A[0])) == (0, 0, ())
+        assert (cache.num_entries, cache.num_bytes, [*cache.uses()]) == (0, 0, [])
         assert cache.take_evicted() == ()
 
     def test_a_failure_is_not_remembered(self) -> None:
@@ -197,14 +184,14 @@ class TestWithoutSharing:
     def test_an_entry_is_dropped_with_its_last_user(self) -> None:
         cache = manager(is_shared=False)
         hold(cache, A, "x")
-        cache.release(A)
+        cache.release(A, "x")
         assert cache.take_evicted() == ("x",)
         assert (cache.num_entries, cache.num_bytes, cache.num_evictions) == (0, 0, 0)
 
     def test_one_that_nobody_waits_for_is_dropped_once_it_is_encoded(self) -> None:
         cache = manager(is_shared=False)
         cache.try_begin(A, "x", 2)
-        cache.release(A)
+        cache.release(A, "x")
         assert cache.take_evicted() == ()
         cache.finish("x")
         assert cache.take_evicted() == ("x",)
@@ -223,9 +210,8 @@ class TestForgetting:
         hold(cache, A, "x")
         cache.forget()
         assert cache.is_ready("x")
-        assert cache.try_use(A, "x")
         assert not cache.try_use(B, "x")
-        cache.release(A)
+        cache.release(A, "x")
         assert cache.take_evicted() == ("x",)
 
     def test_a_newcomer_waits_until_its_forgotten_namesake_is_dropped(self) -> None:
@@ -233,7 +219,7 @@ class TestForgetting:
         hold(cache, A, "x")
         cache.forget()
         assert not cache.try_begin(B, "x", 2)
-        cache.release(A)
+        cache.release(A, "x")
         assert cache.try_begin(B, "x", 2)
 
     def test_one_being_encoded_serves_those_who_wait_and_is_dropped_then(self) -> None:
@@ -242,13 +228,13 @@ class TestForgetting:
         cache.forget()
         cache.finish("x")
         assert cache.is_ready("x")
-        cache.release(A)
+        cache.release(A, "x")
         assert cache.take_evicted() == ("x",)
 
     def test_one_being_encoded_that_nobody_waits_for_is_dropped_once_it_is_encoded(self) -> None:
         cache = manager()
         cache.try_begin(A, "x", 2)
-        cache.release(A)
+        cache.release(A, "x")
         cache.forget()
         cache.finish("x")
         assert (cache.take_evicted(), cache.num_bytes) == (("x",), 0)
@@ -261,8 +247,8 @@ class TestOversizedItems:
         hold(cache, A, "large", 3)
         assert cache.try_use(B, "large")
         assert cache.num_bytes == 20
-        cache.release(A)
-        cache.release(B)
+        cache.release(A, "large")
+        cache.release(B, "large")
         assert cache.take_evicted() == ("large",)
         assert cache.is_ready("small")
 
@@ -270,7 +256,7 @@ class TestOversizedItems:
         cache = manager(2)
         hold(cache, A, "large", 3)
         assert not cache.try_begin(B, "larger", 4)
-        cache.release(A)
+        cache.release(A, "large")
         assert cache.try_begin(B, "larger", 4)
 
     def test_it_is_warned_of_once(self, caplog: pytest.LogCaptureFixture) -> None:
@@ -278,7 +264,7 @@ class TestOversizedItems:
         with caplog.at_level(logging.WARNING):
             for key in ("large", "larger"):
                 hold(cache, A, key, 3)
-                cache.release(A)
+                cache.release(A, key)
         (record,) = caplog.records
         assert "30 bytes exceed the encoder cache of 20" in record.getMessage()
 
@@ -303,7 +289,7 @@ class TestPins:
         cache = manager(4)
         hold(cache, A, "x")
         cache.pin("x", until=10)
-        cache.release(A)
+        cache.release(A, "x")
         keep(cache, "y", "z")
         assert cache.is_ready("x")
         cache.end_pins(10)
@@ -319,7 +305,7 @@ class TestPins:
         keep(cache, "y")
         cache.pin("y", until=10)
         cache.check_invariants()
-        cache.release(A)
+        cache.release(A, "x")
         keep(cache, "z")
         cache.pin("z", until=10)
         keep(cache, "v")
@@ -330,7 +316,7 @@ class TestPins:
         cache = manager(4, is_shared=False)
         hold(cache, A, "x")
         cache.pin("x", until=10)
-        cache.release(A)
+        cache.release(A, "x")
         cache.check_invariants()
         assert cache.num_entries == 0
 
@@ -429,18 +415,15 @@ class EncoderMachine(RuleBasedStateMachine):
         assert self.cache.fail(key) == self.entries.pop(key).users
         self.pinned -= {key}
 
-    def expect_released(self, user: EncoderUser) -> None:
-        (key,) = (key for key, entry in self.entries.items() if user in entry.users)
-        self.entries[key].users.remove(user)
-        self.settle(key)
-
     @precondition(lambda self: len(self.waiting_users()) < len(USERS))
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         waiting = self.waiting_users()
         user = data.draw(st.sampled_from([user for user in USERS if user not in waiting]))
-        self.cache.release(user)
-        self.expect_released(user)
+        (key,) = (key for key, entry in self.entries.items() if user in entry.users)
+        self.cache.release(user, key)
+        self.entries[key].users.remove(user)
+        self.settle(key)
 
     @rule(is_wanted=st.sampled_from([False, False, False, True]))
     def forget(self, is_wanted: bool) -> None:
@@ -479,8 +462,8 @@ class EncoderMachine(RuleBasedStateMachine):
         assert self.cache.num_evictions == self.num_evictions
         for key in SIZES:
             assert self.cache.is_ready(key) == (key in self.entries and self.entries[key].is_ready)
-        used = {user for entry in self.entries.values() for user in entry.users}
-        assert {user for sequence_id in SEQUENCES for user in self.cache.users_of(sequence_id)} == used
+        uses = {(user, key) for key, entry in self.entries.items() for user in entry.users}
+        assert set(self.cache.uses()) == uses
 
 
 def test_the_manager_does_what_a_naive_model_does() -> None:

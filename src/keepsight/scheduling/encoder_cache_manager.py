@@ -8,7 +8,7 @@ entry is evicted whole and never while it is in use or being encoded, and what i
 import json
 import logging
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from keepsight.engine_config import EncoderCacheConfig
 from keepsight.media import MediaItem
@@ -34,7 +34,7 @@ def encoder_key(item: MediaItem, adapter: Adapter | None) -> str:
 class _Entry:
     media_hash: str
     num_bytes: int
-    users: set[EncoderUser] = field(default_factory=set)
+    users: set[EncoderUser]
     is_ready: bool = False
     # False: forgotten.  Its users keep it, newcomers do not find it.
     is_findable: bool = True
@@ -47,12 +47,11 @@ class EncoderCacheManager:
         self.num_bytes = 0  # without what is held outside the budget
         self.num_evictions = 0
         self._config = config
-        # Counts the entries that newcomers find.
-        self._holdings = holdings or Holdings()
+        # Counts the entries that newcomers find; of what is not shared nobody asks.
+        self._holdings = holdings if holdings is not None and config.is_shared else Holdings()
         self._entries: dict[str, _Entry] = {}
         self._idle: EvictionOrder[str] = EvictionOrder(config.max_bytes)
         self._num_idle_bytes = 0
-        self._held: dict[SequenceId, dict[int, str]] = {}
         self._evicted: list[str] = []
         self._has_warned = False
 
@@ -85,25 +84,17 @@ class EncoderCacheManager:
     def is_used(self, key: str) -> bool:
         return bool(self._entries[key].users)
 
-    def users_of(self, sequence_id: SequenceId) -> tuple[EncoderUser, ...]:
-        """What the sequence uses, in the order of its items."""
-        return tuple((sequence_id, item) for item in sorted(self._held.get(sequence_id, ())))
-
     # Coming ---------------------------------------------------------------------------------------------------
 
     def try_use(self, user: EncoderUser, key: str) -> bool:
         """Uses what is held or being encoded; False if there is nothing to use."""
-        entry = self._entries.get(key)
-        if entry is None:
+        if not self.can_find(key):
             return False
-        if user in entry.users:
-            return True
-        if not entry.is_findable:
-            return False
+        entry = self._entries[key]
         if key in self._idle:
             self._idle.remove(key)
             self._num_idle_bytes -= entry.num_bytes
-        self._add_user(user, key, entry)
+        entry.users.add(user)
         return True
 
     def try_begin(self, user: EncoderUser, key: str, num_embeddings: int, media_hash: str | None = None) -> bool:
@@ -116,15 +107,13 @@ class EncoderCacheManager:
             # The runner knows embeddings by their key alone, so the newcomer waits until its namesake is dropped.
             assert not forgotten.is_findable, f"{key} is held already"
             return False
-        entry = _Entry(media_hash or key, num_embeddings * self._config.bytes_per_embedding)
+        entry = _Entry(media_hash or key, num_embeddings * self._config.bytes_per_embedding, {user})
         entry.is_oversized = entry.num_bytes > self._config.max_bytes
         if not (self._can_hold_oversized(entry) if entry.is_oversized else self._try_make_room(entry.num_bytes)):
             return False
         self._entries[key] = entry
-        if self._config.is_shared:
-            self._holdings.add(entry.media_hash)
+        self._holdings.add(entry.media_hash)
         self.num_bytes += 0 if entry.is_oversized else entry.num_bytes
-        self._add_user(user, key, entry)
         return True
 
     def _can_hold_oversized(self, newcomer: _Entry) -> bool:
@@ -148,13 +137,6 @@ class EncoderCacheManager:
             self.num_evictions += 1
         return True
 
-    def _add_user(self, user: EncoderUser, key: str, entry: _Entry) -> None:
-        sequence_id, item = user
-        held = self._held.setdefault(sequence_id, {})
-        assert item not in held, f"{user} uses {held[item]} already"
-        held[item] = key
-        entry.users.add(user)
-
     # What became of the encoding ------------------------------------------------------------------------------
 
     def finish(self, key: str) -> None:
@@ -169,30 +151,18 @@ class EncoderCacheManager:
         """There will be no embeddings; those who waited for them."""
         entry = self._entries[key]
         assert not entry.is_ready, key
-        for user in entry.users:
-            self._end_use(user)
         self._remove(key)
         return entry.users
 
     # Going ----------------------------------------------------------------------------------------------------
 
-    def release(self, user: EncoderUser) -> None:
+    def release(self, user: EncoderUser, key: str) -> None:
         """What nobody uses any more becomes idle, or is dropped if it cannot be kept."""
-        key = self._end_use(user)
         entry = self._entries[key]
         entry.users.remove(user)
         # While it is being encoded the runner writes it: its bytes are free only after that.
         if entry.is_ready and not entry.users:
             self._retire(key, entry)
-
-    def _end_use(self, user: EncoderUser) -> str:
-        sequence_id, item = user
-        held = self._held.get(sequence_id, {})
-        assert item in held, f"{user} uses nothing"
-        key = held.pop(item)
-        if not held:
-            del self._held[sequence_id]
-        return key
 
     def _retire(self, key: str, entry: _Entry) -> None:
         if self._config.is_shared and entry.is_findable and not entry.is_oversized:
@@ -218,7 +188,7 @@ class EncoderCacheManager:
         self._idle.clear()
 
     def _hide(self, entry: _Entry) -> None:
-        if entry.is_findable and self._config.is_shared:
+        if entry.is_findable:
             self._holdings.remove(entry.media_hash)
         entry.is_findable = False
 
@@ -241,6 +211,10 @@ class EncoderCacheManager:
         evicted, self._evicted = tuple(self._evicted), []
         return evicted
 
+    def uses(self) -> Iterator[tuple[EncoderUser, str]]:
+        """For recounts: who uses which entry."""
+        return ((user, key) for key, entry in self._entries.items() for user in entry.users)
+
     def held_media(self) -> Iterator[str]:
         """For recounts: once for each entry that newcomers find."""
         return (each.media_hash for each in self._entries.values() if each.is_findable and self._config.is_shared)
@@ -256,6 +230,3 @@ class EncoderCacheManager:
         assert all(entry.is_findable and not entry.is_oversized for entry in idle.values())
         assert self._config.is_shared or not self._idle
         self._idle.check_invariants()
-        held = {((sequence, item), key) for sequence, items in self._held.items() for item, key in items.items()}
-        assert held == {(user, key) for key, entry in self._entries.items() for user in entry.users}
-        assert all(self._held.values())

@@ -233,9 +233,9 @@ class MediaClaims:
         state.num_to_join = 0
 
     def _release(self, state: RequestState, index: int) -> None:
-        state.claimed_items.remove(index)
-        self.encoder_cache.release((state.sequence_id, index))
         key = state.encoder_keys[index]
+        state.claimed_items.remove(index)
+        self.encoder_cache.release((state.sequence_id, index), key)
         if self.encodings.waits(key) and not self.encoder_cache.is_used(key):
             self._withdraw(key)
         self._has_awaited_changed = True
@@ -296,9 +296,9 @@ class MediaClaims:
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
         assert self._short_of_room is None or self._short_of_room in live
         self.encodings.check_invariants()
-        for state in self._states.values():
-            users = {(state.sequence_id, index) for index in state.claimed_items}
-            assert users == set(self.encoder_cache.users_of(state.sequence_id)), state.sequence_id
+        claims = [(state, index) for state in self._states.values() for index in state.claimed_items]
+        uses = [((state.sequence_id, index), state.encoder_keys[index]) for state, index in claims]
+        assert sorted(uses) == sorted(self.encoder_cache.uses())
         claimed = {state.encoder_keys[index] for state in live for index in state.claimed_items}
         lacking = {key for key in claimed if not self.encoder_cache.is_ready(key)}
         assert all(key in self.encodings for key in lacking)
