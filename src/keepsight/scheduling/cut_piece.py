@@ -21,7 +21,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
     end = min(most, start + draft.tokens_left(most - start, joins=joins))
-    return Piece(end if draft.cuts_items else _whole_items_end(state, start, end), joins)
+    return Piece(end if draft.config.cuts_items else _whole_items_end(state, start, end), joins)
 
 
 def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:

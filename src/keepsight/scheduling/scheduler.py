@@ -22,7 +22,7 @@ from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.request_state import FOR_MEDIA, Begun, ParkedFor, RequestState, Status
-from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join, tokens_left_by_long
+from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
 from keepsight.scheduling.step_plan import (
     Computed,
     Fault,
@@ -193,13 +193,11 @@ class Scheduler:
         if lane_is_free or room.is_for_all:
             self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
+            config,
+            self.lineup,
             now_tokens_left=config.max_num_batched_tokens - num_streams,
             room=room,
             beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
-            longest=config.max_num_batched_tokens,
-            left_by_long=tokens_left_by_long(config),
-            lineup=self.lineup,
-            cuts_items=config.cuts_items,
             is_for_encodings=self._turns.is_encoders,
         )
 

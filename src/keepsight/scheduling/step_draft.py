@@ -12,7 +12,6 @@ from keepsight.scheduling.step_plan import EndName, NewSequence, PageCopy, Recal
 # reads along waits for them then.  Beside they would have half of the machine, one after the other.
 LEAST_CROWD, CROWD_TOKENS = 3, 512
 
-
 # Of a step, what a prompt that does not fit one leaves to other prompts: no question waits for somebody's book.
 PART_LEFT_BY_LONG = 0.5
 
@@ -60,16 +59,13 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class StepDraft:
+    config: SchedulerConfig
+    lineup: Lineup
     # What tokens of prompts may take of `now`; streams have theirs already.
     now_tokens_left: int
     # Of these, prompts that join running streams.
     room: Room
     beside_tokens_left: int
-    # What more is left to compute of than this leaves so much of either lane to other prompts, if there are any.
-    longest: int
-    left_by_long: int
-    lineup: Lineup
-    cuts_items: bool
     # Nothing is computed: of who could be, as many as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
     copy: list[PageCopy] = field(default_factory=list)
@@ -78,12 +74,15 @@ class StepDraft:
     beside: list[Slice] = field(default_factory=list)
     new: list[NewSequence] = field(default_factory=list)
     joining_tokens_left: int | None = field(init=False)
+    # Of either lane, to other prompts by one that does not fit a step.
+    left_by_long: int = field(init=False)
     # By `joins`: where somebody waits for more room.
     _lanes_waited_for: set[bool] = field(default_factory=set)
     _num_joining: int = 0
 
     def __post_init__(self) -> None:
         self.joining_tokens_left = self.room.num_tokens
+        self.left_by_long = tokens_left_by_long(self.config)
 
     @property
     def computes_nothing(self) -> bool:
@@ -98,10 +97,13 @@ class StepDraft:
         if not joins or self.joining_tokens_left is None:
             left = self.now_tokens_left if joins else self.beside_tokens_left
             num_planned = self._num_joining + len(self.beside)
-            leaves_some = length > self.longest and self.lineup.num_prompts > 1 + num_planned
+            leaves_some = self._is_long(length) and self.lineup.num_prompts > 1 + num_planned
             return max(0, left - self.left_by_long) if leaves_some else left
         num_kept = self.room.num_for_short if length > self.room.longest_short else 0
         return max(0, min(self.now_tokens_left, self.joining_tokens_left - num_kept))
+
+    def _is_long(self, length: int) -> bool:
+        return length > self.config.max_num_batched_tokens
 
     def has_prompts(self, *, joins: bool) -> bool:
         return bool(self._num_joining if joins else self.beside)
@@ -113,7 +115,7 @@ class StepDraft:
         """
         if piece.end == end_of_prompt:
             return False
-        if piece.end == start and self.left_by_long and end_of_prompt - start > self.longest:
+        if piece.end == start and self.left_by_long and self._is_long(end_of_prompt - start):
             return True  # what is left is for others
         is_scrap = piece.end - start < block_size and self.has_prompts(joins=piece.joins)
         if piece.end == start or is_scrap:
