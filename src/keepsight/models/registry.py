@@ -8,23 +8,22 @@ from keepsight.checkpoint_folder import check_is_folder
 from keepsight.errors import UnknownArchitectureError
 from keepsight.json_fields import JsonFields
 from keepsight.models.borrowed.model import BorrowedModel
-from keepsight.models.gemma3.config import ARCHITECTURES as GEMMA3_ARCHITECTURES
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
-from keepsight.models.qwen2_5_vl.config import ARCHITECTURES as QWEN2_5_VL_ARCHITECTURES
 from keepsight.models.qwen2_5_vl.model import Qwen25VL
-from keepsight.models.qwen2_audio.config import ARCHITECTURES as QWEN2_AUDIO_ARCHITECTURES
 from keepsight.models.qwen2_audio.model import Qwen2Audio
-from keepsight.models.qwen3_vl.config import ARCHITECTURES as QWEN3_VL_ARCHITECTURES
+from keepsight.models.qwen3_vl.config import MIXTURE
 from keepsight.models.qwen3_vl.model import Qwen3VL
 
 Loader = Callable[[Path, Placement, int | None], Model]
 _LOADERS: dict[str, Loader] = {
-    **dict.fromkeys(GEMMA3_ARCHITECTURES, Gemma3.from_checkpoint),
-    **dict.fromkeys(QWEN2_5_VL_ARCHITECTURES, Qwen25VL.from_checkpoint),
-    **dict.fromkeys(QWEN2_AUDIO_ARCHITECTURES, Qwen2Audio.from_checkpoint),
-    **dict.fromkeys(QWEN3_VL_ARCHITECTURES, Qwen3VL.from_checkpoint),
+    "Gemma3ForConditionalGeneration": Gemma3.from_checkpoint,
+    "Gemma3ForCausalLM": Gemma3.from_checkpoint,
+    "Qwen2_5_VLForConditionalGeneration": Qwen25VL.from_checkpoint,
+    "Qwen2AudioForConditionalGeneration": Qwen2Audio.from_checkpoint,
+    "Qwen3VLForConditionalGeneration": Qwen3VL.from_checkpoint,
+    MIXTURE: Qwen3VL.from_checkpoint,
 }
 
 

@@ -15,7 +15,6 @@ from keepsight.models.layers import ACTIVATIONS
 from keepsight.models.quantized_checkpoint import check_quantization
 from keepsight.models.vision_layer import VisionLayerConfig
 
-ARCHITECTURES = ("Gemma3ForConditionalGeneration", "Gemma3ForCausalLM")
 LAYER_TYPES = ("sliding_attention", "full_attention")
 
 

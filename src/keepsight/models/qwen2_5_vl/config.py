@@ -15,7 +15,6 @@ from keepsight.models.qwen2_text_config import TextDefaults, read_head_dim, read
 from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
 from keepsight.models.vision_layer import VisionLayerConfig
 
-ARCHITECTURES = ("Qwen2_5_VLForConditionalGeneration",)
 # How many frequencies turn by time, row and column.
 DEFAULT_SECTIONS = (16, 24, 24)
 DEFAULTS = TextDefaults(152_064, 8192, 29_568, 80, 64, 8, 1e-5)

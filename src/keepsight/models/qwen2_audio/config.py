@@ -10,7 +10,6 @@ from keepsight.models.quantized_checkpoint import check_quantization
 from keepsight.models.qwen2_text_config import TextDefaults, read_text, read_theta, rotary_section
 from keepsight.models.vision_layer import VisionLayerConfig
 
-ARCHITECTURES = ("Qwen2AudioForConditionalGeneration",)
 DEFAULTS = TextDefaults(151_936, 4096, 22_016, 32, 32, 32, 1e-6)
 NORM_EPS = 1e-5
 

@@ -24,7 +24,6 @@ from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, 
 from keepsight.models.vision_layer import VisionLayerConfig
 
 MIXTURE = "Qwen3VLMoeForConditionalGeneration"
-ARCHITECTURES = ("Qwen3VLForConditionalGeneration", MIXTURE)
 # How many frequencies turn by time, row and column.
 DEFAULT_SECTIONS = (24, 20, 20)
 
