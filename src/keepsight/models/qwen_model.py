@@ -5,7 +5,6 @@ before.
 """
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from keepsight.models.decoder_config import DecoderConfig
 from keepsight.models.layers import Placement, WeightSlot, under
@@ -14,6 +13,7 @@ from keepsight.models.vision_language_model import Tower, VisionLanguageModel, s
 
 
 class QwenModel(VisionLanguageModel):
+    canonical_name = staticmethod(canonical_name)
     tower: Tower
 
     def __init__(self, config: DecoderConfig, patch_size: int, media_width: int, place: Placement) -> None:
@@ -25,9 +25,6 @@ class QwenModel(VisionLanguageModel):
             sees_pictures_whole=False,
         )
         super().__init__(config, shape, place)
-
-    def load_from(self, directory: Path, room: int | None) -> None:
-        self.load(directory, canonical_name, lambda _name: False, room)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from super().slots()

@@ -4,9 +4,10 @@
 checkpoints call them.
 """
 
-from collections.abc import Callable, Generator, Iterator, Sequence
+from abc import abstractmethod
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, Self, cast
 
 import torch
 from torch import Tensor, nn
@@ -65,24 +66,27 @@ class VisionLanguageModel(nn.Module):
         if not config.tie_word_embeddings:
             self.head = Linear(place.for_decoder(), config.hidden_size, {"lm_head": config.vocab_size}, bias=False)
 
-    def load(
-        self,
-        directory: Path,
-        canonical_name: Callable[[str], str],
-        is_never_read: Callable[[str], bool],
-        room: int | None,
-    ) -> None:
+    @staticmethod
+    @abstractmethod
+    def canonical_name(name: str) -> str:
+        """Of what a checkpoint calls a tensor."""
+
+    def is_never_read(self, _name: str) -> bool:
+        """By its canonical name, of a tensor of complete checkpoints that the model has no use for."""
+        return False
+
+    def load(self, directory: Path, room: int | None) -> Self:
         """`room`: bytes of memory that the weights may take."""
-        self._canonical_name = canonical_name
         copies = {"lm_head.weight": "decoder.embed_tokens.weight"} if self.head is None else {}
         packing = read_packing(JsonFields.read(directory / "config.json"))
-        load_weights(directory, self.slots(), canonical_name, is_never_read, copies, packing, room)
+        load_weights(directory, self.slots(), self.canonical_name, self.is_never_read, copies, packing, room)
         self.pack()
+        return self
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
         outputs = self._adaptable_outputs()
         added = load_adapter(
-            folder, max_rank, lambda module: outputs.get(self._canonical_name(f"{module}.weight")), self.place
+            folder, max_rank, lambda module: outputs.get(self.canonical_name(f"{module}.weight")), self.place
         )
         layers = self.decoder.products()
         tower = cast("nn.Module | None", self.tower)

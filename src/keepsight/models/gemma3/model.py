@@ -19,6 +19,8 @@ from keepsight.models.vision_language_model import VisionLanguageModel, shape_of
 
 
 class Gemma3(VisionLanguageModel):
+    canonical_name = staticmethod(canonical_name)
+
     def __init__(self, config: Gemma3Config, place: Placement) -> None:
         super().__init__(config.text, _shape_of(config), place)
         self.config = config
@@ -32,10 +34,10 @@ class Gemma3(VisionLanguageModel):
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
         """`room`: bytes of memory that the weights may take."""
-        config = Gemma3Config.from_checkpoint(directory)
-        model = cls(config, place)
-        model.load(directory, canonical_name, lambda name: is_never_read(name, config), room)
-        return model
+        return cls(Gemma3Config.from_checkpoint(directory), place).load(directory, room)
+
+    def is_never_read(self, name: str) -> bool:
+        return is_never_read(name, self.config)
 
     def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
         patches = yield from super().encode_in_parts(pixels, adapter)

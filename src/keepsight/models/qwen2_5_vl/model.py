@@ -18,6 +18,4 @@ class Qwen25VL(QwenModel):
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
         """`room`: bytes of memory that the weights may take."""
-        model = cls(Qwen25VLConfig.from_checkpoint(directory), place)
-        model.load_from(directory, room)
-        return model
+        return cls(Qwen25VLConfig.from_checkpoint(directory), place).load(directory, room)
