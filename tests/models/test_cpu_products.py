@@ -224,7 +224,7 @@ def test_an_activation_in_the_product_is_the_activation_after_it(activation: str
     weight, bias = weight_of(linear), linear.bias
     hidden = torch.randn(9, 24)
     linear.pack()
-    after = linear.then_activate(hidden, activation)
+    after = linear(hidden, activation)
     expected = ACTIVATIONS[activation](exact(hidden, weight, kind, bias))
     torch.testing.assert_close(after.double(), expected, rtol=1e-5, atol=1e-5)
 

@@ -33,7 +33,7 @@ class LowRank:
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Changes `sums`."""
-        self.up.add_to(sums, self.down(hidden))
+        self.up(self.down(hidden), onto=sums)
 
 
 def _fill(place: Placement, matrix: Tensor) -> Linear:
@@ -81,13 +81,6 @@ class AdaptedLinear(nn.Module):
             onto = hidden.new_zeros(*hidden.shape[:-1], self._linear.out_features)
         self._added.add_to(onto, hidden)
         return self._linear(hidden, activation, onto)  # type: ignore[no-any-return]
-
-    def then_activate(self, hidden: Tensor, activation: str) -> Tensor:
-        return self(hidden, activation)  # type: ignore[no-any-return]
-
-    def add_to(self, sums: Tensor, hidden: Tensor) -> None:
-        """Changes `sums`."""
-        self(hidden, onto=sums)
 
 
 def adapt(part: nn.Module, added: Mapping[Linear, LowRank]) -> nn.Module:

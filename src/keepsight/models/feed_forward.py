@@ -19,7 +19,7 @@ class FeedForward(nn.Module):
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Changes `sums`."""
-        self.down.add_to(sums, self.up.then_activate(hidden, self.activation))
+        self.down(self.up(hidden, self.activation), onto=sums)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.up.slots()
@@ -44,7 +44,7 @@ class GatedFeedForward(nn.Module):
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
         """Changes `sums`."""
-        self.down.add_to(sums, self._gated(hidden, NOT_ADAPTED))
+        self.down(self._gated(hidden, NOT_ADAPTED), onto=sums)
 
     def _gated(self, hidden: Tensor, adaptation: Adaptation) -> Tensor:
         kernels = kernels_for(hidden.device)

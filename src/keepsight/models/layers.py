@@ -196,13 +196,6 @@ class Linear(nn.Module):
             out = onto.add_(out)
         return out if activation is None else ACTIVATIONS[activation](out)
 
-    def then_activate(self, hidden: Tensor, activation: str) -> Tensor:
-        return self(hidden, activation)  # type: ignore[no-any-return]
-
-    def add_to(self, sums: Tensor, hidden: Tensor) -> None:
-        """Changes `sums`."""
-        self(hidden, onto=sums)
-
     def rows(self, which: Tensor) -> Tensor:
         """[count] -> [count, in_features]: what the weight has for some outputs."""
         return F.embedding(which, self.weight) if self.panels is None else self.panels.rows(which)

@@ -82,7 +82,7 @@ class PatchMerger(nn.Module):
         """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
         shape = (len(patches), -1, self.width)
         merged = self.norm(patches.reshape(shape)) if self.norms_merged else self.norm(patches).view(shape)
-        return self.down(self.up.then_activate(merged, "gelu"))  # type: ignore[no-any-return]
+        return self.down(self.up(merged, "gelu"))  # type: ignore[no-any-return]
 
     def in_parts(self, patches: Tensor) -> Generator[None, None, Tensor]:
         """The same, some tokens at a time."""

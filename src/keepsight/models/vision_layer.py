@@ -98,7 +98,7 @@ class VisionLayer(nn.Module):
         yield from self.attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]), windows)
         for group in groups:
             rows = hidden[group]
-            self.out.add_to(rows, attended[group])
+            self.out(attended[group], onto=rows)
             self.feed_forward.add_to(rows, self.norm2(rows))
             yield
 

@@ -34,7 +34,7 @@ class Convolution(nn.Module):
             (sounds, results.shape[1], WIDTH * channels), (num_rows * channels, self.stride * channels, 1)
         )
         for group in row_groups(results):
-            results[group] = self.linear.then_activate(seen[group], "gelu")
+            results[group] = self.linear(seen[group], "gelu")
             yield
 
     def slots(self) -> Iterator[WeightSlot]:
