@@ -23,6 +23,7 @@ from keepsight.models.layers import (
     Linear,
     Placement,
     RMSNorm,
+    Row,
     WeightSlot,
     add_and_norm,
     empty_parameter,
@@ -228,7 +229,7 @@ class Decoder(nn.Module):
         self.embedding = Linear(place, config.hidden_size, {"embed_tokens": config.vocab_size}, bias=False)
         # Rounded to the model's precision before it multiplies, as in training.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=torch.float32).to(place.dtype).item()
-        self.layers = nn.ModuleList(DecoderLayer(config, layer, place) for layer in config.layers)
+        self.layers = Row[DecoderLayer](DecoderLayer(config, layer, place) for layer in config.layers)
         self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps, adds_one=config.norms_add_one)
         self.rotary = RotaryTable((layer.rotary for layer in config.layers), config.head_dim, place)
         # All layers in one call, where there is a kernel for them.
@@ -263,7 +264,7 @@ class Decoder(nn.Module):
         watch_layer: LayerWatcher | None,
         deep: Sequence[DeepRows],
     ) -> Tensor:
-        angles, layers = self.rotary.angles(batch.rotary_positions), list(self._all_layers())
+        angles, layers = self.rotary.angles(batch.rotary_positions), list(self.layers)
         # Each layer's result is normed where it is added, for the next.
         norms = [layer.before_attention for layer in layers] + [self.norm]
         normed = norms[0](hidden)
@@ -301,22 +302,16 @@ class Decoder(nn.Module):
         is_plain = config.attention_softcap is None and not any(layer.mixture for layer in config.layers)
         is_on_cpu = self.embedding.panels is not None
         if is_on_cpu and is_plain and fits_tiles(config.num_heads, config.num_kv_heads, config.head_dim):
-            weights = [layer.for_cpu(self.rotary) for layer in self._all_layers()]
+            weights = [layer.for_cpu(self.rotary) for layer in self.layers]
             self._layers_on_cpu = CpuDecoder(weights, config.attention_scale, config.rms_norm_eps)
-
-    def _all_layers(self) -> Iterator[DecoderLayer]:
-        for layer in self.layers:
-            assert isinstance(layer, DecoderLayer)
-            yield layer
 
     def products(self) -> list[dict[str, Linear]]:
         """Of each layer, those that may be adapted."""
-        return [layer.products() for layer in self._all_layers()]
+        return [layer.products() for layer in self.layers]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.embedding.slots()
-        for index, layer in enumerate(self._all_layers()):
-            yield from under(f"layers.{index}.", layer.slots())
+        yield from self.layers.slots("layers")
         yield from under("norm.", self.norm.slots())
 
 

@@ -8,7 +8,7 @@ checkpoint tensors become one fused product.
 import functools
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from keepsight.models.cpu_kernels import takes_kernels
 from keepsight.models.cpu_products import Panels, takes_panels
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.quantize_rows import quantize_rows
+
+P = TypeVar("P", bound="Part")
 
 
 def name_of(dtype: torch.dtype) -> str:
@@ -111,6 +113,21 @@ def slot(
 def under(prefix: str, slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:
     for inner in slots:
         yield replace(inner, name=prefix + inner.name)
+
+
+class Part(Protocol):
+    def slots(self) -> Iterator[WeightSlot]: ...
+
+
+class Row(nn.ModuleList, Generic[P]):
+    """Parts of one kind, one behind the other."""
+
+    def __iter__(self) -> Iterator[P]:  # type: ignore[override]
+        return super().__iter__()  # type: ignore[return-value]
+
+    def slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for index, part in enumerate(self):
+            yield from under(f"{prefix}.{index}.", part.slots())
 
 
 def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:

@@ -5,7 +5,6 @@ Takes normalised pixels, channels last.  Knows nothing of prompts; pictures of a
 """
 
 from collections.abc import Generator, Iterator
-from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from keepsight.models.layers import (
     Linear,
     Placement,
     RMSNorm,
+    Row,
     WeightSlot,
     empty_parameter,
     slot,
@@ -59,13 +59,13 @@ class VisionTower(nn.Module):
     def __init__(self, config: VisionConfig, place: Placement) -> None:
         super().__init__()
         self.embedding = PatchEmbedding(config, place)
-        self.layers = nn.ModuleList(VisionLayer(config.layer, place) for _ in range(config.num_layers))
+        self.layers = Row[VisionLayer](VisionLayer(config.layer, place) for _ in range(config.num_layers))
         self.norm = LayerNorm(place, config.hidden_size, config.layer_norm_eps)
 
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
         hidden = self.embedding(pixels)
-        layers = cast("list[VisionLayer]", list(self.layers))
+        layers = list(self.layers)
         heads = layers[0].make_heads(hidden) if layers else hidden
         for layer in layers:
             yield from layer(hidden, heads)
@@ -73,9 +73,7 @@ class VisionTower(nn.Module):
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("embeddings.", self.embedding.slots())
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, VisionLayer)
-            yield from under(f"encoder.layers.{index}.", layer.slots())
+        yield from self.layers.slots("encoder.layers")
         yield from under("post_layernorm.", self.norm.slots())
 
 

@@ -8,12 +8,12 @@ where the work may be laid aside.
 
 from collections.abc import Generator, Iterator
 from functools import lru_cache
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.layers import Angles, Placement, RMSNorm, WeightSlot, under
+from keepsight.models.layers import Angles, Placement, RMSNorm, Row, WeightSlot, under
 from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches, with_frames
 from keepsight.models.qwen2_5_vl.config import VisionConfig
 from keepsight.models.vision_layer import VisionLayer, Windows
@@ -25,7 +25,7 @@ class VisionTower(nn.Module):
         self.config = config
         width = config.layer.hidden_size
         self.embedding = PatchEmbedding(place, config.patch_size, config.merge_size, width, bias=False)
-        self.layers = nn.ModuleList(VisionLayer(config.layer, place) for _ in range(config.num_layers))
+        self.layers = Row[VisionLayer](VisionLayer(config.layer, place) for _ in range(config.num_layers))
         norm = RMSNorm(place, width, config.layer.norm_eps, adds_one=False)
         self.merger = PatchMerger(place, norm, width * config.merge_size**2, config.out_size)
 
@@ -37,7 +37,7 @@ class VisionTower(nn.Module):
         arranged = _arrange(*grid, config.merge_size, config.window_side)
         hidden = (yield from self.embedding.in_parts(pixels))[:, arranged.patches.to(pixels.device)]
         angles = self._angles(grid, arranged.patches)
-        layers = cast("list[VisionLayer]", list(self.layers))
+        layers = list(self.layers)
         heads = layers[0].make_heads(hidden)
         for index, layer in enumerate(layers):
             yield from layer(hidden, heads, angles, () if index in config.whole_layers else arranged.windows)
@@ -51,9 +51,7 @@ class VisionTower(nn.Module):
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("patch_embed.", self.embedding.slots())
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, VisionLayer)
-            yield from under(f"blocks.{index}.", layer.slots())
+        yield from self.layers.slots("blocks")
         yield from under("merger.", self.merger.slots())
 
 

@@ -5,12 +5,11 @@ what the reference masks is left out here.  Every `yield` is a place where the w
 """
 
 from collections.abc import Generator, Iterator
-from typing import cast
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models.layers import LayerNorm, Linear, Placement, WeightSlot, empty_parameter, slot, under
+from keepsight.models.layers import LayerNorm, Linear, Placement, Row, WeightSlot, empty_parameter, slot, under
 from keepsight.models.qwen2_audio.config import AudioConfig
 from keepsight.models.vision_layer import VisionLayer, row_groups
 from keepsight.sound_config import PLACES_PER_TOKEN
@@ -55,14 +54,14 @@ class AudioTower(nn.Module):
         self.of_frames = Convolution(place, "conv1", config.num_mels, width, stride=1)
         self.of_pairs = Convolution(place, "conv2", width, width, stride=2)
         self.positions = empty_parameter(place, config.num_places, width)
-        self.layers = nn.ModuleList(VisionLayer(config.layer, place) for _ in range(config.num_layers))
+        self.layers = Row[VisionLayer](VisionLayer(config.layer, place) for _ in range(config.num_layers))
         self.norm = LayerNorm(place, width, config.layer.norm_eps)
         self.projector = Linear(place, width, {"linear": text_size}, bias=True)
 
     def in_parts(self, spectrograms: Tensor) -> Generator[None, None, Tensor]:
         """[sounds, frames, mels] -> [sounds, tokens, hidden]"""
         hidden = yield from self._places(spectrograms)
-        layers = cast("list[VisionLayer]", list(self.layers))
+        layers = list(self.layers)
         heads = layers[0].make_heads(hidden)
         for layer in layers:
             yield from layer(hidden, heads)
@@ -87,8 +86,6 @@ class AudioTower(nn.Module):
         yield from self.of_frames.slots()
         yield from self.of_pairs.slots()
         yield slot("embed_positions.weight", self.positions)
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, VisionLayer)
-            yield from under(f"layers.{index}.", layer.slots())
+        yield from self.layers.slots("layers")
         yield from under("layer_norm.", self.norm.slots())
         yield from under("projector.", self.projector.slots())

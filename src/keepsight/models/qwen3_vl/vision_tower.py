@@ -5,12 +5,11 @@ Takes normalised pixels, channels last, whose sides are multiples of a token's; 
 """
 
 from collections.abc import Generator, Iterator
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.layers import LayerNorm, Placement, WeightSlot, empty_parameter, slot, under
+from keepsight.models.layers import LayerNorm, Placement, Row, WeightSlot, empty_parameter, slot, under
 from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches, with_frames
 from keepsight.models.qwen3_vl.config import VisionConfig
 from keepsight.models.vision_layer import VisionLayer
@@ -23,9 +22,9 @@ class VisionTower(nn.Module):
         width = config.layer.hidden_size
         self.embedding = PatchEmbedding(place, config.patch_size, config.merge_size, width, bias=True)
         self.positions = empty_parameter(place, config.positions_per_side**2, width)
-        self.layers = nn.ModuleList(VisionLayer(config.layer, place) for _ in range(config.num_layers))
+        self.layers = Row[VisionLayer](VisionLayer(config.layer, place) for _ in range(config.num_layers))
         self.merger = _make_merger(config, place, norms_merged=False)
-        self.deep_mergers = nn.ModuleList(_make_merger(config, place, norms_merged=True) for _ in config.deep_layers)
+        self.deep_mergers = Row[PatchMerger](_make_merger(config, place, norms_merged=True) for _ in config.deep_layers)
 
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         """[pictures, height, width, 3], or [moments, 2, height, width, 3] -> [pictures, tokens, media width]"""
@@ -38,8 +37,8 @@ class VisionTower(nn.Module):
         )
         head_dim, theta = self.config.layer.head_dim, self.config.rotary_theta
         angles = angles_of_patches(rows, columns, head_dim, theta, hidden.device)
-        layers = cast("list[VisionLayer]", list(self.layers))
-        mergers = dict(zip(self.config.deep_layers, cast("list[PatchMerger]", list(self.deep_mergers)), strict=True))
+        layers = list(self.layers)
+        mergers = dict(zip(self.config.deep_layers, self.deep_mergers, strict=True))
         heads, deep = layers[0].make_heads(hidden), []
         for index, layer in enumerate(layers):
             yield from layer(hidden, heads, angles)
@@ -62,13 +61,9 @@ class VisionTower(nn.Module):
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("patch_embed.", self.embedding.slots())
         yield slot("pos_embed.weight", self.positions)
-        for index, layer in enumerate(self.layers):
-            assert isinstance(layer, VisionLayer)
-            yield from under(f"blocks.{index}.", layer.slots())
+        yield from self.layers.slots("blocks")
         yield from under("merger.", self.merger.slots())
-        for index, merger in enumerate(self.deep_mergers):
-            assert isinstance(merger, PatchMerger)
-            yield from under(f"deepstack_merger_list.{index}.", merger.slots())
+        yield from self.deep_mergers.slots("deepstack_merger_list")
 
 
 def _make_merger(config: VisionConfig, place: Placement, *, norms_merged: bool) -> PatchMerger:
