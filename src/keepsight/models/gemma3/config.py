@@ -20,32 +20,16 @@ LAYER_TYPES = ("sliding_attention", "full_attention")
 
 @dataclass(frozen=True, slots=True)
 class VisionConfig:
-    hidden_size: int
-    intermediate_size: int
+    layer: VisionLayerConfig
     num_layers: int
-    num_heads: int
-    num_channels: int
     image_size: int
     patch_size: int
-    layer_norm_eps: float
-    activation: str
     # A pooling head that Gemma 3 never calls; its weights may lie in the checkpoint.
     has_unused_head: bool
 
     @property
     def patches_per_side(self) -> int:
         return self.image_size // self.patch_size
-
-    @property
-    def layer(self) -> VisionLayerConfig:
-        return VisionLayerConfig(
-            self.hidden_size,
-            self.intermediate_size,
-            self.num_heads,
-            self.layer_norm_eps,
-            self.activation,
-            ("q_proj", "k_proj", "v_proj"),
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,26 +68,28 @@ def _read_tokens_per_image(fields: JsonFields, vision: VisionConfig) -> int:
 
 def _read_vision(fields: JsonFields) -> VisionConfig:
     fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
-    config = VisionConfig(
+    if (num_channels := fields.integer("num_channels", 3)) != 3:
+        raise fields.refuse("num_channels", f"pictures are RGB, so this must be 3, not {num_channels}")
+    layer = VisionLayerConfig(
         hidden_size=fields.integer("hidden_size", 768),
         intermediate_size=fields.integer("intermediate_size", 3072),
-        num_layers=fields.integer("num_hidden_layers", 12),
         num_heads=fields.integer("num_attention_heads", 12),
-        num_channels=fields.integer("num_channels", 3),
+        norm_eps=fields.number("layer_norm_eps", 1e-6),
+        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
+        qkv_names=("q_proj", "k_proj", "v_proj"),
+    )
+    if layer.hidden_size % layer.num_heads:
+        message = f"{layer.hidden_size} is not a multiple of num_attention_heads {layer.num_heads}"
+        raise fields.refuse("hidden_size", message)
+    config = VisionConfig(
+        layer,
+        num_layers=fields.integer("num_hidden_layers", 12),
         image_size=fields.integer("image_size", 224),
         patch_size=fields.integer("patch_size", 16),
-        layer_norm_eps=fields.number("layer_norm_eps", 1e-6),
-        activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
         has_unused_head=fields.flag("vision_use_head", True),
     )
-    if config.num_channels != 3:
-        raise fields.refuse("num_channels", f"pictures are RGB, so this must be 3, not {config.num_channels}")
     if config.image_size < config.patch_size:
         raise fields.refuse("patch_size", f"{config.patch_size} exceeds image_size {config.image_size}")
-    if config.hidden_size % config.num_heads:
-        raise fields.refuse(
-            "hidden_size", f"{config.hidden_size} is not a multiple of num_attention_heads {config.num_heads}"
-        )
     return config
 
 

@@ -31,9 +31,9 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.size = config.patch_size
         self.side = config.patches_per_side
-        outputs = {"patch_embedding": config.hidden_size}
-        self.linear = Linear(place, self.size * self.size * 3, outputs, bias=True)
-        self.positions = empty_parameter(place, self.side * self.side, config.hidden_size)
+        width = config.layer.hidden_size
+        self.linear = Linear(place, self.size * self.size * 3, {"patch_embedding": width}, bias=True)
+        self.positions = empty_parameter(place, self.side * self.side, width)
 
     def forward(self, pixels: Tensor) -> Tensor:
         """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
@@ -60,7 +60,7 @@ class VisionTower(nn.Module):
         super().__init__()
         self.embedding = PatchEmbedding(config, place)
         self.layers = Row[VisionLayer](VisionLayer(config.layer, place) for _ in range(config.num_layers))
-        self.norm = LayerNorm(place, config.hidden_size, config.layer_norm_eps)
+        self.norm = LayerNorm(place, config.layer.hidden_size, config.layer.norm_eps)
 
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
@@ -84,8 +84,9 @@ class Projector(nn.Module):
         super().__init__()
         self.patches_per_side = config.patches_per_side
         self.tokens_per_side = round(tokens_per_image**0.5)
-        self.norm = RMSNorm(place, config.hidden_size, config.layer_norm_eps, adds_one=True)
-        self.linear = Linear(place, config.hidden_size, {"mm_input_projection": text_size}, bias=False)
+        width = config.layer.hidden_size
+        self.norm = RMSNorm(place, width, config.layer.norm_eps, adds_one=True)
+        self.linear = Linear(place, width, {"mm_input_projection": text_size}, bias=False)
 
     def forward(self, patches: Tensor) -> Tensor:
         """[pictures, patches, vision hidden] -> [pictures, tokens, text hidden]"""
