@@ -63,6 +63,15 @@ class DecoderConfig:
     final_softcap: float | None = None
 
 
+def read_rotary_kind(fields: JsonFields, kinds: tuple[str, ...]) -> str:
+    """By its name in newer files or in older ones."""
+    return fields.choice("rope_type" if "rope_type" in fields else "type", kinds, "default")
+
+
+def names_rotary_kind(fields: JsonFields) -> bool:
+    return "rope_type" in fields or "type" in fields
+
+
 def check_heads(fields: JsonFields, config: DecoderConfig) -> None:
     """`fields`: where the configuration was read from, in the names that all families have for these."""
     if config.num_heads % config.num_kv_heads:

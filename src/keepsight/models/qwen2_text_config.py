@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads
+from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads, read_rotary_kind
 from keepsight.models.layers import ACTIVATIONS
 
 
@@ -63,7 +63,7 @@ def _check_sees_all(fields: JsonFields) -> None:
 def rotary_section(fields: JsonFields, kinds: tuple[str, ...]) -> JsonFields:
     """Which it has by the name of older files or of newer ones, if any."""
     said = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
-    said.choice("rope_type" if "rope_type" in said else "type", kinds, "default")
+    read_rotary_kind(said, kinds)
     return said
 
 

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from keepsight.json_fields import JsonFields
-from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig, check_heads
+from keepsight.models.decoder_config import (
+    DecoderConfig,
+    LayerConfig,
+    RotaryConfig,
+    check_heads,
+    names_rotary_kind,
+    read_rotary_kind,
+)
 from keepsight.models.layers import ACTIVATIONS
 from keepsight.models.quantized_checkpoint import check_quantization
 from keepsight.models.vision_layer import VisionLayerConfig
@@ -155,12 +162,7 @@ def _read_rotary(fields: JsonFields, layer_type: str, old_theta_name: str, defau
     # The old layout scales the global layers only. Where there are both, it goes first, as in the reference.
     old = fields.section("rope_scaling") if layer_type == "full_attention" else JsonFields(fields.path, {})
     theta = old.number("rope_theta", new.number("rope_theta", fields.number(old_theta_name, default_theta)))
-    scaling = old if _names_type(old) else new
-    kind_name = "rope_type" if "rope_type" in scaling else "type"
-    if scaling.choice(kind_name, ("default", "linear"), "default") == "default":
+    scaling = old if names_rotary_kind(old) else new
+    if read_rotary_kind(scaling, ("default", "linear")) == "default":
         return RotaryConfig(theta)
     return RotaryConfig(theta, (old if "factor" in old else scaling).number("factor"))
-
-
-def _names_type(scaling: JsonFields) -> bool:
-    return "rope_type" in scaling or "type" in scaling

@@ -17,6 +17,8 @@ from keepsight.models.decoder_config import (
     MixtureConfig,
     RotaryConfig,
     check_heads,
+    names_rotary_kind,
+    read_rotary_kind,
 )
 from keepsight.models.layers import ACTIVATIONS
 from keepsight.models.quantized_checkpoint import check_quantization
@@ -166,9 +168,7 @@ def _read_mixture(fields: JsonFields, hidden_size: int) -> MixtureConfig:
 
 def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:
     new, old = fields.section("rope_parameters"), fields.section("rope_scaling")
-    scaling = old if "rope_type" in old or "type" in old else new
-    kind_name = "rope_type" if "rope_type" in scaling else "type"
-    scaling.choice(kind_name, ("default", "mrope"), "default")
+    read_rotary_kind(old if names_rotary_kind(old) else new, ("default", "mrope"))
     theta = new.number("rope_theta", old.number("rope_theta", fields.number("rope_theta", 500_000.0)))
     named = old if "mrope_section" in old else new
     _, rows, columns = named.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
