@@ -8,9 +8,9 @@ import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
+from keepsight.errors import InvalidArgumentError
 from keepsight.media import FRAMES_PER_MOMENT, Geometry
-from keepsight.shown_sizes import MAX_ASPECT_RATIO, ShownSizes, check_positive_int, most_tokens
+from keepsight.shown_sizes import ShownSizes, can_show, check_positive_int, most_tokens, too_long
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +40,8 @@ class FilmSizes(ABC):
         """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
 
     def check_can_show(self, geometry: Geometry, field: str) -> None:
-        width, height = self._at_least(geometry)
-        if max(width, height) / min(width, height) > MAX_ASPECT_RATIO:
-            size = f"frames of {geometry.width} x {geometry.height} pixels"
-            limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
-            raise UnsupportedPictureError(field, f"{size}: {limit}")
+        if not can_show(Geometry(*self._at_least(geometry))):
+            raise too_long(field, f"frames of {geometry.width} x {geometry.height} pixels")
 
     def _at_least(self, geometry: Geometry) -> tuple[int, int]:
         """Width and height that anything is reckoned from."""

@@ -6,6 +6,7 @@ Equal to the reference's `smart_resize` for every size, so that prompts can be l
 import dataclasses
 import math
 from dataclasses import dataclass
+from typing import TypeGuard
 
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
 from keepsight.media import Geometry
@@ -16,12 +17,12 @@ MAX_COUNT = 2**31 - 1
 MAX_ASPECT_RATIO = 200
 
 
-def is_integer(value: object) -> bool:
+def is_integer(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def check_positive_int(name: str, value: object) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_COUNT:
+    if not is_integer(value) or not 1 <= value <= MAX_COUNT:
         raise InvalidArgumentError(name, f"must be an integer from 1 to {MAX_COUNT}, got {value!r}")
 
 
@@ -32,9 +33,12 @@ def can_show(geometry: Geometry) -> bool:
 
 def check_can_show(geometry: Geometry, field: str) -> None:
     if not can_show(geometry):
-        size = f"{geometry.width} x {geometry.height} pixels"
-        limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
-        raise UnsupportedPictureError(field, f"{size}: {limit}")
+        raise too_long(field, f"{geometry.width} x {geometry.height} pixels")
+
+
+def too_long(field: str, size: str) -> UnsupportedPictureError:
+    limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
+    return UnsupportedPictureError(field, f"{size}: {limit}")
 
 
 def most_tokens(side: int, min_pixels: float, max_pixels: float) -> int:
