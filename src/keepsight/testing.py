@@ -59,27 +59,25 @@ def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], m
     longest = len(request.token_ids) + (params.max_tokens or max_model_len)
     token_ids, held = list(request.token_ids), list[int]()
     while True:
-        for position in range(len(held), len(token_ids)):
-            held.append(hash((*held, _content_at(request, token_ids, position, _encode))))
-        token_ids.append(_next_token(held, request, choice))
+        token_ids.append(_next_token(_hold(request, token_ids, held), request, choice))
         if token_ids[-1] in ends or len(token_ids) >= min(longest, max_model_len):
             return token_ids[len(request.token_ids) :]
 
 
 def tell_alone(request: EngineRequest) -> list[TokenLogprobs]:
     """Of the tokens of its prompt, computed from nothing."""
-    return _tell(request, _hold_prompt(request))
+    return _tell(request, _hold(request, request.token_ids, []))
 
 
 def vector_alone(request: EngineRequest) -> bytes:
     """What is made of its prompt, computed from nothing."""
-    return _vector(_hold_prompt(request))
+    return _vector(_hold(request, request.token_ids, []))
 
 
-def _hold_prompt(request: EngineRequest) -> list[int]:
-    held = list[int]()
-    for position in range(len(request.token_ids)):
-        held.append(hash((*held, _content_at(request, request.token_ids, position, _encode))))
+def _hold(request: EngineRequest, token_ids: Sequence[int], held: list[int]) -> list[int]:
+    """Adds to what is held of the first tokens what is of the others."""
+    for position in range(len(held), len(token_ids)):
+        held.append(hash((*held, _content_at(request, token_ids, position, _encode))))
     return held
 
 
