@@ -86,15 +86,6 @@ NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "media_fetch_timeout": (lambda seconds: 0 < seconds < math.inf, "of seconds above 0"),
 }
 PATHS = {"model": "a path", "generation_config": "auto, none or a path", "record_cache_trace": "a file"}
-SWITCHES = (
-    "enforce_eager",
-    "enable_prefix_caching",
-    "disable_chunked_mm_input",
-    "enable_mm_embeds",
-    "enable_prompt_embeds",
-    "trust_exif_image_id",
-    "enable_lora",
-)
 # Different ways to say one thing: at most one of each line.
 ONE_OF = (
     ("num_gpu_blocks_override", "kv_cache_memory_bytes"),
@@ -309,6 +300,9 @@ class Config:
     @property
     def model_name(self) -> str:
         return "keepsight-demo" if self.model is None else str(self.model)
+
+
+SWITCHES = frozenset(field.name for field in dataclasses.fields(Config) if field.type is bool)
 
 
 def resolve_hasher_algorithm(configured: str | None) -> str:
