@@ -143,7 +143,8 @@ class SamplingParams:
             if (value := getattr(self, name)) is not None:
                 self._set(name, accepted.accept(name, value))
         for name in _SWITCHES:
-            _check_is_bool(name, getattr(self, name))
+            if not isinstance(value := getattr(self, name), bool):
+                _refuse(name, value, "True or False")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
         self._set("stop", _to_strings("stop", stop, MAX_STOP_STRINGS))
         self._set("bad_words", _to_strings("bad_words", self.bad_words, MAX_BAD_WORDS))
@@ -219,11 +220,6 @@ def _check_is_known(name: str) -> None:
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
     raise UnsupportedFieldError(name, f"is no sampling parameter; {hint}")
-
-
-def _check_is_bool(name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        _refuse(name, value, "True or False")
 
 
 def _to_finite_float(value: numbers.Real) -> float | None:
