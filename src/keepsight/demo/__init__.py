@@ -5,8 +5,6 @@ Nothing here imports torch. The checkpoint is package data; how it was trained l
 
 from pathlib import Path
 
-__all__ = ["checkpoint_path"]
-
 
 def checkpoint_path() -> Path:
     """The directory of the demo checkpoint, in the layout that transformers reads."""

@@ -94,7 +94,7 @@ def _enumerate(items: Sequence[str]) -> str:
 def questions_about(scene: Scene, asker: Asker) -> list[Question]:
     """One question of every kind that makes sense for this picture, each worded anew."""
     if scene.number is not None:
-        questions = _about_number(scene, asker)
+        questions = [asker.ask("number", describe_scene(scene))]
     elif scene.single_thing is not None:
         questions = _about_single_thing(scene.single_thing, asker)
     else:
@@ -105,10 +105,6 @@ def questions_about(scene: Scene, asker: Asker) -> list[Question]:
         asker.ask("count", sentence(NUMBER_WORDS[len(scene.things)]), things="shapes"),
         *questions,
     ]
-
-
-def _about_number(scene: Scene, asker: Asker) -> list[Question]:
-    return [asker.ask("number", describe_scene(scene))]
 
 
 def _about_single_thing(thing: Thing, asker: Asker) -> list[Question]:
