@@ -82,8 +82,7 @@ def _media_key(item: MediaItem, offset: int) -> ExtraKey:
 
 def _media_by_block(extra_keys: Mapping[int, Iterable[ExtraKey]]) -> dict[int, tuple[str, ...]]:
     kinds = ("mm", "prompt_embeds")
-    media = {block: tuple(str(key[1]) for key in keys if key[0] in kinds) for block, keys in extra_keys.items()}
-    return {block: media_hashes for block, media_hashes in media.items() if media_hashes}
+    return {block: tuple(str(key[1]) for key in keys if key[0] in kinds) for block, keys in extra_keys.items()}
 
 
 def _first_place(key: ExtraKey) -> int:

@@ -368,7 +368,8 @@ class Scheduler:
         was_stream = state.is_stream
         state.advance(end)
         if not was_stream or end % self._block_size == 0:
-            self._publish(state)
+            self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
+            self.media.release_computed(state)
 
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
         output = state.append(token)
@@ -379,10 +380,6 @@ class Scheduler:
         outputs.append(output)
         if output.finish_reason is not None:
             self._finish(state)
-
-    def _publish(self, state: RequestState) -> None:
-        self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
-        self.media.release_computed(state)
 
     def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
         state = self._states.get(sequence_id)
