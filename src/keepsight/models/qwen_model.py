@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from keepsight.models.decoder_config import DecoderConfig
 from keepsight.models.layers import Placement, WeightSlot, under
 from keepsight.models.qwen_weight_names import canonical_name
-from keepsight.models.vision_language_model import Tower, VisionLanguageModel, shape_of
+from keepsight.models.vision_language_model import Tower, VisionLanguageModel
 
 
 class QwenModel(VisionLanguageModel):
@@ -17,14 +17,14 @@ class QwenModel(VisionLanguageModel):
     tower: Tower
 
     def __init__(self, config: DecoderConfig, patch_size: int, media_width: int, place: Placement) -> None:
-        shape = shape_of(
+        super().__init__(
             config,
+            place,
             media_width=media_width,
             patch_size=patch_size,
             tokens_per_image=0,
             sees_pictures_whole=False,
         )
-        super().__init__(config, shape, place)
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from super().slots()

@@ -26,21 +26,6 @@ from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
 from keepsight.models.quantized_checkpoint import read_packing
 
 
-def shape_of(
-    config: DecoderConfig, *, media_width: int, patch_size: int, tokens_per_image: int, sees_pictures_whole: bool
-) -> ModelShape:
-    return ModelShape(
-        num_layers=len(config.layers),
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        vocab_size=config.vocab_size,
-        media_width=media_width,
-        patch_size=patch_size,
-        tokens_per_image=tokens_per_image,
-        sees_pictures_whole=sees_pictures_whole,
-    )
-
-
 class Tower(Protocol):
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
         """[pictures, height, width, 3] -> [pictures, tokens, media width]
@@ -58,9 +43,28 @@ class VisionLanguageModel(nn.Module):
     # None where a model reads text only.
     tower: Tower | None
 
-    def __init__(self, config: DecoderConfig, shape: ModelShape, place: Placement) -> None:
+    def __init__(
+        self,
+        config: DecoderConfig,
+        place: Placement,
+        *,
+        media_width: int,
+        patch_size: int,
+        tokens_per_image: int,
+        sees_pictures_whole: bool,
+    ) -> None:
         super().__init__()
-        self.shape, self.place = shape, place
+        self.place = place
+        self.shape = ModelShape(
+            num_layers=len(config.layers),
+            num_kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            vocab_size=config.vocab_size,
+            media_width=media_width,
+            patch_size=patch_size,
+            tokens_per_image=tokens_per_image,
+            sees_pictures_whole=sees_pictures_whole,
+        )
         self.decoder = Decoder(config, place.for_decoder())
         self.head: Linear | None = None
         if not config.tie_word_embeddings:

@@ -14,17 +14,23 @@ from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.vision_tower import Projector, VisionTower
 from keepsight.models.gemma3.weight_names import canonical_name, is_never_read
 from keepsight.models.layers import Placement, WeightSlot, under
-from keepsight.models.model import ModelShape
-from keepsight.models.vision_language_model import VisionLanguageModel, shape_of
+from keepsight.models.vision_language_model import VisionLanguageModel
 
 
 class Gemma3(VisionLanguageModel):
     canonical_name = staticmethod(canonical_name)
 
     def __init__(self, config: Gemma3Config, place: Placement) -> None:
-        super().__init__(config.text, _shape_of(config), place)
-        self.config = config
         text, vision = config.text, config.vision
+        super().__init__(
+            text,
+            place,
+            media_width=text.hidden_size,
+            patch_size=0 if vision is None else vision.patch_size,
+            tokens_per_image=config.tokens_per_image,
+            sees_pictures_whole=True,
+        )
+        self.config = config
         self.tower: VisionTower | None = None
         self.projector: Projector | None = None
         if vision is not None:
@@ -49,14 +55,3 @@ class Gemma3(VisionLanguageModel):
         if self.tower is not None and self.projector is not None:
             yield from under("tower.", self.tower.slots())
             yield from under("projector.", self.projector.slots())
-
-
-def _shape_of(config: Gemma3Config) -> ModelShape:
-    text, vision = config.text, config.vision
-    return shape_of(
-        text,
-        media_width=text.hidden_size,
-        patch_size=0 if vision is None else vision.patch_size,
-        tokens_per_image=config.tokens_per_image,
-        sees_pictures_whole=True,
-    )
