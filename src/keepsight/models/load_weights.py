@@ -25,7 +25,7 @@ from keepsight.errors import (
 )
 from keepsight.json_fields import JsonFields
 from keepsight.models.layers import WeightSlot, name_of
-from keepsight.models.packed_weights import Packing
+from keepsight.models.quantized_checkpoint import read_packing
 from keepsight.models.stored_weights import PackedWeight, StoredTensor, StoredWeight, gather
 
 INDEX_FILE = "model.safetensors.index.json"
@@ -44,16 +44,14 @@ def load_weights(
     canonical_name: Callable[[str], str],
     is_never_read: Callable[[str], bool],
     copies: Mapping[str, str],
-    packing: Packing | None = None,
-    room: int | None = None,
+    room: int | None,
 ) -> None:
     """`copies`: what stands for another tensor, whose name is the value; refused where it is not the same.
-
-    `packing`: of those weights that are packed.
 
     `room`: bytes of memory that may be filled.
     """
     wanted = {slot.name: slot for slot in slots}
+    packing = read_packing(JsonFields.read(directory / "config.json"))
     found = gather(_find_tensors(directory, canonical_name), packing)
     to_read = {name: weight for name, weight in found.items() if not is_never_read(name)}
     to_compare = {copy: wanted[original] for copy, original in copies.items() if copy in to_read}

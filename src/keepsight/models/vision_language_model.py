@@ -13,7 +13,6 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
-from keepsight.json_fields import JsonFields
 from keepsight.models.adapter_weights import AdapterWeights, adapt
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.decoder import Decoder
@@ -23,7 +22,6 @@ from keepsight.models.load_adapter import load_adapter
 from keepsight.models.load_weights import load_weights
 from keepsight.models.mixture import Mixture
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
-from keepsight.models.quantized_checkpoint import read_packing
 
 
 class Tower(Protocol):
@@ -82,8 +80,7 @@ class VisionLanguageModel(nn.Module):
     def load(self, directory: Path, room: int | None) -> Self:
         """`room`: bytes of memory that the weights may take."""
         copies = {"lm_head.weight": "decoder.embed_tokens.weight"} if self.head is None else {}
-        packing = read_packing(JsonFields.read(directory / "config.json"))
-        load_weights(directory, self.slots(), self.canonical_name, self.is_never_read, copies, packing, room)
+        load_weights(directory, self.slots(), self.canonical_name, self.is_never_read, copies, room)
         self.pack()
         return self
 
