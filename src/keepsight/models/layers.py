@@ -233,6 +233,14 @@ class Linear(nn.Module):
         return dict(zip(self.outputs, torch.split(self.bias, list(self.outputs.values())), strict=True))
 
 
+def slots_of_convolution(product: Linear, *kernel: int) -> Iterator[WeightSlot]:
+    """Of one that is a convolution in checkpoints, each with such a kernel, its channels first: here they are last."""
+    weight, *bias = product.slots()
+    shape = (product.out_features, *kernel)
+    yield WeightSlot(weight.name, shape, weight.target, lambda kernels: kernels.movedim(1, -1).flatten(1))
+    yield from bias
+
+
 class Output(NamedTuple):
     """Of a product, what has a tensor of its own in checkpoints."""
 

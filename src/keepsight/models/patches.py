@@ -11,7 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.media import FRAMES_PER_MOMENT
-from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, RMSNorm, WeightSlot, under
+from keepsight.models.layers import (
+    Angles,
+    LayerNorm,
+    Linear,
+    Placement,
+    RMSNorm,
+    WeightSlot,
+    slots_of_convolution,
+    under,
+)
 from keepsight.models.vision_layer import chunks, rows_at_once
 
 
@@ -56,14 +65,7 @@ class PatchEmbedding(nn.Module):
         return self.linear(patches.repeat(1, 1, FRAMES_PER_MOMENT // frames))  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        weight, *bias = self.linear.slots()
-        kernel = (weight.shape[0], 3, FRAMES_PER_MOMENT, self.size, self.size)
-        yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
-        yield from bias
-
-
-def _channels_last(kernel: Tensor) -> Tensor:
-    return kernel.permute(0, 2, 3, 4, 1).flatten(1)
+        yield from slots_of_convolution(self.linear, 3, FRAMES_PER_MOMENT, self.size, self.size)
 
 
 class PatchMerger(nn.Module):

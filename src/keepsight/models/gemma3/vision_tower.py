@@ -19,6 +19,7 @@ from keepsight.models.layers import (
     WeightSlot,
     empty_parameter,
     slot,
+    slots_of_convolution,
     under,
 )
 from keepsight.models.vision_layer import VisionLayer
@@ -44,15 +45,8 @@ class PatchEmbedding(nn.Module):
         return self.linear(patches) + self.positions  # type: ignore[no-any-return]
 
     def slots(self) -> Iterator[WeightSlot]:
-        weight, bias = self.linear.slots()
-        kernel = (weight.shape[0], 3, self.size, self.size)
-        yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
-        yield bias
+        yield from slots_of_convolution(self.linear, 3, self.size, self.size)
         yield slot("position_embedding.weight", self.positions)
-
-
-def _channels_last(kernel: Tensor) -> Tensor:
-    return kernel.permute(0, 2, 3, 1).flatten(1)
 
 
 class VisionTower(nn.Module):
@@ -66,7 +60,7 @@ class VisionTower(nn.Module):
         """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
         hidden = self.embedding(pixels)
         layers = list(self.layers)
-        heads = layers[0].make_heads(hidden) if layers else hidden
+        heads = layers[0].make_heads(hidden)
         for layer in layers:
             yield from layer(hidden, heads)
         return self.norm(hidden)  # type: ignore[no-any-return]

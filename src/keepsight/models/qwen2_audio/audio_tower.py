@@ -9,7 +9,17 @@ from collections.abc import Generator, Iterator
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models.layers import LayerNorm, Linear, Placement, Row, WeightSlot, empty_parameter, slot, under
+from keepsight.models.layers import (
+    LayerNorm,
+    Linear,
+    Placement,
+    Row,
+    WeightSlot,
+    empty_parameter,
+    slot,
+    slots_of_convolution,
+    under,
+)
 from keepsight.models.qwen2_audio.config import AudioConfig
 from keepsight.models.vision_layer import VisionLayer, row_groups
 from keepsight.sound_config import PLACES_PER_TOKEN
@@ -37,14 +47,7 @@ class Convolution(nn.Module):
             yield
 
     def slots(self) -> Iterator[WeightSlot]:
-        weight, bias = self.linear.slots()
-        kernel = (weight.shape[0], self.channels, WIDTH)
-        yield WeightSlot(weight.name, kernel, weight.target, _channels_last)
-        yield bias
-
-
-def _channels_last(kernel: Tensor) -> Tensor:
-    return kernel.transpose(1, 2).flatten(1)
+        yield from slots_of_convolution(self.linear, self.channels, WIDTH)
 
 
 class AudioTower(nn.Module):
