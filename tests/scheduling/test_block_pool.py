@@ -30,7 +30,7 @@ def take(pool: BlockPool, num_blocks: int) -> list[int]:
 
 def idle_pool(*release_order: int) -> BlockPool:
     """All blocks were published under their own number and released in this order."""
-    pool = BlockPool(len(release_order))
+    pool = BlockPool(len(release_order), Holdings())
     for block_id in take(pool, len(release_order)):
         pool.publish(block_id, named(b"%d" % block_id))
     pool.release(release_order)
@@ -38,26 +38,26 @@ def idle_pool(*release_order: int) -> BlockPool:
 
 
 def test_a_new_pool_gives_all_its_blocks_in_a_row_and_no_more() -> None:
-    pool = BlockPool(4)
+    pool = BlockPool(4, Holdings())
     assert take(pool, 4) == [0, 1, 2, 3]
     assert pool.try_take(1) is None
 
 
 def test_more_than_there_is_takes_nothing() -> None:
-    pool = BlockPool(4)
+    pool = BlockPool(4, Holdings())
     take(pool, 3)
     assert pool.try_take(2) is None
     assert pool.num_free == 1
 
 
 def test_taking_none_always_works() -> None:
-    pool = BlockPool(1)
+    pool = BlockPool(1, Holdings())
     take(pool, 1)
     assert pool.try_take(0) == []
 
 
 def test_what_follows_the_same_block_with_another_token_is_not_alike() -> None:
-    pool = BlockPool(1)
+    pool = BlockPool(1, Holdings())
     [block] = take(pool, 1)
     pool.publish(block, named(b"cat dog "))
     assert pool.find_alike(named(b"cat owl ")) == (1, block)
@@ -73,7 +73,7 @@ def test_to_forget_again_looks_at_no_block(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_free_blocks_are_taken_before_those_that_can_be_found() -> None:
-    pool = BlockPool(3)
+    pool = BlockPool(3, Holdings())
     first, second, third = take(pool, 3)
     pool.publish(first, named(b"first"))
     pool.release([first, second, third])
@@ -113,7 +113,7 @@ def test_a_block_is_free_only_when_its_last_user_leaves() -> None:
 
 
 def test_of_two_blocks_with_one_content_the_first_is_found_and_the_other_becomes_free() -> None:
-    pool = BlockPool(2)
+    pool = BlockPool(2, Holdings())
     first, second = take(pool, 2)
     pool.publish(second, named(b"same"))
     pool.publish(first, named(b"same"))
@@ -124,7 +124,7 @@ def test_of_two_blocks_with_one_content_the_first_is_found_and_the_other_becomes
 
 
 def test_publishing_again_changes_nothing() -> None:
-    pool = BlockPool(1)
+    pool = BlockPool(1, Holdings())
     take(pool, 1)
     pool.publish(0, named(b"a"))
     pool.publish(0, named(b"a"))
@@ -192,7 +192,7 @@ def test_using_what_was_evicted_since_it_was_found_is_a_bug() -> None:
 
 def test_releasing_what_nobody_uses_is_a_bug() -> None:
     with pytest.raises(AssertionError):
-        BlockPool(1).release([0])
+        BlockPool(1, Holdings()).release([0])
 
 
 NAMES = [b"a", b"b", b"c", b"d", b"e", b"f"]
@@ -231,7 +231,7 @@ def test_forgetting_ends_the_holding_of_what_is_in_use_too() -> None:
 class PoolMachine(RuleBasedStateMachine):
     @initialize(num_blocks=st.integers(1, 8))
     def begin(self, num_blocks: int) -> None:
-        self.pool = BlockPool(num_blocks)
+        self.pool = BlockPool(num_blocks, Holdings())
         self.num_users = dict.fromkeys(range(num_blocks), 0)
         self.names: dict[int, bytes] = {}
         self.idle: list[int] = []

@@ -18,6 +18,7 @@ from keepsight.engine_config import EncoderCacheConfig
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Adapter
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager, EncoderUser, encoder_key
+from keepsight.scheduling.holdings import Holdings
 from tests.scheduling.long_run import thorough
 
 A, B, C = (("a", 0), 0), (("b", 0), 0), (("c", 0), 0)
@@ -25,9 +26,8 @@ BYTES = 10
 
 
 def manager(num_embeddings: int = 6, is_shared: bool = True) -> EncoderCacheManager:
-    return EncoderCacheManager(
-        EncoderCacheConfig(max_bytes=num_embeddings * BYTES, bytes_per_embedding=BYTES, is_shared=is_shared)
-    )
+    config = EncoderCacheConfig(max_bytes=num_embeddings * BYTES, bytes_per_embedding=BYTES, is_shared=is_shared)
+    return EncoderCacheManager(config, Holdings())
 
 
 def hold(cache: EncoderCacheManager, user: EncoderUser, key: str, num_embeddings: int = 2) -> None:

@@ -19,6 +19,7 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BYTES_PER_TOKEN, BlockHasher, BlockName
+from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
 from keepsight.scheduling.step_plan import KeptStretch, SequenceId
 from tests.scheduling.long_run import thorough
@@ -28,9 +29,8 @@ A, B, C = ("a", 0), ("b", 0), ("c", 0)
 
 
 def manager(num_blocks: int = 8, enable_prefix_caching: bool = True) -> KvCacheManager:
-    return KvCacheManager(
-        KvCacheConfig(num_blocks=num_blocks, block_size=BLOCK, enable_prefix_caching=enable_prefix_caching)
-    )
+    config = KvCacheConfig(num_blocks=num_blocks, block_size=BLOCK, enable_prefix_caching=enable_prefix_caching)
+    return KvCacheManager(config, Holdings())
 
 
 def names(text: str) -> list[BlockName]:
@@ -374,7 +374,7 @@ class TestAdopting:
 
 class TestStretches:
     def stretched(self) -> KvCacheManager:
-        return KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=2))
+        return KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=2), Holdings())
 
     def test_each_is_told_once_when_its_last_block_can_be_found(self) -> None:
         kv = self.stretched()
@@ -386,7 +386,7 @@ class TestStretches:
         assert kv.take_to_keep() == []
 
     def test_the_last_of_some_tells_of_all_that_it_follows_those_that_were_found_too(self) -> None:
-        kv = KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=1))
+        kv = KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=1), Holdings())
         compute(kv, A, "vw")
         assert kv.take_to_keep() == [KeptStretch(b"v", (0,)), KeptStretch(b"vw", (1,), behind=(b"v",))]
         compute(kv, B, "vwx")

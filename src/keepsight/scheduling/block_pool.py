@@ -16,11 +16,11 @@ from keepsight.scheduling.holdings import Holdings
 
 
 class BlockPool:
-    def __init__(self, num_blocks: int, holdings: Holdings | None = None) -> None:
+    def __init__(self, num_blocks: int, holdings: Holdings) -> None:
         assert num_blocks > 0, num_blocks
         self.num_blocks = num_blocks
         self.num_evicted = 0
-        self._holdings = holdings or Holdings()
+        self._holdings = holdings
         self._num_users = [0] * num_blocks
         self._name_of: list[BlockName | None] = [None] * num_blocks
         # Those that can be found: by their hash, and by what they begin with.

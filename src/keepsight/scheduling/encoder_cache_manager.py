@@ -43,12 +43,12 @@ class _Entry:
 
 
 class EncoderCacheManager:
-    def __init__(self, config: EncoderCacheConfig, holdings: Holdings | None = None) -> None:
+    def __init__(self, config: EncoderCacheConfig, holdings: Holdings) -> None:
         self.num_bytes = 0  # without what is held outside the budget
         self.num_evictions = 0
         self._config = config
         # Counts the entries that newcomers find; of what is not shared nobody asks.
-        self._holdings = holdings if holdings is not None and config.is_shared else Holdings()
+        self._holdings = holdings if config.is_shared else Holdings()
         self._entries: dict[str, _Entry] = {}
         self._idle: EvictionOrder[str] = EvictionOrder(config.max_bytes)
         self._num_idle_bytes = 0

@@ -43,7 +43,7 @@ class _Table:
 
 
 class KvCacheManager:
-    def __init__(self, config: KvCacheConfig, holdings: Holdings | None = None) -> None:
+    def __init__(self, config: KvCacheConfig, holdings: Holdings) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
         # Of these, those that did not lie on the device before.
