@@ -117,7 +117,7 @@ def test_every_film_is_shown_as_by_transformers_and_within_the_bound(config: Fil
     assert list(plan.layout.times) == expected.times
     assert (plan.config.height, plan.config.width) == (expected.height, expected.width)
     num_tokens = expected.height * expected.width // config.sizes.token_side**2
-    assert plan.layout.tokens_per_part == num_tokens <= config.max_tokens_per_moment
+    assert plan.layout.tokens_per_part == num_tokens <= config.sizes.max_tokens_per_moment
     assert plan.layout.columns == expected.width // config.sizes.token_side
     assert len(expected.indices) <= config.most_frames
 
@@ -162,9 +162,9 @@ def test_a_film_that_is_too_long_on_one_side_is_refused(published: FilmConfig) -
 
 
 def test_the_published_file_gives_the_published_values(published: FilmConfig) -> None:
-    assert published.sizes == FilmSizes(ShownSizes(16, 2, 4096, 25_165_824))
+    assert published.sizes == FilmSizes(ShownSizes(16, 2, 4096, 25_165_824), False, 768)
     assert (published.fps, published.num_frames, published.min_frames, published.max_frames) == (2.0, None, 4, 768)
-    assert published.max_tokens_per_moment == 12_288
+    assert published.sizes.max_tokens_per_moment == 12_288
 
 
 def test_what_is_absent_is_as_the_reference_has_it(tmp_path: Path) -> None:

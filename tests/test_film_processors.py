@@ -128,7 +128,7 @@ def test_every_film_is_shown_as_by_transformers_and_within_the_bound(
         (),
         reference_places(config, geometry.timeline, len(expected)),
     )
-    assert plan.layout.tokens_per_part == size[0] * size[1] // side**2 <= config.max_tokens_per_moment
+    assert plan.layout.tokens_per_part == size[0] * size[1] // side**2 <= config.sizes.max_tokens_per_moment
     assert plan.layout.columns == size[1] // side
 
 
@@ -140,9 +140,9 @@ def published(tmp_path: Path) -> Qwen2VLFilmConfig:
 
 
 def test_a_published_checkpoint_s_one_file_goes_for_films_too(published: Qwen2VLFilmConfig) -> None:
-    assert published.sizes == SizesOfEachFrame(ShownSizes(14, 2, 3136, 12_845_056))
+    assert published.sizes == SizesOfEachFrame(ShownSizes(14, 2, 3136, 12_845_056), False, 128_000)
     assert (published.fps, published.min_frames, published.max_frames) == (2.0, 4, 768)
-    assert published.max_tokens_per_moment == IMAGE_CONFIG.max_tokens_per_picture
+    assert published.sizes.max_tokens_per_moment == IMAGE_CONFIG.max_tokens_per_picture
 
 
 def test_so_does_what_transformers_saves_though_it_leaves_frames_to_its_caller(

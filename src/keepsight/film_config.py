@@ -123,11 +123,6 @@ class FilmConfig(ABC):
         """No film is shown more."""
         return max(self.num_frames or 0, self.max_frames)
 
-    @property
-    def max_tokens_per_moment(self) -> int:
-        """No moment of any film has more, whatever a request asks."""
-        return self.sizes.max_tokens_per_moment
-
     def plan(self, geometry: Geometry, field: str = "video") -> FilmPlan:
         """Refuses what cannot be shown; `field` is what the caller calls the film."""
         assert geometry.timeline is not None, geometry

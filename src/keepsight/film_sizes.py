@@ -17,8 +17,8 @@ from keepsight.shown_sizes import ShownSizes, can_show, check_positive_int, most
 class FilmSizes(ABC):
     limits: ShownSizes
     # Whether a frame has another end to its pixels, and what follows from that many tokens.
-    cap_pixels_per_frame: bool = False
-    max_video_tokens: int = 768
+    cap_pixels_per_frame: bool
+    max_video_tokens: int
 
     def __post_init__(self) -> None:
         check_positive_int("max_video_tokens", self.max_video_tokens)
@@ -33,7 +33,7 @@ class FilmSizes(ABC):
     @property
     @abstractmethod
     def max_tokens_per_moment(self) -> int:
-        """No moment has more."""
+        """No moment of any film has more, whatever a request asks."""
 
     @abstractmethod
     def grid_of(self, geometry: Geometry, num_frames: int) -> tuple[int, int]:
@@ -103,8 +103,6 @@ class SizesOfAllFrames(FilmSizes):
 @dataclass(frozen=True, slots=True)
 class SizesOfEachFrame(FilmSizes):
     """Qwen2VLVideoProcessor's: each frame is as large as a picture with these limits; a cap is that of all together."""
-
-    max_video_tokens: int = 128_000
 
     @property
     def max_tokens_per_moment(self) -> int:

@@ -9,7 +9,6 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.json_fields import JsonFields
 
 logger = logging.getLogger(__name__)
-DEFAULT_HIDDEN_SIZE = 2304
 # What families call them, the usual name first.
 NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
 # OPT's has embeddings that are narrower than its layers: an embedded prompt as wide as these would fail a whole step.
@@ -28,7 +27,7 @@ class _Defaults(NamedTuple):
     hidden_size: int
 
 
-_DEFAULTS_OF_GEMMA3 = _Defaults(131_072, 262_208, DEFAULT_HIDDEN_SIZE)
+_DEFAULTS_OF_GEMMA3 = _Defaults(131_072, 262_208, 2304)
 # A borrowed model's are known to transformers alone.
 _NONE = _Defaults(None, None, 0)
 _DEFAULTS = {
@@ -49,7 +48,7 @@ class ModelLimits:
     # fewer: what has no text can be said all the same, and sent back.
     vocab_size: int
     # Of one token's embedding; 0: it does not say.
-    hidden_size: int = DEFAULT_HIDDEN_SIZE
+    hidden_size: int
 
     @classmethod
     def from_checkpoint(cls, directory: Path, max_model_len: int | None) -> "ModelLimits":

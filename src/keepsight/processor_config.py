@@ -92,7 +92,7 @@ class ProcessorConfig:
         """0: all have as many as the model says, crops as well."""
         if self.borrowed:
             return MAX_TOKENS_OF_BORROWED
-        of_film = self.film.max_tokens_per_moment if self.film else 0
+        of_film = self.film.sizes.max_tokens_per_moment if self.film else 0
         return max(self.image.max_tokens_per_picture, of_film, self.sound.max_tokens if self.sound else 0)
 
 
