@@ -228,14 +228,12 @@ class KvCacheManager:
 
     # Who holds what -------------------------------------------------------------------------------------------
 
-    def try_extend(
-        self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit | None = None
-    ) -> tuple[int, ...] | None:
+    def try_extend(self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
         """Makes its table cover `num_tokens` positions; the block ids that were added, or None and nothing changed."""
         table = self._tables.get(sequence_id)
         if table is None:
-            return self._try_begin(sequence_id, num_tokens, hit or NO_HIT)
-        assert not (hit and hit.block_ids), f"{sequence_id} has blocks already"
+            return self._try_begin(sequence_id, num_tokens, hit)
+        assert not hit.block_ids, f"{sequence_id} has blocks already"
         num_missing = self._num_blocks(num_tokens) - len(table.block_ids)
         if num_missing <= 0:
             return ()

@@ -7,7 +7,7 @@ steps or of their budgets.
 import itertools
 
 from keepsight.scheduling.known_prompt import give_back
-from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
+from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import FOR_MEDIA, RequestState, Status
@@ -22,7 +22,7 @@ class PageGrants:
         self._kv_cache, self._media, self._lineup = kv_cache, media, lineup
         self.num_preemptions = 0
 
-    def try_extend(self, state: RequestState, end: int, hit: PrefixHit | None = None) -> tuple[int, ...] | None:
+    def try_extend(self, state: RequestState, end: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
         """The ids of the pages that it has more now, for all positions before `end`; None where too few can be had."""
         if end == state.num_tokens and self._kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
             ahead = min(end + TOKENS_AHEAD, state.max_length - 1)  # the last token is never computed
