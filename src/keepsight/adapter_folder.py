@@ -119,15 +119,15 @@ def _read_scales(path: Path) -> AdapterScales:
         rank=fields.integer("r"),
         alpha=fields.number("lora_alpha"),
         is_by_root=fields.flag("use_rslora", False),
-        ranks={name: ranks.integer(name) for name in _patterns_of(ranks, values.get("rank_pattern"))},
-        alphas={name: alphas.number(name) for name in _patterns_of(alphas, values.get("alpha_pattern"))},
+        ranks={name: ranks.integer(name) for name in _patterns_of(ranks)},
+        alphas={name: alphas.number(name) for name in _patterns_of(alphas)},
     )
 
 
-def _patterns_of(fields: JsonFields, names: Mapping[str, object] | None) -> list[str]:
-    for name in names or ():
+def _patterns_of(fields: JsonFields) -> list[str]:
+    for name in fields.names():
         try:
             re.compile(_ending(name))
         except (re.error, OverflowError, RecursionError) as error:
             raise fields.refuse(name, f"is no regular expression: {error}") from error
-    return list(names or ())
+    return fields.names()
