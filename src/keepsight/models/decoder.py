@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from keepsight.made_once import made_once
 from keepsight.models import cpu_kernels
-from keepsight.models.adapter_weights import NOT_ADAPTED, Adaptation
+from keepsight.models.adapter_weights import Adaptation
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
 from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
 from keepsight.models.cpu_kernels import fits_tiles, takes_kernels
@@ -91,8 +91,8 @@ class LayerStep(NamedTuple):
     # Where those stand whose output alone is read, in the last layer; None: everywhere.
     rows: Tensor | None
     # Of all tokens, and of those.
-    adaptation: Adaptation = NOT_ADAPTED
-    adaptation_of_read: Adaptation = NOT_ADAPTED
+    adaptation: Adaptation
+    adaptation_of_read: Adaptation
 
 
 class SelfAttention(nn.Module):
