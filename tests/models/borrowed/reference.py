@@ -41,6 +41,10 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "CohereForCausalLM": {"logit_scale": 0.25},
     "Olmo2ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     "SmolLM3ForCausalLM": {},
+    # Which does not say that it attends by what it is given.
+    "StableLmForCausalLM": {"use_qkv_bias": True},
+    # Whose head calls a product of its own its decoder.
+    "ModernBertDecoderForCausalLM": {"local_attention": 2 * WINDOW},
 }
 
 

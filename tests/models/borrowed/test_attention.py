@@ -51,7 +51,7 @@ def test_keywords_that_say_nothing_are_let_pass() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"s_aux": torch.zeros(1)}, "is given s_aux"),
+        ({"s_aux": torch.zeros(1)}, r"is given attention sinks \(s_aux\)"),
         ({"dropout": 0.1}, "is given dropout"),
         ({"some_new_bias": 2}, "is given some_new_bias"),
         ({"mask": torch.zeros(1, 1, 1, 1)}, "has a mask of its own"),

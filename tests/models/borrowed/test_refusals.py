@@ -44,6 +44,11 @@ FOUR_AXES = {
         ("Qwen3VLForConditionalGeneration", {}, "adds to what pictures are behind several layers"),
         ("Ernie4_5_VLMoeForConditionalGeneration", {}, "computes tokens of pictures otherwise than those of words"),
         ("HunYuanVLForConditionalGeneration", FOUR_AXES, "in other places than by their rows and columns"),
+        (
+            "Gemma3nForCausalLM",
+            {"num_kv_shared_layers": 0},
+            "hidden_size_per_layer_input: layers that look at the tokens themselves",
+        ),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, r"quantization_config: .*quantized"),
         ("PaliGemmaForConditionalGeneration", TWO_WAY, r"use_bidirectional_attention: .*see those behind them"),
         ("Gemma3ForConditionalGeneration", TWO_WAY, "pictures whose tokens see each other in both directions"),
@@ -152,7 +157,7 @@ def test_keys_that_are_wider_than_values_are_refused(tmp_path: Path) -> None:
 
 def test_attention_with_sinks_is_refused(tmp_path: Path) -> None:
     ref.make_checkpoint(tmp_path, "GptOssForCausalLM", {**ref.SMALL, **ref.SPARSE, "head_dim": 16})
-    with pytest.raises(CheckpointError, match="its attention is given s_aux"):
+    with pytest.raises(CheckpointError, match=r"config\.json: .* its attention is given attention sinks \(s_aux\)"):
         load_model(tmp_path, PLACE)
 
 

@@ -20,6 +20,8 @@ from keepsight.models.model import LayerWatcher
 NAME = "keepsight"
 # Keywords that say what the modules have done already, or do themselves.
 _OF_NO_EFFECT = frozenset({"position_ids", "cache_position", "position_embeddings", "use_cache"})
+# Under which its users know what a keyword stands for.
+_KNOWN_AS = {"s_aux": "attention sinks (s_aux)"}
 
 
 class HeadsOfLayer(NamedTuple):
@@ -128,7 +130,7 @@ def _attend_for_module(
         raise UnknownAttentionError("its attention sees tokens behind a token")
     for name, given in {**others, "dropout": dropout}.items():
         if name not in _OF_NO_EFFECT and not _is_nothing(given):
-            raise UnknownAttentionError(f"its attention is given {name}")
+            raise UnknownAttentionError(f"its attention is given {_KNOWN_AS.get(name, name)}")
     heads = HeadsOfLayer(
         module=module,
         layer=_layer_of(module),

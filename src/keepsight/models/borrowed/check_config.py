@@ -32,6 +32,8 @@ def check_config(config: Any, path: Path) -> None:
             raise refuse("layer_types", f"{layer_type!r} is not supported, only {' and '.join(_LAYER_TYPES)} are")
     if getattr(text, "num_kv_shared_layers", None):
         raise refuse("num_kv_shared_layers", "layers that share keys and values are not supported")
+    if getattr(text, "hidden_size_per_layer_input", None):
+        raise refuse("hidden_size_per_layer_input", "layers that look at the tokens themselves, too, are not supported")
     if getattr(text, "use_bidirectional_attention", None):
         raise refuse("use_bidirectional_attention", "tokens that see those behind them are not supported")
 
@@ -43,13 +45,13 @@ def check_structure(model: Any, path: Path) -> None:
     def refuse(why: str) -> CheckpointConfigError:
         return CheckpointConfigError(path, f"architectures: {name}, of transformers, {why}")
 
-    if not model._supports_attention_backend:
-        raise refuse("attends in a way of its own (_supports_attention_backend is not set)")
-    if body is model or not hasattr(model.get_decoder(), "set_attn_implementation"):
+    if body is model or not hasattr(body.get_decoder(), "set_attn_implementation"):
         raise refuse("has no decoder apart from its head")
+    if not body.get_decoder()._can_set_attn_implementation():
+        raise refuse("attends in a way of its own (not by transformers' AttentionInterface)")
     if getattr(model.config, "vision_config", None) is not None and not hasattr(body, "get_image_features"):
         raise refuse("sees pictures in a way of its own (there is no get_image_features apart from its head)")
-    decoder_takes = inspect.signature(model.get_decoder().forward).parameters.keys()
+    decoder_takes = inspect.signature(body.get_decoder().forward).parameters.keys()
     if "deepstack_visual_embeds" in decoder_takes:
         raise refuse("adds to what pictures are behind several layers, which is not supported")
     if any(name.endswith("mm_token_type_ids") for name in decoder_takes):

@@ -15,10 +15,17 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
-from keepsight.errors import CheckpointError, KeepsightError
+from keepsight.errors import CheckpointConfigError, CheckpointError, KeepsightError
 from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
-from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending, register_attention, watch_layers
+from keepsight.models.borrowed.attention import (
+    NAME,
+    UnknownAttentionError,
+    attend_to_pages,
+    attending,
+    register_attention,
+    watch_layers,
+)
 from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
 from keepsight.models.borrowed.load_modules import load_modules
 from keepsight.models.borrowed.picture_places import position_ids
@@ -57,6 +64,9 @@ class BorrowedModel:
             return cls._made_of(load_modules(directory, place, room), directory, place)
         except (KeepsightError, torch.OutOfMemoryError):
             raise
+        except UnknownAttentionError as error:
+            told = f"a decoder of another kind than can be served: {error}"
+            raise CheckpointConfigError(directory / "config.json", told) from error
         except Exception as error:  # of whatever module there is
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise CheckpointError(directory, f"cannot be served by transformers' modules: {why}") from error
@@ -66,7 +76,7 @@ class BorrowedModel:
         import transformers
 
         register_attention()
-        modules.get_decoder().set_attn_implementation(NAME)
+        modules.base_model.get_decoder().set_attn_implementation(NAME)
         decoder = observe_shape(modules, place, directory / "config.json")
         watch_layers(decoder.layers)
         pack_products(modules, place)

@@ -64,7 +64,7 @@ def pack_products(modules: Any, place: Placement) -> None:
     # One by one: several at once are no `F.linear`.
     modules.set_experts_implementation("eager")
     _turn_products(modules)
-    of_decoder = {*modules.get_decoder().modules(), modules.get_output_embeddings()}
+    of_decoder = {*modules.base_model.get_decoder().modules(), modules.get_output_embeddings()}
     for module in modules.modules():
         its_place = place.for_decoder() if module in of_decoder else place
         for name, weight in _find_weights(module):
