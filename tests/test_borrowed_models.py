@@ -50,6 +50,11 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
         {"model_type": "pixtral", "image_size": 112, "patch_size": 14},
         {"spatial_merge_size": 2},
     ),
+    "aya_vision": (
+        {"model_type": "cohere2"},
+        {"model_type": "siglip_vision_model", "patch_size": 14},
+        {"downsample_factor": 1},
+    ),
     "qwen2_vl": (
         TURNING,
         {"embed_dim": 32, "hidden_size": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
@@ -100,7 +105,7 @@ def make_checkpoint_of_pictures(directory: Path, family: like.Family) -> Any:
     arguments = {
         "text_config": {**ref.SMALL, "vocab_size": 640, "max_position_embeddings": 2048, **text},
         "vision_config": {**VISION, **vision},
-        "image_token_id": ids[family.image_token],
+        "image_token_id": ids[family.soft_token or family.image_token],
         **others,
     }
     return ref.make_checkpoint(directory, family.architecture, arguments)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from keepsight.errors import CheckpointConfigError, CheckpointError
-from keepsight.json_fields import JsonFields, get_optional_int, read_json_object
+from keepsight.json_fields import JsonFields, get_optional_int, read_json_object, read_optional_json_object
 
 TRANSFORMERS_MISSING = (
     "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
@@ -59,8 +59,10 @@ class BorrowedProcessor:
     directory: str
     # Of its files, and of whose code reads them.
     digest: str
-    # The token that stands for a picture before it is expanded, and for each of its embeddings then.
+    # The token that stands for each of a picture's embeddings,
     image_token_id: int
+    # and what stands for it before it is expanded; None: the same.
+    marker: str | None = None
 
     @classmethod
     def from_checkpoint(cls, directory: Path) -> Self:
@@ -68,7 +70,8 @@ class BorrowedProcessor:
         for path in (directory / name for name in PROCESSOR_FILES):
             content = path.read_bytes() if path.is_file() else b""
             digest.update(f"{path.name} {len(content)} ".encode() + content)
-        return cls(str(directory.absolute()), digest.hexdigest(), read_image_token_id(directory / "config.json"))
+        token_id = read_image_token_id(directory / "config.json")
+        return cls(str(directory.absolute()), digest.hexdigest(), token_id, read_marker(directory))
 
 
 def read_image_token_id(path: Path) -> int:
@@ -76,6 +79,13 @@ def read_image_token_id(path: Path) -> int:
     if token_id is None:
         raise CheckpointConfigError(path, "image_token_id: is missing, so nothing says what stands for a picture")
     return token_id
+
+
+def read_marker(directory: Path) -> str | None:
+    """What a chat template writes for a picture, if the processor's file tells: `<image>` in Aya's and in Ovis'."""
+    said = read_optional_json_object(directory / "processor_config.json")
+    named = (said.get(name) for name in ("image_placeholder_token", "image_token"))
+    return next((each for each in named if isinstance(each, str) and each), None)
 
 
 def count_columns(arrays: Mapping[str, Any], num_tokens: int) -> int:

@@ -84,6 +84,8 @@ class Family(NamedTuple):
     # What tokenizer_config.json says besides.
     named_tokens: dict[str, Any] = {}  # noqa: RUF012 - never changed
     has_bos: bool = False
+    # That of each embedding, where the template writes another for a picture.
+    soft_token: str = ""
 
 
 LLAVA = Family(
@@ -139,6 +141,14 @@ PIXTRAL = Family(
     {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 112}, "patch_size": 14, "resample": 3},
     PIXTRAL_TEMPLATE, has_bos=True,
 )  # fmt: skip
+# Whose template writes for a picture what is no token at all.
+AYA = Family(
+    "AyaVisionForConditionalGeneration", "aya_vision", "aya_vision", "<image>",
+    ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"],
+    {"processor_class": "AyaVisionProcessor", "patch_size": 14, "img_size": 28, "image_token": "<image>"},
+    INTERNVL.image_processor | {"crop_to_patches": True},
+    SMOLVLM_TEMPLATE, soft_token="<|IMG_PATCH|>",
+)  # fmt: skip
 # Of patches as Qwen's, of which squares are a token.
 PATCHES = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}, "patch_size": 14, "merge_size": 2}
 QWEN2_VL = Family(
@@ -168,7 +178,7 @@ PADDLEOCR = Family(
     say_by_marker("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
     named_tokens={"extra_special_tokens": PADDLEOCR_TOKENS},
 )  # fmt: skip
-FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, INTERNVL, PIXTRAL, QWEN2_VL, GLM4V, PADDLEOCR)
+FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, INTERNVL, PIXTRAL, AYA, QWEN2_VL, GLM4V, PADDLEOCR)
 NUMBERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 600, "max_position_embeddings": 8192}
 
 
@@ -182,7 +192,7 @@ def write_borrowed_checkpoint(directory: Path, family: Family, **changed: dict[s
             "model_type": family.model_type,
             "text_config": NUMBERS,
             "vision_config": {},
-            "image_token_id": ids[family.image_token],
+            "image_token_id": ids[family.soft_token or family.image_token],
         },
         "processor_config": family.processor,
         "preprocessor_config": family.image_processor,

@@ -278,7 +278,11 @@ def test_where_nothing_tells_how_wide_embeddings_are_no_prompt_is_taken_as_such(
 
 
 @pytest.mark.parametrize(
-    ("token_id", "message"), [(None, "image_token_id: is missing"), (300, "is not a plain special token")]
+    ("token_id", "message"),
+    [
+        (None, "image_token_id: is missing"),
+        (300, "is not a plain special token"),
+    ],
 )
 def test_a_checkpoint_that_does_not_say_what_stands_for_a_picture_is_refused(
     tmp_path: Path, token_id: int | None, message: str
@@ -286,6 +290,13 @@ def test_a_checkpoint_that_does_not_say_what_stands_for_a_picture_is_refused(
     write_borrowed_checkpoint(tmp_path / "a", LLAVA, config={"image_token_id": token_id})
     with pytest.raises(CheckpointConfigError, match=message):
         RequestPreparer.from_config(Config(model=tmp_path / "a"))
+
+
+def test_a_token_that_the_processor_does_not_write_stands_for_no_picture(llava: Path) -> None:
+    ids = write_borrowed_checkpoint(llava, LLAVA)
+    write_borrowed_checkpoint(llava, LLAVA, config={"image_token_id": ids["<s>"]})
+    with pytest.raises(CheckpointConfigError, match="image_token_id: <s> is not what the processor writes for a pic"):
+        RequestPreparer.from_config(Config(model=llava))
 
 
 def test_a_processor_that_writes_tokens_of_its_own_making_is_refused(tmp_path: Path) -> None:

@@ -38,7 +38,7 @@ Arrays = dict[str, npt.NDArray[Any]]
 
 class BorrowedPictures:
     def __init__(self, processor: Any, marker: str) -> None:
-        """`marker` is the token that stands for a picture, in a text before it is expanded."""
+        """`marker` stands for a picture in a text before it is expanded."""
         self._processor, self._marker = processor, marker
         # Of transformers' tokenizers, which two threads cannot ask at once.
         self._lock = threading.Lock()
@@ -102,7 +102,7 @@ def load_pictures(config: BorrowedProcessor) -> BorrowedPictures:
     _check_is_known(directory / "config.json")
     try:
         processor = _load_processor(directory)
-        marker = processor.tokenizer.convert_ids_to_tokens(config.image_token_id)
+        marker = config.marker or processor.tokenizer.convert_ids_to_tokens(config.image_token_id)
         pictures = BorrowedPictures(processor, marker)
         pictures.check_texts()
     except Exception as error:  # whatever transformers raises

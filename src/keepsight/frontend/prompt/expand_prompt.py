@@ -14,6 +14,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
+from keepsight.borrowed import read_marker
 from keepsight.errors import CheckpointConfigError, PictureCountError, PictureError, ReservedTokenError
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.json_fields import JsonFields, get_optional_int, read_json_object, read_optional_json_object
@@ -116,7 +117,7 @@ def _read_format_of_borrowed(
             message = f"the processor writes the tokens {lacking} for a picture, which are not there"
             raise CheckpointConfigError(path.parent / "tokenizer.json", message)
         reserved |= {each: name for each, name in names.items() if name is not None and tokenizer.is_special(each)}
-    return MediaPromptFormat({"image": WrittenForm(token, token_id)}, reserved)
+    return MediaPromptFormat({"image": WrittenForm(read_marker(path.parent) or token, token_id)}, reserved)
 
 
 def _read_format_of_sounds(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
