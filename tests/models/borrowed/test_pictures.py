@@ -88,3 +88,17 @@ def test_pictures_that_are_more_to_the_modules_than_their_embeddings_are_found_b
     for seed in range(2):
         with pytest.raises(ValueError, match=r"pictures cannot be served: .* \d+\.\d% otherwise"):
             Pair(model, reference, LLAVA).encode(seed)
+
+
+def test_pictures_that_the_modules_make_no_embeddings_of_fail_with_the_reason(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Granite Vision 4's, which adds them to the states of several layers."""
+    from transformers.modeling_outputs import BaseModelOutputWithPooling
+    from transformers.models.llava.modeling_llava import LlavaModel
+
+    reference, model = LLAVA.make_checkpoint(tmp_path), load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    monkeypatch.setattr(LlavaModel, "get_image_features", lambda *_, **__: BaseModelOutputWithPooling())
+    with pytest.raises(ValueError, match="pictures cannot be served: to its layers they are more than embeddings"):
+        Pair(model, reference, LLAVA).encode(0)

@@ -151,6 +151,8 @@ class BorrowedModel:
     def _see(self, arrays: Mapping[str, Tensor]) -> Tensor:
         """[embeddings, hidden]"""
         features = self._body.get_image_features(**arrays).pooler_output
+        if features is None:
+            raise ValueError("this model's pictures cannot be served: to its layers they are more than embeddings")
         parts = [features] if isinstance(features, Tensor) else features
         return torch.cat([part.flatten(0, -2) for part in parts])
 
