@@ -43,6 +43,8 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "SmolLM3ForCausalLM": {},
     # Which does not say that it attends by what it is given.
     "StableLmForCausalLM": {"use_qkv_bias": True},
+    # Whose modules are told of no window, which is as wide as its context.
+    "PhimoeForCausalLM": {"sliding_window": 256, **SPARSE},
     # Whose head calls a product of its own its decoder.
     "ModernBertDecoderForCausalLM": {"local_attention": 2 * WINDOW},
 }

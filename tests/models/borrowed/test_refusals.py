@@ -155,6 +155,12 @@ def test_keys_that_are_wider_than_values_are_refused(tmp_path: Path) -> None:
         load_model(tmp_path, PLACE)
 
 
+def test_a_window_that_the_modules_do_not_tell_of_is_refused(tmp_path: Path) -> None:
+    ref.make_checkpoint(tmp_path, "PhimoeForCausalLM", {**ref.SMALL, **ref.SPARSE, "sliding_window": 255})
+    with pytest.raises(CheckpointConfigError, match="layer 0 sees all positions, a sliding_attention of 255 was exp"):
+        load_model(tmp_path, PLACE)
+
+
 def test_attention_with_sinks_is_refused(tmp_path: Path) -> None:
     ref.make_checkpoint(tmp_path, "GptOssForCausalLM", {**ref.SMALL, **ref.SPARSE, "head_dim": 16})
     with pytest.raises(CheckpointError, match=r"config\.json: .* its attention is given attention sinks \(s_aux\)"):

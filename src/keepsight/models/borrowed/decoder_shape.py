@@ -81,11 +81,13 @@ def _check_layers(layers: list[int], num_layers: int, path: Path) -> None:
 
 
 def _check_windows(windows: tuple[int | None, ...], config: Any, path: Path) -> None:
-    """Which no prompt of a proof need reach."""
+    """Which no prompt of a proof need reach.  One as wide as the context leaves nothing out."""
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(windows)
-    window = getattr(config, "sliding_window", None)
+    window, end = getattr(config, "sliding_window", None), count_positions(config)
     for layer, (given, layer_type) in enumerate(zip(windows, types, strict=True)):
-        if given != (window if layer_type == "sliding_attention" else None):
+        expected = window if layer_type == "sliding_attention" else None
+        leaves_out = [each is not None and (end is None or each < end) for each in (given, expected)]
+        if given != expected and any(leaves_out):
             raise _refuse(
                 path, f"layer {layer} sees {given or 'all'} positions, a {layer_type} of {window} was expected"
             )
