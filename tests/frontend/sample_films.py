@@ -22,18 +22,25 @@ def drawn_frames(num_frames: int = 20) -> FilmArray:
 
 @cache
 def film(
-    format_: str = "mp4", codec: str = "mpeg4", num_frames: int = 20, rotation: int = 0, title: str = "", **options: str
+    format_: str = "mp4",
+    codec: str = "mpeg4",
+    num_frames: int = 20,
+    rotation: int = 0,
+    title: str = "",
+    width: int = WIDTH,
+    **options: str,
 ) -> bytes:
     encoded = io.BytesIO()
     with av.open(encoded, "w", format=format_) as container:
         container.metadata["title"] = title
         stream = container.add_stream(codec, rate=RATE, options={"threads": "1", **options})
         assert isinstance(stream, av.VideoStream)
-        stream.width, stream.height = WIDTH, HEIGHT
+        stream.width, stream.height = width, HEIGHT
         stream.pix_fmt = "rgb8" if codec == "gif" else "yuv420p"
         stream.set_display_rotation(rotation)
         for pixels in drawn_frames(num_frames):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels).reformat(format=stream.pix_fmt)))
+            kept = np.ascontiguousarray(pixels[:, :width])
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(kept).reformat(format=stream.pix_fmt)))
         container.mux(stream.encode())
     return encoded.getvalue()
 

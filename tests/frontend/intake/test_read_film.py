@@ -106,6 +106,14 @@ def test_limits_are_those_of_a_frame_and_of_their_number(monkeypatch: pytest.Mon
             read_film(source, FIELD)
 
 
+@pytest.mark.parametrize(("format_", "codec"), KINDS)
+@pytest.mark.parametrize("width", [WIDTH, WIDTH // 4, WIDTH // 4 + 2])
+def test_a_frame_may_have_as_many_pixels_as_the_limit_says(format_: str, codec: str, width: int) -> None:
+    """Whatever a decoder lays out beside them."""
+    geometry = read_film(film(format_, codec, width=width), FIELD, max_pixels=width * HEIGHT)
+    assert (geometry.width, geometry.height) == (width, HEIGHT)
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
     with pytest.raises(UnreadablePictureError, match="frames in a second"):

@@ -79,8 +79,17 @@ def _video_stream(container: "InputContainer", field: str, max_pixels: int) -> "
     check_frame_size(stream.width, stream.height, field, max_pixels)
     # A worker has one core; and threads would have the frames of many in memory at once.
     stream.codec_context.thread_count = 1
-    stream.codec_context.options = {"max_pixels": str(max_pixels)}
+    stream.codec_context.options = {"max_pixels": str(_count_laid_out(stream, max_pixels))}
     return stream
+
+
+def _count_laid_out(stream: "VideoStream", max_pixels: int) -> int:
+    """What a decoder must be allowed for frames of `max_pixels`, should they grow on the way.
+
+    It counts rows that it has made longer, to whole 64 pixels, and those of MPEG-4 280 such rows beside the frame.
+    """
+    longer, beside = 64 * stream.height, 280 * (stream.width + 256)
+    return min(max_pixels + longer + beside, MAX_PIXELS)
 
 
 def check_is_film(array: npt.NDArray[Any], field: str) -> None:
