@@ -244,6 +244,8 @@ def test_a_request_has_so_many_sounds_and_no_more(checkpoint: Path) -> None:
 def test_a_model_is_sent_only_what_it_takes(preparer: RequestPreparer) -> None:
     with pytest.raises(UnsupportedFieldError, match="is a picture, and this model takes none"):
         prepare(preparer, by_url(draw(1).picture))
+    with pytest.raises(UnsupportedFieldError, match="is a PDF, whose pages would be pictures, and this"):
+        prepare(preparer, {"type": "file", "file": {"file_data": "JVBERi0="}})
     with pytest.raises(UnsupportedFieldError, match=r"is a video, and this model takes none$"):
         prepare(preparer, {"type": "video_url", "video_url": "data:video/mp4;base64,AAAA"})
     seeing = RequestPreparer.from_config(Config(model=str(DEMO)))

@@ -9,7 +9,7 @@ from keepsight.errors import PictureCountError, UnsupportedFieldError, Unsupport
 from keepsight.frontend.intake.open_document import looks_like_a_document
 from keepsight.frontend.intake.open_film import looks_like_a_film
 from keepsight.frontend.intake.open_sound import looks_like_a_sound
-from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
 from keepsight.media import KINDS, SEVERAL, Kind
 from keepsight.processor_config import ProcessorConfig
 
@@ -21,9 +21,10 @@ def check_kinds(parts: Sequence[PicturePart], processor: ProcessorConfig) -> Non
         "video": None if processor.film else f"is a video, and this model takes none{frames}",
         "audio": None if processor.sound else "is a sound, and this model takes none",
     }
+    of_pages = "is a PDF, whose pages would be pictures, and this model takes none"
     for part in parts:
         if (why := reasons[part.kind]) is not None:
-            raise UnsupportedFieldError(part.field, why)
+            raise UnsupportedFieldError(part.field, of_pages if isinstance(part, DocumentPart) else why)
 
 
 def refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:

@@ -18,12 +18,12 @@ def scheme_of(url: str) -> str | None:
 
 
 def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
-    """Of a picture that the URL itself holds; `max_bytes` spares the decoding of what is too large."""
+    """Of what the URL itself holds; `max_bytes` spares the decoding of what is too large."""
     scheme = scheme_of(url)
     if scheme is None:
-        raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send the picture as a data: URL")
+        raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send it as a data: URL")
     if scheme != "data":
-        raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send the picture as a data: URL")
+        raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send it as a data: URL")
     return read_data_url(url, field, max_bytes)
 
 
