@@ -14,6 +14,7 @@ from openai import OpenAI
 from keepsight import LLM, SamplingParams
 from keepsight.errors import KeepsightError
 from keepsight.frontend.pixels.render_page import render_page
+from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.requests import Pixels
 from keepsight.structured_outputs import StructuredOutputsParams
@@ -107,6 +108,13 @@ def test_an_answer_about_a_film_is_the_reference_s(llm: LLM, checkpoint: tuple[P
     [again] = llm.chat(asked, GREEDY)
     assert again.outputs[0].token_ids == output.outputs[0].token_ids
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
+
+
+@pytest.mark.parametrize(("num_frames", "kind"), [(1, "image"), (5, "video")])
+def test_a_gif_that_is_sent_by_itself_is_a_film_if_it_moves(llm: LLM, num_frames: int, kind: str) -> None:
+    gif = sample_films.film("gif", "gif", num_frames)
+    [named] = llm.preparer.name_media(PicturePart(gif, "body"), None)
+    assert named.picture.kind == kind
 
 
 def test_films_and_pictures_of_a_written_prompt_stand_where_their_markers_do(llm: LLM) -> None:

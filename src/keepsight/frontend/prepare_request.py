@@ -27,7 +27,7 @@ from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
-from keepsight.frontend.intake.check_kinds import check_kinds, guess_kind, refuse_all
+from keepsight.frontend.intake.check_kinds import check_kinds, refuse_all
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
 from keepsight.frontend.intake.open_document import looks_like_a_document
 from keepsight.frontend.pixels.readers import Readers
@@ -241,7 +241,7 @@ class RequestPreparer:
             if looks_like_a_document(source):
                 parts = [page for page, _ in self._identifier.pages_of(parts[0], cache_salt)]
             else:
-                parts = [replace(parts[0], modality=guess_kind(source, self.processor))]
+                parts = [replace(parts[0], modality=self._identifier.guess_kind(source, part.field, self.processor))]
         config = self._processor_for(parts, None, part.field)
         looked_at = [self._identifier.look_at(each, config, cache_salt) for each in parts]
         return self._identifier.name(looked_at, cache_salt)

@@ -32,7 +32,7 @@ from keepsight.frontend.identity.identify_document import DocumentIdentifier
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
 from keepsight.frontend.identity.shared_looks import SharedLooks
-from keepsight.frontend.intake.check_kinds import check_is_picture
+from keepsight.frontend.intake.check_kinds import check_is_picture, guess_kind
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
 from keepsight.frontend.intake.open_picture import PictureSource
 from keepsight.frontend.intake.read_data_url import read_data_url
@@ -206,6 +206,10 @@ class PictureIdentifier:
         if given_name is None:
             return replace(shown, given_name=self._name_given_by_exif(sent, part.field))
         return self._remember(shown)
+
+    def guess_kind(self, content: bytes, field: str, config: ProcessorConfig) -> Kind:
+        """Of what was sent by itself, so nobody said what it is."""
+        return guess_kind(content, field, config, self._max_pixels)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
         """Content goes by the name of other content only while something is held under that."""

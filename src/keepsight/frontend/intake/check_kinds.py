@@ -9,6 +9,7 @@ from keepsight.errors import PictureCountError, UnsupportedFieldError, Unsupport
 from keepsight.frontend.intake.open_document import looks_like_a_document
 from keepsight.frontend.intake.open_film import looks_like_a_film
 from keepsight.frontend.intake.open_sound import looks_like_a_sound
+from keepsight.frontend.intake.read_header import shows_several_frames
 from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
 from keepsight.media import KINDS, SEVERAL, Kind
 from keepsight.processor_config import ProcessorConfig
@@ -34,11 +35,13 @@ def refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:
     return PictureCountError(field, f"holds {len(parts)} {what}, but this model reads text only")
 
 
-def guess_kind(content: bytes, processor: ProcessorConfig) -> Kind:
-    """What a model would take it for."""
+def guess_kind(content: bytes, field: str, processor: ProcessorConfig, max_pixels: int) -> Kind:
+    """What a model would take it for: of GIFs, those that move for films."""
     if processor.sound is not None and (looks_like_a_sound(content) or not processor.takes_pictures):
         return "audio"
-    return "video" if looks_like_a_film(content) else "image"
+    may_move = processor.film is not None and content.startswith(b"GIF8")
+    is_film = looks_like_a_film(content) or (may_move and shows_several_frames(content, field, max_pixels))
+    return "video" if is_film else "image"
 
 
 def check_is_picture(content: bytes, field: str, processor: ProcessorConfig) -> None:

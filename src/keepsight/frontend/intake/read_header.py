@@ -44,8 +44,23 @@ def check_size(geometry: Geometry, field: str, max_pixels: int) -> None:
         )
 
 
+def shows_several_frames(data: bytes, field: str, max_pixels: int) -> bool:
+    """Refuses what no header can be read of."""
+    with refusing_damage(field, len(data)):
+        return _has_several_frames(_open_checked(data, field, max_pixels))
+
+
 def _parse_header(data: bytes, field: str, max_pixels: int) -> tuple[Geometry, str]:
     """And the mode of the file, before the conversion to RGB."""
+    image = _open_checked(data, field, max_pixels)
+    if _has_several_frames(image):
+        raise UnsupportedPictureError(
+            field, f"a {image.format} of more than 1 frame ({len(data)} bytes); send the frame that is meant"
+        )
+    return _upright_geometry(image, data, field), image.mode
+
+
+def _open_checked(data: bytes, field: str, max_pixels: int) -> ImageFile.ImageFile:
     if data[8:12] == b"WEBP" and (announced := WebPImagePlugin._get_size(data[:30])) is not None:
         # Opening one makes room for all of it.
         check_size(Geometry(*announced), field, max_pixels)
@@ -55,12 +70,12 @@ def _parse_header(data: bytes, field: str, max_pixels: int) -> tuple[Geometry, s
         raise PictureTooLargeError(field, f"more than the {max_pixels} pixels that are allowed") from error
     # Before anything else is asked of the picture: looking for a second frame may prepare room for the first.
     check_size(Geometry(*image.size), field, max_pixels)
-    # An MPO is a photograph that carries another; every viewer shows the first.
-    if image.format != "MPO" and getattr(image, "is_animated", False):
-        raise UnsupportedPictureError(
-            field, f"a {image.format} of more than 1 frame ({len(data)} bytes); send the frame that is meant"
-        )
-    return _upright_geometry(image, data, field), image.mode
+    return image
+
+
+def _has_several_frames(image: ImageFile.ImageFile) -> bool:
+    """An MPO is a photograph that carries another; every viewer shows the first."""
+    return image.format != "MPO" and bool(getattr(image, "is_animated", False))
 
 
 def _upright_geometry(image: ImageFile.ImageFile, data: bytes, field: str) -> Geometry:
