@@ -44,6 +44,7 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
         {"image_grid_pinpoints": like.LLAVA_NEXT.image_processor["image_grid_pinpoints"]},
     ),
     "idefics3": (LLAMA, {}, {"scale_factor": 2}),
+    "smolvlm": (LLAMA, {}, {"scale_factor": 2}),
     "internvl": ({"model_type": "qwen2"}, {"image_size": [28, 28], "patch_size": [7, 7]}, {}),
     "mistral3": (
         {"model_type": "mistral", "sliding_window": ref.WINDOW},

@@ -115,6 +115,14 @@ IDEFICS3 = Family(
     },
     SMOLVLM_TEMPLATE,
 )  # fmt: skip
+SMOLVLM = IDEFICS3._replace(
+    architecture="SmolVLMForConditionalGeneration",
+    model_type="smolvlm",
+    module="smolvlm",
+    special=[*IDEFICS3.special, "<video>"],
+    processor={"processor_class": "SmolVLMProcessor", "image_seq_len": 4},
+    image_processor=IDEFICS3.image_processor | {"image_processor_type": "SmolVLMImageProcessor"},
+)
 INTERNVL_TOKENS = {
     "start_image_token": "<img>",
     "end_image_token": "</img>",
@@ -178,7 +186,7 @@ PADDLEOCR = Family(
     say_by_marker("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
     named_tokens={"extra_special_tokens": PADDLEOCR_TOKENS},
 )  # fmt: skip
-FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, INTERNVL, PIXTRAL, AYA, QWEN2_VL, GLM4V, PADDLEOCR)
+FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, SMOLVLM, INTERNVL, PIXTRAL, AYA, QWEN2_VL, GLM4V, PADDLEOCR)
 NUMBERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 600, "max_position_embeddings": 8192}
 
 
