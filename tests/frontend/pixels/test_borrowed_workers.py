@@ -15,7 +15,7 @@ from keepsight.errors import CheckpointConfigError, UnknownArchitectureError
 from keepsight.frontend.pixels.make_pixels import BorrowedJob, BorrowedLook
 from keepsight.frontend.pixels.media_workers import MediaWorkers
 from keepsight.media import Geometry
-from tests.frontend.borrowed_like import IDEFICS3, LLAVA_NEXT, write_borrowed_checkpoint
+from tests.frontend.borrowed_like import IDEFICS3, LLAVA_NEXT, QWEN2_VL, write_borrowed_checkpoint
 from tests.frontend.sample_pictures import encode, random_picture
 
 ROOT = Path(__file__).parents[3]
@@ -44,6 +44,14 @@ def test_a_worker_lays_out_and_makes_what_would_be_made_here(
         content = encode(random_picture("RGB", size, seed), "PNG")
         job = BorrowedJob(content, FIELD, {"hash": None}, processor, layout)
         np.testing.assert_array_equal(workers.make(job).pixels["hash"], job.run().pixels["hash"])
+
+
+def test_a_worker_tells_in_how_many_columns_a_picture_s_tokens_are(workers: MediaWorkers, tmp_path: Path) -> None:
+    write_borrowed_checkpoint(tmp_path, QWEN2_VL)
+    processor, size = BorrowedProcessor.from_checkpoint(tmp_path), Geometry(200, 100)
+    layout = workers.lay_out_borrowed(processor, size, FIELD)
+    assert layout == BorrowedLook(processor, size, FIELD).run()
+    assert 1 < layout.columns < layout.num_tokens
 
 
 def test_the_template_that_has_loaded_a_processor_has_one_thread(

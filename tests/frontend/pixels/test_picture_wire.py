@@ -142,7 +142,7 @@ def test_the_moments_of_a_film_arrive_as_pixels_that_are_twice_as_high() -> None
 
 
 ARRAYS = {"pixel_values": np.full((1, 3, 2, 2), 0.5, np.float32), "token_ids": np.array([7, 8, 7], np.int32)}
-LAYOUT = PictureLayout(3, token_ids=(7, 8, 7), num_bytes=carry_arrays(ARRAYS).nbytes)
+LAYOUT = PictureLayout(3, columns=3, token_ids=(7, 8, 7), num_bytes=carry_arrays(ARRAYS).nbytes)
 PROCESSOR = BorrowedProcessor("/folder", "digest", 7)
 BORROWED = BorrowedJob(b"bytes", FIELD, {"hash": None}, PROCESSOR, LAYOUT, 4096)
 BORROWED_LOOK = BorrowedLook(PROCESSOR, Geometry(640, 480), FIELD)
@@ -215,6 +215,8 @@ def test_the_longest_text_that_a_document_may_have_comes_back() -> None:
         replace(LAYOUT, tokens_per_part=4),
         replace(LAYOUT, tokens_per_part=0, token_ids=()),
         replace(LAYOUT, token_ids=(7, -1, 7)),
+        replace(LAYOUT, columns=2),
+        replace(LAYOUT, columns=-3),
         replace(LAYOUT, num_bytes=0),
         replace(LAYOUT, num_bytes=MAX_BORROWED_BYTES + 1),
         Geometry(640, 480),
@@ -225,8 +227,8 @@ def test_a_layout_that_cannot_be_is_not_believed(said: PictureLayout | Geometry)
         answer_to(BORROWED_LOOK, lambda connection: send_result(connection, said))
 
 
-def test_no_more_is_believed_of_a_layout_than_its_tokens_and_bytes() -> None:
-    said = replace(LAYOUT, num_crops=5, columns=3, times=(1.0, 2.0), places=(1,), kind="audio")
+def test_no_more_is_believed_of_a_layout_than_its_tokens_their_rows_and_bytes() -> None:
+    said = replace(LAYOUT, num_crops=5, times=(1.0, 2.0), places=(1,), kind="audio")
     assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, said)) == LAYOUT
 
 

@@ -150,7 +150,11 @@ def _believable_layout(layout: PictureLayout | None) -> PictureLayout:
         raise ConnectionError("a picture that was laid out in no tokens")
     if not 0 < layout.num_bytes <= MAX_BORROWED_BYTES:
         raise ConnectionError(f"a picture of {layout.num_bytes} bytes")
-    return PictureLayout(layout.tokens_per_part, token_ids=layout.token_ids, num_bytes=layout.num_bytes)
+    columns = layout.columns
+    if columns and (columns < 0 or layout.tokens_per_part % columns):
+        raise ConnectionError(f"a picture whose tokens fill no rows of {columns}")
+    tokens, num_bytes = layout.token_ids, layout.num_bytes
+    return PictureLayout(len(tokens), columns=columns, token_ids=tokens, num_bytes=num_bytes)
 
 
 def _check_pixels(job: MakingJob, pixels: Pixels) -> None:
