@@ -73,7 +73,9 @@ def test_a_file_is_uploaded_once_and_asked_about_by_its_id(client: anthropic.Ant
     shown = {"type": "image", "source": {"type": "file", "file_id": file.id}}
     message = complete(client, [{"role": "user", "content": [shown, {"type": "text", "text": QUESTION}]}])
     assert message.content[0].text == DRAWN.description
-    assert file.id in [each.id for each in files.list()]
+    others = [files.upload(file=picture, expires_in_seconds=3600) for _ in range(2)]
+    assert {file.id, *(each.id for each in others)} <= {each.id for each in files.list(limit=1)}
+    assert [each.id for each in files.list(ids=[file.id])] == [file.id]
     assert files.retrieve_metadata(file.id) == file
     assert files.download(file.id).read() == picture[1]
     assert files.delete(file.id).type == "file_deleted"

@@ -57,6 +57,7 @@ def test_files_are_told_as_anthropic_does_to_its_clients(server: Server) -> None
         "mime_type": "application/pdf",
         "size_bytes": len(DOCUMENT),
         "created_at": first["created_at"],
+        "expires_at": first["expires_at"],
         "downloadable": True,
     }
     assert first["created_at"].endswith("Z")
@@ -65,8 +66,11 @@ def test_files_are_told_as_anthropic_does_to_its_clients(server: Server) -> None
         return server.send("GET", f"/v1/files?{query}", headers=OF_ANTHROPIC).json()
 
     ends = {"first_id": second["id"], "last_id": first["id"]}
-    assert list_files("") == {"data": [second, first], **ends, "has_more": False}
-    assert list_files("limit=1")["has_more"] is True
+    assert list_files("") == {"data": [second, first], **ends, "has_more": False, "next_page": None}
+    assert list_files(f"ids[]={first['id']}&ids[]=media_0")["data"] == [first]
+    page = list_files("limit=1")
+    assert (page["data"], page["has_more"]) == ([second], True)
+    assert list_files(f"limit=1&page={page['next_page']}")["data"] == [first]
     assert list_files(f"after_id={second['id']}")["data"] == [first]
     assert list_files(f"before_id={first['id']}")["data"] == [second]
     both = f"before_id={first['id']}&after_id={first['id']}"
@@ -101,7 +105,20 @@ def test_a_file_lives_as_long_as_its_sender_says(server: Server) -> None:
     assert file["expires_at"] - file["created_at"] == 3600
 
 
-@pytest.mark.parametrize(("name", "shown"), [("Scan at 10.00\u202fAM.pdf", "Scan at 10.00 AM.pdf"), ("ü.pdf", "ü.pdf")])
+def test_a_text_is_refused_with_what_would_help(server: Server) -> None:
+    answer = server.send("POST", "/v1/files", files={"file": ("a.txt", b"A note.")})
+    assert "look like a text: send that as one" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("Scan at 10.00\u202fAM.pdf", "Scan at 10.00 AM.pdf"),
+        ("ü.pdf", "ü.pdf"),
+        ('a "b".pdf', 'a "b".pdf'),
+        ("C:\\Files\\a.pdf", "a.pdf"),
+    ],
+)
 def test_a_file_s_name_is_shown_in_one_line(server: Server, name: str, shown: str) -> None:
     assert create(server, name=name)["filename"] == shown
 

@@ -3,17 +3,19 @@
 A file is a handle of `/v1/media` with a name: what was uploaded there is found here, and the other way round.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal
 
 import msgspec
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import QueryParams
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError, UnknownHandleError, UnsupportedBodyError, UnsupportedFieldError
 from keepsight.frontend.api.media_api import MediaApi, ReadBody, read_order, tenant_of
 from keepsight.frontend.api.read_limit import read_limit
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS, Upload, UploadOptions, read_ttl, take_file
@@ -24,9 +26,15 @@ from keepsight.frontend.prompt.read_messages import read_name
 
 # OpenAI's, of a list; and Anthropic's.
 MAX_FILES, DEFAULT_MESSAGES_PAGE, MAX_MESSAGES_PAGE = 10_000, 20, 1000
+# That are asked about by name.
+MAX_NAMED = 100
 # Of OpenAI's those that are asked about; each means the same here.
 PURPOSES = ("user_data", "vision", "assistants")
-_LIFE, _ANCHOR = "expires_after[seconds]", "expires_after[anchor]"
+# OpenAI's, and Anthropic's.
+_ANCHOR, _LIVES = "expires_after[anchor]", ("expires_after[seconds]", "expires_in_seconds")
+_PAGE_PREFIX = "page_"
+# Of Anthropic's lists: where they go on, and where older clients have them go on or end.
+_STARTS = ("page", "after_id", "before_id")
 
 
 class FileObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +81,7 @@ class FileMetadata(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
     mime_type: str
     size_bytes: int
     created_at: str
+    expires_at: str
     downloadable: Literal[True] = True
 
     @classmethod
@@ -82,15 +91,17 @@ class FileMetadata(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", 
             filename=handle.filename or handle.id,
             mime_type=handle.media_type,
             size_bytes=handle.num_bytes,
-            created_at=datetime.fromtimestamp(handle.created, UTC).isoformat().replace("+00:00", "Z"),
+            created_at=_as_date(handle.created),
+            expires_at=_as_date(handle.expires),
         )
 
 
-class FileMetadataPage(msgspec.Struct, frozen=True):
+class FileMetadataPage(msgspec.Struct, frozen=True, kw_only=True):
     data: list[FileMetadata]
     first_id: str | None
     last_id: str | None
     has_more: bool
+    next_page: str | None
 
 
 class DeletedFileMetadata(msgspec.Struct, frozen=True, tag_field="type", tag="file_deleted"):
@@ -148,13 +159,54 @@ class FilesApi:
 
     def _list_messages(self, http: Request) -> FileMetadataPage:
         """The youngest first, whichever way it goes on."""
+        query = http.query_params
+        if "scope_id" in query:
+            raise UnsupportedFieldError("scope_id", "no file here is of a scope")
+        start = _read_start(query)
+        if media_ids := list(dict.fromkeys(query.getlist("ids[]"))):
+            if start or "limit" in query:
+                raise InvalidArgumentError("ids", "must not be given together with page or limit")
+            return _as_page(self._find_named(tenant_of(http), media_ids))
         limit = read_limit(http, DEFAULT_MESSAGES_PAGE, MAX_MESSAGES_PAGE)
-        before, after = http.query_params.get("before_id"), http.query_params.get("after_id")
-        if before is not None and after is not None:
-            raise InvalidArgumentError("before_id", "must not be given together with after_id")
-        found = self._handles.page(tenant_of(http), limit + 1, before or after, is_ascending=before is not None)
-        shown = found[:limit] if before is None else found[:limit][::-1]
-        return FileMetadataPage([FileMetadata.of(each) for each in shown], *_ends(shown), has_more=len(found) > limit)
+        media_id = query[start].removeprefix(_PAGE_PREFIX) if start else None
+        of_caller, is_ascending = (tenant_of(http), limit + 1, media_id, start), start == "before_id"
+        found = self._handles.page(*of_caller, is_ascending=is_ascending, with_start=start == "page")
+        shown = found[:limit][::-1] if is_ascending else found[:limit]
+        return _as_page(shown, found[limit:], goes_on=not is_ascending)
+
+    def _find_named(self, tenant: str, media_ids: list[str]) -> list[MediaHandle]:
+        """Those of them that are there."""
+        if len(media_ids) > MAX_NAMED:
+            raise InvalidArgumentError("ids", f"must be at most {MAX_NAMED}, not {len(media_ids)}")
+        found = []
+        for media_id in media_ids:
+            with suppress(UnknownHandleError):
+                found.append(self._handles.get(tenant, media_id))
+        return found
+
+
+def _read_start(query: QueryParams) -> str:
+    """Which of them is given, if any."""
+    given = [name for name in _STARTS if name in query]
+    if len(given) > 1:
+        raise InvalidArgumentError(given[1], f"must not be given together with {given[0]}")
+    return given[0] if given else ""
+
+
+def _as_page(shown: list[MediaHandle], rest: Sequence[MediaHandle] = (), *, goes_on: bool = True) -> FileMetadataPage:
+    """The next page begins with what comes first in it: what was shown may be deleted meanwhile."""
+    first_id, last_id = _ends(shown)
+    return FileMetadataPage(
+        data=[FileMetadata.of(each) for each in shown],
+        first_id=first_id,
+        last_id=last_id,
+        has_more=bool(rest),
+        next_page=_PAGE_PREFIX + rest[0].id if rest and goes_on else None,
+    )
+
+
+def _as_date(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
 def _ends(shown: list[MediaHandle]) -> tuple[str | None, str | None]:
@@ -172,19 +224,21 @@ def read_file(content_type: str, body: bytes) -> tuple[Upload, FileLabel]:
 
 def _read_life(parts: dict[str, FormPart]) -> float:
     """A week where nothing is said: who uploads a file here deletes it when it has served."""
-    anchor, seconds = parts.pop(_ANCHOR, None), parts.pop(_LIFE, None)
+    anchor, given = parts.pop(_ANCHOR, None), [name for name in _LIVES if name in parts]
     if anchor is not None and anchor.as_text() != "created_at":
         raise UnsupportedFieldError(_ANCHOR, "must be created_at")
-    if seconds is None:
+    if not given:
         return MAX_TTL_SECONDS
-    told = seconds.as_text()
-    return read_ttl(int(told) if told.isdecimal() and len(told) < 10 else told, _LIFE)
+    if len(given) > 1:
+        raise InvalidArgumentError(given[1], f"must not be given together with {given[0]}")
+    told = parts.pop(given[0]).as_text()
+    return read_ttl(int(told) if told.isdecimal() and len(told) < 10 else told, given[0])
 
 
 def _read_label(file: FormPart, others: Mapping[str, FormPart]) -> FileLabel:
     for name in others:
         if name != "purpose":
-            raise UnsupportedFieldError(name[:80], f"is unknown; known: file, purpose, {_ANCHOR}, {_LIFE}")
+            raise UnsupportedFieldError(name[:80], f"is unknown; known: file, purpose, {_ANCHOR}, {', '.join(_LIVES)}")
     purpose = others["purpose"].as_text() if "purpose" in others else PURPOSES[0]
     if purpose not in PURPOSES:
         raise UnsupportedFieldError("purpose", f"must be one of {', '.join(PURPOSES)}, not {purpose[:80]!r}")

@@ -8,10 +8,13 @@ from urllib.parse import unquote
 from keepsight.errors import InvalidArgumentError
 
 MAX_PARTS = 8
-# Of what stands before a part's content: no more of it is looked at.
-MAX_HEAD_BYTES = 4096
+# Of what stands before a part's content: no more of it is looked at.  A name of 500 letters, written twice, has room.
+MAX_HEAD_BYTES = 8192
 # Of a header: a name, and its value between quotes or without.
 _PARAMETER = re.compile(r';\s*+([^\s;="]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))')
+
+# As browsers write a line's end and a quotation mark in a name.
+_ESCAPED = re.compile("%(?:0A|0D|22)")
 
 
 class FormPart(NamedTuple):
@@ -49,7 +52,7 @@ def parse_header(value: str) -> tuple[str, dict[str, str]]:
     """`kind; name="value"`, with the kind in small letters."""
     kind = value.partition(";")[0].strip().lower()
     found = (each.groups("") for each in _PARAMETER.finditer(value))
-    return kind, {name.lower(): bare or re.sub(r"\\(.)", r"\1", quoted) for name, quoted, bare in found}
+    return kind, {name.lower(): bare or re.sub(r'\\(["\\])', r"\1", quoted) for name, quoted, bare in found}
 
 
 def _read_headers(head: bytes) -> dict[str, str]:
@@ -58,7 +61,12 @@ def _read_headers(head: bytes) -> dict[str, str]:
 
 
 def _filename_of(told: Mapping[str, str]) -> str | None:
-    """Some write one of other letters than ASCII twice, the second time as RFC 5987 has it."""
+    """Without the folders that some write before it.  Of other letters than ASCII it may be as RFC 5987 has it."""
+    name = told.get("filename")
     if "filename*" in told:
-        return unquote(told["filename*"].rpartition("'")[2])
-    return told.get("filename")
+        charset, _, value = told["filename*"].partition("'")
+        is_latin = charset.lower() == "iso-8859-1"
+        name = unquote(value.partition("'")[2], "latin-1" if is_latin else "utf-8")
+    elif name is not None:
+        name = _ESCAPED.sub(lambda found: unquote(found[0]), name)
+    return name and re.split(r"[/\\]", name)[-1]

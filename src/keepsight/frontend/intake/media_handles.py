@@ -132,21 +132,27 @@ class MediaHandles:
         self,
         tenant: str,
         limit: int,
-        after: str | None = None,
+        start: str | None = None,
+        field: str = "after",
         *,
         is_ascending: bool = False,
+        with_start: bool = False,
         purpose: str | None = None,
     ) -> list[MediaHandle]:
-        """So many at most of those behind `after`, the youngest first unless told otherwise; of a purpose, or any."""
+        """So many at most of those behind `start`, or of that and those; the youngest first unless told otherwise.
+
+        `field` is what the caller calls `start`.
+        """
         beyond, order = (">", "ASC") if is_ascending else ("<", "DESC")
+        beyond += "=" if with_start else ""
         with self._reading():
-            start = -1 if is_ascending else sys.maxsize
-            if after is not None:
-                (start,) = self._find_row("number", tenant, after, "after")
+            number = -1 if is_ascending else sys.maxsize
+            if start is not None:
+                (number,) = self._find_row("number", tenant, start, field)
             rows = self._database.execute(
                 f"SELECT {_COLUMNS} FROM media WHERE tenant = ? AND expires > ? AND number {beyond} ? "
                 f"AND purpose = coalesce(?, purpose) ORDER BY number {order} LIMIT ?",
-                (tenant, self._clock(), start, purpose, limit),
+                (tenant, self._clock(), number, purpose, limit),
             )
             return [MediaHandle(*row) for row in rows]
 

@@ -3,6 +3,7 @@
 Only formats that are named here are opened, and whatever Pillow raises leaves as an error of ours.
 """
 
+import codecs
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,7 @@ from keepsight.frontend.intake.png_chunks import with_metadata_first
 
 PictureSource = bytes | Image.Image | PictureArray
 
+TEXT_HINT = ", but look like a text: send that as one"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM")
 
 
@@ -57,7 +59,17 @@ def _format_of(data: bytes, field: str) -> str:
         _, accept = Image.OPEN[name]
         if accept is not None and accept(data[:16]) is True:
             return name
-    raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}")
+    hint = TEXT_HINT if looks_like_text(data) else ""
+    raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}{hint}")
+
+
+def looks_like_text(data: bytes) -> bool:
+    """As far as its beginning says, which may end within a letter."""
+    try:
+        beginning = codecs.getincrementaldecoder("utf-8-sig")().decode(data[:1024])
+    except UnicodeDecodeError:
+        return False
+    return all(character.isprintable() or character.isspace() for character in beginning)
 
 
 def _parse(file: io.BytesIO, format_: str) -> ImageFile.ImageFile:
