@@ -31,7 +31,7 @@ MAX_NAMED = 100
 # Of OpenAI's those that are asked about; each means the same here.
 PURPOSES = ("user_data", "vision", "assistants")
 # OpenAI's, and Anthropic's.
-_ANCHOR, _LIVES = "expires_after[anchor]", ("expires_after[seconds]", "expires_in_seconds")
+_ANCHOR, LIVES = "expires_after[anchor]", ("expires_after[seconds]", "expires_in_seconds")
 _PAGE_PREFIX = "page_"
 # Of Anthropic's lists: where they go on, and where older clients have them go on or end.
 _STARTS = ("page", "after_id", "before_id")
@@ -224,7 +224,7 @@ def read_file(content_type: str, body: bytes) -> tuple[Upload, FileLabel]:
 
 def _read_life(parts: dict[str, FormPart]) -> float:
     """A week where nothing is said: who uploads a file here deletes it when it has served."""
-    anchor, given = parts.pop(_ANCHOR, None), [name for name in _LIVES if name in parts]
+    anchor, given = parts.pop(_ANCHOR, None), [name for name in LIVES if name in parts]
     if anchor is not None and anchor.as_text() != "created_at":
         raise UnsupportedFieldError(_ANCHOR, "must be created_at")
     if not given:
@@ -238,7 +238,7 @@ def _read_life(parts: dict[str, FormPart]) -> float:
 def _read_label(file: FormPart, others: Mapping[str, FormPart]) -> FileLabel:
     for name in others:
         if name != "purpose":
-            raise UnsupportedFieldError(name[:80], f"is unknown; known: file, purpose, {_ANCHOR}, {', '.join(_LIVES)}")
+            raise UnsupportedFieldError(name[:80], f"is unknown; known: file, purpose, {_ANCHOR}, {', '.join(LIVES)}")
     purpose = others["purpose"].as_text() if "purpose" in others else PURPOSES[0]
     if purpose not in PURPOSES:
         raise UnsupportedFieldError("purpose", f"must be one of {', '.join(PURPOSES)}, not {purpose[:80]!r}")

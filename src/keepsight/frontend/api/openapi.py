@@ -16,7 +16,9 @@ from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion
 from keepsight.frontend.api.embeddings_request import EmbeddingList, EmbeddingsRequest
 from keepsight.frontend.api.files_api import (
+    LIVES,
     MAX_FILES,
+    MAX_NAMED,
     PURPOSES,
     DeletedFile,
     DeletedFileMetadata,
@@ -232,9 +234,14 @@ def _file_operations() -> Sequence[Operation]:
     """As OpenAI's clients ask; Anthropic's, told by their header, are answered in their own shapes."""
     one, failures = FILES_PATH + "/{id}", (400, 404, 408, 413, 415, 500, 503, 507)
     file, page, deleted = (_json_content({"anyOf": [refer(each) for each in shapes]}) for shapes in FILES)
-    sent = object_of("file", file=BINARY, purpose={"enum": [*PURPOSES]})
+    life: Json = {"type": "integer", "minimum": 1, "maximum": int(MAX_TTL_SECONDS)}
+    lives: dict[str, Json] = {"expires_after[anchor]": {"const": "created_at"}, **dict.fromkeys(LIVES, life)}
+    sent = object_of("file", file=BINARY, purpose={"enum": [*PURPOSES]}, **lives)
     body: Json = {"required": True, "content": {"multipart/form-data": {"schema": sent}}}
-    listed = (_number_of_items(MAX_FILES, MAX_FILES), *PAGE[1:], _parameter("purpose", {"type": "string"}))
+    ids: Json = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_NAMED}
+    of_anthropic = (_parameter("page", {"type": "string"}), _parameter("ids[]", ids))
+    of_openai = (*PAGE[1:], _parameter("purpose", {"type": "string"}))
+    listed = (_number_of_items(MAX_FILES, MAX_FILES), *of_openai, *of_anthropic)
     return (
         _operate("post", FILES_PATH, "Keeps a picture, a film, a sound or a PDF.", file, failures, body=body),
         _operate("get", FILES_PATH, "What the caller keeps here.", page, (400, 404, 507), *listed),
