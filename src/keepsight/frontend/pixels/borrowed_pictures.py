@@ -22,7 +22,7 @@ from keepsight.borrowed import OWN_ARCHITECTURES, BorrowedProcessor, count_colum
 from keepsight.errors import CheckpointConfigError, UnknownArchitectureError, UnsupportedPictureError
 from keepsight.json_fields import JsonFields, read_optional_json_object
 from keepsight.media import Geometry, PictureLayout
-from keepsight.pixels import carried_arrays, carry_arrays
+from keepsight.pixels import carry_arrays
 from keepsight.requests import Pixels
 
 # Of a text, which it makes beside those of a picture.
@@ -45,10 +45,8 @@ class BorrowedPictures:
 
     def lay_out(self, geometry: Geometry, field: str) -> PictureLayout:
         """Found by trying it on a blank picture, of whose memory nothing is ever written."""
-        carried, token_ids = self._prepare(_blank(geometry), field)
-        num_tokens = len(token_ids)
-        columns = count_columns(carried_arrays(carried), num_tokens)
-        return PictureLayout(num_tokens, columns=columns, token_ids=token_ids, num_bytes=carried.nbytes)
+        carried, token_ids, columns = self._prepare(_blank(geometry), field)
+        return PictureLayout(len(token_ids), columns=columns, token_ids=token_ids, num_bytes=carried.nbytes)
 
     def prepare(self, rgb: Pixels, field: str) -> Pixels:
         """Raises UnsupportedPictureError if the processor takes none like it."""
@@ -66,13 +64,15 @@ class BorrowedPictures:
             if _token_ids_of(self._process(text.format(self._marker), *blanks)) != expected:
                 raise ValueError(f"what it writes for a picture changes in the text {text.format(self._marker)!r}")
 
-    def _prepare(self, rgb: Pixels, field: str) -> tuple[Pixels, tuple[int, ...]]:
+    def _prepare(self, rgb: Pixels, field: str) -> tuple[Pixels, tuple[int, ...], int]:
+        """All that is made of it, its tokens, and how many of them are a row."""
         try:
             with self._lock:
                 made = self._process(self._marker, rgb)
             token_ids = _token_ids_of(made)
             arrays = {name: _as_carried(array) for name, array in made.items() if name not in TEXT_ARRAYS}
-            return carry_arrays(arrays | {"token_ids": np.array(token_ids, np.int32)}), token_ids
+            carried = carry_arrays(arrays | {"token_ids": np.array(token_ids, np.int32)})
+            return carried, token_ids, count_columns(arrays, len(token_ids))
         except MemoryError:
             raise
         except Exception as error:  # whatever a processor raises, or makes that cannot be carried
