@@ -16,7 +16,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, UnknownHandleError, UnsupportedBodyError, UnsupportedFieldError
-from keepsight.frontend.api.media_api import MediaApi, ReadBody, read_order, tenant_of
+from keepsight.frontend.api.media_api import MediaApi, ReadBody, ends_of, read_order, tenant_of
 from keepsight.frontend.api.read_limit import read_limit
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS, Upload, UploadOptions, read_ttl, take_file
 from keepsight.frontend.http.error_response import FILES_PATH, asks_anthropic, json_response
@@ -155,7 +155,7 @@ class FilesApi:
         of_caller, is_ascending = (tenant_of(http), limit + 1, query.get("after")), read_order(http) == "asc"
         found = self._handles.page(*of_caller, is_ascending=is_ascending, purpose=query.get("purpose"))
         shown = [FileObject.of(handle) for handle in found[:limit]]
-        return FilePage(shown, *_ends(found[:limit]), has_more=len(found) > limit)
+        return FilePage(shown, *ends_of(found[:limit]), has_more=len(found) > limit)
 
     def _list_messages(self, http: Request) -> FileMetadataPage:
         """The youngest first, whichever way it goes on."""
@@ -195,7 +195,7 @@ def _read_start(query: QueryParams) -> str:
 
 def _as_page(shown: list[MediaHandle], rest: Sequence[MediaHandle] = (), *, goes_on: bool = True) -> FileMetadataPage:
     """The next page begins with what comes first in it: what was shown may be deleted meanwhile."""
-    first_id, last_id = _ends(shown)
+    first_id, last_id = ends_of(shown)
     return FileMetadataPage(
         data=[FileMetadata.of(each) for each in shown],
         first_id=first_id,
@@ -207,10 +207,6 @@ def _as_page(shown: list[MediaHandle], rest: Sequence[MediaHandle] = (), *, goes
 
 def _as_date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
-
-
-def _ends(shown: list[MediaHandle]) -> tuple[str | None, str | None]:
-    return (shown[0].id, shown[-1].id) if shown else (None, None)
 
 
 def read_file(content_type: str, body: bytes) -> tuple[Upload, FileLabel]:

@@ -226,8 +226,7 @@ class MediaApi:
             self._handles.page, tenant_of(http), limit + 1, after, is_ascending=is_ascending
         )
         shown = [MediaObject.of(handle) for handle in found[:limit]]
-        first_id, last_id = (shown[0].id, shown[-1].id) if shown else (None, None)
-        return json_response(MediaPage(shown, first_id, last_id, has_more=len(found) > limit))
+        return json_response(MediaPage(shown, *ends_of(found[:limit]), has_more=len(found) > limit))
 
     async def tell(self, http: Request) -> Response:
         handle, named = await self._find(http, _read_salt(http))
@@ -370,6 +369,11 @@ def _id_of(part: PicturePart) -> str:
 
 def _read_salt(http: Request) -> str | None:
     return read_options(b"", http.query_params).cache_salt
+
+
+def ends_of(shown: Sequence[MediaHandle]) -> tuple[str | None, str | None]:
+    """Of a page of a list: the first, and the last, behind which the next page goes on."""
+    return (shown[0].id, shown[-1].id) if shown else (None, None)
 
 
 def read_order(http: Request) -> str:
