@@ -7,6 +7,7 @@ import pytest
 
 from keepsight.requests import TokenLogprobs
 from keepsight.scheduling.step_plan import SequenceId, Slice, StepPlan
+from tests.place import LEEWAY
 from tests.runner.small_model import Driver
 
 NUM_TOKENS = 40
@@ -28,6 +29,13 @@ def begin_all(driver: Driver, name: str) -> list[SequenceId]:
         ids.append(driver.begin(driver.small.request(f"{name}{number}", number % 3, **wishes)))
         driver.compute(*driver.prompt_slices(ids[-1]))
     return ids
+
+
+def as_near(tokens: TokenLogprobs | None) -> Any:
+    """A GPU's products of other rows beside them differ in their last bits."""
+    if tokens is None or not LEEWAY:
+        return tokens
+    return tuple(each._replace(logprob=pytest.approx(each.logprob, abs=LEEWAY)) for each in tokens)  # type: ignore[arg-type]
 
 
 def tell(driver: Driver, told: dict[SequenceId, list[TokenLogprobs | None]], *slices: Slice) -> None:
@@ -58,7 +66,7 @@ def test_tokens_and_their_probabilities_are_those_without_guesses(one: Driver, s
     assert num_steps < NUM_TOKENS - 1
     for each, other in zip(plain, guessing, strict=True):
         assert one.tokens[other] == one.tokens[each]
-        assert told[other] == told[each]
+        assert told[other] == [as_near(tokens) for tokens in told[each]]
 
 
 def test_a_step_that_fails_draws_nothing_for_right_guesses(one: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

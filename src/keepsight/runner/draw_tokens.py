@@ -111,7 +111,7 @@ def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
 def filter_likeliest(
     values: Tensor, ids: Tensor, scaled: Tensor, params: Sequence[SamplingParams]
 ) -> tuple[Tensor, Tensor]:
-    """What is ruled out is minus infinity.  And of which rows more than these would stay."""
+    """What is ruled out is minus infinity.  And of which rows more than these might stay, or equals of the last."""
     if top_k := params[0].top_k:
         last = values[:, top_k - 1, None]
         filtered = _rule_out_rest(_rule_out_unlikely(values, params).masked_fill(values < last, NEVER), params)
@@ -121,7 +121,8 @@ def filter_likeliest(
     others = (1 - likely.sum(dim=-1, keepdim=True, dtype=torch.float64)).clamp(min=0)
     times_the_first = (others / likely[:, :1]).to(values.dtype)
     filtered = _rule_out_rest(torch.cat((values, values[:, :1] + times_the_first.log()), dim=1), params)
-    return filtered[:, :-1], filtered[:, -1].isfinite()
+    kept = filtered[:, :-1]
+    return kept, ((values == values[:, -1:]) & kept.isfinite()).any(dim=-1)
 
 
 def _rule_out_rest(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
