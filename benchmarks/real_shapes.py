@@ -45,6 +45,8 @@ PICTURE_SIZE = 896
 TOKENS_OF_QWEN = 784
 # Sequences of one step.
 FEW, MANY = 1, 64
+# What is computed of a sequence in one step: tokens, those before them, and streams beside.
+PROMPTS = ((290, 0, 0), (34, 0, 0), (34, CONTEXT - 34, 0), (CONTEXT, 0, 0), (290, 0, 32))
 
 
 class Machine(ModelWork):
@@ -68,10 +70,12 @@ class Machine(ModelWork):
 class Answers:
     """As many sequences as a server may have, and steps that compute some of their tokens, always the same ones."""
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, max_recorded_prompt: int = 0) -> None:
         blocks_each = CONTEXT // BLOCK_SIZE
         pages = KvCacheConfig(num_blocks=MANY * blocks_each, block_size=BLOCK_SIZE)
-        self._runner = ModelRunner(model, None, pages, lambda: None, max_recorded=MANY)
+        self._runner = ModelRunner(
+            model, None, pages, lambda: None, max_recorded=MANY, max_recorded_prompt=max_recorded_prompt
+        )
         prompt, params = (0,) * CONTEXT, SamplingParams(temperature=0, max_tokens=None)
         ids = [(str(number), 0) for number in range(MANY)]
         self._runner.run(
@@ -90,6 +94,11 @@ class Answers:
 
     def decode(self, num_sequences: int) -> None:
         self._compute(self._again[:num_sequences])
+
+    def prompt(self, num_tokens: int, start: int = 0, num_streams: int = 0) -> None:
+        """Those of one sequence, behind others of it, and beside the next tokens of some others."""
+        whole = self._again[0]._replace(start=start, length=num_tokens)
+        self._compute([whole, *self._again[1 : 1 + num_streams]])
 
     def _compute(self, slices: list[Slice]) -> None:
         result = self._runner.run(StepPlan(now=slices))
@@ -168,6 +177,14 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
         share = (weights + answers.bytes_of_keys(num_sequences)) / (arguments.bandwidth_gb * 1e9) / seconds
         print(f"decode of {num_sequences:2}      {seconds * 1e3:9.2f} ms a step, {share:6.1%} of the bandwidth")
     answers.close()
+    launching, replaying = Answers(machine.model), Answers(machine.model, CONTEXT)
+    for num_tokens, start, num_streams in PROMPTS:
+        times = [
+            machine.seconds(functools.partial(each.prompt, num_tokens, start, num_streams), arguments.runs) * 1e3
+            for each in (launching, replaying)
+        ]
+        told = f"{num_tokens} tokens behind {start}, {num_streams} streams"
+        print(f"{told:42} {times[0]:8.2f} ms launched, {times[1]:8.2f} replayed")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,24 @@ class Rows:
         tables = torch.tensor([each.data_ptr() for each in slots], dtype=torch.int64, device=DEVICE)
         ends = torch.tensor([len(each) for each in slots], dtype=torch.int64, device=DEVICE)
         query = self.query[torch.tensor(rows, dtype=torch.int64)]
-        return gpu_kernels.attend_rows(query, self.keys, self.values, tables, ends, 0.3, window, softcap)
+        out = torch.empty_like(query)
+        gpu_kernels.attend_rows(out, query, self.keys, self.values, tables, ends, None, 0.3, window, softcap)
+        return out
+
+    def attend_among_others(self, rows: list[int], window: int | None, softcap: float | None) -> Tensor:
+        """Each the only one of three tokens; and there are rows of nobody."""
+        slots = [self.slots[row] for row in rows]
+        tables, ends, tokens = torch.zeros(3, len(rows) + 2, dtype=torch.int64, device=DEVICE)
+        tables[: len(rows)] = torch.tensor([each.data_ptr() for each in slots])
+        ends[: len(rows)] = torch.tensor([len(each) for each in slots])
+        tokens[: len(rows)] = torch.arange(len(rows)) * 3 + 1
+        query = self.query[torch.tensor(rows, dtype=torch.int64)].repeat_interleave(3, dim=0)
+        query[::3], query[2::3] = torch.nan, torch.nan
+        out = torch.full_like(query, 7.0)
+        gpu_kernels.attend_rows(out, query, self.keys, self.values, tables, ends, tokens, 0.3, window, softcap)
+        assert (out[::3] == 7).all()
+        assert (out[2::3] == 7).all()
+        return out[1::3]
 
     def attend_plainly(self, row: int, window: int | None, softcap: float | None) -> Tensor:
         seen = self.slots[row] if window is None else self.slots[row][-window:]
@@ -150,6 +167,7 @@ def test_a_row_attends_to_what_it_sees_wherever_that_lies(
     torch.manual_seed(seed)
     rows = Rows(ends, *heads, dim, dtype)
     found = rows.attend(list(range(len(ends))), window, softcap)
+    assert torch.equal(rows.attend_among_others(list(range(len(ends))), window, softcap), found)
     expected = torch.stack([rows.attend_plainly(row, window, softcap) for row in range(len(ends))])
     rounding = 1e-5 if dtype is torch.float32 else 5e-3
     torch.testing.assert_close(found.float(), expected, rtol=rounding, atol=rounding)
@@ -176,16 +194,20 @@ def kernels_of(heads: int, kv_heads: int, dim: int, number: str, bytes_per_numbe
     of_sums |= {"size": "i32", "eps": "fp32"}
     of_gate = {"out": model, "both": model, "wide": "i32"}
     of_heads = {**read, "projected": model, "scales": exact, "cos": model, "sin": model, "slots": wide, "eps": "fp32"}
-    of_share = {**shares, **read, "tables": wide, "ends": wide, "scale": "fp32"}
+    of_share = {**shares, **read, "tables": wide, "ends": wide, "places": wide, "scale": "fp32"}
     group = {"GROUP": heads // kv_heads, "LANES": 16, "KV_HEADS": kv_heads}
     told: list[tuple[str, dict[str, str], dict[str, Any]]] = [
         ("_norm", of_norm, {"WIDTH": 4096}),
         ("_add_and_norm", of_sums, {"NORMS": True, "WIDTH": 4096}),
         *(("_gate", of_gate, {"ACTIVATION": each, "WIDTH": gpu_kernels.GATED_AT_ONCE}) for each in ACTIVATIONS),
         ("_place_heads", of_heads, {"NORMS": True, "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "WIDTH": dim}),
-        ("_attend_share", of_share, {"SOFTCAP": 0.0, **group, **near}),
-        ("_attend_share", of_share, {"SOFTCAP": 50.0, **group, **far}),
-        ("_add_shares", {"out": model, **shares, "ends": wide}, {"HEADS": heads, **far}),
+        ("_attend_share", of_share, {"PLACED": False, "SOFTCAP": 0.0, **group, **near}),
+        ("_attend_share", of_share, {"PLACED": True, "SOFTCAP": 50.0, **group, **far}),
+        (
+            "_add_shares",
+            {"out": model, **shares, "ends": wide, "places": wide},
+            {"PLACED": True, "HEADS": heads, **far},
+        ),
     ]
     return [Kernel("gpu_kernels", *each) for each in told]
 

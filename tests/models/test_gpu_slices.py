@@ -194,22 +194,23 @@ def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
 
 def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first() -> None:
     batch = Step([(0, 20), (90, 1), (30, 9)], (2, 1), 8).batch
-    longer, singles = plan_on_device(batch, None, gpu_kernels, rows_per_block=8)
-    assert isinstance(longer, _SlicesOnDevice)
-    assert isinstance(longer.rows, Tensor)
+    [plan] = plan_on_device(batch, None, gpu_kernels, rows_per_block=8)
+    assert isinstance(plan, _SlicesOnDevice)
+    longer, singles = plan.longer, plan.singles
+    assert singles is not None
     first, _, last = (piece.table.address for piece in batch.slices)
-    assert longer.blocks.tolist() == [[28, 1, last], [20, 8, last], [16, 4, first], [8, 8, first], [0, 8, first]]
-    assert longer.seen[[0, 19, 20, 28]].tolist() == [[0, 1], [0, 20], [0, 31], [0, 39]]
-    assert longer.rows.tolist() == [*range(20), *range(21, 30)]
-    assert singles.rows == slice(20, 21)
+    assert longer.blocks.tolist() == [[29, 1, last], [21, 8, last], [16, 4, first], [8, 8, first], [0, 8, first]]
+    assert longer.seen[[0, 19, 21, 29]].tolist() == [[0, 1], [0, 20], [0, 31], [0, 39]]
+    assert longer.num_blocks == 5
+    assert singles.tokens.tolist() == [20, 0]
+    assert singles.ends.tolist() == [91, 0]  # and one of nobody: their number is even
 
 
 def test_what_a_step_of_slices_sees_is_told_in_one_copy() -> None:
     table = BlockTable(BLOCK_SIZE, range(1000), "meta")
     batch = AttentionBatch([RequestSlice(2000, 1000, table), RequestSlice(0, 24, table)], "meta")
     with CopiedBytes() as copied:
-        [part] = plan_on_device(batch, None, gpu_kernels, rows_per_block=32)
-    assert part.rows == slice(0, 1024)
+        plan_on_device(batch, None, gpu_kernels, rows_per_block=32)
     assert copied.num_copies == 1
     assert copied.num == 8 * (2 * 1024 + 3 * (32 + 1))
 
@@ -220,7 +221,7 @@ def test_of_single_tokens_among_slices_every_window_reads_what_was_told_once() -
     with CopiedBytes() as copied:
         for window in (None, 16):
             plan_on_device(batch, window, gpu_kernels, rows_per_block=32)
-    assert copied.num_copies == 2 + 1
+    assert copied.num_copies == 2 + 1  # of longer ones each window reads its own
 
 
 def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> None:
@@ -243,7 +244,14 @@ def kernels_of(number: str, num_bytes: int) -> Iterator[Kernel]:
     for group, dim, shares in ((2, 256, True), (4, 128, False), (5, 64, False)):
         tile = gpu_slices.tile_of(group, dim, num_bytes)
         sums = dict.fromkeys(("sums", "largest", "weights"), exact if shares else model)
-        constants = {"CAPS": shares, "SHARES": shares, "KV_HEADS": 4, **tile, **gpu_slices.launch_of(tile)}
+        constants = {
+            "CAPS": shares,
+            "SHARES": shares,
+            "LEAST": 512,
+            "KV_HEADS": 4,
+            **tile,
+            **gpu_slices.launch_of(tile),
+        }
         yield Kernel("gpu_slices", "_attend_block", {**sums, **read, "factor": "fp32", "to_cap": "fp32"}, constants)
     told = {"out": model, **dict.fromkeys(("sums", "largest", "weights"), exact), "num_shares": "i32"}
     yield Kernel("gpu_slices", "_add_shares", told, {"DIM": 256, "WIDTH": 256})

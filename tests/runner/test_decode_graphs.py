@@ -1,42 +1,25 @@
 """Recorded steps compute what steps compute that are not, whoever takes which place in them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from keepsight.models.adapter_weights import AdapterWeights, LowRank
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
-from keepsight.runner import decode_graphs, model_runner
+from keepsight.runner import model_runner, record_steps
 from keepsight.runner.share_device import PRIORITY_OF_ANSWERS, CpuShare
 from keepsight.scheduling.step_plan import Slice
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
+from tests.runner.replays import Replays
 from tests.runner.small_model import Driver, SmallModel
 
 MAX_RECORDED = 3
 NUM_TOKENS = 5
-
-
-class Replays:
-    """What was recorded, without a GPU: computed again, from the same tensors into others, and counted."""
-
-    def __init__(self) -> None:
-        self.num_recorded = self.num = 0
-
-    def record(self, compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        self.num_recorded += 1
-        compute()
-
-        def replay() -> Tensor:
-            self.num += 1
-            return compute()
-
-        return replay
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +31,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallModel]:
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> Replays:
     replays = Replays()
-    monkeypatch.setattr(decode_graphs, "_make_recorder", lambda: replays.record)
+    monkeypatch.setattr(record_steps, "make_recorder", lambda: replays.record)
     return replays
 
 
@@ -131,7 +114,7 @@ def test_prompts_and_steps_with_too_many_tokens_are_computed_as_ever(
 def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_step(
     small: SmallModel, driver: Driver
 ) -> None:
-    graphs, picture = driver.runner._graphs, driver.begin(small.request("picture", 1))
+    graphs, picture = driver.runner._recorded.of_tokens, driver.begin(small.request("picture", 1))
     assert graphs is not None
     sequence = driver.runner.sequences[picture]
 
@@ -216,7 +199,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 
 
 def test_steps_are_recorded_on_one_stream_whose_kernels_go_before_others(small: SmallModel, cuda: Cuda) -> None:
-    assert Driver(small, max_recorded=MAX_RECORDED).runner._graphs is not None
+    assert Driver(small, max_recorded=MAX_RECORDED).runner._recorded.of_tokens is not None
     assert cuda.recorded_on == [Stream(PRIORITY_OF_ANSWERS)] * 3
     assert cuda.num_streams == 2  # one to try them on
 
@@ -254,7 +237,7 @@ def test_a_gpu_that_is_lost_by_recording_is_not_computed_on_and_the_way_around_i
 
 def test_without_kernels_nothing_is_recorded(small: SmallModel) -> None:
     with without_kernels():
-        assert Driver(small, max_recorded=MAX_RECORDED).runner._graphs is None
+        assert Driver(small, max_recorded=MAX_RECORDED).runner._recorded.of_tokens is None
 
 
 @pytest.mark.skipif(DEVICE.type != "cuda", reason="NO CUDA DEVICE HERE: a stand-in alone recorded steps")
@@ -262,6 +245,6 @@ def test_without_kernels_nothing_is_recorded(small: SmallModel) -> None:
 def test_cuda_replays_what_it_computes(tmp_path: Path, dtype: torch.dtype) -> None:
     small = SmallModel(8, tmp_path, Placement(DEVICE, dtype))
     plain, recorded = Driver(small), Driver(small, max_recorded=MAX_RECORDED)
-    assert recorded.runner._graphs is not None
+    assert recorded.runner._recorded.of_tokens is not None
     answers = [each.answer(small.request("one"), 40) for each in (plain, recorded)]
     assert answers[0] == answers[1]

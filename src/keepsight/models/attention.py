@@ -68,29 +68,87 @@ class DeviceRows:
     Others may take their places in the same memory, which is what a captured step goes on reading.
     """
 
-    def __init__(self, slices: Sequence[RequestSlice], device: torch.device) -> None:
-        self.on_host = _tell(slices, len(slices))
+    def __init__(
+        self,
+        slices: Sequence[RequestSlice],
+        device: torch.device,
+        # Which of the step's tokens each is; None: they are all there are.
+        tokens: Sequence[int] | None = None,
+        num_rows: int | None = None,
+    ) -> None:
+        self.on_host = _tell_rows(slices, tokens, len(slices) if num_rows is None else num_rows)
         self._on_device = self.on_host.to(device)
-        self.rotary_positions, self.positions, self.slots, self.ends, self.tables = self._on_device.unbind()
+        self.rotary_positions, self.positions, self.slots, *others = self._on_device.unbind()
+        self.ends, self.tables, self.tokens = others
 
-    def replace(self, slices: Sequence[RequestSlice]) -> None:
+    def replace(self, slices: Sequence[RequestSlice], tokens: Sequence[int] | None = None) -> None:
         """By as many or fewer."""
-        self._on_device.copy_(_tell(slices, self._on_device.shape[1]))
+        self._on_device.copy_(_tell_rows(slices, tokens, self._on_device.shape[1]))
 
 
 # Of a row that is nobody's: it has no slot and sees nothing.
-_NOBODY = (0, 0, -1, 0, 0)
+_NOBODY = (0, 0, -1, 0, 0, 0)
 
 
-def _tell(slices: Sequence[RequestSlice], num_rows: int) -> Tensor:
-    """[5, rows]: positions, as rotation and as others count them, their slots, where what they see ends, and where the
-    slots of that are listed."""
+def _tell_rows(slices: Sequence[RequestSlice], tokens: Sequence[int] | None, num_rows: int) -> Tensor:
+    """[6, rows]: positions, as rotation and as others count them, their slots, where what they see ends, where the
+    slots of that are listed, and which tokens they are."""
     rows = [
-        (piece.start - piece.rotary_shift, piece.start, piece.table.slot(piece.start), piece.end, piece.table.address)
-        for piece in slices
+        (piece.start - piece.rotary_shift, piece.start, table.slot(piece.start), piece.end, table.address, token)
+        for piece, token in zip(slices, range(len(slices)) if tokens is None else tokens, strict=True)
+        if (table := piece.table)
     ]
     rows += [_NOBODY] * (num_rows - len(rows))
     return torch.tensor(rows, dtype=torch.int64).view(-1, len(_NOBODY)).T.contiguous()
+
+
+class DeviceSlices:
+    """What a kernel on the device reads of slices of several tokens: blocks of some rows, each of one slice.
+
+    Others may take their places in the same memory.
+    """
+
+    def __init__(self, batch: "AttentionBatch", window: int | None, rows_per_block: int, spare_blocks: int = 0) -> None:
+        self._window, self.rows_per_block = window, rows_per_block
+        begins, ends = batch.visible(window)
+        self.num_blocks, self.longest = count_blocks(batch.slices, rows_per_block), int((ends - begins).max())
+        self._sizes = [2 * batch.num_tokens, 3 * (self.num_blocks + spare_blocks)]
+        # In one copy.
+        self._on_device = self._tell(batch).to(batch.device)
+        of_rows, of_blocks = torch.split(self._on_device, self._sizes)
+        # [rows, 2]: the interval of positions that each sees
+        self.seen = of_rows.view(-1, 2)
+        # [blocks, 3]: its first of these rows, how many, where the slots of their sequence are listed
+        self.blocks = of_blocks.view(-1, 3)
+
+    def replace(self, batch: "AttentionBatch") -> None:
+        """By as many rows and blocks, or fewer."""
+        self._on_device.copy_(self._tell(batch))
+
+    def _tell(self, batch: "AttentionBatch") -> Tensor:
+        """Where nobody's are, zeros: a block of no rows."""
+        told = torch.zeros(sum(self._sizes), dtype=torch.int64)
+        of_rows, of_blocks = torch.split(told, self._sizes)
+        seen = torch.stack(batch.visible(self._window), dim=1).flatten()
+        blocks = torch.tensor(_blocks_of(batch.slices, self.rows_per_block), dtype=torch.int64).flatten()
+        of_rows[: len(seen)], of_blocks[: len(blocks)] = seen, blocks
+        return told
+
+
+def count_blocks(slices: Sequence[RequestSlice], rows_per_block: int) -> int:
+    return sum(-(-piece.length // rows_per_block) for piece in slices if piece.length > 1)
+
+
+def _blocks_of(slices: Sequence[RequestSlice], rows_per_block: int) -> list[tuple[int, int, int]]:
+    firsts = itertools.accumulate((piece.length for piece in slices), initial=0)
+    blocks = [
+        (piece.start + row, first + row, min(rows_per_block, piece.length - row), piece.table.address)
+        for piece, first in zip(slices, firsts, strict=False)
+        for row in range(0, piece.length if piece.length > 1 else 0, rows_per_block)
+    ]
+    # Those that see most go first: then a device ends them all at about the same time.
+    blocks.sort(reverse=True)
+    return [block[1:] for block in blocks]
 
 
 class AttentionBatch:
@@ -138,19 +196,28 @@ class AttentionBatch:
     @made_once
     def read_rows(self) -> Tensor | None:
         """Where among all tokens those stand whose hidden state is wanted; None: everywhere."""
-        if self._read is None:
-            return None
-        ends = list(itertools.accumulate(piece.length for piece in self.slices))
-        return torch.tensor([ends[index] - 1 for index in self._read], dtype=torch.int64).to(self.device)
+        return None if self._read is None else torch.tensor(self.read_tokens, dtype=torch.int64).to(self.device)
 
     @made_once
     def read_part(self) -> "AttentionBatch":
         """Those tokens alone: nobody else needs to attend in the last layer."""
-        if self._read is None:
-            return self
-        pieces = [self.slices[index] for index in self._read]
-        ends = [RequestSlice(piece.end - 1, 1, piece.table, adapter=piece.adapter) for piece in pieces]
-        return AttentionBatch(ends, self.device)
+        return self if self._read is None else AttentionBatch(self.read_ends, self.device)
+
+    @property
+    def read_tokens(self) -> list[int]:
+        """Which tokens those are, where the ends of slices are read."""
+        ends = list(itertools.accumulate(piece.length for piece in self.slices))
+        return [ends[index] - 1 for index in self._read_slices]
+
+    @property
+    def read_ends(self) -> list[RequestSlice]:
+        """The same as slices."""
+        pieces = [self.slices[index] for index in self._read_slices]
+        return [RequestSlice(piece.end - 1, 1, piece.table, adapter=piece.adapter) for piece in pieces]
+
+    @property
+    def _read_slices(self) -> Sequence[int]:
+        return range(len(self.slices)) if self._read is None else self._read
 
     @made_once
     def adapted(self) -> Sequence[AdaptedRows]:
@@ -166,9 +233,22 @@ class AttentionBatch:
         return found
 
     @made_once
-    def single_rows(self) -> DeviceRows:
-        """Of those slices that are one token, among longer ones."""
-        return DeviceRows([piece for piece in self.slices if piece.length == 1], self.device)
+    def single_rows(self) -> DeviceRows | None:
+        """Of those slices that are one token, among longer ones; None: there are none."""
+        pieces, tokens = self.singles
+        # An even number: a kernel is compiled once more where what it reads begins at another kind of address.
+        return DeviceRows(pieces, self.device, tokens, len(pieces) + len(pieces) % 2) if pieces else None
+
+    @property
+    def singles(self) -> tuple[list[RequestSlice], list[int]]:
+        """Slices of one token, and which tokens they are."""
+        firsts = itertools.accumulate((piece.length for piece in self.slices), initial=0)
+        found = [(piece, first) for piece, first in zip(self.slices, firsts, strict=False) if piece.length == 1]
+        return [piece for piece, _ in found], [first for _, first in found]
+
+    def longer_slices(self, window: int | None, rows_per_block: int) -> DeviceSlices:
+        """Of those that are several tokens."""
+        return DeviceSlices(self, window, rows_per_block)
 
     def narrowed_by(self, window: int | None) -> int | None:
         """The window; None where it is so wide that it hides nothing."""

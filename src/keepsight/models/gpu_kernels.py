@@ -212,33 +212,37 @@ def _times(some, others):
 
 
 def attend_rows(
-    query: Tensor,  # [rows, heads, head_dim]
+    out: Tensor,  # [tokens, heads, head_dim], like the queries
+    query: Tensor,
     keys: Tensor,  # [slots, kv_heads, head_dim], like the values
     values: Tensor,
     tables: Tensor,  # [rows]: the address of the slots of each position of the row's sequence
-    ends: Tensor,  # [rows]: it sees the positions before this; 0: nobody's, and its output is 0
+    ends: Tensor,  # [rows]: it sees the positions before this; 0: nobody's
+    places: Tensor | None,  # [rows]: which token each row is; None: they are all tokens, and nobody's output is 0
     scale: float,
     window: int | None,  # of those positions it sees the last so many
     softcap: float | None,
-) -> Tensor:
+) -> None:
     """What a row sees is shared out to several programs, by its length alone; then the shares are summed."""
-    rows, num_heads, dim = query.shape
+    rows, (_, num_heads, dim) = len(ends), query.shape
     num_kv_heads = keys.shape[1]
-    assert all(each.is_contiguous() for each in (query, keys, values, tables, ends))
+    given = (out, query, keys, values, tables, ends) + (() if places is None else (places,))
+    assert all(each.is_contiguous() for each in given)
     sight = sight_of(dim, num_kv_heads, keys.itemsize, window)
     shares = sight["SHARES"]
     sums = query.new_empty(rows, num_heads, shares, dim, dtype=torch.float32)
     # Of each share the largest score, and the weights' sum.
     of_shares = query.new_empty(2, rows, num_heads, shares, dtype=torch.float32)
-    out = torch.empty_like(query)
     group = num_heads // num_kv_heads
+    told = (ends, ends if places is None else places)
     if rows:
         _attend_share[(rows, num_kv_heads, shares)](
-            sums, *of_shares, query, keys, values, tables, ends, scale,
+            sums, *of_shares, query, keys, values, tables, *told, scale, PLACED=places is not None,
             SOFTCAP=softcap or 0.0, GROUP=group, LANES=padded(group), KV_HEADS=num_kv_heads, **sight,
         )  # fmt: skip
-        _add_shares[(rows, num_heads)](out, sums, *of_shares, ends, HEADS=num_heads, **sight)
-    return out
+        _add_shares[(rows, num_heads)](
+            out, sums, *of_shares, *told, PLACED=places is not None, HEADS=num_heads, **sight
+        )
 
 
 def sight_of(dim: int, num_kv_heads: int, bytes_per_number: int, window: int | None) -> dict[str, int]:
@@ -258,7 +262,7 @@ def _first_seen(end, WINDOW: tl.constexpr):
 
 @triton.jit
 def _attend_share(
-    sums, largest, weights, query, keys, values, tables, ends, scale,
+    sums, largest, weights, query, keys, values, tables, ends, places, scale, PLACED: tl.constexpr,
     SOFTCAP: tl.constexpr, GROUP: tl.constexpr, LANES: tl.constexpr, KV_HEADS: tl.constexpr,
     WINDOW: tl.constexpr, KEYS: tl.constexpr, SHARES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -272,9 +276,12 @@ def _attend_share(
         # A lane is one of the query heads that share this key head.
         lanes, columns = tl.arange(0, LANES), tl.arange(0, WIDTH)
         is_lane, is_column = lanes < GROUP, columns < DIM
-        heads = row * (KV_HEADS * GROUP) + kv_head * GROUP + lanes
+        of_row = kv_head * GROUP + lanes
+        heads = row * (KV_HEADS * GROUP) + of_row
+        token = tl.load(places + row) if PLACED else row
+        of_token = (token * (KV_HEADS * GROUP) + of_row)[:, None] * DIM + columns[None, :]
         is_query = is_lane[:, None] & is_column[None, :]
-        queries = tl.load(query + heads[:, None] * DIM + columns[None, :], mask=is_query, other=0.0)
+        queries = tl.load(query + of_token, mask=is_query, other=0.0)
         table = tl.load(tables + row).to(tl.pointer_type(tl.int64))
         top = tl.full([LANES], float("-inf"), tl.float32)
         total = tl.zeros([LANES], tl.float32)
@@ -283,9 +290,9 @@ def _attend_share(
             positions = start + tl.arange(0, KEYS)
             is_seen = positions < last
             slots = tl.load(table + positions, mask=is_seen, other=0)
-            places = (slots * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
+            at_slots = (slots * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
             is_key = is_seen[:, None] & is_column[None, :]
-            some_keys = tl.load(keys + places, mask=is_key, other=0.0)
+            some_keys = tl.load(keys + at_slots, mask=is_key, other=0.0)
             scores = tl.dot(queries, tl.trans(some_keys), input_precision="ieee") * scale
             if SOFTCAP > 0:
                 # tanh, from what Triton has: 1 - 2 / (e^2x + 1) is -1 and 1 at the ends, too.
@@ -295,7 +302,7 @@ def _attend_share(
             shrink = tl.exp(top - new_top)
             likely = tl.exp(scores - new_top[:, None])
             total = total * shrink + tl.sum(likely, 1)
-            some_values = tl.load(values + places, mask=is_key, other=0.0)
+            some_values = tl.load(values + at_slots, mask=is_key, other=0.0)
             summed = summed * shrink[:, None]
             summed += tl.dot(likely.to(some_values.dtype), some_values, input_precision="ieee")
             top = new_top
@@ -307,7 +314,7 @@ def _attend_share(
 
 @triton.jit
 def _add_shares(
-    out, sums, largest, weights, ends, HEADS: tl.constexpr,
+    out, sums, largest, weights, ends, places, PLACED: tl.constexpr, HEADS: tl.constexpr,
     WINDOW: tl.constexpr, KEYS: tl.constexpr, SHARES: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
@@ -315,4 +322,9 @@ def _add_shares(
     end = tl.load(ends + row)
     begin = _first_seen(end, WINDOW)
     num_shares = tl.cdiv(end - begin, tl.maximum(keys_per_share(begin, end, SHARES, KEYS), 1))
-    sum_shares(out, sums, largest, weights, head, num_shares, SHARES, DIM, WIDTH)
+    if PLACED:
+        if end > 0:
+            to = tl.load(places + row) * HEADS + tl.program_id(1)
+            sum_shares(out, to, sums, largest, weights, head, num_shares, SHARES, DIM, WIDTH)
+    else:
+        sum_shares(out, head, sums, largest, weights, head, num_shares, SHARES, DIM, WIDTH)

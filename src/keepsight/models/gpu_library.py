@@ -38,15 +38,17 @@ class GpuKernels(Protocol):
 
     def attend_rows(
         self,
+        out: Tensor,
         query: Tensor,
         keys: Tensor,
         values: Tensor,
         tables: Tensor,
         ends: Tensor,
+        places: Tensor | None,
         scale: float,
         window: int | None,
         softcap: float | None,
-    ) -> Tensor: ...
+    ) -> None: ...
 
     def attend_to_all(self, heads: Tensor, attended: Tensor, first: int, end: int, size: int, scale: float) -> None: ...
 
@@ -54,15 +56,17 @@ class GpuKernels(Protocol):
 
     def attend_slices(
         self,
+        out: Tensor,
         query: Tensor,
         keys: Tensor,
         values: Tensor,
         seen: Tensor,
         blocks: Tensor,
+        num_blocks: int,
         longest: int,
         scale: float,
         softcap: float | None,
-    ) -> Tensor: ...
+    ) -> None: ...
 
 
 _NOWHERE: frozenset[str] = frozenset()

@@ -24,9 +24,9 @@ def keys_per_share(begin, end, num_shares, KEYS: tl.constexpr):
 
 @triton.jit
 def sum_shares(
-    out, sums, largest, weights, head, num_shares, num_places, DIM: tl.constexpr, WIDTH: tl.constexpr
+    out, to, sums, largest, weights, head, num_shares, num_places, DIM: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Of a row's head; there are places for more shares than it may have."""
+    """Of a row's head, that has places for more shares than there may be, to one of `out`."""
     columns = tl.arange(0, WIDTH)
     is_there = columns < DIM
     top = tl.full([], float("-inf"), tl.float32)
@@ -36,9 +36,13 @@ def sum_shares(
         at = head * num_places + share
         new_top = tl.maximum(top, tl.load(largest + at))
         shrink, grow = tl.exp(top - new_top), tl.exp(tl.load(largest + at) - new_top)
-        total = total * shrink + tl.load(weights + at) * grow
-        summed = summed * shrink + tl.load(sums + at * DIM + columns, mask=is_there, other=0.0) * grow
+        weight = tl.load(weights + at)
+        total = total * shrink + weight * grow
+        summed = summed * shrink
+        # A share that saw nothing has left no sum.
+        if weight > 0:
+            summed += tl.load(sums + at * DIM + columns, mask=is_there, other=0.0) * grow
         top = new_top
     # Of what nobody sees the sum is 0, too.
     mean = summed / tl.where(total > 0, total, 1.0)
-    tl.store(out + head * DIM + columns, mean.to(out.dtype.element_ty), mask=is_there)
+    tl.store(out + to * DIM + columns, mean.to(out.dtype.element_ty), mask=is_there)

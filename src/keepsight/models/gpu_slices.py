@@ -6,6 +6,9 @@ launch; where their blocks are fewer than a GPU has room for and what they see i
 programs, and a second launch sums the shares.  How many there are depends on all that is in the step, and so do the
 last bits of what comes out.
 
+A recorded step has places for more blocks than there are: those of nobody have no rows, and shares that are left with
+nothing to see weigh nothing.
+
 Knows tensors, nothing of models, as `gpu_kernels` does, which offers it.
 """
 
@@ -34,21 +37,22 @@ LN_2 = tl.constexpr(math.log(2))
 
 
 def attend_slices(
-    query: Tensor,  # [rows, heads, head_dim]
+    out: Tensor,  # [rows, heads, head_dim], like the queries; of what lies in no block anything may be written
+    query: Tensor,
     keys: Tensor,  # [slots, kv_heads, head_dim], like the values
     values: Tensor,
     seen: Tensor,  # [rows, 2]: where what a row sees begins and ends, of its sequence's positions; it is never nothing
     blocks: Tensor,  # [blocks, 3]: its first row, how many, and the address of the slots of their sequence's positions
+    num_blocks: int,  # about how many of them have rows
     longest: int,  # about how many keys a block sees at most
     scale: float,
     softcap: float | None,
-) -> Tensor:
+) -> None:
     rows, num_heads, dim = query.shape
     num_kv_heads = keys.shape[1]
-    assert all(each.is_contiguous() for each in (query, keys, values, seen, blocks))
+    assert all(each.is_contiguous() for each in (out, query, keys, values, seen, blocks))
     tile = _tile_for(query, keys)
-    shares = num_shares(len(blocks), num_kv_heads, longest)
-    out = torch.empty_like(query)
+    shares = num_shares(num_blocks, num_kv_heads, longest)
     sums = largest = weights = out
     if shares > 1:
         sums = query.new_empty(rows, num_heads, shares, dim, dtype=torch.float32)
@@ -57,11 +61,11 @@ def attend_slices(
     factor, to_cap = (scale, 0.0) if softcap is None else (softcap, 2 * scale / softcap)
     _attend_block[(num_kv_heads, len(blocks), shares)](
         sums, largest, weights, query, keys, values, seen, blocks, factor * math.log2(math.e), to_cap,
-        CAPS=softcap is not None, SHARES=shares > 1, KV_HEADS=num_kv_heads, **tile, **launch_of(tile),
+        CAPS=softcap is not None, SHARES=shares > 1, LEAST=LEAST_KEYS_PER_SHARE, KV_HEADS=num_kv_heads,
+        **tile, **launch_of(tile),
     )  # fmt: skip
     if shares > 1:
         _add_shares[(rows * num_heads,)](out, sums, largest, weights, shares, DIM=dim, WIDTH=tile["WIDTH"])
-    return out
 
 
 def rows_per_block(query: Tensor, keys: Tensor) -> int:
@@ -96,22 +100,22 @@ def num_shares(num_blocks: int, num_kv_heads: int, longest: int) -> int:
 @triton.jit
 def _attend_block(
     sums, largest, weights, query, keys, values, seen, blocks, factor, to_cap,
-    CAPS: tl.constexpr, SHARES: tl.constexpr, KV_HEADS: tl.constexpr,
+    CAPS: tl.constexpr, SHARES: tl.constexpr, LEAST: tl.constexpr, KV_HEADS: tl.constexpr,
     GROUP: tl.constexpr, LANES: tl.constexpr, KEYS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     kv_head, block, share = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first_row, num_rows = tl.load(blocks + 3 * block), tl.load(blocks + 3 * block + 1)
     table = tl.load(blocks + 3 * block + 2).to(tl.pointer_type(tl.int64))
     lanes, columns = tl.arange(0, LANES), tl.arange(0, WIDTH)
-    # Lanes of nobody do what those of the last row do.
-    rows = first_row + tl.minimum(lanes // GROUP, num_rows - 1)
+    # Lanes of nobody do what those of the last row do; a block of nobody has the first row's, and sees nothing.
+    rows = first_row + tl.minimum(lanes // GROUP, tl.maximum(num_rows - 1, 0))
     begins, ends = tl.load(seen + 2 * rows).to(tl.int32), tl.load(seen + 2 * rows + 1).to(tl.int32)
     begin, end = tl.min(begins), tl.max(ends)
     # What all rows see.
     begin_of_all, end_of_all = tl.max(begins), tl.min(ends)
-    num_keys = keys_per_share(begin, end, tl.num_programs(2), KEYS)
+    num_keys = tl.maximum(keys_per_share(begin, end, tl.num_programs(2), KEYS), LEAST)
     first = begin + share * num_keys
-    last = tl.minimum(first + num_keys, end)
+    last = tl.where(num_rows > 0, tl.minimum(first + num_keys, end), first)
 
     heads = rows * (KV_HEADS * GROUP) + kv_head * GROUP + lanes % GROUP
     is_column = columns < DIM
@@ -149,11 +153,12 @@ def _attend_block(
         tl.store(weights + at, total, mask=is_row)
     else:
         summed = summed / total[:, None]
-    is_there = is_row[:, None] & is_column[None, :]
+    saw = lanes < tl.where(first < last, num_rows * GROUP, 0)
+    is_there = saw[:, None] & is_column[None, :]
     tl.store(sums + at[:, None] * DIM + columns[None, :], summed.to(sums.dtype.element_ty), mask=is_there)
 
 
 @triton.jit(do_not_specialize=["num_shares"])
 def _add_shares(out, sums, largest, weights, num_shares, DIM: tl.constexpr, WIDTH: tl.constexpr):
     head = tl.program_id(0).to(tl.int64)
-    sum_shares(out, sums, largest, weights, head, num_shares, num_shares, DIM, WIDTH)
+    sum_shares(out, head, sums, largest, weights, head, num_shares, num_shares, DIM, WIDTH)

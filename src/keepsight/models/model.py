@@ -38,6 +38,8 @@ class ModelShape:
     tokens_per_image: int
     # Whether a picture's tokens see each other in both directions, so that all of them are computed at once.
     sees_pictures_whole: bool
+    # Whether a picture's tokens stand at times, rows and columns, as RotaryPlaces has them.
+    turns_by_rows: bool = False
     # Whether a picture comes as the arrays that another processor than ours made of it, and is encoded alone.
     takes_arrays: bool = False
     # What stands beyond them has no meaning, or changes others' answers; None: there is no such end.

@@ -8,7 +8,6 @@ into one block costs less than their turns (not very long contexts on a CPU, as 
 are attended to at once.
 """
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, Self
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from keepsight.models.attention import AttentionBatch, DeviceRows, LayerCache, attend_plainly
+from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, LayerCache, attend_plainly
 from keepsight.models.cpu_kernels import Sight, can_attend
 from keepsight.models.gpu_library import GpuKernels, kernels_for
 
@@ -266,62 +265,48 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
 class _RowsOnDevice:
     """Slices of one token each."""
 
-    rows: slice | Tensor
     told: DeviceRows
     window: int | None
     kernels: GpuKernels
 
+    @property
+    def rows(self) -> slice:
+        return slice(None)
+
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        seen = (self.told.tables, self.told.ends)
-        return self.kernels.attend_rows(query, cache.keys, cache.values, *seen, scale, self.window, softcap)
+        output = torch.empty_like(query)
+        told = (self.told.tables, self.told.ends, None)
+        self.kernels.attend_rows(output, query, cache.keys, cache.values, *told, scale, self.window, softcap)
+        return output
 
 
 @dataclass(frozen=True, slots=True)
 class _SlicesOnDevice:
-    """Slices of several tokens, in blocks of some rows of one slice."""
+    """Slices of several tokens, and those of one among them."""
 
-    rows: slice | Tensor
-    seen: Tensor  # [rows, 2]: the interval of positions that each sees
-    blocks: Tensor  # [blocks, 3]: its first of these rows, how many, where the slots of their sequence are listed
-    longest: int
+    longer: DeviceSlices
+    singles: DeviceRows | None
+    window: int | None
     kernels: GpuKernels
 
+    @property
+    def rows(self) -> slice:
+        return slice(None)
+
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        told = (self.seen, self.blocks, self.longest)
-        return self.kernels.attend_slices(query, cache.keys, cache.values, *told, scale, softcap)
+        output = torch.empty_like(query)
+        told = (self.longer.seen, self.longer.blocks, self.longer.num_blocks, self.longer.longest)
+        self.kernels.attend_slices(output, query, cache.keys, cache.values, *told, scale, softcap)
+        if self.singles is not None:
+            rows = (self.singles.tables, self.singles.ends, self.singles.tokens)
+            self.kernels.attend_rows(output, query, cache.keys, cache.values, *rows, scale, self.window, softcap)
+        return output
 
 
 def plan_on_device(batch: AttentionBatch, window: int | None, kernels: GpuKernels, rows_per_block: int) -> list[_Part]:
     if batch.rows is not None:
-        return [_RowsOnDevice(slice(None), batch.rows, window, kernels)]
-    lengths = torch.tensor([piece.length for piece in batch.slices])
-    is_single = torch.repeat_interleave(lengths == 1, lengths)
-    longer = _slices_on_device(batch, (~is_single).nonzero().flatten(), window, kernels, rows_per_block)
-    if not is_single.any():
-        return [longer]
-    singles = _in_a_row(is_single.nonzero().flatten(), batch.device)
-    return [longer, _RowsOnDevice(singles, batch.single_rows, window, kernels)]
-
-
-def _slices_on_device(
-    batch: AttentionBatch, rows: Tensor, window: int | None, kernels: GpuKernels, rows_per_block: int
-) -> _SlicesOnDevice:
-    pieces = [piece for piece in batch.slices if piece.length > 1]
-    firsts = itertools.accumulate((piece.length for piece in pieces), initial=0)
-    begins, ends = (each[rows] for each in batch.visible(window))
-    blocks = [
-        (piece.start + row, first + row, min(rows_per_block, piece.length - row), piece.table.address)
-        for piece, first in zip(pieces, firsts, strict=False)
-        for row in range(0, piece.length, rows_per_block)
-    ]
-    # Those that see most go first: then a device ends them all at about the same time.
-    blocks.sort(reverse=True)
-    seen = torch.stack((begins, ends), dim=1)
-    # In one copy.
-    told = torch.cat((seen.flatten(), torch.tensor([block[1:] for block in blocks]).flatten())).to(batch.device)
-    of_rows, of_blocks = told[: seen.numel()].view(-1, 2), told[seen.numel() :].view(-1, 3)
-    longest = int((ends - begins).max())
-    return _SlicesOnDevice(_in_a_row(rows, batch.device), of_rows, of_blocks, longest, kernels)
+        return [_RowsOnDevice(batch.rows, window, kernels)]
+    return [_SlicesOnDevice(batch.longer_slices(window, rows_per_block), batch.single_rows, window, kernels)]
 
 
 # Several tokens -----------------------------------------------------------------------------------------------

@@ -109,6 +109,7 @@ def load_runner(
         keeping=keeping,
         keep_stretch=keep_stretch,
         max_recorded=max(engine_config.scheduler.max_num_seqs, engine_config.scheduler.guess_up_to),
+        max_recorded_prompt=engine_config.scheduler.max_num_batched_tokens,
         adapters=adapters,
     )
 

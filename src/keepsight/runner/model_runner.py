@@ -20,7 +20,6 @@ from keepsight.engine_config import KvCacheConfig
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
-from keepsight.runner.decode_graphs import record_decoding
 from keepsight.runner.draw_tokens import take_rows
 from keepsight.runner.encode_media import Normalizer, encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
@@ -29,6 +28,7 @@ from keepsight.runner.held_adapters import HeldAdapters, find_weights
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
 from keepsight.runner.read_prompt import read_prompt
+from keepsight.runner.record_steps import record_steps
 from keepsight.runner.run_beside import BesideThread
 from keepsight.runner.sample_tokens import sample_tokens
 from keepsight.runner.sequence_table import RunningSequence, SequenceTable
@@ -82,13 +82,16 @@ class ModelRunner:
         keep_stretch: KeepStretch | None = None,
         # A step may have so many tokens of sequences that want one each, and guesses; 0 where none is to be recorded.
         max_recorded: int = 0,
+        # The same of tokens with longer slices among them.
+        max_recorded_prompt: int = 0,
         # None where no request may name one.
         adapters: HeldAdapters | None = None,
     ) -> None:
         device = model.place.device
         self.model, self.normalizer, self._adapters = model, normalizer, adapters
         self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place)
-        self._graphs = record_decoding(model, self.blocks.layers, pages.block_size, max_recorded)
+        caches, block_size = self.blocks.layers, pages.block_size
+        self._recorded = record_steps(model, caches, block_size, max_recorded, max_recorded_prompt)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
         self.sequences = SequenceTable(
@@ -285,8 +288,9 @@ class ModelRunner:
             num_tokens = sum(piece.length for piece in slices)
             with self._share.foreground(num_tokens, beside_works=self._beside.has_heavy_work):
                 sequences = self.sequences.lay_out(slices)
-                if self._graphs is not None and self._graphs.has_room_for(slices, sequences):
-                    return self._read(self._graphs.compute(slices, sequences), slices, sequences)
+                recorded = self._recorded.of_tokens
+                if recorded is not None and recorded.has_room_for(slices, sequences):
+                    return self._read(recorded.compute(slices, sequences), slices, sequences)
                 return self._compute(self._make_inputs(slices, sequences), self._attention)
         except Exception as error:
             return _failure(_ids_of(slices), error)
@@ -300,9 +304,13 @@ class ModelRunner:
         model = self.model
         embeddings = model.embed_tokens(inputs.token_ids)
         deep = merge_embeddings(embeddings, inputs.media)
+        tells_prompts = any(piece.tells_prompt for piece in inputs.slices)
+        graphs = None if between_layers or tells_prompts else self._recorded.of_prompts
+        if graphs is not None and (step := graphs.find(inputs.batch)):
+            return self._read(step.compute(embeddings, inputs.batch, deep), inputs.slices, inputs.sequences)
         watch = None if between_layers is None else lambda *_: between_layers()
         hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch, deep)
-        if any(piece.tells_prompt for piece in inputs.slices):
+        if tells_prompts:
             hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
         return self._read(hidden, inputs.slices, inputs.sequences)
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, attend_plainly, write_cache
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
+from keepsight.models.recorded_batch import RecordedBatch
 
 # As transformers calls it.
 NAME = "keepsight"
@@ -98,7 +99,7 @@ def attend_to_pages(attention: Attention, caches: Sequence[LayerCache], batch: A
 
 def _rows_to_write(batch: AttentionBatch) -> Tensor | None:
     """A recorded step may have rows of nobody, which have no slot: in their place its first row is written again."""
-    if batch.rows is None or kernels_for(batch.device) is None:
+    if not (batch.rows or isinstance(batch, RecordedBatch)) or kernels_for(batch.device) is None:
         return None
     return torch.arange(batch.num_tokens, device=batch.device).masked_fill(batch.slots < 0, 0)
 

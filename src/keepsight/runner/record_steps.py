@@ -1,0 +1,59 @@
+"""Which steps a GPU replays, recorded when an engine starts."""
+
+import logging
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+
+from keepsight.models.attention import LayerCache
+from keepsight.models.gpu_library import kernels_for
+from keepsight.models.model import Model
+from keepsight.runner import decode_graphs, prompt_graphs
+from keepsight.runner.decode_graphs import DecodeGraphs
+from keepsight.runner.prompt_graphs import PromptGraphs
+from keepsight.runner.record_graph import Record, make_recorder
+
+logger = logging.getLogger(__name__)
+G = TypeVar("G", DecodeGraphs, PromptGraphs)
+MakeGraphs = Callable[[Model, Sequence[LayerCache], int, Sequence[int], Record], G]
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSteps:
+    """None where there are none."""
+
+    of_tokens: DecodeGraphs | None = None
+    of_prompts: PromptGraphs | None = None
+
+
+@torch.inference_mode()
+def record_steps(
+    model: Model, caches: Sequence[LayerCache], block_size: int, max_tokens: int, max_prompt_tokens: int
+) -> RecordedSteps:
+    """None where a kernel's number of keys would be recorded with it, or there is no room."""
+    if kernels_for(model.place.device) is None:
+        return RecordedSteps()
+    record = make_recorder()
+
+    def make(graphs: MakeGraphs[G], sizes: Sequence[int], max_size: int, kind: str) -> G | None:
+        began, some = time.monotonic(), sizes[: bisect_left(sizes, max_size) + 1]
+        if not max_size:
+            return None
+        try:
+            made = graphs(model, caches, block_size, some, record)
+        except torch.AcceleratorError:
+            logger.error("recording steps has lost this GPU; --enforce-eager does without")
+            raise
+        except Exception as error:
+            logger.warning("%s are launched one kernel at a time, as they could not be recorded: %s", kind, error)
+            return None
+        logger.info("%s of up to %d tokens recorded in %.1f s", kind, some[-1], time.monotonic() - began)
+        return made
+
+    # Prompts first, which need most memory: all others have room in it.
+    of_prompts = make(PromptGraphs, prompt_graphs.SIZES, max_prompt_tokens, "prompts")
+    return RecordedSteps(make(DecodeGraphs, decode_graphs.SIZES, max_tokens, "steps"), of_prompts)

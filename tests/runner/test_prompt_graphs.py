@@ -1,0 +1,206 @@
+"""Recorded steps with longer slices compute what those compute that are launched, whoever takes which place in them."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from keepsight.models import recorded_batch
+from keepsight.models.adapter_weights import AdapterWeights, LowRank
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.borrowed.model import BorrowedModel
+from keepsight.models.layers import Placement
+from keepsight.models.model import DeepRows, Model
+from keepsight.models.paged_attention import PagedAttention
+from keepsight.models.qwen3_vl.model import Qwen3VL
+from keepsight.models.rotary_places import RotaryPlaces
+from keepsight.runner import prompt_graphs, record_steps
+from keepsight.runner.prompt_graphs import RecordedPrompt
+from tests.models.borrowed import reference as borrowed
+from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
+from tests.models.qwen3_vl import reference as qwen
+from tests.runner.replays import Replays
+from tests.runner.small_model import Driver, SmallModel
+
+SIZES, MOST_ROWS = (8, 40), 3
+PLACE = Placement(DEVICE, torch.float32)
+NUM_TOKENS = 3
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _small_steps() -> Iterator[None]:
+    with kernels_in_use(), pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(prompt_graphs, "SIZES", SIZES)
+        monkeypatch.setattr(recorded_batch, "MOST_ROWS", MOST_ROWS)
+        monkeypatch.setattr(recorded_batch, "SPARE_BLOCKS", 3)
+        yield
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> SmallModel:
+    return SmallModel(8, tmp_path_factory.mktemp("checkpoint"), PLACE)
+
+
+@pytest.fixture(scope="module")
+def recorded() -> Replays:
+    return Replays()
+
+
+@pytest.fixture
+def replays(recorded: Replays) -> Replays:
+    recorded.num = 0
+    return recorded
+
+
+@pytest.fixture(scope="module")
+def driver(small: SmallModel, recorded: Replays) -> Driver:
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setattr(record_steps, "make_recorder", lambda: recorded.record)
+        driver = Driver(small, max_recorded_prompt=SIZES[-1])
+    assert recorded.num_recorded == len(SIZES)
+    return driver
+
+
+@pytest.mark.parametrize(("num_pictures", "cuts", "num_recorded"), [(0, (), 1), (1, (), 1), (0, (3, 8), 3)])
+def test_an_answer_is_the_reference_s_by_recorded_prompts(
+    small: SmallModel, driver: Driver, replays: Replays, num_pictures: int, cuts: Sequence[int], num_recorded: int
+) -> None:
+    answer = driver.answer(small.request("one", num_pictures), 1, cuts)
+    assert answer == small.reference_answer(num_pictures, 1)
+    assert replays.num == num_recorded
+
+
+def test_prompts_and_single_tokens_take_each_other_s_places(
+    small: SmallModel, driver: Driver, replays: Replays
+) -> None:
+    one, two, three = (driver.begin(small.request(str(number), number % 2)) for number in (0, 1, 2))
+    [whole] = driver.prompt_slices(one)
+    driver.compute(whole)
+    first, rest = driver.prompt_slices(two, cuts=(2,))
+    driver.compute(first, driver.next_slice(one))
+    driver.compute(driver.next_slice(one), rest)
+    [whole] = driver.prompt_slices(three)
+    driver.compute(driver.next_slice(two), whole, driver.next_slice(one))
+    assert replays.num == 4
+    for number, each in enumerate((one, two, three)):
+        assert driver.tokens[each] == small.reference_answer(number % 2, len(driver.tokens[each]))
+
+
+def test_tokens_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
+    caches = driver.runner.blocks.layers
+    for cache in caches:  # a GPU's are whatever was there, and NaN differs from itself
+        cache.keys.zero_()
+        cache.values.zero_()
+    sequence_id = driver.begin(small.request("one"))
+    driver.compute(*driver.prompt_slices(sequence_id))
+    length = driver.lengths[sequence_id]
+    assert length not in SIZES
+    for cache in caches:
+        assert cache.keys.any(dim=(1, 2)).sum() == length
+        assert cache.values.any(dim=(1, 2)).sum() == length
+
+
+def test_what_there_is_no_room_for_is_launched(small: SmallModel, driver: Driver, replays: Replays) -> None:
+    ids = [driver.begin(small.request(str(number))) for number in range(5)]
+    slices = [piece for each in ids for piece in driver.prompt_slices(each)]
+    assert sum(piece.length for piece in slices) > SIZES[-1]
+    driver.compute(*slices)
+    one, *others = ids
+    driver.lose_pages(one)  # and is computed anew, beside more tokens than there are rows for
+    driver.compute(*driver.prompt_slices(one), *map(driver.next_slice, others))
+    assert replays.num == 0
+    assert all(driver.tokens[each] == small.reference_answer(0, 2) for each in ids)
+
+
+def test_a_prompt_that_is_told_or_computed_beside_is_launched(
+    small: SmallModel, driver: Driver, replays: Replays
+) -> None:
+    told = driver.begin(small.request("told", prompt_logprobs=1))
+    driver.compute(*(piece._replace(tells_prompt=True) for piece in driver.prompt_slices(told)))
+    beside = driver.begin(small.request("beside"))
+    driver.compute(*driver.prompt_slices(beside), beside=True)
+    assert replays.num == 0
+    assert driver.tokens[told] == driver.tokens[beside] == small.reference_answer(0, 1)
+
+
+def test_what_is_laid_over_the_model_s_weights_was_not_recorded_with_them(driver: Driver) -> None:
+    graphs, table = driver.runner._recorded.of_prompts, BlockTable(16, [0], DEVICE)
+    assert graphs is not None
+    adapter = AdapterWeights([{"out": LowRank(PLACE, torch.ones(1, 1), torch.ones(1, 1))}])
+    plain, adapted = RequestSlice(0, 5, table), RequestSlice(0, 5, table, adapter=adapter)
+    assert graphs.find(AttentionBatch([plain], DEVICE, [0])) is not None
+    assert graphs.find(AttentionBatch([adapted], DEVICE, [0])) is None
+
+
+def test_far_behind_others_few_programs_would_take_long(driver: Driver) -> None:
+    graphs, furthest = driver.runner._recorded.of_prompts, recorded_batch.MOST_POSITIONS
+    assert graphs is not None
+    table = BlockTable(16, [0] * (furthest // 16 + 1), DEVICE)
+    near, far = (AttentionBatch([RequestSlice(end - 5, 5, table)], DEVICE, [0]) for end in (furthest, furthest + 1))
+    assert graphs.find(near) is not None
+    assert graphs.find(far) is None
+
+
+# Other models -------------------------------------------------------------------------------------------------
+
+
+def make_caches(model: Model) -> list[LayerCache]:
+    size = (2, 1024, model.shape.num_kv_heads, model.shape.head_dim)
+    return [LayerCache(*torch.zeros(size, device=DEVICE)) for _ in range(model.shape.num_layers)]
+
+
+@torch.inference_mode()
+def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(tmp_path: Path) -> None:
+    arguments = qwen.draw_config(10)
+    assert arguments["vision_config"]["deepstack_visual_indexes"]
+    model = Qwen3VL.from_checkpoint(qwen.save_checkpoint(qwen.make_reference(arguments, 10), tmp_path), PLACE)
+    prompts = [qwen.draw_prompt(arguments, num_pictures, seed) for num_pictures, seed in ((2, 1), (0, 2))]
+    lengths = [len(prompt.token_ids) for prompt in prompts]
+    recorded = RecordedPrompt(model, caches := make_caches(model), 16, max(lengths) + 3, Replays().record)
+    for prompt, length in zip(prompts, lengths, strict=True):
+        embeddings, deep = qwen.merged_embeddings(model, prompt)
+        places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
+        piece = RequestSlice(0, length, BlockTable(16, range(-(-length // 16)), DEVICE), rotary_places=places)
+        assert_as_launched(model, recorded, caches, piece, embeddings, deep)
+
+
+@torch.inference_mode()
+def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path) -> None:
+    borrowed.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
+    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 24, Replays().record)
+    for start, length in ((0, 20), (20, 9)):
+        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
+        embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
+        assert_as_launched(model, recorded, caches, piece, embeddings, [])
+
+
+def assert_as_launched(
+    model: Model,
+    recorded: RecordedPrompt,
+    caches: Sequence[LayerCache],
+    piece: RequestSlice,
+    embeddings: torch.Tensor,
+    deep: Sequence[DeepRows],
+) -> None:
+    """In another's cache, whose keys and values are then the same."""
+    batch = AttentionBatch([piece], DEVICE, [0])
+    others = [LayerCache(cache.keys.clone(), cache.values.clone()) for cache in caches]
+    found = recorded.compute(embeddings, batch, deep)
+    torch.testing.assert_close(found, model.compute(embeddings, PagedAttention(), others, batch, None, deep))
+    for cache, other in zip(caches, others, strict=True):
+        torch.testing.assert_close(cache.keys, other.keys)
+        torch.testing.assert_close(cache.values, other.values)
+
+
+@pytest.mark.skipif(DEVICE.type != "cuda", reason="NO CUDA DEVICE HERE: a stand-in alone recorded prompts")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_cuda_replays_what_it_computes(tmp_path: Path, dtype: torch.dtype) -> None:
+    small = SmallModel(8, tmp_path, Placement(DEVICE, dtype))
+    plain, recorded = Driver(small), Driver(small, max_recorded_prompt=SIZES[-1])
+    assert recorded.runner._recorded.of_prompts is not None
+    for cuts in ((), (5, 9)):
+        answers = [each.answer(small.request("one"), 3, cuts) for each in (plain, recorded)]
+        assert answers[0] == answers[1]
