@@ -13,12 +13,14 @@ from keepsight import LLM, SamplingParams
 from keepsight.errors import UnknownArchitectureError
 from keepsight.models.cpu_library import has_library
 from tests.dequantized import dequantize_products
-from tests.drawn import ask
+from tests.drawn import ask, by_url
 from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
 from tests.models.borrowed.pictures import TURNING
+from tests.official_client import complete, connect
 from tests.place import placed
 from tests.random_checkpoint import copy_all_but_the_model
+from tests.real_server import serving
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -145,6 +147,19 @@ def test_pictures_are_answered_as_by_transformers_whatever_is_answered_beside_th
         assert answers[0] != answers[1], "pictures make no difference"
     finally:
         llm.close()
+
+
+def test_a_server_answers_about_new_and_known_pictures_as_transformers_does(tmp_path: Path) -> None:
+    """Between its processes, too, nothing is lost of where in rows and columns a picture's tokens are."""
+    reference = make_checkpoint_of_pictures(tmp_path, like.QWEN2_VL)
+    messages = ask(*(by_url(draw_picture(seed)) for seed in (0, 2)), "What is that?")
+    asked = {"model": str(tmp_path), "max_tokens": NUM_TOKENS}
+    extra = {"ignore_eos": True, "return_token_ids": True}
+    with serving(tmp_path / "log", str(tmp_path)) as (_, port), connect(port) as client:
+        first, again = (complete(client, messages, **asked, extra_body=extra) for _ in range(2))
+    expected = by_transformers(reference, like.load_reference(tmp_path, like.QWEN2_VL), first.prompt_token_ids, [0, 2])
+    assert first.choices[0].token_ids == again.choices[0].token_ids == expected
+    assert again.usage.prompt_tokens_details.cached_tokens > 0
 
 
 @pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")
