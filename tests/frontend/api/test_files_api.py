@@ -1,5 +1,6 @@
 """Uploads by the names that OpenAI's and Anthropic's clients have for them."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -88,6 +89,25 @@ def test_a_list_may_be_of_one_purpose_and_goes_on_behind_a_file(server: Server) 
     assert (seen["first_id"], seen["last_id"]) == (files[0]["id"], files[0]["id"])
     rest = server.get("/v1/files", purpose="vision", order="asc", after=files[0]["id"])
     assert (rest["data"], rest["has_more"]) == ([files[1]], False)
+
+
+@pytest.mark.parametrize(
+    ("headers", "next_page"),
+    [({}, lambda page: f"after={page['last_id']}"), (OF_ANTHROPIC, lambda page: f"page={page['next_page']}")],
+)
+def test_who_deletes_what_is_listed_page_by_page_deletes_all(
+    server: Server, headers: dict[str, str], next_page: Callable[[Any], str]
+) -> None:
+    files = [create(server, PICTURE)["id"] for _ in range(4)]
+    deleted: list[str] = []
+    query: str | None = ""
+    while query is not None:
+        page = server.send("GET", f"/v1/files?limit=2&{query}", headers=headers).json()
+        for file in page["data"]:
+            assert server.send("DELETE", f"/v1/files/{file['id']}", headers=headers).status_code == 200
+            deleted.append(file["id"])
+        query = next_page(page) if page["has_more"] else None
+    assert deleted == files[::-1]
 
 
 def test_what_is_uploaded_at_either_path_is_found_at_the_other(server: Server) -> None:

@@ -3,7 +3,7 @@
 A file is a handle of `/v1/media` with a name: what was uploaded there is found here, and the other way round.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Literal
@@ -170,9 +170,9 @@ class FilesApi:
         limit = read_limit(http, DEFAULT_MESSAGES_PAGE, MAX_MESSAGES_PAGE)
         media_id = query[start].removeprefix(_PAGE_PREFIX) if start else None
         of_caller, is_ascending = (tenant_of(http), limit + 1, media_id, start), start == "before_id"
-        found = self._handles.page(*of_caller, is_ascending=is_ascending, with_start=start == "page")
+        found = self._handles.page(*of_caller, is_ascending=is_ascending)
         shown = found[:limit][::-1] if is_ascending else found[:limit]
-        return _as_page(shown, found[limit:], goes_on=not is_ascending)
+        return _as_page(shown, has_more=len(found) > limit, goes_on=not is_ascending)
 
     def _find_named(self, tenant: str, media_ids: list[str]) -> list[MediaHandle]:
         """Those of them that are there."""
@@ -193,15 +193,14 @@ def _read_start(query: QueryParams) -> str:
     return given[0] if given else ""
 
 
-def _as_page(shown: list[MediaHandle], rest: Sequence[MediaHandle] = (), *, goes_on: bool = True) -> FileMetadataPage:
-    """The next page begins with what comes first in it: what was shown may be deleted meanwhile."""
+def _as_page(shown: list[MediaHandle], *, has_more: bool = False, goes_on: bool = True) -> FileMetadataPage:
     first_id, last_id = ends_of(shown)
     return FileMetadataPage(
         data=[FileMetadata.of(each) for each in shown],
         first_id=first_id,
         last_id=last_id,
-        has_more=bool(rest),
-        next_page=_PAGE_PREFIX + rest[0].id if rest and goes_on else None,
+        has_more=has_more,
+        next_page=f"{_PAGE_PREFIX}{last_id}" if has_more and goes_on else None,
     )
 
 

@@ -3,13 +3,13 @@ what is told of them.
 
 Shared by all frontends of a server.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does
 not exist.
-Invariant: what one tenant holds is within its quota, in bytes and in number, and nothing expired is ever found.
+Invariants: what one tenant holds is within its quota, in bytes and in number, and nothing expired is ever found; an id
+is greater than all that were there before it, so that a list goes on behind one that has gone.
 """
 
 import hashlib
 import re
 import secrets
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -22,13 +22,15 @@ from keepsight.ipc.shared_database import FAULTS, SharedDatabase
 from keepsight.media import Geometry
 
 ID_PREFIX = "media_"
-_ID = re.compile(rf"{ID_PREFIX}[0-9a-f]{{32}}")
+# When it came, in microseconds since 1970, and what nobody can guess.
+_ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{16}})[0-9a-f]{{32}}")
+# Which none is, and all are below.
+_LAST_ID = f"{ID_PREFIX}~"
 DEFAULT_TTL_SECONDS = 3600.0
 # Bytes lie apart: what is counted would be written with them each time.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS media (
-    number INTEGER PRIMARY KEY AUTOINCREMENT,
-    id TEXT NOT NULL UNIQUE,
+    id TEXT PRIMARY KEY,
     tenant TEXT NOT NULL,
     sha256 TEXT NOT NULL,
     num_bytes INTEGER NOT NULL,
@@ -136,23 +138,20 @@ class MediaHandles:
         field: str = "after",
         *,
         is_ascending: bool = False,
-        with_start: bool = False,
         purpose: str | None = None,
     ) -> list[MediaHandle]:
-        """So many at most of those behind `start`, or of that and those; the youngest first unless told otherwise.
+        """So many at most of those behind `start`, which may have gone; the youngest first unless told otherwise.
 
         `field` is what the caller calls `start`.
         """
-        beyond, order = (">", "ASC") if is_ascending else ("<", "DESC")
-        beyond += "=" if with_start else ""
+        beyond, order, first = (">", "ASC", ID_PREFIX) if is_ascending else ("<", "DESC", _LAST_ID)
+        if start is not None and not _ID.fullmatch(start):
+            raise _unknown(start, field)
         with self._reading():
-            number = -1 if is_ascending else sys.maxsize
-            if start is not None:
-                (number,) = self._find_row("number", tenant, start, field)
             rows = self._database.execute(
-                f"SELECT {_COLUMNS} FROM media WHERE tenant = ? AND expires > ? AND number {beyond} ? "
-                f"AND purpose = coalesce(?, purpose) ORDER BY number {order} LIMIT ?",
-                (tenant, self._clock(), number, purpose, limit),
+                f"SELECT {_COLUMNS} FROM media WHERE tenant = ? AND expires > ? AND id {beyond} ? "
+                f"AND purpose = coalesce(?, purpose) ORDER BY id {order} LIMIT ?",
+                (tenant, self._clock(), start or first, purpose, limit),
             )
             return [MediaHandle(*row) for row in rows]
 
@@ -178,10 +177,11 @@ class MediaHandles:
         """Raises MediaQuotaError: what was promised to stay never goes for what comes."""
         size = geometry.width, geometry.height, geometry.num_samples, num_pages
         said = label.filename, label.media_type, label.purpose
-        media_id, digest = ID_PREFIX + secrets.token_hex(16), hashlib.sha256(content).hexdigest()
+        digest = hashlib.sha256(content).hexdigest()
         with self._writing() as now:
             self._check_quota(tenant, len(content))
             self._check_room(len(content))
+            media_id = self._draw_id(now)
             self._database.execute(
                 "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, "
                 "filename, media_type, purpose, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -291,6 +291,13 @@ class MediaHandles:
         if count >= max_count:
             raise MediaQuotaError("media", f"{count} handles are kept for you already, the most there may be")
 
+    def _draw_id(self, now: float) -> str:
+        """Clocks may be put back."""
+        [(last,)] = self._database.execute("SELECT max(id) FROM media")
+        found = _ID.fullmatch(last or "")
+        came = max(int(now * 1e6), int(found[1], 16) + 1 if found else 0)
+        return f"{ID_PREFIX}{came:016x}{secrets.token_hex(16)}"
+
     def _find(self, tenant: str, media_id: str, field: str) -> MediaHandle:
         return MediaHandle(*self._find_row(_COLUMNS, tenant, media_id, field))
 
@@ -303,4 +310,8 @@ class MediaHandles:
             )
             for row in rows.fetchall():
                 return tuple(row)
-        raise UnknownHandleError(field, f"there is no media of the id {media_id[:64]!r} here, or none any more")
+        raise _unknown(media_id, field)
+
+
+def _unknown(media_id: str, field: str) -> UnknownHandleError:
+    return UnknownHandleError(field, f"there is no media of the id {media_id[:64]!r} here, or none any more")
