@@ -7,23 +7,26 @@ import asyncio
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
+from keepsight.frontend.api import files_api, media_api
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.api.prepare_answer import MAX_URL_BYTES_ON_LOOP
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.identity import identify_picture
 from keepsight.frontend.intake import fetch_media
+from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels import make_pixels
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt import expand_prompt, render_prompt
 from keepsight.requests import EngineRequest, MediaArrived, ToEngine, TokenOutput
 from tests.drawn import ask, draw, to_data_url, to_png
-from tests.frontend.api.app_client import MODEL
+from tests.frontend.api.app_client import MODEL, FakeEngine
 
 NUM_CLIENTS = 8
 BEATS = 20
@@ -73,7 +76,8 @@ class Engine:
         return True
 
 
-STEPS: tuple[tuple[Any, str], ...] = (
+Steps = tuple[tuple[Any, str], ...]
+STEPS: Steps = (
     (render_prompt.ChatTemplate, "render"),
     (fetch_media, "read_data_url"),
     (identify_picture, "read_geometry"),
@@ -81,12 +85,14 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (identify_picture, "hash_content"),
     (make_pixels, "decode_picture"),
 )
+# Of uploads, beside what is done for pictures in messages, too.
+UPLOAD_STEPS: Steps = ((files_api, "read_file"), (media_api, "read_upload"))
 
 
 @pytest.fixture
 def heart(monkeypatch: pytest.MonkeyPatch) -> Heart:
     heart = Heart()
-    for owner, name in STEPS:
+    for owner, name in (*STEPS, *UPLOAD_STEPS):
         monkeypatch.setattr(owner, name, _holding(heart, name, getattr(owner, name)))
     return heart
 
@@ -125,3 +131,21 @@ def test_no_step_holds_the_event_loop(preparer: RequestPreparer, heart: Heart) -
     finally:
         engines.close()
     assert heart.held == {name for _, name in STEPS}
+
+
+def test_no_step_of_an_upload_holds_it(preparer: RequestPreparer, heart: Heart, tmp_path: Path) -> None:
+    handles = MediaHandles(tmp_path, MediaQuota(2**20, 2))
+    app = create_app(preparer, FakeEngine(preparer), MODEL, handles=handles)
+    file: Any = {"files": {"file": ("a.png", to_png(draw(1).picture))}}
+
+    async def run() -> list[int]:
+        beating = asyncio.create_task(heart.beat())
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test", timeout=PATIENCE) as client:
+            answers = [await client.post(path, **file) for path in ("/v1/files", "/v1/media")]
+        beating.cancel()
+        return [answer.status_code for answer in answers]
+
+    assert asyncio.run(run()) == [200, 200]
+    handles.close()
+    assert heart.held > {name for _, name in UPLOAD_STEPS}

@@ -19,6 +19,7 @@ from keepsight.errors import InvalidArgumentError, UnknownHandleError, Unsupport
 from keepsight.frontend.api.media_api import MediaApi, ReadBody, ends_of, read_order, tenant_of
 from keepsight.frontend.api.read_limit import read_limit
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS, Upload, UploadOptions, read_ttl, take_file
+from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import FILES_PATH, asks_anthropic, json_response
 from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
 from keepsight.frontend.intake.media_handles import FileLabel, MediaHandle, MediaHandles
@@ -125,7 +126,7 @@ class FilesApi:
 
     async def create(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
-            upload, label = read_file(http.headers.get("content-type", ""), bytes(body))
+            upload, label = await run_in_threadpool(read_file, http.headers.get("content-type", ""), body)
             handle, _ = await self._media.take_in(http, upload, label)
         return self._tell(http, handle)
 
@@ -208,11 +209,11 @@ def _as_date(seconds: float) -> str:
     return datetime.fromtimestamp(seconds, UTC).isoformat().replace("+00:00", "Z")
 
 
-def read_file(content_type: str, body: bytes) -> tuple[Upload, FileLabel]:
+def read_file(content_type: str, body: Buffer) -> tuple[Upload, FileLabel]:
     kind, parameters = parse_header(content_type)
     if kind != "multipart/form-data":
         raise UnsupportedBodyError("Content-Type", f"must be multipart/form-data, not {kind[:80]!r}")
-    parts = read_form(body, parameters.get("boundary", ""))
+    parts = read_form(bytes(body), parameters.get("boundary", ""))
     file = take_file(parts)
     return Upload(file.content, "file", UploadOptions(_read_life(parts))), _read_label(file, parts)
 

@@ -198,7 +198,8 @@ class MediaApi:
 
     async def upload(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
-            upload = read_upload(http.headers.get("content-type", ""), bytes(body), http.query_params)
+            told = (http.headers.get("content-type", ""), body, http.query_params)
+            upload = await run_in_threadpool(read_upload, *told)
             handle, named = await self.take_in(http, upload)
             return json_response(MediaObject.of(handle, self._tiers_of(named)))
 

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedBodyError, UnsupportedFieldError
-from keepsight.frontend.http.decode_body import check_num_values
+from keepsight.frontend.http.decode_body import Buffer, check_num_values
 from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
@@ -37,7 +37,8 @@ class Upload:
     options: UploadOptions
 
 
-def read_upload(content_type: str, body: bytes, query: Mapping[str, str]) -> Upload:
+def read_upload(content_type: str, body: Buffer, query: Mapping[str, str]) -> Upload:
+    body = bytes(body)
     kind, parameters = parse_header(content_type)
     source: bytes | str
     if kind == "application/json":

@@ -30,22 +30,34 @@ class FormPart(NamedTuple):
 def read_form(body: bytes, boundary: str) -> dict[str, FormPart]:
     if not boundary:
         raise InvalidArgumentError("Content-Type", "multipart/form-data must name its boundary")
-    # The first delimiter may be the first line.
-    _preamble, *parts = (b"\r\n" + body).split(b"\r\n--" + boundary.encode(), MAX_PARTS + 1)
-    if not parts or not parts[-1].startswith(b"--"):
-        raise InvalidArgumentError("body", f"is no form of at most {MAX_PARTS} parts that ends with its boundary")
     read: dict[str, FormPart] = {}
-    for part in parts[:-1]:
-        head, separator, content = part.partition(b"\r\n\r\n")
-        headers = _read_headers(head[:MAX_HEAD_BYTES])
+    for begin, end in _find_parts(body, b"\r\n--" + boundary.encode()):
+        head_end = body.find(b"\r\n\r\n", begin, end)
+        head = b"" if head_end < 0 else body[begin : min(head_end, begin + MAX_HEAD_BYTES)]
+        headers = _read_headers(head)
         _, told = parse_header(headers.get("content-disposition", ""))
         name = told.get("name")
-        if not separator or name is None:
+        if name is None:
             raise InvalidArgumentError("body", "a part of the form has no name")
         if name in read:
             raise InvalidArgumentError(name, "is given twice in the form")
-        read[name] = FormPart(content, _filename_of(told), parse_header(headers.get("content-type", ""))[0])
+        kind, _ = parse_header(headers.get("content-type", ""))
+        read[name] = FormPart(body[head_end + 4 : end], _filename_of(told), kind)
     return read
+
+
+def _find_parts(body: bytes, delimiter: bytes) -> list[tuple[int, int]]:
+    """Where each begins and ends: nothing of what may be large is copied but what is in them."""
+    parts: list[tuple[int, int]] = []
+    # The first delimiter may be the first line.
+    end = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
+    while end != -1 and len(parts) <= MAX_PARTS:
+        begin = end + len(delimiter)
+        if body.startswith(b"--", begin):
+            return parts
+        end = body.find(delimiter, begin)
+        parts.append((begin, end))
+    raise InvalidArgumentError("body", f"is no form of at most {MAX_PARTS} parts that ends with its boundary")
 
 
 def parse_header(value: str) -> tuple[str, dict[str, str]]:
