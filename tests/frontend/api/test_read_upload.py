@@ -40,15 +40,6 @@ def test_a_file_comes_out_of_a_form_as_it_was_put_in(content: bytes, filename: s
     assert upload.options.ttl_seconds == 60
 
 
-@given(body=st.binary() | st.lists(st.sampled_from([b"\r\n", b"--limit", b"--", b'name="file"', b":"])).map(b"".join))
-def test_whatever_a_form_holds_it_is_read_or_refused(body: bytes) -> None:
-    try:
-        upload = read_upload(FORM, body, {})
-    except InvalidArgumentError:
-        return
-    assert upload.field == "file"
-
-
 @pytest.mark.parametrize(
     ("content_type", "body"),
     [
