@@ -120,6 +120,23 @@ def test_what_is_uploaded_at_either_path_is_found_at_the_other(server: Server) -
     assert server.send("POST", "/v1/responses", json=body).status_code == 200
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/v1/files", "GET, HEAD, POST"),
+        ("POST", "/v1/files/media_0", "DELETE, GET, HEAD"),
+        ("DELETE", "/v1/media", "GET, HEAD, POST"),
+        ("GET", "/v1/chat/completions", "POST"),
+        ("POST", "/health", "GET, HEAD"),
+    ],
+)
+def test_a_method_that_a_path_has_not_is_refused_with_those_that_it_has(
+    server: Server, method: str, path: str, allowed: str
+) -> None:
+    answer = server.send(method, path)
+    assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
 def test_a_file_lives_as_long_as_its_sender_says(server: Server) -> None:
     file = create(server, anchor="created_at", seconds="3600")
     assert file["expires_at"] - file["created_at"] == 3600

@@ -17,7 +17,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from keepsight import __version__
@@ -417,7 +417,14 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
         hint = f"did you mean {meant}? " if meant else ""
         message = f"{http.method} {path}: {message}; {hint}GET /openapi.json lists what there is"
     detail = ErrorDetail(message=message, type="invalid_request_error")
-    return fault_response(ErrorResponse(error=detail), error.status_code, http.scope, error.headers)
+    headers = {"Allow": _allowed_at(http)} if error.status_code == 405 else error.headers
+    return fault_response(ErrorResponse(error=detail), error.status_code, http.scope, headers)
+
+
+def _allowed_at(http: Request) -> str:
+    """By all routes of its path: the router tells what the first allows."""
+    found = (route.methods for route in http.app.routes if route.matches(http.scope)[0] is not Match.NONE)
+    return ", ".join(sorted(set().union(*found)))
 
 
 async def _fail(http: Request, _error: Exception) -> Response:
