@@ -154,6 +154,8 @@ def test_a_text_is_refused_with_what_would_help(server: Server) -> None:
         ("ü.pdf", "ü.pdf"),
         ('a "b".pdf', 'a "b".pdf'),
         ("C:\\Files\\a.pdf", "a.pdf"),
+        # Persian, Hindi, an emoji of four, Hebrew turned round, and an emoji that is newer than some Pythons.
+        *[(name, name) for name in ("می\u200cخواهم", "क्\u200dष", "👩\u200d💻", "\u200fא (1)\u200e", "\U0001fae9")],
     ],
 )
 def test_a_file_s_name_is_shown_in_one_line(server: Server, name: str, shown: str) -> None:
@@ -168,6 +170,7 @@ def test_a_file_s_name_is_shown_in_one_line(server: Server, name: str, shown: st
         ({"data": {"colour": "red"}, "files": {"file": PICTURE}}, (400, "colour", "unsupported_field")),
         ({"files": {"file": b"no picture"}}, (400, "file", "picture_unreadable")),
         ({"files": {"file": ("a" * 501, PICTURE)}}, (400, "file", "invalid_argument")),
+        ({"files": {"file": ("a\x1b[1m.png", PICTURE)}}, (400, "file", "invalid_argument")),
         ({"content": PICTURE, "headers": {"content-type": "image/png"}}, (415, "Content-Type", "unsupported_body")),
         *[
             ({"data": {name: said}, "files": {"file": PICTURE}}, (400, name, code))

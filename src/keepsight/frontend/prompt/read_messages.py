@@ -4,6 +4,7 @@ Every fault names its place as the caller wrote it (`messages[1].content[0].type
 """
 
 import dataclasses
+import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,6 +51,8 @@ TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
 # Of a file, which Anthropic calls its title.
 MAX_NAME_LENGTH = 500
+# Control characters, and halves of what is written in two.
+_NO_TEXT = frozenset({"Cc", "Cs"})
 MAX_MESSAGES = MAX_PARTS = 2**14
 # A URL of what was uploaded before.
 HANDLE_PREFIX = "media://"
@@ -345,9 +348,13 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
 
 
 def read_name(name: object, field: str) -> str | None:
-    """Of a file.  Shown in one line, whatever spaces are in it: macOS writes one that is not printable before AM."""
-    name = " ".join(name.split()) if isinstance(name, str) else name
-    return read_label(name, field, MAX_NAME_LENGTH)
+    """Of a file.  Shown in one line, whatever spaces are in it; what joins letters, or turns their direction, stays."""
+    if name is None:
+        return None
+    shown = " ".join(name.split()) if isinstance(name, str) else ""
+    if not 0 < len(shown) <= MAX_NAME_LENGTH or not _NO_TEXT.isdisjoint(map(unicodedata.category, shown)):
+        refuse(field, name, f"1 to {MAX_NAME_LENGTH} characters, none of which is a control character")
+    return shown
 
 
 def _check_breakpoint(asked: object, field: str) -> None:
@@ -386,12 +393,12 @@ def _is_left_out(source: object, uuid: str | None) -> bool:
     return source is None and uuid is not None
 
 
-def read_label(value: object, field: str, max_length: int = MAX_UUID_LENGTH) -> str | None:
+def read_label(value: object, field: str) -> str | None:
     """A client's own name for a picture or anything else; whatever text it likes that can be shown in one line."""
     if value is None:
         return None
-    if not isinstance(value, str) or not 0 < len(value) <= max_length or not value.isprintable():
-        refuse(field, value, f"1 to {max_length} printable characters")
+    if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
+        refuse(field, value, f"1 to {MAX_UUID_LENGTH} printable characters")
     return str(value)
 
 
