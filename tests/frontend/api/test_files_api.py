@@ -1,11 +1,13 @@
 """Uploads by the names that OpenAI's and Anthropic's clients have for them."""
 
+import base64
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS
+from tests.drawn import ask
 from tests.frontend.api.app_client import MODEL, error_of
 from tests.frontend.api.media_server import PICTURE, Server
 from tests.frontend.sample_documents import Page, write_pdf
@@ -135,6 +137,32 @@ def test_a_method_that_a_path_has_not_is_refused_with_those_that_it_has(
 ) -> None:
     answer = server.send(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
+
+
+def test_a_model_is_told_a_pdf_s_own_name_unless_its_caller_calls_it_otherwise(server: Server) -> None:
+    by_id = {"file_id": create(server, name="a.pdf")["id"]}
+    sent = {"file_data": base64.b64encode(DOCUMENT).decode(), "filename": "a.pdf"}
+    for file in (sent, by_id, by_id | {"filename": "b.pdf"}):
+        assert server.chat({"type": "file", "file": file}).status_code == 200
+    content = [{"type": "input_file", **by_id}]
+    document = {"type": "document", "source": {"type": "file", **by_id}}
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/responses": {"input": [{"role": "user", "content": content}]},
+        "/v1/messages": {"max_tokens": 1, "messages": ask(document)},
+    }
+    for path, body in bodies.items():
+        assert server.send("POST", path, json={"model": MODEL, **body}).status_code == 200
+    inline, named, renamed, *others = (each.token_ids for each in server.engine.requests)
+    assert named == inline != renamed
+    assert others == [inline, inline]
+
+
+def test_what_is_made_warm_of_a_pdf_is_what_is_shown_of_it(server: Server) -> None:
+    file_id = create(server, name="a.pdf")["id"]
+    assert server.send("POST", f"/v1/media/{file_id}/pin", json={"warm": True}).status_code == 200
+    assert server.chat({"type": "file", "file": {"file_id": file_id}}).status_code == 200
+    warmed, asked = (each.token_ids for each in server.engine.requests)
+    assert warmed == asked
 
 
 def test_a_file_lives_as_long_as_its_sender_says(server: Server) -> None:

@@ -27,7 +27,7 @@ from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.identity.identify_picture import NamedPicture
 from keepsight.frontend.intake.media_handles import NO_LABEL, FileLabel, MediaHandle, MediaHandles
-from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded
+from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, HeldFile
 from keepsight.frontend.intake.read_document import PageSource
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
@@ -162,10 +162,10 @@ class _Named:
     def media_hashes(self) -> list[str]:
         return [media_hash for named in self.shown for media_hash in named.parts]
 
-    def as_conversation(self) -> Conversation:
+    def as_conversation(self, filename: str | None) -> Conversation:
         part = PicturePart(self.content, self.field, modality=self.shown[0].picture.modality)
         if self.num_pages:
-            part = DocumentPart(self.content, self.field)
+            part = DocumentPart(self.content, self.field, name=filename)
         return Conversation([{"role": "user", "content": [show_to_template(part.kind)]}], (part,))
 
 
@@ -214,7 +214,7 @@ class MediaApi:
         handle = await run_in_threadpool(self._keep, http, named, upload.options, label)
         if upload.options.warm:
             try:
-                await unless_client_leaves(http.receive, self._warm(named, salt))
+                await unless_client_leaves(http.receive, self._warm(named, salt, label.filename))
             except Exception:
                 await run_in_threadpool(self._handles.delete, tenant_of(http), handle.id)
                 raise
@@ -248,7 +248,8 @@ class MediaApi:
     async def _pin_for(self, http: Request, options: UploadOptions) -> Response:
         found, named = await self._find(http, options.cache_salt)
         if options.warm:
-            warming = self._warm(named, self._salt_of(http, options.cache_salt), options.ttl_seconds)
+            salt = self._salt_of(http, options.cache_salt)
+            warming = self._warm(named, salt, found.filename, options.ttl_seconds)
             await unless_client_leaves(http.receive, warming)
             # It may have proved to be another's picture, and goes by that name.
             found, named = await self._find(http, options.cache_salt)
@@ -279,16 +280,17 @@ class MediaApi:
         """Once the answer has begun: they are there if ever, and what they go by is known."""
         await run_in_threadpool(self._pin_pixels, tenant_of(http), pins, prepared)
 
-    def _read(self, tenant: str, parts: Sequence[PicturePart]) -> dict[str, bytes]:
+    def _read(self, tenant: str, parts: Sequence[PicturePart]) -> Downloaded:
         budget = self._preparer.intake.count_bytes()
-        contents: dict[str, bytes] = {}
+        held: dict[str, HeldFile] = {}
         for part in parts:
             url, media_id = str(part.source), _id_of(part)
             # Before its bytes take memory.
-            budget.add(self._handles.get(tenant, media_id, part.field).num_bytes, part.field)
-            if url not in contents:
-                contents[url] = self._handles.read(tenant, media_id, part.field)
-        return contents
+            handle = self._handles.get(tenant, media_id, part.field)
+            budget.add(handle.num_bytes, part.field)
+            if url not in held:
+                held[url] = HeldFile(self._handles.read(tenant, media_id, part.field), handle.filename)
+        return held
 
     def _note_uses(self, tenant: str, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
         for part in parts:
@@ -341,9 +343,9 @@ class MediaApi:
                 if not self._handles.is_marked(media_hash):
                     self._pixel_cache.unpin(media_hash)
 
-    async def _warm(self, named: _Named, salt: str | None, pin_seconds: float = 0) -> None:
+    async def _warm(self, named: _Named, salt: str | None, filename: str | None, pin_seconds: float = 0) -> None:
         """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
-        params, asked = SamplingParams(max_tokens=1, temperature=0), named.as_conversation()
+        params, asked = SamplingParams(max_tokens=1, temperature=0), named.as_conversation(filename)
         prepared = await run_in_threadpool(self._preparer.prepare_chat, asked, params, None, salt, WARM_PRIORITY)
         prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
         async with aclosing(self._engine.generate(prepared)) as tokens:

@@ -8,6 +8,7 @@ import asyncio
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from keepsight.config import Config
 from keepsight.errors import UnsupportedFieldError
@@ -18,10 +19,18 @@ from keepsight.frontend.intake.local_files import LocalFiles
 from keepsight.frontend.intake.media_limits import MediaLimits, RequestBytes
 from keepsight.frontend.intake.network_guard import NetworkGuard
 from keepsight.frontend.intake.read_embeds import fetch_embeds
-from keepsight.frontend.prompt.read_messages import PicturePart
+from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
 from keepsight.media import Modality
 
-Downloaded = Mapping[str, bytes]  # by URL
+
+class HeldFile(NamedTuple):
+    """What was uploaded before, and as what."""
+
+    content: bytes
+    name: str | None
+
+
+Downloaded = Mapping[str, bytes | HeldFile]  # by URL
 NOTHING_DOWNLOADED: Downloaded = {}
 
 
@@ -116,6 +125,8 @@ class MediaIntake:
         scheme = scheme_of(source)
         if scheme in ("http", "https", "media") and source in downloaded:
             content: object = downloaded[source]
+            if isinstance(content, HeldFile):
+                part, content = _named_as(content, part), content.content
         elif scheme == "file":
             content = self._files.read(source, part.field)
         else:
@@ -129,6 +140,13 @@ def _by_url(remote: Sequence[PicturePart]) -> dict[str, PicturePart]:
     for part in remote:
         parts.setdefault(str(part.source), part)
     return parts
+
+
+def _named_as(held: HeldFile, part: PicturePart) -> PicturePart:
+    """Unless its caller calls it otherwise."""
+    if isinstance(part, DocumentPart) and part.name is None:
+        return dataclasses.replace(part, name=held.name)
+    return part
 
 
 def _scheme_of(part: PicturePart) -> str | None:
