@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.read_form import MAX_PARTS, FormPart, read_form
+from tests.scheduling.long_run import thorough
 
 BOUNDARY = "limit"
 DELIMITER = f"\r\n--{BOUNDARY}".encode()
@@ -38,6 +39,7 @@ def write_form(parts: Mapping[str, FormPart]) -> bytes:
     return written + DELIMITER + b"--"
 
 
+@thorough(max_examples=50)
 @given(body=forms | pieces)
 def test_whatever_a_form_holds_it_is_refused_or_read_as_what_could_be_written_so(body: bytes) -> None:
     try:
