@@ -63,7 +63,7 @@ class UrlFetcher:
             message = f"was not downloaded within {self._timeout_seconds:g} seconds"
             raise UrlFault(MediaTimeoutError, message) from error
         except FAILURES as error:
-            raise _failure(f"could not be downloaded: {type(error).__name__}") from error
+            raise _failure(_tell(error)) from error
 
     async def close(self) -> None:
         await self._connections.close()
@@ -140,6 +140,13 @@ def _trust_authorities() -> ssl.SSLContext:
     context = httpcore.default_ssl_context()
     context.load_default_certs()
     return context
+
+
+def _tell(error: BaseException) -> str:
+    """Its kind alone, as its words may have addresses in them; of a certificate what is wrong, which has none."""
+    if isinstance(error.__context__, ssl.SSLCertVerificationError):
+        return f"its server's certificate is not trusted: {error.__context__.verify_message}"
+    return f"could not be downloaded: {type(error).__name__}"
 
 
 def _failure(message: str) -> UrlFault:
