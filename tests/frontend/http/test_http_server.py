@@ -1,5 +1,6 @@
 """The server over real sockets, with an engine that says what it is told to."""
 
+import asyncio
 import hashlib
 import itertools
 import json
@@ -159,6 +160,31 @@ def test_a_client_that_hangs_up_ends_its_request(engine: FakeEngine, stream: boo
         with connected(port, sent):
             assert has_begun.wait(PATIENCE)
         assert has_ended.wait(PATIENCE)
+
+
+@pytest.mark.parametrize("settings", [{}, {"ssl_certfile": str(PEM)}], ids=["plain", "tls"])
+@pytest.mark.parametrize("ends_first", [False, True], ids=["reset", "end"])
+def test_what_is_written_to_a_client_that_leaves_is_not_logged_piece_by_piece(
+    settings: dict[str, Any], ends_first: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def tell_in_bursts(_scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+        leaving = asyncio.ensure_future(receive())
+        while not leaving.done():
+            for _ in range(20):  # asyncio says nothing of the first five
+                await send({"type": "http.response.body", "body": b"x", "more_body": True})
+            await asyncio.sleep(0)
+
+    with running(tell_in_bursts, ApiSettings(**settings)) as port, connected(port, b"") as connection:
+        client = ssl._create_unverified_context().wrap_socket(connection) if settings else connection
+        client.sendall(LAST)
+        assert client.recv(1000)
+        if ends_first:
+            socket.socket.shutdown(client, socket.SHUT_WR)
+            read_to_end(client)
+        client.close()
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_body_that_is_too_large_is_answered_even_while_it_is_sent(engine: FakeEngine) -> None:

@@ -40,10 +40,14 @@ MAX_PIPELINED = 32
 # the one that asks, or a request meets a connection that was closed just now, and is lost.  uvicorn's 5 seconds are
 # httpx's.
 IDLE_SECONDS = 75
+# What asyncio (and uvloop) log of each piece that is written between a client's leaving and their telling of it, from
+# the sixth on: an answer with many choices has more.
+UNHEARD = frozenset({"SSL connection is closed", "socket.send() raised exception."})
 
 
 def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> ServerInTurn:
     """`on_refused` hears of each 4xx that the app does not know of."""
+    logging.getLogger("asyncio").addFilter(_is_heard)
     base = _PastHttptools if hasattr(AutoHTTPProtocol, "on_body") else _Impatient
     terms = {"patience_seconds": settings.slow_client_seconds, "on_refused": staticmethod(on_refused)}
     protocol = type("Protocol", (base, AutoHTTPProtocol), terms)
@@ -62,6 +66,10 @@ def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], ob
         ssl_keyfile_password=settings.ssl_keyfile_password,
     )
     return ServerInTurn(config)
+
+
+def _is_heard(record: logging.LogRecord) -> bool:
+    return record.msg not in UNHEARD
 
 
 class _Deadline:
