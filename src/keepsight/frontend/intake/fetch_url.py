@@ -5,6 +5,7 @@ Knows nothing of caches, and of requests no more than their URLs.  Whatever goes
 
 import asyncio
 import ssl
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -22,6 +23,12 @@ REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Of all downloads together, while they come.
 MAX_COMING_BYTES = 2**30
 FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError, OSError)
+# Said in place of their own words, which may have addresses in them.
+WORDS: Mapping[type[Exception], str] = {
+    httpcore.ConnectError: "its server could not be reached",
+    httpcore.ProtocolError: "its server answered otherwise than HTTP says, or broke off",
+    httpcore.NetworkError: "its server broke off",
+}
 HEADERS = [
     (b"User-Agent", f"keepsight/{__version__}".encode()),
     (b"Accept", b"image/*, */*;q=0.1"),
@@ -143,10 +150,10 @@ def _trust_authorities() -> ssl.SSLContext:
 
 
 def _tell(error: BaseException) -> str:
-    """Its kind alone, as its words may have addresses in them; of a certificate what is wrong, which has none."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return f"its server's certificate is not trusted: {error.__context__.verify_message}"
-    return f"could not be downloaded: {type(error).__name__}"
+    words = next((words for kind, words in WORDS.items() if isinstance(error, kind)), "for a fault of this machine")
+    return f"could not be downloaded: {words} ({type(error).__name__})"
 
 
 def _failure(message: str) -> UrlFault:
