@@ -70,7 +70,9 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
 SHOWN = ([0], [1], [0, 2], [2, 0], [0])
 
 
-@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM"])
+@pytest.mark.parametrize(
+    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM"]
+)
 def test_text_is_answered_as_by_transformers_whatever_is_answered_beside_it(architecture: str, tmp_path: Path) -> None:
     copy_all_but_the_model(tmp_path)
     for name in ("preprocessor_config.json", "processor_config.json"):

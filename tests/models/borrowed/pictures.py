@@ -81,6 +81,9 @@ class Family(NamedTuple):
 LLAVA = Family(
     "LlavaForConditionalGeneration", LLAMA, {"model_type": "clip_vision_model"}, {}, (1, 3, 32, 32), {}, [IMAGE] * 16
 )
+# As Kimi-VL's decoder has them.
+NARROW = {"model_type": "deepseek_v3", **ref.LATENT, "qk_nope_head_dim": 24, **ref.SPARSE_BEHIND_ONE}
+LLAVA_OF_NARROW_VALUES = LLAVA._replace(text=NARROW)
 IDEFICS3 = Family(
     "Idefics3ForConditionalGeneration", LLAMA, {}, {"scale_factor": 2}, (1, 2, 3, 32, 32),
     {"pixel_attention_mask": torch.ones(1, 2, 32, 32, dtype=torch.int64)},
@@ -118,4 +121,4 @@ PADDLEOCR = Family(
     "PaddleOCRVLForConditionalGeneration", {"head_dim": 16, **TURNING}, {"spatial_merge_size": 2}, MARKERS,
     (24, 3, 8, 8), GRID, [IMAGE] * 6, columns=3,
 )  # fmt: skip
-FAMILIES = (LLAVA, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA, QWEN2_VL, GLM4V, PADDLEOCR)
+FAMILIES = (LLAVA, LLAVA_OF_NARROW_VALUES, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA, QWEN2_VL, GLM4V, PADDLEOCR)

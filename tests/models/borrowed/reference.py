@@ -24,6 +24,18 @@ SMALL: Mapping[str, Any] = {
 WINDOW = 16
 SPARSE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
+# Keys and values that are made of fewer numbers: there are as many of them as queries, and values are narrower.
+LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 16}
+# So many experts that torch's sigmoid of a row of them has no rest, whose last bits it computes otherwise.
+SPARSE_BEHIND_ONE = {
+    **SPARSE,
+    "num_local_experts": 32,
+    "n_routed_experts": 32,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 1,
+}
 # What makes each of them what it is, beside its size.
 TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {},
@@ -45,6 +57,9 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "StableLmForCausalLM": {"use_qkv_bias": True},
     # Whose modules are told of no window, which is as wide as its context.
     "PhimoeForCausalLM": {"sliding_window": 256, **SPARSE},
+    # Which fit the kernels' tiles, and which do not.
+    "DeepseekV3ForCausalLM": {**LATENT, "qk_nope_head_dim": 24, **SPARSE_BEHIND_ONE},
+    "MiniCPM3ForCausalLM": {**LATENT, "qk_nope_head_dim": 12},
     # Whose head calls a product of its own its decoder.
     "ModernBertDecoderForCausalLM": {"local_attention": 2 * WINDOW},
 }

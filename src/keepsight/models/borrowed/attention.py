@@ -10,6 +10,7 @@ from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, attend_plainly, write_cache
@@ -87,14 +88,21 @@ def attend_to_pages(attention: Attention, caches: Sequence[LayerCache], batch: A
     rows = _rows_to_write(batch)
 
     def attend(heads: HeadsOfLayer) -> Tensor:
-        cache = caches[heads.layer]
+        cache, value = caches[heads.layer], _as_wide_as_keys(heads)
         if rows is None:
-            write_cache(heads.key, heads.value, cache, batch.slots)
+            write_cache(heads.key, value, cache, batch.slots)
         else:
-            write_cache(heads.key[rows], heads.value[rows], cache, batch.slots[rows])
-        return attention(heads.query, cache, batch, scale=heads.scale, window=heads.window, softcap=heads.softcap)
+            write_cache(heads.key[rows], value[rows], cache, batch.slots[rows])
+        seen = attention(heads.query, cache, batch, scale=heads.scale, window=heads.window, softcap=heads.softcap)
+        return seen[..., : heads.value.shape[-1]]
 
     return attend
+
+
+def _as_wide_as_keys(heads: HeadsOfLayer) -> Tensor:
+    """As pages have them: behind narrower values there are zeros, and so there are in what is seen of them."""
+    narrower = heads.key.shape[-1] - heads.value.shape[-1]
+    return F.pad(heads.value, (0, narrower)) if narrower else heads.value
 
 
 def _rows_to_write(batch: AttentionBatch) -> Tensor | None:

@@ -46,8 +46,9 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     if len(shapes) > 1:
         raise _refuse(path, f"its layers' keys and values are of several shapes: {sorted(map(str, shapes))}")
     [(key, value)] = shapes
-    if key != value:
-        raise _refuse(path, f"its keys are of the shape {list(key)}, its values of {list(value)}: they must be alike")
+    if key[0] != value[0] or key[1] < value[1]:
+        told = f"its keys are of the shape {list(key)}, its values of {list(value)}"
+        raise _refuse(path, f"{told}: they must be as many, and values no wider")
     seen.sort(key=lambda heads: heads.layer)
     windows = tuple(heads.window for heads in seen)
     _check_windows(windows, config, path)
