@@ -27,6 +27,7 @@ from tests.models.borrowed.pictures import LLAVA
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
 TWO_WAY = {"text_config": ref.SMALL, "vision_config": {"image_size": 32, "patch_size": 8}}
+IN_PICTURES = {"text_config": {**ref.SMALL, "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0}}
 FOUR_AXES = {
     "text_config": {**ref.SMALL, "head_dim": 16, "rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}}
 }
@@ -49,8 +50,9 @@ FOUR_AXES = {
             "hidden_size_per_layer_input: layers that look at the tokens themselves",
         ),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, r"quantization_config: .*quantized"),
-        ("PaliGemmaForConditionalGeneration", TWO_WAY, r"use_bidirectional_attention: .*see those behind them"),
-        ("Gemma3ForConditionalGeneration", TWO_WAY, "pictures whose tokens see each other in both directions"),
+        ("PaliGemmaForConditionalGeneration", TWO_WAY, "use_bidirectional_attention: True: tokens that see those"),
+        ("Gemma4ForConditionalGeneration", IN_PICTURES, "use_bidirectional_attention: 'vision': tokens that see those"),
+        ("Gemma3ForConditionalGeneration", TWO_WAY, r"pictures' \(token_type_ids\), .*see each other in both"),
     ],
 )
 def test_a_configuration_is_refused_by_the_field_before_weights_are_read(

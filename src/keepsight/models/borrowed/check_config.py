@@ -4,6 +4,7 @@ Knows nothing of weights: it is asked before any are read.
 """
 
 import inspect
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,8 @@ def check_config(config: Any, path: Path) -> None:
         raise refuse("num_kv_shared_layers", "layers that share keys and values are not supported")
     if getattr(text, "hidden_size_per_layer_input", None):
         raise refuse("hidden_size_per_layer_input", "layers that look at the tokens themselves, too, are not supported")
-    if getattr(text, "use_bidirectional_attention", None):
-        raise refuse("use_bidirectional_attention", "tokens that see those behind them are not supported")
+    if seen := getattr(text, "use_bidirectional_attention", None):
+        raise refuse("use_bidirectional_attention", f"{seen!r}: tokens that see those behind them are not supported")
 
 
 def check_structure(model: Any, path: Path) -> None:
@@ -51,7 +52,7 @@ def check_structure(model: Any, path: Path) -> None:
         raise refuse("attends in a way of its own (not by transformers' AttentionInterface)")
     if getattr(model.config, "vision_config", None) is not None and not hasattr(body, "get_image_features"):
         raise refuse("sees pictures in a way of its own (there is no get_image_features apart from its head)")
-    decoder_takes = inspect.signature(body.get_decoder().forward).parameters.keys()
+    decoder_takes = _taken_by(body.get_decoder())
     if "deepstack_visual_embeds" in decoder_takes:
         raise refuse("adds to what pictures are behind several layers, which is not supported")
     if any(name.endswith("mm_token_type_ids") for name in decoder_takes):
@@ -59,5 +60,10 @@ def check_structure(model: Any, path: Path) -> None:
     if turns_by_rows(body):
         if not places_as_ours(body):
             raise refuse("has the tokens of pictures in other places than by their rows and columns")
-    elif hasattr(body, "get_image_features") and _KINDS_OF_TOKENS & inspect.signature(body.forward).parameters.keys():
-        raise refuse("has pictures whose tokens see each other in both directions, which is not supported")
+    elif hasattr(body, "get_image_features") and (told := _KINDS_OF_TOKENS & _taken_by(body)):
+        why = "as it is where these see each other in both directions, which is not supported"
+        raise refuse(f"is told which tokens are pictures' ({', '.join(told)}), {why}")
+
+
+def _taken_by(module: Any) -> Set[str]:
+    return inspect.signature(module.forward).parameters.keys()
