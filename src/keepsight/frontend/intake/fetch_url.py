@@ -28,6 +28,8 @@ WORDS: Mapping[type[Exception], str] = {
     httpcore.ConnectError: "its server could not be reached",
     httpcore.ProtocolError: "its server answered otherwise than HTTP says, or broke off",
     httpcore.NetworkError: "its server broke off",
+    httpcore.TimeoutException: "its server took too long",
+    ssl.SSLError: "its server and this one found no way to speak in secret",
 }
 HEADERS = [
     (b"User-Agent", f"keepsight/{__version__}".encode()),

@@ -62,7 +62,7 @@ def check_structure(model: Any, path: Path) -> None:
             raise refuse("has the tokens of pictures in other places than by their rows and columns")
     elif hasattr(body, "get_image_features") and (told := _KINDS_OF_TOKENS & _taken_by(body)):
         why = "as it is where these see each other in both directions, which is not supported"
-        raise refuse(f"is told which tokens are pictures' ({', '.join(told)}), {why}")
+        raise refuse(f"is told which tokens are pictures' ({', '.join(sorted(told))}), {why}")
 
 
 def _taken_by(module: Any) -> Set[str]:
