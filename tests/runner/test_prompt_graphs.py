@@ -11,6 +11,7 @@ from keepsight.models.adapter_weights import AdapterWeights, LowRank
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.borrowed.model import BorrowedModel
+from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.model import DeepRows, Model
 from keepsight.models.paged_attention import PagedAttention
@@ -19,6 +20,7 @@ from keepsight.models.rotary_places import RotaryPlaces
 from keepsight.runner import prompt_graphs, record_steps
 from keepsight.runner.prompt_graphs import RecordedPrompt
 from tests.models.borrowed import reference as borrowed
+from tests.models.gemma3 import reference as gemma
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
 from tests.models.qwen3_vl import reference as qwen
 from tests.runner.replays import Replays
@@ -164,6 +166,21 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
         places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
         piece = RequestSlice(0, length, BlockTable(16, range(-(-length // 16)), DEVICE), rotary_places=places)
         assert_as_launched(model, recorded, caches, piece, embeddings, deep)
+
+
+@torch.inference_mode()
+def test_the_last_layer_s_window_is_as_narrow_as_the_others(tmp_path: Path) -> None:
+    arguments = gemma.draw_config(8)
+    arguments["text_config"] |= {"layer_types": ["full_attention", "full_attention", "sliding_attention"]}
+    model = Gemma3.from_checkpoint(gemma.save_checkpoint(gemma.make_reference(arguments, 8), tmp_path), PLACE)
+    window = model.decoder.config.layers[-1].window
+    assert window is not None
+    assert window < 20
+    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 24, Replays().record)
+    for start, length in ((0, 20), (20, 9)):
+        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
+        embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
+        assert_as_launched(model, recorded, caches, piece, embeddings, [])
 
 
 @torch.inference_mode()

@@ -24,13 +24,13 @@ class RecordedBatch(AttentionBatch):
         # Nobody has a page yet: what is tried may write to the first, over and over.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
         super().__init__([RequestSlice(0, num_tokens, table)], device, [0])
-        # Others stand anywhere: no window is too wide to matter.
-        self.longest = MOST_POSITIONS
         self.positions = self.positions.clone()
         self.rotary_positions = self.positions.repeat(3, 1) if turns_by_rows else self.positions.clone()
         self._num_rows = min(num_tokens, MOST_ROWS)
         self._single_rows = self.single_rows = DeviceRows([], self.device, num_rows=self._num_rows)
         self.read_part = AttentionBatch([RequestSlice(0, 1, table)] * self._num_rows, device)
+        # Others stand anywhere: no window is too wide to matter.
+        self.longest = self.read_part.longest = MOST_POSITIONS
         self.read_rows = self._read_rows.tokens
         # Of each window, from when a layer first asked for them.
         self._longer: dict[int | None, DeviceSlices] = {}
