@@ -194,6 +194,17 @@ def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path) -> None:
         assert_as_launched(model, recorded, caches, piece, embeddings, [])
 
 
+@torch.inference_mode()
+def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path: Path) -> None:
+    arguments = {**borrowed.SMALL, **borrowed.TEXT_MODELS["OPTForCausalLM"], "max_position_embeddings": 64}
+    borrowed.make_checkpoint(tmp_path, "OPTForCausalLM", arguments)
+    model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
+    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 80, Replays().record)
+    piece = RequestSlice(0, 16, BlockTable(16, [2], DEVICE))
+    embeddings = model.embed_tokens(torch.arange(16, device=DEVICE))
+    assert_as_launched(model, recorded, caches, piece, embeddings, [])
+
+
 def assert_as_launched(
     model: Model,
     recorded: RecordedPrompt,

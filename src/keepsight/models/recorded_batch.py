@@ -24,7 +24,8 @@ class RecordedBatch(AttentionBatch):
         # Nobody has a page yet: what is tried may write to the first, over and over.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
         super().__init__([RequestSlice(0, num_tokens, table)], device, [0])
-        self.positions = self.positions.clone()
+        # Each the first: of others some models have not so many.
+        self.positions = torch.zeros_like(self.positions)
         self.rotary_positions = self.positions.repeat(3, 1) if turns_by_rows else self.positions.clone()
         self._num_rows = min(num_tokens, MOST_ROWS)
         self._single_rows = self.single_rows = DeviceRows([], self.device, num_rows=self._num_rows)
