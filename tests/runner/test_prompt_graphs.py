@@ -28,7 +28,6 @@ from tests.runner.small_model import Driver, SmallModel
 
 SIZES, MOST_ROWS = (8, 40), 3
 PLACE = Placement(DEVICE, torch.float32)
-NUM_TOKENS = 3
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -161,11 +160,16 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
     prompts = [qwen.draw_prompt(arguments, num_pictures, seed) for num_pictures, seed in ((2, 1), (0, 2))]
     lengths = [len(prompt.token_ids) for prompt in prompts]
     recorded = RecordedPrompt(model, caches := make_caches(model), 16, max(lengths) + 3, Replays().record)
+    told = []
     for prompt, length in zip(prompts, lengths, strict=True):
-        embeddings, deep = qwen.merged_embeddings(model, prompt)
         places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
         piece = RequestSlice(0, length, BlockTable(16, range(-(-length // 16)), DEVICE), rotary_places=places)
-        assert_as_launched(model, recorded, caches, piece, embeddings, deep)
+        told.append((piece, *qwen.merged_embeddings(model, prompt)))
+        assert_as_launched(model, recorded, caches, *told[-1])
+    (piece, embeddings, deep), text = told
+    with pytest.raises(RuntimeError):  # at what comes last of what its pictures add
+        recorded.compute(embeddings, AttentionBatch([piece], DEVICE, [0]), [*deep, DeepRows(0, torch.zeros(2, 3))])
+    assert_as_launched(model, recorded, caches, *text)
 
 
 @torch.inference_mode()

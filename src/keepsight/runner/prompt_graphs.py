@@ -61,6 +61,6 @@ class RecordedPrompt:
     def _add_deep(self, deep: Sequence[DeepRows]) -> None:
         if self._is_deep:
             self._deep.zero_()
+        self._is_deep = bool(deep)
         for first, rows in deep:
             self._deep[first : first + len(rows)] = rows
-        self._is_deep = bool(deep)
