@@ -202,6 +202,7 @@ def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first
     assert longer.blocks.tolist() == [[29, 1, last], [21, 8, last], [16, 4, first], [8, 8, first], [0, 8, first]]
     assert longer.seen[[0, 19, 21, 29]].tolist() == [[0, 1], [0, 20], [0, 31], [0, 39]]
     assert longer.num_blocks == 5
+    assert longer.longest == 39  # a single token sees more, and is in none of them
     assert singles.tokens.tolist() == [20, 0]
     assert singles.ends.tolist() == [91, 0]  # and one of nobody: their number is even
 

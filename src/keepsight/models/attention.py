@@ -93,13 +93,14 @@ _NOBODY = (0, 0, -1, 0, 0, 0)
 def _tell_rows(slices: Sequence[RequestSlice], tokens: Sequence[int] | None, num_rows: int) -> Tensor:
     """[6, rows]: positions, as rotation and as others count them, their slots, where what they see ends, where the
     slots of that are listed, and which tokens they are."""
-    rows = [
-        (piece.start - piece.rotary_shift, piece.start, table.slot(piece.start), piece.end, table.address, token)
-        for piece, token in zip(slices, range(len(slices)) if tokens is None else tokens, strict=True)
-        if (table := piece.table)
-    ]
+    rows = list(map(_tell_row, slices, range(len(slices)) if tokens is None else tokens))
     rows += [_NOBODY] * (num_rows - len(rows))
     return torch.tensor(rows, dtype=torch.int64).view(-1, len(_NOBODY)).T.contiguous()
+
+
+def _tell_row(piece: RequestSlice, token: int) -> tuple[int, int, int, int, int, int]:
+    start, table = piece.start, piece.table
+    return start - piece.rotary_shift, start, table.slot(start), piece.end, table.address, token
 
 
 class DeviceSlices:
@@ -110,11 +111,15 @@ class DeviceSlices:
 
     def __init__(self, batch: "AttentionBatch", window: int | None, rows_per_block: int, spare_blocks: int = 0) -> None:
         self._window, self.rows_per_block = window, rows_per_block
-        begins, ends = batch.visible(window)
-        self.num_blocks, self.longest = count_blocks(batch.slices, rows_per_block), int((ends - begins).max())
+        self.num_blocks = count_blocks(batch.slices, rows_per_block)
         self._sizes = [2 * batch.num_tokens, 3 * (self.num_blocks + spare_blocks)]
+        told = self._tell(batch)
+        begins, ends = told[: self._sizes[0]].view(-1, 2).unbind(1)
+        # Single tokens among them may see more.
+        furthest = max(piece.end for piece in batch.slices if piece.length > 1)
+        self.longest = min(furthest, int((ends - begins).max()))
         # In one copy.
-        self._on_device = self._tell(batch).to(batch.device)
+        self._on_device = told.to(batch.device)
         of_rows, of_blocks = torch.split(self._on_device, self._sizes)
         # [rows, 2]: the interval of positions that each sees
         self.seen = of_rows.view(-1, 2)
@@ -144,7 +149,8 @@ def _blocks_of(slices: Sequence[RequestSlice], rows_per_block: int) -> list[tupl
     blocks = [
         (piece.start + row, first + row, min(rows_per_block, piece.length - row), piece.table.address)
         for piece, first in zip(slices, firsts, strict=False)
-        for row in range(0, piece.length if piece.length > 1 else 0, rows_per_block)
+        if piece.length > 1
+        for row in range(0, piece.length, rows_per_block)
     ]
     # Those that see most go first: then a device ends them all at about the same time.
     blocks.sort(reverse=True)
@@ -239,7 +245,7 @@ class AttentionBatch:
         # An even number: a kernel is compiled once more where what it reads begins at another kind of address.
         return DeviceRows(pieces, self.device, tokens, len(pieces) + len(pieces) % 2) if pieces else None
 
-    @property
+    @made_once
     def singles(self) -> tuple[list[RequestSlice], list[int]]:
         """Slices of one token, and which tokens they are."""
         firsts = itertools.accumulate((piece.length for piece in self.slices), initial=0)
