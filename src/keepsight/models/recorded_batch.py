@@ -28,18 +28,15 @@ class RecordedBatch(AttentionBatch):
         self.positions = torch.zeros_like(self.positions)
         self.rotary_positions = self.positions.repeat(3, 1) if turns_by_rows else self.positions.clone()
         self._num_rows = min(num_tokens, MOST_ROWS)
-        self._single_rows = self.single_rows = DeviceRows([], self.device, num_rows=self._num_rows)
+        self._singles = self.single_rows = DeviceRows([], self.device, num_rows=self._num_rows)
         self.read_part = AttentionBatch([RequestSlice(0, 1, table)] * self._num_rows, device)
+        assert self.read_part.rows is not None
+        self._ends = self.read_part.rows
+        self.read_rows = self._ends.tokens
         # Others stand anywhere: no window is too wide to matter.
         self.longest = self.read_part.longest = MOST_POSITIONS
-        self.read_rows = self._read_rows.tokens
         # Of each window, from when a layer first asked for them.
         self._longer: dict[int | None, DeviceSlices] = {}
-
-    @property
-    def _read_rows(self) -> DeviceRows:
-        assert self.read_part.rows is not None
-        return self.read_part.rows
 
     def longer_slices(self, window: int | None, rows_per_block: int) -> DeviceSlices:
         if window not in self._longer:
@@ -48,10 +45,9 @@ class RecordedBatch(AttentionBatch):
         return self._longer[window]
 
     def has_room_for(self, batch: AttentionBatch) -> bool:
-        singles, _ = batch.singles
         return (
             batch.num_tokens <= self.num_tokens
-            and max(len(singles), batch.num_read) <= self._num_rows
+            and max(len(batch.singles[0]), batch.num_read) <= self._num_rows
             and batch.longest <= MOST_POSITIONS
             and all(
                 count_blocks(batch.slices, each.rows_per_block) <= len(each.blocks) for each in self._longer.values()
@@ -67,5 +63,5 @@ class RecordedBatch(AttentionBatch):
         self.slots[count:] = -1
         for each in self._longer.values():
             each.replace(batch)
-        self._single_rows.replace(*batch.singles)
-        self._read_rows.replace(batch.read_ends, batch.read_tokens)
+        self._singles.replace(*batch.singles)
+        self._ends.replace(batch.read_ends, batch.read_tokens)

@@ -34,7 +34,8 @@ class RecordedSteps:
 def record_steps(
     model: Model, caches: Sequence[LayerCache], block_size: int, max_tokens: int, max_prompt_tokens: int
 ) -> RecordedSteps:
-    """None where a kernel's number of keys would be recorded with it, or there is no room."""
+    """None without kernels of our own, as with torch's the number of keys would be recorded; nor where there is no
+    room."""
     if kernels_for(model.place.device) is None:
         return RecordedSteps()
     record = make_recorder()
