@@ -1,5 +1,7 @@
+import pytest
 import torch
 
+from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest, ThoughtTokens
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.sequence_table import SequenceTable
@@ -8,9 +10,14 @@ from keepsight.scheduling.step_plan import NewSequence
 from keepsight.structured_outputs import StructuredOutputsParams
 
 
-def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_is_remembered() -> None:
+def make_table(*, turns_by_rows: bool = False) -> SequenceTable:
     guides = GuideMaker(None, frozenset({1}))
-    table = SequenceTable(16, frozenset({1}), torch.device("cpu"), guides, sees_pictures_whole=True)
+    cpu = torch.device("cpu")
+    return SequenceTable(16, frozenset({1}), cpu, guides, sees_pictures_whole=True, turns_by_rows=turns_by_rows)
+
+
+def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_is_remembered() -> None:
+    table = make_table()
 
     def remember(request_id: str, choice: int) -> int:
         request = EngineRequest(request_id, (2, 3), (), SamplingParams(n=3))
@@ -26,9 +33,7 @@ def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_
 
 
 def test_the_guide_of_a_request_that_thinks_first_waits_for_the_end_of_the_thought() -> None:
-    table = SequenceTable(
-        16, frozenset({1}), torch.device("cpu"), GuideMaker(None, frozenset({1})), sees_pictures_whole=True
-    )
+    table = make_table()
     params = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     table.remember(NewSequence(("a", 0), EngineRequest("a", (2, 3), (), params, thought=ThoughtTokens(None, 7)), 0, ()))
     guide = table["a", 0].sampling.guide
@@ -38,3 +43,11 @@ def test_the_guide_of_a_request_that_thinks_first_waits_for_the_end_of_the_thoug
     guide.follow(7)
     # There is no tokenizer to follow its form with.
     assert (guide.mask(), guide.fault is None) == (None, False)
+
+
+@pytest.mark.parametrize("turns_by_rows", [True, False])
+def test_a_picture_of_rows_stands_in_them_where_its_model_turns_by_them(turns_by_rows: bool) -> None:
+    table, picture = make_table(turns_by_rows=turns_by_rows), MediaItem("0", TokenSpan(1, 6), Geometry(), columns=3)
+    request = EngineRequest("a", (2, *[9] * 6, 3), (picture,), SamplingParams())
+    table.remember(NewSequence(("a", 0), request, 0, ("0",)))
+    assert (table["a", 0].places is not None) == turns_by_rows

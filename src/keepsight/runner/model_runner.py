@@ -100,6 +100,7 @@ class ModelRunner:
             device,
             self._guides,
             sees_pictures_whole=model.shape.sees_pictures_whole,
+            turns_by_rows=model.shape.turns_by_rows,
             adapters=adapters,
         )
         self._pixels: dict[str, Pixels] = {}

@@ -47,10 +47,11 @@ class SequenceTable:
         guides: GuideMaker,
         *,
         sees_pictures_whole: bool,
+        turns_by_rows: bool,
         adapters: HeldAdapters | None = None,
     ) -> None:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
-        self._sees_pictures_whole, self._adapters = sees_pictures_whole, adapters
+        self._sees_pictures_whole, self._turns_by_rows, self._adapters = sees_pictures_whole, turns_by_rows, adapters
         self._sequences: dict[SequenceId, RunningSequence] = {}
         self._wishes = WeakValueDictionary[str, Wishes]()
 
@@ -65,7 +66,8 @@ class SequenceTable:
         form = request.sampling_params.structured_outputs
         guide = None if form is None else self._guides.begin(form, request.thought)
         pictures = [item.span for item in request.media if item.is_picture]
-        has_rows = any(item.columns for item in request.media)
+        # Some models are told in which rows a picture is, and go by positions.
+        has_rows = self._turns_by_rows and any(item.columns for item in request.media)
         self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
