@@ -154,10 +154,10 @@ def make_caches(model: Model) -> list[LayerCache]:
 
 @torch.inference_mode()
 def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(tmp_path: Path) -> None:
-    arguments = qwen.draw_config(10)
+    arguments = qwen.draw_config(23)
     assert arguments["vision_config"]["deepstack_visual_indexes"]
-    model = Qwen3VL.from_checkpoint(qwen.save_checkpoint(qwen.make_reference(arguments, 10), tmp_path), PLACE)
-    prompts = [qwen.draw_prompt(arguments, num_pictures, seed) for num_pictures, seed in ((2, 1), (0, 2))]
+    model = Qwen3VL.from_checkpoint(qwen.save_checkpoint(qwen.make_reference(arguments, 23), tmp_path), PLACE)
+    prompts = [qwen.draw_prompt(arguments, num_pictures, seed) for num_pictures, seed in ((1, 1), (0, 2))]
     lengths = [len(prompt.token_ids) for prompt in prompts]
     recorded = RecordedPrompt(model, caches := make_caches(model), 16, max(lengths) + 3, Replays().record)
     told = []
@@ -200,10 +200,10 @@ def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path) -> None:
 
 @torch.inference_mode()
 def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path: Path) -> None:
-    arguments = {**borrowed.SMALL, **borrowed.TEXT_MODELS["OPTForCausalLM"], "max_position_embeddings": 64}
+    arguments = {**borrowed.SMALL, **borrowed.TEXT_MODELS["OPTForCausalLM"], "max_position_embeddings": 32}
     borrowed.make_checkpoint(tmp_path, "OPTForCausalLM", arguments)
     model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
-    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 80, Replays().record)
+    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 40, Replays().record)
     piece = RequestSlice(0, 16, BlockTable(16, [2], DEVICE))
     embeddings = model.embed_tokens(torch.arange(16, device=DEVICE))
     assert_as_launched(model, recorded, caches, piece, embeddings, [])

@@ -41,7 +41,7 @@ def attend_slices(
     query: Tensor,
     keys: Tensor,  # [slots, kv_heads, head_dim], like the values
     values: Tensor,
-    seen: Tensor,  # [rows, 2]: where what a row sees begins and ends, of its sequence's positions; it is never nothing
+    seen: Tensor,  # [rows, 2]: where what a row sees begins and ends, of its positions; in a block never nothing
     blocks: Tensor,  # [blocks, 3]: its first row, how many, and the address of the slots of their sequence's positions
     num_blocks: int,  # about how many of them have rows
     longest: int,  # about how many keys a block sees at most

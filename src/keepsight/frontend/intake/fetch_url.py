@@ -152,6 +152,7 @@ def _trust_authorities() -> ssl.SSLContext:
 
 
 def _tell(error: BaseException) -> str:
+    """Of a certificate what is wrong in its own words, which at most name the host that was asked."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return f"its server's certificate is not trusted: {error.__context__.verify_message}"
     words = next((words for kind, words in WORDS.items() if isinstance(error, kind)), "for a fault of this machine")

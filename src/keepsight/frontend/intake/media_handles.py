@@ -4,7 +4,7 @@ what is told of them.
 Shared by all frontends of a server.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does
 not exist.
 Invariants: what one tenant holds is within its quota, in bytes and in number, and nothing expired is ever found; an id
-is greater than all that were there before it, so that a list goes on behind one that has gone.
+is greater than all that are there when it comes, so that a list goes on behind one that has gone.
 """
 
 import hashlib
