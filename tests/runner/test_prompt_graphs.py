@@ -144,6 +144,14 @@ def test_far_behind_others_few_programs_would_take_long(driver: Driver) -> None:
     assert graphs.find(far) is None
 
 
+def test_more_slices_than_there_are_blocks_for_are_launched(driver: Driver) -> None:
+    graphs, piece = driver.runner._recorded.of_prompts, RequestSlice(0, 2, BlockTable(16, [0], DEVICE))
+    assert graphs is not None
+    most = 1 + recorded_batch.SPARE_BLOCKS
+    assert graphs.find(AttentionBatch([piece] * most, DEVICE, [0])) is not None
+    assert graphs.find(AttentionBatch([piece] * (most + 1), DEVICE, [0])) is None
+
+
 # Other models -------------------------------------------------------------------------------------------------
 
 
