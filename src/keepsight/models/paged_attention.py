@@ -123,12 +123,6 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     return parts + plan_tokens(batch, singles, window, way)
 
 
-def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
-    """A slice where these rows, ascending, are one: reading through it copies nothing."""
-    first, last = int(rows[0]), int(rows[-1])
-    return slice(first, last + 1) if last - first + 1 == len(rows) else rows.to(device)
-
-
 # All rows -----------------------------------------------------------------------------------------------------
 
 
@@ -256,6 +250,12 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
         mask = torch.zeros(slots.shape, dtype=dtype, device=slots.device).masked_fill_(is_padding, float("-inf"))
         mask = mask[:, None, None]
     return _Tokens(_in_a_row(torch.tensor([each.row for each in tokens]), slots.device), slots, mask)
+
+
+def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
+    """A slice where these rows, ascending, are one: reading through it copies nothing."""
+    first, last = int(rows[0]), int(rows[-1])
+    return slice(first, last + 1) if last - first + 1 == len(rows) else rows.to(device)
 
 
 # By kernels on a GPU ------------------------------------------------------------------------------------------

@@ -41,9 +41,9 @@ def record_steps(
     record = make_recorder()
 
     def make(graphs: MakeGraphs[G], sizes: Sequence[int], max_size: int, kind: str) -> G | None:
-        began, some = time.monotonic(), sizes[: bisect_left(sizes, max_size) + 1]
         if not max_size:
             return None
+        began, some = time.monotonic(), sizes[: bisect_left(sizes, max_size) + 1]
         try:
             made = graphs(model, caches, block_size, some, record)
         except torch.AcceleratorError:
