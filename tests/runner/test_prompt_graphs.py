@@ -18,7 +18,7 @@ from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.qwen3_vl.model import Qwen3VL
 from keepsight.models.rotary_places import RotaryPlaces
 from keepsight.runner import prompt_graphs, record_steps
-from keepsight.runner.prompt_graphs import RecordedPrompt
+from keepsight.runner.prompt_graphs import PromptGraphs
 from tests.models.borrowed import reference as borrowed
 from tests.models.gemma3 import reference as gemma
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
@@ -167,7 +167,8 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
     model = Qwen3VL.from_checkpoint(qwen.save_checkpoint(qwen.make_reference(arguments, 23), tmp_path), PLACE)
     prompts = [qwen.draw_prompt(arguments, num_pictures, seed) for num_pictures, seed in ((1, 1), (0, 2))]
     lengths = [len(prompt.token_ids) for prompt in prompts]
-    recorded = RecordedPrompt(model, caches := make_caches(model), 16, max(lengths) + 3, Replays().record)
+    sizes = [length + 3 for length in lengths]
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, sizes, Replays().record)
     told = []
     for prompt, length in zip(prompts, lengths, strict=True):
         places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
@@ -175,8 +176,10 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
         told.append((piece, *qwen.merged_embeddings(model, prompt)))
         assert_as_launched(model, recorded, caches, *told[-1])
     (piece, embeddings, deep), text = told
+    step = recorded.find(batch := AttentionBatch([piece], DEVICE, [0]))
+    assert step is not None
     with pytest.raises(RuntimeError):  # at what comes last of what its pictures add
-        recorded.compute(embeddings, AttentionBatch([piece], DEVICE, [0]), [*deep, DeepRows(0, torch.zeros(2, 3))])
+        step.compute(embeddings, batch, [*deep, DeepRows(0, torch.zeros(2, 3))])
     assert_as_launched(model, recorded, caches, *text)
 
 
@@ -188,7 +191,7 @@ def test_the_last_layer_s_window_is_as_narrow_as_the_others(tmp_path: Path) -> N
     window = model.decoder.config.layers[-1].window
     assert window is not None
     assert window < 20
-    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 24, Replays().record)
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], Replays().record)
     for start, length in ((0, 20), (20, 9)):
         piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
         embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
@@ -199,7 +202,7 @@ def test_the_last_layer_s_window_is_as_narrow_as_the_others(tmp_path: Path) -> N
 def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path) -> None:
     borrowed.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
     model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
-    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 24, Replays().record)
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], Replays().record)
     for start, length in ((0, 20), (20, 9)):
         piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
         embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
@@ -211,7 +214,7 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
     arguments = {**borrowed.SMALL, **borrowed.TEXT_MODELS["OPTForCausalLM"], "max_position_embeddings": 32}
     borrowed.make_checkpoint(tmp_path, "OPTForCausalLM", arguments)
     model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
-    recorded = RecordedPrompt(model, caches := make_caches(model), 16, 40, Replays().record)
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, [40], Replays().record)
     piece = RequestSlice(0, 16, BlockTable(16, [2], DEVICE))
     embeddings = model.embed_tokens(torch.arange(16, device=DEVICE))
     assert_as_launched(model, recorded, caches, piece, embeddings, [])
@@ -219,7 +222,7 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
 
 def assert_as_launched(
     model: Model,
-    recorded: RecordedPrompt,
+    recorded: PromptGraphs,
     caches: Sequence[LayerCache],
     piece: RequestSlice,
     embeddings: torch.Tensor,
@@ -228,7 +231,9 @@ def assert_as_launched(
     """In another's cache, whose keys and values are then the same."""
     batch = AttentionBatch([piece], DEVICE, [0])
     others = [LayerCache(cache.keys.clone(), cache.values.clone()) for cache in caches]
-    found = recorded.compute(embeddings, batch, deep)
+    step = recorded.find(batch)
+    assert step is not None
+    found = step.compute(embeddings, batch, deep)
     torch.testing.assert_close(found, model.compute(embeddings, PagedAttention(), others, batch, None, deep))
     for cache, other in zip(caches, others, strict=True):
         torch.testing.assert_close(cache.keys, other.keys)

@@ -23,8 +23,11 @@ class PromptGraphs:
     def __init__(
         self, model: Model, caches: Sequence[LayerCache], block_size: int, sizes: Sequence[int], record: Record
     ) -> None:
+        inputs = PromptInputs(model, max(sizes))
         # The largest first: the others have room in what it took.
-        steps = [RecordedPrompt(model, caches, block_size, size, record) for size in sorted(sizes, reverse=True)]
+        steps = [
+            RecordedPrompt(model, caches, block_size, inputs, size, record) for size in sorted(sizes, reverse=True)
+        ]
         self._steps = steps[::-1]
 
     def find(self, batch: AttentionBatch) -> "RecordedPrompt | None":
@@ -34,33 +37,44 @@ class PromptGraphs:
         return next((step for step in self._steps if step.batch.has_room_for(batch)), None)
 
 
+class PromptInputs:
+    """What a step is made of, in memory that those of all sizes read."""
+
+    def __init__(self, model: Model, num_tokens: int) -> None:
+        self.embeddings = model.embed_tokens(torch.zeros(num_tokens, dtype=torch.int64, device=model.place.device))
+        hidden_size = self.embeddings.shape[1]
+        # What pictures add behind the first layers: nothing to the tokens of text.
+        num_deep = max(0, model.shape.media_width // hidden_size - 1)
+        self.deep = self.embeddings.new_zeros(num_tokens, num_deep, hidden_size)
+        self._is_deep = False
+
+    def replace(self, embeddings: Tensor, deep: Sequence[DeepRows]) -> None:
+        self.embeddings[: len(embeddings)] = embeddings
+        if self._is_deep:
+            self.deep.zero_()
+        self._is_deep = bool(deep)
+        for first, rows in deep:
+            self.deep[first : first + len(rows)] = rows
+
+
 class RecordedPrompt:
     def __init__(
-        self, model: Model, caches: Sequence[LayerCache], block_size: int, num_tokens: int, record: Record
+        self,
+        model: Model,
+        caches: Sequence[LayerCache],
+        block_size: int,
+        inputs: PromptInputs,
+        num_tokens: int,
+        record: Record,
     ) -> None:
-        device = model.place.device
-        self.batch = RecordedBatch(num_tokens, block_size, device, turns_by_rows=model.shape.turns_by_rows)
-        self._embeddings = model.embed_tokens(torch.zeros(num_tokens, dtype=torch.int64, device=device))
-        # What pictures add behind the first layers: nothing to the tokens of text.
-        hidden_size = self._embeddings.shape[1]
-        num_deep = max(0, model.shape.media_width // hidden_size - 1)
-        self._deep = self._embeddings.new_zeros(num_tokens, num_deep, hidden_size)
-        self._is_deep = False
-        deep, attention = [DeepRows(0, self._deep)] if num_deep else [], PagedAttention()
-        self._replay = record(
-            lambda: model.compute(self._embeddings, attention, caches, self.batch, None, deep),
-        )
+        self.batch = RecordedBatch(num_tokens, block_size, model.place.device, turns_by_rows=model.shape.turns_by_rows)
+        self._inputs = inputs
+        embeddings, added = inputs.embeddings[:num_tokens], inputs.deep[:num_tokens]
+        deep, attention = [DeepRows(0, added)] if added.numel() else [], PagedAttention()
+        self._replay = record(lambda: model.compute(embeddings, attention, caches, self.batch, None, deep))
 
     def compute(self, embeddings: Tensor, batch: AttentionBatch, deep: Sequence[DeepRows]) -> Tensor:
         """[tokens, hidden] -> [read, hidden], until the next recorded step"""
-        self._embeddings[: len(embeddings)] = embeddings
-        self._add_deep(deep)
+        self._inputs.replace(embeddings, deep)
         self.batch.replace(batch)
         return self._replay()[: batch.num_read]
-
-    def _add_deep(self, deep: Sequence[DeepRows]) -> None:
-        if self._is_deep:
-            self._deep.zero_()
-        self._is_deep = bool(deep)
-        for first, rows in deep:
-            self._deep[first : first + len(rows)] = rows
