@@ -51,6 +51,16 @@ class _Part(Protocol):
         ...
 
 
+class _All:
+    """A part that is the whole."""
+
+    __slots__ = ()
+
+    @property
+    def rows(self) -> slice:
+        return slice(None)
+
+
 class PagedAttention:
     def __init__(self) -> None:
         # All layers of one window share the plan of a step; it is dropped with the next step's batch.
@@ -127,12 +137,8 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
 
 
 @dataclass(frozen=True, slots=True)
-class _AllRows:
+class _AllRows(_All):
     sight: Sight
-
-    @property
-    def rows(self) -> slice:
-        return slice(None)
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         assert softcap is None
@@ -262,16 +268,12 @@ def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowsOnDevice:
+class _RowsOnDevice(_All):
     """Slices of one token each."""
 
     told: DeviceRows
     window: int | None
     kernels: GpuKernels
-
-    @property
-    def rows(self) -> slice:
-        return slice(None)
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         output = torch.empty_like(query)
@@ -281,17 +283,13 @@ class _RowsOnDevice:
 
 
 @dataclass(frozen=True, slots=True)
-class _SlicesOnDevice:
+class _SlicesOnDevice(_All):
     """Slices of several tokens, and those of one among them."""
 
     longer: DeviceSlices
     singles: DeviceRows | None
     window: int | None
     kernels: GpuKernels
-
-    @property
-    def rows(self) -> slice:
-        return slice(None)
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         output = torch.empty_like(query)
