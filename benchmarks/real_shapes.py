@@ -185,6 +185,8 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
         ]
         told = f"{num_tokens} tokens behind {start}, {num_streams} streams"
         print(f"{told:42} {times[0]:8.2f} ms launched, {times[1]:8.2f} replayed")
+    launching.close()
+    replaying.close()
 
 
 if __name__ == "__main__":

@@ -191,22 +191,14 @@ def test_the_last_layer_s_window_is_as_narrow_as_the_others(tmp_path: Path) -> N
     window = model.decoder.config.layers[-1].window
     assert window is not None
     assert window < 20
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], Replays().record)
-    for start, length in ((0, 20), (20, 9)):
-        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
-        embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
-        assert_as_launched(model, recorded, caches, piece, embeddings, [])
+    assert_parts_as_launched(model)
 
 
 @torch.inference_mode()
 def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path) -> None:
     borrowed.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
     model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], Replays().record)
-    for start, length in ((0, 20), (20, 9)):
-        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
-        embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
-        assert_as_launched(model, recorded, caches, piece, embeddings, [])
+    assert_parts_as_launched(model)
 
 
 @torch.inference_mode()
@@ -218,6 +210,15 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
     piece = RequestSlice(0, 16, BlockTable(16, [2], DEVICE))
     embeddings = model.embed_tokens(torch.arange(16, device=DEVICE))
     assert_as_launched(model, recorded, caches, piece, embeddings, [])
+
+
+def assert_parts_as_launched(model: Model) -> None:
+    """Of a prompt of words, one behind the other."""
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], Replays().record)
+    for start, length in ((0, 20), (20, 9)):
+        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
+        embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
+        assert_as_launched(model, recorded, caches, piece, embeddings, [])
 
 
 def assert_as_launched(

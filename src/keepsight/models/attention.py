@@ -178,6 +178,8 @@ class AttentionBatch:
         self._read = None if self.num_read == self.num_tokens else read
         # Where every slice is one token.
         self.rows = DeviceRows(slices, self.device) if self.num_tokens == len(slices) else None
+        # In a recorded step others take their places, or fewer: what is left is nobody's, and has no slot.
+        self.may_have_nobody = self.rows is not None
         self.positions: Tensor  # [tokens]
         self.slots: Tensor  # [tokens]
         if self.rows is not None:

@@ -24,6 +24,7 @@ class RecordedBatch(AttentionBatch):
         # Nobody has a page yet: what is tried may write to the first, over and over.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
         super().__init__([RequestSlice(0, num_tokens, table)], device, [0])
+        self.may_have_nobody = True
         # Each the first: of others some models have not so many.
         self.positions = torch.zeros_like(self.positions)
         self.rotary_positions = self.positions.repeat(3, 1) if turns_by_rows else self.positions.clone()

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, attend_plainly, write_cache
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
-from keepsight.models.recorded_batch import RecordedBatch
 
 # As transformers calls it.
 NAME = "keepsight"
@@ -106,8 +105,8 @@ def _as_wide_as_keys(heads: HeadsOfLayer) -> Tensor:
 
 
 def _rows_to_write(batch: AttentionBatch) -> Tensor | None:
-    """A recorded step may have rows of nobody, which have no slot: in their place its first row is written again."""
-    if not (batch.rows or isinstance(batch, RecordedBatch)) or kernels_for(batch.device) is None:
+    """In the place of rows of nobody its first row is written again."""
+    if not batch.may_have_nobody or kernels_for(batch.device) is None:
         return None
     return torch.arange(batch.num_tokens, device=batch.device).masked_fill(batch.slots < 0, 0)
 
