@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from keepsight.models.gpu_library import without_kernels
-from keepsight.models.layers import Placement
+from keepsight.models.layers import Placement, rotate
 from keepsight.models.vision_layer import VisionLayer, VisionLayerConfig, Windows
 from tests.models.gpu_kernels_here import (
     DEVICE,
@@ -105,20 +105,40 @@ def test_a_head_is_read_as_a_power_of_two_and_a_rest_where_that_is_less() -> Non
     }  # fmt: skip
 
 
+# Places -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("num_heads", [1, 3, 4, 6])
+@pytest.mark.parametrize("dim", [8, 72, 80])
+def test_heads_are_placed_each_by_themselves_and_turned(dim: int, num_heads: int, dtype: torch.dtype) -> None:
+    pictures, patches = 2, 35
+    projected = torch.randn(pictures, patches, 3, num_heads, dim).to(DEVICE, dtype)
+    cos, sin = torch.randn(2, patches, 1, dim).to(DEVICE)
+    plain, turned = (draw_heads(pictures, patches, num_heads, dim, dtype) for _ in range(2))
+    gpu_kernels.place_patches(projected, None, plain)
+    gpu_kernels.place_patches(projected, (cos, sin), turned)
+    assert torch.equal(plain, projected)
+    assert torch.equal(turned[:, :, 2], projected[:, :, 2])
+    expected = rotate(projected[:, :, :2].float(), (cos[:, None], sin[:, None]))
+    assert_close(turned[:, :, :2], expected)
+
+
 # Layers -------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("windows", [(), (Windows(0, 64, 16), Windows(64, 70, 6))], ids=["whole", "windows"])
-def test_a_layer_of_a_tower_is_the_same_with_the_kernel(windows: Sequence[Windows]) -> None:
+def test_a_layer_of_a_tower_is_the_same_with_the_kernels(windows: Sequence[Windows]) -> None:
     config = VisionLayerConfig(144, 64, 2, 1e-6, "gelu", ("q_proj", "k_proj", "v_proj"))
     layer = VisionLayer(config, Placement(DEVICE, torch.float32))
     for parameter in layer.parameters():
         torch.nn.init.normal_(parameter, std=0.2)
     hidden = torch.randn(2, 70, 144).to(DEVICE)
+    cos, sin = torch.randn(2, 70, 1, 72).to(DEVICE)
 
     def compute() -> Tensor:
         rows = hidden.clone()
-        for _ in layer(rows, layer.make_heads(rows), windows=windows):
+        for _ in layer(rows, layer.make_heads(rows), (cos, sin), windows):
             pass
         return rows
 
@@ -133,7 +153,7 @@ def test_a_layer_of_a_tower_is_the_same_with_the_kernel(windows: Sequence[Window
 
 
 @pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])
-def test_the_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
+def test_the_kernels_are_compiled_for_gpus_that_are_not_here(number: str, num_bytes: int) -> None:
     types = {"attended": f"*{number}", "heads": f"*{number}", "scale": "fp32"}
     types |= dict.fromkeys(("patches", "first", "size"), "i32")
     kernels = [
@@ -141,4 +161,7 @@ def test_the_kernel_is_compiled_for_gpus_that_are_not_here(number: str, num_byte
         for tiles in (gpu_whole_sight.tiles_of(dim, num_bytes) for dim in DIMS)
         for is_whole in (True, False)
     ]
+    types = {"heads": f"*{number}", "projected": f"*{number}", "cos": "*fp32", "sin": "*fp32", "numbers": "i32"}
+    sizes = {"HEADS": 16, "DIM": 72, "AT_ONCE": 4, "NUMBERS": gpu_whole_sight.PLACED_AT_ONCE}
+    kernels += [Kernel("gpu_whole_sight", "_place_patches", types, {"TURNS": each, **sizes}) for each in (True, False)]
     assert max(shared_bytes_of(kernels)) <= MAX_SHARED_BYTES

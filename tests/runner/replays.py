@@ -1,8 +1,11 @@
-"""A recorder of steps where no GPU is."""
+"""Recorders of steps: where no GPU is, what stands in for one."""
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
+
+from keepsight.runner.record_graph import Record, make_recorder
 
 
 class Replays:
@@ -20,3 +23,7 @@ class Replays:
             return compute()
 
         return replay
+
+
+def recorder_for(device: torch.device) -> Record:
+    return make_recorder() if device.type == "cuda" else Replays().record

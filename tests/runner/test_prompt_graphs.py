@@ -22,12 +22,15 @@ from keepsight.runner.prompt_graphs import PromptGraphs
 from tests.models.borrowed import reference as borrowed
 from tests.models.gemma3 import reference as gemma
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
+from tests.models.qwen3_vl import mixture_reference as mixture
 from tests.models.qwen3_vl import reference as qwen
-from tests.runner.replays import Replays
+from tests.runner.replays import Replays, recorder_for
 from tests.runner.small_model import Driver, SmallModel
 
 SIZES, MOST_ROWS = (8, 40), 3
 PLACE = Placement(DEVICE, torch.float32)
+# A GPU is waited for where torch multiplies experts of other numbers.
+PLACE_OF_EXPERTS = Placement(DEVICE, torch.bfloat16 if DEVICE.type == "cuda" else torch.float32)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -157,7 +160,8 @@ def test_more_slices_than_there_are_blocks_for_are_launched(driver: Driver) -> N
 
 def make_caches(model: Model) -> list[LayerCache]:
     size = (2, 1024, model.shape.num_kv_heads, model.shape.head_dim)
-    return [LayerCache(*torch.zeros(size, device=DEVICE)) for _ in range(model.shape.num_layers)]
+    zeros = torch.zeros(size, device=DEVICE, dtype=model.place.dtype)
+    return [LayerCache(*zeros.clone()) for _ in range(model.shape.num_layers)]
 
 
 @torch.inference_mode()
@@ -168,7 +172,7 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
     prompts = [qwen.draw_prompt(arguments, num_pictures, seed) for num_pictures, seed in ((1, 1), (0, 2))]
     lengths = [len(prompt.token_ids) for prompt in prompts]
     sizes = [length + 3 for length in lengths]
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, sizes, Replays().record)
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, sizes, recorder_for(DEVICE))
     told = []
     for prompt, length in zip(prompts, lengths, strict=True):
         places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
@@ -195,9 +199,22 @@ def test_the_last_layer_s_window_is_as_narrow_as_the_others(tmp_path: Path) -> N
 
 
 @torch.inference_mode()
-def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path) -> None:
-    borrowed.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
-    model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
+def test_experts_of_a_mixture_are_chosen_anew(tmp_path: Path) -> None:
+    reference = mixture.make_reference(mixture.draw_config(3), 3)
+    assert_parts_as_launched(Qwen3VL.from_checkpoint(qwen.save_checkpoint(reference, tmp_path), PLACE_OF_EXPERTS))
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(
+    ("architecture", "place"),
+    [
+        ("LlamaForCausalLM", PLACE),
+        *((each, PLACE_OF_EXPERTS) for each in ("Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")),
+    ],
+)
+def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path, architecture: str, place: Placement) -> None:
+    borrowed.make_text_checkpoint(tmp_path, architecture)
+    model = BorrowedModel.from_checkpoint(tmp_path, place)
     assert_parts_as_launched(model)
 
 
@@ -206,7 +223,7 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
     arguments = {**borrowed.SMALL, **borrowed.TEXT_MODELS["OPTForCausalLM"], "max_position_embeddings": 32}
     borrowed.make_checkpoint(tmp_path, "OPTForCausalLM", arguments)
     model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, [40], Replays().record)
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, [40], recorder_for(DEVICE))
     piece = RequestSlice(0, 16, BlockTable(16, [2], DEVICE))
     embeddings = model.embed_tokens(torch.arange(16, device=DEVICE))
     assert_as_launched(model, recorded, caches, piece, embeddings, [])
@@ -214,7 +231,7 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
 
 def assert_parts_as_launched(model: Model) -> None:
     """Of a prompt of words, one behind the other."""
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], Replays().record)
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], recorder_for(DEVICE))
     for start, length in ((0, 20), (20, 9)):
         piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
         embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))

@@ -111,6 +111,12 @@ def test_a_tower_s_kernel_that_leaves_out_what_is_behind_its_last_whole_part_is_
     assert_not_used(model)
 
 
+def test_a_tower_s_kernel_that_turns_nothing_is_found_out(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gpu_kernels.place_patches
+    monkeypatch.setattr(gpu_kernels, "place_patches", lambda projected, _, heads: right(projected, None, heads))
+    assert_not_used(model)
+
+
 def is_far(keys: Tensor, ends: Tensor, window: int | None) -> bool:
     """Whether a row sees more than its programs have at once."""
     sight = gpu_kernels.sight_of(keys.shape[2], keys.shape[1], keys.itemsize, window)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, padded, sum_shares
 from keepsight.models.gpu_slices import attend_slices, rows_per_block
-from keepsight.models.gpu_whole_sight import attend_to_all
+from keepsight.models.gpu_whole_sight import attend_to_all, place_patches
 
 __all__ = [
     "add_and_norm",
@@ -25,6 +25,7 @@ __all__ = [
     "gate",
     "norm",
     "place_heads",
+    "place_patches",
     "rows_per_block",
 ]
 

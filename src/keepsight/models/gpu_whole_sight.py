@@ -1,7 +1,7 @@
-"""Attention of patches on a GPU, which all see each other, or those of a window: a Triton kernel.
+"""Attention of patches on a GPU, which all see each other, or those of a window: Triton kernels.
 
-A head is read as a power of two and a rest (72 numbers as 64 and 16), where that is less than the next power of two;
-torch's kernels read 96.  Whatever a patch's numbers are, they depend on what it sees alone.
+To attend a head is read as a power of two and a rest (72 numbers as 64 and 16), where that is less than the next power
+of two; torch's kernels read 96.  Whatever a patch's numbers are, they depend on what it sees alone.
 
 Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
 """
@@ -23,6 +23,48 @@ MOST_STAGES = 3
 NUM_WARPS = 4
 # Of rows, and of keys and values in all stages: what any GPU's threads may share.
 BYTES_OF_ALL = 96 * 1024
+# Of a head's numbers, one patch behind the other; and of heads, which turn by the same angles.
+PLACED_AT_ONCE, HEADS_AT_ONCE = 512, 4
+
+
+def place_patches(projected: Tensor, angles: tuple[Tensor, Tensor] | None, heads: Tensor) -> None:
+    """`projected` [pictures, patches, 3, heads, head_dim] to `heads`, which `attend_to_all` reads.
+
+    `angles`, each [patches, 1, head_dim], turn queries and keys; of the sines the first half is negative.
+    """
+    pictures, patches, _, num_heads, dim = projected.shape
+    assert heads.permute(0, 2, 3, 1, 4).is_contiguous()
+    cos, sin = angles or (projected, projected)
+    assert all(each.is_contiguous() for each in (projected, cos, sin))
+    numbers, at_once = patches * dim, math.gcd(num_heads, HEADS_AT_ONCE)
+    programs = (triton.cdiv(numbers, PLACED_AT_ONCE), 3 * num_heads // at_once, pictures)
+    _place_patches[programs](
+        heads, projected, cos, sin, numbers,
+        TURNS=angles is not None, HEADS=num_heads, DIM=dim, AT_ONCE=at_once, NUMBERS=PLACED_AT_ONCE,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["numbers"])
+def _place_patches(
+    heads, projected, cos, sin, numbers,
+    TURNS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr, NUMBERS: tl.constexpr,
+):  # fmt: skip
+    at = tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)
+    first, picture = tl.program_id(1) * AT_ONCE, tl.program_id(2).to(tl.int64)
+    is_there = at < numbers
+    to = heads + (picture * (3 * HEADS) + first) * numbers
+    source = projected + picture * (3 * HEADS) * numbers + first * DIM + (at // DIM) * (3 * HEADS * DIM)
+    if TURNS:
+        is_turned = is_there & (first < 2 * HEADS)  # values are not
+        by_cos = tl.load(cos + at, mask=is_turned, other=1.0)
+        by_sin = tl.load(sin + at, mask=is_turned, other=0.0)
+    for head in tl.static_range(AT_ONCE):
+        given = tl.load(source + head * DIM + at % DIM, mask=is_there, other=0.0)
+        if TURNS:
+            # Of the pair that a coordinate belongs to, the other.
+            other = tl.load(source + head * DIM + (at + DIM // 2) % DIM, mask=is_turned, other=0.0)
+            given = (given.to(tl.float32) * by_cos + other.to(tl.float32) * by_sin).to(given.dtype)
+        tl.store(to + head * numbers + at, given, mask=is_there)
 
 
 def attend_to_all(

@@ -87,12 +87,8 @@ class VisionLayer(nn.Module):
         """
         groups = row_groups(hidden)
         for group in groups:
-            some = heads[group]
-            some.copy_(self.qkv(self.norm1(hidden[group])).view_as(some))
-            if angles is not None:
-                cos, sin = (each[group[1]] for each in angles)
-                for turned in some[:, :, :2].unbind(2):
-                    turned.copy_(rotate(turned.float(), (cos, sin)))
+            turns = angles and (angles[0][group[1]], angles[1][group[1]])
+            place_heads(self.qkv(self.norm1(hidden[group])), turns, heads[group])
             yield
         attended = torch.empty_like(hidden)
         yield from self.attend(heads, attended.view(*hidden.shape[:2], *heads.shape[3:]), windows)
@@ -144,6 +140,18 @@ def _make_norm(config: VisionLayerConfig, place: Placement) -> LayerNorm | RMSNo
     if config.norms == "layer":
         return LayerNorm(place, config.hidden_size, config.norm_eps)
     return RMSNorm(place, config.hidden_size, config.norm_eps, adds_one=False)
+
+
+def place_heads(projected: Tensor, angles: Angles | None, heads: Tensor) -> None:
+    """Queries, keys and values of some patches to their room, turned by `angles`."""
+    projected = projected.view_as(heads)
+    if kernels := kernels_for(heads.device):
+        kernels.place_patches(projected, angles, heads)
+        return
+    heads.copy_(projected)
+    if angles is not None:
+        for turned in heads[:, :, :2].unbind(2):
+            turned.copy_(rotate(turned.float(), angles))
 
 
 def _attend_plainly(heads: Tensor, attended: Tensor, windows: Windows, scale: float) -> None:

@@ -15,7 +15,7 @@ from keepsight.models.gpu_library import kernels_for, use_kernels, without_kerne
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
-from keepsight.models.vision_layer import VisionLayer, Windows
+from keepsight.models.vision_layer import VisionLayer, Windows, place_heads
 from keepsight.runner.kv_block_store import KvBlockStore
 
 logger = logging.getLogger(__name__)
@@ -87,8 +87,12 @@ def _compute_patches(layer: VisionLayer, place: Placement) -> Tensor:
     shape = (NUM_PICTURES, WINDOWS[-1].end, layer.num_heads, layer.head_dim)
     # A row that is left as it is is no number.
     attended = torch.full(shape, torch.nan, device=place.device, dtype=place.dtype)
-    heads = layer.make_heads(attended.flatten(2))
-    heads.normal_(std=SPREAD, generator=torch.Generator(place.device).manual_seed(0))
+    heads, random = layer.make_heads(attended.flatten(2)), torch.Generator(place.device).manual_seed(0)
+    projected = torch.empty_like(heads, memory_format=torch.contiguous_format).normal_(std=SPREAD, generator=random)
+    # Of nothing that turns; but each number has its own.
+    cos, sin = torch.randn(2, shape[1], 1, shape[3], device=place.device, generator=random)
+    place_heads(projected[:1], None, heads[:1])
+    place_heads(projected[1:], (cos, sin), heads[1:])
     for _ in layer.attend(heads, attended, WINDOWS):
         pass
     return attended.flatten(end_dim=-2).float()
