@@ -101,20 +101,22 @@ class PatchMerger(nn.Module):
 
 
 @lru_cache(maxsize=16)
-def places_of_patches(num_rows: int, num_columns: int, merge: int) -> tuple[Tensor, Tensor]:
-    """Row and column of each patch, in their order."""
+def places_of_patches(num_rows: int, num_columns: int, merge: int) -> Tensor:
+    """[2, patches]: row and column of each, in their order."""
     rows = torch.arange(num_rows)[:, None].expand(-1, num_columns)
     columns = torch.arange(num_columns).expand(num_rows, -1)
     tokens = (num_rows // merge, merge, num_columns // merge, merge)
-    row, column = (each.reshape(tokens).transpose(1, 2).flatten() for each in (rows, columns))
-    return row, column
+    return torch.stack([each.reshape(tokens).transpose(1, 2).flatten() for each in (rows, columns)])
 
 
-def angles_of_patches(rows: Tensor, columns: Tensor, head_dim: int, theta: float, device: torch.device) -> Angles:
-    """Each [patches, 1, head_dim]: a head's first quarter turns by rows, its second by columns, and so on."""
+def angles_of_patches(places: Tensor, head_dim: int, theta: float) -> Angles:
+    """Each [patches, 1, head_dim], where the places are.
+
+    A head's first quarter turns by rows, its second by columns, and so on.
+    """
     spatial = head_dim // 2
     frequencies = 1.0 / theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial)
-    turned = torch.cat([places[:, None].float() * frequencies for places in (rows, columns)], dim=-1)
-    turned = turned.to(device)[:, None]
+    rows, columns = places[..., None, None].float() * frequencies.to(places.device)
+    turned = torch.cat((rows, columns), dim=-1)
     cos, sin = turned.cos(), turned.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.layers import Angles, Placement, RMSNorm, Row, WeightSlot, under
+from keepsight.models.layers import Placement, RMSNorm, Row, WeightSlot, under
 from keepsight.models.patches import PatchEmbedding, PatchMerger, angles_of_patches, places_of_patches, with_frames
 from keepsight.models.qwen2_5_vl.config import VisionConfig
 from keepsight.models.vision_layer import VisionLayer, Windows
@@ -35,19 +35,16 @@ class VisionTower(nn.Module):
         pixels = with_frames(pixels)
         grid = (pixels.shape[2] // config.patch_size, pixels.shape[3] // config.patch_size)
         arranged = _arrange(*grid, config.merge_size, config.window_side)
-        hidden = (yield from self.embedding.in_parts(pixels))[:, arranged.patches.to(pixels.device)]
-        angles = self._angles(grid, arranged.patches)
+        order, back = arranged.patches.to(pixels.device), arranged.tokens.to(pixels.device).argsort()
+        hidden = (yield from self.embedding.in_parts(pixels))[:, order]
+        places = places_of_patches(*grid, config.merge_size).to(pixels.device)[:, order]
+        angles = angles_of_patches(places, config.layer.head_dim, config.rotary_theta)
         layers = list(self.layers)
         heads = layers[0].make_heads(hidden)
         for index, layer in enumerate(layers):
             yield from layer(hidden, heads, angles, () if index in config.whole_layers else arranged.windows)
         merged = yield from self.merger.in_parts(hidden)
-        return merged[:, arranged.tokens.argsort().to(merged.device)]
-
-    def _angles(self, grid: tuple[int, int], patches: Tensor) -> Angles:
-        rows, columns = (each[patches] for each in places_of_patches(*grid, self.config.merge_size))
-        device = self.embedding.linear.weight.device
-        return angles_of_patches(rows, columns, self.config.layer.head_dim, self.config.rotary_theta, device)
+        return merged[:, back]
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from under("patch_embed.", self.embedding.slots())

@@ -31,12 +31,10 @@ class VisionTower(nn.Module):
         size = self.config.patch_size
         pixels = with_frames(pixels)
         grid = (pixels.shape[2] // size, pixels.shape[3] // size)
-        rows, columns = places_of_patches(*grid, self.config.merge_size)
-        hidden = yield from self.embedding.in_parts(
-            pixels, lambda some: self._embed_places(rows[some], columns[some], grid)
-        )
-        head_dim, theta = self.config.layer.head_dim, self.config.rotary_theta
-        angles = angles_of_patches(rows, columns, head_dim, theta, hidden.device)
+        # There, with all that comes of them: a host of many cores takes milliseconds for so few numbers.
+        places = places_of_patches(*grid, self.config.merge_size).to(pixels.device)
+        hidden = yield from self.embedding.in_parts(pixels, lambda some: self._embed_places(places[:, some], grid))
+        angles = angles_of_patches(places, self.config.layer.head_dim, self.config.rotary_theta)
         layers = list(self.layers)
         mergers = dict(zip(self.config.deep_layers, self.deep_mergers, strict=True))
         heads, deep = layers[0].make_heads(hidden), []
@@ -47,15 +45,14 @@ class VisionTower(nn.Module):
         merged = yield from self.merger.in_parts(hidden)
         return torch.cat((merged, *deep), dim=-1)
 
-    def _embed_places(self, rows: Tensor, columns: Tensor, grid: tuple[int, int]) -> Tensor:
+    def _embed_places(self, places: Tensor, grid: tuple[int, int]) -> Tensor:
         """[patches, hidden]: between the learnt embeddings, which are spread over the picture from edge to edge."""
         side = self.config.positions_per_side
-        table = self.positions.float()
+        (rows, columns), table = places, self.positions.float()
         embedded = table.new_zeros(len(rows), table.shape[1])
         for row, row_share in _neighbours(rows, grid[0], side):
             for column, column_share in _neighbours(columns, grid[1], side):
-                share = (row_share * column_share).to(table.device)
-                embedded += table[(row * side + column).to(table.device)] * share[:, None]
+                embedded += table[row * side + column] * (row_share * column_share)[:, None]
         return embedded
 
     def slots(self) -> Iterator[WeightSlot]:
