@@ -1,6 +1,6 @@
-"""Who may ask for what: API keys, the administrator's key, and the caches that a caller's key has to itself.
+"""Access control: API keys, the administrator's key, and cache isolation per API key.
 
-Every path needs a key unless it is known to be open, so that a new one is never open by mistake.
+Every path needs a key unless it is listed as open, so that a new path is never open by mistake.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from keepsight.frontend.api.serve_page import PAGE_FILES
 from keepsight.frontend.http.error_response import asks_anthropic, error_response
 
 logger = logging.getLogger(__name__)
-# What says nothing of anybody: for load balancers, and for those who want to know how to ask.
+# Paths that reveal nothing about any client: for load balancers, and for people learning how to use the API.
 OPEN_PATHS = frozenset({*PAGE_FILES, "/health", "/ready", "/version", "/openapi.json"})
 ADMIN_PATHS = frozenset({"/reset_prefix_cache", "/reset_encoder_cache", "/reset_mm_cache"})
 ADMIN_PREFIX = "/debug/"
 METRICS_PATH = "/metrics"
-# Where Anthropic's clients may have it.
+# The header in which Anthropic's clients may send their key.
 MESSAGES_HEADER = "x-api-key"
 
 
 class Access:
-    """ASGI middleware.  Notes the caller's key in the request's state."""
+    """ASGI middleware that checks the caller's key and stores it in the request's state."""
 
     def __init__(self, app: ASGIApp, settings: ApiSettings) -> None:
         self._app, self._keys, self._watching_keys = app, settings.api_keys, _watching_keys(settings)
@@ -46,7 +46,7 @@ class Access:
         await self._app(scope, receive, send)
 
     def _admit(self, scope: Scope) -> str | None:
-        """The key that the caller has, if it takes one."""
+        """Return the caller's key; None if none is required.  Raises AccessError if the caller is not admitted."""
         path = path_within(scope)
         if path in OPEN_PATHS:
             return None
@@ -62,9 +62,12 @@ class Access:
         return None
 
     def _check_origin(self, headers: Headers) -> None:
-        """Browsers let any page send what a form could, and say whose it is: without a key it would be let in."""
+        """Refuse foreign web pages where no key is required.
+
+        Browsers let any page send whatever a form could, but they state the page's origin.
+        """
         origin, allowed = headers.get("origin"), self._allowed_origins
-        # A proxy may have changed the host.  No page can say these of itself: it would have to ask first.
+        # A proxy may have changed the host.  A page cannot set these headers itself: that would need a CORS preflight.
         is_behind_proxy = _names_one_host(origin, headers.get("x-forwarded-host"))
         if _is_of_own_page(headers) or is_behind_proxy or headers.get("sec-fetch-site") == "same-origin":
             return
@@ -74,7 +77,7 @@ class Access:
 
 
 def path_within(scope: Scope) -> str:
-    """Without what a proxy takes away, which the server puts before it again."""
+    """Return the path without `root_path`, which a proxy strips and the HTTP server prepends again."""
     path: str = scope["path"]
     return path.removeprefix(scope.get("root_path", ""))
 
@@ -84,7 +87,7 @@ def is_for_admins(path: str) -> bool:
 
 
 def may_watch(settings: ApiSettings, http: Request) -> bool:
-    """Whether whoever asks, on an open path too, may see what is counted of all callers."""
+    """Return whether the sender of this request, possibly on an open path, may see statistics of all callers."""
     try:
         return not (keys := _watching_keys(settings)) or bool(_find_key(http.headers, keys))
     except AccessError:
@@ -92,7 +95,10 @@ def may_watch(settings: ApiSettings, http: Request) -> bool:
 
 
 def _watching_keys(settings: ApiSettings) -> tuple[str, ...]:
-    """Who watches the server need not be able to ask it anything.  None: whoever may ask, everybody, may watch."""
+    """Return the keys that may read metrics; empty: everybody may, as everybody may send requests.
+
+    The administrator's key is one of them, though it need not be able to send requests.
+    """
     return (*settings.api_keys, *_admin_keys(settings)) if settings.api_keys else ()
 
 
@@ -101,12 +107,12 @@ def _admin_keys(settings: ApiSettings) -> tuple[str, ...]:
 
 
 def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -> str | None:
-    """The salt that a caller's request goes by.  Nobody can name that of another's."""
+    """Return the cache salt to use for a caller's request.  No caller can produce another caller's salt."""
     if settings.cache_isolation == "none":
         return cache_salt
     key = http.state.api_key
     assert key is not None, "isolated callers have keys"
-    # An empty salt is no salt; it is refused later.
+    # An empty salt is invalid; it is refused later.
     asked = b"" if cache_salt is None else b"salt:" + cache_salt.encode(errors="surrogatepass")
     return cache_salt if cache_salt == "" else hmac.digest(key.encode(), asked, "sha256").hex()
 
@@ -120,7 +126,7 @@ def _find_key(
     if not shown.strip():
         raise AccessError(f"{wanted} is needed: Authorization: Bearer KEY", "missing_api_key")
     digest = _digest(shown.strip())
-    # All are compared, and by digests of one length: how long it takes says nothing of any key.
+    # All keys are compared, by digests of one length, so that the time taken reveals nothing about any key.
     matching = [key for key in keys if hmac.compare_digest(_digest(key), digest)]
     if not matching:
         raise AccessError(f"{wanted} is needed, and this is none that is known here", "invalid_api_key")
@@ -132,9 +138,10 @@ def _digest(key: str) -> bytes:
 
 
 def _is_local(scope: Scope, headers: Headers) -> bool:
-    """Neither passed on by a proxy nor sent by a web page of others that happens to be open on this machine.
+    """Return whether a request comes from this machine, neither through a proxy nor from a foreign web page open on it.
 
-    Such a page may have its own name lead here, and is then of one origin with what it asks: so the name counts too.
+    Such a page may have its own host name resolve to this machine (DNS rebinding), which makes its requests
+    same-origin: so the host name is checked too.
     """
     if any(name in headers for name in ("forwarded", "x-forwarded-for", "via")):
         return False
@@ -143,13 +150,13 @@ def _is_local(scope: Scope, headers: Headers) -> bool:
 
 
 def _is_of_own_page(headers: Headers) -> bool:
-    """Or of none."""
+    """Return whether the request comes from a page of this server, or from no page at all."""
     origin = headers.get("origin")
     return origin is None or _names_one_host(origin, headers.get("host"))
 
 
 def _names_one_host(origin: str | None, host: str | None) -> bool:
-    """Whichever way the port is left out that goes without saying."""
+    """Return whether an origin has this host.  Either may leave out the scheme's default port."""
     scheme, mark, own = (origin or "").lower().partition("://")
     port = {"http": ":80", "https": ":443"}.get(scheme, "")
     return bool(mark) and host is not None and own.removesuffix(port) == host.lower().removesuffix(port)
@@ -169,6 +176,6 @@ def _is_loopback(name: str) -> bool:
         address = ipaddress.ip_address(name)
     except ValueError:
         return False
-    # As a socket for both kinds of addresses tells of IPv4's.
+    # A dual-stack socket reports IPv4 addresses as IPv4-mapped IPv6.
     inner = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (inner or address).is_loopback

@@ -1,7 +1,7 @@
 """The answer to one HTTP request, whole or as a stream of server-sent events: everything but the shape of its JSON.
 
-A request has one or more prompts, each of which the engine answers `n` times.  Invariant: what is told of usage counts
-exactly the tokens that were told.
+A request has one or more prompts, each of which the engine answers `n` times.  Invariant: the reported usage counts
+exactly the tokens that were sent.
 """
 
 import asyncio
@@ -29,19 +29,20 @@ from keepsight.observe.account import RequestAccount
 from keepsight.requests import TierStatus, TokenLogprob, TokenOutput
 
 logger = logging.getLogger(__name__)
-# Of an answer that is told whole: so many engines may end before it is given up.
+# An answer that is not streamed is given up once this many engines have been lost while generating it.
 MAX_ATTEMPTS = 3
-# Answers of tens of thousands of numbers, one after the other: each thread more keeps the loop waiting longer.
+# Builds answers with prompt log-probabilities (tens of thousands of numbers), one at a time: each further thread would
+# delay the event loop more.
 _prompt_teller = ThreadPoolExecutor(1, "prompt teller")
-# What one prompt's choices may be ahead of another's before they are looked at.
+# Capacity of the queue that merges several prompts' pieces: how far they may run ahead of the consumer.
 MAX_MERGED_PIECES = 64
 Told = TypeVar("Told", bound=msgspec.Struct)
-# Which choice of the whole answer, and what came of it.
+# The index of a choice among those of the whole answer, and a piece of it.
 IndexedPiece = tuple[int, AnswerPiece]
 
 
 class Engine(Protocol):
-    """What is asked of an `EngineClient` for a server's callers."""
+    """The part of `EngineClient` that the HTTP API uses."""
 
     @property
     def num_engines(self) -> int: ...
@@ -61,17 +62,17 @@ class Engine(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class AnswerTerms:
-    """What answers are made with, whatever their shape."""
+    """What an answer of any shape is built from, besides the fields of its request."""
 
     prompts: Sequence[PreparedRequest]
     tokenizer: Tokenizer
     model_name: str
-    # Of calls of tools, where there are any.
+    # How tool calls are written, if there are any.
     call_form: CallForm = BARE
 
 
 class AskedPrompts:
-    """Those of one HTTP request, and what is told of them whatever the engine makes of them."""
+    """The prompts of one HTTP request, and what every kind of answer reports of them: id, accounts and usage."""
 
     ID_PREFIX: ClassVar[str]
 
@@ -84,12 +85,12 @@ class AskedPrompts:
         return [each.account for each in self.prompts]
 
     def name_accounts(self, request_id: str, began: float, trace_parent: str | None) -> None:
-        """As whoever asked knows the request."""
+        """Give all accounts the request id, start time and trace parent under which the client knows the request."""
         for account in self.accounts:
             account.name(request_id, began, trace_parent)
 
     def _with_account(self, body: Told) -> Told:
-        """If it was asked for."""
+        """Return the body with the accounts added, if the client asked for them."""
         if not self._wants_account:
             return body
         return msgspec.structs.replace(body, keepsight=Extras([each.describe() for each in self.accounts]))
@@ -107,9 +108,9 @@ class AskedPrompts:
 
 
 class Answer(AskedPrompts, ABC):
-    """One request on its way through the engine, which goes on with its prompts."""
+    """A generation request in progress: the engine continues each of its prompts."""
 
-    # What a stream ends with, failed or not.
+    # The last bytes of every stream, failed or not.
     FAREWELL: ClassVar[bytes] = b""
 
     def __init__(self, asked: GenerationFields, terms: AnswerTerms) -> None:
@@ -122,7 +123,7 @@ class Answer(AskedPrompts, ABC):
 
     def _forget_usage(self) -> None:
         self._num_tokens = self._num_thought_tokens = 0
-        # By prompt that was heard of, of the choice that found least: the others find what that one has just computed.
+        # Per prompt with output so far: the fewest of any choice, as the others find what that one has just computed.
         self._num_cached_tokens: dict[int, int] = {}
 
     @property
@@ -144,11 +145,11 @@ class Answer(AskedPrompts, ABC):
         return await self._settle(self._with_account(completion))
 
     async def _settle(self, body: Told) -> Told:
-        """Before the end of the answer is told."""
+        """Called with the finished body before the end of the answer is sent; returns the body to send."""
         return body
 
     async def _gather(self, engine: Engine) -> list[list[AnswerPiece]]:
-        """All pieces of each choice.  Nobody has seen any of them yet, so what had begun may begin anew."""
+        """Collect all pieces of each choice.  The client has seen none yet, so a lost generation may be restarted."""
         for attempt in range(1, MAX_ATTEMPTS + 1):
             choices: list[list[AnswerPiece]] = [[] for _ in range(len(self.prompts) * self._num_choices)]
             self._forget_usage()
@@ -165,7 +166,10 @@ class Answer(AskedPrompts, ABC):
         return choices
 
     async def events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
-        """The first comes with the first token: what fails before is raised.  What fails later is an event too."""
+        """Yield the events of a stream.
+
+        The first comes with the first token.  A failure before it is raised; a later one is sent as an event.
+        """
         has_begun = False
         try:
             async with aclosing(self._events(engine)) as events:
@@ -176,7 +180,7 @@ class Answer(AskedPrompts, ABC):
             if not has_begun:
                 raise
             if isinstance(error, InvalidArgumentError):
-                # What its message says may be the caller's own words.
+                # The message is not logged: it may quote the caller's input.
                 logger.info("the answer %s failed: what was asked as %s is at fault", self.id, error.field)
             else:
                 is_foreseen = isinstance(error, RequestFailedError)
@@ -231,7 +235,10 @@ class Answer(AskedPrompts, ABC):
         return not piece.is_of_thought or self._asked.shows_thoughts
 
     def _count_token(self, piece: AnswerPiece) -> None:
-        """Where it is told: what opens a stream is before that, and of several prompts some are ahead of it."""
+        """Count a token when it is sent, not when it is generated.
+
+        A stream's opening events do not count it yet, and some of several prompts run ahead of what is sent.
+        """
         if self._asked.wants_answer:
             self._num_tokens += 1
             self._num_thought_tokens += piece.is_of_thought
@@ -255,34 +262,34 @@ class Answer(AskedPrompts, ABC):
         )
 
     def _name_token(self, token_id: int) -> str:
-        """Among log-probabilities."""
+        """Return the text that stands for a token in log-probabilities."""
         if self._asked.return_tokens_as_token_ids:
             return f"token_id:{token_id}"
         return show_bytes(self._tokenizer.token_bytes(token_id))
 
-    # The shape of it ---------------------------------------------------------------------------------------------
+    # The JSON shape ----------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> msgspec.Struct:
-        """The whole of it."""
+        """Return the body of an answer that is not streamed."""
 
     @abstractmethod
     def _open(self) -> Iterable[bytes]:
-        """The events that a stream begins with."""
+        """Return the events that begin a stream."""
 
     @abstractmethod
     def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]: ...
 
     @abstractmethod
     async def _close(self) -> Iterable[bytes]:
-        """Those that a stream ends with that did not fail."""
+        """Return the events that end a stream that did not fail."""
 
     @abstractmethod
     def _tell_failure(self, error: Exception) -> bytes: ...
 
 
 async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:
-    """In the order in which they come.  The first failure ends all of them."""
+    """Yield the pieces of all sources in the order in which they arrive.  The first failure ends all sources."""
     arrived = asyncio.Queue[IndexedPiece | Exception | None](MAX_MERGED_PIECES)
     drains = [asyncio.create_task(_drain(source, arrived)) for source in sources]
     num_open = len(drains)

@@ -1,4 +1,4 @@
-"""The answer to a chat request, in OpenAI's shapes."""
+"""The answer to a chat request, in OpenAI's format."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -29,14 +29,15 @@ class ChatAnswer(ChunkedAnswer):
     def __init__(self, asked: ChatRequest, terms: AnswerTerms) -> None:
         super().__init__(asked, terms)
         call_terms = asked.read_call_terms(terms.call_form)
-        # By choice, of a stream.  What they are made with is not this: a prompt would stay until garbage is looked for.
+        # Per choice, when streaming.  The factory does not refer to self: a cycle would keep the prompt until the next
+        # garbage collection.
         self._make_teller = partial(CallTeller, call_terms, may_think=self._may_think)
         self._tellers = defaultdict[int, CallTeller](self._make_teller)
         self._is_predicted = asked.prediction is not None
 
     def _forget_usage(self) -> None:
         super()._forget_usage()
-        # By choice, of what was told of it.
+        # Per choice: guessed tokens among those sent so far.
         self._num_guessed: dict[int, int] = {}
 
     def _count_token(self, piece: AnswerPiece) -> None:
@@ -89,7 +90,7 @@ class ChatAnswer(ChunkedAnswer):
         return [msgspec.structs.replace(first, prompt_token_ids=self._tell_prompt_ids()), *others]
 
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[ChatChunkChoice]:
-        """What is asked beside its text is told with the first, and the end with the last of them."""
+        """Return one choice per delta: the first has the log-probabilities and ids, the last the finish reason."""
         teller = self._tellers[index]
         deltas = teller.tell_piece(piece)
         logprobs, token_ids = self._logprobs([piece]), self._tell_ids([piece])

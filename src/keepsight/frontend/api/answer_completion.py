@@ -1,4 +1,4 @@
-"""The answer to a completion request, in OpenAI's shapes."""
+"""The answer to a completion request, in OpenAI's format."""
 
 import itertools
 from collections import Counter, defaultdict
@@ -19,9 +19,9 @@ from keepsight.requests import TokenLogprobs, TokenOutput
 
 class _ToldToken(NamedTuple):
     token_id: int
-    # What of it stands in the text.
+    # What it adds to the text.
     shown: str
-    # None of a prompt's first.
+    # None for the first token of a prompt.
     logprobs: TokenLogprobs | None
 
 
@@ -31,14 +31,14 @@ class CompletionAnswer(ChunkedAnswer):
     def __init__(self, asked: CompletionRequest, terms: AnswerTerms) -> None:
         super().__init__(asked, terms)
         self._written = list(asked.prompts.values()) if asked.echo else None
-        # By choice, of a stream: characters of the tokens that were told.
+        # Per choice, when streaming: number of characters of the tokens sent so far.
         self._offsets: Counter[int] = Counter()
-        # And pieces that wait for what their bytes become.
+        # Per choice, when streaming: pieces held back until their bytes form characters.
         self._held = defaultdict[int, list[AnswerPiece]](list)
 
     @made_once
     def _echoes(self) -> list[str]:
-        """By prompt: what each of its choices begins with."""
+        """Per prompt, the text that each of its choices begins with."""
         if self._written is None:
             return [""] * len(self.prompts)
         return [each if isinstance(each, str) else self._tokenizer.decode(each, False) for each in self._written]
@@ -50,7 +50,7 @@ class CompletionAnswer(ChunkedAnswer):
         return self._chunk(told, self.usage)
 
     def _choices_of(self, number: int, choices: Sequence[Sequence[AnswerPiece]]) -> Iterator[CompletionChoice]:
-        """One prompt's, which each tell of it anew."""
+        """Yield the choices of one prompt, each of which repeats what is reported of the prompt."""
         first = choices[0][0].token
         prompt_logprobs, prompt_token_ids = self._tell_prompt(first), self._tell_prompt_ids(number)
         for index, pieces in enumerate(choices, start=number * self._num_choices):
@@ -77,7 +77,7 @@ class CompletionAnswer(ChunkedAnswer):
         return CompletionChoice(index=index, text=self._echoes[number], finish_reason=None, prompt_token_ids=ids)
 
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[CompletionChoice]:
-        """Where bytes begin is known with their text only: log-probabilities wait for it."""
+        """Return one choice, or none while log-probabilities wait: incomplete bytes have no text offset yet."""
         pieces = self._held[index]
         pieces.append(piece)
         if piece.is_amid_bytes and self._asked.choose_logprobs() is not None:
@@ -98,7 +98,7 @@ class CompletionAnswer(ChunkedAnswer):
         return Completion(id=self.id, created=self._created, model=self._model_name, choices=choices, usage=usage)
 
     def _tell_echoed(self, number: int, answered: TokenOutput) -> Iterator[_ToldToken]:
-        """The prompt's tokens, if they stand in the text; a first one that was not written there does not."""
+        """Yield the prompt's tokens if the text echoes them.  A special first token that it lacks adds no text."""
         if self._written is None:
             return
         first, *others = self.prompts[number].engine_request.token_ids
@@ -117,7 +117,7 @@ class CompletionAnswer(ChunkedAnswer):
             yield _ToldToken(token.token_id, each, token.logprobs)
 
     def _logprobs(self, tokens: Iterable[_ToldToken], streamed: int | None = None) -> CompletionLogprobs | None:
-        """`streamed`: the choice whose tokens these continue."""
+        """`streamed`: the index of the streamed choice that these tokens continue, if any."""
         if (num_top := self._asked.choose_logprobs()) is None:
             return None
         told = list(tokens)
@@ -128,20 +128,23 @@ class CompletionAnswer(ChunkedAnswer):
         return CompletionLogprobs(
             tokens=[self._name_token(token.token_id) for token in told],
             token_logprobs=[ones[0].logprob if ones else None for ones in each],
-            # As vLLM: the token itself is told among the likeliest, whether it is one of them or not.
+            # As in vLLM, the token itself is listed among the likeliest, even if it is not one of them.
             top_logprobs=[_by_token(ones) if ones else None for ones in each],
             text_offset=offsets,
         )
 
 
 def _find_offsets(told: Sequence[_ToldToken], end: int) -> tuple[list[int], int]:
-    """Where in the text each begins, and where the last ends.  Several may be one character, and begin there."""
+    """Return each token's offset in the text, and the end of the last.  Tokens of one character share its offset."""
     *offsets, end = itertools.accumulate((len(token.shown) for token in told), initial=end)
     return offsets, end
 
 
 def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
-    """Of those that look alike, as all parts of characters do, the first: the token itself, or the likeliest."""
+    """Map the tokens' texts to their log-probabilities.
+
+    Tokens may look alike, as parts of characters do.  The first counts: the token itself, or the likeliest.
+    """
     told: dict[str, float] = {}
     for each in logprobs:
         told.setdefault(each.token, each.logprob)

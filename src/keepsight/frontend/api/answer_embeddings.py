@@ -1,4 +1,4 @@
-"""The answer to a request for embeddings: of each prompt the vector that the model made of it, all at once."""
+"""The answer to an embeddings request: one vector per prompt, all sent together."""
 
 import asyncio
 import base64
@@ -13,7 +13,7 @@ from keepsight.frontend.api.response_parts import Usage
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.read_vector import Vector, read_vector
 
-# Of one request's prompts: every one is a sequence that the engine keeps.
+# Prompts of one request that the engine has at once: each is a sequence that it holds.
 MAX_AT_ONCE = 256
 
 
@@ -42,7 +42,7 @@ class EmbeddingsAnswer(AskedPrompts):
         )
 
     async def _ask(self, engine: Engine, index: int, prepared: PreparedRequest, room: asyncio.Semaphore) -> Embedding:
-        """It is told with the first token, which is the only one."""
+        """Return the embedding of one prompt.  It comes with the first token, which is the only one."""
         async with room, aclosing(engine.generate(prepared)) as tokens:
             told = await anext(tokens)
         self._num_cached_tokens += told.num_cached_tokens
@@ -50,7 +50,7 @@ class EmbeddingsAnswer(AskedPrompts):
         return Embedding(index=index, embedding=self._write(vector))
 
     def _write(self, vector: Vector) -> msgspec.Raw:
-        """Of base64 the bytes are those of float32, the lowest first."""
+        """Encode a vector as JSON: as numbers, or as base64 of its float32 bytes, little-endian."""
         is_base64 = self._asked.encoding_format == "base64"
         told = base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist()
         return msgspec.Raw(msgspec.json.encode(told))

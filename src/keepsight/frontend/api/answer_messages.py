@@ -1,4 +1,4 @@
-"""The answer to a request of Anthropic's API, in its shapes."""
+"""The answer to a request of Anthropic's Messages API, in its format."""
 
 from collections.abc import Iterable, Iterator, Sequence
 

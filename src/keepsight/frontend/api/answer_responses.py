@@ -1,4 +1,4 @@
-"""The answer to a request of the Responses API, in OpenAI's shapes."""
+"""The answer to a request of the Responses API, in OpenAI's format."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -31,11 +31,11 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class Keeping:
-    """Of one answer, which it does not know: that would stay until garbage is looked for."""
+    """Callbacks that keep one answer.  They do not refer to it: a cycle would hold it until a garbage collection."""
 
-    # The response, and the ids of its items, before its end is told.  False: it can't be kept.
+    # Called with the response and its items' ids before the final event is sent.  False: it cannot be kept.
     keep: Callable[[bytes, Sequence[str]], Awaitable[bool]]
-    # Whatever came of it.
+    # Called at the end of the answer, whatever its outcome.
     end: Callable[[], None]
 
 
@@ -46,7 +46,7 @@ class ResponsesAnswer(Answer):
         super().__init__(asked, terms)
         self._items = ItemTeller(asked.read_call_terms(terms.call_form))
         self._is_cut = False
-        # Where it shall be kept.
+        # Set if the answer is to be kept.
         self.keeping: Keeping | None = None
         self._num_events = 0
         params = terms.prompts[0].engine_request.sampling_params
@@ -113,7 +113,7 @@ class ResponsesAnswer(Answer):
 
     def _tell_failure(self, error: Exception) -> bytes:
         told = ErrorResponse.of(error).error
-        # OpenAI's codes, which are others than those of its refusals.
+        # OpenAI's codes for failed responses, which differ from those of its error bodies.
         code: Literal["invalid_prompt", "server_error"]
         code = "invalid_prompt" if isinstance(error, InvalidArgumentError) else "server_error"
         fault = ResponseFault(code=code, message=f"{told.code}: {told.message}" if told.code else told.message)

@@ -1,4 +1,4 @@
-"""The HTTP face: routes, bodies in, errors out.  What an endpoint does lies in the modules it calls."""
+"""The HTTP API: routes, reading of bodies, error responses.  The work of an endpoint is in the modules it calls."""
 
 import dataclasses
 import logging
@@ -73,27 +73,28 @@ from keepsight.observe.server_view import ServerView
 from keepsight.observe.tell_account import tell_in_header
 
 logger = logging.getLogger(__name__)
-# Bodies that are being read or prepared, all together: so many of the largest.
+# Limit on all bodies being read or prepared at once, as a multiple of the largest body allowed.
 MAX_LARGEST_BODIES = 16
-# Where a body may be token ids, each is looked at: for seconds, of the largest.
+# Bytes.  Larger bodies that may hold token ids are parsed in a thread: each id is checked, which takes seconds for the
+# largest.
 MAX_TOKEN_IDS_ON_LOOP = 2**18
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()
 Asked = TypeVar("Asked", bound=msgspec.Struct)
-# And what of its pictures is to be kept beyond the answer.
+# An answer, and the pins of those of its pictures that are to be kept after it.
 _Prepared = tuple[Answer | EmbeddingsAnswer, Sequence[PixelPin]]
 
 
 class _EventStream(Response):
-    """Closes its events however it ends: a client that leaves frees the engine now, not when garbage is collected.
+    """A stream that always closes its events: a client that leaves frees the engine at once, not on garbage collection.
 
-    (The framework's own stream takes four times as long to begin.)
+    (Starlette's own stream takes four times as long to begin.)
     """
 
     def __init__(self, first: bytes, others: AsyncGenerator[bytes, None]) -> None:
         super().__init__(media_type="text/event-stream")
-        del self.headers["content-length"]  # nobody knows
+        del self.headers["content-length"]  # unknown in advance
         self._first, self._others = first, others
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
@@ -135,7 +136,10 @@ class Api:
     # Answers ----------------------------------------------------------------------------------------------------
 
     async def answer(self, prepare: Callable[[Request], Awaitable[_Prepared]], http: Request) -> Response:
-        """`prepare` by itself, so that nothing holds what a request was read from while it is answered: for minutes."""
+        """Answer a generation or embeddings request.
+
+        `prepare` is a separate call, so that nothing holds the request's body during the answer, possibly for minutes.
+        """
         with self._room.admit():
             answer, pins = await prepare(http)
             response = await self._answer(http, answer)
@@ -161,7 +165,7 @@ class Api:
     async def _going_on(
         self, http: Request, request: ResponsesRequest
     ) -> AsyncGenerator[tuple[ResponsesChat, int], None]:
-        """With the conversation that it names, which has so many bytes."""
+        """Yield the request as a chat that continues the conversation it names, and that conversation's bytes."""
         if self.kept is None:
             request.check_stores_nothing()
         else:
@@ -173,13 +177,13 @@ class Api:
             yield request.as_chat(before), num_bytes
 
     async def _prepare_messages(self, http: Request, asked: ChatRequest, num_bytes: int) -> _Prepared:
-        """`num_bytes`: what they were read from."""
+        """`num_bytes`: size of what the messages were read from."""
         salt, downloaded = await self._fetch(http, asked)
         answer = await self._answers.chat(asked, salt, downloaded, num_bytes)
         return answer, await self._note_uses(http, asked.messages, *answer.prompts)
 
     async def _note_uses(self, http: Request, messages: Conversation, prepared: PreparedRequest) -> list[PixelPin]:
-        """What of them is to be kept beyond the answer."""
+        """Note the uses of handles.  Return the pins of pictures that are to be kept after the answer."""
         if self.media is None:
             return []
         with prepared.free_names_if_refused():
@@ -208,23 +212,23 @@ class Api:
         response: Response
         if isinstance(answer, Answer) and answer.is_streamed:
             events = answer.events(self._engine)
-            # What fails before the first token still gets a status of its own.
+            # A failure before the first token still gets an HTTP status of its own.
             response = _EventStream(await unless_client_leaves(http.receive, anext(events)), events)
         else:
             response = json_response(await unless_client_leaves(http.receive, answer.whole(self._engine)))
-        # What is known by now: of a stream all that was before its first token.
+        # The stages known by now: for a stream, those before its first token.
         response.headers["server-timing"] = tell_in_header(answer.accounts)
         return response
 
     async def _fetch(self, http: Request, asked: ChatRequest | PromptFields) -> tuple[str | None, Downloaded]:
-        """Its salt, and what its pictures' URLs lead to."""
+        """Return the request's salt, and the downloads of its pictures' URLs."""
         self.served.check(asked.model)
         salt = isolate_salt(self._settings, http, asked.cache_salt)
         downloaded = NOTHING_DOWNLOADED if asked.messages is None else await self._download(http, asked.messages, salt)
         return salt, downloaded
 
     async def _download(self, http: Request, conversation: Conversation, cache_salt: str | None) -> Downloaded:
-        """Before the request takes a thread: a slow origin must not hold one."""
+        """Download before the request takes a thread: a slow origin must not occupy one."""
         downloaded = NOTHING_DOWNLOADED
         if remote := self._preparer.pictures_to_download(conversation):
             began = time.monotonic()
@@ -263,7 +267,7 @@ class Api:
     # The server -------------------------------------------------------------------------------------------------
 
     async def health(self, http: Request) -> Response:
-        """Whoever can say that is alive.  What tells of callers and places is for those who may watch."""
+        """Report that the process is alive.  Details of requests and tiers are only for those who may watch."""
         tells_all = may_watch(self._settings, http)
         tiers = [
             {
@@ -286,7 +290,7 @@ class Api:
 
     @property
     def _status(self) -> str:
-        """What a request would meet now.  (Whoever is being shut down accepts none.)"""
+        """The state that a request would find now.  (A server that is shutting down accepts none.)"""
         if not self._engine.num_engines:
             return "the engine is being started again"
         return "ok" if self._room.has_room else "overloaded"
@@ -301,7 +305,7 @@ class Api:
     # For administrators -----------------------------------------------------------------------------------------
 
     async def reset(self, _http: Request, **caches: bool) -> Response:
-        # Gigabytes of pixels are given back in a second, not at once.
+        # Freeing gigabytes of pixels takes about a second.
         await run_in_threadpool(self._engine.reset_caches, **caches)
         return json_response({})
 
@@ -332,8 +336,10 @@ def create_app(
     counters: Counters | None = None,
     kept: KeptResponses | None = None,
 ) -> ASGIApp:
-    """Without `handles` nothing can be uploaded, without `kept` no request goes on from another; what lies in
-    `pixel_cache` is shown if the settings say so.
+    """Create the ASGI app.
+
+    Without `handles` nothing can be uploaded; without `kept` no request can continue an earlier response.  The pictures
+    in `pixel_cache` are shown only if the settings say so.
     """
     api = Api(preparer, engine, model_name, settings, handles, kept, pixel_cache)
     more_routes = [] if api.media is None else api.media.routes
@@ -356,7 +362,7 @@ def create_app(
 
 
 def _routes(api: Api) -> list[Route]:
-    """Each is described in `openapi.py`."""
+    """Return the routes, each of which is described in `openapi.py`."""
     post = partial(Route, methods=["POST"])
     return [
         post("/v1/chat/completions", partial(api.answer, partial(api.prepare_chat, parse_chat_request))),
@@ -380,7 +386,7 @@ def _routes(api: Api) -> list[Route]:
 
 
 def _middleware(settings: ApiSettings) -> list[Middleware]:
-    """The outermost first: a browser asks without a key whether it may ask."""
+    """Return the middleware, outermost first: CORS comes first, as browsers send preflight requests without a key."""
     cors = Middleware(
         CORSMiddleware,
         allow_origins=settings.allowed_origins,
@@ -411,7 +417,7 @@ async def _answer_failed_request(http: Request, error: Exception) -> Response:
 async def _refuse_http(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = error.detail
-    if message == HTTPStatus(error.status_code).phrase:  # the router's: clients show neither method nor path
+    if message == HTTPStatus(error.status_code).phrase:  # the router's text: clients show neither method nor path
         path = http.url.path[:80]
         meant = propose_path(path, [route.path for route in http.app.routes]) if error.status_code == 404 else None
         hint = f"did you mean {meant}? " if meant else ""
@@ -422,7 +428,7 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
 
 
 def _allowed_at(http: Request) -> str:
-    """By all routes of its path: the router tells what the first allows."""
+    """Return the methods allowed by all routes of the path; the router names only those of the first."""
     found = (route.methods for route in http.app.routes if route.matches(http.scope)[0] is not Match.NONE)
     return ", ".join(sorted(set().union(*found)))
 

@@ -1,7 +1,7 @@
-"""Reads calls of tools out of an answer: text in, in any pieces; events out, as soon as they are certain.
+"""Parses tool calls out of an answer: text goes in, split anywhere; events come out as soon as they are certain.
 
-An answer is a text, or calls, in some forms behind a text.  Its grammar saw to it that calls are written to their ends,
-so that nothing is checked here: what is between two calls, and behind the last, says nothing.
+An answer is text, or calls, which in some forms may follow text.  The grammar of the answer ensures that calls are
+complete, so nothing is checked here: text between two calls, and after the last, has no meaning.
 """
 
 import functools
@@ -25,19 +25,19 @@ class CallBegun:
 
 @dataclass(frozen=True, slots=True)
 class ArgumentsSaid:
-    """Of the call that was begun last."""
+    """A piece of the arguments of the call that was begun last."""
 
     text: str
 
 
 Event = Said | CallBegun | ArgumentsSaid
-# Before the first call, where it can still come; a text to its end; within a call; behind it.
+# Before the first call, while one can still come; text to the end; inside the arguments of a call; after a call.
 State = Literal["undecided", "text", "arguments", "between"]
 
 
 @dataclass(frozen=True, slots=True)
 class _Patterns:
-    """`unfinished`: all that is left, which may become an opening."""
+    """`unfinished` matches the end of a text that may still grow into an opening."""
 
     opening: re.Pattern[str]
     unfinished: re.Pattern[str]
@@ -47,14 +47,14 @@ class _Patterns:
     @functools.cache
     def of(cls, form: CallForm) -> "_Patterns":
         name, start = f"(?P<name>{NAME_PATTERN})", "" if form.can_follow_text else r"\A"
-        # Arguments are an object.
+        # Arguments are a JSON object.
         opening = rf"{form.before_name}{name}{form.behind_name}(?=\{{)"
         unfinished = rf"{start}(?:{form.match_unfinished_opening(name)})\Z"
         return cls(*map(re.compile, (start + opening, unfinished, rf"\A{form.end}{opening}")))
 
 
 class CallParser:
-    """Of one answer; `names` are of the functions that it may call.  Where there are none it is a text."""
+    """Parser of one answer.  `names`: the functions that it may call; if there are none, the answer is text."""
 
     def __init__(self, names: Collection[str], form: CallForm = BARE) -> None:
         self._names, self._form, self._patterns = names, form, _Patterns.of(form)
@@ -78,7 +78,7 @@ class CallParser:
         return events + self.finish() if is_last else events
 
     def finish(self) -> list[Event]:
-        """Once no more comes: what has only begun like a call was none."""
+        """End the input: what only began like a call is text."""
         if self._state == "undecided":
             self._state = "text"
         return self.push("")
@@ -93,7 +93,7 @@ class CallParser:
         return Said(self._take(len(self._held))) if self._state == "text" else self._find_arguments()
 
     def _find_beginning(self) -> Event | None:
-        """Of calls, or of what is certain to stand before them."""
+        """Return the beginning of the first call, or text that is certain not to be part of one."""
         if (begun := self._begin_call(self._patterns.opening)) is not None:
             return begun
         num_certain = self._find_where_call_may_begin()
@@ -104,7 +104,7 @@ class CallParser:
         return Said(self._take(num_certain))
 
     def _begin_call(self, opening: re.Pattern[str]) -> Event | None:
-        """Or what is said before it."""
+        """Begin the next call that opens; if text stands before it, return that first."""
         begun = next((each for each in self._search(opening) if each["name"] in self._names), None)
         if begun is None:
             return None
@@ -119,7 +119,7 @@ class CallParser:
         return next((each.start() for each in begun), len(self._held))
 
     def _search(self, pattern: re.Pattern[str]) -> Iterator[re.Match[str]]:
-        """One may begin amid another, and both not be meant."""
+        """Yield all matches, overlapping ones too: one that is no call may contain the beginning of one that is."""
         found = pattern.search(self._held)
         while found is not None:
             yield found
@@ -145,14 +145,14 @@ class CallParser:
 
 
 class _JsonObject:
-    """One that comes in pieces."""
+    """Finds the end of a JSON object that comes in pieces."""
 
     def __init__(self) -> None:
         self._depth = 0
         self._is_in_quotes = self._is_behind_backslash = False
 
     def find_end(self, piece: str) -> int | None:
-        """Within `piece`, which follows those of earlier calls."""
+        """Return where in `piece` the object ends, if it does; `piece` follows those of earlier calls."""
         for place, character in enumerate(piece):
             if self._is_behind_backslash:
                 self._is_behind_backslash = False

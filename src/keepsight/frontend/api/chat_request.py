@@ -1,4 +1,4 @@
-"""The body of `POST /v1/chat/completions`.  The shape of messages belongs to `read_messages`."""
+"""The body of `POST /v1/chat/completions`.  The shape of its messages is checked by `read_messages`."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -27,14 +27,14 @@ from keepsight.structured_outputs import StructuredOutputsParams
 
 
 class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`mm_processor_kwargs`, as far as one request may choose them, some only where it is trusted."""
+    """The `mm_processor_kwargs` that a request may set; some only if the server trusts requests with them."""
 
     do_pan_and_scan: bool | None = None
-    # Whoever may send a larger picture may as well ask for this one to be shown as large.
+    # Open to every client: it could as well send a larger picture as have this one shown larger.
     min_pixels: int | None = None
     max_pixels: int | None = None
     size: dict[str, int] | None = None
-    # Of films. No more frames are shown than the server says.
+    # For films.  The server's limit of frames still holds.
     fps: float | None = None
     num_frames: int | None = None
     min_frames: int | None = None
@@ -71,7 +71,7 @@ class Prediction(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fi
 
 
 class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # A `Conversation` once it is parsed: read_messages() knows their shape, and their paths better than a decoder does.
+    # A `Conversation` once parsed: read_messages() checks their shape, and names faulty places better than a decoder.
     messages: Any
     mm_processor_kwargs: MediaProcessorOptions | None = None
 
@@ -122,7 +122,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 
     @property
     def shown_tools(self) -> list[dict[str, Any]]:
-        """As a chat template sees them.  Whoever wants none to be called had best not show any."""
+        """The tools as the chat template sees them.  If none may be called, the model had better not see any."""
         shown = () if self.tool_choice == "none" else self.tools or ()
         return [msgspec.to_builtins(each) for each in shown]
 
@@ -141,10 +141,10 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         return read_terms(self.tools or (), self.tool_choice, form, is_parallel=is_parallel)
 
     def without_words(self) -> Self:
-        """What an answer has to know: all else may be megabytes, and the answer may take minutes."""
+        """Return only what the answer needs: the rest may be megabytes, and the answer may take minutes."""
         named = [Tool(tool.type, Function(tool.function.name)) for tool in self.tools or ()]
         choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.without_words()
-        # That something was predicted is told of with the answer.
+        # The usage in the answer depends on whether there was a prediction.
         predicted = None if self.prediction is None else Prediction("")
         return msgspec.structs.replace(
             self.without_labels(),
@@ -158,7 +158,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
     def check(self) -> None:
         super().check()
         check_tools(self.tools or ())
-        self.read_call_terms()  # a wrong choice is refused before anything is done
+        self.read_call_terms()  # refuses a wrong choice before any work is done
 
     def read_form(self, call_form: CallForm = BARE) -> StructuredOutputsParams | None:
         form, terms = super().read_form(), self.read_call_terms(call_form)
@@ -179,7 +179,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         return newer if newer and getattr(self, newer) is not None else super().name_as_asked(field)
 
     def name_own(self, field: str) -> str:
-        """What a chat calls so, as this request does."""
+        """Return this request's own name for a field of the chat API."""
         return field
 
     def choose_max_tokens(self) -> int | None:
@@ -197,7 +197,7 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def choose_variables(kwargs: Mapping[str, Any] | None, effort: object) -> Mapping[str, Any] | None:
-    """Of the chat template.  Those of models that need not think look at this one."""
+    """Return the variables of the chat template.  Templates of models that need not think read `enable_thinking`."""
     return {"enable_thinking": False} | dict(kwargs or {}) if effort == "none" else kwargs
 
 

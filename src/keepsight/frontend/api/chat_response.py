@@ -1,6 +1,6 @@
-"""The bodies that `/v1/chat/completions` answers with, in OpenAI's shapes.
+"""The response bodies of `/v1/chat/completions`, in OpenAI's format.
 
-Fields that are UNSET do not appear in the JSON, those that are None appear as null: OpenAI's clients tell them apart.
+Fields that are UNSET are left out of the JSON, those that are None appear as null: OpenAI's clients distinguish them.
 """
 
 from typing import Literal
@@ -19,16 +19,16 @@ class ChoiceLogprobs(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChatMessage(msgspec.Struct, frozen=True, kw_only=True):
-    content: str | None  # null where there are only calls, or only a thought
+    content: str | None  # null if there are only calls, or only a thought
     role: Literal["assistant"] = "assistant"
     refusal: None = None
-    # Of a model that may think, by either name that clients read: null where it did not.
+    # For a model that may think, under both names that clients read; null if it did not think.
     reasoning: str | UnsetType | None = UNSET
     reasoning_content: str | UnsetType | None = UNSET
     tool_calls: list[ToolCall] | UnsetType = UNSET
 
 
-# Or it ended with calls, whose results are waited for.
+# "tool_calls": the answer ended with calls, whose results are awaited.
 ChatFinishReason = Literal[FinishReason, "tool_calls"]
 
 
@@ -37,7 +37,7 @@ class ChatChoice(msgspec.Struct, frozen=True, kw_only=True):
     message: ChatMessage
     finish_reason: ChatFinishReason
     logprobs: ChoiceLogprobs | None = None
-    stop_reason: int | str | None = None  # vLLM's: which stop string or stop token it was
+    stop_reason: int | str | None = None  # vLLM's field: the stop string or stop token that ended it
     token_ids: list[int] | UnsetType = UNSET
 
 
@@ -59,7 +59,7 @@ class FunctionDelta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
-    """The first of a call has its id and its name, the others what its arguments go on with."""
+    """The first delta of a call has its id and name, the others continue its arguments."""
 
     index: int
     id: str | UnsetType = UNSET
@@ -87,7 +87,7 @@ class ChatChunkChoice(msgspec.Struct, frozen=True, kw_only=True):
 class ChatCompletionChunk(msgspec.Struct, frozen=True, kw_only=True):
     """With `stream_options.include_usage`, `usage` is null in all chunks but the last, which has no choices.
 
-    `prompt_token_ids` are told in the first.
+    `prompt_token_ids` are in the first chunk.
     """
 
     id: str

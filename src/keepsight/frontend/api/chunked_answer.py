@@ -1,5 +1,5 @@
-"""What the answers to chats and completions share: a stream of chunks that look like the whole, and what vLLM tells
-beside OpenAI's fields.
+"""Common base of the answers to chats and completions: streams of chunks that have the shape of the whole answer, and
+the fields that vLLM adds to OpenAI's.
 """
 
 from abc import abstractmethod
@@ -23,7 +23,7 @@ class ChunkedAnswer(Answer):
         return map(write_event, self._openings())
 
     def _tell(self, index: int, piece: AnswerPiece) -> Iterator[bytes]:
-        # A token may add no text yet; what else was asked of it is told all the same.
+        # A token may add no text yet; its log-probabilities and id are sent all the same.
         says_more = self._is_shown(piece) and (piece.token.logprobs or self._asked.return_token_ids)
         if piece.text or piece.thought or piece.finish_reason or says_more:
             for choice in self._chunk_choices(index, piece):
@@ -39,7 +39,7 @@ class ChunkedAnswer(Answer):
         return write_event(ErrorResponse.of(error))
 
     def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
-        """If its caller asked for it by this name.  `first`: of the first of a prompt's choices, which was told."""
+        """Return `prompt_logprobs` if requested by that name.  `first`: the first token of a prompt's first choice."""
         if (num_top := self._asked.prompt_logprobs) is None:
             return msgspec.UNSET
         told = first.prompt_logprobs
@@ -66,11 +66,11 @@ class ChunkedAnswer(Answer):
 
     @abstractmethod
     def _openings(self) -> Sequence[msgspec.Struct]:
-        """The chunks that a stream begins with."""
+        """Return the chunks that begin a stream."""
 
     @abstractmethod
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[msgspec.Struct]:
-        """What is told of it, each in a chunk of its own."""
+        """Return what to send of a piece, each element in a chunk of its own."""
 
     @abstractmethod
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> msgspec.Struct: ...

@@ -1,4 +1,4 @@
-"""The body of `POST /v1/completions`: prompts without a chat template, as texts, as token ids or as embeddings."""
+"""The body of `POST /v1/completions`: prompts without a chat template, as texts, token ids or embeddings."""
 
 from typing import Any, ClassVar
 
@@ -7,12 +7,12 @@ from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.listed_prompts import Prompt, is_prompt, name_prompts
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValues, Refused
 
-# Of one request, counting each prompt's `n`: every one is a sequence that the engine keeps.
+# Limit per request, counting each prompt's `n`: every choice is a sequence that the engine holds.
 MAX_CHOICES = 256
 
 
 class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # One of the two; clients that must send a prompt send an empty one beside embeddings.
+    # Exactly one of the two; clients that must send a prompt may send an empty one with embeddings.
     prompt: str | list[Any] | None = None
     prompt_embeds: str | list[Any] | None = None
     logprobs: int | None = None
@@ -29,12 +29,12 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
 
     @property
     def prompts(self) -> dict[str, Prompt]:
-        """By what the caller calls each."""
+        """The prompts, keyed by their names in the request, such as `prompt[1]`."""
         return name_prompts("prompt", self.prompt)
 
     @property
     def embedded_prompts(self) -> dict[str, object]:
-        """Those that came as embeddings, in place of the others: texts of files."""
+        """The prompts given as embeddings instead, each the base64 of a file, keyed by their names in the request."""
         if isinstance(self.prompt_embeds, str):
             return {"prompt_embeds": self.prompt_embeds}
         return {f"prompt_embeds[{index}]": each for index, each in enumerate(self.prompt_embeds or ())}
@@ -63,13 +63,13 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         return "echo" if is_by_echo else super().name_as_asked(field)
 
     def choose_max_tokens(self) -> int | None:
-        # An engine that tells of a prompt has drawn a token, too.
+        # To report on a prompt, the engine samples a token, too.
         return self.max_tokens if self.wants_answer else 1
 
     def _check_prompts(self) -> None:
         if self.prompt is None:
             raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
-        # Before any is looked at: there may be millions.
+        # Checked before looking at any prompt: there may be millions.
         self._check_num_choices("prompt", 1 if is_prompt(self.prompt) else len(self.prompt))
         for field, prompt in self.prompts.items():
             if not is_prompt(prompt):

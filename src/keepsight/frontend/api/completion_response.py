@@ -1,4 +1,4 @@
-"""The bodies that `/v1/completions` answers with, in OpenAI's shapes."""
+"""The response bodies of `/v1/completions`, in OpenAI's format."""
 
 from typing import Literal
 
@@ -10,7 +10,7 @@ from keepsight.requests import FinishReason
 
 
 class CompletionLogprobs(msgspec.Struct, frozen=True, kw_only=True):
-    """One entry for each token of the text; of a prompt's first nothing is told but `text_offset`, where it begins."""
+    """One entry per token of the text; for a prompt's first token only `text_offset`, where it begins, is known."""
 
     tokens: list[str]
     token_logprobs: list[float | None]
@@ -23,15 +23,15 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     finish_reason: FinishReason | None
     logprobs: CompletionLogprobs | None = None
-    stop_reason: int | str | UnsetType | None = UNSET  # vLLM's: which stop string or stop token it was
+    stop_reason: int | str | UnsetType | None = UNSET  # vLLM's field: the stop string or stop token that ended it
     prompt_logprobs: ToldPrompt | UnsetType = UNSET
-    # Of a stream, in each choice's first chunk.
+    # In a stream, only in each choice's first chunk.
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """Whole, or a chunk of a stream: they have one shape."""
+    """A whole completion, or a chunk of a stream: they have the same shape."""
 
     id: str
     created: int

@@ -1,6 +1,6 @@
-"""The body of `POST /v1/embeddings`: texts, token ids, or, as vLLM has it, messages with pictures; and of its answer.
+"""The body of `POST /v1/embeddings` (texts, token ids, or, as in vLLM, messages with pictures), and that of its answer.
 
-Within the package what an answer holds is a *vector*, so that it is not taken for the embeddings of a picture.
+Inside the package the result is called a *vector*, to distinguish it from the embeddings of a picture.
 """
 
 from typing import Annotated, Any, ClassVar, Literal
@@ -23,15 +23,15 @@ MAX_INPUTS = 2048
 class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
     input: str | list[Any] | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    # So many of the first numbers are wanted.
+    # Return only this many of the first numbers.
     dimensions: int | None = None
-    # vLLM's: whether its length is made 1.
+    # vLLM's field: whether the vector is normalized to length 1.
     use_activation: bool | None = None
     priority: int | None = None
     prompt_cache_key: str | None = None
     keepsight: OwnOptions | None = None
     user: str | None = None
-    # A text begins as prompts do, a chat template writes its own: who says so asks for nothing.
+    # Without effect: a text begins as prompts do, and a chat template writes its own special tokens.
     add_special_tokens: bool | None = None
 
     embed_dtype: Refused = None
@@ -49,7 +49,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
 
     @property
     def inputs(self) -> dict[str, Prompt]:
-        """By what the caller calls each."""
+        """The inputs, keyed by their names in the request, such as `input[1]`."""
         return name_prompts("input", self.input)
 
     @property
@@ -67,7 +67,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
             raise UnsupportedFieldError("add_special_tokens", "must be true, or left out: a text begins as prompts do")
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidArgumentError("dimensions", f"must be at least 1, not {self.dimensions}")
-        # Before any is looked at: there may be millions.
+        # Checked before looking at any input: there may be millions.
         if self.input is not None and not is_prompt(self.input) and not 0 < len(self.input) <= MAX_INPUTS:
             raise InvalidArgumentError("input", f"must hold 1 to {MAX_INPUTS} texts, not {len(self.input)}")
         for field, each in self.inputs.items():
@@ -81,7 +81,7 @@ _NUMBERS_OR_BASE64 = {"anyOf": [{"type": "array", "items": {"type": "number"}}, 
 
 class Embedding(msgspec.Struct, frozen=True, kw_only=True):
     index: int
-    # As it is written: all of them at once would keep everybody waiting.
+    # Already JSON: encoding all vectors at once would block the event loop.
     embedding: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema=_NUMBERS_OR_BASE64)]
     object: Literal["embedding"] = "embedding"
 
@@ -102,5 +102,5 @@ _decoder = BodyDecoder(EmbeddingsRequest)
 def parse_embeddings_request(body: Buffer) -> EmbeddingsRequest:
     request = decode_lifting(_decoder, body)
     request.check()
-    # As in vLLM: a question is read, not answered.
+    # As in vLLM: by default no generation prompt follows the messages, which are embedded, not answered.
     return request.with_read_messages(begins_answer=False)

@@ -1,6 +1,6 @@
-"""`/v1/files`: uploads as OpenAI's clients send, list and fetch them, and Anthropic's, which ask at the same path.
+"""`/v1/files`: uploading, listing and fetching files as in OpenAI's API, or as in Anthropic's, at the same path.
 
-A file is a handle of `/v1/media` with a name: what was uploaded there is found here, and the other way round.
+A file is a handle of `/v1/media` with a name: what was uploaded there is found here, and vice versa.
 """
 
 from collections.abc import Mapping
@@ -25,16 +25,16 @@ from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
 from keepsight.frontend.intake.media_handles import FileLabel, MediaHandle, MediaHandles
 from keepsight.frontend.prompt.read_messages import read_name
 
-# OpenAI's, of a list; and Anthropic's.
+# Page sizes of lists: OpenAI's maximum, which is the default too; Anthropic's default and maximum.
 MAX_FILES, DEFAULT_MESSAGES_PAGE, MAX_MESSAGES_PAGE = 10_000, 20, 1000
-# That are asked about by name.
+# The most files that a list request may name in `ids[]`.
 MAX_NAMED = 100
-# Of OpenAI's those that are asked about; each means the same here.
+# Those of OpenAI's purposes whose files can be used in prompts; all mean the same here.
 PURPOSES = ("user_data", "vision", "assistants")
-# OpenAI's, and Anthropic's.
+# Form fields for the lifetime: OpenAI's anchor; the seconds by OpenAI's name and by Anthropic's.
 _ANCHOR, LIVES = "expires_after[anchor]", ("expires_after[seconds]", "expires_in_seconds")
 _PAGE_PREFIX = "page_"
-# Of Anthropic's lists: where they go on, and where older clients have them go on or end.
+# Parameters that page through Anthropic's lists: `page`, and `after_id` and `before_id` of older clients.
 _STARTS = ("page", "after_id", "before_id")
 
 
@@ -75,7 +75,7 @@ class DeletedFile(msgspec.Struct, frozen=True):
 
 
 class FileMetadata(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="file"):
-    """Anthropic's."""
+    """A file, in Anthropic's format."""
 
     id: str
     filename: str
@@ -143,7 +143,7 @@ class FilesApi:
         return json_response(kind(handle.id))
 
     async def content(self, http: Request) -> Response:
-        """No browser takes it for a page of this server."""
+        """Return the bytes, with headers that keep browsers from showing them as a page of this server."""
         content = await run_in_threadpool(self._handles.read, tenant_of(http), http.path_params["id"])
         headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
         return Response(content, headers=headers, media_type="application/octet-stream")
@@ -159,7 +159,7 @@ class FilesApi:
         return FilePage(shown, *ends_of(found[:limit]), has_more=len(found) > limit)
 
     def _list_messages(self, http: Request) -> FileMetadataPage:
-        """The youngest first, whichever way it goes on."""
+        """Return a page in Anthropic's format, newest first in both directions of paging."""
         query = http.query_params
         if "scope_id" in query:
             raise UnsupportedFieldError("scope_id", "no file here is of a scope")
@@ -176,7 +176,7 @@ class FilesApi:
         return _as_page(shown, has_more=len(found) > limit, goes_on=not is_ascending)
 
     def _find_named(self, tenant: str, media_ids: list[str]) -> list[MediaHandle]:
-        """Those of them that are there."""
+        """Return the handles of those ids that exist."""
         if len(media_ids) > MAX_NAMED:
             raise InvalidArgumentError("ids", f"must be at most {MAX_NAMED}, not {len(media_ids)}")
         found = []
@@ -187,7 +187,7 @@ class FilesApi:
 
 
 def _read_start(query: QueryParams) -> str:
-    """Which of them is given, if any."""
+    """Return which paging parameter is given; empty if none is."""
     given = [name for name in _STARTS if name in query]
     if len(given) > 1:
         raise InvalidArgumentError(given[1], f"must not be given together with {given[0]}")
@@ -219,7 +219,7 @@ def read_file(content_type: str, body: Buffer) -> tuple[Upload, FileLabel]:
 
 
 def _read_life(parts: dict[str, FormPart]) -> float:
-    """A week where nothing is said: who uploads a file here deletes it when it has served."""
+    """Return the lifetime in seconds; a week by default, as clients of this API delete files once they are done."""
     anchor, given = parts.pop(_ANCHOR, None), [name for name in LIVES if name in parts]
     if anchor is not None and anchor.as_text() != "created_at":
         raise UnsupportedFieldError(_ANCHOR, "must be created_at")

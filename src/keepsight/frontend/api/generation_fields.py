@@ -1,7 +1,7 @@
-"""What a chat and a completion may both ask, under OpenAI's names and vLLM's; it becomes SamplingParams.
+"""Request fields that chats and completions share, under OpenAI's and vLLM's names; they become SamplingParams.
 
 Nothing is ignored: a field that this server does not implement is refused by name, unless its value asks for nothing.
-Ranges of sampling values belong to SamplingParams.
+SamplingParams checks the ranges of sampling values.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_CACHE_KEY_LENGTH = 1024
 NO_DEFAULTS: Mapping[str, Any] = MappingProxyType({})
-# Of a mapping: what is wrong with one is told by its key, which msgspec would not name.
+# Values of a mapping.  They are checked by hand, to name the key of a faulty one, which msgspec does not do.
 _Number = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "number"})]
 _Text = Annotated[Any, msgspec.Meta(extra_json_schema={"type": "string"})]
 
@@ -38,14 +38,14 @@ class StreamOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class OwnOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`keepsight`: what no other server has."""
+    """`keepsight`: options that no other server has."""
 
-    # The answer tells which cache knew each picture, and when each stage ran.
+    # Report in the answer which cache had each picture, and when each stage ran.
     account: bool | None = None
 
 
 class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Null wherever the default is asked for."""
+    """Fields of a generation request; null means the default."""
 
     model: str | None = None
     stream: bool | None = None
@@ -82,16 +82,16 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None
 
-    # Whom caches are shared with, and who goes first (smaller).
+    # Only requests with the same salt share caches.  A smaller priority goes first.
     cache_salt: str | None = None
     priority: int | None = None
 
-    # Of several engines, one is asked all that has the same key.
+    # With several engines, requests with the same key prefer the same engine.
     prompt_cache_key: str | None = None
 
     keepsight: OwnOptions | None = None
 
-    # Labels: by their own definition they never change an answer.
+    # Labels: by definition they never change an answer.
     metadata: dict[str, _Text] | None = None
     safety_identifier: str | None = None
     user: str | None = None
@@ -119,10 +119,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     vllm_xargs: Refused = None
     watermarking: Refused = None
 
-    # Of refused fields, besides null.
+    # Accepted values of refused fields, besides null.
     NEUTRAL_VALUES: ClassVar[NeutralValues] = {
         "best_of": (1,),
-        "cache_prompt": (True,),  # llama.cpp's: it is done anyway
+        "cache_prompt": (True,),  # llama.cpp's: prompts are always cached
         "length_penalty": (1, 1.0),
         "logits_processors": ([],),
         "prompt_cache_options": ({}, {"mode": "implicit"}),
@@ -132,7 +132,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         "use_beam_search": (False,),
         "watermarking": (False,),
     }
-    # None: as much as the context holds.
+    # None: as many as the context holds.
     DEFAULT_MAX_TOKENS: ClassVar[int | None] = None
 
     @property
@@ -148,11 +148,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
 
     def without_labels(self) -> Self:
-        """Each may be as long as a body, and the answer knows none."""
+        """Return the request without its labels: each may be as long as a body, and the answer uses none."""
         return msgspec.structs.replace(self, metadata=None, safety_identifier=None, user=None)
 
     def check(self) -> None:
-        """What the types of the fields do not say."""
+        """Check what the types of the fields do not express."""
         check_refused(self)
         if self.structured_outputs is not None:
             check_refused(self.structured_outputs, "structured_outputs")
@@ -175,7 +175,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def to_sampling_params(
         self, defaults: Mapping[str, Any] = NO_DEFAULTS, call_form: CallForm = BARE
     ) -> SamplingParams:
-        """`defaults`: where the request says nothing; `call_form`: of calls of tools, where there are any."""
+        """`defaults`: values of fields that are not given; `call_form`: how tool calls are written, if any are."""
         asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
         asked["structured_outputs"] = self.read_form(call_form)
         if (max_tokens := self.choose_max_tokens()) is not None:
@@ -187,7 +187,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise type(error)(self.name_as_asked(error.field), error.message) from error
 
     def read_form(self, call_form: CallForm = BARE) -> StructuredOutputsParams | None:
-        """Of the answer."""
+        """Return the form that the answer must have, if any."""
         return read_structured_outputs(self._forms, self.structured_outputs)
 
     @property
@@ -195,7 +195,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return bool(self._forms)
 
     def name_as_asked(self, field: str) -> str:
-        """What is found at fault behind us is known there by our names."""
+        """Return the client's name for a field: later stages report faults by our own names."""
         forms = self._forms
         return forms[0][0] if forms and field.startswith("structured_outputs.") else field
 
@@ -208,27 +208,27 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return self.max_tokens
 
     def choose_logprobs(self) -> int | None:
-        """Of how many of the likeliest tokens; None: not even of the sampled one."""
+        """Return how many of the likeliest tokens get log-probabilities; None: not even the sampled one does."""
         raise NotImplementedError
 
     def choose_prompt_logprobs(self) -> int | None:
-        """The same of the prompt's tokens: as many as any part of the answer tells."""
-        # One that is below the range is not to be hidden from whoever refuses it.
+        """Return the same for the prompt's tokens: the most that any part of the answer reports."""
+        # A negative number goes before all others, so that SamplingParams sees and refuses it.
         return max(self.tops_of_prompt, default=None, key=lambda num_top: (num_top < 0, num_top))
 
     @property
     def tops_of_prompt(self) -> list[int]:
-        """How many each part of the answer tells that tells of the prompt."""
+        """The numbers of likeliest tokens that the parts of the answer report for the prompt."""
         return [] if self.prompt_logprobs is None else [self.prompt_logprobs]
 
     @property
     def shows_thoughts(self) -> bool:
-        """Where answers have some that are told apart."""
+        """True if thoughts are sent, where they are separated from the text."""
         return True
 
     @property
     def wants_answer(self) -> bool:
-        """Not: only the prompt is to be told."""
+        """False if only the prompt is to be reported."""
         return True
 
 
@@ -238,6 +238,6 @@ def check_cache_key(key: str | None) -> None:
 
 
 _NAMES = GenerationFields.__struct_fields__
-# Those of `SamplingParams`; of two of them more than one field says something, which is read by itself.
+# Fields that SamplingParams has, too.  Those that several request fields determine are read separately.
 _SAMPLING_FIELDS = tuple(each.name for each in dataclasses.fields(SamplingParams) if each.name in _NAMES)
 _GUIDED_FIELDS = tuple(name for name in _NAMES if name.startswith("guided_"))

@@ -1,6 +1,6 @@
-"""What the processor cache holds, as an administrator sees it: which pictures, how they look, and pins on them.
+"""The administrator's view of the processor cache: which pictures it holds, how they look, and their pins.
 
-Knows neither who sent them nor how they came there.  Looking is no use: it changes nothing of what goes next.
+Knows neither who sent them nor how they got there.  Viewing does not count as a use: the eviction order stays the same.
 """
 
 import io
@@ -19,13 +19,13 @@ from keepsight.pixels import HeldPixels, show_a_picture
 from keepsight.requests import Pixels
 
 MAX_LISTED = 60
-# Of a thumbnail: pixels of its longer side.
+# Length in pixels of a thumbnail's longer side.
 SIDE = 160
 PIN_SECONDS = 3600.0
 
 
 class HeldList(msgspec.Struct, frozen=True):
-    # The last used first.
+    # The most recently used first.
     data: list[HeldPixels]
 
 
@@ -47,27 +47,27 @@ class HeldPictures:
         return json_response(await run_in_threadpool(self._list))
 
     async def show(self, http: Request) -> Response:
-        """Small, and as the model is shown it: resized to what the tower takes."""
+        """Return a thumbnail of the picture as the model sees it: resized for the tower."""
         content = await run_in_threadpool(self._draw, http.path_params["media_hash"])
         if content is None:
             raise HTTPException(404, "its pixels are not held (any more), or it never had any")
-        # Content goes by its hash, so it could be kept for ever; a browser's disk is no place for it.
+        # The content of a hash never changes, so it could be cached forever, but it must not stay on a browser's disk.
         return Response(content, headers={"Cache-Control": "no-store"}, media_type="image/jpeg")
 
     async def pin(self, http: Request) -> Response:
-        """For an hour from now."""
+        """Pin the picture for an hour from now."""
         is_pinned = await run_in_threadpool(self._cache.pin, http.path_params["media_hash"], PIN_SECONDS)
         if not is_pinned:
             raise HTTPException(409, "it is not held any more, or pins would leave too little room for others")
         return json_response({"is_pinned": True})
 
     async def unpin(self, http: Request) -> Response:
-        """Whoever had it pinned."""
+        """Unpin the picture, no matter who pinned it."""
         await run_in_threadpool(self._cache.unpin, http.path_params["media_hash"])
         return json_response({"is_pinned": False})
 
     def _list(self) -> HeldList:
-        """Without the embeddings among them, which callers computed and nobody can be shown."""
+        """Return the newest entries, without embeddings that callers computed, which cannot be shown."""
         newest = self._cache.newest(MAX_LISTED)
         return HeldList([each for each in newest if self._cache.shows_a_picture(each.media_hash)])
 

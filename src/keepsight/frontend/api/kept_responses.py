@@ -1,8 +1,8 @@
-"""Responses that later requests go on from, and what was asked for them; shared by all frontends of a server.
+"""Responses that later requests can continue, with their inputs; shared by all frontends of a server.
 
-Knows neither HTTP nor what is in them.  A response belongs to its tenant; to others it does not exist.  Invariant: what
-one tenant holds is within the bytes that it may; what was used longest ago goes for what comes, and a conversation is
-used as a whole.  What anything costs does not depend on how much is held.
+Knows neither HTTP nor the contents.  A response belongs to its tenant; to others it does not exist.  Invariant: what a
+tenant holds is within its limit of bytes.  The least recently used response is evicted first; a conversation is used as
+a whole.  The cost of an operation does not depend on how much is held.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from typing import NamedTuple
 from keepsight.errors import ResponseStoreError, UnknownResponseError
 from keepsight.ipc.shared_database import FAULTS, SharedDatabase
 
-# Bytes lie apart: what is counted would be written with them each time.
+# Contents have a table of their own: in one table, each update of the bookkeeping would rewrite them.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS responses (
     id TEXT PRIMARY KEY,
@@ -45,7 +45,7 @@ CREATE TRIGGER IF NOT EXISTS went AFTER DELETE ON responses BEGIN
     UPDATE held SET num_bytes = num_bytes - old.num_bytes WHERE tenant = old.tenant;
 END;
 """
-# The turns that end with one, by how far they lie before it.
+# The turns up to a given response, with their distances from it.
 _TURNS = """
 WITH RECURSIVE turns (id, previous, num_bytes, distance) AS (
     SELECT id, previous, num_bytes, 0 FROM responses WHERE id = :id AND tenant = :tenant
@@ -57,7 +57,7 @@ WITH RECURSIVE turns (id, previous, num_bytes, distance) AS (
 
 
 class Turn(NamedTuple):
-    """As JSON: what was asked beyond the turns before it, and the whole response."""
+    """As JSON: the input that the turn adds to those before it, and the whole response."""
 
     asked: bytes
     response: bytes
@@ -74,28 +74,29 @@ class _Known(NamedTuple):
 
 
 class KeptResponses:
-    """Shared by threads.  Raises ResponseStoreError where it cannot be reached."""
+    """Thread-safe.  Methods raise ResponseStoreError if the database fails."""
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
-        """`max_bytes`: of each tenant."""
+        """`max_bytes`: limit per tenant."""
         self.max_bytes = max_bytes
         self._shared = SharedDatabase(folder, "responses.sqlite", _SCHEMA)
         self._database = self._shared.connection
 
-    # Coming and going -------------------------------------------------------------------------------------------
+    # Adding and removing ----------------------------------------------------------------------------------------
 
     def keep(
         self, tenant: str, response_id: str, previous: str | None, turn: Turn, item_ids: Iterable[str] = ()
     ) -> bool:
-        """`item_ids`: of what is in the response.  False: nothing could go on from it, as there is no room for its
-        conversation, or a part of that has gone.
+        """Keep a response.  `item_ids`: the ids of the items in it.
+
+        Returns False if it could not be continued, as its conversation has no room or has lost a part.
         """
         with self._writing():
             earlier = [] if previous is None else self._find_turns(tenant, previous)
             is_whole = previous is None or _is_whole(earlier)
             if not is_whole or sum(each.num_bytes for each in earlier) + turn.num_bytes > self.max_bytes:
                 return False
-            self._use(earlier)  # so that it goes last
+            self._use(earlier)  # so that it is evicted last
             self._let_go(tenant, turn.num_bytes)
             if not self._has_room(turn.num_bytes):
                 return False
@@ -117,7 +118,7 @@ class KeptResponses:
     def close(self) -> None:
         self._shared.close()
 
-    # Looking ----------------------------------------------------------------------------------------------------
+    # Lookup -----------------------------------------------------------------------------------------------------
 
     def get(self, tenant: str, response_id: str) -> bytes:
         with self._writing():
@@ -128,7 +129,7 @@ class KeptResponses:
             return self._read(known).response
 
     def find_responses(self, tenant: str, item_ids: Iterable[str]) -> dict[str, bytes]:
-        """By their ids, those that have one of these items."""
+        """Return the responses that have any of these items, keyed by their ids."""
         with self._writing():
             where = "id = (SELECT response FROM items WHERE id = ?) AND tenant = ?"
             found = [self._find_one(where, item_id, tenant) for item_id in item_ids]
@@ -137,12 +138,12 @@ class KeptResponses:
             return {each.id: self._read(each).response for each in known.values()}
 
     def count_bytes(self, tenant: str, response_id: str, field: str) -> int:
-        """Of the conversation that ends with it.  `field`: what the caller calls it."""
+        """Return the bytes of the conversation that ends with a response.  `field`: the caller's name for it."""
         with self._writing():
             return sum(each.num_bytes for each in self._find_conversation(tenant, response_id, field))
 
     def read(self, tenant: str, response_id: str, field: str) -> list[Turn]:
-        """The conversation that ends with it, the first turn first."""
+        """Return the turns of the conversation that ends with a response, the first turn first."""
         with self._writing():
             known = self._find_conversation(tenant, response_id, field)
             self._use(known)
@@ -157,7 +158,7 @@ class KeptResponses:
             ).fetchall()
         assert all(counted == known == num_bytes <= self.max_bytes for counted, known, num_bytes in held)
 
-    # With the lock ----------------------------------------------------------------------------------------------
+    # With the lock held -----------------------------------------------------------------------------------------
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
@@ -195,7 +196,7 @@ class KeptResponses:
         self._database.executemany("UPDATE responses SET used = ? WHERE id = ?", [*numbers])
 
     def _let_go(self, tenant: str, num_bytes: int) -> None:
-        """What was used longest ago, until so many fit."""
+        """Delete the tenant's least recently used responses until `num_bytes` more fit into its limit."""
         held = self._database.execute("SELECT num_bytes FROM held WHERE tenant = ?", (tenant,)).fetchone()
         excess = (held[0] if held else 0) + num_bytes - self.max_bytes
         while excess > 0:
@@ -211,7 +212,7 @@ class KeptResponses:
 
 
 def _is_whole(known: Sequence[_Known]) -> bool:
-    """Whether the first of them went on from none."""
+    """Return whether the turns begin with one that continues no other."""
     return bool(known) and known[0].previous is None
 
 
