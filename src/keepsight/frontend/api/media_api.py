@@ -1,8 +1,8 @@
-"""`/v1/media`: pictures, films, sounds and PDFs are uploaded once, then named by a handle; what holds them is told, and
-made to.
+"""`/v1/media`: upload pictures, films, sounds and PDFs once and refer to them by handle; report which tiers hold them,
+and warm or pin them.
 
-Knows neither where bytes are kept nor how pixels are made.  Each caller's key is a tenant of its own; without keys all
-callers are one.
+Independent of where bytes are stored and how pixels are made.  Each API key is a tenant of its own; without keys all
+callers are one tenant.
 """
 
 import asyncio
@@ -37,25 +37,25 @@ from keepsight.media import Geometry
 from keepsight.sampling_params import SamplingParams
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
-# Of the 40 threads that all requests share: a film waits for a worker that looks at it.
+# Out of the 40 threads that all requests share: a film occupies one while it waits for a worker to examine it.
 MAX_UPLOADS_NAMED_AT_ONCE = 4
-# One who waits for an answer goes before one who will come.
+# Requests whose client waits for an answer go before warming.
 WARM_PRIORITY = 1
 
-# The request has its place among those that wait until the context ends.
+# The request counts as waiting (`WaitingRoom`) until the context exits.
 ReadBody = Callable[[Request], AbstractAsyncContextManager[bytearray | memoryview]]
-# What the caller asks for, and what becomes of it.
+# Maps a request and the salt that it asks for to the salt that it gets.
 SaltOf = Callable[[Request, str | None], str | None]
 
 
 class Saved(msgspec.Struct, frozen=True):
-    # Not sent again, and not made again.
+    # Bytes not uploaded again, and media not preprocessed again.
     upload_bytes: int
     preprocessings: int
 
 
 class Tiers(msgspec.Struct, frozen=True):
-    """Who holds what of it: the bytes; pixels; pixels, embeddings or keys and values.  The last is a hint."""
+    """Where the item is held: its bytes; its pixels; its pixels, embeddings or keys and values.  The last is a hint."""
 
     bytes: bool
     processor_cache: bool
@@ -69,11 +69,11 @@ class Pinned(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class PixelPin:
-    """A picture of a request's that is to be kept beyond the answer."""
+    """A picture of a request whose pixels are to be kept after the answer."""
 
     field: str
     seconds: float
-    # Which counts already; else the pin does.
+    # A handle already counts against the tenant's quota; without one, the pin itself does.
     has_handle: bool
 
 
@@ -81,7 +81,7 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["media"] = "media"
     bytes: int
-    # Of a sound neither, but how many samples the model is given; of a PDF its pages.
+    # A sound has neither, but the number of samples given to the model; a PDF has its number of pages.
     width: int | UnsetType = UNSET
     height: int | UnsetType = UNSET
     num_samples: int | UnsetType = UNSET
@@ -92,7 +92,7 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
     pinned_until: int | None
     uses: int
     saved: Saved
-    # Only where one is asked for by itself.
+    # Not set in lists.
     tiers: Tiers | UnsetType = UNSET
     pinned: Pinned | UnsetType = UNSET
 
@@ -135,7 +135,7 @@ class DeletedMedia(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class _Named:
-    """What was uploaded, by what it is shown as: one picture, film or sound, or the pages of a PDF."""
+    """An upload, as the media that it is shown as: one picture, film or sound, or the pages of a PDF."""
 
     shown: tuple[NamedPicture, ...]
 
@@ -251,7 +251,7 @@ class MediaApi:
             salt = self._salt_of(http, options.cache_salt)
             warming = self._warm(named, salt, found.filename, options.ttl_seconds)
             await unless_client_leaves(http.receive, warming)
-            # It may have proved to be another's picture, and goes by that name.
+            # Warming may have proved it an alias of another picture, whose media hash it then has.
             found, named = await self._find(http, options.cache_salt)
         handle, pinned = await run_in_threadpool(
             self._pin, tenant_of(http), found.id, named.media_hashes, options.ttl_seconds
@@ -261,23 +261,23 @@ class MediaApi:
     # For requests that name handles ---------------------------------------------------------------------------
 
     async def read_named(self, http: Request, pictures: Sequence[PicturePart]) -> Downloaded:
-        """The bytes of those that are named by handles, by their URLs."""
+        """Return the bytes of the pictures that are named by handles, keyed by their URLs."""
         parts = self._preparer.intake.find_handles(pictures)
         return await run_in_threadpool(self._read, tenant_of(http), parts) if parts else NOTHING_DOWNLOADED
 
     async def note_uses(self, http: Request, pictures: Sequence[PicturePart], prepared: PreparedRequest) -> None:
-        """Of a request that is about to be answered; the handles that it wants to be kept are."""
+        """Record that a request about to be answered uses its handles, and pin those that it asks to keep."""
         if parts := self._preparer.intake.find_handles(pictures):
             await run_in_threadpool(self._note_uses, tenant_of(http), parts, prepared)
 
     def find_pins(self, pictures: Sequence[PicturePart]) -> list[PixelPin]:
-        """Of all that lies before a breakpoint."""
+        """Return a pin for each picture before a breakpoint."""
         parts = [part for part in pictures if part.pin_seconds]
         handles = {part.field for part in self._preparer.intake.find_handles(parts)}
         return [PixelPin(part.field, part.pin_seconds, part.field in handles) for part in parts]
 
     async def pin_pixels(self, http: Request, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
-        """Once the answer has begun: they are there if ever, and what they go by is known."""
+        """Pin pixels once the answer has begun: by then they are cached, if ever, under media hashes that are final."""
         await run_in_threadpool(self._pin_pixels, tenant_of(http), pins, prepared)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> Downloaded:
@@ -285,7 +285,7 @@ class MediaApi:
         held: dict[str, HeldFile] = {}
         for part in parts:
             url, media_id = str(part.source), _id_of(part)
-            # Before its bytes take memory.
+            # Check the budget before the bytes take memory.
             handle = self._handles.get(tenant, media_id, part.field)
             budget.add(handle.num_bytes, part.field)
             if url not in held:
@@ -295,7 +295,7 @@ class MediaApi:
     def _note_uses(self, tenant: str, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
         for part in parts:
             was_spared = all(map(self._is_spared, prepared.hashes_at(part.field)))
-            # Neither a pin nor a count is worth a request; the handle may have gone since it was read.
+            # A failed pin or count must not fail the request; the handle may have expired since it was read.
             with suppress(MediaStoreError, UnknownHandleError):
                 if part.pin_seconds:
                     self._handles.pin(tenant, _id_of(part), part.pin_seconds)
@@ -304,12 +304,12 @@ class MediaApi:
     def _pin_pixels(self, tenant: str, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
         for pin in pins:
             for media_hash in prepared.hashes_at(pin.field):
-                with suppress(MediaStoreError):  # no more than a pin is lost
+                with suppress(MediaStoreError):  # only a pin is lost
                     if pin.has_handle or self._handles.mark(tenant, media_hash, pin.seconds):
                         self._pixel_cache.pin(media_hash, pin.seconds)
 
     def _is_spared(self, media_hash: str) -> bool:
-        """Nothing has to be made from its bytes."""
+        """Return whether nothing has to be made from the item's bytes."""
         return self._engine.engine_holds(media_hash) or self._pixel_cache.is_held(media_hash)
 
     # Steps ----------------------------------------------------------------------------------------------------
@@ -344,7 +344,7 @@ class MediaApi:
                     self._pixel_cache.unpin(media_hash)
 
     async def _warm(self, named: _Named, salt: str | None, filename: str | None, pin_seconds: float = 0) -> None:
-        """By an ordinary request of one token: whatever it leaves in the caches, others find; for so long at least."""
+        """Fill the caches by running an ordinary request for one token, pinned for at least `pin_seconds`."""
         params, asked = SamplingParams(max_tokens=1, temperature=0), named.as_conversation(filename)
         prepared = await run_in_threadpool(self._preparer.prepare_chat, asked, params, None, salt, WARM_PRIORITY)
         prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
@@ -361,7 +361,7 @@ class MediaApi:
 
 
 def tenant_of(http: Request) -> str:
-    """The caller's key is nothing to be written anywhere."""
+    """Return the caller's tenant: a digest of its API key, as the key itself must not be written anywhere."""
     key = getattr(http.state, "api_key", None)
     return "" if key is None else hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
@@ -375,7 +375,7 @@ def _read_salt(http: Request) -> str | None:
 
 
 def ends_of(shown: Sequence[MediaHandle]) -> tuple[str | None, str | None]:
-    """Of a page of a list: the first, and the last, behind which the next page goes on."""
+    """Return the first and the last id of a page of a list; the next page begins after the last."""
     return (shown[0].id, shown[-1].id) if shown else (None, None)
 
 

@@ -1,4 +1,4 @@
-"""What `/v1/messages` answers with, in Anthropic's shapes: a message, its blocks, and the events of a stream of it."""
+"""The answers of `/v1/messages`, in Anthropic's shapes: a message, its blocks, and the events of its stream."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ from keepsight.frontend.http.error_response import MessagesError
 from keepsight.frontend.prompt.read_tool_calls import parse_arguments
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use"]
-# Of thoughts: nobody looks at it here, but clients leave out those that have none.
+# The signature of thinking blocks. It is never checked here, but clients leave out blocks without one.
 SIGNATURE = "unsigned"
 NO_INPUT = msgspec.Raw(b"{}")
 
@@ -58,14 +58,14 @@ class ThinkingBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 class ToolUseBlock(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
-    # Word by word.
+    # Verbatim, as the model wrote it.
     input: Annotated[msgspec.Raw, msgspec.Meta(extra_json_schema={"type": "object"})]
 
     def add(self, text: str) -> Added:
         return InputAdded(text)
 
     def fill(self, text: str) -> "ToolUseBlock":
-        """Of a call that was cut off there is none."""
+        """Set the input; a call that was cut off keeps its empty one."""
         is_whole = parse_arguments(text) is not None
         return msgspec.structs.replace(self, input=msgspec.Raw(text.encode())) if is_whole else self
 
@@ -78,13 +78,13 @@ class ThinkingTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MessageUsage(msgspec.Struct, frozen=True, kw_only=True):
-    """Of the prompt, what was found in the prefix cache is told by itself."""
+    """`input_tokens` leaves out the prompt tokens found in the prefix cache, which are reported separately."""
 
     input_tokens: int
     cache_read_input_tokens: int
     cache_creation_input_tokens: int = 0
     output_tokens: int
-    # Of a model that may think.
+    # Only for a model that can think.
     output_tokens_details: ThinkingTokens | UnsetType = UNSET
 
     @classmethod

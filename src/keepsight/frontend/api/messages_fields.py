@@ -1,4 +1,4 @@
-"""What a request of Anthropic's API has within its fields, in its shapes, and the same as chats have it."""
+"""The structs nested in a request of Anthropic's API, and their conversion to those of a chat request."""
 
 from typing import Any, ClassVar, Literal
 
@@ -18,7 +18,7 @@ class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: CacheControl | None = None
-    # A call is told as it comes in any case.
+    # No effect: calls are always streamed as they are generated.
     eager_input_streaming: bool | None = None
 
     allowed_callers: Refused = None
@@ -51,7 +51,7 @@ class ChosenTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Thinking(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Whether a model is not to think.  Else it does as it is used to, for as long as it likes."""
+    """`disabled` turns thinking off.  Otherwise the model thinks as it does by default, without a budget."""
 
     type: Literal["enabled", "adaptive", "disabled"]
     budget_tokens: int | None = None
@@ -68,11 +68,11 @@ class OutputFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class OutputConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: OutputFormat | None = None
-    # No model has more than one: each asks for the same.
+    # No effect: every model has a single effort level.
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
 
 
 class MessageMetadata(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A label."""
+    """A label, not used."""
 
     user_id: str | None = None

@@ -1,7 +1,7 @@
-"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`: Anthropic's names of a chat request, which is what
-they become.
+"""The bodies of `POST /v1/messages` and `/v1/messages/count_tokens`: chat requests under Anthropic's field names, which
+are converted to chat requests.
 
-What is found at fault behind us is told by the names that stand here.
+Errors found after the conversion are reported under Anthropic's names.
 """
 
 from collections.abc import Mapping
@@ -37,9 +37,9 @@ class MessagesChat(RenamedChat, frozen=True, kw_only=True):
 
 
 class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What of a request is its prompt.  Null wherever the default is asked for."""
+    """The part of a request that makes up its prompt.  Null selects a field's default."""
 
-    # `read_blocks` knows the shapes of both.
+    # `read_blocks` checks the shapes of both.
     messages: Any
     system: Any = None
     model: str | None = None
@@ -49,7 +49,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     output_config: OutputConfig | None = None
     cache_control: CacheControl | None = None
 
-    # As in chats.
+    # Same as in chat requests.
     mm_processor_kwargs: MediaProcessorOptions | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None
@@ -59,7 +59,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
     speed: Refused = None
 
     NEUTRAL_VALUES: ClassVar[NeutralValues] = {
-        # Claude Code's: all that was thought is kept.
+        # The last one is sent by Claude Code: all thinking is kept.
         "context_management": ({}, {"edits": []}, {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}),
         "mcp_servers": ([],),
         "speed": ("standard",),
@@ -72,7 +72,7 @@ class CountTokensRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         return MessagesChat(**self._list_fields()).checked()
 
     def _list_fields(self) -> dict[str, Any]:
-        """By what a chat calls them."""
+        """Return the fields of the chat request, by their names there."""
         thinking, choice = self.thinking, self.tool_choice
         effort = "none" if thinking is not None and thinking.type == "disabled" else None
         variables = choose_variables(self.chat_template_kwargs, effort)
@@ -100,12 +100,12 @@ class MessagesRequest(CountTokensRequest, frozen=True, kw_only=True, forbid_unkn
     top_k: int | None = None
     stop_sequences: list[str] | None = None
 
-    # As in chats.
+    # Same as in chat requests.
     priority: int | None = None
     prompt_cache_key: str | None = None
     keepsight: OwnOptions | None = None
 
-    # Labels.
+    # Labels, not used.
     metadata: MessageMetadata | None = None
     user_profile_id: str | None = None
 

@@ -1,7 +1,7 @@
-"""What a server tells of itself: `/metrics` for Prometheus, and for administrators its state and its last requests.
+"""Endpoints that report on the server: `/metrics` for Prometheus, and for administrators its state and last requests.
 
-Whichever frontend is asked tells of all of them.  Nothing is asked of an engine: what is told lies in files in
-memory, which are read off the event loop.
+Any frontend reports on all of them.  Engines are not queried: the numbers are in in-memory files, which are read off
+the event loop.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -34,11 +34,11 @@ from keepsight.requests import TierStatus
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
 RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waiting")
-Tiers = Mapping[int, Sequence[TierStatus]]  # by rank of the engine
+Tiers = Mapping[int, Sequence[TierStatus]]  # by engine rank
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One cache in one tier, of all engines and modalities.  Of the prefix cache queries and hits are tokens."""
+    """One cache in one tier, over all engines and modalities.  The prefix cache counts queries and hits in tokens."""
 
     cache: str
     tier: str
@@ -47,15 +47,15 @@ class CacheState(msgspec.Struct, frozen=True, kw_only=True):
     evictions: int
     saved_seconds: float
     bytes: int
-    # 0: there is none, or its budget is another's business.
+    # 0 if the cache is switched off, or its budget is managed elsewhere (Redis).
     budget_bytes: int
     entries: int
-    # Why it is set aside, wherever it is.
+    # Why an engine has set it aside, if one has.
     reason: str | None
 
 
 class MediaWork(msgspec.Struct, frozen=True):
-    """Really done since the server was started."""
+    """Work actually done since the server was started."""
 
     fetched: int
     decoded: int
@@ -64,19 +64,19 @@ class MediaWork(msgspec.Struct, frozen=True):
     encoded: int
 
 
-# The same, in that order.
+# The metrics of the fields of `MediaWork`, in their order.
 WORK = (FETCHED, DECODED, PREPROCESSED, TRANSFERRED, ENCODED)
 
 
 class ServerState(msgspec.Struct, frozen=True, kw_only=True):
-    # Sequences that have a seat, and that have none.
+    # Sequences with a seat, and without.
     running: int
     waiting: int
     caches: list[CacheState]
     media: MediaWork
-    # Resident bytes of all processes of a kind.
+    # Total resident bytes of the processes of each kind.
     memory: dict[str, int]
-    # Those that have ended, the last first.
+    # Requests that have ended, latest first.
     requests: list[AccountBody]
 
 
@@ -123,7 +123,7 @@ class MetricsApi:
         return json_response(AccountList(accounts[:limit]))
 
     async def request(self, http: Request) -> Response:
-        """A request may have several prompts, each with an account of its own."""
+        """Return the accounts of one request, which has one for each of its prompts."""
         request_id = http.path_params["id"]
         accounts = await run_in_threadpool(self._view.read_accounts)
         found = [account for account in accounts if account.id == request_id]

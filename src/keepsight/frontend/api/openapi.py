@@ -1,4 +1,4 @@
-"""The description of the API at `/openapi.json`, made of the structs that decode and encode its bodies."""
+"""The description of the API at `/openapi.json`, made from the structs that decode and encode its bodies."""
 
 import itertools
 import re
@@ -76,7 +76,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
 )
 MESSAGE_EVENTS: tuple[type[msgspec.Struct], ...] = get_args(MessageEvent)
 RESPONSE_EVENTS: tuple[type[msgspec.Struct], ...] = get_args(StreamedEvent)
-# As OpenAI has each, and Anthropic.
+# Each in OpenAI's shape and in Anthropic's.
 FILES = ((FileObject, FileMetadata), (FilePage, FileMetadataPage), (DeletedFile, DeletedFileMetadata))
 ANSWERS = (
     ChatCompletion,
@@ -104,7 +104,7 @@ ANSWERS = (
     AccountList,
 )
 
-# What is left to be checked by hand.
+# Schemas of the fields that are checked by hand, not by their structs.
 SHAPES: Mapping[type[msgspec.Struct], Json] = {
     ChatRequest: {"messages": MESSAGES},
     TokenizeRequest: {"messages": {"anyOf": [MESSAGES, {"type": "null"}]}},
@@ -115,7 +115,7 @@ SHAPES: Mapping[type[msgspec.Struct], Json] = {
     CountTokensRequest: OF_MESSAGES,
     **SENT,
 }
-# In a path.
+# A parameter in a path.
 _NAME = re.compile(r"\{(\w+)\}")
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
@@ -139,7 +139,7 @@ KEYS = {
 }
 
 
-Operation = tuple[str, str, Json]  # path, method
+Operation = tuple[str, str, Json]  # path, method, description
 
 
 def _parameter(name: str, schema: Json) -> Json:
@@ -231,7 +231,7 @@ def _media_operations() -> Sequence[Operation]:
 
 
 def _file_operations() -> Sequence[Operation]:
-    """As OpenAI's clients ask; Anthropic's, told by their header, are answered in their own shapes."""
+    """Describe requests as OpenAI's clients make them; Anthropic's, known by a header, are answered in their shapes."""
     one, failures = FILES_PATH + "/{id}", (400, 404, 408, 413, 415, 500, 503, 507)
     file, page, deleted = (_json_content({"anyOf": [refer(each) for each in shapes]}) for shapes in FILES)
     life: Json = {"type": "integer", "minimum": 1, "maximum": int(MAX_TTL_SECONDS)}
@@ -271,7 +271,7 @@ def _picture_operations() -> Sequence[Operation]:
 
 
 def _options(**sources: Json) -> Json:
-    """Of an upload, and of a pin."""
+    """Return the schema of the options of an upload or a pin."""
     ttl = {"type": "number", "minimum": 1, "maximum": MAX_TTL_SECONDS, "default": DEFAULT_TTL_SECONDS}
     return object_of(**sources, ttl_seconds=ttl, warm={"type": "boolean"}, cache_salt=SOME_TEXT)
 
@@ -287,7 +287,7 @@ def _ask(
 
 
 def _data(said: Json) -> Json:
-    """Of an event: the last says [DONE]."""
+    """Return the schema of an event; the last event is [DONE]."""
     return {"data": {"anyOf": [{"const": "[DONE]"}, _json_text(said)]}}
 
 
@@ -316,7 +316,7 @@ def _operate(
     *parameters: Json,
     body: Json | None = None,
 ) -> Operation:
-    """`content`: of the answer; `parameters`: beside those in the path."""
+    """Return an operation.  `content`: of the answer; `parameters`: besides those in the path."""
     answered = {"200": {"description": "It is done.", "content": content}}
     operation: Json = {"summary": summary, "responses": answered | _failures(failures)}
     of_path = [
@@ -328,7 +328,7 @@ def _operate(
 
 
 def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
-    """Behind a key, where one is needed."""
+    """Add the key that the path requires, if any, and the failures of an access that is denied."""
     if path in OPEN_PATHS:
         return operation
     responses = dict(operation["responses"])
@@ -341,7 +341,7 @@ def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
 
 
 def _in_shape_of_its_api(path: str, operation: Json) -> Json:
-    """What is told of faults."""
+    """Describe errors in the shape of the API that the path belongs to."""
     if path not in MESSAGES_PATHS:
         return operation
     content, responses = _json_content(refer(MessagesError)), operation["responses"]
@@ -368,7 +368,7 @@ def _schemas() -> Json:
 
 
 def _narrow(properties: Json, struct: type[msgspec.Struct]) -> None:
-    """What a struct leaves to be checked by hand."""
+    """Add the constraints that are checked by hand, not by the struct."""
     for name in refused_fields(struct):
         properties[name] |= {"enum": [None, *neutral_values_of(struct).get(name, ())]}
     properties |= SHAPES.get(struct, {})

@@ -1,4 +1,4 @@
-"""What messages, items and prompts look like, which no struct says: for the description of the API."""
+"""JSON schemas of messages, items and prompts, which no struct defines, for the description of the API."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -22,7 +22,7 @@ REFERENCE = "#/components/schemas/{name}"
 
 
 def _text(description: str) -> Json:
-    """Or null."""
+    """Return the schema of a text or null."""
     return {"type": ["string", "null"], "description": description}
 
 
@@ -31,13 +31,13 @@ def _list_of(items: Json) -> Json:
 
 
 def object_of(*required: str, **properties: Json) -> Json:
-    """With no others."""
+    """Return the schema of an object with these properties and no others."""
     told = {"required": [*required]} if required else {}
     return {"type": "object", "additionalProperties": False, "properties": properties} | told
 
 
 def _part(kind: str, *required: str, **properties: Json) -> Json:
-    """Of a message's content."""
+    """Return the schema of a part of a message's content."""
     breakpoint_ = object_of("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
     told = {
         "type": ["object", "null"],
@@ -50,13 +50,13 @@ _UUID = _text("The caller's own name for the picture, the video or the sound.")
 
 
 def _named_part(kind: str) -> Json:
-    """transformers' form of what is seen."""
+    """Return the schema of a media part in transformers' form."""
     url, media_id = _text("The same, in place of it."), _text("Of an upload, in place of a URL.")
     return _part(kind, **{kind: _text("A URL.")}, url=url, media_id=media_id, uuid=_UUID)
 
 
 def _url_part(kind: str, description: str, **options: Json) -> Json:
-    """OpenAI's form for pictures, and vLLM's for videos and sounds."""
+    """Return the schema of a media part in OpenAI's form for pictures, and vLLM's for videos and sounds."""
     url: Json = {"type": ["string", "null"]}
     told = {"description": description, "anyOf": [url, object_of(url=url, **options)]}
     return _part(f"{kind}_url", uuid=_UUID, **{f"{kind}_url": told})
@@ -107,7 +107,7 @@ CONTENT_PART: Json = {
         | {"description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds."},
     ]
 }
-# Of an answer that is sent back whole.
+# Fields of an answer that a client sends back whole.
 _OF_ANSWERS: dict[str, Json] = {
     **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
     **{name: _text("Of an assistant: what it thought before this answer.") for name in THOUGHT_NAMES},
@@ -115,7 +115,7 @@ _OF_ANSWERS: dict[str, Json] = {
     "refusal": {"type": ["string", "null"], "description": "Of an assistant: read in place of its content."},
     "parsed": {"description": "Of an assistant: its content, as OpenAI's own client has parsed it."},
 }
-# What `read_messages` reads.
+# A message, as read by `read_messages`.
 _MESSAGE = object_of(
     "role",
     role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
@@ -170,7 +170,7 @@ def refer(struct: type[msgspec.Struct]) -> Json:
     return {"$ref": REFERENCE.format(name=struct.__name__)}
 
 
-# What `read_items` reads.
+# An item, as read by `read_items`.
 ITEM: Json = {
     "anyOf": [
         object_of(
@@ -192,7 +192,7 @@ def _text_or(kinds: Iterable[type[SentBlock]]) -> Json:
     return {"anyOf": [{"type": "string"}, _list_of({"anyOf": [refer(kind) for kind in kinds]})]}
 
 
-# What `read_blocks` reads.
+# Content blocks, as read by `read_blocks`.
 SENT_BLOCKS = tuple(dict.fromkeys(kind for kinds in OF_ROLES.values() for kind in kinds.values()))
 SENT: dict[type[msgspec.Struct], Json] = {
     ResultItem: {"output": _TEXT_OR_PARTS},

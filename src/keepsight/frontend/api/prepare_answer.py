@@ -1,7 +1,7 @@
-"""From a parsed body to the answer that the engine can be asked for: prepares its prompts; or tells their tokens.
+"""Turns a parsed body into an answer that is ready for the engine, by preparing its prompts; or returns their tokens.
 
-Prompts are prepared off the event loop, but for so little that waking a thread would take longer: a short text, and
-pictures of which nothing has to be read.
+Prompts are prepared off the event loop, unless waking a thread would take longer: a short text, and pictures that are
+known, so that nothing of them has to be read.
 """
 
 import asyncio
@@ -46,34 +46,35 @@ from keepsight.frontend.prompt.read_messages import Conversation
 from keepsight.frontend.read_vector import PARAMS_OF_VECTORS, check_dimensions
 from keepsight.sampling_params import SamplingParams
 
-# Their text is tokens in less than a millisecond.
+# So much text is tokenized in less than a millisecond.
 MAX_BYTES_ON_LOOP = 2048
-# These are bytes in memory, and have a name, in a third of that: screenshots, and photographs as chats send them.
+# So many pictures are decoded to bytes and named in a third of that: screenshots, and photographs as chats send them.
 MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**20
-# An answer of some megabytes.
+# Log-probabilities of prompts: so many make an answer of some megabytes.
 MAX_TOLD_OF_PROMPTS = 2**16
-# The same.
+# Token ids of prompts: so many make an answer of some megabytes, too.
 MAX_TOLD_TOKEN_IDS = 2**20
-# Of the 40 threads that all requests share.  Not fewer: most forms and films are known, and wait for nobody.
+# Out of the 40 threads that all requests share.  Not fewer: most forms and films are already known and do not wait.
 MAX_WAITING_THREADS = 32
 Prepared = TypeVar("Prepared")
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerPreparer:
-    """`cache_salt` is whom caches are shared with, which may be more than the request says."""
+    """Prepares answers.  `cache_salt` is the effective salt, which may depend on more than the request's own field."""
 
     preparer: RequestPreparer
     models: ServedModels
-    # Whether a request may choose what its pictures cost and how they are resized.
+    # True if a request may choose what its pictures cost and how they are resized.
     trusts_processor_kwargs: bool = False
-    # What may wait, for a compiler or for a worker that looks at a film or a sound, leaves some to the others.
+    # Requests that may wait for a grammar compiler, or for a worker that examines a film or a sound, leave some threads
+    # to the others.
     _waiting_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING_THREADS))
 
     async def chat(
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
     ) -> ChatAnswer | ResponsesAnswer | MessagesAnswer:
-        """`num_bytes`: what the request was read from."""
+        """Prepare the answer to a chat.  `num_bytes`: the size of all that the request was read from."""
         little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
         with _naming_places_of(asked):
@@ -95,7 +96,7 @@ class AnswerPreparer:
     async def _on_thread(
         self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, *, compiles: bool = False
     ) -> Prepared:
-        """Which may have to wait there, for workers who look at what is not known yet, or for a compiler."""
+        """Run `prepare` on a thread, where it may wait for workers that examine unknown media, or for a compiler."""
         may_look = conversation is not None and self.preparer.may_look(conversation)
         if not (compiles or may_look):
             return await run_in_threadpool(prepare)
@@ -113,9 +114,9 @@ class AnswerPreparer:
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, asked, cache_salt)
         prompts = await self._on_thread(prepare, compiles=asked.wants_form)
-        # Each choice tells of its prompt anew.
+        # Each choice repeats what is told of its prompt.
         _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
-        # They may be megabytes, and are numbers by now.
+        # The encoded embeddings may be megabytes, and have been decoded by now.
         asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
         name = self.models.name_answer(asked.model)
         return CompletionAnswer(asked, AnswerTerms(prompts, self.preparer.tokenizer, name))
@@ -162,7 +163,7 @@ class AnswerPreparer:
         return [self._as_asked(asked, each).as_vector() for each in prepared]
 
     def _as_asked(self, asked: GenerationFields | EmbeddingsRequest, prepared: PreparedRequest) -> PreparedRequest:
-        """With what says which engine shall answer, and which model."""
+        """Return the request with its cache key, which selects an engine, and its adapter, which selects the model."""
         keyed = dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
         return keyed.adapted(self.models.find_adapter(asked.model))
 
@@ -207,7 +208,7 @@ class AnswerPreparer:
         )
 
     def _overrides_of(self, asked: ChatRequest | PromptFields) -> dict[str, Any]:
-        """Empty: as the server is configured."""
+        """Return the request's processor options; empty means as the server is configured."""
         options = asked.mm_processor_kwargs
         return {} if options is None else options.as_overrides(are_trusted=self.trusts_processor_kwargs)
 
@@ -242,7 +243,10 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
 
 
 def _may_be_little(asked: ChatRequest, num_bytes: int) -> bool:
-    """Unless its pictures have to be read.  A grammar has to be compiled, and a film has hundreds of names."""
+    """Return whether the request is quick to prepare if its pictures are known.
+
+    A grammar is not, as it has to be compiled, nor a film, which has hundreds of names.
+    """
     urls = [part.source for part in asked.messages.pictures if isinstance(part.source, str)]
     num_url_bytes = sum(map(length_of, urls))
     return (

@@ -1,6 +1,6 @@
-"""What may be asked of a prompt that is to be counted or read, and not to be gone on with.
+"""The fields of a request whose prompt is tokenized or embedded, but not continued.
 
-It is a text, or messages as a chat has them, pictures included.
+The prompt is a text, or messages as in a chat, pictures included.
 """
 
 from typing import Any, Self
@@ -28,7 +28,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     messages: Any = None
     cache_salt: str | None = None
 
-    # Of messages.
+    # Only with messages.
     mm_processor_kwargs: MediaProcessorOptions | None = None
     tools: list[Tool] | None = None
     add_generation_prompt: bool | None = None
@@ -42,7 +42,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return [msgspec.to_builtins(each) for each in self.tools or ()]
 
     def check_one_of(self, name: str) -> None:
-        """`name`: of the field that a prompt without messages is in."""
+        """Check the fields.  `name`: the field that holds a prompt without messages."""
         check_refused(self)
         check_tools(self.tools or ())
         if (getattr(self, name) is None) == (self.messages is None):
@@ -52,7 +52,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
                 raise InvalidArgumentError(each, "is of messages, and a prompt has none")
 
     def with_read_messages(self, *, begins_answer: bool = True) -> Self:
-        """`begins_answer`: whether the beginning of an answer follows them where nothing is said of that."""
+        """Parse the messages.  `begins_answer`: the default for whether the beginning of an answer follows them."""
         if self.messages is None:
             return self
         is_said = self.add_generation_prompt is not None or self.continue_final_message

@@ -1,4 +1,4 @@
-"""How many of a list a caller wants to be told, as a path's `?limit=` says it."""
+"""Reads the query parameter `limit`: how many entries of a list the caller wants."""
 
 import re
 
@@ -6,7 +6,7 @@ from starlette.requests import Request
 
 from keepsight.errors import InvalidArgumentError
 
-# Python refuses to read thousands of digits.
+# Limited to 9 digits, as Python refuses to parse thousands.
 _NUMBER = re.compile(r"[0-9]{1,9}")
 
 

@@ -1,6 +1,6 @@
-"""What is uploaded to be kept, and for how long: from a raw body, a form (`multipart/form-data`), or JSON.
+"""Reads an upload and its options from a raw body, a form (`multipart/form-data`), or JSON.
 
-Options stand in the query too; what the body says of them goes before it.  Names that nobody knows are refused.
+Options may also be in the query; those in the body take precedence.  Unknown names are refused.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from keepsight.frontend.http.decode_body import Buffer, check_num_values
 from keepsight.frontend.http.read_form import FormPart, parse_header, read_form
 from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 
-# Of bodies that are what is uploaded.
+# Other media types of bodies that are the upload itself.
 _OTHER_KINDS = ("application/pdf", "application/octet-stream")
 _BASE64 = "data:application/octet-stream;base64,"
 MAX_TTL_SECONDS = 7 * 24 * 3600.0
@@ -23,7 +23,7 @@ MAX_TTL_SECONDS = 7 * 24 * 3600.0
 @dataclass(frozen=True, slots=True)
 class UploadOptions:
     ttl_seconds: float
-    # Whether its embeddings are made at once.
+    # True to make its embeddings at once.
     warm: bool = False
     cache_salt: str | None = None
 
@@ -32,7 +32,7 @@ class UploadOptions:
 class Upload:
     # Bytes, or a URL.
     source: bytes | str
-    # What the caller calls it.
+    # The name of the caller's field that it came in.
     field: str
     options: UploadOptions
 
@@ -54,7 +54,7 @@ def read_upload(content_type: str, body: Buffer, query: Mapping[str, str]) -> Up
 
 
 def read_options(body: bytes, query: Mapping[str, str]) -> UploadOptions:
-    """Of what is kept already."""
+    """Read the options of a request about an earlier upload."""
     return _as_options(_read_texts(query) | (_decode(body) if body else {}))
 
 
@@ -85,14 +85,14 @@ def _read_form(body: bytes, boundary: str) -> tuple[str, bytes, dict[str, Any]]:
 
 
 def take_file(parts: dict[str, FormPart]) -> FormPart:
-    """Out of a form's."""
+    """Remove the part named `file` from a form's parts and return it."""
     if "file" not in parts:
         raise InvalidArgumentError("file", "is required: the form has no part of this name")
     return parts.pop("file")
 
 
 def _read_texts(texts: Mapping[str, str]) -> dict[str, Any]:
-    """Options that were not written as JSON."""
+    """Parse options that were not written as JSON."""
     return {name: _TEXT_READERS[name](text) if name in _TEXT_READERS else text for name, text in texts.items()}
 
 
@@ -123,7 +123,7 @@ def _as_options(said: Mapping[str, Any]) -> UploadOptions:
 
 
 def read_ttl(value: object, field: str = "ttl_seconds") -> float:
-    """As a caller says it; None: the default."""
+    """Check a lifetime that a caller gave, and return it in seconds; None means the default."""
     if value is None:
         return DEFAULT_TTL_SECONDS
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= MAX_TTL_SECONDS:

@@ -1,4 +1,4 @@
-"""A chat that was asked for by the names of another API: its faults are told by those."""
+"""A chat request made under the field names of another API: its errors are reported under those names."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Self
@@ -13,7 +13,7 @@ from keepsight.frontend.prompt.places import NOWHERE, Places
 class RenamedChat(ChatRequest, frozen=True, kw_only=True):
     places: Places = NOWHERE
 
-    # By what a chat calls them.  The longest first.
+    # The other API's names of fields, by those of a chat.  Longer paths come before their prefixes.
     OWN_NAMES: ClassVar[Mapping[str, str]] = {}
 
     def checked(self) -> Self:
@@ -38,5 +38,5 @@ class RenamedChat(ChatRequest, frozen=True, kw_only=True):
         return self.places.find(field)
 
     def _name_of_tool(self, field: str) -> str:
-        """Of a tool that has its fields in itself, not in a `function`."""
+        """Return the path of a field of a tool, which has its fields directly, not in a nested `function`."""
         raise NotImplementedError

@@ -1,6 +1,6 @@
-"""Names each request, in its answer and in all that the log says of it, and logs one line when it has ended.
+"""Gives each request an id, in its answer and in its log lines, and logs one line when it has ended.
 
-Counts the answers by their status, too: those who are refused reach nobody else who counts.
+Also counts answers by status: refused requests reach no other code that counts.
 """
 
 import logging
@@ -21,16 +21,16 @@ from keepsight.observe.tell_account import tell_in_log
 
 logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
-CLIENT_CLOSED_REQUEST = 499  # nginx's number, for nobody but this log: there is no answer to count
+CLIENT_CLOSED_REQUEST = 499  # nginx's number, used only in this log: there is no answer to count
 _RAW_HEADER = HEADER.encode()
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
-# Asked every few seconds by whoever watches the server.
+# Polled every few seconds by monitoring.
 UNTOLD_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
 
 
 def tell_asked(scope: Scope) -> str:
-    """For the log: a path may hold line breaks and what terminals obey, and must not look like lines of the log."""
+    """Format a request for the log; line breaks and terminal escapes in its path must not pass for log lines."""
     return f"{scope['method']} {quote(scope['path'])}"
 
 
@@ -64,7 +64,7 @@ class RequestLog:
 
 
 class RequestIdFilter(logging.Filter):
-    """For handlers: puts the request's id before what is said while it is handled."""
+    """A filter for log handlers: prefixes messages with the id of the request being handled."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         if request_id := _request_id.get():

@@ -1,6 +1,6 @@
-"""How a chat request says what form its answer must have: OpenAI's `response_format` and vLLM's own names.
+"""The fields of a chat request that set the form of its answer: OpenAI's `response_format` and vLLM's own names.
 
-All become one `StructuredOutputsParams`; what is wrong with it is told under the name that the caller used.
+All become one `StructuredOutputsParams`; errors in it are reported under the name that the caller used.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ class JsonSchema(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
     description: str | None = None
     schema: dict[str, Any] | None = None
-    # Whatever it says: an answer has the form that was asked for.
+    # No effect: the answer always has the requested form.
     strict: bool | None = None
 
 
@@ -33,7 +33,7 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
-    # Of whichever JSON is asked for, by whichever name.
+    # Applies to JSON requested by any of the fields.
     disable_any_whitespace: bool | None = None
 
     disable_additional_properties: Refused = None
@@ -43,14 +43,14 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
     NEUTRAL_VALUES: ClassVar[NeutralValues] = {"disable_additional_properties": (False,)}
 
 
-# The caller's name, ours, the value.
+# The caller's field name, the name in `StructuredOutputsParams`, the value.
 Asked = tuple[str, str, Any]
 
 
 def list_forms(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
 ) -> list[Asked]:
-    """All that are asked for; more than one is a fault.  `guided`: vLLM's older fields of these names."""
+    """List all requested forms; more than one is an error.  `guided`: vLLM's older `guided_*` fields, by name."""
     asked = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
     return asked + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
 
@@ -58,7 +58,7 @@ def list_forms(
 def read_structured_outputs(
     asked: list[Asked], structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
-    """None: any text will do."""
+    """Return the parameters of the requested form, or None if any text will do."""
     is_compact = structured_outputs is not None and bool(structured_outputs.disable_any_whitespace)
     if not asked:
         if is_compact:

@@ -1,4 +1,4 @@
-"""What `/v1/responses` answers with, in OpenAI's shapes: a response, its items, and the events of a stream of it."""
+"""The answers of `/v1/responses`, in OpenAI's shapes: a response, its items, and the events of its stream."""
 
 from typing import Any, Literal
 
@@ -43,7 +43,7 @@ class ReasoningText(msgspec.Struct, frozen=True, kw_only=True, tag_field="type",
 
 
 class OutputThought(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag="reasoning"):
-    """Whole: nobody sums it up."""
+    """The whole thought; it is never summarized."""
 
     id: str
     status: ItemStatus
@@ -68,7 +68,7 @@ class ResponseUsage(msgspec.Struct, frozen=True, kw_only=True):
             input_tokens=usage.prompt_tokens,
             input_tokens_details=usage.prompt_tokens_details,
             output_tokens=usage.completion_tokens,
-            # Of a model that does not think, too.
+            # Set even for a model that does not think.
             output_tokens_details=CompletionTokensDetails(reasoning_tokens=0) if thought is UNSET else thought,
             total_tokens=usage.total_tokens,
         )
@@ -93,13 +93,13 @@ class Response(Echo, frozen=True, kw_only=True):
     usage: ResponseUsage | None = None
     error: ResponseFault | None = None
     incomplete_details: IncompleteDetails | None = None
-    # Whether it can be found by its id.
+    # True if the response can be retrieved by its id.
     store: bool
-    # As it was chosen for this answer.
+    # The values used for this answer.
     temperature: float
     top_p: float
     keepsight: Extras | UnsetType = UNSET
-    # What of OpenAI's is the same for all.
+    # OpenAI's fields that are the same in all responses.
     background: bool = False
     service_tier: Literal["default"] = "default"
     truncation: Literal["disabled"] = "disabled"
@@ -112,7 +112,7 @@ class InputTokens(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    # In a stream, from 0: whoever writes it counts.
+    # Position in the stream, from 0; set when the event is written.
     sequence_number: int = 0
 
 

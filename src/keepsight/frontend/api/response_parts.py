@@ -1,4 +1,4 @@
-"""What the answers of several endpoints hold, and the list of models, in OpenAI's shapes."""
+"""The parts of answers that several endpoints share, and the list of models, in OpenAI's shapes."""
 
 from typing import Literal
 
@@ -16,9 +16,9 @@ class PromptTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CompletionTokensDetails(msgspec.Struct, frozen=True, kw_only=True):
-    # Of what was thought before the answer, its tags included.
+    # Tokens of the thought before the answer, its tags included.
     reasoning_tokens: int = 0
-    # Of an answer that its caller predicted: tokens that were guessed, and how many more were predicted.
+    # If the caller predicted the answer: the tokens that were guessed, and how many more were predicted.
     accepted_prediction_tokens: int | UnsetType = UNSET
     rejected_prediction_tokens: int | UnsetType = UNSET
 
@@ -28,7 +28,7 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
-    # Of a model that may think, and of what was predicted.
+    # Only for a model that can think, or a predicted answer.
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
     @classmethod
@@ -61,40 +61,40 @@ class Usage(msgspec.Struct, frozen=True, kw_only=True):
 class TopLogprob(msgspec.Struct, frozen=True, kw_only=True):
     token: str
     logprob: float
-    # Of less than a character `token` cannot show them.
+    # `token` cannot show the bytes of an incomplete character.
     byte_values: list[int] = msgspec.field(name="bytes")
 
 
 class ContentLogprob(TopLogprob, frozen=True, kw_only=True):
-    """Of a token that was said, and of those that were likeliest in its place."""
+    """The log-probability of a generated token, and those of the most likely tokens in its place."""
 
     top_logprobs: list[TopLogprob]
 
 
 class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
-    """vLLM's: of a token of the prompt, or of one that was likelier in its place."""
+    """The log-probability of a token of the prompt, or of a more likely one in its place, in vLLM's shape."""
 
     logprob: float
     rank: int
     decoded_token: str
 
 
-# vLLM's: of each token, by ids.  Of the first nothing can be told.
+# vLLM's shape: for each token of the prompt, log-probabilities by token id; None for the first, which has none.
 ToldPrompt = list[dict[str, PromptLogprob] | None]
 
 
 class Extras(msgspec.Struct, frozen=True):
-    """`keepsight`: what was asked for beside OpenAI's answer."""
+    """The field `keepsight`: requested additions to OpenAI's answer."""
 
-    # For each prompt.
+    # One for each prompt.
     accounts: list[AccountBody]
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     id: str
-    # The name that answers call it by.  Tools of vLLM's read it; there it may be a path, which is nobody's business.
+    # The model name in answers.  Tools for vLLM read this field; vLLM may show a path here, which is kept private.
     root: str
-    # Of an adapter: what it is laid over.
+    # For an adapter: the model that it is based on.
     parent: str | None = None
     created: int
     owned_by: str = "keepsight"
@@ -108,10 +108,10 @@ class ModelList(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def show_bytes(token_bytes: bytes) -> str:
-    """A token may be less than a character."""
+    """Decode a token, which may be an incomplete character."""
     return token_bytes.decode(errors="replace")
 
 
 def to_finite(logprob: float) -> float:
-    """JSON has no -inf; OpenAI writes -9999.0 for a token that cannot come."""
+    """Replace -inf, which JSON lacks, by -9999.0, which OpenAI writes for an impossible token."""
     return max(logprob, -9999.0)

@@ -1,4 +1,4 @@
-"""`/v1/responses/{id}`, and conversations that go on by the id of their last response: what is kept for both."""
+"""The stored responses, for `/v1/responses/{id}` and for conversations continued by the id of their last response."""
 
 import asyncio
 import logging
@@ -23,12 +23,12 @@ from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
-# What is asked is found in a body of that size at once; in a larger one it takes a thread.
+# The input of a body up to this size is extracted on the event loop, that of a larger one on a thread.
 MAX_BYTES_ON_LOOP = 2**16
-# Of a query.
+# Query parameters and values that are accepted because they change nothing.
 _SAYS_NOTHING = {"stream": ("false",), "include": get_args(Includable), "include[]": get_args(Includable)}
 _T = TypeVar("_T")
-# Whose it is, its id, and that of the one before it.
+# The response's tenant, its id, and the id of the response before it.
 _Name = tuple[str, str, str | None]
 
 
@@ -52,9 +52,9 @@ _asked, _told = msgspec.json.Decoder(_Asked), msgspec.json.Decoder(_Told)
 class ResponsesApi:
     def __init__(self, kept: KeptResponses, room: WaitingRoom) -> None:
         self._kept, self._room = kept, room
-        # The store takes one at a time anyway: who waits for it shall not hold the threads of all requests.
+        # The store handles one call at a time anyway; waiting for it must not occupy the threads that requests share.
         self._thread = ThreadPoolExecutor(1, "response keeper")
-        # Of bodies whose answers are awaited, which are kept with what is asked in them.
+        # Total size of the bodies whose answers are unfinished and will be stored with the input of the body.
         self._num_pending_bytes = 0
 
     @property
@@ -76,8 +76,9 @@ class ResponsesApi:
 
     @asynccontextmanager
     async def reading_before(self, http: Request, response_id: str) -> AsyncGenerator[tuple[list[Any], int], None]:
-        """The items of the conversation that ends with it, and their bytes.  Those of all that is kept of it count as a
-        body's until the context ends.
+        """Yield the items of the conversation that ends with this response, and their size in bytes.
+
+        The stored size of the conversation counts in the waiting room, like a body, until the context exits.
         """
         asked = (tenant_of(http), response_id, "previous_response_id")
         num_bytes = await self._run(self._kept.count_bytes, *asked)
@@ -88,13 +89,13 @@ class ResponsesApi:
             self._room.give_back_bytes(num_bytes)
 
     async def resolve(self, http: Request, items: object) -> object:
-        """With what was answered in the place of references to it."""
+        """Return the items with references to answered items replaced by those items."""
         if not isinstance(items, list) or not any(map(_is_reference, items)):
             return items
         return await self._run(self._resolve, tenant_of(http), items, "input[{}].id")
 
     def keep(self, http: Request, body: Buffer, answer: ResponsesAnswer) -> None:
-        """Once it has ended, with what was asked in `body`."""
+        """Arrange for the answer to be stored when it has ended, with the input in `body`."""
         if self._num_pending_bytes + len(body) <= self._kept.max_bytes:
             self._num_pending_bytes += len(body)
             is_little = len(body) <= MAX_BYTES_ON_LOOP
@@ -108,12 +109,12 @@ class ResponsesApi:
         turn = Turn(asked if isinstance(asked, bytes) else await asked, response)
         try:
             return await self._run(self._kept.keep, *name, turn, item_ids)
-        except ResponseStoreError as error:  # whoever asked is answered all the same
+        except ResponseStoreError as error:  # the client gets its answer all the same
             logger.warning("%s", error)
             return False
 
     def _note_ended(self, num_bytes: int) -> None:
-        """Whether it is kept or not."""
+        """Stop counting the body of an answer that has ended, stored or not."""
         self._num_pending_bytes -= num_bytes
 
     def _read_items(self, tenant: str, response_id: str, field: str) -> tuple[list[Any], int]:
@@ -126,7 +127,7 @@ class ResponsesApi:
         return self._resolve(tenant, items, field), num_bytes
 
     def _resolve(self, tenant: str, items: list[Any], field: str) -> list[Any]:
-        """`field`: of the reference at a place."""
+        """Replace references.  `field`: the name of a reference's field, to be formatted with its index."""
         wanted = {item["id"] for item in items if _is_reference(item)}
         responses = self._kept.find_responses(tenant, wanted).values() if wanted else ()
         found = {item["id"]: item for each in responses for item in msgspec.json.decode(_told.decode(each).output)}

@@ -1,4 +1,4 @@
-"""What a request of the Responses API has within its fields, in OpenAI's shapes, and the same as chats have it."""
+"""The structs nested in a request of the Responses API, and their conversion to those of a chat request."""
 
 from typing import Any, ClassVar, Literal
 
@@ -11,7 +11,7 @@ from keepsight.frontend.http.decode_body import NeutralValues, Refused
 
 Includable = Literal[
     "message.output_text.logprobs",
-    # Of what no answer holds here.
+    # Answers of this server never contain these.
     "code_interpreter_call.outputs",
     "computer_call_output.output.image_url",
     "file_search_call.results",
@@ -74,7 +74,7 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Reasoning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """It is told whole, and nobody sums it up: however much of that is wanted, no more is asked for."""
+    """Thoughts are returned whole and never summarized, so the options for summaries have no effect."""
 
     summary: Literal["auto", "concise", "detailed"] | None = None
     generate_summary: Literal["auto", "concise", "detailed"] | None = None

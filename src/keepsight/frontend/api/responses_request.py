@@ -1,6 +1,6 @@
-"""The body of `POST /v1/responses`: a chat request by other names, which is what it becomes.
+"""The body of `POST /v1/responses`: a chat request under other field names, which is converted to a chat request.
 
-What is found at fault behind us is told by the names that stand here.
+Errors found after the conversion are reported under the names of the Responses API.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,14 +27,14 @@ from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 from keepsight.frontend.prompt.read_items import read_items
 
 LOGPROBS = "message.output_text.logprobs"
-# OpenAI's limits: an answer repeats them.
+# OpenAI's limits on metadata, which the answer repeats.
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL = 16, 64, 512
-# Bytes, as JSON: while an answer is awaited they wait, too.
+# Limit on a field that the answer repeats, in bytes of JSON: they are held until the answer is finished.
 MAX_TOLD_AGAIN = 2**20
 
 
 class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # A text, or items: `read_items` knows their shapes.
+    # A text, or items; `read_items` checks their shapes.
     input: Any
     instructions: str | None = None
     max_output_tokens: int | None = None
@@ -50,11 +50,11 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
     chat_template_kwargs: dict[str, Any] | None = None
     include_reasoning: bool | None = None
 
-    # Unless it is false later requests may go on from the answer.
+    # Unless false, later requests may continue from the answer.
     store: bool | None = None
     previous_response_id: str | None = None
 
-    # Of chats and completions.
+    # Fields of chat and completion requests.
     guided_choice: Refused = None
     guided_grammar: Refused = None
     guided_json: Refused = None
@@ -114,13 +114,13 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
                 raise InvalidArgumentError(f"metadata[{name!r:.80}]", told)
 
     def check_stores_nothing(self) -> None:
-        """For a server that does not."""
+        """Refuse fields that need stored responses, for a server that stores none."""
         for name, value in (("store", self.store or None), ("previous_response_id", self.previous_response_id)):
             if value is not None:
                 raise UnsupportedFieldError(name, "needs --response-quota-mb: this server keeps no responses")
 
     def as_chat(self, before: Sequence[Any] = ()) -> "ResponsesChat":
-        """`before`: the items of the conversation that it goes on with."""
+        """Convert to a chat request.  `before`: the items of the conversation that it continues."""
         effort = None if self.reasoning is None else self.reasoning.effort
         variables = choose_variables(self.chat_template_kwargs, effort)
         conversation, places = read_items(self.input, self.instructions, before, variables)
@@ -163,7 +163,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
 
 
 class Echo(msgspec.Struct, frozen=True, kw_only=True):
-    """What an answer repeats of what was asked."""
+    """The fields of a request that its answer repeats."""
 
     instructions: str | None
     max_output_tokens: int | None
@@ -171,7 +171,7 @@ class Echo(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool
     previous_response_id: str | None
     prompt_cache_key: str | None
-    # As JSON, which is smaller than what is made of it.
+    # JSON, which is smaller than the decoded objects.
     text: msgspec.Raw
     tool_choice: msgspec.Raw
     tools: msgspec.Raw

@@ -1,7 +1,7 @@
-"""The pages: a chat at `/`, and at `/dashboard` what the server holds and did.  Static files, which need nothing but
-themselves and the API beside them.
+"""The web pages: a chat at `/`, and at `/dashboard` what the server holds and has done.  Static files that need only
+each other and the API.
 
-The files are open to whoever reaches the server, as the API is not: they say nothing.
+Unlike the API, the files are open to anyone who can reach the server: they disclose nothing.
 """
 
 from importlib.resources import files
@@ -13,14 +13,14 @@ from starlette.routing import Route
 MEDIA_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
 _STYLES = ("page.css", "colours.css", "dashboard.css")
 _SCRIPTS = ("page.js", "dashboard.js", "draw_caches.js", "draw_pictures.js", "draw_requests.js", "elements.js")
-# By path.
+# File names by path.
 PAGE_FILES = {
     "/": "index.html",
     "/dashboard": "dashboard.html",
     **{f"/{name}": name for name in (*_STYLES, *_SCRIPTS)},
 }
 HEADERS = {
-    # What an answer or a picture says can be shown, never run, and nothing else is asked for anything.
+    # Content of answers and pictures can be shown but never run, and nothing is requested from other hosts.
     "Content-Security-Policy": (
         "default-src 'self'; img-src 'self' data: blob:; media-src data:; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

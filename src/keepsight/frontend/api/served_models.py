@@ -1,4 +1,4 @@
-"""What a request may call a model: the model's own names, and each adapter's, which is a model by itself."""
+"""The model names that a request may use: the model's own names, and those of adapters, each a model of its own."""
 
 import time
 from collections.abc import Mapping
@@ -27,12 +27,12 @@ class ServedModels:
     def routes(self) -> list[Route]:
         return [
             Route("/v1/models", self.list_all),
-            Route("/v1/models/", self.list_all),  # or it would be a model without a name
+            Route("/v1/models/", self.list_all),  # otherwise it would be a model with an empty name
             Route("/v1/models/{model:path}", self.show),
         ]
 
     def check(self, name: str | None) -> None:
-        """Raises ModelNotFoundError; whoever names none means the model."""
+        """Raise ModelNotFoundError if `name` is not served; no name means the model itself."""
         if name and name not in self._names:
             served = ", ".join(map(repr, self._names))
             raise ModelNotFoundError("model", f"{name!r} is not served here; what is: {served}")
@@ -41,7 +41,7 @@ class ServedModels:
         return self._adapters.get(name or "")
 
     def name_answer(self, name: str | None) -> str:
-        """What answers call it by: an adapter by its name, the model by its first."""
+        """Return the name that answers show: an adapter's own, or the first of the model's."""
         adapter = self.find_adapter(name)
         return self._model_name if adapter is None else adapter.name
 
@@ -54,7 +54,7 @@ class ServedModels:
         return json_response(self._describe(name))
 
     def _describe(self, name: str) -> ModelCard:
-        """Anew each time: an engine that comes later may have room for less."""
+        """Describe a model, anew each time: an engine that starts later may have a smaller `max_model_len`."""
         is_adapter = name in self._adapters
         return ModelCard(
             id=name,

@@ -1,4 +1,4 @@
-"""What an answer says, as blocks of a message: a thought, then a text, calls of tools, or both, as they come."""
+"""Turns an answer into the blocks of a message as it arrives: a thought, then a text, tool calls, or both."""
 
 import os
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ class _Begun:
 
 
 class BlockTeller:
-    """Of one answer, once.  At most one block is begun at a time; `blocks` are those that were ended."""
+    """Tells a single answer.  At most one block is open at a time; `blocks` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
         self._parser = CallParser(terms.names, terms.form)
@@ -51,7 +51,7 @@ class BlockTeller:
             yield from self._end()
 
     def tell_end(self, last: AnswerPiece) -> MessageEnd:
-        """Of what was told.  Whoever is cut off amid a call has called nothing."""
+        """Return how the message ends.  An answer cut off within a call does not count as a call."""
         if last.finish_reason == "length":
             return MessageEnd(stop_reason="max_tokens")
         if isinstance(self.blocks[-1], ToolUseBlock) and not self._parser.is_amid_arguments:
@@ -61,7 +61,7 @@ class BlockTeller:
         return MessageEnd(stop_reason="end_turn")
 
     def _say(self, begins: Block, text: str) -> Iterator[BlockEvent]:
-        """In the block that is begun, or in one that begins so."""
+        """Add text to the open block if it is of the same type as `begins`, otherwise to `begins` as a new block."""
         if self._begun is None or type(self._begun.block) is not type(begins):
             yield from self._begin(begins)
         yield self._add(text)
@@ -78,7 +78,7 @@ class BlockTeller:
 
     def _end(self) -> Iterator[BlockEvent]:
         if self._begun is None and not self.blocks:
-            yield from self._begin(TextBlock())  # which says nothing
+            yield from self._begin(TextBlock())  # an empty one
         yield from self._end_block()
 
     def _end_block(self) -> Iterator[BlockEvent]:

@@ -1,4 +1,4 @@
-"""What a choice of an answer says, in OpenAI's shapes: a text, calls of tools, or both, and what it thought before."""
+"""Turns a choice of an answer into OpenAI's shapes: a text, tool calls, or both, and the thought before them."""
 
 import os
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from keepsight.frontend.prompt.read_tool_calls import CalledFunction, ToolCall
 
 
 class CallTeller:
-    """Of one choice, once: whole, or as it comes."""
+    """Tells a single choice: whole, or piece by piece."""
 
     def __init__(self, terms: CallTerms, *, may_think: bool = False) -> None:
         self._terms, self._parser, self._may_think = terms, CallParser(terms.names, terms.form), may_think
         self._num_calls = 0
 
     def tell_piece(self, piece: AnswerPiece) -> list[ChatDelta]:
-        """None where it may yet become this or that."""
+        """Return the deltas of a piece; none while its text may still become a call or not."""
         thought = [ChatDelta(reasoning=piece.thought, reasoning_content=piece.thought)] if piece.thought else []
         return thought + [self._tell_event(event) for event in self._read([piece])]
 
@@ -52,7 +52,7 @@ class CallTeller:
         )
 
     def name_end(self, last: AnswerPiece) -> ChatFinishReason | None:
-        """Of what was told.  Whoever is cut off amid a call has called nothing."""
+        """Return the finish reason.  An answer cut off within a call does not count as a call."""
         ends_with_call = self._num_calls > 0 and not self._parser.is_amid_arguments
         if last.finish_reason == "stop" and ends_with_call and not self._terms.is_named:
             return "tool_calls"

@@ -1,4 +1,4 @@
-"""What an answer says, as items of a response: a thought, then a message, calls of functions, or both, as they come."""
+"""Turns an answer into the items of a response as it arrives: a thought, then a message, function calls, or both."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -33,13 +33,13 @@ _Kind = TypeVar("_Kind", "_Thought", "_Message", "_Call")
 
 
 class ItemTeller:
-    """Of one answer, once.  At most one item is begun at a time; `items` are those that were ended."""
+    """Tells a single answer.  At most one item is open at a time; `items` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
         self._parser = CallParser(terms.names, terms.form)
         self.items: list[OutputItem] = []
         self._begun: _Thought | _Message | _Call | None = None
-        # Of tokens whose text was not told yet.
+        # Log-probabilities of tokens whose text has not been sent yet.
         self._logprobs: list[ContentLogprob] = []
 
     def tell(self, piece: AnswerPiece, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[StreamedEvent]:
@@ -65,10 +65,10 @@ class ItemTeller:
 
     def _end(self, *, is_cut: bool) -> Iterator[StreamedEvent]:
         if self._begun is None and not self.items:
-            yield from self._begin_item(_Message(0))  # which says nothing
+            yield from self._begin_item(_Message(0))  # an empty one
         if isinstance(self._begun, _Message):
             self._begun.logprobs += self._take_logprobs()
-        # Who calls something is cut only amid it.
+        # A call is incomplete only if it was cut off within its arguments.
         is_amid = self._parser.is_amid_arguments if isinstance(self._begun, _Call) else is_cut
         yield from self._end_item("incomplete" if is_amid else "completed")
 

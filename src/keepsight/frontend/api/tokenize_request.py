@@ -1,4 +1,4 @@
-"""The bodies of `/tokenize` and `/detokenize`, in vLLM's shapes, and of their answers."""
+"""The request and answer bodies of `/tokenize` and `/detokenize`, in vLLM's shapes."""
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -10,9 +10,9 @@ from keepsight.frontend.prompt.lift_data_urls import decode_lifting
 
 
 class TokenizeRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    # As completions take it.
+    # Same as in completion requests.
     prompt: str | None = None
-    # Of a prompt: whether it begins as prompts do.  A chat template writes its own.
+    # For `prompt`: false leaves out the token that prompts begin with.  A chat template writes its own.
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
 
@@ -31,9 +31,9 @@ class TokenizeResponse(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     max_model_len: int
     tokens: list[int]
-    # The vocabulary's own spelling.
+    # As spelled in the vocabulary.
     token_strs: list[str | None] | UnsetType = UNSET
-    # Of `tokens`: those that stand for pictures.
+    # How many of `tokens` stand for pictures, and for sounds.
     image_tokens: int | UnsetType = UNSET
     audio_tokens: int | UnsetType = UNSET
 

@@ -1,6 +1,6 @@
-"""How a chat request says which tools there are and which of them are to be called: OpenAI's fields, checked.
+"""The fields of a chat request that define tools and choose which of them to call, in OpenAI's shapes, checked.
 
-They become a form of the answer, like any other that is asked for; what is wrong with it is told by the tool's place.
+They become a form of the answer, like any other requested form; errors in it are reported at the tool's position.
 """
 
 import json
@@ -19,7 +19,7 @@ from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, w
 
 MAX_TOOLS = 128
 MAX_SHOWN_NAMES = 16
-# Each fault is found by compiling all once more; beyond this many, every tool that is not strict is freed.
+# Finding each fault takes compiling the whole grammar again; after this many, every tool that is not strict is freed.
 MAX_FREED_SINGLY = 8
 _NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
 
@@ -28,7 +28,7 @@ class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_def
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    # Otherwise what no grammar can keep is told to the model, and no more.
+    # Unless true, parts of the schema that no grammar can enforce are only shown to the model.
     strict: bool | None = None
 
 
@@ -38,7 +38,7 @@ class Tool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="function"):
-    """Whatever else is said of it is known from `tools`: some clients repeat the whole of it."""
+    """Only the name is used; some clients repeat the whole tool, which is known from `tools`."""
 
     function: Function
 
@@ -64,12 +64,12 @@ ToolChoice = Literal["none", "auto", "required"] | NamedTool | ToolsChoice
 
 @dataclass(frozen=True, slots=True)
 class CallTerms:
-    """Of an answer: which functions it may call, if any, and how that is written."""
+    """Which functions an answer may call, if any, and how calls are written."""
 
     names: tuple[str, ...] = ()
     must_call: bool = False
     is_single: bool = False
-    is_named: bool = False  # the caller has chosen the one
+    is_named: bool = False  # the caller chose this one function
     form: CallForm = BARE
 
 
@@ -88,7 +88,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
 
 
 def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm, *, is_parallel: bool) -> CallTerms:
-    """Of tools that were checked."""
+    """Return the call terms for tools that were checked."""
     names = tuple(tool.function.name for tool in tools)
     if isinstance(choice, NamedTool):
         named = _choose([choice], names, "tool_choice.function.name")
@@ -105,7 +105,10 @@ def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm,
 def guide_calls(
     tools: Sequence[Tool], terms: CallTerms, form: StructuredOutputsParams | None, form_field: str
 ) -> StructuredOutputsParams:
-    """`form`: of what is no call; `form_field`: where it was asked for."""
+    """Return the grammar of an answer with calls.
+
+    `form`: the form of an answer without calls; `form_field`: the field that requested it.
+    """
     if form is not None and form.field not in ("json", "json_object"):
         raise InvalidArgumentError(form_field, "cannot be asked for beside tools: JSON can, or any form with none")
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
@@ -127,7 +130,7 @@ def guide_calls(
 def _find_to_free(
     error: InvalidArgumentError, grammar: CallGrammar, functions: Mapping[str, tuple[int, Function]], freed: set[str]
 ) -> set[str]:
-    """Of a grammar at fault: the functions whose arguments may be whatever they like, if that can mend it."""
+    """Return the functions to free from their argument schemas, if that can repair the grammar; otherwise raise."""
     if (fault := grammar.place_fault(error.message)) is None:
         raise type(error)("tools", error.message) from error
     name, why = fault
@@ -140,7 +143,7 @@ def _find_to_free(
 
 
 def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tuple[str, ...]:
-    """`field`: of the name, with a place for which of them it is."""
+    """Return the chosen names, each once.  `field`: the name's field, to be formatted with its index."""
     for index, tool in enumerate(chosen):
         if tool.function.name not in names:
             why = f"is {tool.function.name!r}, which is no tool's name: {_tell_names(names)}"
@@ -159,7 +162,7 @@ def _name_field(index: int) -> str:
 
 
 def _write_schema(index: int, function: Function, white_space: Mapping[str, Any], *, is_free: bool) -> dict[str, Any]:
-    """`is_free`: arguments have their names, and any values."""
+    """Return a function's schema for llguidance.  `is_free`: arguments keep their names but may have any values."""
     schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
     kinds = schema.get("type", "object")
     if kinds != "object" and not (isinstance(kinds, list) and "object" in kinds):
@@ -172,7 +175,7 @@ def _write_schema(index: int, function: Function, white_space: Mapping[str, Any]
 
 
 def _name_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """As far as it says which there are, and which there must be."""
+    """Return a schema with only the names of the arguments, and those required, as far as `schema` lists them."""
     properties, required = schema.get("properties"), schema.get("required")
     return {
         "properties": {name: {} for name in properties} if isinstance(properties, dict) else {},

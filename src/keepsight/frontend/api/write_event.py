@@ -1,4 +1,4 @@
-"""What a stream of an answer is made of: `text/event-stream`."""
+"""Encodes the events of a streamed answer (`text/event-stream`)."""
 
 import msgspec
 
