@@ -39,7 +39,7 @@ from keepsight.sampling_params import SamplingParams
 DEFAULT_PAGE, MAX_PAGE = 20, 100
 # Out of the 40 threads that all requests share: a film occupies one while it waits for a worker to examine it.
 MAX_UPLOADS_NAMED_AT_ONCE = 4
-# Requests whose client waits for an answer go before warming.
+# Behind the default of 0: requests whose clients wait for an answer go before warming.
 WARM_PRIORITY = 1
 
 # The request counts as waiting (`WaitingRoom`) until the context exits.
@@ -81,7 +81,7 @@ class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
     id: str
     object: Literal["media"] = "media"
     bytes: int
-    # A sound has neither, but the number of samples given to the model; a PDF has its number of pages.
+    # A sound has neither, but the number of samples that the model is given; a PDF has only its number of pages.
     width: int | UnsetType = UNSET
     height: int | UnsetType = UNSET
     num_samples: int | UnsetType = UNSET
@@ -277,7 +277,7 @@ class MediaApi:
         return [PixelPin(part.field, part.pin_seconds, part.field in handles) for part in parts]
 
     async def pin_pixels(self, http: Request, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
-        """Pin pixels once the answer has begun: by then they are cached, if ever, under media hashes that are final."""
+        """Pin pixels.  Call it once the answer has begun: by then they are cached, if ever, and their names known."""
         await run_in_threadpool(self._pin_pixels, tenant_of(http), pins, prepared)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> Downloaded:

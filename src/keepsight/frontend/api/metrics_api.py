@@ -38,7 +38,7 @@ Tiers = Mapping[int, Sequence[TierStatus]]  # by engine rank
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
-    """One cache in one tier, over all engines and modalities.  The prefix cache counts queries and hits in tokens."""
+    """One cache in one tier, for all engines and modalities.  The prefix cache counts queries and hits in tokens."""
 
     cache: str
     tier: str
@@ -123,7 +123,7 @@ class MetricsApi:
         return json_response(AccountList(accounts[:limit]))
 
     async def request(self, http: Request) -> Response:
-        """Return the accounts of one request, which has one for each of its prompts."""
+        """Return the accounts of one request: one for each of its prompts."""
         request_id = http.path_params["id"]
         accounts = await run_in_threadpool(self._view.read_accounts)
         found = [account for account in accounts if account.id == request_id]

@@ -50,9 +50,9 @@ from keepsight.sampling_params import SamplingParams
 MAX_BYTES_ON_LOOP = 2048
 # So many pictures are decoded to bytes and named in a third of that: screenshots, and photographs as chats send them.
 MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**20
-# Log-probabilities of prompts: so many make an answer of some megabytes.
+# Limit on log-probabilities of prompts: the answer then has some megabytes.
 MAX_TOLD_OF_PROMPTS = 2**16
-# Token ids of prompts: so many make an answer of some megabytes, too.
+# Limit on token ids of prompts, for the same size.
 MAX_TOLD_TOKEN_IDS = 2**20
 # Out of the 40 threads that all requests share.  Not fewer: most forms and films are already known and do not wait.
 MAX_WAITING_THREADS = 32
@@ -245,7 +245,7 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
 def _may_be_little(asked: ChatRequest, num_bytes: int) -> bool:
     """Return whether the request is quick to prepare if its pictures are known.
 
-    A grammar is not, as it has to be compiled, nor a film, which has hundreds of names.
+    One with a form is not, as its grammar has to be compiled, nor one with a film, which has hundreds of names.
     """
     urls = [part.source for part in asked.messages.pictures if isinstance(part.source, str)]
     num_url_bytes = sum(map(length_of, urls))

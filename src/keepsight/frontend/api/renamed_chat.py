@@ -38,5 +38,5 @@ class RenamedChat(ChatRequest, frozen=True, kw_only=True):
         return self.places.find(field)
 
     def _name_of_tool(self, field: str) -> str:
-        """Return the path of a field of a tool, which has its fields directly, not in a nested `function`."""
+        """Return the API's own name of a tool's field; its tools have their fields directly, not in a `function`."""
         raise NotImplementedError

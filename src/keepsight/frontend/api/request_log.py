@@ -30,7 +30,7 @@ UNTOLD_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
 
 
 def tell_asked(scope: Scope) -> str:
-    """Format a request for the log; line breaks and terminal escapes in its path must not pass for log lines."""
+    """Format a request for the log, quoting its path: line breaks and terminal escapes must not forge log lines."""
     return f"{scope['method']} {quote(scope['path'])}"
 
 

@@ -54,7 +54,7 @@ class ResponsesApi:
         self._kept, self._room = kept, room
         # The store handles one call at a time anyway; waiting for it must not occupy the threads that requests share.
         self._thread = ThreadPoolExecutor(1, "response keeper")
-        # Total size of the bodies whose answers are unfinished and will be stored with the input of the body.
+        # Total size of bodies whose answers are unfinished: their inputs are held, to be stored with the answers.
         self._num_pending_bytes = 0
 
     @property

@@ -26,7 +26,7 @@ class CallTeller:
         self._num_calls = 0
 
     def tell_piece(self, piece: AnswerPiece) -> list[ChatDelta]:
-        """Return the deltas of a piece; none while its text may still become a call or not."""
+        """Return the deltas of a piece; none while it is undecided whether its text begins a call."""
         thought = [ChatDelta(reasoning=piece.thought, reasoning_content=piece.thought)] if piece.thought else []
         return thought + [self._tell_event(event) for event in self._read([piece])]
 

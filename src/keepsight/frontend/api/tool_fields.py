@@ -105,7 +105,7 @@ def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm,
 def guide_calls(
     tools: Sequence[Tool], terms: CallTerms, form: StructuredOutputsParams | None, form_field: str
 ) -> StructuredOutputsParams:
-    """Return the grammar of an answer with calls.
+    """Return the grammar of an answer that may, or must, call tools.
 
     `form`: the form of an answer without calls; `form_field`: the field that requested it.
     """

@@ -1,7 +1,7 @@
-"""Several processes that accept on one socket, each one connection at a time, so that all of them get some.
+"""Lets several processes accept on one socket, each one connection at a time, so that all of them get some.
 
-An event loop by itself takes all that wait as soon as it wakes: of 64 connections at once, two of four processes got
-none.  Who is busy comes late and gets fewer.
+By default an event loop accepts all pending connections as soon as it wakes: of 64 connections at once, two of four
+processes got none.  Here a busy process comes late and gets fewer.
 """
 
 import asyncio
@@ -16,21 +16,21 @@ from typing import Any
 import uvicorn
 
 logger = logging.getLogger(__name__)
-# When the process may open nothing more, or the like.
+# The delay after a failed accept, as when the process may open no more files.
 RETRY_SECONDS = 1.0
-# The date that answers are given is as old.
+# The interval of uvicorn's tick; the date in answers may be as old.
 TICK_SECONDS = 1.0
-# A client that rests does not answer when it is told that its connection ends; asyncio would wait for 30 seconds.
+# How long to wait for a client to end TLS: an idle client does not answer, and asyncio would wait for 30 seconds.
 GOODBYE_SECONDS = 1.0
-# For connections that are accepted and not yet handed over when the server ends: TLS is agreed upon within it, or not.
+# How long a shutdown waits for accepted connections to finish their TLS handshake and be handed over.
 HAND_OVER_SECONDS = 0.1
 
 
 class ServerInTurn(uvicorn.Server):
-    # Called once connections are accepted: nothing is left that could fail before.
+    # Called once connections are accepted: nothing else can fail at startup.
     on_accepting: Callable[[], None] = staticmethod(lambda: None)
     _should_exit = False
-    # On the event loop, while it runs.
+    # While `main_loop` runs: its event loop, and the event that ends it.
     _ending: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
 
     @property
@@ -39,14 +39,14 @@ class ServerInTurn(uvicorn.Server):
 
     @should_exit.setter
     def should_exit(self, should_exit: bool) -> None:
-        """From any thread, and from a signal's handler."""
+        """Safe to call from any thread and from a signal handler."""
         self._should_exit = should_exit
         if should_exit and self._ending is not None:
             event_loop, ending = self._ending
             event_loop.call_soon_threadsafe(ending.set)
 
     async def main_loop(self) -> None:
-        """uvicorn's own wakes ten times a second to see whether it shall end."""
+        """Run until `should_exit` is set; uvicorn's own loop wakes ten times a second to check it."""
         ending = asyncio.Event()
         self._ending = asyncio.get_running_loop(), ending
         try:
@@ -69,13 +69,13 @@ class ServerInTurn(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for acceptor in self._acceptors:
             acceptor.close()
-        # First: each connection that uvicorn knows is told to end, once.
+        # This must come first: uvicorn then tells each connection that it knows to end, once.
         await asyncio.gather(*(acceptor.finish() for acceptor in self._acceptors))
         await super().shutdown(sockets)
 
 
 class Acceptor:
-    """On the running event loop, until it is closed; the socket stays its owner's."""
+    """Accepts connections on the running event loop until closed; does not own the socket."""
 
     def __init__(
         self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
@@ -83,7 +83,7 @@ class Acceptor:
         listener.setblocking(False)
         self._listener, self._make_protocol, self._tls = listener, make_protocol, tls
         self._event_loop = asyncio.get_running_loop()
-        # Begun, and not yet handed to their protocols.
+        # Connections that were accepted but not yet handed to their protocols.
         self._handshakes = set[asyncio.Task[None]]()
         self._retry: asyncio.TimerHandle | None = None
         self._listen()
@@ -94,7 +94,7 @@ class Acceptor:
             self._retry.cancel()
 
     async def finish(self) -> None:
-        """Once it is closed: what was accepted is handed over or, where that takes long, cut off."""
+        """After `close`: hand over accepted connections, or cut them off if that takes too long."""
         if not self._handshakes:
             return
         _, late = await asyncio.wait(self._handshakes, timeout=HAND_OVER_SECONDS)
@@ -126,5 +126,5 @@ class Acceptor:
             await self._event_loop.connect_accepted_socket(
                 self._make_protocol, connection, ssl=self._tls, ssl_shutdown_timeout=patience
             )
-        except OSError as error:  # of TLS too
+        except OSError as error:  # includes TLS errors
             logger.info("a connection did not come about: %s", error)

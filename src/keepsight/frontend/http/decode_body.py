@@ -1,4 +1,4 @@
-"""A JSON body becomes a struct.  Whatever is wrong with it is told by the name of the field, known or not."""
+"""Decodes a JSON body into a struct.  Errors name the field at fault, known or not."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,15 +12,15 @@ from keepsight.frontend.http.other_servers import ELSEWHERE, propose_field
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview
-# Of a field that clients know and this server does not implement.
+# The type of a field that clients know but this server does not implement.
 Refused = Annotated[Any, msgspec.Meta(description="Not supported: only what asks for nothing is accepted.")]
-# Of such fields by their names, as a struct's `NEUTRAL_VALUES` has them: what asks for nothing, besides null.
+# The type of a struct's `NEUTRAL_VALUES`: for each such field, the values besides null that ask for nothing.
 NeutralValues = Mapping[str, tuple[Any, ...]]
 MAX_SHOWN_CHARACTERS = 80
-# Each value needs a comma or a bracket, and becomes an object of 50 bytes or more before its place can be looked at.
-# Those within texts count too, so there is room for those of any prompt; token ids are cheap, and may be many.
+# Each value needs a comma or a bracket, and becomes an object of 50 bytes or more before it can be checked.  Commas and
+# brackets in strings count too, so the limits leave room for those of any prompt; token ids are cheap, and may be many.
 MOST_OF_EACH = {b",": 2**23, b"[": 2**18, b"{": 2**18}
-# What is looked at at a time: it stays in the processor's cache.
+# Bytes to scan at a time: they stay in the processor's cache.
 PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
@@ -45,9 +45,9 @@ class BodyDecoder(Generic[Body]):
 
 
 def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place: str = "") -> InvalidArgumentError:
-    """By the name of the field: msgspec puts its path behind the message.
+    """Return an error that names the field: msgspec appends its path to the message.
 
-    `kind`: what it is, or a list of such; `place`: where it stands.
+    `kind`: the type decoded, or that of a decoded list's items; `place`: the path of what was decoded.
     """
     message = str(error)
     if unknown := _UNKNOWN_FIELD.fullmatch(message):
@@ -62,7 +62,7 @@ def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place
 
 
 def _find_types(kind: type[msgspec.Struct], path: str) -> list[Any]:
-    """All that what stands there may be, or may hold."""
+    """Return all types that the value at `path` may have or contain."""
     types: list[Any] = [kind]
     for name in filter(None, _INDEX.sub("", path).split(".")):
         fields = (field for each in _structs(types) for field in msgspec.structs.fields(each) if field.name == name)
@@ -81,7 +81,7 @@ def _structs(types: Sequence[Any]) -> list[type[msgspec.Struct]]:
 
 
 def _tell_choices(kind: type[msgspec.Struct], path: str) -> str:
-    """Of a field that takes some words and no others: msgspec names none of them."""
+    """Describe the words that a field may take, if it takes only certain words: msgspec names none of them."""
     parent, _, name = path.rpartition(".")
     words = [word for each in _find_types(kind, path) if get_origin(each) is Literal for word in get_args(each)]
     told = [each.__struct_config__ for each in _structs(_find_types(kind, parent))]
@@ -97,7 +97,7 @@ def _refuse_unknown(name: str, parent: str, structs: Sequence[type[msgspec.Struc
 
 
 def _find_foreign(body: Buffer) -> UnicodeDecodeError | None:
-    """msgspec counts from the beginning of a text."""
+    """Return the UTF-8 error with its offset in the body: msgspec counts from the beginning of a string."""
     try:
         str(body, "utf-8")
     except UnicodeDecodeError as error:
@@ -106,7 +106,7 @@ def _find_foreign(body: Buffer) -> UnicodeDecodeError | None:
 
 
 def check_num_values(body: Buffer) -> None:
-    """Before any is made."""
+    """Refuse a body with too many values before any is created."""
     for mark, most in MOST_OF_EACH.items():
         if len(body) > most and _count(body, mark) > most:
             raise InvalidArgumentError(
@@ -119,7 +119,7 @@ def _count(body: Buffer, mark: bytes) -> int:
 
 
 def check_refused(request: msgspec.Struct, parent: str = "") -> None:
-    """`Refused` fields pass with null, which asks for nothing, and with their neutral values."""
+    """Check that each `Refused` field is null, which asks for nothing, or has a neutral value."""
     neutral_values = neutral_values_of(type(request))
     for name in refused_fields(type(request)):
         value, neutral = getattr(request, name), neutral_values.get(name, ())

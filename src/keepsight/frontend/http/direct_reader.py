@@ -1,19 +1,19 @@
-"""The rest of a large body, read from its connection to where it shall lie.
+"""Reads the rest of a large body from its connection directly into its destination.
 
-A parser of HTTP is handed copies of what was read, and hands on copies of these: that costs several times what reading
-does.  Knows nothing of HTTP but that so many bytes are the body's, and never reads one more.
+An HTTP parser is given copies of what was read, and passes on copies of these, which costs several times as much as
+reading.  This reader knows nothing of HTTP but how many bytes the body has left, and never reads beyond them.
 """
 
 import asyncio
 
 from keepsight.frontend.http.read_body import Body
 
-# For what nobody wants any more.
+# The size of a buffer for data that is no longer wanted.
 _SCRATCH_BYTES = 2**16
 
 
 class Connection(asyncio.Protocol):
-    """Whose place is taken meanwhile."""
+    """The protocol that a `DirectReader` replaces for as long as it reads."""
 
     def note_progress(self) -> None:
         raise NotImplementedError
@@ -24,7 +24,7 @@ class Connection(asyncio.Protocol):
 
 class DirectReader(asyncio.BufferedProtocol):
     def __init__(self, connection: Connection, body: Body, num_bytes: int) -> None:
-        """`num_bytes` are still to come, and reserved."""
+        """`num_bytes` of the body are still to come, and are reserved in it."""
         self._connection, self._body, self._num_left = connection, body, num_bytes
 
     def get_buffer(self, sizehint: int) -> memoryview:

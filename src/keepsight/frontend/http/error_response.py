@@ -1,4 +1,4 @@
-"""Errors as OpenAI's clients know them, and Anthropic's: status, body, and when to come again."""
+"""Errors in OpenAI's and Anthropic's shapes: status, body, and when to retry."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -10,13 +10,13 @@ from starlette.types import Scope
 
 from keepsight.errors import AnsweredError, InvalidArgumentError
 
-# Seconds: about what an engine takes to be there again, and more than downloads and uploads take to make room.
+# Seconds: about as long as an engine takes to restart, and longer than downloads and uploads take to make room.
 RETRY_LATER = {"Retry-After": "2"}
-# Most quote what they refuse, which may be as long as a body.
+# Limit on error messages: most quote what they refuse, which may be as long as a body.
 MAX_TOLD_CHARACTERS = 2000
-# Of Anthropic's and OpenAI's APIs.
+# In both Anthropic's and OpenAI's APIs.
 FILES_PATH = "/v1/files"
-# Of Anthropic's.
+# In Anthropic's API only.
 MESSAGES_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
 _HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: RETRY_LATER, 503: RETRY_LATER, 507: RETRY_LATER}
 
@@ -33,7 +33,7 @@ class ErrorResponse(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, error: Exception) -> "ErrorResponse":
-        """What is the caller's own fault is told, and what is worth trying again; else no more than that it is ours."""
+        """Describe the caller's errors and those worth a retry; of all others tell only that the server failed."""
         if not isinstance(error, AnsweredError) or error.status == 500:
             return SERVER_FAILED
         kind = "invalid_request_error" if error.status < 500 else "server_error"
@@ -100,11 +100,11 @@ def error_response(error: AnsweredError, scope: Scope) -> Response:
 def fault_response(
     told: ErrorResponse, status: int, scope: Scope, headers: Mapping[str, str] | None = None
 ) -> Response:
-    """In the shape of the API that was asked."""
+    """Return an error response in the shape of the API that was called."""
     return json_response(MessagesError.saying(told, status) if asks_anthropic(scope) else told, status, headers)
 
 
 def asks_anthropic(scope: Scope) -> bool:
-    """Whether its API is asked: at a path of its own, or at one that is OpenAI's too, by a header of its clients."""
+    """Return whether Anthropic's API is called: by a path of its own, or on a path shared with OpenAI's by a header."""
     path: str = scope["path"]
     return path.endswith(MESSAGES_PATHS) or (FILES_PATH in path and "anthropic-version" in Headers(scope=scope))

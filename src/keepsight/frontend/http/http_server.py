@@ -1,7 +1,7 @@
-"""uvicorn, as a server on the open internet has to run it: nobody keeps a connection by being slow.
+"""uvicorn, hardened for the open internet: no client can hold a connection by being slow.
 
-The headers of a request have their time and their size, and a client that does not read what it is sent is cut off: its
-request then ends as that of any client that leaves.  (What a body may take is the business of who reads it.)
+The headers of a request are limited in time and size, and a client that does not read its answer is cut off: its
+request then ends like that of any client that disconnects.  (`read_body` limits bodies.)
 """
 
 import asyncio
@@ -26,27 +26,27 @@ from keepsight.frontend.http.read_body import COLLECT_BODY, MIN_BYTES_PER_SECOND
 
 logger = logging.getLogger(__name__)
 MAX_HEADER_BYTES = 64 * 1024
-# Each costs some hundred bytes and a microsecond or two, however short it is.  Clients send ten, proxies add some.
+# Each header costs some hundred bytes and a microsecond or two, however short.  Clients send ten, proxies add some.
 MAX_HEADERS = 256
 TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
 TOO_MANY = f"there are more than {MAX_HEADERS} headers"
-# A body whose rest is as large is read directly, once so much of it has come that its length can be believed: whoever
-# stalls holds no more than that many times what was sent.
+# A body is read directly if at least MIN_DIRECT_BYTES are left, and once enough has arrived for its length to be
+# believed: a client that stalls holds at most BELIEVED_RATIO times the memory of what it sent.
 MIN_DIRECT_BYTES = 256 * 1024
 BELIEVED_RATIO = 32
-# Requests of one connection that wait for those before them: clients that do so at all send a few.
+# Requests of one connection that wait for those before them: clients that pipeline at all send a few.
 MAX_PIPELINED = 32
-# Clients keep an idle connection for 5 seconds to a minute, load balancers for a minute; whoever closes it has to be
-# the one that asks, or a request meets a connection that was closed just now, and is lost.  uvicorn's 5 seconds are
-# httpx's.
+# Clients keep an idle connection for 5 seconds to a minute, load balancers for a minute.  The side that sends requests
+# has to close it, or a request meets a connection that was just closed, and is lost.  uvicorn's default of 5 seconds
+# equals httpx's.
 IDLE_SECONDS = 75
-# What asyncio (and uvloop) log of each piece that is written between a client's leaving and their telling of it, from
-# the sixth on: an answer with many choices has more.
+# Messages that asyncio (and uvloop) log for each write, from the sixth on, between a client's disconnect and their
+# report of it: an answer with many choices writes more than five times.
 UNHEARD = frozenset({"SSL connection is closed", "socket.send() raised exception."})
 
 
 def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> ServerInTurn:
-    """`on_refused` hears of each 4xx that the app does not know of."""
+    """Create the server.  `on_refused` is called for each 4xx that the app does not see."""
     logging.getLogger("asyncio").addFilter(_is_heard)
     base = _PastHttptools if hasattr(AutoHTTPProtocol, "on_body") else _Impatient
     terms = {"patience_seconds": settings.slow_client_seconds, "on_refused": staticmethod(on_refused)}
@@ -73,7 +73,10 @@ def _is_heard(record: logging.LogRecord) -> bool:
 
 
 class _Deadline:
-    """At most one is running; it cuts a connection off unless it is stopped, or bytes that are left go meanwhile."""
+    """Aborts a connection after a time, unless stopped, or unless enough of the bytes left were sent meanwhile.
+
+    At most one timer runs at a time.
+    """
 
     def __init__(self, seconds: float, fault: str, count_left: Callable[[], int] = int) -> None:
         self._seconds, self._fault, self._count_left = seconds, fault, count_left
@@ -99,19 +102,19 @@ class _Deadline:
 
 
 class _Impatient(asyncio.Protocol):
-    """Before one of uvicorn's protocols, h11's or httptools': sees what comes, and when nobody reads."""
+    """A mixin before one of uvicorn's protocols, h11's or httptools': limits how slowly a client may send or read."""
 
     patience_seconds: ClassVar[float]
     on_refused: Callable[[], object]
-    # Whether it is seen what of all that comes is of a body.
+    # True if received bytes that belong to a body can be told from others.
     tells_bodies: ClassVar[bool] = False
-    # Of uvicorn's protocol.
+    # Attributes of uvicorn's protocol.
     transport: asyncio.Transport
     cycle: Any
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        # Of what is no body, since the last that was, or the end of a request.
+        # Bytes received that belong to no body, since the last that did, or the end of a request.
         self._num_header_bytes = 0
         self._to_ask = _Deadline(self.patience_seconds, "sent no whole request")
         self._to_read = _Deadline(self.patience_seconds, "did not read its answer", partial(_count_unread, transport))
@@ -123,7 +126,7 @@ class _Impatient(asyncio.Protocol):
         self._watch()
 
     def _watch(self) -> None:
-        """After something was received."""
+        """Update the deadline and check the size of the headers after something was received."""
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete:
             self._to_ask.stop()
@@ -141,7 +144,7 @@ class _Impatient(asyncio.Protocol):
         self._refuse(b"400 Bad Request", msg)
 
     def _refuse(self, status: bytes, message: str) -> None:
-        """What is not even a request.  Once: what follows of it is nothing either."""
+        """Answer something that is not even a request, and close; only once, as what follows is invalid too."""
         if self.transport.is_closing():
             return
         self.on_refused()
@@ -166,22 +169,22 @@ class _Impatient(asyncio.Protocol):
 
 
 class _PastHttptools(_Impatient, Connection):
-    """Bodies are put where they shall lie.  (With h11 each piece is passed on by itself.)"""
+    """Writes bodies directly to their destination.  (With h11 each piece is passed on separately.)"""
 
     tells_bodies = True
-    # Of uvicorn's protocol.
+    # Attributes of uvicorn's protocol.
     scope: dict[str, Any]
     flow: Any
     parser: Any
     url: bytes
     headers: list[tuple[bytes, bytes]]
     pipeline: Any
-    # The body that is coming, if its reader was heard of, and what its headers say of its length.
+    # The body being received, if a reader has asked for it, and its length according to the headers.
     _body: Body | None = None
     _body_length = 0
-    # The request that is being answered.
+    # The request being answered.
     _answered: Any = None
-    # Those that come later, behind a body, are none of the request's.
+    # True once the headers are complete: later ones, after a body, are trailers and not part of them.
     _has_headers = False
     _received = b""
 
@@ -193,12 +196,12 @@ class _PastHttptools(_Impatient, Connection):
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
-        # uvicorn tells only the last that was asked.
+        # uvicorn notifies only the latest request.
         if self._answered is not None and not self._answered.response_complete:
             self._answered.disconnected = True
             self._answered.message_event.set()
 
-    # What httptools tells --------------------------------------------------------------------------------------
+    # Callbacks of httptools ------------------------------------------------------------------------------------
 
     def on_message_begin(self) -> None:
         self._has_headers = False
@@ -209,22 +212,22 @@ class _PastHttptools(_Impatient, Connection):
             return
         if len(self.headers) == MAX_HEADERS:
             self._refuse_headers(TOO_MANY)
-            raise OverflowError  # which ends the parsing
+            raise OverflowError  # ends the parsing
         super().on_header(name, value)  # type: ignore[misc]
 
     def on_headers_complete(self) -> None:
         self._has_headers = True
-        # Those that came at once with what follows them are counted by nobody else.
+        # Headers that arrived together with what follows them are counted nowhere else.
         if _length_of_head(self.url, self.headers) > MAX_HEADER_BYTES:
             self._refuse_headers(TOO_LONG)
-            raise OverflowError  # which ends the parsing
+            raise OverflowError  # ends the parsing
         super().on_headers_complete()  # type: ignore[misc]
         if self.parser.should_upgrade():
             return
         if len(self.pipeline) > MAX_PIPELINED:
-            raise OverflowError  # which ends the parsing
+            raise OverflowError  # ends the parsing
         if self.pipeline:
-            # uvicorn reads no more while one waits, and would not notice that the client leaves.
+            # uvicorn stops reading while a request waits, and would not notice that the client disconnects.
             self.flow.resume_reading()
         self._body_length = _length_of_body(self.scope["headers"])
         self.scope.setdefault("extensions", {})[COLLECT_BODY] = partial(self._collect_body, self.cycle)
@@ -246,13 +249,13 @@ class _PastHttptools(_Impatient, Connection):
         super()._start_asgi_task(cycle, app if knows_chunks else _without_chunks(app, cycle))  # type: ignore[misc]
 
     def _should_upgrade(self) -> bool:
-        """Asked if the client would rather speak something else: then uvicorn makes no request of it yet."""
+        """Called if the client asks for another protocol; on True uvicorn does not start the request yet."""
         return True
 
     def handle_websocket_upgrade(self) -> None:
-        """To whatever it is.  Nobody has to, so it is as if it were not asked for: some clients always do.
+        """Ignore an upgrade to any protocol, as a server may: some clients always ask for one.
 
-        The parser takes what follows for that protocol, even if it is a body.
+        The parser takes all that follows for the other protocol, even a body, so it is parsed anew without the upgrade.
         """
         wish = sys.exception()
         assert wish is not None
@@ -263,7 +266,7 @@ class _PastHttptools(_Impatient, Connection):
         headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self._renew_parser()
         self._received = b"\r\n".join([asked, *headers, b"", self._received[wish.args[0] :]])
-        super(_Impatient, self).data_received(self._received)  # which is counted already
+        super(_Impatient, self).data_received(self._received)  # already counted
 
     def _collect_body(self, cycle: Any, body: Body) -> bool:
         if cycle is not self.cycle or not cycle.more_body or cycle.disconnected:
@@ -275,7 +278,7 @@ class _PastHttptools(_Impatient, Connection):
         self._try_read_directly()
         return True
 
-    # Past the parser ------------------------------------------------------------------------------------------
+    # Bypassing the parser -------------------------------------------------------------------------------------
 
     def _try_read_directly(self) -> None:
         body = self._body
@@ -291,7 +294,7 @@ class _PastHttptools(_Impatient, Connection):
         self._watch()
 
     def end_body(self) -> None:
-        self._renew_parser()  # the one that there is still waits for the body
+        self._renew_parser()  # the current one still waits for the body
         self.on_message_complete()
         self._hand_reading_to(self)
 
@@ -300,21 +303,24 @@ class _PastHttptools(_Impatient, Connection):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
 
     def _hand_reading_to(self, protocol: asyncio.BaseProtocol) -> None:
-        # Some transports look at who reads only when reading begins.
+        # Some transports look up their protocol only when reading begins.
         self.flow.pause_reading()
         self.transport.set_protocol(protocol)
         self.flow.resume_reading()
 
 
 def _without_chunks(app: ASGIApp, cycle: Any) -> ASGIApp:
-    """uvicorn would send chunks to whoever knows none: what has no length ends with its connection there."""
+    """Wrap `app` for a client of HTTP/1.0, to which uvicorn would send chunks.
+
+    For such a client a body without a length ends with its connection.
+    """
 
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         async def send_plain(message: Message) -> None:
             if message["type"] == "http.response.start":
                 cycle.chunked_encoding = False
             else:
-                # Which it compares with what it is given.
+                # uvicorn compares this with the body that it is given.
                 cycle.expected_content_length = len(message.get("body", b""))
             await send(message)
 
@@ -324,19 +330,22 @@ def _without_chunks(app: ASGIApp, cycle: Any) -> ASGIApp:
 
 
 def _count_unread(transport: asyncio.Transport) -> int:
-    """Bytes.  The system takes more only once much of what it has, which may be megabytes, was read."""
+    """Return how many bytes of the answer the client has not read.
+
+    The kernel takes more only once much of its buffer, which may be megabytes, was read.
+    """
     connection = transport.get_extra_info("socket")
     num_taken = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
     return transport.get_write_buffer_size() + num_taken
 
 
 def _length_of_head(url: bytes, headers: list[tuple[bytes, bytes]]) -> int:
-    """As they were sent, with `: ` and the end of a line."""
+    """Return the size of URL and headers as sent, with `: ` and the end of each line."""
     return len(url) + sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
-    """0 if it is not told."""
+    """Return the length that the headers state, or 0 if they state none."""
     lengths = [value for name, value in headers if name == b"content-length"]
     is_chunked = any(name == b"transfer-encoding" for name, _ in headers)
     return int(lengths[0]) if len(lengths) == 1 and lengths[0].isdigit() and not is_chunked else 0

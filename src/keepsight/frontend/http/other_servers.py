@@ -1,12 +1,12 @@
-"""What other servers call what is here: whoever comes from one is told our name for it.
+"""Other servers' names for what is here: errors propose our name to clients that come from one.
 
-Only names that nobody would guess from their spelling: of the others the nearest of ours is proposed.
+Lists only names whose spelling does not suggest ours; for all others the closest of ours is proposed.
 """
 
 from collections.abc import Collection
 from difflib import get_close_matches
 
-# Of bodies: llama.cpp's, SGLang's, TGI's, and OpenAI's of other endpoints.
+# Fields of bodies: llama.cpp's, SGLang's, TGI's, and OpenAI's of other endpoints.
 FIELDS = {
     "content": "prompt",
     "ebnf": "structured_outputs.grammar",
@@ -26,13 +26,13 @@ FIELDS = {
     "text": "prompt",
     "with_pieces": "return_token_strs",
 }
-# Of fields that are refused: what says the same.
+# Alternatives to refused fields.
 ELSEWHERE = {
     "max_tokens": "max_output_tokens",
     "request_id": "the header X-Request-Id",
     "response_format": "text.format",
 }
-# Of endpoints: vLLM's, SGLang's, llama.cpp's, and OpenAI's newer ones.
+# Endpoints: vLLM's, SGLang's, llama.cpp's, and OpenAI's newer ones.
 PATHS = {
     "/apply-template": "/tokenize",
     "/embed": "/v1/embeddings",
@@ -52,7 +52,7 @@ PATHS = {
     "/props": "/v1/models",
     "/slots": "/debug/state",
 }
-# Less alike are other endpoints: /v1/batches is no /v1/messages.
+# Paths less alike are different endpoints: /v1/batches is not /v1/messages.
 MIN_LIKENESS = 0.8
 
 
@@ -63,7 +63,7 @@ def propose_path(path: str, known: Collection[str]) -> str | None:
 
 
 def propose_field(name: str, known: Collection[str]) -> str | None:
-    """What may have been meant, of the fields that are known where `name` stands."""
+    """Return the field that `name` may have meant, out of those known in its place; None if there is none."""
     ours = FIELDS.get(name, "")
     if ours.partition(".")[0] in known:
         return ours

@@ -1,7 +1,7 @@
-"""The body of a request, within its size and its time.
+"""Reads the body of a request, within limits of size and time.
 
-Where the HTTP server offers it, it fills in what comes by itself, and the reader is woken when all has come: passing
-each piece on costs more than what is in it.
+If the HTTP server supports it, the server itself fills the body, and wakes the reader when it is complete: passing on
+each piece separately costs more than handling its content.
 """
 
 import asyncio
@@ -15,10 +15,10 @@ from starlette.types import Message
 from keepsight.errors import BodyTimeoutError, BodyTooLargeError, ServerOverloadedError, UnsupportedBodyError
 from keepsight.frontend.http.waiting_room import WaitingRoom
 
-# An extension of ASGI: what has come and what comes is put into a `Body`; a message follows when all has come.  False:
-# nothing more comes, and the next message is there.
+# An ASGI extension: a function that has received and future data put into a `Body`; a message follows when the body is
+# complete.  It returns False if nothing more comes and the next message is already there.
 COLLECT_BODY = "keepsight.collect_body"
-# Less in each pause that a client may make is no way of sending: a few bytes now and then would keep a place for days.
+# The slowest rate, over each pause that a client may make: a few bytes now and then would hold a place for days.
 MIN_BYTES_PER_SECOND = 240
 
 
@@ -26,7 +26,7 @@ MIN_BYTES_PER_SECOND = 240
 async def reading_body(
     http: Request, room: WaitingRoom, max_bytes: int, pause_seconds: float
 ) -> AsyncGenerator[bytearray | memoryview, None]:
-    """The body counts as read until the context ends: what is made of it is about as large."""
+    """Read the body.  Its room stays taken until the context exits, as what is made from it is about as large."""
     _check_headers(http, max_bytes)
     body = Body(room, max_bytes)
     try:
@@ -37,14 +37,14 @@ async def reading_body(
 
 
 class Body:
-    """Who fills it is not who reads it, so filling raises nothing."""
+    """A body being received.  Filling it never raises, as others than its reader do so; `raise_fault` does."""
 
     def __init__(self, room: WaitingRoom, max_bytes: int) -> None:
         self._room, self._max_bytes = room, max_bytes
         self._fault: Exception | None = None
         self._is_closed = False
         self._added = bytearray()
-        # What was added and what else is about to come.
+        # What was added, and space for the rest.
         self._reserved: memoryview | None = None
         self.num_bytes = 0
 
@@ -53,7 +53,7 @@ class Body:
         return self._added if self._reserved is None else self._reserved
 
     def try_add(self, piece: bytes | bytearray) -> bool:
-        """False: no more of it is wanted, which its reader shall learn at once."""
+        """Append a piece.  Return False if no more is wanted, which the reader is to be told at once."""
         if self._is_closed or self._fault is not None:
             return False
         try:
@@ -68,17 +68,17 @@ class Body:
         return True
 
     def try_reserve(self, num_bytes: int) -> bool:
-        """So many more are about to come, and are then written to `free_part`."""
+        """Reserve space for `num_bytes` more, to be written to `free_part`; return False if there is no room."""
         is_wanted = not self._is_closed and self._fault is None and self.num_bytes + num_bytes <= self._max_bytes
         if not is_wanted or not self._room.try_reserve_bytes(num_bytes):
-            return False  # and may be added as far as there is room
-        # Not filled with zeros, which takes as long as what it is filled with.
+            return False  # pieces may still be added as far as there is room
+        # Not filled with zeros, which would take as long as filling in the data.
         self._reserved = np.empty(self.num_bytes + num_bytes, np.uint8).data
         self._reserved[: self.num_bytes] = self._added
         return True
 
     def free_part(self) -> memoryview:
-        """Empty once nobody reads any more."""
+        """Return the reserved space that is not filled yet; empty once the body is closed."""
         return memoryview(b"") if self._reserved is None else self._reserved[self.num_bytes :]
 
     def note_filled(self, num_bytes: int) -> None:
@@ -90,16 +90,16 @@ class Body:
             raise self._fault
 
     def close(self) -> None:
-        """More may still come."""
+        """Release the memory and the room.  Data may still arrive afterwards, and is dropped."""
         self._is_closed = True
         self._room.give_back_bytes(len(self.content))
         self._added, self._reserved = bytearray(), None
 
 
 async def _read(http: Request, body: Body, pause_seconds: float) -> None:
-    # Taken out, so that what the server offers does not keep itself alive.
+    # Popped, so that the function does not keep itself alive through the scope.
     collect = http.scope.get("extensions", {}).pop(COLLECT_BODY, None)
-    # Most bodies come with their headers, and setting a clock for what is there costs more than to read it.
+    # Most bodies arrive with their headers, and setting a timeout for what is already there costs more than reading it.
     is_there = collect is not None and not collect(body)
     has_more = True
     while has_more:
@@ -126,7 +126,7 @@ async def _next_message(http: Request, body: Body, pause_seconds: float) -> Mess
 
 
 def _check_headers(http: Request, max_bytes: int) -> None:
-    """Before a byte of the body is read: a client that expects to be told may spare itself the sending."""
+    """Check the headers before any of the body is read: a client that sent `Expect` need not send its body."""
     if (encoding := http.headers.get("content-encoding", "identity")) != "identity":
         raise UnsupportedBodyError("body", f"must not be compressed, but Content-Encoding says {encoding[:40]!r}")
     length = http.headers.get("content-length", "")

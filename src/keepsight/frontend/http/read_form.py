@@ -1,4 +1,4 @@
-"""A body of `multipart/form-data` (RFC 7578), whole: its parts by their names."""
+"""Splits a whole body of `multipart/form-data` (RFC 7578) into its parts, by name."""
 
 import re
 from collections.abc import Mapping
@@ -8,18 +8,18 @@ from urllib.parse import unquote
 from keepsight.errors import InvalidArgumentError
 
 MAX_PARTS = 8
-# Of what stands before a part's content: no more of it is looked at.  A name of 500 letters, written twice, has room.
+# Limit on the headers of a part; the rest is ignored.  A name of 500 letters, written twice, has room.
 MAX_HEAD_BYTES = 8192
-# Of a header: a name, and its value between quotes or without.
+# A parameter of a header: a name, and its value with quotes or without.
 _PARAMETER = re.compile(r';\s*+([^\s;="]++)\s*+=\s*+(?:"((?:[^"\\]|\\.)*+)"|([^\s;"]*+))')
 
-# As browsers write a line's end and a quotation mark in a name.
+# Line ends and quotation marks in a name, as browsers write them.
 _ESCAPED = re.compile("%(?:0A|0D|22)")
 
 
 class FormPart(NamedTuple):
     content: bytes
-    # As whoever sends it calls it.
+    # The name given by the sender.
     filename: str | None = None
     media_type: str = ""
 
@@ -47,7 +47,7 @@ def read_form(body: bytes, boundary: str) -> dict[str, FormPart]:
 
 
 def _find_parts(body: bytes, delimiter: bytes) -> list[tuple[int, int]]:
-    """Where each begins and ends: nothing of what may be large is copied but what is in them."""
+    """Return where each part begins and ends: of a body that may be large, only the contents of parts are copied."""
     parts: list[tuple[int, int]] = []
     # The first delimiter may be the first line.
     end = -2 if body.startswith(delimiter[2:]) else body.find(delimiter)
@@ -61,7 +61,7 @@ def _find_parts(body: bytes, delimiter: bytes) -> list[tuple[int, int]]:
 
 
 def parse_header(value: str) -> tuple[str, dict[str, str]]:
-    """`kind; name="value"`, with the kind in small letters."""
+    """Parse `kind; name="value"` into the kind and the values by name; kind and names are lowercased."""
     kind = value.partition(";")[0].strip().lower()
     found = (each.groups("") for each in _PARAMETER.finditer(value))
     return kind, {name.lower(): bare or re.sub(r'\\(["\\])', r"\1", quoted) for name, quoted, bare in found}
@@ -73,7 +73,7 @@ def _read_headers(head: bytes) -> dict[str, str]:
 
 
 def _filename_of(told: Mapping[str, str]) -> str | None:
-    """Without the folders that some write before it.  Of other letters than ASCII it may be as RFC 5987 has it."""
+    """Return the filename, without folders that some clients add.  Non-ASCII names may be encoded as in RFC 5987."""
     name = told.get("filename")
     if "filename*" in told:
         charset, _, value = told["filename*"].partition("'")

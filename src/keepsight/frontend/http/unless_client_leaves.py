@@ -1,4 +1,4 @@
-"""Work for a client that is given up when the client is gone."""
+"""Cancels work for a client when the client disconnects."""
 
 import asyncio
 from collections.abc import Awaitable
@@ -11,14 +11,17 @@ Result = TypeVar("Result")
 
 
 async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Result:
-    """Once the body is read: nothing else can come then.  Raises ClientDisconnect, when the work has ended."""
+    """Return the result of `work`.  If the client disconnects, cancel it, and raise ClientDisconnect once it has ended.
+
+    The body must have been read: from then on `receive` returns nothing but the disconnect.
+    """
     here, leaving = asyncio.current_task(), asyncio.ensure_future(receive())
     assert here is not None
     has_left = is_over = False
 
     def give_up(_: object) -> None:
         nonlocal has_left
-        # Being cancelled twice it would not be given the time to end.
+        # A second cancellation would interrupt its cleanup.
         if not is_over and not here.cancelling():
             has_left = here.cancel()
 
@@ -26,7 +29,7 @@ async def unless_client_leaves(receive: Receive, work: Awaitable[Result]) -> Res
     try:
         return await work
     except asyncio.CancelledError:
-        # Whoever else wants an end of it comes first.
+        # A cancellation from elsewhere takes precedence.
         if has_left and here.cancelling() == 1:
             raise ClientDisconnect from None
         raise

@@ -1,7 +1,7 @@
-"""How many requests may wait for an answer at once, and how many bytes their bodies may have together.
+"""Limits how many requests may wait for an answer at once, and how many bytes their bodies may have together.
 
-Whoever finds no room is told so at once: a client that tries elsewhere, or again, is better off than one in a line that
-grows.  Used on one event loop, so it needs no lock.
+A request that finds no room is refused at once: a client that tries elsewhere, or again, is better off than one in a
+growing queue.  Used on one event loop, so it needs no lock.
 """
 
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ class WaitingRoom:
 
     @property
     def has_room(self) -> bool:
-        """For one more, if it is small."""
+        """True if there is room for one more small request."""
         return self.num_requests < self._max_requests and self.num_bytes < self._max_bytes
 
     @contextmanager
@@ -32,13 +32,13 @@ class WaitingRoom:
             self.num_requests -= 1
 
     def take_bytes(self, num_bytes: int) -> None:
-        """Of a body that is being read; whoever took them gives them back."""
+        """Take room for a body that is being read; the caller has to give it back."""
         if self.num_bytes + num_bytes > self._max_bytes:
             raise ServerOverloadedError("the server is reading as much as it takes: try again")
         self.num_bytes += num_bytes
 
     def try_reserve_bytes(self, num_bytes: int) -> bool:
-        """Of a body that says how large it will be.  Half of the room is left to what has really come."""
+        """Take room for a body by its stated length, or return False.  Half of the room is left to arrived data."""
         if self.num_bytes + num_bytes > self._max_bytes // 2:
             return False
         self.num_bytes += num_bytes
