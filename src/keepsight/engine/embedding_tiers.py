@@ -1,7 +1,7 @@
-"""Between an engine and the tiers: keeps what was encoded, loads what is wanted, tells of which media they hold any.
+"""Connects an engine to its embedding tiers: stores new embeddings, loads wanted ones, reports which media are held.
 
-Knows neither the schedule nor tensors, and never makes the engine's loop wait.  Invariant: each load is answered once,
-and after `clear` never by what was kept or asked for before it.
+Knows neither the schedule nor tensors, and never blocks the engine loop. Invariant: each load is answered exactly once;
+after `clear`, never with data stored or requested before it.
 """
 
 import logging
@@ -25,16 +25,16 @@ from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import Access, TraceRecorder
 
 logger = logging.getLogger(__name__)
-# Until a picture that is not held could be encoded: it is asked for, decoded, resized and sent, on a busy machine.
+# Time until a picture that is not held could be encoded: it is requested, decoded, resized and sent, on a busy machine.
 PIXEL_SECONDS = 0.2
-# As long as nothing was encoded.
+# Assumed encoding time until something has been encoded.
 UNKNOWN_ENCODING_SECONDS = 1.0
-# Uses that wait for the first encoding to tell what one takes.
+# Limit on uses that wait for the first encoding to show what one costs.
 MAX_UNTOLD_USES = 10_000
 
 
 class Embeddings(NamedTuple):
-    """What all entries of this model are alike in."""
+    """Properties shared by all entries of this model."""
 
     dtype: str
     width: int
@@ -42,7 +42,7 @@ class Embeddings(NamedTuple):
 
 
 class Loaded(NamedTuple):
-    """What was found and the tier that had it; None: it lies nowhere, or would come too late."""
+    """The array found and the tier that had it; both None if no tier has it or it would come too late."""
 
     encoder_key: str
     array: StoredArray | None
@@ -60,21 +60,21 @@ class EmbeddingTiers:
         trace: TraceRecorder | None = None,
         dropped: deque[str] | None = None,
     ) -> None:
-        """`name` makes an entry's of an encoder key; names that the store dropped come by `dropped`."""
+        """`name` maps an encoder key to an entry name; the store appends the names it drops to `dropped`."""
         self._store, self._name, self._embeddings, self._wake, self._trace = store, name, embeddings, wake, trace
         self._lock = threading.Lock()
-        # With the clearings before it was asked for.
+        # Each with the epoch (the number of clears so far) at which it was requested.
         self._answers: deque[tuple[Load, int, StoredArray | None, str | None]] = deque()
         self._loop_thread = 0
         self._epoch = 0
         self._tier_names = tuple(store.stats())
-        # Entries whose place may have changed, those whose media are known, and those said to be held.
+        # Entry names that may have been stored or dropped; media hashes by entry name; entry names reported as held.
         self._changed: deque[str] = deque() if dropped is None else dropped
         self._media: dict[str, str] = {}
         self._held: set[str] = set()
         self._num_loading = 0
         self._encoding_cost = MeanCost()
-        # By encoder key.
+        # Their keys are encoder keys until they are recorded.
         self._untold_uses: deque[Access] = deque(maxlen=MAX_UNTOLD_USES)
 
     @property
@@ -84,13 +84,13 @@ class EmbeddingTiers:
     # On the engine's loop -------------------------------------------------------------------------------------
 
     def load(self, load: Load) -> None:
-        """Answered by `take_loaded`: at once if it lies in host memory or nowhere, else the loop is woken."""
+        """Request a load for `take_loaded`: ready at once if in host memory or in no tier, else the loop is woken."""
         self._num_loading += 1
         self._loop_thread = threading.get_ident()
         self._store.load(self._name(load.encoder_key), self._patience(), partial(self._take_answer, load, self._epoch))
 
     def _patience(self) -> float:
-        """What making it anew would take: those that are loading would be encoded one after the other."""
+        """Return the seconds that recomputing would take: all pending loads would be encoded one after the other."""
         return PIXEL_SECONDS + self._num_loading * (self._encoding_cost.seconds or UNKNOWN_ENCODING_SECONDS)
 
     def _take_answer(self, load: Load, epoch: int, array: StoredArray | None, tier: str | None) -> None:
@@ -118,7 +118,7 @@ class EmbeddingTiers:
         return False
 
     def take_changes(self) -> tuple[list[str], list[str]]:
-        """Media hashes of entries that are held now and were not, and the reverse; once for each entry."""
+        """Return the media hashes of entries newly held and of those no longer held, once for each entry."""
         kept, dropped = list[str](), list[str]()
         while self._changed:
             name = self._changed.popleft()
@@ -143,7 +143,7 @@ class EmbeddingTiers:
             self._changed.extend(self._media)
 
     def note_uses(self, request: EngineRequest) -> None:
-        """For the trace: its uses cost what encodings have been seen to take."""
+        """Record the request's uses of media in the trace, each at the mean cost of an encoding so far."""
         if self._trace is None:
             return
         now, seconds = time.time(), self._encoding_cost.seconds
@@ -162,7 +162,7 @@ class EmbeddingTiers:
     # On the runner's threads ----------------------------------------------------------------------------------
 
     def keeping(self) -> Callable[[Encoding, float, Callable[[], StoredArray]], None]:
-        """For what is encoded from now on, until everything is cleared."""
+        """Return a function that stores embeddings encoded from now on; after `clear` it stores nothing."""
         return partial(self._keep, self._epoch)
 
     def _keep(self, epoch: int, encoding: Encoding, seconds: float, make_array: Callable[[], StoredArray]) -> None:
@@ -183,13 +183,13 @@ class EmbeddingTiers:
         self._changed.append(name)
 
     def list_asked(self, tier: str | None) -> Sequence[str]:
-        """The tiers that were looked in, if this one had it, or none."""
+        """Return the tiers that were searched, given the one that had the entry (None: no tier had it)."""
         return self._tier_names if tier is None else self._tier_names[: self._tier_names.index(tier) + 1]
 
-    # For whoever asks -----------------------------------------------------------------------------------------
+    # Status ---------------------------------------------------------------------------------------------------
 
     def status(self) -> tuple[TierStatus, ...]:
-        """Of each tier, the nearest first."""
+        """Return the status of each tier, nearest first."""
         return tell_tiers(self._store, "encoder")
 
     def check_invariants(self) -> None:

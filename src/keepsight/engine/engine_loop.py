@@ -1,7 +1,7 @@
-"""The loop around the decisions: receive, schedule, run, update, send.
+"""The engine's main loop: receive, schedule, run, update, send.
 
-Knows neither who asks, nor where pixels are kept, nor how anything is computed.  However it ends, everybody who is owed
-an answer gets one; and with nothing to compute it sleeps until a message or the runner wakes it.
+Knows neither the clients, nor where pixels are kept, nor how anything is computed. However it ends, every request still
+owed an answer gets one. With nothing to compute, it sleeps until a message or the runner wakes it.
 """
 
 import logging
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 
 class Runner(Protocol):
-    """Wakes the inbox whenever something that it computes beside the steps has finished."""
+    """Runs the planned steps. Wakes the inbox whenever work that it computes beside the steps has finished."""
 
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None: ...
 
@@ -46,7 +46,7 @@ class Runner(Protocol):
     def run(self, plan: StepPlan) -> StepResult: ...
 
     def prepare(self) -> bool:
-        """Called when there is nothing to run: a moment's work for later; False where none is left."""
+        """Do a little work ahead of time, when there is nothing to run. Return False if none is left."""
         ...
 
     def close(self) -> None: ...
@@ -67,21 +67,21 @@ class EngineLoop:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
         self._source, self._tiers, self._prefixes, self._meter = source, tiers, prefixes, meter
         self._unanswered = Unanswered()
-        # Media whose pixels the source had, and that have not come back by the inbox yet.
+        # Media whose pixels the source had, and whose `MediaArrived` has not been read from the inbox yet.
         self._found: set[str] = set()
         self._is_idle = True
-        # Somebody listens who was not told yet what is held.
+        # True while a new frontend has not been told which media are held.
         self._has_new_listener = False
-        # Once it has ended: why no later request will be answered.
+        # Set once the loop has ended: why no later request will be answered.
         self.reason_of_end: str | None = None
 
     def tell_all_held(self) -> None:
-        """From any thread: soon, and to everybody, as to those who know it already it does no harm."""
+        """Soon tell all frontends which media are held; telling one twice does no harm. Callable from any thread."""
         self._has_new_listener = True
         self._inbox.wake()
 
     def run(self) -> None:
-        """Until the inbox is closed, or something fails that no request is to blame for."""
+        """Run until the inbox is closed, or something fails that no single request is to blame for."""
         reason = "the engine was closed"
         try:
             while not self._inbox.is_closed:
@@ -104,7 +104,7 @@ class EngineLoop:
         for message in self._inbox.take(waits=self._is_idle):
             self._unanswered.note_asked(message)
             self._act_on(message)
-        # First: what is found of a prompt needs no embeddings.
+        # Stretches first: media in prefixes found there need no embeddings.
         self._load_stretches()
         self._load_embeddings()
 
@@ -137,7 +137,7 @@ class EngineLoop:
             self._source.clear()
 
     def _take_pixels(self, message: MediaArrived) -> None:
-        # Also what nobody wants any more: where it lies can be reused, and it may be kept for others.
+        # Receive pixels even if they are no longer wanted: this frees their place, and they may be kept for others.
         pixels, were_kept = self._source.receive(message), message.media_hash in self._found
         self._found.discard(message.media_hash)
         if pixels is None:
@@ -147,7 +147,7 @@ class EngineLoop:
             self._meter.note_pixels(message.media_hash, were_kept=were_kept)
 
     def _load_stretches(self) -> None:
-        """Asks for what is wanted of prompts that have come, and gives blocks to what was found."""
+        """Request the stretches that newly arrived prompts want, and give blocks to those that were found."""
         if self._prefixes is None:
             return
         for wanted in self._scheduler.stretches.take_wanted():
@@ -159,7 +159,7 @@ class EngineLoop:
             self._scheduler.stretches_loaded(loaded.load, loaded.places, is_last=loaded.is_last)
 
     def _load_embeddings(self) -> None:
-        """Asks tiers for what is wanted.  What lies in host memory, or nowhere, is known before the step is planned."""
+        """Request wanted embeddings from the tiers. If in host memory, or in no tier, that is known before the plan."""
         if self._tiers is None:
             return
         self._ask_tiers(self._tiers)
@@ -176,18 +176,18 @@ class EngineLoop:
             tiers.load(load)
 
     def _schedule(self) -> StepPlan:
-        """What is missing is asked for before the step is computed: it is made meanwhile."""
+        """Plan a step. Missing pixels are requested before the step runs, so that they are made meanwhile."""
         self._scheduler.pins.tell_time(time.monotonic())
         plan = self._scheduler.schedule()
         if self._tiers is not None:
-            # Evicted since they were asked for, or never before; answered before the next step is planned.
+            # Embeddings evicted since they were requested, or not requested yet; answered before the next plan.
             self._ask_tiers(self._tiers)
         missing = [self._find_pixels(needed) for needed in self._scheduler.media.pixels.take_needed()]
         self._send([needed for needed in missing if needed.media_hashes])
         return plan
 
     def _find_pixels(self, needed: MediaNeeded) -> MediaNeeded:
-        """What of it must be asked for.  What is found arrives with the next step, as this one is planned already."""
+        """Return what must still be requested. Pixels found here join the next step, as this one is already planned."""
         can_be_made = self._scheduler.media.pixels.can_be_made
         found = {each: self._source.find(each, may_hold_back=can_be_made(each)) for each in needed.media_hashes}
         for media_hash, pixels in found.items():
@@ -198,12 +198,12 @@ class EngineLoop:
         return replace(needed, media_hashes=tuple(each for each, pixels in found.items() if pixels is None))
 
     def _update(self, plan: StepPlan, result: StepResult, seconds: float) -> Sequence[FromEngine]:
-        """What is to be told of it; what it took first."""
+        """Return the outputs to send, each `RequestBegun` before the request's tokens."""
         outputs = self._scheduler.update(result)
         return [*self._meter.note_step(plan, result, seconds), *outputs, *self._take_hints()]
 
     def _has_come_to_rest(self, plan: StepPlan, result: StepResult) -> bool:
-        """With nothing begun and nothing heard, the next plan would be as empty."""
+        """Return True if nothing was started and nothing came back: the next plan would be empty, too."""
         has_answers = any(tiers.has_answers for tiers in (self._tiers, self._prefixes) if tiers is not None)
         return plan.is_empty and result.is_empty and not has_answers
 
@@ -226,7 +226,7 @@ class EngineLoop:
 
     def _end(self, reason: str) -> None:
         self.reason_of_end = reason
-        # From here on nothing is taken in; what came before is answered below.
+        # No messages are accepted from here on; those that came before are answered below.
         self._inbox.close()
         for message in self._inbox.take(waits=False):
             self._unanswered.note_asked(message)

@@ -1,8 +1,8 @@
-"""What the engine counts, and when each request came, had its turn and its first token.
+"""The engine's counters, and the times when each request arrived, got its first turn and its first token.
 
-Decides nothing and changes nothing of what it watches; the engine's loop tells it of each step.  Numbers that others
-count anyway are copied, a few times a second while there is work, and before anybody hears of a request's end or the
-loop falls asleep: whoever reads them after an answer finds that answer counted.
+Only observes; the engine loop reports each step. Numbers that other parts count anyway are copied, a few times a second
+while there is work, and before a request's end is sent or the loop goes to sleep: a client that reads the counters
+after its answer finds that answer counted.
 """
 
 import time
@@ -35,9 +35,9 @@ from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import EncodeTime, StepPlan, StepResult
 from keepsight.scheduling.stretch_loads import StretchLoad
 
-# Between two copies while nothing ends.
+# Interval between copies while no request ends.
 SECONDS = 0.1
-# Of what may never be asked for.
+# Limit on remembered values that may never be asked for.
 MAX_REMEMBERED = 8192
 RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waiting")
 PREEMPTIONS = slot_of("num_preemptions_total")
@@ -50,7 +50,7 @@ T = TypeVar("T")
 
 
 class _Recent(dict[str, T]):
-    """By name; the oldest are forgotten."""
+    """A dict that forgets its oldest entry beyond `MAX_REMEMBERED`."""
 
     def put(self, name: str, value: T) -> None:
         self.pop(name, None)
@@ -73,12 +73,12 @@ class EngineMeter:
         self._counters, self._scheduler, self._bytes_per_block = counters, scheduler, bytes_per_block
         self._source, self._tiers, self._prefixes, self._clock = source, tiers, prefixes, clock
         self._copied_at, self._num_sequences = 0.0, 0
-        # Since then: as many may have ended.
+        # Whether a request has arrived since the last copy: if as many have ended, their number alone does not show it.
         self._has_somebody_come = False
         self._encoding, self._prompt_token = {modality: MeanCost() for modality in MODALITIES}, BulkCost()
-        # By media hash and by encoder key.
+        # Keyed by media hash and by encoder key.
         self._modalities = _Recent[Modality]()
-        # By request; by media hash: when pixels came, and whether from the engine's own keeping; by encoder key.
+        # Keyed by request id; by media hash (when pixels came, and whether the engine had kept them); by encoder key.
         self._arrivals, self._begins = _Recent[float](), _Recent[float]()
         self._pixels = _Recent[tuple[float, bool]]()
         self._load_begins, self._loads = _Recent[float](), _Recent[tuple[str, float, float]]()
@@ -90,25 +90,25 @@ class EngineMeter:
 
     def note_arrived(self, request: EngineRequest) -> None:
         self._arrivals.put(request.request_id, self._clock())
-        # Of one that was aborted and has come again.
+        # Left over if a request with this id was aborted and has come again.
         self._begins.pop(request.request_id, None)
         self._has_somebody_come = True
         for item in request.media:
             self._modalities.put(item.media_hash, item.modality)
 
     def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
-        """The runner has them now."""
+        """Note that the runner now has these pixels."""
         self._counters.add(TRANSFERRED[self._modality_of(media_hash)])
         self._pixels.put(media_hash, (self._clock(), were_kept))
 
     def note_found_pixels(self, media_hash: str) -> None:
-        """Whoever is asked for what was not found counts that."""
+        """Count a hit among the engine's own pixels; the frontend that is asked for missing ones counts the misses."""
         modality = self._modality_of(media_hash)
         self._counters.add(PROCESSOR.queries[modality])
         self._counters.add(PROCESSOR.hits[modality])
 
     def _modality_of(self, name: str) -> Modality:
-        """Of what requests ask for; "image" where so much was asked for since that it is forgotten."""
+        """Return the modality of a requested item; "image" if it was forgotten because of many later requests."""
         return self._modalities.get(name, "image")
 
     def note_load(self, load: Load) -> None:
@@ -116,7 +116,7 @@ class EngineMeter:
         self._modalities.put(load.encoder_key, self._modality_of(load.media_hash))
 
     def note_looked_in_tiers(self, encoder_key: str, tier: str | None) -> None:
-        """One after the other, as far as the one that had it; None: in vain."""
+        """Count a query for each tier up to the one that had it (None: all, as none had it)."""
         assert self._tiers is not None
         for name in self._tiers.list_asked(tier):
             self._counters.add(ENCODER[name].queries[self._modality_of(encoder_key)])
@@ -129,18 +129,18 @@ class EngineMeter:
         self._counters.add(ENCODER[tier].saved_seconds[modality], seconds_to_make)
 
     def note_stretches(self, load: StretchLoad) -> None:
-        """They were looked for."""
+        """Count the tokens of these stretches as queried."""
         self._counters.add(PREFIX_DISK.queries[ALL], self._num_tokens_of(load))
 
     def seconds_to_compute(self, load: StretchLoad) -> float:
-        """0 as long as nothing is known."""
+        """Return the estimated time to compute these tokens; 0 until there is an estimate."""
         return self._num_tokens_of(load) * self._prompt_token.seconds
 
     def _num_tokens_of(self, load: StretchLoad) -> int:
         return len(load.hashes) * self._scheduler.stretches.num_tokens_each
 
     def note_step(self, plan: StepPlan, result: StepResult, seconds: float) -> list[RequestBegun]:
-        """What is to be sent before the step's outputs; `seconds`: what it took to compute."""
+        """Note a step that took `seconds` to compute. Return what must be sent before the step's outputs."""
         now = self._clock()
         self._note_begun(plan, now - seconds)
         self._note_computed(plan, seconds)
@@ -162,7 +162,7 @@ class EngineMeter:
                 self._begins.put(new.sequence_id[0], now)
 
     def _note_computed(self, plan: StepPlan, seconds: float) -> None:
-        """What a prompt's tokens take: those of answers beside them, one for each, take their share of the step."""
+        """Measure the cost of prompt tokens; answer tokens in the batch, one for each, get their share of the step."""
         num_tokens = sum(piece.length for piece in plan.now)
         if num_of_prompts := sum(piece.length for piece in plan.now if piece.length > 1):
             self._prompt_token.note(seconds * num_of_prompts / num_tokens, num_of_prompts)
@@ -173,7 +173,7 @@ class EngineMeter:
         self._encoding[modality].note(took.seconds)
         self._encodings.put(encoder_key, took)
 
-    # What became of a request's media -------------------------------------------------------------------------
+    # Origins of a request's media -----------------------------------------------------------------------------
 
     def _tell(self, begun: Begun, now: float) -> RequestBegun:
         request_id = begun.request.request_id
@@ -194,10 +194,10 @@ class EngineMeter:
             case origin:
                 return MediaStory(origin)
 
-    # Numbers of others ----------------------------------------------------------------------------------------
+    # Numbers counted elsewhere --------------------------------------------------------------------------------
 
     def _copy(self) -> None:
-        """Each line is an addition in memory."""
+        """Copy the counters of other parts; each line is an addition in memory."""
         scheduler, counters = self._scheduler, self._counters
         counters.set(RUNNING, len(scheduler.lineup.running))
         counters.set(WAITING, scheduler.lineup.num_unseated)
@@ -238,14 +238,14 @@ class EngineMeter:
         counters.set_all(slots.sizes(cache.num_bytes, cache.max_bytes, cache.num_entries))
         counters.set(EMBEDDINGS_PINNED, cache.num_pinned_bytes)
 
-    # On whatever thread asks how the tiers are ----------------------------------------------------------------
+    # On any thread --------------------------------------------------------------------------------------------
 
     def measure_tiers(self) -> tuple[TierStatus, ...]:
-        """They change while the loop sleeps."""
+        """Return the status of the tiers and update their counters; tiers change while the loop sleeps."""
         status = [tier for its in (self._tiers, self._prefixes) if its is not None for tier in its.status()]
         for tier in status:
             slots, each = ENCODER[tier.name], 1
-            if tier.cache == "prefix":  # which is counted in blocks
+            if tier.cache == "prefix":  # counted in blocks
                 slots, each = PREFIX_DISK, self._scheduler.stretches.num_blocks_each
             self._counters.set_all(slots.sizes(tier.num_bytes, tier.max_bytes or 0, tier.num_entries * each))
             self._counters.follow(slots.evictions, tier.num_evictions * each)

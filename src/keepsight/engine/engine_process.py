@@ -1,7 +1,7 @@
-"""The engine as a process of its own: the model, its loop in the main thread, and the frontends at the end of a socket.
+"""The engine as a separate process: the model, its loop in the main thread, and the frontends connected by a socket.
 
-However the loop ends, the frontends learn it from the end of their connections: what has not begun they give to the
-next engine.
+However the loop ends, the frontends learn it from the end of their connections, and give requests that have not begun
+to the next engine.
 """
 
 import gc
@@ -27,7 +27,7 @@ from keepsight.observe.counters import Counters
 from keepsight.requests import EngineRequest, FromEngine, RequestBegun, RequestFailed, ToEngine
 
 logger = logging.getLogger(__name__)
-# Enough for a socket's thread and a frontend to pass a token on.  Beside a step that computes on all cores they would
+# Long enough for a socket's thread and a frontend to pass a token on. While a step computes on all cores, they would
 # wait for the operating system's next tick, some milliseconds: as long as a small model takes for a token.
 HAND_OVER_SECONDS = 0.001
 
@@ -43,7 +43,7 @@ class EngineProcess:
         counters = Counters.open(run_directory, f"engine-{start.rank}")
         meter = engine.make_meter(counters, source)
         self._loop = engine.make_loop(self._send, source, meter)
-        # Set below: it sends by the listener, which greets by it.
+        # Set below: it sends through the listener, whose `on_welcomed` callback uses it.
         self._reporter: TierReporter | None = None
         self._listener = EngineListener(
             start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._tell_new_listener
@@ -53,7 +53,7 @@ class EngineProcess:
         self._is_asked_to_end = False
 
     def run(self) -> int:
-        """The exit status."""
+        """Run the loop until it ends. Return the exit status."""
         self._loop.run()
         if self._reporter is not None:
             self._reporter.close()
@@ -63,7 +63,7 @@ class EngineProcess:
     def act_on(self, message: ToProcess) -> None:
         match message:
             case FrontendLost(frontend_id):
-                # As its connection will say by itself, after the last that it had sent.
+                # The end of its connection will say the same, after the last message it had sent.
                 self._router.lose(frontend_id)
             case Drain():
                 self._is_asked_to_end = True
@@ -78,32 +78,32 @@ class EngineProcess:
 
     def _take(self, frontend_id: str, message: ToEngine) -> None:
         refusal = self._router.take(frontend_id, message)
-        # While a loop that failed is closing, nothing: the end of the connection says to ask the next engine.
+        # While a failed loop is closing, send no refusal: the end of the connection says to ask the next engine.
         has_failed = self._inbox.is_closed and not self._is_asked_to_end
         if refusal is not None and not has_failed and isinstance(message, EngineRequest):
             self._listener.send(frontend_id, [RequestFailed(message.request_id, refusal)])
 
     def _send(self, outputs: Sequence[FromEngine]) -> None:
-        # After its end the loop fails what runs; the next engine may do better.
+        # When the loop ends, it fails all running requests. Do not pass that on: the next engine may do better.
         if not self._inbox.is_closed:
             self._router.send(outputs, self._listener)
-            # Somebody waits for a first token.
+            # A client is waiting for a first token.
             if self._computes_on_cores and any(isinstance(each, RequestBegun) for each in outputs):
                 sleep(HAND_OVER_SECONDS)
 
 
 def main(control: ProcessEnd) -> int:
-    # Read when transformers is imported: whatever a checkpoint names that is elsewhere, a server fetches nothing.
+    # Read when transformers is imported: a server never downloads remote files that a checkpoint names.
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     start = control.receive()
     assert isinstance(start, StartEngine)
     config, part = Config.from_options(**start.options), MachinePart(start.rank, start.num_engines)
     check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
     engine = load_engine_alone(config, part)
-    # Nor while they were read: requests name an adapter by what frontends found in its folder.
+    # Again, as they may have changed while being read: requests name an adapter by what frontends found in its folder.
     check_is_unchanged(config.directory, start.files, *config.adapter_folders.values())
     process = EngineProcess(start, config, engine)
-    # All that was loaded stays: looking through it for garbage would stop every stream for some 60 ms.
+    # Everything loaded so far stays: scanning it for garbage would stop every stream for some 60 ms.
     gc.freeze()
     control.listen(process.act_on)
     control.tell(Ready())

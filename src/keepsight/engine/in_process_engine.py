@@ -1,4 +1,4 @@
-"""The engine on a thread of its own in the caller's process, and the client that asks it."""
+"""The engine on its own thread in the caller's process, and the client that talks to it."""
 
 import threading
 from pathlib import Path
@@ -26,22 +26,22 @@ class InProcessEngine(EngineClient):
         run_directory: RunDirectory | None,
         counters: Counters,
     ) -> None:
-        """To be started.  What the two sides of the pixel cache share in `run_directory` ends with this."""
-        # The frontend's, which the pool has too, and the engine's: each is changed by its own threads.
+        """Call `start` to run it. `close` also removes `run_directory`, which both sides of the pixel cache share."""
+        # The frontend's counters, shared with the media pool, and the engine's: each is changed by its own threads.
         self._counters = (counters, Counters())
         super().__init__(media_pool, RequestObserver(counters))
         self._inbox, self._run_directory = engine.inbox, run_directory
-        # Until it is closed.
+        # None once closed.
         self._adapters = engine.adapters
         self._meter = engine.make_meter(self._counters[1], source)
-        # Until it has ended.
+        # None once it has ended.
         self._loop: EngineLoop | None = engine.make_loop(self.receive, source, self._meter)
         self._running = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self.connect(engine.inbox.try_put, takes_unasked=engine.takes_unasked)
 
     def start(self) -> None:
-        """Whoever calls this closes it, too, even where this was interrupted."""
+        """Start the engine's thread. The caller must call `close`, too, even if this was interrupted."""
         self._thread.start()
 
     def read_totals(self) -> Totals:
@@ -50,16 +50,16 @@ class InProcessEngine(EngineClient):
         return Totals.of_pages(pages).set_gauges(self._media_pool.common_sizes())
 
     def load_adapter(self, name: str, path: Path) -> Adapter:
-        """For requests that name it from now on."""
+        """Load an adapter, which later requests can name."""
         if self._adapters is None:
             raise InvalidArgumentError("lora_request", "needs enable_lora=True")
         return self._adapters.load(name, path)
 
     def close(self) -> None:
-        """An earlier call may have been interrupted: this does the rest."""
+        """Close the engine. If an earlier call was interrupted, this one does the rest."""
         self._inbox.close()
         if threading.current_thread() is not self._thread:
-            # Waits: `join` alone, once interrupted, takes a thread that still runs for one that has ended.
+            # Waits for the loop: after an interrupted `join`, another one takes a running thread for an ended one.
             self._run()
             if self._thread.is_alive():
                 self._thread.join()
@@ -70,7 +70,7 @@ class InProcessEngine(EngineClient):
         give_back_memory()
 
     def _run(self) -> None:
-        """Once: on its thread, or where it is closed before that began.  Any other call returns when it has ended."""
+        """Run the loop once: on its thread, or in `close` if that comes first. Other calls return when it has ended."""
         with self._running:
             if self._loop is None:
                 return
@@ -79,5 +79,5 @@ class InProcessEngine(EngineClient):
                 assert self._loop.reason_of_end is not None
                 self.give_up(self._loop.reason_of_end)
             finally:
-                # It holds the model, and each of the two the other: they would stay until garbage is looked for.
+                # The loop holds the model and forms a cycle with this: both would live until the next cyclic GC.
                 self._loop = None

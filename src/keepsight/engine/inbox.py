@@ -1,7 +1,7 @@
-"""Where messages wait for the engine's loop, from whatever thread they come.
+"""The queue of messages to the engine loop, from any thread.
 
-Knows nothing of what they say.  What was put before the closing is handed out; nothing is taken in after it, so that
-each message is either read or known not to be.
+Does not look into the messages. Those put before the inbox is closed are handed out; none is accepted afterwards, so
+that each message is either read or known not to be.
 """
 
 import threading
@@ -22,11 +22,11 @@ class Inbox:
 
     @property
     def has_news(self) -> bool:
-        """Whether a wait would end at once."""
+        """Return whether a wait would end at once."""
         return bool(self._messages) or self._is_awake or self._is_closed
 
     def try_put(self, message: ToEngine) -> bool:
-        """False once it is closed: nobody will read this message."""
+        """Add a message. Return False if the inbox is closed and the message will never be read."""
         with self._changed:
             if self._is_closed:
                 return False
@@ -35,12 +35,12 @@ class Inbox:
             return True
 
     def holds(self, message: ToEngine) -> bool:
-        """Whether it is still to be handed out."""
+        """Return whether the message has not been handed out yet."""
         with self._changed:
             return message in self._messages
 
     def wake(self) -> None:
-        """There is something to do that is no message.  Not lost on a loop that is busy: its next wait ends at once."""
+        """Wake the loop for work that is not a message. A busy loop does not miss it: its next wait ends at once."""
         with self._changed:
             self._is_awake = True
             self._changed.notify()
@@ -51,7 +51,7 @@ class Inbox:
             self._changed.notify()
 
     def take(self, *, waits: bool) -> list[ToEngine]:
-        """All that have come, in their order.  A wait ends with a message, a waking or the closing."""
+        """Return all messages in order of arrival. With `waits`, first wait for a message, `wake` or `close`."""
         with self._changed:
             while waits and not self.has_news:
                 self._changed.wait()

@@ -1,4 +1,4 @@
-"""The model loaded, the memory measured, the engine's configuration derived."""
+"""Loads an engine: loads the model, measures the memory, and derives the engine's configuration."""
 
 from concurrent.futures import wait
 from contextlib import ExitStack
@@ -37,11 +37,11 @@ def load_engine(
     part: MachinePart = WHOLE_MACHINE,
     guides: GuideMaker | None = None,
 ) -> LoadedEngine:
-    """`max_model_len` is the most that may be chosen; `guides` may have been prepared."""
+    """Load an engine. `max_model_len` is the most that may be chosen; `guides` may already be prepared."""
     part.take_cores_and_device(config.device)
     tier_plan = plan_tiers(config)
     place = choose_place(config)
-    # Not a part of it: other engines may have theirs already.
+    # Not this engine's part of the memory: other engines may already have taken theirs.
     model = load_model_for(config, place, measure_machine(place.device).available_bytes)
     adapters = load_adapters(config, model)
     machine = part.of_memory(measure_machine(place.device))
@@ -49,7 +49,7 @@ def load_engine(
     engine_config = resolve_config(config, size, machine)
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
     processor = describe_processor(processor_config or NO_PROCESSOR)
-    with ExitStack() as undoing:  # if any fails: their threads would stay, and one more set with each try
+    with ExitStack() as undoing:  # if any step fails, the threads of earlier ones would stay, more with each try
         if tiers := _open_tiers(tier_plan, model, processor, engine_config, inbox):
             undoing.callback(tiers.close)
         if prefixes := _open_prefixes(tier_plan, model, processor, engine_config, inbox):
@@ -107,7 +107,10 @@ def _open_prefixes(
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:
-    """Where no frontend has read the checkpoint in this process.  A tokenizer is loaded only if all else fails."""
+    """Load an engine where no frontend in this process has read the checkpoint.
+
+    A tokenizer is loaded only if the end ids are found nowhere else.
+    """
     directory = config.directory
     check_is_folder(directory)
     limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
@@ -117,7 +120,7 @@ def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> Load
     if end_ids is None:
         end_ids = Tokenizer.from_checkpoint(directory).eos_token_ids
     guides = make_guides(config, end_ids)
-    # Beside the weights; nobody is to wait for it later.
+    # Runs while the weights are loaded, so that no request has to wait for it later.
     preparing = guides.prepare()
     engine = load_engine(config, limits.max_model_len, processor, end_ids, part, guides)
     wait([preparing])
@@ -132,7 +135,7 @@ def _measure_model(
     model: Model, config: Config, processor_config: ProcessorConfig | None, max_model_len: int
 ) -> ModelSize:
     shape = model.shape
-    # What has more tokens than there are positions is refused when it comes.
+    # An item with more tokens than there are positions is refused on arrival.
     largest = 0 if processor_config is None else min(processor_config.max_tokens_per_item, max_model_len)
     return ModelSize(
         max_model_len=max_model_len,

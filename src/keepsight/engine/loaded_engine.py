@@ -1,4 +1,4 @@
-"""All of an engine but its loop, which runs in a process of its own or in the caller's."""
+"""All parts of an engine except its loop, which runs in a process of its own or in the caller's."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,20 +19,20 @@ from keepsight.scheduling.scheduler import Scheduler
 class LoadedEngine:
     scheduler: Scheduler
     runner: Runner
-    # The one that the runner wakes.
+    # The inbox that the runner wakes.
     inbox: Inbox
-    # What there is room for.
+    # No more than there is memory for.
     max_model_len: int
     takes_media: bool
-    # As `Welcome` has it.
+    # See `Welcome`.
     takes_unasked: bool
-    # Keys and values of one block.
+    # Size of the keys and values of one block.
     bytes_per_block: int
-    # Whether a step keeps the very cores busy that frontends run on.
+    # True if a step keeps the same cores busy that the frontends run on.
     computes_on_cores: bool
     tiers: EmbeddingTiers | None = None
     prefixes: PrefixTiers | None = None
-    # None where no request may name one.
+    # None if requests may not name adapters.
     adapters: HeldAdapters | None = None
 
     def make_meter(self, counters: Counters, source: PixelSource) -> EngineMeter:
@@ -44,7 +44,7 @@ class LoadedEngine:
         return EngineLoop(self.scheduler, self.runner, self.inbox, send, source, self.tiers, meter, self.prefixes)
 
     def close(self) -> None:
-        """For whoever gives it to no loop, which would."""
+        """Close an engine that was not given to a loop; a loop closes its engine itself."""
         self.runner.close()
         for tiers in (self.tiers, self.prefixes):
             if tiers is not None:

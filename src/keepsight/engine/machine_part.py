@@ -1,7 +1,7 @@
-"""What one of several engines on a machine takes of it: a device of its own or a part of the cores, part of the memory.
+"""The part of a machine that one of several engines takes: its own device or some of the cores, and some of the memory.
 
-Knows nothing of models.  Invariant: the parts of all ranks together are no more than the machine, where it has a core
-for each.
+Knows nothing of models. Invariant: the parts of all ranks together do not exceed the machine, provided that it has a
+core for each.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ class MachinePart:
     num_engines: int
 
     def take_cores_and_device(self, device: str) -> None:
-        """Before anything is computed, or asked of a device.  `device` is the one that was asked for."""
+        """Restrict this process to its part, before it computes or queries a device. `device` is the one requested."""
         num_threads = share_of(count_cores(), self.rank, self.num_engines)
-        # torch knows nothing of a container's limit.
+        # torch ignores a container's limit.
         if "OMP_NUM_THREADS" not in os.environ and torch.get_num_threads() > num_threads:
             set_team_size(num_threads)
         if self.num_engines == 1:
@@ -38,7 +38,7 @@ class MachinePart:
         logger.info("engine %d of %d: %d threads", self.rank + 1, self.num_engines, torch.get_num_threads())
 
     def of_memory(self, machine: Machine) -> Machine:
-        """A device is an engine's own; the host's memory is everybody's."""
+        """Return this engine's part of the memory: all of its own device's, an equal share of the host's."""
         host_bytes = machine.available_host_bytes // self.num_engines
         is_own = machine.device != "cpu"
         available_bytes = machine.available_bytes if is_own else machine.available_bytes // self.num_engines

@@ -1,4 +1,4 @@
-"""How much memory there is, on the device and beside it: asked of the machine, decided nowhere here."""
+"""Measures how much memory the device and the host have; decides nothing."""
 
 import os
 import resource
@@ -11,9 +11,9 @@ from keepsight.cgroups import CGROUP, OWN_CGROUPS, list_cgroups
 from keepsight.engine.resolve_config import Machine
 
 MEMINFO, STATM = Path("/proc/meminfo"), Path("/proc/self/statm")
-# Limits of one process (`ulimit -v`, `ulimit -d`), and where STATM tells what it has of it, in pages.
+# Limits of one process (`ulimit -v`, `ulimit -d`), and the field of STATM that holds its usage in pages.
 _OWN_LIMITS = ((resource.RLIMIT_AS, 0), (resource.RLIMIT_DATA, 5))
-# The files of both versions: the limit, what is used, and what stands before the names in `memory.stat`.
+# The files of both cgroup versions: the limit, the usage, and the prefix of the names in `memory.stat`.
 _VERSIONS = (("memory.max", "memory.current", ""), ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"))
 
 
@@ -30,7 +30,7 @@ def measure_machine(device: torch.device) -> Machine:
 def measure_host_memory(
     meminfo: Path = MEMINFO, cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS
 ) -> tuple[int, int]:
-    """In all, and still to be had."""
+    """Return the total and the available bytes."""
     total, available = _measure_whole_host(meminfo)
     for folder in list_cgroups("memory", cgroup, own_cgroups):
         for limit_name, used_name, prefix in _VERSIONS:
@@ -44,7 +44,7 @@ def measure_host_memory(
 
 
 def _own_limits() -> Iterator[tuple[int, int]]:
-    """Each, and what of it is used."""
+    """Yield each limit of this process, and how much of it is used."""
     if not STATM.exists():  # not Linux
         return
     pages = STATM.read_text().split()
@@ -55,7 +55,7 @@ def _own_limits() -> Iterator[tuple[int, int]]:
 
 
 def _measure_file_cache(stat: Path, prefix: str) -> int:
-    """What the system would give back: weights that were just read count as used until then."""
+    """Return the bytes that the kernel would reclaim: until then, weights that were just read count as used."""
     if not stat.exists():
         return 0
     numbers = dict(line.split() for line in stat.read_text().splitlines())
@@ -72,7 +72,7 @@ def _measure_whole_host(meminfo: Path) -> tuple[int, int]:
 
 
 def _read_number(path: Path) -> int | None:
-    """None where there is no such file, or no limit ("max")."""
+    """Return the number in a file; None if there is no such file, or no limit ("max")."""
     try:
         return int(path.read_text())
     except (OSError, ValueError):

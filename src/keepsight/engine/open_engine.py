@@ -1,4 +1,4 @@
-"""An engine in the caller's process: loaded, and asked by a client that makes its own pixels."""
+"""Opens an engine in the caller's process: loads it, and gives it a client that makes its own pixels."""
 
 from contextlib import ExitStack
 from functools import partial
@@ -19,14 +19,14 @@ from keepsight.runner.openmp_team import set_team_size
 
 
 def open_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
-    """To be started, and closed.  What prompts may be prepared is limited to what the engine has room for."""
-    # Before the model, which may need that memory.
+    """Return an engine, to be started and closed. Limit the prompts of `preparer` to what the engine has room for."""
+    # Before the model is loaded, which may need that memory.
     clean_dead()
     engine = load_engine(config, preparer.max_model_len, preparer.processor, preparer.tokenizer.eos_token_ids)
     preparer.max_model_len = engine.max_model_len
-    with ExitStack() as undoing:  # if this fails: threads and files would stay, and more with each try
+    with ExitStack() as undoing:  # if this fails, threads and files would stay, more with each try
         undoing.callback(engine.close)
-        # Only files need a place that processes share.
+        # Only pixels in files need a directory that processes share.
         is_in_files = config.mm_processor_cache_type in ("shm", "shared") and cache_bytes(config) > 0
         run_directory = RunDirectory.create() if is_in_files and engine.takes_media else None
         if run_directory is not None:
@@ -43,7 +43,7 @@ def open_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
             cache,
             verify_hits=config.verify_hits,
             counters=counters,
-            # Teams of theirs would count for OpenMP beside those of the model, and slow each of its products.
+            # OpenMP would count thread teams of these threads with the model's, and slow each of its matrix products.
             on_thread_start=partial(set_team_size, 1),
         )
         source = open_pixel_source(mode, config, folder)

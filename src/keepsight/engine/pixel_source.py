@@ -1,8 +1,8 @@
-"""The engine's side of where pixels are kept: finds those it need not ask for, and reads what arrives.
+"""The engine's side of the pixel cache: finds the pixels that need not be requested, and reads those that arrive.
 
-Knows neither requests nor the schedule; used by the engine's loop alone.  What a frontend says of a place is believed
-only if what lies there proves it: a stale or forged handle gives None, never other pixels.  Pixels whose embeddings are
-held are needed by nobody, but may be again: where this side has a say in what goes (`lru`, `shared`), they go first.
+Knows neither requests nor the schedule; used only by the engine loop. A location given by a frontend is trusted only if
+what lies there proves it: a stale or forged handle gives None, never other pixels. Pixels whose embeddings are held are
+not needed, but may be again: where this side has a say in eviction (`lru`, `shared`), they are evicted first.
 """
 
 import logging
@@ -24,59 +24,59 @@ logger = logging.getLogger(__name__)
 
 
 class PixelSource:
-    """Of `none` and `processor_only`: nothing is kept here, pixels come with their messages."""
+    """The source for `none` and `processor_only`: keeps nothing; pixels come with their messages."""
 
-    # Of what is kept here: compared with what its picture gives, and found to be something else.
+    # How many kept pixels were compared with those made anew from their picture, and how many of them differed.
     num_verified = num_mismatched = 0
 
     def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
-        """What need not be asked for; what nobody could make again is never held back to be compared."""
+        """Return kept pixels. With `may_hold_back` (they can be made again), a hit may be withheld for comparison."""
         return None
 
     def receive(self, message: MediaArrived) -> Pixels | None:
-        """None: they are not where they were said to lie."""
+        """Return the pixels that have arrived; None if they are not where the message says."""
         return message.pixels if isinstance(message.pixels, np.ndarray) else None
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """What `find` would give and did not, and the reverse, since this was last asked."""
+        """Return the media hashes that `find` has come to know, and those it no longer knows, since the last call."""
         return (), ()
 
     def note_embeddings(self, held: Iterable[str], dropped: Iterable[str]) -> None:
-        """Of what media the engine holds embeddings now and did not, and the reverse."""
+        """Note the media hashes whose embeddings the engine now holds, and those whose it no longer holds."""
 
     def size(self) -> CacheSize | None:
-        """Of what is kept here; None: nothing is."""
+        """Return the size of what is kept here; None if nothing is."""
         return None
 
     def clear(self) -> None:
-        """Of what is kept here.  What frontends keep, or share, they cleared themselves, and may hold later pixels."""
+        """Drop what is kept here. Frontends clear what they keep or share; that may already hold newer pixels."""
 
     def close(self) -> None: ...
 
 
 def open_pixel_source(mode: PixelMode, config: Config, folder: Path | None) -> PixelSource:
-    """`folder`: the run directory, without which nothing is shared."""
+    """Open the source for a mode. `folder` is the run directory, without which nothing is shared."""
     if mode == "lru":
         return KeptPixels(cache_bytes(config), config.verify_hits)
     if mode in ("shm", "shared"):
         assert folder is not None, mode
         if mode == "shm":
             return RingSource(folder)
-        # Where hits are checked the frontends do it, so they have to be asked.
+        # If hits are to be verified, the frontends do it, so they have to be asked.
         return StoreSource(SharedStore(folder, cache_bytes(config)), looks_first=not config.verify_hits)
     return PixelSource()
 
 
 class KeptPixels(PixelSource):
-    """Of `lru`: what has arrived is kept here."""
+    """The source for `lru`: keeps the pixels that have arrived."""
 
     def __init__(self, max_bytes: int, verify_hits: float = 0.0) -> None:
-        """So many of the hits, 0 to 1, are asked for all the same and compared."""
+        """`verify_hits` is the fraction of hits, 0 to 1, that are requested anyway and compared."""
         self._cache = LruCache[str, Pixels](max_bytes, held_bytes, on_drop=self._note_dropped)
         self._verify_hits = verify_hits
-        # Hits that were asked for all the same, and have not come yet.
+        # Hits that were requested anyway and have not arrived yet.
         self._held_back: set[str] = set()
-        # Whether it is held now, of each that came or went.
+        # Media hashes added or dropped since the last `take_changes` -> whether they are held now.
         self._changes: dict[str, bool] = {}
 
     def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
@@ -99,7 +99,7 @@ class KeptPixels(PixelSource):
         return kept
 
     def _proves_right(self, media_hash: str, held: Pixels, pixels: Pixels) -> bool:
-        """Compares only what was held back for it: the engine's loop has no time for every hit."""
+        """Return False if `held` was compared and differs. The engine loop has time to compare held-back hits only."""
         if held is pixels or media_hash not in self._held_back:
             return True
         self._held_back.remove(media_hash)
@@ -139,7 +139,7 @@ class KeptPixels(PixelSource):
 
 
 class RingSource(PixelSource):
-    """Of `shm`: copies out of the frontend's ring, whichever it is by now."""
+    """The source for `shm`: copies pixels out of whichever ring the frontend names."""
 
     def __init__(self, folder: Path) -> None:
         self._reader = RingReader(folder)
@@ -154,11 +154,11 @@ class RingSource(PixelSource):
 
 
 class StoreSource(PixelSource):
-    """Of `shared`: looks where any frontend may have put them, and reads them where they lie."""
+    """The source for `shared`: looks where any frontend may have put pixels, and reads them in place."""
 
     def __init__(self, store: SharedStore, *, looks_first: bool = True) -> None:
         self._store, self._looks_first = store, looks_first
-        # What was held by an engine that has ended, is not.
+        # Embeddings held by an engine that has ended are gone: their pixels are needed again.
         store.keep_all_again()
 
     def find(self, media_hash: str, *, may_hold_back: bool = True) -> Pixels | None:
@@ -178,7 +178,7 @@ class StoreSource(PixelSource):
 
 
 def _order(cache: LruCache[str, Pixels] | SharedStore, held: Iterable[str], dropped: Iterable[str]) -> None:
-    """The rule, for whichever cache."""
+    """Evict pixels first while their embeddings are held; for either kind of cache."""
     for media_hash in held:
         cache.let_go_first(media_hash)
     for media_hash in dropped:

@@ -1,6 +1,6 @@
-"""From the configuration to an engine's tiers: which there are, and how their entries are named.
+"""Creates an engine's tiers from the configuration, and the names of their entries.
 
-Invariant: nobody waits for a folder or server here; one that cannot be used is set aside soon, and tried again.
+Invariant: nothing here waits for a folder or server; one that cannot be used is soon set aside, and tried again.
 """
 
 import dataclasses
@@ -34,20 +34,20 @@ MAX_REMEMBERED_NAMES = 4096
 @dataclasses.dataclass(frozen=True, slots=True)
 class RemotePlace:
     url: str
-    # None: as much as the server takes.
+    # None: as much as the server accepts.
     max_bytes: int | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class TierPlan:
-    """What can be said, and refused, before the model is loaded; its content is read beside that."""
+    """Tier settings, checked before the model is loaded; the model's files are digested while it loads."""
 
     disk: DiskPlace | None
     remote: RemotePlace | None
     prefix_disk: DiskPlace | None
     policy: str
     trace: Path | None
-    # Of weights and configuration; None where no entry outlives the process.
+    # Digest of the weights and configuration; None if no entry outlives the process.
     model_digest: Future[str] | None
 
     def open(
@@ -59,10 +59,10 @@ class TierPlan:
         wake: Callable[[], object],
         move_in_host: Callable[[StoredArray], StoredArray] | None = None,
     ) -> EmbeddingTiers | None:
-        """None if there is nothing to do.  `place`: where embeddings are computed, in which precision."""
+        """Open the tiers; None if there are none and no trace. `place`: device and precision of the embeddings."""
         if not (host_bytes or self.disk or self.remote or self.trace):
             return None
-        # What may fail comes first: a store has threads.
+        # Steps that may fail come first, because a store starts threads.
         name = self.namer(processor, place)
         trace = None if self.trace is None else _open_trace(self.trace)
         dropped: deque[str] = deque()
@@ -77,7 +77,7 @@ class TierPlan:
         return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
 
     def open_prefixes(self, pages: Pages, processor: str, place: str, wake: Callable[[], object]) -> PrefixTiers | None:
-        """`place`: as of embeddings, and by which kernels: of an answer no bit may hang on who computed it."""
+        """`place`: as in `open`, and the kernels used: no bit of an answer may depend on which engine computed it."""
         if self.prefix_disk is None:
             return None
         name = self.namer(f"stretches of {pages.shape[1]} blocks, pictures {processor}", place)
@@ -86,14 +86,14 @@ class TierPlan:
         return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
 
     def namer(self, processor: str, place: str) -> Callable[[str], str]:
-        """From encoder keys, or hashes of blocks, to entries' names; waits for the model's digest."""
+        """Return a function that maps encoder keys or block hashes to entry names; wait for the model's digest."""
         digest = "" if self.model_digest is None else self.model_digest.result()
-        # Each is asked for several times in the life of its picture or prompt here.
+        # Each name is needed several times while the engine handles its picture or prompt.
         return lru_cache(MAX_REMEMBERED_NAMES)(lambda key: entry_key(key, digest, processor, place))
 
 
 def plan_tiers(config: Config) -> TierPlan:
-    """Raises InvalidArgumentError for what is neither a place nor an address."""
+    """Plan the tiers. Raise InvalidArgumentError if a disk place or a server address is invalid."""
     disk = _plan_disk(config.encoder_disk_cache, "encoder_disk_cache", "embeddings")
     prefix_disk = _plan_disk(config.prefix_disk_cache, "prefix_disk_cache", "prefixes")
     if disk and prefix_disk and disk.directory.resolve() == prefix_disk.directory.resolve():
@@ -117,14 +117,14 @@ def _plan_disk(said: str | Path | bool | None, option: str, content: str) -> Dis
 
 
 def describe_processor(config: ProcessorConfig) -> str:
-    """What becomes of pixels or samples before they are encoded.  All before that is part of an item's own name."""
+    """Describe what is done to pixels or samples before encoding. All earlier steps are part of an item's own name."""
     if config.sound is not None:
         return json.dumps(dataclasses.asdict(config.sound))
     return json.dumps([config.image.rescale_factor, config.image.image_mean, config.image.image_std])
 
 
 def _digest_beside(directory: Path) -> Future[str]:
-    """A digest takes as long as reading the weights, so it is made while these are loaded; and remembered."""
+    """Start computing the model's digest. It takes as long as reading the weights: overlap both, and remember it."""
     threads = ThreadPoolExecutor(1, thread_name_prefix="model digest")
     digest = threads.submit(model_content_digest, directory)
     threads.shutdown(wait=False)

@@ -1,8 +1,8 @@
-"""Between an engine and the tiers of its prefix cache: keeps stretches of keys and values, loads those that are wanted.
+"""Connects an engine to the tiers of its prefix cache: stores stretches of keys and values, loads wanted ones.
 
-Knows neither the schedule nor tensors, and never makes the engine's loop wait.  Invariant: each load is answered in the
-order of its stretches, as far as they follow each other, and its last answer once; after `clear` never by what was kept
-or asked for before it.
+Knows neither the schedule nor tensors, and never blocks the engine loop. Invariant: each load is answered in the order
+of its stretches, up to the first missing one, and has exactly one last answer; after `clear`, never with data stored or
+requested before it.
 """
 
 import logging
@@ -22,28 +22,29 @@ from keepsight.tiers.tier import StoredArray
 from keepsight.tiers.tiered_store import TieredStore
 
 logger = logging.getLogger(__name__)
-# Besides what computing the row would take.
+# Time allowed for a load, in addition to what computing its stretches would take.
 LEAST_SECONDS = 0.1
-# As long as no prompt was computed.
+# Assumed time to compute a load's stretches until a prompt has been computed.
 UNKNOWN_SECONDS = 1.0
-# Usually it is done long before the model is loaded.
+# Limit on waiting for the tiers to open, which is usually done long before the model is loaded.
 OPENING_SECONDS = 5.0
-# Of all loads on their way, and taken in with one step: a step waits for them to be copied, and memory holds them.
+# Limit on stretches of all loads in flight, and so on those taken in with one step: the step waits for their copies,
+# and they occupy host memory.
 STRETCHES_AT_ONCE = 16
 LOADS_AT_ONCE = 4
 
 
 class Pages(NamedTuple):
-    """What all stretches of this model are alike in."""
+    """Properties shared by all stretches of this model."""
 
     dtype: str
-    # Layers' keys and values, blocks, numbers of a block.
+    # [keys and values of all layers, blocks, numbers per block].
     shape: tuple[int, int, int]
 
 
 class LoadedStretches(NamedTuple):
     load: StretchLoad
-    # Which of them, and their content.
+    # Indices of the stretches within the load, and their contents.
     places: range
     arrays: tuple[StoredArray, ...]
     is_last: bool
@@ -53,11 +54,11 @@ class LoadedStretches(NamedTuple):
 class _Reading:
     load: StretchLoad
     deadline: float
-    # So many are to be had, as far as is known.
+    # The number of leading stretches that can be loaded, as far as is known.
     num_there: int
     num_asked: int = 0
     num_taken: int = 0
-    # By their place, until their turn has come.
+    # By index in the load, until all earlier ones have been taken.
     arrived: dict[int, StoredArray] = field(default_factory=dict)
 
     @property
@@ -74,18 +75,18 @@ class PrefixTiers:
         wake: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`name` makes an entry's of a stretch's hash."""
+        """`name` maps a stretch's hash to an entry name."""
         self._store, self._name, self._pages, self._wake, self._clock = store, name, pages, wake, clock
-        # By its place, with the clearings before it was asked for.
+        # Each with the index in the load and the epoch (the number of clears so far) at which it was requested.
         self._answers: deque[tuple[_Reading, int, int, StoredArray | None]] = deque()
         self._readings: list[_Reading] = []
-        # With the seconds that they may take from when the first is asked for.
+        # Each with the seconds it may take, counted from the request for its first stretch.
         self._waiting: deque[tuple[StretchLoad, float]] = deque()
         self._loop_thread = 0
         self._epoch = 0
 
     def wait_opened(self) -> None:
-        """As only what is known to be there is asked for many at a time."""
+        """Wait until the tiers know what they hold: only known entries are requested many at a time."""
         if not self._store.wait_opened(OPENING_SECONDS):
             logger.warning("what is kept of prompts is not known yet: at first it is looked for piece by piece")
 
@@ -96,11 +97,11 @@ class PrefixTiers:
         return bool(self._answers)
 
     def load(self, load: StretchLoad, seconds: float) -> None:
-        """`seconds`: what computing all of it would take; 0 where nobody knows.  Answered by `take_loaded`."""
+        """Queue a load for `take_loaded`. `seconds`: the time that computing all of it would take; 0 if unknown."""
         self._waiting.append((load, LEAST_SECONDS + (seconds or UNKNOWN_SECONDS)))
 
     def take_loaded(self) -> list[LoadedStretches]:
-        """What has come since; more is asked for."""
+        """Return what has arrived since the last call, and request more."""
         self._loop_thread = threading.get_ident()
         while self._answers:
             reading, place, epoch, array = self._answers.popleft()
@@ -119,7 +120,7 @@ class PrefixTiers:
         return [each for each in loaded if each.places or each.is_last]
 
     def _advance(self, reading: _Reading) -> LoadedStretches:
-        """What of it has come and follows what was taken; more is asked for in its place."""
+        """Take the stretches that have arrived and come next in order; request as many more."""
         first, arrays = reading.num_taken, list[StoredArray]()
         while (array := reading.arrived.pop(reading.num_taken, None)) is not None:
             arrays.append(array)
@@ -130,7 +131,10 @@ class PrefixTiers:
         return LoadedStretches(reading.load, range(first, reading.num_taken), tuple(arrays), reading.is_done)
 
     def _ask(self, reading: _Reading) -> None:
-        """For some more.  What is not known others may have put there: it is asked for once all before it has come."""
+        """Request some more stretches.
+
+        Other processes may have stored those that are not known: request these once all before them have arrived.
+        """
         now = self._clock()
         most = reading.num_taken + max(1, STRETCHES_AT_ONCE // max(1, len(self._readings)))
         for place in range(reading.num_asked, min(reading.num_there, most)):
@@ -163,7 +167,7 @@ class PrefixTiers:
         self._note_uses(kept.behind)
 
     def _note_uses(self, stretches: Sequence[bytes]) -> None:
-        """Of a row, the first one last: without it none of them is found."""
+        """Note a use of consecutive stretches, the first one last: without it none of the others is found."""
         for stretch in reversed(stretches):
             self._store.note_use(self._name(stretch))
 
@@ -174,7 +178,7 @@ class PrefixTiers:
     def close(self) -> None:
         self._store.close()
 
-    # For whoever asks -----------------------------------------------------------------------------------------
+    # Status ---------------------------------------------------------------------------------------------------
 
     def status(self) -> tuple[TierStatus, ...]:
         return tell_tiers(self._store, "prefix")

@@ -1,7 +1,7 @@
-"""Tells the frontends how an engine's tiers are, whenever that has changed: of all that is told, what matters least.
+"""Reports the status of an engine's tiers to the frontends whenever it has changed; the least important message.
 
-On a thread of its own, as tiers change while the engine's loop sleeps.  Invariant: whoever listens knows at most
-`SECONDS` later what is true now.
+Runs on its own thread, as tiers change while the engine loop sleeps. Invariant: every listener learns of a change at
+most `SECONDS` later.
 """
 
 import threading
@@ -23,7 +23,7 @@ class TierReporter:
         self._thread.start()
 
     def tell_again(self) -> None:
-        """Somebody listens who heard nothing yet."""
+        """Report the status again, for a new listener."""
         self._told = None
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""From what was asked for, the model's size and the machine's memory to the engine's configuration.
+"""Derives the engine's configuration from the user's options, the model's size and the machine's memory.
 
-Pure but for the log, where each derived value stands with its reason.  What was asked for is taken or refused, never
-changed.
+Pure except for the log, which gives each derived value with its reason. Values that the user set are accepted or
+refused, never changed.
 """
 
 import logging
@@ -20,44 +20,44 @@ from keepsight.errors import InvalidArgumentError
 logger = logging.getLogger(__name__)
 GIB = 2**30
 DEFAULT_MAX_NUM_SEQS = 256
-# One step at most takes about the same time on both.
+# A full step takes about the same time on both.
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
-# A CPU computes a longer prompt slowly enough for streams to stutter; a GPU does not.
+# On a CPU a longer prompt is slow enough to make streams stutter; on a GPU it is not.
 DEFAULT_PROMPT_TOKENS_BESIDE_STREAMS = {"cpu": 32, "cuda": None}
 MAX_KV_BYTES_ON_CPU = 4 * GIB
-# What is kept as one where it outlives the device's memory.  Fewer would be more files, and more of a prompt found:
-# what is left takes about as long as a new question's few words.
+# Tokens that a tier keeps as one entry. With fewer there would be more files, and more of a prompt would be found: the
+# rest takes about as long to compute as the few words of a new question.
 TOKENS_PER_STRETCH = 64
 MAX_BYTES_OF_PROMPT_ENDS = 64 * 2**20
 DEFAULT_CACHED_PICTURES = 512
 DEFAULT_HOST_CACHE_BYTES = 1 * GIB
-# On a GPU, for what the model computes with besides its weights.
+# GPU memory that the model needs for computing, besides its weights.
 CUDA_RESERVE_BYTES = 2 * GIB
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSize:
-    # Of the checkpoint, or what the user asked for.
+    # The checkpoint's limit, or the one that the user asked for.
     max_model_len: int
-    # Of a picture or a sound, the most there are, or of a strip of an embedded prompt; 0: takes none of these.
+    # Most tokens of a picture or a sound, or those of a strip of an embedded prompt; 0: the model takes none of these.
     tokens_per_item: int
-    # Whether its tokens see each other in both directions, so that one step computes all of them.
+    # True if a picture's tokens attend to each other in both directions, so that one step must compute all of them.
     sees_pictures_whole: bool = True
-    # Keys and values of all layers.
+    # The keys and values of all layers.
     bytes_per_position: int
     bytes_per_embedding: int
-    # Of one row, a number for each token of the vocabulary.
+    # One row of logits: a number for each token of the vocabulary.
     bytes_of_logits: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Machine:
-    """Where the model computes ("cpu" or "cuda"), and the memory that is left now that it is loaded."""
+    """The device that the model runs on ("cpu" or "cuda"), and the memory left after loading it."""
 
     device: str
     total_bytes: int
     available_bytes: int
-    # Of the host, on whatever device the model is.
+    # Host memory, whichever device the model runs on.
     available_host_bytes: int
 
 
@@ -113,11 +113,11 @@ def _derive_encoder_tokens(size: ModelSize, max_num_batched_tokens: int) -> int:
 
 
 def _choose_batch(config: Config, tokens_at_once: int, machine: Machine) -> tuple[int, int]:
-    """Sequences and tokens of one step.  What was not said follows from what was."""
+    """Return the most sequences and tokens of one step. An option that was not set is derived from the other."""
     asked, max_num_seqs = config.max_num_batched_tokens, config.max_num_seqs
     if asked is not None:
         if max_num_seqs is None:
-            # One sequence at the least, for the refusal to name the least budget that there can be.
+            # At least one sequence, so that a refusal names the smallest token budget possible.
             most = max(1, asked - least_batched_tokens(tokens_at_once, 1) + 1)
             reason = f"what max_num_batched_tokens={asked} allows, up to {DEFAULT_MAX_NUM_SEQS}"
             max_num_seqs = _derive("max_num_seqs", min(DEFAULT_MAX_NUM_SEQS, most), reason)
@@ -192,13 +192,13 @@ def _derive_encoder_bytes(config: Config, size: ModelSize, machine: Machine, one
 
 
 def _less_of(usual: int, reason: str, available: int) -> tuple[int, str]:
-    """What is usual, or a small part of what there is, and why."""
+    """Return the usual size, or a small part of the available memory if that is less, and the reason."""
     part = available // 20
     return (part, f"5 % of the {available / GIB:.1f} GiB that are left") if part < usual else (usual, reason)
 
 
 def _lies_on_device(config: Config, machine: Machine) -> bool:
-    """Whether the embeddings lie beside the model."""
+    """Return whether the embeddings share the model's memory."""
     return config.mm_cache_device != "cpu" or machine.device == "cpu"
 
 
@@ -219,7 +219,7 @@ def _choose_num_blocks(
     else:
         num_bytes = _kv_bytes_on_cuda(config, machine, bytes_of_embeddings)
         num_blocks = _count_blocks("gpu_memory_utilization", num_bytes, bytes_per_block)
-    # However few run at once, earlier prompts are to be found again.
+    # However few sequences run at once, keep room for the prefixes of earlier prompts.
     most_seqs = max(max_num_seqs, DEFAULT_MAX_NUM_SEQS) if config.enable_prefix_caching else max_num_seqs
     useful = most_seqs * -(-size.max_model_len // config.block_size)
     if useful < num_blocks:

@@ -1,7 +1,7 @@
-"""Which frontend asked for what, so that each hears of its own requests.
+"""Routes outputs to the frontends that made the requests.
 
-Knows neither sockets nor what is computed.  Invariants: a request has a route from its arrival until the last is heard
-of it, its caller leaves, or its frontend is lost; what is sent to a frontend is of requests that it made since it came.
+Knows neither sockets nor what is computed. Invariants: a request has a route from its arrival until its last output is
+sent, its client leaves, or its frontend is lost; a frontend only gets outputs of requests that it made since it came.
 """
 
 import threading
@@ -23,7 +23,7 @@ from keepsight.requests import (
 
 
 class Frontends(Protocol):
-    """None of them is ever waited for."""
+    """The connected frontends. Sending never waits for any of them."""
 
     def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool: ...
 
@@ -33,21 +33,21 @@ class Frontends(Protocol):
 
 
 class OutputRouter:
-    """Between an inbox and the frontends; used from the threads of both."""
+    """Connects an inbox and the frontends; used from the threads of both."""
 
     def __init__(self, inbox: Inbox) -> None:
         self._inbox = inbox
-        # Held while anything is put or sent, too: one that is lost may come again at once, with the same requests.
+        # Also held while putting and sending: a lost frontend may reconnect at once, with the same requests.
         self._lock = threading.Lock()
         self._routes: dict[str, str] = {}
         self._unanswered = Unanswered()
-        # Requests of frontends that were lost, of whose abort the engine may not have heard yet.
+        # Requests of lost frontends, whose aborts the engine may not have read yet.
         self._lost: set[str] = set()
-        # Those of them that were made again before it had: what it says may still be of the first.
+        # Those of them that were made again before it had: its outputs may still belong to the first request.
         self._made_again: dict[str, EngineRequest] = {}
 
     def take(self, frontend_id: str, message: ToEngine) -> str | None:
-        """Why the engine will not see it: None if it will."""
+        """Put a message into the inbox. Return why the engine will not see it; None if it will."""
         with self._lock:
             refusal = self._refuse(frontend_id, message)
             if refusal is None:
@@ -68,15 +68,15 @@ class OutputRouter:
                     self._note_answered(output.request_id, output)
             for frontend_id, its in by_frontend.items():
                 if not frontends.send(frontend_id, its):
-                    # Better no more tokens than some that are missing.
+                    # Better to send no more tokens than to leave a gap.
                     frontends.forget(frontend_id)
                     self._forget(frontend_id)
         if hints:
-            # Where they get lost it costs round trips.
+            # Losing hints only costs round trips.
             frontends.send_to_all(hints)
 
     def lose(self, frontend_id: str) -> None:
-        """With it everybody has gone who would read its requests' answers.  It may come again."""
+        """Abort a lost frontend's requests, as nobody is left to read their answers. It may come again."""
         with self._lock:
             self._forget(frontend_id)
 
@@ -100,7 +100,7 @@ class OutputRouter:
         return self._routes.get(request_id)
 
     def _refuse(self, frontend_id: str, message: ToEngine) -> str | None:
-        """No frontend may touch another's requests."""
+        """Return why a message is refused, if it is: no frontend may touch another's requests."""
         match message:
             case EngineRequest(request_id) if request_id in self._routes:
                 return f"there is a request {request_id!r} already"

@@ -1,4 +1,4 @@
-"""What is told of a cache's tiers, the nearest first."""
+"""Builds the status of a cache's tiers, nearest first."""
 
 from keepsight.requests import CacheWithTiers, TierStatus
 from keepsight.tiers.tiered_store import TieredStore

@@ -1,6 +1,6 @@
-"""Which requests are still owed an answer, choice by choice, so that nobody is forgotten when an engine ends.
+"""Tracks the requests still owed an answer, choice by choice, so that none is forgotten when an engine ends.
 
-Knows nothing of how they are computed.  A request is here from its arrival until its last choice has ended.
+Knows nothing of how they are computed. A request is in here from its arrival until its last choice has ended.
 """
 
 from collections.abc import Iterator
