@@ -1,11 +1,11 @@
-"""Where this user's programs keep what they could make again."""
+"""Locates the user's cache directory, for files that can be made again."""
 
 import os
 from pathlib import Path
 
 
 def cache_home() -> Path:
-    """Ours there.  Raises RuntimeError for a user without a home, as containers have them."""
+    """Return Keepsight's cache directory. Raises RuntimeError for a user without a home, as in containers."""
     named = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    # A relative one is to be ignored, by XDG's specification: each folder that one happens to be in would have another.
+    # The XDG specification says to ignore a relative path: it would differ with the working directory.
     return (named if named.is_absolute() else Path.home() / ".cache") / "keepsight"

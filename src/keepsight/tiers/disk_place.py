@@ -1,4 +1,4 @@
-"""Where a disk tier lies and how large it may be, as users say it."""
+"""Parses the location and size of a disk tier from the user's options."""
 
 import re
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ def default_disk_directory(content: str) -> Path:
 
 
 def parse_disk_place(text: str, field: str = "--encoder-disk-cache", content: str = "embeddings") -> DiskPlace:
-    """PATH, PATH:SIZE or :SIZE, as in /var/cache/keepsight:64G; without a path, where such `content` usually lies."""
+    """Parse PATH, PATH:SIZE or :SIZE, as in /var/cache/keepsight:64G; the default path depends on `content`."""
     path, colon, size = text.rpartition(":")
     if not colon:
         path, size = text, ""

@@ -1,10 +1,10 @@
-"""Embeddings in files, one for each, named by their keys: they survive restarts, and several servers may share them.
+"""Entries in files, one file each, named by their keys: they survive restarts, and several servers may share them.
 
-A file is written aside and gets its name when it is whole; it is never changed.  It is not synced: what a power
-failure tears fails its checksum, is a miss, and is removed.  The ledger tells how many files there are and their
-bytes, those being written too; whoever adds or removes one does so under its lock.  Invariant: these bytes never exceed
-`max_bytes`, whoever is killed wherever, and nobody but their owner can read them; what is pinned is never what goes for
-others.
+A file is written aside, renamed to its key when complete, and never changed. It is not synced: a file torn by a power
+failure fails its checksum, counts as a miss, and is removed. The ledger holds the number of files and their bytes,
+including files being written; files are added and removed only under its lock. Invariant: these bytes never exceed
+`max_bytes`, whichever process is killed at whatever point; only their owner can read the files; pinned entries are
+never evicted for others.
 """
 
 import errno
@@ -33,15 +33,15 @@ from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
 logger = logging.getLogger(__name__)
 
-# A strange file must not make its reader wait.
+# A foreign file, such as a pipe, must not make its reader wait.
 _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
-# Of what is wrong with a file: that this one alone is none of ours, but a link, a socket, another user's.
+# Errors which mean that only this file is not ours: it is a link, a socket or another user's.
 _STRANGE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES})
-# Of what is wrong with a disk: only that nothing more can be written.
+# Errors which mean only that nothing more can be written to the disk.
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
-# Of a file at a time: checked while it still lies in the core's cache, and while the disk brings the next.
+# Bytes of a file read at a time: checked while still in the core's cache, and while the disk reads the next piece.
 _PIECE = 256 * 1024
-# Of the budget: made free at once, as two servers must look at all files to choose well.
+# Fraction of the budget (1/64) freed at once if several servers share it: to choose well they must scan all files.
 _SLACK = 64
 
 
@@ -52,7 +52,7 @@ class _File(NamedTuple):
 
 
 class DiskTier:
-    """One for each process, on the same folder and with the same budget; a folder that cannot be used raises later."""
+    """One per process, on the same folder with the same budget; an unusable folder raises later, when it is used."""
 
     name = "disk"
 
@@ -65,7 +65,7 @@ class DiskTier:
         now_ns: Callable[[], int] = time.time_ns,
         on_drop: OnDrop = ignore_drop,
     ) -> None:
-        """`on_drop` hears of what is known no more to lie there."""
+        """`on_drop` is called with keys that are no longer known to be held."""
         self._directory, self._max_bytes, self._now_ns = directory, max_bytes, now_ns
         self._entries, self._aside = directory / "entries", directory / "aside"
         self._known, self._pins = KnownFiles(POLICIES[policy](max_bytes), on_drop), PinFolder(directory)
@@ -75,10 +75,10 @@ class DiskTier:
 
     @staticmethod
     def is_in(directory: Path) -> bool:
-        """Whether anybody has ever opened one there."""
+        """Return whether a disk tier was ever opened in this folder."""
         return (directory / "entries").is_dir()
 
-    # Looking --------------------------------------------------------------------------------------------------
+    # Lookup ---------------------------------------------------------------------------------------------------
 
     def has(self, key: str) -> bool:
         return key in self._known
@@ -89,7 +89,7 @@ class DiskTier:
         try:
             return self._read(key, is_use=True)
         except FileNotFoundError:
-            # The whole folder may be gone.
+            # The whole folder may be gone; then create it again.
             self.open()
             self._known.forget(key)
             return None
@@ -97,10 +97,10 @@ class DiskTier:
             return None
 
     def _read(self, key: str, *, is_use: bool) -> StoredArray:
-        """Raises FileNotFoundError; DamagedEntryError when it is removed."""
+        """Read an entry. Raises FileNotFoundError; DamagedEntryError if it was damaged and is removed now."""
         descriptor = None
         try:
-            # Joined as text, as paths take longer than all else here but the bytes.
+            # Joined as strings: `Path` objects would take longer than anything else here but reading the bytes.
             descriptor = _open(f"{self._entries}/{_checked(key)}")
             array = _read(key, descriptor)
             if is_use:
@@ -115,7 +115,7 @@ class DiskTier:
 
     def _note_use(self, key: str, descriptor: int, array: StoredArray) -> None:
         now = self._now_ns()
-        # If it cannot be noted, only the order suffers.
+        # If the use cannot be recorded, only the eviction order suffers.
         with suppress(OSError):
             os.utime(descriptor, ns=(now, now))
         self._learn(key, array, now)
@@ -127,19 +127,19 @@ class DiskTier:
         self._num_damaged += 1
         logger.warning("%s was damaged (%s): removed", self._entries / key, error)
         with self._changing(), suppress(FileNotFoundError):
-            # Another may have put it anew meanwhile.
+            # Another process may have stored it anew meanwhile.
             if descriptor is None or os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
                 self._remove(key)
 
     def list_sizes(self) -> dict[str, int]:
-        """Bytes of all entries, those that others put there too."""
+        """Return the bytes of all entries, including those that other processes stored."""
         self.open()
         with self._changing():
             self._count()
         return self._known.sizes
 
     def verify(self, key: str) -> bool:
-        """False: it was not as it had been put there, and is removed.  No use of it."""
+        """Return False if the entry was damaged; it is removed then. Does not count as a use."""
         self.open()
         try:
             self._read(key, is_use=False)
@@ -149,7 +149,7 @@ class DiskTier:
             pass
         return True
 
-    # Coming and going -----------------------------------------------------------------------------------------
+    # Adding and removing --------------------------------------------------------------------------------------
 
     def put(self, key: str, array: StoredArray) -> bool:
         try:
@@ -171,7 +171,7 @@ class DiskTier:
         header = pack_header(_checked(key), array)
         with self._changing():
             if (path := self._entries / key).exists():
-                # Another has put it there meanwhile, or it is a stray folder.
+                # Another process has stored it meanwhile, or it is a stray folder.
                 if is_file := path.is_file():
                     self._learn(key, array, self._now_ns())
                 return is_file
@@ -190,7 +190,7 @@ class DiskTier:
 
     def note_use(self, key: str) -> None:
         now = self._now_ns()
-        # If it cannot be noted, only the order suffers.
+        # If the use cannot be recorded, only the eviction order suffers.
         with suppress(OSError):
             os.utime(self._entries / _checked(key), ns=(now, now), follow_symlinks=False)
             self._known.note_use(key, now)
@@ -220,7 +220,7 @@ class DiskTier:
     # The folder -----------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Whatever was wrong with the folder before may be right by now."""
+        """Open the folder unless it is open, creating it if needed; an earlier fault may have been fixed by now."""
         if self._ledger.is_open and self._entries.is_dir():
             return
         for folder in (self._directory, self._entries, self._aside):
@@ -237,7 +237,7 @@ class DiskTier:
         files = []
         with suppress(FileNotFoundError), os.scandir(folder) as found:
             for each in found:
-                # A stray folder takes no room of ours, and is nothing that could be removed like a file.
+                # A stray folder does not count against the budget, and could not be removed like a file.
                 if (folder == self._aside or is_entry_key(each.name)) and not each.is_dir(follow_symlinks=False):
                     with suppress(FileNotFoundError):
                         about = each.stat(follow_symlinks=False)
@@ -247,18 +247,18 @@ class DiskTier:
     # Under the ledger's lock ----------------------------------------------------------------------------------
 
     def _changing(self) -> AbstractContextManager[None]:
-        """What a dead one left undone is made good first."""
+        """Hold the ledger's lock. If a process was killed while it held the lock, count all files first."""
         return self._ledger.changing(self._count)
 
     def _make_room(self, num_bytes: int) -> bool:
-        """False: what would have to go is pinned."""
+        """Make room for `num_bytes`. Return False if what would have to go is pinned."""
         if self._has_room(num_bytes):
             return True
-        # Nothing but this process's own knowledge is needed while nobody else adds.
+        # While no other process adds entries, this process's own knowledge suffices.
         if self._knows_all():
             self._evict(num_bytes)
         if not self._has_room(num_bytes) and not self._knows_all():
-            # Others have added, or put as much as they removed: then what was to go was gone already.
+            # Others have added entries, or have replaced some by as many bytes, so that chosen ones were already gone.
             self._count()
             self._evict(min(self._max_bytes, num_bytes + self._max_bytes // _SLACK))
         if self._has_room(num_bytes):
@@ -267,11 +267,11 @@ class DiskTier:
         return False
 
     def _knows_all(self) -> bool:
-        """As far as the sum tells."""
+        """Return whether this process knows all files, as far as their number and total size tell."""
         return self._ledger.held == Held(self._known.num_bytes, len(self._known))
 
     def _evict(self, goal: int) -> None:
-        """As far as pins let it, until so many bytes are free."""
+        """Evict until `goal` bytes are free, as far as pins allow."""
         self._known.spare(self._pins.list())
         while not self._has_room(goal) and (key := self._known.choose()) is not None:
             self._remove(key)
@@ -281,18 +281,18 @@ class DiskTier:
         return self._ledger.held.num_bytes + num_bytes <= self._max_bytes
 
     def _blame_pins(self, num_bytes: int) -> None:
-        """Raises TierError if it is not they that take it."""
+        """Log that pins take the room. Raises TierError if it is not they that take it."""
         num_pinned_bytes = self._known.num_bytes
         if num_pinned_bytes + num_bytes <= self._max_bytes:
             raise TierError(f"{self._directory} is full of what is being written")
         self._fullness.tell(f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)")
 
     def _reserve(self, num_bytes: int) -> tuple[Path, int]:
-        """A file that has all its bytes already: who counts, counts them, and a full disk shows now."""
+        """Create a file of its final size, so that every count includes it and a full disk is noticed now."""
         path = self._aside / secrets.token_hex(16)
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            # For as long as its writer lives.
+            # Held for as long as the writing process lives.
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.posix_fallocate(descriptor, 0, num_bytes)
         except OSError:
@@ -314,7 +314,7 @@ class DiskTier:
             self._learn(key, array, now)
 
     def _give_back(self, aside: Path) -> None:
-        # If even that fails, the next count finds it.
+        # If this fails, too, the next count finds the file.
         with suppress(OSError, TierError), self._changing():
             self._unlink(aside)
 
@@ -329,7 +329,7 @@ class DiskTier:
             self._ledger.remove_file(_occupied(num_bytes))
 
     def _count(self) -> None:
-        """All anew: what others added, used and removed, and what was being written by those who were killed."""
+        """Count all files anew, as others add, use and remove entries. Remove unfinished files of killed processes."""
         for file in self._files(self._aside):
             _remove_dead(self._aside / file.name)
         entries = self._files(self._entries)
@@ -345,7 +345,7 @@ class DiskTier:
                 self._known.learn(key, num_bytes, seconds, last_use)
 
     def _seconds_of(self, key: str) -> float:
-        """0 for what cannot be read: the first to go."""
+        """Return the time the entry took to compute; 0 if it cannot be read, so that it is evicted first."""
         try:
             with opened(self._entries / key, _READING) as descriptor:
                 return read_seconds(key, os.pread(descriptor, HEADER_BYTES, 0)) or 0.0
@@ -359,7 +359,7 @@ def _checked(key: str) -> str:
 
 
 def _occupied(num_bytes: int) -> int:
-    """By a file of that size: file systems give whole pages."""
+    """Return the bytes that a file of that size occupies: file systems allocate whole pages."""
     return -(-num_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
 
 
@@ -408,7 +408,7 @@ def _refuse_if_shared(folder: Path) -> None:
 
 
 def _warn_if_open(folder: Path) -> None:
-    """No more than that: of a volume that a container was given its user may be no owner."""
+    """Warn if others can replace files. No refusal: a container's user may not own a volume mounted into it."""
     about = folder.stat()
     all_write = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
     if all_write or about.st_uid not in (0, os.geteuid()):

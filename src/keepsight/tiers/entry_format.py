@@ -1,8 +1,8 @@
-"""An entry as bytes, wherever it lies: a header that says what follows, then the array.
+"""The byte format of an entry, in any tier: a header that describes the array, then the array.
 
-Invariant: what is read is what was written under that key, or DamagedEntryError: every byte is under the checksum, and
-what is cut off, foreign, of another version or another key's is told apart.  The checksum is against damage: whoever
-may write there could write a right one, of whatever kind.
+Invariant: an entry is read as it was written under that key, or DamagedEntryError is raised: the checksum covers every
+byte, and truncated or foreign entries, or those of another version or key, are detected. The checksum only detects
+damage: anyone who can write entries could also write a valid one, of whatever kind.
 """
 
 import math
@@ -15,20 +15,20 @@ from xxhash import xxh3_128
 from keepsight.errors import KeepsightError
 from keepsight.tiers.tier import StoredArray
 
-# Magic with the version; checksum of all that follows; key; type; seconds; bytes; rank; shape.
+# Magic with the version; checksum of all that follows; key; dtype; seconds; bytes; rank; shape.
 _HEADER = struct.Struct("<8s16s32s16sdQB7x8Q")
 _MAGIC = b"KSEMBED2"
 _CHECKED_FROM = len(_MAGIC) + 16
 _MAX_RANK = 8
-# The array begins aligned.
+# Padded so that the array is aligned.
 HEADER_BYTES = 256
 
-# Fills some of the memory it is given, and says how much; 0 at the end.
+# Fills part of the buffer it is given, and returns the number of bytes read; 0 at the end.
 ReadInto = Callable[[memoryview], int]
 
 
 class DamagedEntryError(KeepsightError):
-    """This is not an entry that was written under this key."""
+    """The bytes are not an entry that was written under this key."""
 
 
 def pack_header(key: str, array: StoredArray) -> bytes:
@@ -43,7 +43,7 @@ def pack_header(key: str, array: StoredArray) -> bytes:
 
 
 def read_seconds(key: str, header: bytes) -> float | None:
-    """What the entry took to compute, of its header alone, unchecked; None if it is not that key's."""
+    """Return the time the entry took to compute, from its header alone, unverified; None if it is not that key's."""
     if len(header) < HEADER_BYTES:
         return None
     magic, _, found, _, seconds, *_ = _HEADER.unpack_from(header)
@@ -51,15 +51,15 @@ def read_seconds(key: str, header: bytes) -> float | None:
 
 
 def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
-    """`num_bytes`: of all that there is to read."""
+    """Read an entry. `num_bytes` is the size of all that there is to read."""
     if num_bytes < HEADER_BYTES:
         raise DamagedEntryError(f"{num_bytes} bytes are no entry")
-    # Of the size that is there, not of one that a damaged header claims; not zeroed first, which a bytearray would be.
+    # Of the actual size, not of one that a damaged header claims; not zeroed first, which a bytearray would be.
     entry = np.empty(num_bytes, np.uint8).data
     hasher = xxh3_128()
     num_read = 0
     while num_read < num_bytes:
-        # What was read is checked while more comes, if the reader gives it in pieces.
+        # If the reader returns pieces, each is hashed while the next one arrives.
         end = num_read + read_into(entry[num_read:])
         if end <= num_read:
             raise DamagedEntryError("it ends too early")
@@ -71,7 +71,7 @@ def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
 
 
 def _as_array(key: str, entry: memoryview) -> StoredArray:
-    """It is as it was written, but maybe under another key or by another version."""
+    """Parse an undamaged entry. Raises DamagedEntryError if it belongs to another key or version."""
     magic, _, found, dtype, seconds, num_bytes, rank, *sizes = _HEADER.unpack_from(entry)
     name = dtype.rstrip(b"\0").decode("ascii", "replace")
     array = StoredArray(name, tuple(sizes[:rank]), entry[HEADER_BYTES:], seconds)

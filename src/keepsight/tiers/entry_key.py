@@ -1,6 +1,6 @@
-"""The names of entries in tiers that outlive the model: of all that they depend on, and telling nothing of it.
+"""Names of entries in tiers that outlive the process: digests of all that an entry depends on, which reveal none of it.
 
-Invariant: other weights, configuration, precision or preprocessing never read what these wrote.
+Invariant: an engine never reads entries written with other weights, configuration, precision or preprocessing.
 """
 
 import json
@@ -16,14 +16,14 @@ from keepsight.tiers.cache_home import cache_home
 
 logger = logging.getLogger(__name__)
 
-# Of how embeddings, keys and values are computed here: to be raised when that changes their bits.
+# Version of how embeddings, keys and values are computed here: raise it when a change alters their bits.
 _VERSION = 5
 _KEY = re.compile(r"[0-9a-f]{64}")
 _CONFIGURATION = ("config.json", "preprocessor_config.json", "processor_config.json", "model.safetensors.index.json")
 
 
 def entry_key(key: str, model_digest: str, processor: str, dtype: str) -> str:
-    """64 hexadecimal digits.  An encoder key, or a block's hash, covers content, adapter and the tenant's salt."""
+    """Return 64 hexadecimal digits. `key`, an encoder key or block hash, covers content, adapter and tenant's salt."""
     return blake3(json.dumps([_VERSION, key, model_digest, processor, dtype]).encode()).hexdigest()
 
 
@@ -32,7 +32,7 @@ def is_entry_key(text: str) -> bool:
 
 
 def model_content_digest(directory: Path, remembered: Path | None = None) -> str:
-    """Of all weights and configuration.  Reads gigabytes once: files that did not change since are remembered."""
+    """Digest all weights and configuration. Reads gigabytes once: digests of unchanged files are remembered."""
     try:
         return _digest_folder(directory, remembered or _default_place())
     except OSError as error:
@@ -58,9 +58,9 @@ def _digest_file(path: Path) -> str:
 
 
 def _identity(path: Path) -> str | None:
-    """By the time of its last change of any kind, which nobody can set where the kernel stamps it.
+    """Identify a version of a file, above all by its ctime, which nobody can set where the kernel stamps it.
 
-    None where it is of whole seconds, as in images of file systems: then the next image may have the same.
+    Return None if the ctime is in whole seconds, as in file system images: then the next image may have the same.
     """
     about = path.stat()
     if about.st_ctime_ns % 1_000_000_000 == 0:
@@ -69,7 +69,7 @@ def _identity(path: Path) -> str | None:
 
 
 def _default_place() -> Path | None:
-    """None for a user without a home."""
+    """Return the file of remembered digests; None for a user without a home."""
     try:
         return cache_home() / "model_digests.json"
     except RuntimeError:
@@ -85,7 +85,7 @@ def _recall(path: Path) -> dict[str, str]:
 
 
 def _remember(path: Path, digests: dict[str, str]) -> None:
-    """Written aside, as several servers may start at once.  Without it, only time is lost."""
+    """Save digests. Written aside, as several servers may start at once; if it fails, only time is lost."""
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as aside:

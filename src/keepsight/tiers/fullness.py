@@ -1,4 +1,4 @@
-"""What a tier does not keep for want of room is told of once, not for each entry.  What it has can still be read."""
+"""Logs once, not for each entry, that a tier has no room for more. The entries it has can still be read."""
 
 import logging
 
@@ -11,7 +11,7 @@ class Fullness:
         self._is_told = self._has_turned_away = False
 
     def turns_away(self, num_bytes: int) -> bool:
-        """True of what is larger than the whole tier."""
+        """Return True if an entry is larger than the whole tier."""
         if self._max_bytes is None or num_bytes <= self._max_bytes:
             return False
         if not self._has_turned_away:
@@ -25,7 +25,7 @@ class Fullness:
         return True
 
     def tell(self, why: object) -> None:
-        """It takes nothing more, until it keeps something again."""
+        """Log that the tier accepts nothing more; not again until it has kept something (`end`)."""
         if not self._is_told:
             self._is_told = True
             logger.error("%s takes nothing more: %s", self._place, why)

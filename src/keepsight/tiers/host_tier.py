@@ -1,6 +1,6 @@
 """Embeddings in host memory: found at once, gone with the process.
 
-Invariant: the bytes are those of what is held, and never more than `max_bytes`.
+Invariant: the byte count is that of the entries held, and never more than `max_bytes`.
 """
 
 import threading
@@ -22,7 +22,7 @@ class HostTier:
         on_drop: OnDrop = ignore_drop,
         move: Callable[[StoredArray], StoredArray] | None = None,
     ) -> None:
-        """`on_drop` hears of what had to make room; `move` puts an array where it is better kept."""
+        """`on_drop` is called with evicted keys; `move` puts an array into memory better suited to keep it."""
         self._max_bytes, self._policy_name, self._on_drop, self._move = max_bytes, policy, on_drop, move
         self._fullness = Fullness("host memory", max_bytes)
         self._lock = threading.Lock()
@@ -45,7 +45,7 @@ class HostTier:
             return False
         if self._move is not None and not self.has(key):
             array = self._move(array)
-        # Freed after the lock, which the engine's loop waits for: to unlock their pages takes a while.
+        # Freed after the lock is released, as the engine loop waits for it: unlocking their pages takes a while.
         evicted: list[StoredArray] = []
         with self._lock:
             if key in self._entries:
@@ -69,7 +69,7 @@ class HostTier:
 
     def clear(self) -> None:
         with self._lock:
-            # Named, so that they are freed after the lock, too.
+            # Bound to a name, so that the entries are freed after the lock is released, too.
             _held, self._entries = self._entries, {}
             self._policy = POLICIES[self._policy_name](self._max_bytes)
             self._num_bytes = 0

@@ -1,7 +1,7 @@
-"""What one process knows of the files of a disk tier: their sizes and last uses, and which had best go next.
+"""What one process knows of the files of a disk tier: their sizes, their last uses, and which to evict next.
 
-May be outdated where other processes share the folder.  Used from any thread.  Invariants: `num_bytes` are those of
-all; what is named to go is not pinned.
+May be outdated if other processes share the folder. Thread-safe. Invariants: `num_bytes` is the total of all files; the
+file chosen for eviction is not pinned.
 """
 
 import threading
@@ -15,20 +15,20 @@ from keepsight.tiers.tier import OnDrop
 @dataclass(frozen=True, slots=True)
 class _File:
     num_bytes: int
-    # What its entry took to compute.
+    # Time its entry took to compute.
     seconds: float
     last_use: int
 
 
 class KnownFiles:
     def __init__(self, policy: Policy, on_drop: OnDrop) -> None:
-        """`on_drop` hears of what is known no more to lie there."""
-        # It knows only what is not pinned.
+        """`on_drop` is called with keys that are no longer known to be held."""
+        # The policy knows only files that are not pinned.
         self._policy, self._on_drop = policy, on_drop
         self._lock = threading.Lock()
         self._files: dict[str, _File] = {}
         self._pinned: Set[str] = frozenset()
-        # Kept along: each entry that comes into a full folder asks for them, and there may be hundreds of thousands.
+        # A running total: each entry put into a full folder needs it, and there may be hundreds of thousands of files.
         self.num_bytes = 0
 
     def __contains__(self, key: str) -> bool:
@@ -47,7 +47,7 @@ class KnownFiles:
         return None if file is None else file.last_use
 
     def learn(self, key: str, num_bytes: int, seconds: float, last_use: int) -> None:
-        """It is there, and was used.  `seconds` count only for what was not known."""
+        """Note that a file exists and was used. `seconds` counts only if the file was not known."""
         with self._lock:
             known = self._files.get(key)
             self._files[key] = _File(num_bytes, known.seconds if known else seconds, last_use)
@@ -67,7 +67,7 @@ class KnownFiles:
                     self._policy.use(key)
 
     def spare(self, pinned: Set[str]) -> None:
-        """These from now on, and no others.  What is pinned no more counts as new."""
+        """Set the pinned keys. A file that is no longer pinned counts as new."""
         with self._lock:
             for key in self._files.keys() & (pinned - self._pinned):
                 self._policy.remove(key)
@@ -76,7 +76,7 @@ class KnownFiles:
             self._pinned = pinned
 
     def choose(self) -> str | None:
-        """What is to go, and is known no more; None if all is spared."""
+        """Choose the file to evict and forget it; None if all are pinned."""
         with self._lock:
             if not len(self._policy):
                 return None

@@ -1,7 +1,7 @@
-"""What is to stay in a folder of entries, whatever the policy says.
+"""Pins of entries that stay in a disk tier's folder, whatever the policy says.
 
-A pin is an empty file named by the entry's key: it outlives processes, and all who share the folder see it.  It is of
-the name, so what was damaged or cleared is pinned again as soon as it is there again.
+A pin is an empty file named by the entry's key: it outlives processes, and all that share the folder see it. It applies
+to the name, so an entry that was damaged or cleared is pinned again as soon as it is stored again.
 """
 
 import os
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 class PinFolder:
-    """Whoever evicts lists it under the ledger's lock: who got that lock after pinning finds that it holds."""
+    """Eviction lists the pins under the ledger's lock: once that lock was taken after pinning, the pin is in effect."""
 
     def __init__(self, directory: Path) -> None:
         self._folder = directory / "pins"

@@ -1,7 +1,7 @@
-"""Which entry goes when there is no more room: orders of keys, without what lies under them.
+"""Eviction policies: they order keys, and never see the entries.
 
-Pure: no clock, no threads, no randomness.  Whoever holds the entries tells what comes, is used and goes, and counts the
-bytes; invariant: a policy knows exactly the keys that are held, and `evict` names one of them.
+Pure: no clock, no threads, no randomness. The owner of the entries reports additions, uses and removals, and counts the
+bytes; invariant: a policy knows exactly the keys that are held, and `evict` returns one of them.
 """
 
 import heapq
@@ -17,19 +17,19 @@ class Policy(Protocol):
     def __len__(self) -> int: ...
 
     def add(self, key: str, num_bytes: int, seconds: float) -> None:
-        """It is held from now on; making it took so many seconds."""
+        """Note that the key is held from now on; its entry took `seconds` to compute."""
 
     def use(self, key: str) -> None: ...
 
     def remove(self, key: str) -> None:
-        """It went, but not for want of room."""
+        """Note that the key was removed, other than by eviction."""
 
     def evict(self) -> str:
-        """Names what is to go, and forgets it.  Something must be held."""
+        """Choose the key to evict and forget it. At least one key must be held."""
 
 
 class Lru:
-    """The least recently used goes first."""
+    """Evicts the least recently used entry first."""
 
     def __init__(self, max_bytes: int = 0) -> None:
         self._order: OrderedDict[str, None] = OrderedDict()
@@ -57,18 +57,18 @@ class Lru:
 class _Weighed:
     seconds_per_byte: float
     num_uses: int = 1
-    # Which of its places in the heap is the true one.
+    # Identifies its valid heap item; others are outdated.
     turn: int = 0
 
 
 class Cost:
-    """What saves the least for its bytes goes first (greedy dual size frequency): seconds x uses / bytes, ageing."""
+    """Evicts first what saves least per byte (greedy dual size frequency): seconds x uses / bytes, with aging."""
 
     def __init__(self, max_bytes: int = 0) -> None:
         self._entries: dict[str, _Weighed] = {}
-        # (worth, turn, key): the least worth first, of equals the least recently used.  Outdated ones stay until then.
+        # (worth, turn, key): least worth first; among equals, least recently used. Outdated items are removed lazily.
         self._heap: list[tuple[float, int, str]] = []
-        # The worth of what went last: what comes now must not lose against what was used often, long ago.
+        # The worth of the last evicted entry: new entries must not lose against those used often long ago.
         self._age = 0.0
         self._turn = 0
 
@@ -117,14 +117,14 @@ class _Queued:
 
 
 class S3Fifo:
-    """Newcomers pass through a small queue, and only those used there stay: what is asked for once goes soon."""
+    """New entries pass through a small queue, and only those used there stay: entries used only once go soon."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_small_bytes = max_bytes // 10
         self._max_ghost_bytes = max_bytes - self._max_small_bytes
         self._small: OrderedDict[str, _Queued] = OrderedDict()
         self._main: OrderedDict[str, _Queued] = OrderedDict()
-        # Names of what left the small queue: who comes back was judged too early.
+        # Keys and sizes of entries evicted from the small queue: one that comes back was evicted too early.
         self._ghosts: OrderedDict[str, int] = OrderedDict()
         self._num_small_bytes = self._num_ghost_bytes = 0
 
@@ -184,7 +184,7 @@ class S3Fifo:
 
 
 class _Shadow:
-    """What a policy alone would hold of the same uses, and what it has saved of late."""
+    """Simulates what a policy alone would hold after the same uses, and the time it would have saved lately."""
 
     def __init__(self, policy: Policy, max_bytes: int) -> None:
         self.policy = policy
@@ -194,7 +194,7 @@ class _Shadow:
         self._num_bytes = 0
 
     def see(self, key: str, num_bytes: int, seconds: float, fading: float) -> list[str]:
-        """What it would have let go for it."""
+        """Simulate a use. Return the keys evicted for it."""
         self.saved_seconds *= fading
         if key in self.policy:
             self.saved_seconds += seconds
@@ -220,18 +220,18 @@ class _Shadow:
 
 
 class Auto:
-    """LRU or S3-FIFO, whichever would have saved more of late; what is held follows what that one would hold."""
+    """LRU or S3-FIFO, whichever would have saved more lately; the entries held approach those it would hold."""
 
-    # The other one has to save so much more to be followed.
+    # The other policy must save more by this factor to be followed instead.
     _MARGIN = 1.02
-    # Uses that count, in multiples of the entries held.
+    # Number of recent uses that count, as a multiple of the entries held.
     _MEMORY = 10
 
     def __init__(self, max_bytes: int) -> None:
         self._shadows = (_Shadow(Lru(), max_bytes), _Shadow(S3Fifo(max_bytes), max_bytes))
         self._followed = self._shadows[0]
         self._held: dict[str, tuple[int, float]] = {}
-        # What the one followed has let go.
+        # Entries held that the followed policy would have evicted.
         self._surplus: OrderedDict[str, None] = OrderedDict()
 
     def __contains__(self, key: str) -> bool:

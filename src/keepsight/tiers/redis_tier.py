@@ -1,10 +1,10 @@
 """Embeddings in a server that speaks the Redis protocol: shared by all machines that reach it.
 
-One connection reads and one writes, so that a hit never waits behind what is written.  A value carries its own
-checksum: whatever the server gives, it is what was put, or a miss.  With a budget of its own, sizes and order are
-accounted for in the server, in one transaction with each write; invariant: after one that was taken the values under
-our prefix do not exceed it, whoever writes, whoever is killed and whatever the server let go, these accounts too.
-Without one, the server's own `maxmemory` is the budget.
+One connection reads and one writes, so that a hit never waits behind a write. Each value carries its own checksum:
+whatever the server returns is what was stored, or a miss. If the tier has a budget of its own, the server also holds
+accounts of sizes and order, updated in one transaction with each write; invariant: after an accepted write the values
+under our prefix do not exceed the budget, whoever writes, whoever is killed and whatever the server evicted, even these
+accounts. Without a budget, the server's own `maxmemory` is the limit.
 """
 
 import secrets
@@ -20,20 +20,20 @@ from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.resp import Part, RedisAddress, RefusedError, Reply, RespConnection, WrongTypeError, parse_address
 from keepsight.tiers.tier import StoredArray, TierStats
 
-# How a server begins that gives what it has, and takes nothing: full, a replica, one whose own disk is full, one alone.
+# Error prefixes of a server that serves reads but accepts no writes: full, a replica, its own disk full, no replicas.
 _TAKES_NOTHING = ("OOM", "READONLY", "MISCONF", "NOREPLICAS")
-# Evictions of one script, so that no other client waits long for it, whatever the budget was before.
+# Limit on evictions in one script, so that no other client waits long for it, whatever the budget was before.
 _MAX_EVICTIONS = 1000
-# That one write spends on counting what lies there.
+# Time that one write may spend on counting existing entries.
 _COUNTING_SECONDS = 0.2
 _PREFIX = b"keepsight:{embeddings}:"
 _ACCOUNTS_NAME = _PREFIX + b":accounts"
-# All accounts are one sorted set, which a server that is short of memory lets go whole or not at all.  In it are
-#   <key>:<size>  by its turn, from 1 on: a counter, as no clock of any machine counts
-#   total         the sum of these sizes, below zero
-#   counted       0, once nothing lies under our prefix that is not in here
-# An entry that the server let go by itself is in here until its turn comes.  Of another type nothing is ours: neither
-# these accounts nor an entry, which then has no size.
+# All accounts are one sorted set, which a server that is short of memory evicts whole or not at all. Its members are
+#   <key>:<size>  scored by its turn, from 1 on: a counter, so that no machine's clock matters
+#   total         scored by the sum of these sizes, negated
+#   counted       scored 0, present once everything under our prefix is in here
+# An entry that the server evicted by itself stays in here until its turn comes. A value of another type is not ours,
+# neither as the accounts nor as an entry, whose size then counts as 0.
 _ACCOUNTS = """
 local accounts, prefix, key = KEYS[1], ARGV[1], ARGV[2]
 if redis.call('TYPE', accounts).ok ~= 'zset' then redis.call('UNLINK', accounts) end
@@ -53,7 +53,7 @@ end
 """
 _COUNT = _ACCOUNTS + "if size > 0 then count_as_newest() end return 0"
 _DROP = _ACCOUNTS + "forget(entry) redis.call('UNLINK', prefix .. key) return 0"
-# What was just stored goes again where it cannot be accounted for, or there is no room in time.
+# Removes what was just stored if it cannot be accounted for, or if the allowed evictions do not make room.
 _ADMIT = (
     _ACCOUNTS
     + f"""
@@ -74,7 +74,7 @@ redis.call('UNLINK', prefix .. key)
 return {{0, num_evicted}}
 """
 )
-# Unless the accounts were lost while they were made.
+# Marks the accounts as complete, unless they were lost during the count.
 _END_COUNTING = """
 if redis.call('ZREM', KEYS[1], ARGV[2]) == 1 then redis.call('ZADD', KEYS[1], 0, 'counted') end
 return 0
@@ -85,12 +85,12 @@ class RedisTier:
     name = "remote"
 
     def __init__(self, url: str, max_bytes: int | None = None, *, timeout: float = 2.0) -> None:
-        """Raises InvalidArgumentError if the address is none; a server that is not there raises later."""
+        """Raises InvalidArgumentError if the address is invalid; an unreachable server raises later."""
         self._max_bytes = max_bytes
         address = parse_address(url)
         self._reader, self._writer = _Line(address, timeout), _Line(address, timeout)
         self._num_evictions = self._num_damaged = 0
-        # One under way: by which connection, and what is left of it.
+        # The count in progress, if any: its connection, and the rest of it.
         self._counting: tuple[RespConnection, Iterator[None]] | None = None
         self._fullness = Fullness("the Redis server", max_bytes)
 
@@ -130,7 +130,7 @@ class RedisTier:
             array = read_entry(key, size, connection.read_into)
             connection.end_value()
         if self._max_bytes is not None:
-            # A use that is not noted, as a full server does not: only the order suffers.
+            # A full server does not record the use; only the eviction order suffers.
             with suppress(RefusedError):
                 connection.read_reply()
         return array
@@ -168,12 +168,12 @@ class RedisTier:
                 case _:
                     connection.close()
                     raise TierError("the transaction was not carried out")
-        # The accounts were lost once more meanwhile.
+        # The accounts were lost again meanwhile.
         return False
 
     def _count_some(self, connection: RespConnection) -> bool:
-        """False while there is more: the next write goes on, as one that took long would set the tier aside."""
-        # Where a server is in its names means nothing to another one, such as itself after a restart.
+        """Count entries for a while. Return False if some are left for the next write: slow writes set a tier aside."""
+        # A SCAN cursor means nothing to another server, such as the same one after a restart.
         if self._counting is None or self._counting[0] is not connection:
             self._counting = connection, self._count_by_page(connection)
         end = time.monotonic() + _COUNTING_SECONDS
@@ -184,7 +184,7 @@ class RedisTier:
         return True
 
     def _count_by_page(self, connection: RespConnection) -> Iterator[None]:
-        """All that lies there, by several servers at once if need be: each is counted once."""
+        """Count all existing entries, each once even if several of our servers count at the same time."""
         token = secrets.token_hex(16).encode()
         connection.run([b"ZADD", _ACCOUNTS_NAME, b"0", token])
         for keys in self._pages(connection):
@@ -193,7 +193,7 @@ class RedisTier:
         connection.run(_script(_END_COUNTING, token))
 
     def list_sizes(self) -> dict[str, int]:
-        """Bytes of all servers' entries under this prefix."""
+        """Return the bytes of all entries under this prefix, including those that other servers of ours stored."""
         with self._writer.held() as connection:
             keys = [key for keys in self._pages(connection) for key in keys]
             return {key: self._size_of(connection, key) for key in keys}
@@ -205,7 +205,7 @@ class RedisTier:
             return 0
 
     def verify(self, key: str) -> bool:
-        """False: it was not as it had been put there, and is removed."""
+        """Return False if the entry was damaged; it is removed then."""
         num_damaged = self._num_damaged
         self.get(key)
         return self._num_damaged == num_damaged
@@ -214,7 +214,7 @@ class RedisTier:
         pass
 
     def clear(self) -> None:
-        """Of all servers' entries under this prefix."""
+        """Remove all entries under this prefix, including those that other servers of ours stored."""
         with self._writer.held() as connection:
             for keys in self._pages(connection):
                 connection.run_all([[b"DEL", _name(key)] for key in keys])
@@ -235,7 +235,7 @@ class RedisTier:
             assert sum(sizes.values()) <= total <= self._max_bytes, (sizes, total)
 
     def _pages(self, connection: RespConnection) -> Iterator[list[str]]:
-        """The keys of all entries.  What others keep under names that begin alike is none, nor are the accounts."""
+        """Yield the keys of all entries, page by page. Skip foreign names with the same prefix, and the accounts."""
         cursor = b"0"
         while True:
             match connection.run([b"SCAN", cursor, b"MATCH", _PREFIX + b"*", b"COUNT", b"1000"]):
@@ -249,7 +249,7 @@ class RedisTier:
 
 
 class _Line:
-    """One connection, made when it is needed, and anew after a fault or when the server has closed it meanwhile."""
+    """One connection, made on demand, and anew after a fault or if the server has closed it meanwhile."""
 
     def __init__(self, address: RedisAddress, timeout: float) -> None:
         self._address, self._timeout = address, timeout
@@ -263,7 +263,7 @@ class _Line:
             try:
                 yield connection
             except BaseException:
-                # Maybe in the middle of several replies.
+                # It may be in the middle of several replies.
                 connection.close()
                 raise
             self._connection = connection
@@ -276,7 +276,7 @@ class _Line:
         return connection
 
     def close(self) -> None:
-        # Not waiting for who uses it: that one has its timeout.
+        # Without waiting for a thread that is using it: that one has its timeout.
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.close()

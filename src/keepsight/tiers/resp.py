@@ -1,7 +1,7 @@
 """A connection to a server that speaks the Redis protocol (RESP 2): commands out, replies in.
 
-Knows nothing of what is kept there.  Large values are neither joined nor copied on their way.  Invariant: after any
-error but the server's own refusal the connection is closed, as nobody knows where in the stream it is.
+Knows nothing of what is stored. Large values are neither joined nor copied on their way. Invariant: after any error
+except a refusal by the server the connection is closed, as its position in the stream is unknown.
 """
 
 import select
@@ -17,27 +17,27 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 from keepsight.errors import InvalidArgumentError, TierError
 
 T = TypeVar("T")
-# Of a command; several buffers are one part, sent one after the other.
+# Part of a command; a tuple of buffers is one part, sent one after the other.
 Part = bytes | memoryview | tuple[bytes, memoryview]
 Reply = int | str | bytes | None | list["Reply"]
 
 _MAX_LINE = 64 * 1024
 _MAX_VALUE = 512 * 2**20
 _MAX_REPLIES = 1_000_000
-# Replies within replies: those to what we ask for are as deep as two.
+# Limit on nested replies; our commands get replies nested up to two deep.
 _MAX_DEPTH = 8
-# Smaller parts of a command are joined.
+# Parts of a command smaller than this are joined.
 _SMALL = 64 * 1024
-# What heads a large value comes first and alone: what comes with it is copied once more.
+# Little, so that a large value's header is received with few of its bytes: these are copied once more.
 _RECEIVED_AT_ONCE = 4096
 
 
 class RefusedError(TierError):
-    """The server's own: it understood, and did not do it."""
+    """An error reply: the server understood the command but did not carry it out."""
 
 
 class WrongTypeError(RefusedError):
-    """What lies there is not of the type that the command is for."""
+    """The stored value is not of the type that the command is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class RedisAddress:
     is_tls: bool = False
 
     def __str__(self) -> str:
-        """Without what must not be in logs."""
+        """Return the address without credentials, which must not be in logs."""
         return self.path or f"{self.host}:{self.port}/{self.database}"
 
 
 def parse_address(url: str, field: str = "redis") -> RedisAddress:
-    """redis://user:password@host:port/database, rediss:// for TLS, unix:///path?db=0."""
+    """Parse redis://user:password@host:port/database, rediss:// for TLS, or unix:///path?db=0."""
     parts = _split(url, field)
     named = parse_qs(parts.query, keep_blank_values=True)
     if parts.fragment or named.keys() - ({"db"} if parts.scheme == "unix" else set()):
@@ -81,7 +81,7 @@ def parse_address(url: str, field: str = "redis") -> RedisAddress:
 
 
 def _split(url: str, field: str) -> SplitResult:
-    # Python's own words may tell the password.
+    # Python's own error message may contain the password.
     with suppress(ValueError):
         parts = urlsplit(url)
         if parts.scheme in ("redis", "rediss") or (parts.scheme == "unix" and parts.path):
@@ -90,11 +90,11 @@ def _split(url: str, field: str) -> SplitResult:
 
 
 class RespConnection:
-    """Of one thread at a time."""
+    """Used by one thread at a time."""
 
     def __init__(self, address: RedisAddress, timeout: float) -> None:
-        """Raises OSError or TierError."""
-        # `patience`: the socket's own.
+        """Connect and log in. Raises OSError or TierError."""
+        # `_patience` is the timeout set on the socket.
         self._timeout = self._patience = timeout
         self._deadline = time.monotonic() + timeout
         self._buffer = b""
@@ -118,7 +118,7 @@ class RespConnection:
         return self.exchange(commands, lambda: [self.read_reply() for _ in commands])
 
     def exchange(self, commands: Sequence[Sequence[Part]], read: Callable[[], T]) -> T:
-        """Sends all at once, then reads, all within the timeout."""
+        """Send all commands at once, then read the replies, all within the timeout."""
         self._deadline = time.monotonic() + self._timeout
         try:
             self._send([buffer for command in commands for buffer in _frames(command)])
@@ -131,7 +131,7 @@ class RespConnection:
 
     @property
     def is_closed_there(self) -> bool:
-        """By the server, or what lies between, since the last reply."""
+        """True if the server, or something between, has closed the connection since the last reply."""
         return bool(self._hangup.poll(0))
 
     def close(self) -> None:
@@ -140,7 +140,7 @@ class RespConnection:
     # Reading, within an exchange ------------------------------------------------------------------------------
 
     def read_reply(self, depth: int = 0) -> Reply:
-        """`depth`: of the replies that it is part of."""
+        """Read one reply. `depth` is the number of replies it is nested in."""
         kind, rest = self._read_head()
         if kind == b"+":
             return rest.decode("utf-8", "replace")
@@ -156,14 +156,14 @@ class RespConnection:
         return [self.read_reply(depth + 1) for _ in range(size)]
 
     def read_size(self) -> int | None:
-        """Of a value that is read by `read_into` next, and ended by `end_value`; None if there is none."""
+        """Return the size of a value, which `read_into` reads next and `end_value` ends; None if there is no value."""
         kind, rest = self._read_head()
         if kind != b"$":
             raise TierError(f"a reply {kind!r} in place of a value")
         return _size(rest, _MAX_VALUE)
 
     def read_into(self, target: memoryview) -> int:
-        """All of it: whoever looked at each part first would keep the server waiting, whose buffers are small."""
+        """Fill all of `target`: checking each piece first would keep the server waiting, as its buffers are small."""
         num_read = min(len(target), len(self._buffer))
         target[:num_read] = self._buffer[:num_read]
         self._buffer = self._buffer[num_read:]
@@ -222,11 +222,11 @@ class RespConnection:
         return self._socket.sendmsg(buffers[:64])
 
     def _limit_wait(self) -> None:
-        """However little a slow server gives at a time."""
+        """Limit the next wait to the time left, however little a slow server sends at a time."""
         left = self._deadline - time.monotonic()
         if left <= 0:
             raise TimeoutError("the server takes too long")
-        # A system call, as dear as receiving some: a server that is quick needs it once.
+        # Setting it is a system call, as expensive as receiving data: with a fast server it is set only once.
         if not left <= self._patience <= left + self._timeout / 10:
             self._patience = left
             self._socket.settimeout(left)
@@ -256,7 +256,7 @@ def _some(num_received: int) -> int:
 
 
 def _frames(command: Sequence[Part]) -> list[memoryview]:
-    """Small parts joined, large ones as they are."""
+    """Return the buffers of a command: small parts joined, large ones as they are."""
     frames: list[memoryview] = []
     small = bytearray(b"*%d\r\n" % len(command))
     for part in command:
@@ -280,7 +280,7 @@ def _number(text: bytes) -> int:
 
 
 def _size(text: bytes, limit: int) -> int | None:
-    """None of what is not there."""
+    """Return a size from a reply; None if it says that there is no value."""
     size = _number(text)
     if not -1 <= size <= limit:
         raise TierError(f"a reply of {size} parts")

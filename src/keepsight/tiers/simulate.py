@@ -1,4 +1,4 @@
-"""What a policy would have saved of a recorded or generated trace, and what no policy could have exceeded.
+"""Simulates what a policy would have saved on a recorded or generated trace, and bounds what any policy could save.
 
 Pure: names, sizes and costs only.  Invariant: `offline_bound` is never less than what `simulate` gives.
 """
@@ -14,7 +14,7 @@ _NEVER = math.inf
 
 
 def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> float:
-    """The share of seconds saved, of what everything would cost without a cache."""
+    """Return the share of seconds saved, relative to the cost of everything without a cache."""
     policy = POLICIES[policy_name](max_bytes)
     sizes: dict[str, int] = {}
     num_bytes, saved = 0, 0.0
@@ -32,7 +32,7 @@ def simulate(trace: Sequence[Access], policy_name: str, max_bytes: int) -> float
 
 
 def simulate_belady(trace: Sequence[Access], max_bytes: int) -> float:
-    """By one that knows the future: what is needed last goes first.  The best there is if all are equally large."""
+    """Return the share saved by evicting what is needed last, knowing the future: optimal if all sizes are equal."""
     next_use = _next_uses(trace)
     held: dict[str, float] = {}
     sizes: dict[str, int] = {}
@@ -46,7 +46,7 @@ def simulate_belady(trace: Sequence[Access], max_bytes: int) -> float:
             num_bytes += access.num_bytes
         held[access.key] = when
         heapq.heappush(heap, (-when, access.key))
-        # Itself may be what goes: it is not kept then.
+        # The new entry may itself be evicted: it is not kept then.
         while num_bytes > max_bytes:
             negated, key = heapq.heappop(heap)
             if held.get(key) == -negated:
@@ -56,10 +56,10 @@ def simulate_belady(trace: Sequence[Access], max_bytes: int) -> float:
 
 
 def offline_bound(trace: Sequence[Access], max_bytes: int) -> float:
-    """What no policy can save more than, whatever the sizes and costs.
+    """Return an upper bound on the share that any policy can save, whatever the sizes and costs.
 
-    To serve a use, its bytes must be held since the last one.  All uses together hold no more than the budget at every
-    step, so at most budget x steps: that much is given to those that save most for it, and parts count.
+    To serve a use, its bytes must be held since the previous one. All uses together hold no more than the budget at
+    every step, so at most budget x steps: that much is given to the uses that save most for it, the last one in part.
     """
     wishes = sorted(_wishes(trace, max_bytes), key=lambda wish: wish[0] / wish[1], reverse=True)
     left, saved = float(max_bytes) * len(trace), 0.0
@@ -73,7 +73,7 @@ def offline_bound(trace: Sequence[Access], max_bytes: int) -> float:
 
 
 def distinct_bytes(trace: Sequence[Access]) -> int:
-    """What it would take to hold everything."""
+    """Return the bytes that it would take to hold everything."""
     return sum({access.key: access.num_bytes for access in trace}.values())
 
 
@@ -83,7 +83,7 @@ def _share_of(trace: Sequence[Access], saved_seconds: float) -> float:
 
 
 def _wishes(trace: Sequence[Access], max_bytes: int) -> list[tuple[float, int]]:
-    """For each use that could be a hit: what that would save, and the bytes x steps that it takes."""
+    """Return, for each use that could be a hit, the seconds that this would save and the bytes x steps it takes."""
     last: dict[str, int] = {}
     wishes = []
     for step, access in enumerate(trace):

@@ -1,6 +1,6 @@
-"""Whether a tier may be used: one that fails or is slow is set aside for a while, and tried again by itself.
+"""Decides whether a tier may be used: one that fails or is slow is set aside for a while, then tried again.
 
-Knows nothing of what a tier does but how long and whether it worked.  Table of its states:
+Knows only how long a tier's operations took and whether they worked. Table of its states:
   in use     a failure, or too many slow ones    -> set aside, twice as long each time
   set aside  its time is over                    -> on trial
   on trial   one operation: works / fails        -> in use / set aside
@@ -21,13 +21,13 @@ logger = logging.getLogger(__name__)
 
 _NUM_WATCHED = 64
 _NUM_ENOUGH = 20
-# So many in a row that work, and what went wrong before is forgotten.
+# After so many successful operations, the failures before them are forgotten.
 _NUM_FORGIVEN = 100
 
 
 @dataclass(frozen=True, slots=True)
 class GuardLimits:
-    """Of one operation: the 95th percentile, and what counts as never to return."""
+    """Limits on an operation: its 95th percentile, and when it counts as never returning; limits on the pauses."""
 
     slow_seconds: float = 0.5
     stuck_seconds: float = 10.0
@@ -42,14 +42,14 @@ class TierGuard:
         self._name, self._clock, self._limits = name, clock, limits or GuardLimits()
         self._lock = threading.Lock()
         self._durations: deque[float] = deque(maxlen=_NUM_WATCHED)
-        # When each operation under way was begun.
+        # When each operation in progress began, by its token.
         self._under_way: dict[int, float] = {}
         self._num_begun = self._num_well = 0
         self._pause = 0.0
         self._set_aside_until: float | None = None
-        # The operation under way by which it is tried again.
+        # The token of the trial operation in progress, if any.
         self._trial: int | None = None
-        # Of why it was set aside last.
+        # Why it was last set aside.
         self._reason: str | None = None
 
     @property
@@ -59,7 +59,7 @@ class TierGuard:
 
     @contextmanager
     def watch(self) -> Iterator[bool]:
-        """Yields whether the operation may be begun.  What it raises of OSError and TierError ends here."""
+        """Yield whether the operation may begin. An OSError or TierError that it raises is caught and noted here."""
         token = self._try_begin()
         if token is None:
             yield False
@@ -103,7 +103,7 @@ class TierGuard:
         with self._lock:
             duration = self._clock() - self._under_way.pop(token)
             if self._set_aside_until is not None and token != self._trial:
-                return  # begun before that: it tells nothing of how it is now
+                return  # begun before the tier was set aside: says nothing about its present state
             self._durations.append(duration)
             if failure is not None:
                 self._set_aside(f"{type(failure).__name__}: {failure}")

@@ -1,8 +1,9 @@
-"""One tier behind two threads: what reads and writes there waits here, never in its caller.
+"""One tier behind two threads: reads and writes wait here, never in their caller.
 
-Knows neither other tiers nor deadlines.  What is still to be written is found already.  Invariant: every read is
-answered once; what waits to be written has at most `max_waiting_bytes`, the oldest being left out.  What is not
-written is counted, for whatever reason, and what waited and is not found any more is told, unless all is cleared.
+Knows neither other tiers nor deadlines. Entries that wait to be written are already found. Invariant: every read is
+answered once; the entries waiting to be written take at most `max_waiting_bytes`, the oldest being left out. Entries
+that are not written are counted, for whatever reason, and `on_drop` is called for those that waited and are no longer
+found, unless everything is cleared.
 """
 
 import logging
@@ -18,7 +19,7 @@ from keepsight.tiers.tier_guard import TierGuard
 logger = logging.getLogger(__name__)
 
 _MAX_READS = 1024
-# Of what waits, beyond which no more uses are noted: only the order suffers.
+# Limit on waiting writes and uses; no use is noted beyond it: only the eviction order suffers.
 _MAX_USES = 4096
 _CLEAR_AGAIN_SECONDS = 0.1
 
@@ -26,7 +27,7 @@ _CLEAR_AGAIN_SECONDS = 0.1
 @dataclass(frozen=True, slots=True)
 class Read:
     key: str
-    # False: nobody waits for it any more.
+    # Returns False if the result is no longer wanted.
     is_wanted: Callable[[], bool]
     # Called once, on any thread.
     on_read: Callable[[StoredArray | None], None]
@@ -36,16 +37,16 @@ class TierWorker:
     def __init__(
         self, tier: Tier, guard: TierGuard, max_waiting_bytes: int, on_drop: OnDrop, *, keeps_first: bool
     ) -> None:
-        """`keeps_first`: what comes is left out where too much waits, not what has waited longest."""
+        """`keeps_first`: when too much waits, the new entry is left out, not the one that has waited longest."""
         self.name, self.guard, self._tier = tier.name, guard, tier
         self.num_left_out = 0
         self._max_waiting_bytes, self._on_drop, self._keeps_first = max_waiting_bytes, on_drop, keeps_first
         self._changed = threading.Condition()
         self._reads: deque[Read] = deque()
-        # The oldest first; None: it was used.
+        # Oldest first; None stands for a use of the key.
         self._writes: OrderedDict[str, StoredArray | None] = OrderedDict()
         self._num_waiting_bytes = 0
-        # What is being written just now: found as well.
+        # The write in progress, whose entry is found, too.
         self._writing: tuple[str, StoredArray | None] | None = None
         self._is_opened = self._must_clear = self._is_clearing = self._is_closed = False
         self._threads = [
@@ -61,7 +62,7 @@ class TierWorker:
         return not self._is_to_be_cleared and self.guard.is_usable and self._tier.has(key)
 
     def try_read(self, read: Read) -> bool:
-        """False, and nothing is called, if the tier is set aside or too much waits."""
+        """Queue a read. Return False, and never call back, if the tier is set aside or too many reads wait."""
         with self._changed:
             can_read = not self._is_closed and len(self._reads) < _MAX_READS
             if can_read and (self._waiting(read.key) is not None or self.guard.is_usable):
@@ -71,7 +72,7 @@ class TierWorker:
             return False
 
     def put(self, key: str, array: StoredArray) -> None:
-        """Soon, if at all."""
+        """Queue a write; it may be left out."""
         with self._changed:
             if self._is_closed or not self.guard.is_usable or array.num_bytes > self._max_waiting_bytes:
                 self.num_left_out += 1
@@ -91,7 +92,7 @@ class TierWorker:
             self._changed.notify_all()
 
     def note_use(self, key: str) -> None:
-        """Behind what waits: if it is to be written itself, then last of all."""
+        """Queue a use behind all writes; an entry that waits to be written itself becomes the last one."""
         with self._changed:
             if key in self._writes:
                 self._writes.move_to_end(key)
@@ -100,7 +101,7 @@ class TierWorker:
                 self._changed.notify_all()
 
     def clear(self) -> None:
-        """Soon; what waits to be written is left out."""
+        """Clear the tier soon; entries that wait to be written are left out."""
         with self._changed:
             self._writes.clear()
             self._num_waiting_bytes = 0
@@ -111,17 +112,17 @@ class TierWorker:
         return self._tier.stats()
 
     def wait_opened(self, seconds: float) -> bool:
-        """Until what was there before is known, or cannot be."""
+        """Wait until the tier's earlier entries are known, or cannot be. Return False if that takes too long."""
         with self._changed:
             return self._changed.wait_for(lambda: self._is_opened, seconds)
 
     def wait_written(self, seconds: float) -> bool:
-        """Until nothing waits to be written; for shutdown and tests."""
+        """Wait until nothing is left to be written; for shutdown and tests."""
         with self._changed:
             return self._changed.wait_for(self._is_written, seconds)
 
     def close(self, seconds: float) -> None:
-        """Reads are answered with nothing.  A thread that does not return in time is left behind."""
+        """Close the tier. Waiting reads are answered with None. A thread that does not return in time is abandoned."""
         with self._changed:
             self._is_closed = True
             reads, self._reads = self._reads, deque()
@@ -153,7 +154,7 @@ class TierWorker:
         return array
 
     def _write_all(self) -> None:
-        # A folder or server that cannot be used is known before the first request, not by it.
+        # So that an unusable folder or server is noticed before the first request.
         with self._safely("it could not be opened"), self.guard.watch() as may:
             if may:
                 self._tier.open()
@@ -171,7 +172,7 @@ class TierWorker:
                     self.num_left_out += not is_done
                     self._tell_unless_held(written[0])
                 if self._is_clearing and not is_done:
-                    # Until then nothing of it is found; what it holds must not come back with it.
+                    # Retry: nothing in the tier is found until it is cleared, so that old entries cannot come back.
                     self._must_clear = True
                     self._changed.wait(_CLEAR_AGAIN_SECONDS)
                 self._is_clearing = False
@@ -199,22 +200,25 @@ class TierWorker:
         return True
 
     def _tell_unless_held(self, key: str) -> None:
-        """Of what waits no more.  Some tiers never know: then it is told of though it was written."""
+        """Call `on_drop` for a key that no longer waits, unless the tier is known to hold it.
+
+        Some tiers never know: then it is called even for an entry that was written.
+        """
         if not self._tier.has(key):
             self._on_drop(key)
 
     @contextmanager
     def _safely(self, fault: str) -> Iterator[None]:
-        """Nothing that a tier does may end its thread."""
+        """Log any exception: nothing that a tier does may end its thread."""
         try:
             yield
         except Exception:
             logger.exception("the %s tier: %s", self.name, fault)
 
     def _waiting(self, key: str) -> StoredArray | None:
-        # Under the lock, as it moves from one place to the other.
+        # Under the lock, as an entry moves from `_writes` to `_writing`.
         with self._changed:
-            # What is under way when everything is to be cleared will be cleared, too.
+            # A write in progress when everything is to be cleared will be cleared, too.
             writing = None if self._must_clear else self._writing
             if writing is not None and writing[0] == key:
                 return writing[1]
@@ -222,7 +226,7 @@ class TierWorker:
 
     @property
     def _is_to_be_cleared(self) -> bool:
-        """What lies there is as good as gone."""
+        """True if the tier's entries count as gone, as it is about to be cleared."""
         return self._must_clear or self._is_clearing
 
     def _is_written(self) -> bool:

@@ -1,8 +1,8 @@
-"""All tiers as one: what was computed is written behind, what is wanted is read ahead, and the caller never waits.
+"""All tiers as one store, with write-behind and read-ahead: the caller never waits.
 
-Knows neither requests nor devices.  The tiers are asked in their order, the nearest first; what a far one gives is put
-into the nearer ones.  Invariant: each `load` is answered exactly once, by the array or None, at the latest when making
-it anew would have taken as long; what comes later is dropped.
+Knows neither requests nor devices. The tiers are asked in order, nearest first; what a far one returns is put into the
+nearer ones. Invariant: each `load` is answered exactly once, with the array or None, at the latest when recomputing it
+would have taken as long; what comes later is dropped.
 """
 
 import heapq
@@ -18,7 +18,7 @@ from keepsight.tiers.tier import OnDrop, StoredArray, Tier, TierStats, ignore_dr
 from keepsight.tiers.tier_guard import GuardLimits, TierGuard
 from keepsight.tiers.tier_worker import Read, TierWorker
 
-# With the tier that had it.
+# Called with the array and the tier that had it, or with None for both.
 OnLoaded = Callable[[StoredArray | None, str | None], None]
 
 _MAX_WAITING_BYTES = 512 * 2**20
@@ -30,14 +30,14 @@ class _Loading:
     key: str
     deadline: float
     waiting: list[OnLoaded]
-    # Clearings before it was asked for.
+    # The number of clears before the load was requested.
     epoch: int
-    # Tiers that were asked.
+    # The number of tiers asked so far.
     num_asked: int = 0
 
 
 class TieredStore:
-    """Used by any thread."""
+    """Thread-safe."""
 
     def __init__(
         self,
@@ -49,22 +49,22 @@ class TieredStore:
         on_drop: OnDrop = ignore_drop,
         limits: GuardLimits | None = None,
     ) -> None:
-        """The nearest of the others first.  `on_drop` hears of what waited to be written, and is not known to be."""
-        # Loads, by the tier that gave it.
+        """`others`: nearest first. `on_drop` gets the keys that waited to be written and are not known to be held."""
+        # Number of loads answered, by the tier that had the entry.
         self.hits = Counter[str]()
         self._host = host
         self._workers = [
             TierWorker(tier, TierGuard(tier.name, limits), max_waiting_bytes, on_drop, keeps_first=keeps_first)
             for tier in others
         ]
-        # All of them, the nearest first.
+        # All tiers, nearest first.
         self._tiers: list[HostTier | TierWorker] = [*([host] if host is not None else []), *self._workers]
         self._changed = threading.Condition()
         self._loadings: dict[str, _Loading] = {}
-        # Over what clears all tiers, and what fills nearer ones from farther ones: nothing comes back by it.
+        # Held while clearing all tiers, and while filling nearer tiers from farther ones: no cleared entry comes back.
         self._filling = threading.Lock()
         self._epoch = 0
-        # Of all loadings, and of some that are over.
+        # A heap of the deadlines of all loadings, and of some that are over.
         self._deadlines: list[tuple[float, int, _Loading]] = []
         self._numbers = count()
         self._is_closed = False
@@ -72,14 +72,14 @@ class TieredStore:
         self._timer.start()
 
     def find(self, key: str) -> str | None:
-        """The nearest tier that is known to hold it; others may hold it too.  Asks nobody."""
+        """Return the nearest tier that is known to hold the key, without I/O; other tiers may hold it, too."""
         for tier in self._tiers:
             if tier.has(key):
                 return tier.name
         return None
 
     def load(self, key: str, recompute_seconds: float, on_loaded: OnLoaded) -> None:
-        """Calls back once: at once if it lies in host memory, else on a thread of the tiers."""
+        """Load an entry and call back exactly once: immediately if in host memory, else on a thread of the tiers."""
         array = self._host.get(key) if self._host is not None else None
         if array is not None:
             with self._changed:
@@ -99,17 +99,17 @@ class TieredStore:
         self._ask_next(loading)
 
     def store(self, key: str, array: StoredArray) -> None:
-        """Its memory belongs to the tiers from now on, and must not be changed."""
+        """Put an array into all tiers. Its memory belongs to them from now on, and must not be changed."""
         for tier in self._tiers:
             tier.put(key, array)
 
     def note_use(self, key: str) -> None:
-        """It served, though it was not loaded; soon, behind what waits to be written."""
+        """Note a use of an entry that was not loaded. Takes effect soon, behind waiting writes."""
         for tier in self._tiers:
             tier.note_use(key)
 
     def clear(self) -> None:
-        """Of all tiers; soon, and what was being loaded is not given any more."""
+        """Clear all tiers soon. Loads in progress are answered with None."""
         with self._filling:
             for tier in self._tiers:
                 tier.clear()
@@ -118,7 +118,7 @@ class TieredStore:
             self._finish(loading)
 
     def why_unused(self) -> dict[str, str | None]:
-        """By tier; host memory is always used."""
+        """Return why each tier is not used, or None if it is; host memory is always used."""
         return {worker.name: worker.guard.why_unused() for worker in self._workers}
 
     def stats(self) -> dict[str, TierStats]:
@@ -126,18 +126,18 @@ class TieredStore:
 
     @property
     def num_left_out(self) -> dict[str, int]:
-        """By tier: entries that were not put there, as too much waited, it was set aside, or had no room."""
+        """The number of entries, by tier, not put there because too much waited, it was set aside, or had no room."""
         return {worker.name: worker.num_left_out for worker in self._workers}
 
     def wait_opened(self, seconds: float) -> bool:
-        """Until it is known what all tiers hold that can be used; sooner, less may be found than there is."""
+        """Wait until it is known what all usable tiers hold; before that, less may be found than there is."""
         return all(worker.wait_opened(seconds) for worker in self._workers)
 
     def wait_written(self, seconds: float) -> bool:
         return all(worker.wait_written(seconds) for worker in self._workers)
 
     def close(self) -> None:
-        """What waits to be written gets a little time."""
+        """Close all tiers, after a little time for waiting writes."""
         self.wait_written(_CLOSING_SECONDS)
         with self._changed:
             self._is_closed = True
@@ -173,11 +173,11 @@ class TieredStore:
         return self._loadings.get(loading.key) is loading
 
     def _finish(self, loading: _Loading, array: StoredArray | None = None, tier: str | None = None) -> bool:
-        """False if it was finished already, or with nothing."""
+        """Answer a loading. Return False if it was already answered, or is answered with None."""
         with self._changed:
             if not self._is_under_way(loading):
                 return False
-            # The timer may not have come to it yet.
+            # Late, but the timer thread may not have got to it yet.
             if time.monotonic() > loading.deadline:
                 array = tier = None
             del self._loadings[loading.key]
@@ -202,7 +202,7 @@ class TieredStore:
                 self._finish(loading)
 
     def _late_ones(self) -> list[_Loading]:
-        """Waits until there are any, or until closed."""
+        """Wait until some loadings are late and return them; none if the store is closed."""
         with self._changed:
             while not self._is_closed:
                 late = []

@@ -1,7 +1,7 @@
-"""A record of what was asked for: a line of JSON for each use, with names that tell nothing of what they name.
+"""A trace of cache accesses: a line of JSON for each use, with keys that reveal nothing of what they name.
 
-Knows neither caches nor policies.  Invariant: recording never makes its caller wait; what cannot be written is left out
-and counted, which is told when all is closed.
+Knows neither caches nor policies. Invariant: recording never blocks its caller; what cannot be written is left out and
+counted, and the count is logged on closing.
 """
 
 import logging
@@ -20,7 +20,7 @@ _MAX_WAITING = 10_000
 
 
 class Access(msgspec.Struct, frozen=True, rename={"key": "hash", "num_bytes": "bytes"}):
-    """One use of something: its name, its size, and what making it takes."""
+    """One use of an entry: its key, its size, and the time it takes to compute."""
 
     time: float
     key: str
@@ -29,7 +29,7 @@ class Access(msgspec.Struct, frozen=True, rename={"key": "hash", "num_bytes": "b
 
 
 def read_trace(path: Path) -> Iterator[Access]:
-    """Raises InvalidArgumentError if it is none; a last line that was cut off is left out."""
+    """Yield the uses of a trace, without a truncated last line. Raises InvalidArgumentError if the file is no trace."""
     decoder = msgspec.json.Decoder(Access)
     try:
         lines = path.read_bytes().split(b"\n")
@@ -46,12 +46,12 @@ def read_trace(path: Path) -> Iterator[Access]:
 
 
 class TraceRecorder:
-    """Adds to a file, by a thread of its own."""
+    """Appends to a file, on its own thread."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if it cannot be written."""
+        """Raises OSError if the file cannot be written."""
         self.num_left_out = 0
-        # Each line is one write: several engines may add to one file.
+        # Unbuffered, so that each line is one write: several engines may append to one file.
         self._file = path.open("ab", buffering=0)
         self._waiting: queue.Queue[Access | None] = queue.Queue(_MAX_WAITING)
         self._thread = threading.Thread(target=self._write_all, name="trace", daemon=True)
@@ -73,7 +73,7 @@ class TraceRecorder:
     def _write_all(self) -> None:
         encoder, has_warned, rest = msgspec.json.Encoder(), False, b""
         while (access := self._waiting.get()) is not None:
-            # What a full disk took no more of comes first: behind half a line nobody could read the others.
+            # First the rest of a line that a full disk cut off: lines behind half a line could not be read.
             line = rest + encoder.encode(access) + b"\n"
             try:
                 rest = line[self._file.write(line) :]
