@@ -1,6 +1,6 @@
-"""How pictures lie in the prompts of a borrowed model, by their size: asked once of its processor, and kept.
+"""Layouts of pictures in the prompts of a borrowed model, by size: requested once from its processor and kept.
 
-Knows no pictures.  Invariant: whoever finds a size known waits for nobody.
+Knows sizes, not pictures.  Invariant: a caller whose size is known never waits for another.
 """
 
 import threading
@@ -13,7 +13,7 @@ from keepsight.lru_cache import LruCache
 from keepsight.media import Geometry, PictureLayout
 from keepsight.shown_sizes import check_can_show
 
-# Of some hundreds of sizes with thousands of tokens each.
+# Enough for some hundreds of sizes with thousands of tokens each.
 MAX_BYTES = 32 * 2**20
 
 
@@ -29,8 +29,8 @@ class BorrowedLayouts:
         return self._recall(geometry) is not None
 
     def of(self, geometry: Geometry, field: str) -> PictureLayout:
-        """Raises PictureError if the processor takes none of this size, or makes more of it than there is room for."""
-        # Many processors enlarge the shorter side first, whatever becomes of the longer one: gigabytes, of a few bytes.
+        """Return the layout; raise PictureError if the processor refuses this size, or its output is too large."""
+        # Many processors first enlarge the shorter side, without limiting the longer one: a few bytes become gigabytes.
         check_can_show(geometry, field)
         layout = self._looks.recall_or_look(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
         if layout.num_tokens > MAX_TOKENS_OF_BORROWED:
@@ -48,5 +48,5 @@ class BorrowedLayouts:
 
 
 def _count_bytes(layout: PictureLayout) -> int:
-    """With the integers themselves (28 bytes each), and about 500 bytes of all else."""
+    """Return the size with the integer objects (28 bytes each), and about 500 bytes for everything else."""
     return 36 * len(layout.token_ids) + 500

@@ -1,8 +1,7 @@
-"""How large pictures are, and how long films and sounds, by the names they were given: for all frontends of a server,
-and for those that come later.
+"""Geometries of pictures, films and sounds by given name, for all frontends of a server and those that start later.
 
-A table in memory that they share, where a name has one place: of two that have the same the later is kept, and the
-other's picture has to be sent again.  Nobody waits for anybody; what is read while it is written is not there.
+A table in shared memory, in which a name has one slot: of two names with the same slot the later is kept, and the
+other's picture has to be sent again.  Lock-free; an entry that is read while it is written counts as absent.
 """
 
 import logging
@@ -21,8 +20,8 @@ logger = logging.getLogger(__name__)
 FILE = "geometries"
 # 176 KiB: some machines have little shared memory.
 NUM_PLACES = 2**12
-# Digest of the name, width, height, samples of a sound, frames and how many of them in a second, 0 of what has none;
-# then their checksum.
+# Digest of the name, width, height, samples of a sound, frames and frames per second, 0 where there are none; then a
+# checksum of these.
 _ENTRY, _CHECKSUM = struct.Struct("<16sIIIId"), struct.Struct("<I")
 PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
 
@@ -33,7 +32,7 @@ class CommonGeometries:
 
     @classmethod
     def open(cls, run_directory: Path) -> Self | None:
-        """None where that cannot be: each frontend knows what it was sent itself."""
+        """Open the table, or return None if that fails: then each frontend knows only the media sent to itself."""
         try:
             return cls(open_shared_page(run_directory / FILE, NUM_PLACES * PLACE_BYTES))
         except OSError as error:

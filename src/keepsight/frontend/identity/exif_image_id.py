@@ -1,6 +1,6 @@
-"""The UUID that a picture's own metadata gives as its identity (EXIF's ImageID), read without decoding anything.
+"""Reads the UUID that a picture's own metadata gives as its identity (EXIF's ImageID), without decoding anything.
 
-Whether it is to be believed is not decided here: editors copy it, so two different pictures can carry one.
+Whether to trust it is not decided here: editors copy it, so two different pictures can have the same one.
 """
 
 import uuid
@@ -24,7 +24,7 @@ def read_image_id(source: PictureSource, field: str) -> uuid.UUID | None:
 
 
 def _parse(value: object) -> uuid.UUID | None:
-    """As text, as its 16 bytes, or as what it is (of a PIL image of this process); None of anything else."""
+    """Return the UUID given as text, as 16 bytes or as a UUID (in a PIL image of this process), or None."""
     if isinstance(value, uuid.UUID):
         return _unless_nil(value)
     try:
@@ -36,5 +36,5 @@ def _parse(value: object) -> uuid.UUID | None:
 
 
 def _unless_nil(image_id: uuid.UUID) -> uuid.UUID | None:
-    """Zeros are what writes the field without knowing an identity."""
+    """Return None for zeros, which are written by software that fills the field without knowing an identity."""
     return image_id if image_id.int else None

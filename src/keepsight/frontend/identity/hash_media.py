@@ -1,8 +1,8 @@
-"""The media hash: one name for everything that the embeddings of a picture, a crop, a film's moment, a sound depend on.
+"""The media hash: one name for everything that the embeddings of a picture, a crop, a moment or a sound depend on.
 
-Nothing is decoded for it, but for PIL images that somebody opened without loading them.  What is hashed could be read
-back: every value is tagged by its kind and framed by its length, so that values which differ have hashes that differ,
-and content, uuids and EXIF's identities can never be taken for one another.
+Nothing is decoded for it, except PIL images that were opened without being loaded.  The hashed bytes are an unambiguous
+encoding: every value is tagged with its type and framed by its length, so that different values have different hashes,
+and content, uuids and EXIF identities can never be mistaken for one another.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ from keepsight.sound_config import SoundConfig
 
 # A file's bytes, or an object of this process.
 Source = PictureSource | FilmSource | SoundSource | Embeds | PageSource
-# How it is prepared.
+# The options by which it is prepared.
 PartConfig = ImageProcessorConfig | SoundConfig | BorrowedProcessor
 
 
@@ -45,12 +45,12 @@ _HASHERS: dict[str, Callable[[], _Hasher]] = {
     "sha512": hashlib.sha512,
 }
 
-# Longer ones are hashed each time: nobody shall fill the memory with them.
+# Longer salts are hashed each time, so that clients cannot fill the memory with them.
 MAX_KEPT_SALT = 256
 
 
 def hash_values(algorithm: str, /, **parts: object) -> str:
-    """Of None, bool, int, float, str, bytes, and lists, tuples and dicts of these; lists are tuples."""
+    """Hash None, bool, int, float, str, bytes, and lists, tuples and dicts of these; a list hashes like a tuple."""
     hasher = _HASHERS[algorithm]()
     for chunk in _frame(parts):
         hasher.update(chunk)
@@ -58,7 +58,7 @@ def hash_values(algorithm: str, /, **parts: object) -> str:
 
 
 def hash_content(source: Source, algorithm: str) -> str:
-    """Of the bytes as they were received, or of all that decoding a PIL image or an array looks at."""
+    """Hash the bytes as they were received, or everything that decoding a PIL image or an array depends on."""
     if isinstance(source, bytes):
         return hash_values(algorithm, received=source)
     if isinstance(source, PageSource):
@@ -84,24 +84,24 @@ def hash_content(source: Source, algorithm: str) -> str:
 def hash_shown_content(
     content: str, modality: Modality | Literal["document"], cache_salt: str | None, algorithm: str
 ) -> str:
-    """What a tenant has shown is known to nobody else by the time that it takes."""
+    """Hash content with its tenant's salt, so that timing does not reveal to others what a tenant has sent."""
     return hash_values(algorithm, content=content, modality=modality, cache_salt=cache_salt)
 
 
 def hash_client_uuid(uuid: str, modality: Modality, cache_salt: str | None, algorithm: str) -> str:
-    """In place of the content, because a caller says so.  No content and no other tenant's uuid is named so; a caller
-    may have one name for a picture, for a film, for a sound and for the embeddings of any.
+    """Hash a uuid that stands for the content because the client says so.  No content and no other tenant's uuid has
+    this name.  A client may use one uuid for a picture, a film, a sound and the embeddings of any.
     """
     return hash_values(algorithm, client_uuid=uuid, modality=modality, cache_salt=cache_salt)
 
 
 def hash_exif_image_id(image_id: UUID, algorithm: str) -> str:
-    """In place of the content, because the file says so."""
+    """Hash the ImageID that stands for the content because the file says so."""
     return hash_values(algorithm, exif_image_id=image_id.bytes)
 
 
 class MediaHasher:
-    """Names the pictures of one request, and their crops; its films, or its sounds."""
+    """Computes the names of one request's pictures and their crops, of its films, or of its sounds."""
 
     def __init__(
         self,
@@ -117,20 +117,20 @@ class MediaHasher:
         self._terms = hash_terms(algorithm, model_id, config, cache_salt, modality)
 
     def hash_parts(self, content: str, geometry: Geometry, parts: Iterable[Part]) -> Iterator[str]:
-        """One for each part of a picture or a film; None is the whole, as of a sound."""
+        """Yield a name for each part of a picture or a film.  The part None is the whole, as for a sound."""
         film: str | None = None
         for part in parts:
             if not isinstance(part, Moment):
                 yield self._hash_item(geometry, part, content=content)
                 continue
-            # Hundreds, which differ in two numbers.
+            # There may be hundreds of moments, which differ only in two numbers.
             film = film or self._hash_item(geometry, None, content=content)
             yield hash_values(self._algorithm, film=film, first=part.first, last=part.last)
 
     def hash_pixels(self, pixels: Pixels, geometry: Geometry, part: Part) -> str:
-        """Equal for two items only if the model is shown the same and the engine is told the same of them.
+        """Return a hash that two items share only if the model is shown, and the engine is told, the same of them.
 
-        When a moment is, the text before it tells or its item: while nothing moves, one is as good as the other.
+        The time of a moment is left out: the text before it or its item tells it, so equal pixels have one hash.
         """
         shown = None if isinstance(part, Moment) else part
         return self._hash_item(geometry, shown, shape=pixels.shape, pixels=_bytes_of(pixels))
@@ -143,10 +143,10 @@ class MediaHasher:
 
 @lru_cache(maxsize=256)
 def _hash_terms(algorithm: str, model_id: str, config: PartConfig, cache_salt: str | None, modality: Modality) -> str:
-    """Most requests have the same: kept, because it takes longer than all else about a name but its content."""
+    """Hash the terms that most requests share.  Cached: apart from the content, they are the slowest part of a name."""
     return hash_values(
         algorithm,
-        # Two algorithms whose names are equally long must not meet in them.
+        # Two algorithms whose digests are equally long must not give the same name.
         algorithm=algorithm,
         model=model_id,
         processor=_options_of_all(config),
@@ -156,27 +156,29 @@ def _hash_terms(algorithm: str, model_id: str, config: PartConfig, cache_salt: s
 
 
 def _options_of_all(config: PartConfig) -> dict[str, object]:
-    """Without those that choose the crops: the boxes say it, and the whole is the same picture whether or not.  Nor
-    those that choose its size: in a configuration settled for it, height and width say that.  Nor where a checkpoint's
-    own processor lies.
+    """Return the options that belong in a name.
+
+    Left out are those that choose the crops (each crop's box is hashed, and the whole is the same with or without
+    crops), those that choose the size (a settled configuration has height and width), and the directory of a
+    checkpoint's own processor.
     """
     options, left_out = dataclasses.asdict(config), ("sizes", "directory")
     return {name: value for name, value in options.items() if "pan_and_scan" not in name and name not in left_out}
 
 
 def _bytes_of(array: npt.NDArray[np.generic]) -> memoryview:
-    """In the order of the shape; copied only if they do not lie so."""
+    """Return the bytes in C order; they are copied only if the array is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def _frame(value: object) -> Iterator[bytes | memoryview]:
-    """Large bytes pass through as they are."""
+    """Encode a value unambiguously, in chunks; large bytes are not copied."""
     match value:
-        case np.generic():  # some are Python's numbers and texts too, but not all
+        case np.generic():  # some are also Python numbers or strings, but not all
             raise TypeError(f"a {type(value).__name__} has no media hash")
         case None:
             yield b"N"
-        case bool():  # before int, which it is too
+        case bool():  # before int, of which it is a subclass
             yield b"T" if value else b"F"
         case int():
             yield from _frame_bytes(b"i", value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True))

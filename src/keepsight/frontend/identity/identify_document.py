@@ -1,7 +1,7 @@
-"""Which pages a PDF has, in place of which it is shown: looked at once for all who send it, at once or later.
+"""Finds the pages that replace a PDF: it is read once for all requests that send it, concurrently or later.
 
-A page's name follows from the document's content and from who draws it, so that one that was seen before is neither
-opened nor drawn.
+A page's name follows from the document's content and the version of the renderer, so a page that was seen before is
+neither opened nor drawn.
 """
 
 import threading
@@ -16,9 +16,9 @@ from keepsight.frontend.intake.read_document import Document, PageSource, ReadDo
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.lru_cache import LruCache
 
-# Of what is known of documents, which is their text above all: some thousand papers.
+# For what is known of documents, mostly their text: enough for some thousand papers.
 MAX_KNOWN_BYTES = 64 * 2**20
-# What a page takes beside its text, about.
+# The approximate size of a page besides its text.
 _BYTES_PER_PAGE = 256
 
 
@@ -32,7 +32,7 @@ class DocumentIdentifier:
         self._looks = SharedLooks(self._recall, self._learn)
 
     def pages_of(self, part: PicturePart, cache_salt: str | None) -> Iterator[tuple[PicturePart, str]]:
-        """Each as a picture, and the text on it.  `part` was fetched."""
+        """Yield each page as a picture, and the text on it.  `part` has been fetched."""
         content, field = part.source, part.field
         if not isinstance(content, bytes):
             raise InvalidArgumentError(field, f"must be a PDF's bytes or a URL, not {type(content).__name__}")
@@ -53,13 +53,13 @@ class DocumentIdentifier:
 
 @cache
 def _version() -> str:
-    """Of what draws pages, and finds their text: of another they may look otherwise."""
+    """Return the version of pypdfium2; another one may draw pages or extract their text differently."""
     try:
         return metadata.version("pypdfium2")
     except metadata.PackageNotFoundError:
-        return ""  # then none is read
+        return ""  # then no PDF is read
 
 
 def _size_of(pages: Document) -> int:
-    """Characters that are not Latin take four bytes each at most."""
+    """Return an upper bound of the size in bytes; in text that is not ASCII, a character takes up to four."""
     return sum(_BYTES_PER_PAGE + (1 if page.text.isascii() else 4) * len(page.text) for page in pages)

@@ -1,7 +1,7 @@
-"""Which picture, film or sound a caller means, before it is decoded: its geometry, and its name in every cache.
+"""Identifies a picture, film or sound before it is decoded: finds its geometry, and its name in every cache.
 
-Its content names it, or in place of the content a *given name*: its caller's uuid, or its EXIF ImageID where that is
-trusted.  Nobody proves what it is given to, so invariant: a given name is no content's alias and has none.
+It is named by its content or, in place of the content, by a *given name*: the client's uuid, or its EXIF ImageID where
+that is trusted.  Nobody verifies given names, so invariant: a given name is no content's alias, and has none.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -70,24 +70,24 @@ from keepsight.sound_config import SoundConfig
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A picture, a film or a sound that was looked at, but not decoded."""
+    """A picture, film or sound that was looked at but not decoded."""
 
-    # None: only its uuid came.
+    # None if only its uuid was sent.
     source: Source | None
     field: str
     geometry: Geometry
     layout: PictureLayout
-    # Settled for it.
+    # As settled for its geometry.
     config: PartConfig
     uuid: str | None = None
-    # What stands for its content, if anything does.
+    # The name that stands for its content, if any.
     given_name: str | None = None
     modality: Modality = "image"
-    # Its content's, where that is known already.
+    # The name of its content, if known already.
     content_name: str | None = None
-    # Of a film.
+    # Only of a film.
     moments: tuple[Moment, ...] = ()
-    # Nobody had named one by its uuid before: should this fail, nobody has.
+    # Its uuid was not known before this request, and is forgotten if the request fails.
     is_first_of_its_name: bool = False
 
     @property
@@ -98,7 +98,7 @@ class Picture:
 @dataclass(frozen=True, slots=True)
 class NamedPicture:
     picture: Picture
-    # Of each part: the whole, then its crops; or the moments of a film, of which some may show the same; or the sound.
+    # One per part: the whole, then its crops; or the moments of a film, some of which may be the same; or the sound.
     names: tuple[str, ...]
     # By media hash.
     parts: Mapping[str, Part]
@@ -107,7 +107,7 @@ class NamedPicture:
     _max_pixels: int
 
     def items(self, spans: Iterator[TokenSpan]) -> Iterator[MediaItem]:
-        """One for each part, at the next of the spans."""
+        """Yield an item for each part, at the next of the spans."""
         modality, layout = self.picture.modality, self.picture.layout
         for index, media_hash in enumerate(self.names):
             geometry = _geometry_of(self.parts[media_hash], self.picture.geometry)
@@ -115,7 +115,7 @@ class NamedPicture:
             yield MediaItem(media_hash, next(spans), geometry, modality, index > 0, layout.columns, later)
 
     def job(self, media_hashes: Sequence[str]) -> MakingJob:
-        """Raises UnknownMediaError if only its uuid came."""
+        """Return the job that makes the pixels of these parts; raise UnknownMediaError if only the uuid was sent."""
         source, field, config = self.picture.source, self.picture.field, self.picture.config
         if source is None:
             raise ask_for_picture(field, self.picture.uuid)
@@ -133,11 +133,11 @@ class NamedPicture:
         forget_name(self.picture, self._known)
 
     def names_by_now(self) -> Iterator[str]:
-        """Of its parts: its pixels may have shown since it was named that it is another's picture."""
+        """Yield the current names of its parts: its pixels may since have proved equal to those of other content."""
         return map(self._known.canonical_name, self.parts)
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
-        """Other content that proves to have the same pixels goes by the same name from then on."""
+        """Record the pixels of a part.  Other content with the same pixels goes by the same name from then on."""
         if self.picture.given_name is None and self.picture.modality in ENCODED:
             pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
             self._known.learn_pixels(media_hash, pixel_hash)
@@ -157,9 +157,9 @@ class PictureIdentifier:
         readers: Readers | None = None,
         layouts: BorrowedLayouts | None = None,
     ) -> None:
-        """`embeds_shape`: tokens of every picture, 0 where they follow from its size or there are none; hidden size.
+        """`embeds_shape`: tokens of every picture (0 if they depend on its size or there are none), and hidden size.
 
-        `layouts`: of a borrowed model that takes pictures.
+        `layouts`: for a borrowed model that takes pictures.
         """
         self._readers = readers or Readers()
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
@@ -167,12 +167,13 @@ class PictureIdentifier:
         self._known = KnownMedia(common=common)
         self._looks = SharedLooks(self._known.recall_content, self._known.learn_content)
         self._layouts = layouts
-        # Of a PDF, each a picture.
+        # Yields the pages of a PDF, each as a picture.
         self.pages_of = DocumentIdentifier(algorithm, self._readers.document).pages_of
 
     def recognize(self, parts: Sequence[PicturePart], cache_salt: str | None) -> tuple[PicturePart, ...] | None:
-        """The same with their bytes and what is known of these, so that no header has to be read, which takes as long
-        as who made it likes.  None where one was not looked at before.
+        """Return the parts with their bytes and what is known of these, or None if one was not looked at before.
+
+        This spares reading headers, which may take as long as the author of the file likes.
         """
         recognized = []
         for part in parts:
@@ -201,27 +202,27 @@ class PictureIdentifier:
         if isinstance(sent, bytes):
             check_is_picture(sent, part.field, config)
         geometry = read_geometry(sent, part.field, self._max_pixels)
-        # Whoever is refused has named nothing.
+        # May refuse the picture, so it comes before the uuid is remembered.
         shown = self._show(part, freeze(sent, part.field), geometry, config, given_name)
         if given_name is None:
             return replace(shown, given_name=self._name_given_by_exif(sent, part.field))
         return self._remember(shown)
 
     def guess_kind(self, content: bytes, field: str, config: ProcessorConfig) -> Kind:
-        """Of what was sent by itself, so nobody said what it is."""
+        """Return the kind of media sent by itself, without a stated kind."""
         return guess_kind(content, field, config, self._max_pixels)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
-        """Content goes by the name of other content only while something is held under that."""
+        """Let content go by the name of other content only while something is held under that name."""
         self._known.is_held = is_held
 
     def forget(self, pictures: Iterable[Picture]) -> None:
-        """The request that they were looked at for is refused."""
+        """Forget the uuids that were new with a request that was refused."""
         for picture in pictures:
             forget_name(picture, self._known)
 
     def cut_prompt(self, source: object, field: str, config: ImageProcessorConfig) -> list[Picture]:
-        """A prompt's embeddings as strips, which are named as pictures are: prompts that begin alike share those."""
+        """Cut a prompt's embeddings into strips, named like pictures: prompts that begin alike share strips."""
         tokens, hidden = self._embeds_shape
         if not hidden:
             raise PictureEmbedsError(field, "are not taken by this model: its config.json has no hidden_size")
@@ -259,7 +260,7 @@ class PictureIdentifier:
     def _lay_out(
         self, part: PicturePart, geometry: Geometry, config: ProcessorConfig
     ) -> tuple[PictureLayout, PartConfig, tuple[Moment, ...]]:
-        """How one of this size will lie in the prompt, and what its pixels are made by and from."""
+        """Return the layout of this geometry in the prompt, the options that make its pixels, and a film's moments."""
         image = config.image
         if config.borrowed is not None:
             assert self._layouts is not None, "a borrowed model of which nobody knows how pictures lie"
@@ -282,7 +283,7 @@ class PictureIdentifier:
         self, part: PicturePart, config: ProcessorConfig, given_name: str | None, cache_salt: str | None
     ) -> Picture:
         source, rate = take_film(part.source, part.field)
-        # Sooner hashed than opened.
+        # Hashing is faster than opening.
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
             shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
@@ -305,7 +306,7 @@ class PictureIdentifier:
         return self._remember(self._show(part, source, geometry, config, given_name, name))
 
     def _look_at_embeds(self, part: PicturePart, processor: ProcessorConfig, given_name: str | None) -> Picture:
-        """Of a picture as large as the tower's: whatever it was, its embeddings are of the whole."""
+        """Treat embeddings as a picture of the tower's size: whatever its own size, they are those of the whole."""
         config = processor.image
         if config.sizes is not None or processor.borrowed is not None:
             message = "are not taken by this model: they do not tell in how many rows and columns a picture was"
@@ -334,9 +335,9 @@ class PictureIdentifier:
 
     def _recognize(self, part: PicturePart, cache_salt: str | None) -> PicturePart | None:
         if part.source is None:
-            # Its size is known, but not surely how one of this size lies in a prompt.
+            # Its size is known but, for a borrowed model, perhaps not its layout in a prompt.
             return part if self._layouts is None else None
-        # Whatever has another name, or may have, is not known by its content.
+        # A part that has, or may have, a given name is not recognized by its content.
         may_have_another = part.uuid is not None or (part.modality == "image" and self._trusts_exif_image_id)
         is_named_so = part.modality in ENCODED and not may_have_another and not isinstance(part, DocumentPart)
         if not is_named_so or not isinstance(part.source, str) or scheme_of(part.source) != "data":
@@ -366,7 +367,7 @@ class PictureIdentifier:
         return geometry
 
     def _remember(self, picture: Picture) -> Picture:
-        """By the name that its caller gave it, if any: the same as far as a header can tell as whatever had it."""
+        """Remember its geometry by its uuid, if any; raise MediaConflictError if the uuid names another geometry."""
         geometry, given_name = picture.geometry, picture.given_name
         if picture.source is None or given_name is None:
             return picture

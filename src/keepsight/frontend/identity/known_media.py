@@ -1,8 +1,7 @@
-"""What earlier requests taught about media: which of two names mean the same pixels, and how large pictures are,
-and how long films.
+"""Knowledge from earlier requests: which names mean the same pixels, and the geometries of media.
 
-Knows neither pictures nor pixels, only digests of them.  All of it may be forgotten at any moment (the least recently
-used goes first): it is then learned again.  Invariant: a name that others stand behind stands behind none itself.
+Knows neither pictures nor pixels, only digests of them.  Anything may be forgotten at any moment, the least recently
+used first, and is then learned again.  Invariant: a name that has aliases is not an alias itself.
 """
 
 import threading
@@ -13,14 +12,14 @@ from typing import Generic, TypeVar
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.media import Geometry
 
-# Of each kind: some 30 MB of names in all.
+# Per table: some 30 MB of names in all.
 MAX_ENTRIES = 32_768
 
 V = TypeVar("V")
 
 
 class _Table(Generic[V]):
-    """A key keeps its first value for as long as it is known."""
+    """An LRU table in which a key keeps its first value for as long as it is known."""
 
     def __init__(self, max_entries: int) -> None:
         self._max_entries = max_entries
@@ -44,39 +43,39 @@ class KnownMedia:
     """Shared by all requests; may be used from several threads."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES, common: CommonGeometries | None = None) -> None:
-        """`common`: what other frontends know as well."""
+        """`common`: given names and geometries shared with other frontends."""
         self._max_entries, self._common = max_entries, common
         self._lock = threading.Lock()
-        # Two steps, so that there are neither chains nor circles: media hash -> pixel hash -> the name they all go by.
+        # Two steps, so that there are neither chains nor cycles: media hash -> pixel hash -> the name they all go by.
         self._pixel_hashes = _Table[str](max_entries)
         self._first_names = _Table[str](max_entries)
-        # Of what was given a name, and of contents that were looked at.
+        # Geometries by given name, and by the name of content that was looked at.
         self._geometries = _Table[Geometry](max_entries)
         self._looked_at = _Table[Geometry](max_entries)
-        # Whether anything that was made under a name is still there, as far as is known.
+        # Returns whether anything made under a name is still held, as far as is known.
         self.is_held: Callable[[str], bool] = lambda _media_hash: True
 
     def canonical_name(self, media_hash: str) -> str:
-        """The first name under which the same pixels were made; its own where none is known, or only that is held."""
+        """Return the first name under which these pixels were made; its own if none is known or only that is held."""
         with self._lock:
             pixel_hash = self._pixel_hashes.get(media_hash)
             first_name = None if pixel_hash is None else self._first_names.get(pixel_hash)
             if pixel_hash is None or first_name is None:
                 return media_hash
             if not self.is_held(first_name) and self.is_held(media_hash):
-                # Made at once with the other, and kept longer: by a pin, or because it was used.
+                # Made at the same time as the other, and kept longer: by a pin, or because it was used.
                 self._first_names.entries[pixel_hash] = first_name = media_hash
             return first_name
 
     def learn_pixels(self, media_hash: str, pixel_hash: str) -> None:
-        """Of pixels that were just made."""
+        """Record pixels that were just made."""
         with self._lock:
-            # A name whose pixels are not always the same is nobody's other name.
+            # A name whose pixels are not always the same must not become an alias.
             if self._pixel_hashes.get_or_put(media_hash, pixel_hash) != pixel_hash:
                 return
             first_name = self._first_names.get_or_put(pixel_hash, media_hash)
             if first_name != media_hash and not self.is_held(first_name):
-                # Or they would be made once more, under a name that has nothing.
+                # Otherwise they would be made once more, under a name for which nothing is held.
                 self._first_names.entries[pixel_hash] = media_hash
 
     def recall_content(self, name: str) -> Geometry | None:
@@ -92,7 +91,7 @@ class KnownMedia:
             return self._find_geometry(given_name)
 
     def remember_geometry(self, given_name: str, geometry: Geometry) -> Geometry:
-        """The one that is remembered: an earlier one, if there was."""
+        """Remember a geometry, unless an earlier one is known; return the one that is remembered."""
         with self._lock:
             known = self._find_geometry(given_name)
             if known is None and self._common is not None:
@@ -116,5 +115,5 @@ class KnownMedia:
             for table in (self._pixel_hashes, self._first_names, self._geometries, self._looked_at):
                 assert len(table.entries) <= self._max_entries
             for pixel_hash, first_name in self._first_names.entries.items():
-                # Its own pixel hash may have been forgotten, but is never another.
+                # Its own pixel hash may have been forgotten, but is never a different one.
                 assert self._pixel_hashes.entries.get(first_name, pixel_hash) == pixel_hash

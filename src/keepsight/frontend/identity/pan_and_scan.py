@@ -1,4 +1,4 @@
-"""Which parts of a wide or tall picture are shown to the model beside the whole: arithmetic on its geometry alone.
+"""Plans which crops of a wide or tall picture are shown to the model beside the whole, from its geometry alone.
 
 Equal to the reference for every size, so that prompts can be laid out before any pixel is decoded.
 """
@@ -10,12 +10,12 @@ from keepsight.media import CropBox, Geometry
 
 
 def count_crops(geometry: Geometry, config: ImageProcessorConfig) -> int:
-    """How many `plan_crops` gives, which may be millions where requests say how small they may be."""
+    """Return the number of crops of `plan_crops`, which may be millions if a request sets their minimum size."""
     return len(_starts(geometry, config))
 
 
 def plan_crops(geometry: Geometry, config: ImageProcessorConfig) -> tuple[CropBox, ...]:
-    """The crops in the order in which the prompt names them; none for a picture that is nearly square or too small."""
+    """Return the crops in the order of the prompt; none for a picture that is nearly square or too small."""
     width, height = geometry.width, geometry.height
     starts = _starts(geometry, config)
     return tuple(
@@ -27,7 +27,7 @@ def plan_crops(geometry: Geometry, config: ImageProcessorConfig) -> tuple[CropBo
 
 
 def _starts(geometry: Geometry, config: ImageProcessorConfig) -> range:
-    """Where the crops begin on the longer side; equally long but for the last, which ends with the picture."""
+    """Return where crops begin on the longer side; all are equally long but the last, which ends with the picture."""
     if not config.do_pan_and_scan:
         return range(0)
     short_side, long_side = sorted((geometry.width, geometry.height))

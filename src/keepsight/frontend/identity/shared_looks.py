@@ -1,6 +1,6 @@
-"""What takes a decoder, or a checkpoint's own processor, is looked at once for all who ask: at once, too, or later.
+"""Shares looks at media that take a decoder or a checkpoint's own processor: one look for concurrent and later callers.
 
-Knows neither what is looked at nor who keeps it.  What fails, fails for all who wait; who comes later tries again.
+Knows neither what is looked at nor who keeps it.  A failure is raised for all waiting callers; later ones try again.
 """
 
 import threading
@@ -17,12 +17,12 @@ V = TypeVar("V")
 
 class SharedLooks(Generic[K, V]):
     def __init__(self, recall: Callable[[K], V | None], learn: Callable[[K, V], object]) -> None:
-        """Of what is known already; both may be called from several threads."""
+        """`recall` and `learn` access what is known already; both may be called from several threads."""
         self._recall, self._learn, self._lock = recall, learn, threading.Lock()
         self._running: dict[K, Future[V]] = {}
 
     def recall_or_look(self, key: K, field: str, look: Callable[[], V]) -> V:
-        """`key` names what is looked at, and `field` is what its caller calls it."""
+        """Return the known value, or look once for all waiting callers.  `field` is the caller's name for it."""
         with self._lock:
             if (known := self._recall(key)) is not None:
                 return known
@@ -48,5 +48,5 @@ def _wait_for(running: Future[V], field: str) -> V:
     error = running.exception()
     if error is None:
         return running.result()
-    # Never the same object: raised by many, it would gather the frames of them all.
+    # Never raise one object in several threads: it would gather the traceback frames of them all.
     raise type(error)(field, error.message) if isinstance(error, PictureError) else copy(error)

@@ -1,8 +1,8 @@
-"""What the header of a picture may cost, checked before and while Pillow reads it.
+"""Limits on the cost of parsing a picture's header, checked before and while Pillow reads it.
 
-Headers are read in the frontend, and Pillow's parsers have no end but the file's: each of millions of empty segments is
-a turn of Python's interpreter, a few kilobytes unpack to gigabytes.  Here is what no real picture has, by far.
-Knows where costly parts lie, not what they mean: whatever else is wrong with a header is left for Pillow to say.
+Headers are parsed in the frontend, and Pillow's parsers stop only at the end of the file: each of millions of empty
+segments costs an iteration in Python, and a few kilobytes can expand to gigabytes.  No real picture comes near the
+limits.  This module knows where costly parts are, not what they mean: Pillow reports any other fault of a header.
 """
 
 import io
@@ -14,40 +14,40 @@ from PIL import Image
 from keepsight.errors import UnreadablePictureError
 from keepsight.frontend.intake.png_chunks import chunks_of
 
-# By which a parser comes to an end: a segment, a chunk or a tag takes one to four, a stray byte one.
+# Reads after which a parser is stopped: a segment, a chunk or a tag takes one to four, a stray byte one.
 MAX_READS = 2**14
-# Of a JPEG 2000's header, its colour profile included: it is read at once, and then walked through.
+# For a JPEG 2000 header, including its color profile: Pillow reads it in one call, then walks through it.
 MAX_JP2_BYTES = 2**22
-# Each is added to a copy of those before.
+# Pillow copies all earlier EXIF segments to append the next one.
 MAX_EXIF_SEGMENTS = 16
 MAX_EXIF_BYTES = 2**22
-# Tables that tell how a JPEG is coded have some hundred bytes, and become objects of 30 times the size.
+# A JPEG's coding tables have a few hundred bytes; parsed, they become objects of 30 times the size.
 MAX_TABLE_BYTES = 2**16
 MAX_PHOTOSHOP_BLOCKS = 2**14
-# With pixels in pieces of 512 bytes, one of 64 MiB has as many.
+# A PNG of 64 MiB has this many if its pixels are split into chunks of 512 bytes.
 MAX_CHUNKS = 2**17
-# Pillow unpacks no more of one chunk, and deflate makes no more of one byte.
+# The most bytes that Pillow decompresses from one chunk, and that deflate expands one byte to.
 _UNPACKED_CHUNK, _UNPACKED_BYTE = 2**20, 1032
 MAX_UNPACKED_BYTES = 128 * _UNPACKED_CHUNK
-# Of what a TIFF lists, such as the places of its strips.
+# For the values of one TIFF tag, such as the offsets of the strips.
 MAX_TIFF_VALUE_BYTES = 2**19
 
 _EXIF = b"Exif\0\0"
 _START_OF_SCAN, _APP1, _APP13 = 0xDA, 0xE1, 0xED
 _TABLES = range(0xC0, 0xE0)
-# Markers that no length follows, as Pillow has it.
+# Markers without a length field, according to Pillow.
 _BARE = frozenset((0x00, 0xC8, *range(0xD0, 0xDA), *range(0xF0, 0xFE)))
-# Bytes of a value, by its type; texts and bytes, which stay as they are, not among them.
+# Bytes per value by TIFF type; without text and bytes, which are not converted.
 _TIFF_VALUES = {3: 2, 4: 4, 5: 8, 6: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8}
 
 
 class CountedFile(io.BytesIO):
-    """Refuses to be read more often than a header can need, whichever parser it is."""
+    """A file that refuses to be read more often than any header needs, whichever parser reads it."""
 
     def __init__(self, data: bytes, format_: str, field: str) -> None:
         super().__init__(data)
         self._field = field
-        # To tell whether another frame follows, the blocks of the first are passed: they have 255 bytes, most of them.
+        # To find out whether a second frame follows, Pillow skips the blocks of the first, most of them of 255 bytes.
         self._max_reads = self._reads_left = MAX_READS + (len(data) // 64 if format_ == "GIF" else 0)
         self._max_bytes = MAX_JP2_BYTES if format_ == "JPEG2000" else len(data)
 
@@ -62,13 +62,13 @@ class CountedFile(io.BytesIO):
 
 
 def check_header(data: bytes, format_: str, field: str) -> None:
-    """Before Pillow looks at it."""
+    """Refuse a header that is too costly to parse.  Call this before Pillow opens the file."""
     if format_ in _CHECKS:
         _CHECKS[format_](data, field)
 
 
 def check_exif(image: Image.Image, field: str) -> None:
-    """Before it is taken apart."""
+    """Refuse EXIF data that is too large.  Call this before it is parsed."""
     for name in ("exif", "Raw profile type exif"):
         _check("bytes of EXIF", len(image.info.get(name) or ""), MAX_EXIF_BYTES, field)
 
@@ -85,7 +85,7 @@ def _check_jpeg(data: bytes, field: str) -> None:
 
 
 def _segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """The marker of each, and where its content begins and ends: those that Pillow comes to before its reads end."""
+    """Yield each segment's marker and the bounds of its content, as far as Pillow gets within its reads."""
     position = 2
     for _ in range(MAX_READS):
         position = data.find(b"\xff", position)
@@ -116,12 +116,12 @@ def _check_png(data: bytes, field: str) -> None:
 def _check_tiff(data: bytes, field: str) -> None:
     for kind, num_values in _tags(data):
         size = num_values * _TIFF_VALUES.get(kind, 0)
-        # What would not fit into the file Pillow leaves out.
+        # Pillow ignores values that would not fit into the file.
         _check("bytes of numbers in one tag", size if size <= len(data) else 0, MAX_TIFF_VALUE_BYTES, field)
 
 
 def _tags(data: bytes) -> Iterator[tuple[int, int]]:
-    """The type of each tag of the first frame, and how many values it has."""
+    """Yield the type and the number of values of each tag of the first frame."""
     order = "<" if data.startswith(b"II") else ">"
     at, head, entry = (8, "QQ", "2xHQ8x") if data[2] == 43 else (4, "IH", "2xHI4x")
     try:

@@ -1,6 +1,6 @@
-"""Whether a model takes what a caller sends: pictures, films, sounds; and what a file is, by its first bytes.
+"""Checks whether a model takes the media a client sends (pictures, films, sounds), and detects a file's kind.
 
-Whoever sends what it does not take, or one for another, is told what would help.
+Kinds are detected by a file's first bytes.  Clients that send the wrong kind are told what to send instead.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ def check_kinds(parts: Sequence[PicturePart], processor: ProcessorConfig) -> Non
 
 
 def refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:
-    """By a model that reads text only; `field` is where they are."""
+    """Return the refusal of media by a text-only model; `field` is where they were sent."""
     kinds = {part.kind for part in parts}
     what = " and ".join(SEVERAL[kind] for kind in KINDS if kind in kinds)
     return PictureCountError(field, f"holds {len(parts)} {what}, but this model reads text only")
 
 
 def guess_kind(content: bytes, field: str, processor: ProcessorConfig, max_pixels: int) -> Kind:
-    """What a model would take it for: of GIFs, those that move for films."""
+    """Return the kind that the model would treat this as: an animated GIF is a film if the model takes films."""
     if processor.sound is not None and (looks_like_a_sound(content) or not processor.takes_pictures):
         return "audio"
     may_move = processor.film is not None and content.startswith(b"GIF8")
@@ -45,7 +45,7 @@ def guess_kind(content: bytes, field: str, processor: ProcessorConfig, max_pixel
 
 
 def check_is_picture(content: bytes, field: str, processor: ProcessorConfig) -> None:
-    """Or nothing that is known here."""
+    """Refuse a PDF, a film or a sound; content of unknown kind passes."""
     if looks_like_a_document(content):
         raise UnsupportedPictureError(field, "is a PDF, not a picture; send it as one (file)")
     if looks_like_a_film(content):

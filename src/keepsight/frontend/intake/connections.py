@@ -1,7 +1,7 @@
-"""Connections to origins, some kept for who asks next.
+"""Connections to origin servers, some of which are kept open for reuse.
 
-What is cancelled at the wrong moment leaves its connection in httpcore's pool as if it were in use, for ever.  So
-invariant: a pool in which something was cancelled is given to nobody any more, and closed when its last user has left.
+A request that is canceled at the wrong moment leaves its connection marked as in use in httpcore's pool, forever.
+Hence the invariant: a pool in which a request was canceled takes no new ones and is closed after its last user leaves.
 """
 
 import asyncio
@@ -14,20 +14,20 @@ import httpcore
 
 from keepsight.frontend.intake.network_guard import GuardedBackend, NetworkGuard
 
-# Many, as slow ones cost little but their place.
+# High, because slow connections cost little besides their slots.
 MAX_CONNECTIONS = 256
 MAX_IDLE_CONNECTIONS = 16
 IDLE_SECONDS = 15.0
 
 
 class Connections:
-    """Belongs to the event loop in which it is first used."""
+    """Pools of guarded connections.  Belongs to the event loop in which it is first used."""
 
     def __init__(self, guard: NetworkGuard, ssl_context: ssl.SSLContext) -> None:
         self._guard, self._ssl_context = guard, ssl_context
-        # Of all pools together.
+        # Connection slots of all pools together.
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
-        # The one for who comes next, and how many use each.
+        # The pool for new requests, and the number of requests that use each pool.
         self._pool = self._open_pool()
         self._num_users = Counter[httpcore.AsyncConnectionPool]()
         self._closing = set[asyncio.Task[None]]()
@@ -57,12 +57,12 @@ class Connections:
         await asyncio.gather(*self._closing)
 
     def check_invariants(self) -> None:
-        """While nobody is in `ask`."""
+        """Call this only while no request is inside `ask`."""
         assert not +self._num_users
         assert all(each.is_idle() or each.is_closed() for each in self._pool.connections)
 
     def _begin_to_close(self, pool: httpcore.AsyncConnectionPool) -> None:
-        """Not by whom it was cancelled in, who may be cancelled once more."""
+        """Close the pool in a new task, as the current one may be canceled again."""
         del self._num_users[pool]
         closing = asyncio.create_task(pool.aclose())
         self._closing.add(closing)

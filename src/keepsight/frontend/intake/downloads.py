@@ -1,6 +1,6 @@
-"""The network's side of all requests: one event loop on a thread of its own, begun with the first URL.
+"""Downloads for all requests, on one event loop in a thread of its own, which starts with the first URL.
 
-Callers of any thread or loop get a future; cancelling it ends what nobody else waits for.
+Callers in any thread or event loop get a future; canceling it stops downloads that no other caller waits for.
 """
 
 import asyncio
@@ -20,26 +20,29 @@ from keepsight.frontend.intake.web_url import UrlFault
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.made_once import made_once
 
-# Of one request: what a caller can make this server do to others, and hold in memory before its bytes are summed.
+# Per request: limits the load that a client can direct at other servers, and the bytes held before they are counted.
 MAX_DOWNLOADS_AT_ONCE = 8
-# A host is looked up by a thread, which cannot be called back: slow ones must not stop the others.
+# Host lookups run in threads and cannot be canceled: slow ones must not block the others.
 MAX_LOOKUPS_AT_ONCE = 128
 T = TypeVar("T")
 
 
 class Downloads:
     def __init__(self, open_fetcher: Callable[[], UrlFetcher], limits: MediaLimits, max_cache_bytes: int) -> None:
-        """The fetcher is opened when it is first needed."""
+        """`open_fetcher` is called when the first URL is fetched."""
         self._open_fetcher, self._limits = open_fetcher, limits
         self._thread = _LoopThread()
         self.cache = UrlCache(self._fetch, max_cache_bytes, time.monotonic)
 
     def start(self, parts: Mapping[str, PicturePart], cache_salt: str | None) -> "Future[dict[str, bytes]]":
-        """`parts`: what each URL is to be.  Gives their bytes, or the PictureError of the first that fails."""
+        """Download the keys of `parts`; each value is the part that its URL is for.
+
+        The future gives the bytes by URL, or the PictureError of the first download that fails.
+        """
         return self._thread.submit(self._fetch_in_time(parts, cache_salt))
 
     def close(self) -> None:
-        """What is being downloaded is cancelled."""
+        """Cancel all running downloads and end the thread."""
         self._thread.close(self._end)
 
     async def _fetch_in_time(self, parts: Mapping[str, PicturePart], cache_salt: str | None) -> dict[str, bytes]:
@@ -49,7 +52,7 @@ class Downloads:
                 return await request.fetch_all(parts)
         except TimeoutError as error:
             late = next((part.field for url, part in parts.items() if url not in request.contents), None)
-            if late is None:  # all came, at the last moment
+            if late is None:  # all arrived at the last moment
                 return request.contents
             message = f"was not downloaded within the {self._limits.fetch_seconds:g} seconds that a request has"
             raise MediaTimeoutError(late, message) from error
@@ -70,7 +73,7 @@ class Downloads:
 
 
 class _RequestDownloads:
-    """One request's, several at once, summed as they come."""
+    """The downloads of one request: several at once, their bytes counted as they arrive."""
 
     def __init__(self, cache: UrlCache, cache_salt: str | None, budget: RequestBytes) -> None:
         self._cache, self._cache_salt, self._budget = cache, cache_salt, budget
@@ -97,7 +100,7 @@ class _RequestDownloads:
 
 
 class _LoopThread:
-    """Begun with the first coroutine, ended by `close` or when nobody knows it any more."""
+    """An event loop in a thread, started by the first coroutine and stopped by `close` or garbage collection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -114,7 +117,7 @@ class _LoopThread:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def close(self, last: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Returns when the thread has ended; `last` is done in it, if it ever began."""
+        """Run `last` in the thread and wait until the thread has ended; does neither if it never started."""
         with self._lock:
             self._is_closed = True
             loop, self._loop = self._loop, None
@@ -128,7 +131,7 @@ class _LoopThread:
         thread = threading.Thread(target=_run, args=(loop,), name="downloads", daemon=True)
         thread.start()
         self._stop = weakref.finalize(self, _stop, loop, thread)
-        # When the interpreter ends, `close` may still be to come: what was made last is finalized first.
+        # At interpreter exit the newest finalizers run first, so `close` may be called after this one would have run.
         self._stop.atexit = False
         return loop
 
@@ -142,6 +145,6 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
 
 def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
     loop.call_soon_threadsafe(loop.stop)
-    # Whoever forgets it may do so in its own thread.
+    # The last reference may be dropped in this very thread, which cannot join itself.
     if thread is not threading.current_thread():
         thread.join()

@@ -1,4 +1,4 @@
-"""From where a caller says a picture is, to its bytes: `data:` URLs, raw bytes, and objects of this process."""
+"""Resolves a picture's source to its content: `data:` URLs, raw bytes, and objects of this process."""
 
 from PIL import Image
 
@@ -7,18 +7,18 @@ from keepsight.frontend.intake.open_picture import PictureSource, refusing_damag
 from keepsight.frontend.intake.picture_array import try_freeze_array
 from keepsight.frontend.intake.read_data_url import read_data_url
 
-# Of what stands before the colon, the only part of a URL that is looked at here.
+# Length of the beginning in which a URL's colon is looked for.
 _LONGEST_SCHEME = 20
 
 
 def scheme_of(url: str) -> str | None:
-    """In small letters; None of what is no URL.  The rest of it, which may be megabytes, is not looked at."""
+    """Return the scheme in lower case, or None if this is no URL.  The rest may be megabytes and is not examined."""
     scheme, colon, _ = url[:_LONGEST_SCHEME].partition(":")
     return scheme.lower() if colon and scheme == scheme.strip() else None
 
 
 def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
-    """Of what the URL itself holds; `max_bytes` spares the decoding of what is too large."""
+    """Return the content of a `data:` URL; one larger than `max_bytes` is refused before it is decoded."""
     scheme = scheme_of(url)
     if scheme is None:
         raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send it as a data: URL")
@@ -28,7 +28,7 @@ def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
 
 
 def take_source(source: object, field: str) -> PictureSource:
-    """Of an object of this process, or of what a URL has led to."""
+    """Return the picture source that an object of this process, or downloaded content, stands for."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, Image.Image):
@@ -41,10 +41,10 @@ def take_source(source: object, field: str) -> PictureSource:
 
 
 def freeze(source: PictureSource, field: str) -> PictureSource:
-    """What the caller changes afterwards must not end up under the name of what it was."""
+    """Copy a PIL image, so that later changes by the caller are not cached under the original's name."""
     if not isinstance(source, Image.Image):
         return source
-    # Its content may still lie in the file that it was opened from.
+    # Its pixels may not have been read from its file yet.
     with refusing_damage(field, None):
         copy = source.copy()
     _check_transparency(copy.info.get("transparency"), field)
@@ -52,7 +52,7 @@ def freeze(source: PictureSource, field: str) -> PictureSource:
 
 
 def _check_transparency(value: object, field: str) -> None:
-    """It is a part of the picture's name, and numpy's numbers have none; nor does Pillow take them for a palette's."""
+    """Refuse numpy numbers, which cannot be hashed into the picture's name; nor does Pillow take them for a palette."""
     values = value if isinstance(value, tuple) else (value,)
     if value is not None and not isinstance(value, bytes) and not all(isinstance(each, int) for each in values):
         raise InvalidArgumentError(

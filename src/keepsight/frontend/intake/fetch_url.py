@@ -1,6 +1,6 @@
-"""One download: redirects followed and checked, size and time limited, nothing unpacked.
+"""A single download: follows and checks redirects, limits size and time, decompresses nothing.
 
-Knows nothing of caches, and of requests no more than their URLs.  Whatever goes wrong is a UrlFault.
+Knows nothing of caches, and nothing of requests except their URLs.  Every failure is raised as a UrlFault.
 """
 
 import asyncio
@@ -20,10 +20,10 @@ from keepsight.frontend.intake.web_url import UrlFault, WebUrl, parse_web_url
 
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# Of all downloads together, while they come.
+# Bytes received by all running downloads together.
 MAX_COMING_BYTES = 2**30
 FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError, OSError)
-# Said in place of their own words, which may have addresses in them.
+# Messages that replace the exceptions' own, which may contain addresses.
 WORDS: Mapping[type[Exception], str] = {
     httpcore.ConnectError: "its server could not be reached",
     httpcore.ProtocolError: "its server answered otherwise than HTTP says, or broke off",
@@ -34,21 +34,21 @@ WORDS: Mapping[type[Exception], str] = {
 HEADERS = [
     (b"User-Agent", f"keepsight/{__version__}".encode()),
     (b"Accept", b"image/*, */*;q=0.1"),
-    # A few bytes could be unpacked into many.
+    # A few compressed bytes could expand to many.
     (b"Accept-Encoding", b"identity"),
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    # None: what the validators describe still holds.
+    # None if the version that the validators describe is still current.
     content: bytes | None
     validators: Validators
     freshness: Freshness
 
 
 class UrlFetcher:
-    """Belongs to the event loop in which it is first used.  Asks no proxy, whatever the environment says."""
+    """Belongs to the event loop in which it is first used.  Uses no proxy, whatever the environment says."""
 
     def __init__(
         self,
@@ -58,13 +58,13 @@ class UrlFetcher:
         ssl_context: ssl.SSLContext | None = None,
         max_coming_bytes: int = MAX_COMING_BYTES,
     ) -> None:
-        """The timeout is of a whole download: looking up the host, connecting, redirects and all bytes."""
+        """The timeout is for a whole download: host lookup, connecting, redirects and all bytes."""
         self._guard, self._max_bytes, self._timeout_seconds = guard, max_bytes, timeout_seconds
         self._max_coming_bytes, self._num_coming_bytes = max_coming_bytes, 0
         self._connections = Connections(guard, ssl_context or _trust_authorities())
 
     async def fetch(self, url: str, known: Validators | None = None) -> Fetched:
-        """`known`: of a version that the caller holds, and would rather not download again."""
+        """Download a URL.  `known` has the validators of a version that the caller already holds."""
         try:
             async with asyncio.timeout(self._timeout_seconds):
                 return await self._follow(parse_web_url(url), known)
@@ -132,7 +132,7 @@ def _next_url(url: WebUrl, answer: httpcore.Response) -> WebUrl:
     location = find_header(answer.headers, "location")
     if location is None:
         raise _failure(f"its server answered {answer.status} without saying where to look")
-    # Bytes beyond ASCII go on as they came: most servers mean UTF-8, and those that do not know them again.
+    # Bytes beyond ASCII are sent back unchanged: most servers mean UTF-8, and the others recognize their own bytes.
     following = url.join(location.encode("latin-1").decode(errors="surrogateescape"))
     if url.scheme == "https" and following.scheme == "http":
         raise UrlFault(MediaRefusedError, "redirects from https: to http:, which is not followed")
@@ -145,14 +145,14 @@ def _announced_size(answer: httpcore.Response) -> int:
 
 
 def _trust_authorities() -> ssl.SSLContext:
-    """Those that come with the package, and the system's own, which SSL_CERT_FILE may name."""
+    """Return a TLS context that trusts certifi's authorities and the system's, which SSL_CERT_FILE may name."""
     context = httpcore.default_ssl_context()
     context.load_default_certs()
     return context
 
 
 def _tell(error: BaseException) -> str:
-    """Of a certificate what is wrong in its own words, which at most name the host that was asked."""
+    """Describe a failure.  A certificate error is quoted, as at most it names the host that was asked for."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return f"its server's certificate is not trusted: {error.__context__.verify_message}"
     words = next((words for kind, words in WORDS.items() if isinstance(error, kind)), "for a fault of this machine")

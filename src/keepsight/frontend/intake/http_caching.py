@@ -1,14 +1,14 @@
-"""What an origin says about keeping its answer: for how long it is fresh, and how to ask whether it still holds.
+"""Reads an origin's caching headers: for how long a response is fresh, and how to revalidate it.
 
-Only what is said counts: an answer without max-age is asked about each time.  No credentials and no cookies are ever
-sent, and always the same headers, so `private` and `Vary` change nothing, except that `Vary: *` is never fresh.
+Only explicit directives count: a response without max-age is revalidated each time.  No credentials and no cookies are
+ever sent, and always the same headers, so `private` and `Vary` change nothing, except that `Vary: *` is never fresh.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 Headers = Sequence[tuple[bytes, bytes]]  # names in any case
-# Longer ones are not worth keeping.
+# Longer validators are not worth keeping.
 MAX_VALIDATOR_LENGTH = 1024
 MAX_SECONDS = 2**31
 
@@ -19,13 +19,13 @@ class Freshness:
     may_be_kept: bool = True
 
     def at_most(self, other: "Freshness") -> "Freshness":
-        """Of a way of several answers."""
+        """Return the freshness of a chain of redirects, from those of its responses."""
         return Freshness(min(self.seconds, other.seconds), self.may_be_kept and other.may_be_kept)
 
 
 @dataclass(frozen=True, slots=True)
 class Validators:
-    """How the origin recognises a version; they belong to the URL that gave them, not to one that led there."""
+    """The origin's identifiers of a version.  They belong to the URL that sent them, not to one before a redirect."""
 
     url: str
     etag: str | None
@@ -36,12 +36,12 @@ class Validators:
         return [(name, value.encode("latin-1")) for name, value in named if value is not None]
 
     def updated_by(self, later: "Validators") -> "Validators":
-        """By an answer that they still hold, which need not say them again."""
+        """Return these validators, updated from a 304 response, which need not repeat them."""
         return Validators(self.url, later.etag or self.etag, later.last_modified or self.last_modified)
 
 
 def find_header(headers: Headers, name: str) -> str | None:
-    """All its lines, joined as RFC 9110 allows."""
+    """Return all lines of the header, joined as RFC 9110 allows; None if there is none."""
     wanted = name.encode()
     lines = [value.decode("latin-1").strip() for key, value in headers if key.lower() == wanted]
     return ", ".join(lines) if lines else None
@@ -62,7 +62,7 @@ def read_freshness(headers: Headers) -> Freshness:
 
 
 def _read_directives(text: str) -> dict[str, str]:
-    """The first of each name: a second could only contradict it."""
+    """Return the first directive of each name: a second one could only contradict it."""
     directives: dict[str, str] = {}
     for each in text.split(","):
         name, _, value = each.strip().partition("=")

@@ -1,4 +1,4 @@
-"""Pictures of this machine, by `file:` URLs: only from below one folder, wherever links and dots would lead."""
+"""Reads pictures of this machine by `file:` URL, only from below one folder, wherever links and dots lead."""
 
 import os
 import stat
@@ -7,13 +7,13 @@ from urllib.parse import unquote, urlsplit
 
 from keepsight.errors import MediaFetchError, MediaRefusedError, MediaTooLargeError
 
-# Not to wait for the writer of a pipe, not to follow a link that has just taken the place of what was checked.
+# Do not wait for the writer of a pipe; do not follow a link that has replaced the file since it was checked.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
 
 
 class LocalFiles:
     def __init__(self, folder: Path | str | None, max_bytes: int) -> None:
-        """None: no file may be read."""
+        """If `folder` is None, no file may be read."""
         self._folder = None if folder is None else Path(folder).resolve()
         self._max_bytes = max_bytes
 
@@ -25,20 +25,20 @@ class LocalFiles:
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
                 self._check(path, os.fstat(file.fileno()), field)
                 return self._read_at_most(file.read(self._max_bytes + 1), field)
-        except (OSError, RuntimeError, ValueError) as error:  # links in a circle; characters that no path has
+        except (OSError, RuntimeError, ValueError) as error:  # symlink loops; characters that no path may have
             raise MediaFetchError(field, f"the file could not be read: {_reason(error)}") from error
 
     def _find(self, path: str, folder: Path, field: str) -> Path:
         found = Path(path).resolve()
         if not found.is_relative_to(folder):
-            # The same for what is there and for what is not.
+            # The same message whether the file exists or not.
             raise MediaRefusedError(field, "the file lies outside of the folder that pictures may come from")
         return found
 
     def _check(self, path: Path, opened: os.stat_result, field: str) -> None:
         if not stat.S_ISREG(opened.st_mode):
             raise MediaRefusedError(field, "is no regular file")
-        # A folder on the way may have become a link after it was checked.
+        # A folder on the path may have been replaced by a link after the check.
         if path.resolve() != path or not os.path.samestat(opened, path.stat()):
             raise MediaRefusedError(field, "the file was exchanged while it was opened")
 

@@ -1,10 +1,9 @@
-"""Pictures, films, sounds and PDFs that were uploaded once, to be named by a handle until it expires: their bytes, and
-what is told of them.
+"""Uploaded pictures, films, sounds and PDFs, their bytes and metadata; each is named by a handle until it expires.
 
 Shared by all frontends of a server.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does
 not exist.
-Invariants: what one tenant holds is within its quota, in bytes and in number, and nothing expired is ever found; an id
-is greater than all that are there when it comes, so that a list goes on behind one that has gone.
+Invariants: each tenant stays within its quota, in bytes and in number, and nothing expired is ever found; a new id is
+greater than all existing ones, so that listing can continue after an id that has since been deleted.
 """
 
 import hashlib
@@ -22,12 +21,12 @@ from keepsight.ipc.shared_database import FAULTS, SharedDatabase
 from keepsight.media import Geometry
 
 ID_PREFIX = "media_"
-# When it came, in microseconds since 1970, and what nobody can guess.
+# The upload time in microseconds since 1970, then random digits that cannot be guessed.
 _ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{16}})[0-9a-f]{{32}}")
-# Which none is, and all are below.
+# Greater than every id, and not an id itself.
 _LAST_ID = f"{ID_PREFIX}~"
 DEFAULT_TTL_SECONDS = 3600.0
-# Bytes lie apart: what is counted would be written with them each time.
+# Contents have a table of their own: in `media` they would be rewritten with each update of a counter.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS media (
     id TEXT PRIMARY KEY,
@@ -63,28 +62,28 @@ CREATE TABLE IF NOT EXISTS marks (
 
 @dataclass(frozen=True)
 class FileLabel:
-    """What whoever uploads it says of it, and nobody looks at."""
+    """The client's description of an upload: stored and returned, but without effect on how media are read."""
 
     filename: str | None = None
     media_type: str = "application/octet-stream"
-    # OpenAI's word.
+    # OpenAI's term.
     purpose: str = "user_data"
 
 
 @dataclass(frozen=True, slots=True)
 class MediaHandle:
-    """All but the bytes.  Its fields are the table's columns."""
+    """An upload without its bytes.  The fields are the columns of the table `media`."""
 
     id: str
     sha256: str
     num_bytes: int
     width: int
     height: int
-    # Of a sound, which has neither.
+    # 0 unless it is a sound, which has no width or height.
     num_samples: int
-    # Of a PDF, which has neither.
+    # 0 unless it is a PDF, which has no width or height.
     num_pages: int
-    # As `FileLabel` has them.
+    # As in `FileLabel`.
     filename: str | None
     media_type: str
     purpose: str
@@ -92,7 +91,7 @@ class MediaHandle:
     created: float
     expires: float
     pinned_until: float | None
-    # Requests that named it, and those of them for which nothing had to be made of it.
+    # The number of requests that used it, and how many of them needed nothing to be made from its bytes.
     num_uses: int
     num_spared: int
 
@@ -103,24 +102,24 @@ _COLUMNS = ", ".join(field.name for field in fields(MediaHandle))
 
 @dataclass(frozen=True, slots=True)
 class MediaQuota:
-    """Of each tenant."""
+    """Limits for each tenant."""
 
     max_bytes: int
     max_count: int
 
 
 class MediaHandles:
-    """Shared by threads."""
+    """The store of uploads.  May be used from several threads."""
 
     def __init__(self, folder: Path, quota: MediaQuota, clock: Callable[[], float] = time.time) -> None:
         self._quota, self._clock = quota, clock
         self._shared = SharedDatabase(folder, "media.sqlite", _SCHEMA)
         self._database = self._shared.connection
 
-    # Looking --------------------------------------------------------------------------------------------------
+    # Lookup ---------------------------------------------------------------------------------------------------
 
     def get(self, tenant: str, media_id: str, field: str = "id") -> MediaHandle:
-        """`field` is what the caller calls the handle.  Raises UnknownHandleError."""
+        """Return a handle, or raise UnknownHandleError; `field` is the caller's name for the id."""
         with self._reading():
             return self._find(tenant, media_id, field)
 
@@ -140,9 +139,9 @@ class MediaHandles:
         is_ascending: bool = False,
         purpose: str | None = None,
     ) -> list[MediaHandle]:
-        """So many at most of those behind `start`, which may have gone; the youngest first unless told otherwise.
+        """Return at most `limit` handles after `start`, which may no longer exist; newest first unless `is_ascending`.
 
-        `field` is what the caller calls `start`.
+        `field` is the caller's name for `start`.
         """
         beyond, order, first = (">", "ASC", ID_PREFIX) if is_ascending else ("<", "DESC", _LAST_ID)
         if start is not None and not _ID.fullmatch(start):
@@ -156,14 +155,14 @@ class MediaHandles:
             return [MediaHandle(*row) for row in rows]
 
     def is_pinned(self, sha256: str) -> bool:
-        """By whomever."""
+        """Return whether any tenant has pinned this content."""
         return self._is_there("SELECT 1 FROM media WHERE sha256 = ? AND pinned_until > ? LIMIT 1", sha256)
 
     def is_marked(self, media_hash: str) -> bool:
-        """By whomever."""
+        """Return whether any tenant has marked these pixels."""
         return self._is_there("SELECT 1 FROM marks WHERE media_hash = ? AND expires > ? LIMIT 1", media_hash)
 
-    # Coming and going -----------------------------------------------------------------------------------------
+    # Changes --------------------------------------------------------------------------------------------------
 
     def add(
         self,
@@ -174,7 +173,7 @@ class MediaHandles:
         num_pages: int = 0,
         label: FileLabel = NO_LABEL,
     ) -> MediaHandle:
-        """Raises MediaQuotaError: what was promised to stay never goes for what comes."""
+        """Store an upload.  Raises MediaQuotaError if it exceeds the quota: no unexpired upload is evicted."""
         size = geometry.width, geometry.height, geometry.num_samples, num_pages
         said = label.filename, label.media_type, label.purpose
         digest = hashlib.sha256(content).hexdigest()
@@ -196,7 +195,7 @@ class MediaHandles:
             self._database.execute("DELETE FROM media WHERE id = ?", (media_id,))
 
     def pin(self, tenant: str, media_id: str, ttl_seconds: float) -> MediaHandle:
-        """It stays for at least so long from now."""
+        """Keep the handle for at least `ttl_seconds` from now."""
         with self._writing() as now:
             self._find(tenant, media_id, "id")
             self._database.execute(
@@ -207,7 +206,7 @@ class MediaHandles:
             return self._find(tenant, media_id, "id")
 
     def note_use(self, media_id: str, *, was_spared: bool) -> None:
-        """By a request; whether nothing had to be made for it.  Nothing happens once the handle has gone."""
+        """Count a use by a request; `was_spared` if nothing had to be made for it.  Ignored if the handle is gone."""
         with self._writing():
             self._database.execute(
                 "UPDATE media SET num_uses = num_uses + 1, num_spared = num_spared + ? WHERE id = ?",
@@ -215,7 +214,7 @@ class MediaHandles:
             )
 
     def mark(self, tenant: str, media_hash: str, seconds: float) -> bool:
-        """Notes that pixels which have no handle are to be pinned for so long; False if it has its quota of such."""
+        """Record that pixels without a handle are pinned for `seconds`; False if the quota of marks is used up."""
         with self._writing() as now:
             [(others,)] = self._database.execute(
                 "SELECT count(*) FROM marks WHERE tenant = ? AND media_hash != ?", (tenant, media_hash)
@@ -248,7 +247,7 @@ class MediaHandles:
         with self._reading():
             return self._database.execute(query, (name, self._clock())).fetchone() is not None
 
-    # With the lock --------------------------------------------------------------------------------------------
+    # With the lock held ---------------------------------------------------------------------------------------
 
     @contextmanager
     def _reading(self) -> Iterator[None]:
@@ -260,7 +259,7 @@ class MediaHandles:
 
     @contextmanager
     def _writing(self) -> Iterator[float]:
-        """Yields the time.  All of it or nothing, and no other frontend in between; what has expired is gone."""
+        """Remove what has expired, then yield the time inside a transaction that excludes other frontends."""
         with self._reading():
             now = self._clock()
             self._remove_expired(now)
@@ -268,14 +267,14 @@ class MediaHandles:
                 yield now
 
     def _remove_expired(self, now: float) -> None:
-        """Each in a transaction of its own: the journal of one takes as much room as all that goes in it."""
+        """Remove expired rows one per transaction, whose journal takes as much room as everything removed in it."""
         for table in ("media", "marks"):
             rows = self._database.execute(f"SELECT rowid FROM {table} WHERE expires <= ?", (now,)).fetchall()
-            for (row,) in rows:  # another frontend may have prolonged it since, or given its number away
+            for (row,) in rows:  # another frontend may since have extended it or reused its rowid
                 self._database.execute(f"DELETE FROM {table} WHERE rowid = ? AND expires <= ?", (row, now))
 
     def _check_room(self, num_bytes: int) -> None:
-        """What comes must leave so much that the largest can go again."""
+        """Refuse an upload that would leave too little room for deleting the largest one."""
         [(largest,)] = self._database.execute("SELECT coalesce(max(num_bytes), 0) FROM media")
         if not self._shared.has_room(num_bytes, largest):
             raise MediaStoreError("media", f"no room for {num_bytes} bytes more")
@@ -292,7 +291,7 @@ class MediaHandles:
             raise MediaQuotaError("media", f"{count} handles are kept for you already, the most there may be")
 
     def _draw_id(self, now: float) -> str:
-        """Clocks may be put back."""
+        """Return a new id, greater than all others even if the clock was set back."""
         [(last,)] = self._database.execute("SELECT max(id) FROM media")
         found = _ID.fullmatch(last or "")
         came = max(int(now * 1e6), int(found[1], 16) + 1 if found else 0)
@@ -302,7 +301,7 @@ class MediaHandles:
         return MediaHandle(*self._find_row(_COLUMNS, tenant, media_id, field))
 
     def _find_row(self, columns: str, tenant: str, media_id: str, field: str) -> tuple[Any, ...]:
-        """By one statement: between two another frontend may delete it."""
+        """Read columns in a single statement: between two, another frontend may delete the row."""
         if _ID.fullmatch(media_id):
             rows = self._database.execute(
                 f"SELECT {columns} FROM media WHERE id = ? AND tenant = ? AND expires > ?",

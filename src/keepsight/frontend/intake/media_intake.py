@@ -1,6 +1,6 @@
-"""All media of a request, from wherever they lie to their bytes: objects, `data:`, `file:`, `http:` and `https:`.
+"""Fetches the bytes of all media of a request: objects, `data:`, `file:`, `http:` and `https:` URLs.
 
-A server awaits what must be downloaded (`download`) before the request takes a thread; `LLM` just waits for it.  May be
+A server awaits the downloads (`download`) before the request occupies a thread; `LLM` simply waits for them.  May be
 used from several threads.
 """
 
@@ -24,7 +24,7 @@ from keepsight.media import Modality
 
 
 class HeldFile(NamedTuple):
-    """What was uploaded before, and as what."""
+    """An earlier upload: its content and its file name."""
 
     content: bytes
     name: str | None
@@ -47,30 +47,30 @@ class MediaIntake:
         self._limits.check_count(parts)
 
     def find_remote(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
-        """Those that would have to be downloaded.  What may not be sent is refused before any is."""
+        """Return the parts that have to be downloaded.  Refuses parts that may not be sent, before any download."""
         self.check_count(parts)
         self._check_embeds(parts)
         return [part for part in parts if _scheme_of(part) in ("http", "https")]
 
     def find_handles(self, parts: Sequence[PicturePart]) -> list[PicturePart]:
-        """Those that name what was uploaded: their bytes are looked for among what was downloaded."""
+        """Return the parts that name an upload; `fetch_all` looks up their bytes in `downloaded`."""
         return [part for part in parts if _scheme_of(part) == "media"]
 
     def watch_downloads(self, on_fetched: Callable[[Modality], object]) -> None:
-        """It is called for each, on their own thread."""
+        """Call `on_fetched` for each download, on the download thread."""
         self._downloads.cache.on_fetched = on_fetched
 
     def count_bytes(self) -> RequestBytes:
         return self._limits.count_bytes()
 
     async def download(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
-        """For `fetch_all`; from any event loop."""
+        """Download parts for `fetch_all`.  May be awaited in any event loop."""
         return await asyncio.wrap_future(self._downloads.start(_by_url(remote), cache_salt))
 
     def fetch_all(
         self, parts: Sequence[PicturePart], cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
     ) -> list[PicturePart]:
-        """The same with their bytes in place of their URLs; downloads what has not been."""
+        """Return the parts with bytes in place of URLs.  Downloads URLs that are not in `downloaded`."""
         missing = [part for part in self.find_remote(parts) if part.source not in downloaded]
         if missing:
             downloaded = {**downloaded, **self._wait_for(missing, cache_salt)}
@@ -79,7 +79,7 @@ class MediaIntake:
         return fetched
 
     def fetch_prompts(self, sources: Mapping[str, object]) -> dict[str, object]:
-        """Embeddings of prompts, by what the caller calls each: the same with bytes in place of texts."""
+        """Return prompt embeddings, by their fields in the request, with bytes in place of texts."""
         for field in sources:
             if not self._takes_prompt_embeds:
                 raise UnsupportedFieldError(
@@ -90,7 +90,7 @@ class MediaIntake:
         return fetched
 
     def close(self) -> None:
-        """Ends what is being downloaded; nothing is any more."""
+        """Cancel running downloads; no more can be started."""
         self._downloads.close()
 
     def _wait_for(self, remote: Sequence[PicturePart], cache_salt: str | None) -> Downloaded:
@@ -98,10 +98,10 @@ class MediaIntake:
         try:
             return future.result()
         finally:
-            future.cancel()  # whoever interrupts the waiting wants none of it any more
+            future.cancel()  # if the wait is interrupted, the downloads are not needed any more
 
     def _check_sizes(self, sources: Iterable[tuple[str, object]]) -> None:
-        """Of one request: each, and all together."""
+        """Check the sources of one request, each and all together."""
         budget = self._limits.count_bytes()
         for field, source in sources:
             if isinstance(source, bytes | bytearray | memoryview):
@@ -121,7 +121,7 @@ class MediaIntake:
             return dataclasses.replace(part, source=fetch_embeds(part.source, part.field, self._limits.max_bytes))
         source = part.source
         if not isinstance(source, str):
-            return part  # an object, or nothing but a uuid
+            return part  # an object, or only a uuid
         scheme = scheme_of(source)
         if scheme in ("http", "https", "media") and source in downloaded:
             content: object = downloaded[source]
@@ -135,7 +135,7 @@ class MediaIntake:
 
 
 def _by_url(remote: Sequence[PicturePart]) -> dict[str, PicturePart]:
-    """The first part of each."""
+    """Return the first part of each URL."""
     parts: dict[str, PicturePart] = {}
     for part in remote:
         parts.setdefault(str(part.source), part)
@@ -143,14 +143,14 @@ def _by_url(remote: Sequence[PicturePart]) -> dict[str, PicturePart]:
 
 
 def _named_as(held: HeldFile, part: PicturePart) -> PicturePart:
-    """Unless its caller calls it otherwise."""
+    """Give a document the file name of its upload, unless the request names it."""
     if isinstance(part, DocumentPart) and part.name is None:
         return dataclasses.replace(part, name=held.name)
     return part
 
 
 def _scheme_of(part: PicturePart) -> str | None:
-    """Of a URL.  Embeddings come from nowhere but the request."""
+    """Return the scheme of the part's URL.  Embeddings are never fetched: they are always in the request itself."""
     if part.modality == "image_embeds" or not isinstance(part.source, str):
         return None
     return scheme_of(part.source)

@@ -1,4 +1,4 @@
-"""How much media a request may bring, checked as early as each number is known."""
+"""Limits on the media of a request, each checked as soon as the number is known."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,12 +12,12 @@ from keepsight.media import SEVERAL
 
 @dataclass(frozen=True, slots=True)
 class MediaLimits:
-    # Of one request: pictures, films and sounds.
+    # By kind: the number of pictures, films or sounds per request.
     max_number: Mapping[str, int]
-    # Of each of them as it is sent or fetched, and of all that one request brings.
+    # The size of each as it is sent or fetched, and of all media of one request.
     max_bytes: int
     max_request_bytes: int
-    # Of all that one request has to download.
+    # For all downloads of one request.
     fetch_seconds: float
 
     @classmethod
@@ -30,7 +30,7 @@ class MediaLimits:
         )
 
     def check_count(self, parts: Sequence[PicturePart]) -> None:
-        """Those of earlier turns count, crops do not."""
+        """Check the number of each kind.  Media of earlier turns count, crops do not."""
         for kind, what in SEVERAL.items():
             own = [part for part in parts if part.kind == kind]
             most = self.max_number.get(kind, len(own))
@@ -47,7 +47,7 @@ class MediaLimits:
 
 
 class RequestBytes:
-    """What one request has brought so far."""
+    """Counts the media bytes of one request so far."""
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._num_bytes = max_bytes, 0

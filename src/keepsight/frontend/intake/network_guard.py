@@ -1,7 +1,7 @@
-"""Which places of the network a caller's URL may lead to: public ones, and those that the operator lists.
+"""Checks which network addresses a client's URL may lead to: public ones, and those that the operator lists.
 
 A name is resolved once for each connection, all its addresses are checked, and the connection is made to one of the
-very addresses that were checked: a name that means something else a moment later gains nothing.
+very addresses that were checked, so a name that resolves differently a moment later (DNS rebinding) gains nothing.
 """
 
 import asyncio
@@ -20,11 +20,11 @@ logger = logging.getLogger(__name__)
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 Resolve = Callable[[str, int], Awaitable[list[str]]]
-# Of one name; what comes after them is not tried.
+# The most addresses tried per name.
 MAX_ADDRESSES = 4
 ATTEMPT_SECONDS = 3.0
 
-# Spelled out, as Python's own `is_global` says other things in other versions.
+# Spelled out, because the results of Python's `is_global` differ between versions.
 _NOT_PUBLIC_V4 = [
     IPv4Network(block)
     for block in (
@@ -32,7 +32,7 @@ _NOT_PUBLIC_V4 = [
         "10.0.0.0/8",
         "100.64.0.0/10",  # carrier-grade NAT, and Alibaba's metadata
         "127.0.0.0/8",
-        "168.63.129.16/32",  # Azure's host: a public number, a private service
+        "168.63.129.16/32",  # Azure's host: a public address, a private service
         "169.254.0.0/16",  # link-local, and most clouds' metadata
         "172.16.0.0/12",
         "192.0.0.0/24",
@@ -50,9 +50,9 @@ _PUBLIC_V6 = IPv6Network("2000::/3")
 _NOT_PUBLIC_V6 = [
     IPv6Network(block)
     for block in (
-        "2001::/23",  # Teredo, which hides an IPv4 address, and other special purposes
+        "2001::/23",  # Teredo, which embeds an IPv4 address, and other special purposes
         "2001:db8::/32",
-        "2002::/16",  # 6to4, which hides one too
+        "2002::/16",  # 6to4, which embeds one, too
         "3fff::/20",
     )
 ]
@@ -66,7 +66,7 @@ def is_public(address: Address) -> bool:
 
 
 def destination_of(address: Address) -> Address:
-    """Where a packet to this address ends: behind some IPv6 addresses is an IPv4 one."""
+    """Return where a packet to this address ends up: some IPv6 addresses stand for an IPv4 one."""
     if isinstance(address, IPv4Address):
         return address
     if address.ipv4_mapped is not None:
@@ -75,7 +75,7 @@ def destination_of(address: Address) -> Address:
 
 
 async def resolve_host(host: str, port: int) -> list[str]:
-    """All addresses, as the system's resolver gives them: it knows every spelling of an address that there is."""
+    """Return all addresses that the system's resolver finds; it knows every spelling of an address."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
@@ -87,7 +87,7 @@ class NetworkGuard:
         allowed_networks: Iterable[str] = (),
         resolve: Resolve = resolve_host,
     ) -> None:
-        """`allowed_domains` None: any.  Networks that are not public may be reached where they are listed."""
+        """If `allowed_domains` is None, any may be reached.  `allowed_networks` need not be public."""
         self._domains = None if allowed_domains is None else frozenset(map(to_ascii_host, allowed_domains))
         self._networks: list[Network] = [ip_network(network) for network in allowed_networks]
         self._resolve = resolve
@@ -97,14 +97,14 @@ class NetworkGuard:
             raise UrlFault(MediaRefusedError, f"{url.host[:80]} is not among the hosts that pictures may come from")
 
     async def find_addresses(self, host: str, port: int) -> list[str]:
-        """What may be connected to; raises UrlFault if any address of the host may not."""
+        """Return the addresses to connect to; raise UrlFault if any address of the host is not allowed."""
         try:
             addresses = await self._resolve(host, port)
         except (OSError, UnicodeError) as error:
             raise UrlFault(MediaFetchError, f"the host {host[:80]} was not found") from error
         for address in addresses:
             if not self._is_allowed(ip_address(address)):
-                # Only the log names the address: whoever asks must not learn the names of the inner network.
+                # Only the log has the address: clients must not learn the names of the internal network.
                 logger.warning("a picture's host %r is at %s, which is not public: refused", host, address)
                 raise UrlFault(MediaRefusedError, f"the host {host[:80]} is not on the public internet")
         return addresses[:MAX_ADDRESSES]
@@ -115,7 +115,7 @@ class NetworkGuard:
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
-    """Connects to checked addresses, whoever asks for the connection."""
+    """A network backend for httpcore that connects only to checked addresses."""
 
     def __init__(self, guard: NetworkGuard) -> None:
         self._guard, self._backend = guard, httpcore.AnyIOBackend()
@@ -128,7 +128,7 @@ class GuardedBackend(httpcore.AsyncNetworkBackend):
         local_address: str | None = None,
         socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
     ) -> httpcore.AsyncNetworkStream:
-        """The name stays in the request and in the certificate's check; here only its address counts."""
+        """Connect to a checked address.  The request and the certificate check still use the host name."""
         seconds = ATTEMPT_SECONDS if timeout is None else min(timeout, ATTEMPT_SECONDS)
         failure: Exception | None = None
         for address in await self._guard.find_addresses(host, port):

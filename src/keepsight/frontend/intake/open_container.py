@@ -1,8 +1,8 @@
-"""The bytes of a film or a sound behind PyAV's interface, opened but not decoded.
+"""Opens the bytes of a film or a sound with PyAV, without decoding them.
 
-What strangers send reaches ffmpeg here, which reads several hundred formats, some of which name other files and
-addresses.  So the demuxer is the one that its caller has chosen by the first bytes, only such as lie in one file are,
-nothing else can be opened, and the decoders are those that its caller names.
+Untrusted files reach ffmpeg here, which reads several hundred formats, some of which refer to other files and
+addresses.  So the caller chooses the demuxer by the first bytes, among formats that consist of one file; nothing else
+can be opened; and only the decoders that the caller names are allowed.
 """
 
 import io
@@ -18,7 +18,7 @@ from keepsight.media import MAX_PIXELS
 if TYPE_CHECKING:
     from av.container import InputContainer
 
-# Which of ours brings PyAV.
+# The extra of our package that installs PyAV, by kind.
 _EXTRAS = {"film": "video", "sound": "audio"}
 _MOV_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"pnot"})
 
@@ -27,13 +27,13 @@ _MOV_BOXES = frozenset({b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"
 def open_container(
     data: bytes, format_: str, decoders: Sequence[str], field: str, kind: str
 ) -> Iterator["InputContainer"]:
-    """`kind` is what it is called; what ffmpeg stumbles over inside becomes ours."""
+    """Open a file of this `kind` (film or sound).  ffmpeg's errors in the `with` block are raised as errors of ours."""
     av = _import_av(field, kind)
     options = {
         "format_whitelist": format_,
         "codec_whitelist": ",".join(decoders),
         "protocol_whitelist": "",
-        # Of what ffmpeg decodes to find out what the streams are like; it does not say how many are too many for it.
+        # For frames that ffmpeg decodes while it probes the streams; it does not say how many are too many for it.
         "max_pixels": str(MAX_PIXELS),
     }
     with (
@@ -47,7 +47,7 @@ def open_container(
 
 
 def find_shared_format(data: bytes) -> str | None:
-    """Of those that hold films and sounds alike, as ffmpeg names the demuxers."""
+    """Return ffmpeg's demuxer for a container that may hold films or sounds, or None if this is no such container."""
     if data[4:8] in _MOV_BOXES:
         return "mov"
     return "matroska" if data.startswith(b"\x1aE\xdf\xa3") else None
@@ -65,13 +65,13 @@ def _import_av(field: str, kind: str) -> ModuleType:
 
 
 def _reading_any_title(av: ModuleType) -> dict[str, str]:
-    """A title may be in any encoding: from PyAV 19 on that hurts nobody, before it has to be asked for."""
+    """Return options that accept titles in any encoding, which PyAV does by default only from version 19 on."""
     return {"metadata_errors": "replace"} if hasattr(av.container.InputContainer, "metadata_errors") else {}
 
 
 @contextmanager
 def _refusing_bombs(av: ModuleType, field: str, kind: str) -> Iterator[None]:
-    """A few bytes may announce that gigabytes follow."""
+    """Refuse files for which ffmpeg runs out of memory: a few bytes may announce that gigabytes follow."""
     try:
         yield
     except av.error.MemoryError as error:
@@ -79,5 +79,5 @@ def _refusing_bombs(av: ModuleType, field: str, kind: str) -> Iterator[None]:
 
 
 def _open_nothing_else(url: str, flags: int, options: object) -> NoReturn:
-    """What a file refers to outside of itself."""
+    """Refuse to open anything that a file refers to."""
     raise PermissionError("a film or a sound may not name other files")

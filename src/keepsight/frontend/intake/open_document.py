@@ -1,6 +1,6 @@
-"""The bytes of a PDF behind pypdfium2's interface, opened but not drawn, and how large its pages are drawn.
+"""Opens the bytes of a PDF with pypdfium2, without drawing, and decides how large its pages are drawn.
 
-PDFium knows no threads, so whoever has one open has it for himself.
+PDFium is not thread-safe, so only one PDF is open at a time.
 """
 
 import math
@@ -16,24 +16,24 @@ from keepsight.frontend.intake.open_picture import TEXT_HINT, looks_like_text, r
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument, PdfPage
 
-# Pixels of a page's longer side, however large it would be printed: letters of a full page can be read.
+# Pixels of a page's longer side, whatever its printed size: the letters of a full page are legible.
 PAGE_SIDE = 1568
-# Some begin with what a mail or a printer has put before them.
+# Some files begin with bytes that a mail program or a printer driver put before the PDF.
 _MAX_BYTES_BEFORE = 1024
-# PDFium's, of what wants another password than none.
+# PDFium's error code for a PDF that needs a password.
 _ENCRYPTED = 4
 
 _alone = threading.Lock()
 
 
 def looks_like_a_document(data: bytes) -> bool:
-    """To whoever was not told that it is one."""
+    """Return whether a file of unstated kind is a PDF."""
     return data.startswith(b"%PDF-")
 
 
 @contextmanager
 def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
-    """With the forms that are filled in."""
+    """Open a PDF, including the contents of its filled-in forms."""
     pdfium = _import_pdfium(field)
     if b"%PDF-" not in data[:_MAX_BYTES_BEFORE]:
         hint = TEXT_HINT if looks_like_text(data) else ": a picture? (image_url)"
@@ -44,7 +44,7 @@ def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
 
 
 def scale_of(page: "PdfPage", field: str) -> float:
-    """Slightly less, or the longer side might be rounded up to one pixel more."""
+    """Return the scale for a page, slightly reduced, or the longer side might be rounded up to one pixel more."""
     longer = max(page.get_size())
     if not longer > 0:
         raise UnreadablePictureError(field, "a PDF with a page of which nothing would be seen")

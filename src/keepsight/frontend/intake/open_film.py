@@ -1,6 +1,6 @@
-"""The bytes of a film behind PyAV's interface, opened but not decoded; and which of its streams is the film.
+"""Opens the bytes of a film with PyAV, without decoding them, and selects its video stream.
 
-Formats are known by their first bytes, and the decoders are those of films that people have.
+Formats are recognized by their first bytes, and the decoders are those of common films.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FilmArray = npt.NDArray[np.uint8]  # [frames, height, width, 3]
 FilmSource = bytes | FilmArray
 
-# As ffmpeg names the demuxers.
+# By ffmpeg's demuxer names.
 FORMATS = {"mov": "MP4, MOV", "matroska": "WebM, MKV", "avi": "AVI", "gif": "GIF"}
 _BRANDS_OF_PICTURES = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
 DECODERS = (
@@ -43,13 +43,13 @@ DECODERS = (
 
 @contextmanager
 def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["InputContainer", "VideoStream"]]:
-    """And its first video stream that is no cover, of at most `max_pixels` per frame."""
+    """Yield the container and its first video stream that is no cover, of at most `max_pixels` per frame."""
     with open_container(data, _format_of(data, field), DECODERS, field, "film") as container:
         yield container, _video_stream(container, field, max_pixels)
 
 
 def looks_like_a_film(data: bytes) -> bool:
-    """And not like a picture, which a GIF may be, and what a film's boxes may hold."""
+    """Return whether this is a film and no picture.  GIFs may be pictures, as may files of MP4 boxes (AVIF, HEIC)."""
     return _find_format(data) not in (None, "gif") and data[8:12] not in _BRANDS_OF_PICTURES
 
 
@@ -77,16 +77,16 @@ def _video_stream(container: "InputContainer", field: str, max_pixels: int) -> "
     if codec not in DECODERS:
         raise UnsupportedPictureError(field, f"a film in {codec}; these are read: {', '.join(DECODERS)}")
     check_frame_size(stream.width, stream.height, field, max_pixels)
-    # A worker has one core; and threads would have the frames of many in memory at once.
+    # A media worker has one core, and threads would hold many frames in memory at once.
     stream.codec_context.thread_count = 1
     stream.codec_context.options = {"max_pixels": str(_count_laid_out(stream, max_pixels))}
     return stream
 
 
 def _count_laid_out(stream: "VideoStream", max_pixels: int) -> int:
-    """What a decoder must be allowed for frames of `max_pixels`, should they grow on the way.
+    """Return the limit a decoder needs for frames of `max_pixels`, should frames grow in the course of the film.
 
-    It counts rows that it has made longer, to whole 64 pixels, and those of MPEG-4 280 such rows beside the frame.
+    A decoder counts rows padded to multiples of 64 pixels; those of MPEG-4 count 280 such rows beside the frame.
     """
     longer, beside = 64 * stream.height, 280 * (stream.width + 256)
     return min(max_pixels + longer + beside, MAX_PIXELS)
@@ -109,8 +109,8 @@ def check_frame_size(width: int, height: int, field: str, max_pixels: int) -> No
 
 
 def turns_of(frame: "VideoFrame") -> int:
-    """By how many right angles it is turned counterclockwise before it is shown: films of phones say so.
+    """Return by how many right angles a frame is rotated counterclockwise for display, as phones record in films.
 
-    Any other angle is left alone, and so are mirrors, as by OpenCV.
+    Other angles and mirroring are ignored, as in OpenCV.
     """
     return frame.rotation // 90 % 4 if frame.rotation % 90 == 0 else 0

@@ -1,6 +1,6 @@
-"""The bytes of a picture behind Pillow's interface, opened but not decoded, and how its metadata says it is turned.
+"""Opens the bytes of a picture with Pillow, without decoding them, and reads its orientation from its metadata.
 
-Only formats that are named here are opened, and whatever Pillow raises leaves as an error of ours.
+Only formats that are named here are opened, and whatever Pillow raises is turned into an error of ours.
 """
 
 import codecs
@@ -8,7 +8,7 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# Imported for what they register with Pillow. No others are: some start programs (EPS), others are seldom tested.
+# Imported to register with Pillow. No others are: some start programs (EPS), others are rarely tested.
 from PIL import (
     AvifImagePlugin,  # noqa: F401
     BmpImagePlugin,  # noqa: F401
@@ -36,9 +36,10 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM
 
 
 def open_picture(data: bytes, field: str) -> ImageFile.ImageFile:
-    """`Image.open` without its guard against large pictures, which warns the wrong party; `max_pixels` is ours.
+    """Open a picture like `Image.open`, but without its guard against large pictures, which does not warn the client.
 
-    The header may cost no more than `check_header` says, so the picture cannot be decoded: that takes more reads.
+    Our guard is `max_pixels`.  The header may cost no more than `check_header` allows, so the picture cannot
+    be decoded: that takes more reads.
     """
     format_ = _format_of(data, field)
     check_header(data, format_, field)
@@ -48,7 +49,7 @@ def open_picture(data: bytes, field: str) -> ImageFile.ImageFile:
 
 
 def open_to_decode(data: bytes) -> ImageFile.ImageFile:
-    """What `open_picture` has opened before."""
+    """Reopen, for decoding, a picture that `open_picture` has opened before."""
     return _parse(io.BytesIO(data), _format_of(data, "image"))
 
 
@@ -64,7 +65,7 @@ def _format_of(data: bytes, field: str) -> str:
 
 
 def looks_like_text(data: bytes) -> bool:
-    """As far as its beginning says, which may end within a letter."""
+    """Return whether the beginning of the data is text.  It may end within a multi-byte character."""
     try:
         beginning = codecs.getincrementaldecoder("utf-8-sig")().decode(data[:1024])
     except UnicodeDecodeError:
@@ -80,8 +81,9 @@ def _parse(file: io.BytesIO, format_: str) -> ImageFile.ImageFile:
 
 @contextmanager
 def refusing_damage(field: str, num_bytes: int | None, kind: str = "picture") -> Iterator[None]:
-    """Pillow's parsers raise whatever they stumbled over, ffmpeg's too.  `num_bytes`: None of an image that a caller
-    opened.
+    """Turn the exceptions of Pillow's and ffmpeg's parsers, which may be of any type, into errors of ours.
+
+    `num_bytes` is None for an image that a caller opened.
     """
     try:
         yield
@@ -99,18 +101,18 @@ def refusing_damage(field: str, num_bytes: int | None, kind: str = "picture") ->
 
 
 def orientation_of(image: ImageFile.ImageFile, data: bytes, field: str = "image") -> int:
-    """1 (upright) to 8; the odd values, from 5 on, exchange width and height."""
+    """Return the orientation, from 1 (upright) to 8; values from 5 on exchange width and height."""
     value = exif_of(image, data, field).get(ExifTags.Base.Orientation, 1)
-    # Whatever kind of number it was written as.
+    # It may have been written as any type of number.
     return int(value) if value in range(1, 9) else 1
 
 
 def exif_of(image: ImageFile.ImageFile, data: bytes, field: str) -> Image.Exif:
-    # Not image.getexif(): that of a PNG decodes the picture, in case metadata follows the pixels.
+    # Not image.getexif(), which decodes a PNG, in case metadata follows the pixels.
     return Image.Image.getexif(_holder_of_metadata(image, data, field))
 
 
 def _holder_of_metadata(image: ImageFile.ImageFile, data: bytes, field: str) -> Image.Image:
-    """The picture itself, or for a PNG whose metadata follows its pixels a stand-in that has it all in its header."""
+    """Return the picture or, for a PNG with metadata after its pixels, a stand-in with all metadata in its header."""
     reordered = with_metadata_first(data) if image.format == "PNG" else None
     return image if reordered is None else open_picture(reordered, field)

@@ -1,7 +1,7 @@
-"""The bytes of a sound that is no plain WAV behind PyAV's interface: which stream it is, and its pieces one by one.
+"""Decodes the bytes of a sound that is no plain WAV with PyAV: selects its stream, and yields its pieces one by one.
 
-Formats are known by their first bytes, and the decoders are those of music and of speech that people have.  Of a film
-its sound is taken.
+Formats are recognized by their first bytes, and the decoders are those of common music and speech files.  From a film,
+the sound is taken.
 """
 
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from av.audio.stream import AudioStream
     from av.container import InputContainer
 
-# As ffmpeg names the demuxers; WAV is read without it.
+# By ffmpeg's demuxer names; WAV is read without ffmpeg.
 FORMATS = {
     "wav": "WAV",
     "flac": "FLAC",
@@ -32,12 +32,12 @@ FORMATS = {
 DECODERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "vorbis")
 _STARTS = {b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
 _LAYER_BITS = 0x06
-# So many addresses a frame of ffmpeg's has in itself.
+# The number of plane pointers in the ffmpeg frame struct itself.
 MAX_CHANNELS = 8
 
 
 def decode_pieces(data: bytes, field: str) -> Iterator[tuple[int, Mono]]:
-    """Of each its samples in a second, which is the same of all, and its samples."""
+    """Yield, for each piece, the sampling rate, which is the same for all, and the samples."""
     first_rate: int | None = None
     with open_container(data, _format_of(data, field), DECODERS, field, "sound") as container:
         for frame in container.decode(_sound_stream(container, field)):
@@ -50,7 +50,7 @@ def decode_pieces(data: bytes, field: str) -> Iterator[tuple[int, Mono]]:
 
 
 def looks_like_a_sound(data: bytes) -> bool:
-    """And like nothing else: what is shared with films is theirs."""
+    """Return whether this is a sound and nothing else: containers that may hold films count as films."""
     return is_wav(data) or _find_own_format(data) is not None
 
 
@@ -62,7 +62,7 @@ def _format_of(data: bytes, field: str) -> str:
 
 
 def _find_own_format(data: bytes) -> str | None:
-    if data[:1] == b"\xff" and data[1:2] >= b"\xe0":  # frames one after the other: each begins with eleven bits set
+    if data[:1] == b"\xff" and data[1:2] >= b"\xe0":  # a plain sequence of frames: each begins with eleven bits set
         return "mp3" if data[1] & _LAYER_BITS else "aac"
     return next((name for start, name in _STARTS.items() if data.startswith(start)), None)
 
@@ -79,7 +79,7 @@ def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":
 
 
 def _mix_down_frame(frame: "AudioFrame", field: str) -> Mono:
-    """PyAV's own `planes`, and so its `to_ndarray`, take whatever lies behind the eighth address for a ninth."""
+    """Mix a frame down without PyAV's `planes`, and so `to_ndarray`, which read past the eighth plane pointer."""
     from av.audio.frame import format_dtypes
     from av.audio.plane import AudioPlane
 

@@ -1,7 +1,7 @@
-"""Pictures that are numpy arrays or torch tensors of this process: which are taken, and how their axes are read.
+"""Pictures that are numpy arrays or torch tensors of this process: which are accepted, and how their axes are read.
 
-Tensors are known by their methods only: this file does without torch.  What `try_freeze_array` gives belongs to nobody
-else and never changes, so its name stays true.
+Tensors are recognized by their methods, so that torch is not imported.  The arrays that `try_freeze_array` returns are
+private copies and never change, so their names stay valid.
 """
 
 from typing import Any
@@ -12,15 +12,15 @@ import numpy.typing as npt
 from keepsight.errors import UnsupportedPictureError
 from keepsight.requests import Pixels
 
-PictureArray = npt.NDArray[np.uint8]  # of the caller's shape
+PictureArray = npt.NDArray[np.uint8]  # in the caller's shape
 
 ALLOWED = "uint8 [height, width, 3], [3, height, width] or, for grey, [height, width] or 1 channel in the place of 3"
-# The reference takes a first axis of these lengths for the channels, whatever the last one is.
+# The reference takes a first axis of one of these lengths to be the channels, whatever the last axis is.
 _CHANNEL_COUNTS = (1, 3, 4)
 
 
 def try_freeze_array(source: object, field: str) -> PictureArray | None:
-    """A contiguous, read-only copy; None of what is neither array nor tensor."""
+    """Return a contiguous, read-only copy, or None if the source is neither an array nor a tensor."""
     if not isinstance(source, np.ndarray) and not is_tensor(source):
         return None
     described: Any = source
@@ -31,7 +31,7 @@ def try_freeze_array(source: object, field: str) -> PictureArray | None:
 
 
 def view_as_rgb(array: PictureArray) -> Pixels:
-    """[height, width, 3], nothing copied."""
+    """Return a view [height, width, 3]; nothing is copied."""
     rows = _with_channels_last(array)
     return np.broadcast_to(rows, (*rows.shape[:2], 3))
 
@@ -47,7 +47,7 @@ def _check_kind(dtype: str, shape: tuple[int, ...], field: str) -> None:
     if len(shape) == 3:
         channels = shape[0] if shape[0] in _CHANNEL_COUNTS else shape[2]
     if dtype != "uint8" or len(shape) not in (2, 3) or channels not in (1, 3):
-        # What vLLM takes for embeddings where it takes pictures.
+        # vLLM accepts float arrays as embeddings where it accepts pictures.
         hint = "; embeddings are a content part of their own, image_embeds of LLM.chat" if "float" in dtype else ""
         message = f"an array of {dtype} {list(shape)} is not taken; allowed are {ALLOWED}{hint}"
         raise UnsupportedPictureError(field, message)

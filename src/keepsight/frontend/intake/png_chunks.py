@@ -1,14 +1,14 @@
-"""A PNG as its chunks: enough to find metadata behind the pixels, and to tell a plain PNG from a special one."""
+"""Reads the chunks of a PNG: enough to find metadata after the pixels, and to tell a plain PNG from a special one."""
 
 import struct
 from collections.abc import Iterator
 
-# What a PNG may hold besides its pixels without changing any of them: neither transparency nor a second frame.
+# The pixels, and the chunks that change none of them: neither transparency nor a second frame.
 PLAIN_CHUNKS = frozenset(b"IHDR IDAT IEND bKGD cHRM eXIf gAMA iCCP iTXt pHYs sBIT sRGB tEXt tIME zTXt".split())
 
 
 def with_metadata_first(data: bytes) -> bytes | None:
-    """The PNG with no pixels and its late metadata moved before them; None if none is late."""
+    """Return the PNG with its metadata first and without its pixels; None if no metadata follows the pixels."""
     kept, has_pixels, has_late_metadata = [data[:8]], False, False
     for kind, chunk in chunks_of(data):
         if kind == b"IDAT":
@@ -21,7 +21,7 @@ def with_metadata_first(data: bytes) -> bytes | None:
 
 
 def is_plain_png(data: bytes) -> bool:
-    """Complete, 8 bits a channel, grey, RGB or RGBA, not interlaced, nothing in it that changes pixels."""
+    """Return whether it is complete, 8-bit gray, RGB or RGBA, not interlaced, and without chunks that change pixels."""
     depth, colour, _, _, interlacing = data[24:29]
     if depth != 8 or colour not in (0, 2, 6) or interlacing != 0:
         return False
@@ -34,7 +34,7 @@ def is_plain_png(data: bytes) -> bool:
 
 
 def chunks_of(data: bytes) -> Iterator[tuple[bytes, slice]]:
-    """The kind and the place of each; the last may end behind the data."""
+    """Yield the kind and the position of each chunk; the last may end beyond the data."""
     position = 8
     while position + 12 <= len(data):
         length, kind = struct.unpack_from(">I4s", data, position)

@@ -1,4 +1,4 @@
-"""`data:` URLs: the content is decoded from where it lies in the request's body, or copied once out of its text."""
+"""Reads `data:` URLs: the content is decoded in place from the request's body, or copied once out of its text."""
 
 from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
@@ -22,14 +22,14 @@ def read_data_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
     _check_size(len(body) // 3, field, max_bytes)
     try:
         return unquote_to_bytes(str(body))
-    except ValueError as error:  # characters that no URL has
+    except ValueError as error:  # characters that no URL may have
         raise UnreadablePictureError(field, f"the data: URL is not percent-encoded: {error}") from error
 
 
 def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, what: str) -> bytes:
     _check_size(len(text) // 4 * 3 - 2, field, max_bytes)
     try:
-        # Python's own takes any padding behind whole groups, the other none.
+        # Python's base64 accepts any padding after whole groups, pybase64 none.
         if len(text) % 4 or text[-3:] in ("===", b"==="):
             raise ValueError("it does not end with a whole group of four characters")
         return b64decode(text, validate=True)
@@ -38,7 +38,7 @@ def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, wha
 
 
 def _find_fault(text: str | memoryview) -> str | None:
-    """That people make."""
+    """Describe a common mistake in the text; return None if it has none."""
     content = text if isinstance(text, str) else str(text, "latin-1")
     if ":" in content:
         return "it holds a colon: is it a URL itself?"

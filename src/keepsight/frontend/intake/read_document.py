@@ -1,6 +1,6 @@
-"""What a PDF shows: how large each of its pages is drawn, and what text is on it.
+"""Reads a PDF: how large each of its pages is drawn, and what text is on it.
 
-Draws nothing: that is for when somebody wants the pixels of a page.
+Draws nothing: a page is drawn only when its pixels are needed.
 """
 
 import math
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
 # More than any model reads at once.
 MAX_PAGES, MAX_TEXT_BYTES = 1000, 2 * 2**20
-# PDFium's, for a hyphen at the end of a line.
+# PDFium's character for a hyphen at the end of a line.
 _HYPHEN = "\ufffe"
-# Beside what is printable: with those that join letters of Persian and Hindi, or keep them apart.
+# Kept although not printable; includes the joiners and non-joiners of Persian and Hindi letters.
 _KEPT = "\n\t\u200c\u200d"
 
 
@@ -31,26 +31,26 @@ class ShownPage:
     text: str
 
 
-# By its pages.
+# The pages of a PDF.
 Document = tuple[ShownPage, ...]
-# A file's bytes, and what its caller calls it.
+# Takes a file's bytes, and the caller's name for it.
 ReadDocument = Callable[[bytes, str], Document]
 
 
 @dataclass(frozen=True, slots=True)
 class PageSource:
-    """A page of a PDF, which is drawn when its pixels are wanted."""
+    """A page of a PDF, which is drawn when its pixels are needed."""
 
     document: bytes
-    # The document's content's.
+    # The name of the document's content.
     name: str
-    # From 0.
+    # Counted from 0.
     number: int
     geometry: Geometry
 
 
 def read_document(data: bytes, field: str) -> Document:
-    """Refuses what cannot be served; `field` is what the caller calls it."""
+    """Return the pages; refuse a PDF that cannot be served.  `field` is the caller's name for it."""
     with open_document(data, field) as document:
         _check_num_pages(len(document), field)
         pages: list[ShownPage] = []
@@ -65,7 +65,7 @@ def read_document(data: bytes, field: str) -> Document:
 
 
 def check_document(pages: Document, field: str) -> None:
-    """Whoever says that a PDF is so."""
+    """Check the pages of a PDF, which may come from a media worker."""
     _check_num_pages(len(pages), field)
     sides = (side for page in pages for side in (page.geometry.width, page.geometry.height))
     num_bytes = sum(len(page.text.encode()) for page in pages)
@@ -82,7 +82,7 @@ def _check_num_pages(num_pages: int, field: str) -> None:
 
 
 def _measure(page: "PdfPage", field: str) -> Geometry:
-    """As PDFium rounds."""
+    """Return the size in pixels, rounded as PDFium does."""
     scale = scale_of(page, field)
     width, height = (math.ceil(side * scale) for side in page.get_size())
     return Geometry(max(1, width), max(1, height))
@@ -95,7 +95,7 @@ def _read_text(page: "PdfPage") -> str:
 
 
 def _plain(character: str) -> str:
-    """What cannot be seen may say what nobody reads; but other spaces part words, too, and joiners spell them."""
+    """Drop invisible characters, which may hide text; joiners are part of words, and other spaces separate them."""
     if character.isprintable() or character in _KEPT:
         return character
     return " " if character.isspace() else ""

@@ -1,7 +1,7 @@
-"""Embeddings of a picture or a prompt that a caller computed: from .npy, .safetensors or an array to float32.
+"""Reads embeddings of a picture or a prompt that a client computed: from .npy, .safetensors or an array to float32.
 
-Headers are parsed here, within bounds, and nothing of a file is ever evaluated.  What is taken has this model's own
-shape and only numbers that it can compute with, as the keys made of it lie in memory that all requests share.
+Headers are parsed here, within bounds, and nothing in a file is ever evaluated.  Embeddings must have this model's
+shape and only numbers that it can compute with, as the keys computed from them are in memory that all requests share.
 """
 
 import math
@@ -19,17 +19,17 @@ from keepsight.frontend.intake.read_data_url import decode_base64, read_data_url
 
 Values = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
-# Tokens, of a prompt as many as there are (None), and hidden size.
+# The number of tokens (None for a prompt: any number) and the hidden size.
 Wanted = tuple[int | None, int]
 
 ALLOWED = "a .npy file of float32 or float16, or a .safetensors file of one tensor of float32, float16 or bfloat16"
 MAX_NPY_HEADER_BYTES, MAX_SAFETENSORS_HEADER_BYTES = 1024, 16 * 1024
-# The square of a larger one is infinite.
+# The square of a larger number is infinite.
 MAX_MAGNITUDE = 1e18
 _NPY_MAGIC = b"\x93NUMPY"
-# By major version, the bytes of the header's length.
+# The size in bytes of the header's length field, by major version.
 _NPY_LENGTHS = {1: 2, 2: 4, 3: 4}
-# Its header is a dict as Python writes it; here without spaces.
+# The header of a .npy file is a Python dict literal; matched after whitespace is removed.
 _NPY_FIELD = r"""['"](\w+)['"]:['"]?(\([0-9,]*\)|[\w<>|=]+)['"]?"""
 _NPY_HEADER = re.compile(rf"\{{{_NPY_FIELD},{_NPY_FIELD},{_NPY_FIELD},?\}}", re.ASCII)
 _NPY_DTYPES = {"<f4": "float32", "<f2": "float16"}
@@ -39,13 +39,13 @@ _ITEM_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Embeds:
-    """Contiguous, and never to change."""
+    """Contiguous embeddings, which must never change."""
 
     values: Values  # [tokens, hidden]
 
 
 def fetch_embeds(source: object, field: str, max_bytes: int | None = None) -> object:
-    """A file's bytes in place of a request's text of it, unless they are too many; an object stays what it is."""
+    """Return the bytes of a file that was sent as text, unless they are too many; other objects are returned as is."""
     if isinstance(source, str):
         if source[:5].lower() == "data:":
             return read_data_url(source, field, max_bytes)
@@ -54,9 +54,9 @@ def fetch_embeds(source: object, field: str, max_bytes: int | None = None) -> ob
 
 
 def read_embeds(source: object, field: str, wanted: Wanted) -> Embeds:
-    """Raises PictureEmbedsError of whatever has not this shape, a leading 1 excepted."""
+    """Return embeddings as float32.  Raise PictureEmbedsError if the shape, without a leading 1, is not as wanted."""
     values = _read_file(source, field, wanted) if isinstance(source, bytes) else _read_array(source, field, wanted)
-    if not np.abs(values).max() <= MAX_MAGNITUDE:  # nor is a NaN
+    if not np.abs(values).max() <= MAX_MAGNITUDE:  # false for a NaN, too
         _refuse(field, f"hold a NaN, an infinity, or a number beyond {MAX_MAGNITUDE:g}")
     values.flags.writeable = False
     return Embeds(values)
@@ -67,7 +67,7 @@ def _refuse(field: str, message: str) -> NoReturn:
 
 
 def _check_kind(dtype: str, found: Shape, wanted: Wanted, field: str) -> Shape:
-    """The shape without its leading 1."""
+    """Check the dtype and the shape; return the shape without a leading 1."""
     if dtype not in _ITEM_BYTES:
         _refuse(field, f"embeddings of {dtype[:40]} are not taken; allowed is {ALLOWED}")
     shape = found[1:] if len(found) == 3 and found[0] == 1 else found
@@ -88,7 +88,7 @@ class _Header(NamedTuple):
     dtype: str
     shape: Shape
     is_fortran: bool
-    # Where its values begin in the file.
+    # Where the values begin in the file.
     offset: int
 
 

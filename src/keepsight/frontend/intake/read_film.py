@@ -1,7 +1,7 @@
-"""How large a film's frames are, how many it has and how many of them a second, from the packets of its file.
+"""Reads the size, the number and the rate of a film's frames from the packets of its file.
 
-Decodes one frame, the first: how it is turned is told nowhere else.  Frames are counted as they lie in the file, which
-is as they will be decoded: some headers tell no number, and those that do count what was cut off by an editor.
+Decodes only the first frame, since the rotation is found nowhere else.  Frames are counted as they are in the file and
+will be decoded: some headers have no number of frames, and the others include frames that an editor cut off.
 """
 
 from collections.abc import Callable
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
     from av.video.frame import VideoFrame
     from av.video.stream import VideoStream
 
-# A film, what its caller calls it, and how many pixels a frame may have.
+# Takes a film, the caller's name for it, and the most pixels that a frame may have.
 ReadFilm = Callable[[FilmSource, str, int], Geometry]
-# An hour at 60 a second: all before the last that is shown are decoded, which takes minutes of a core then.
+# An hour at 60 frames a second.  All frames up to the last one shown are decoded: minutes on one core.
 MAX_FRAMES = 60 * 60 * 60
-# Frames a second: none is faster, and what is slower has no second frame within a day.
+# Frames a second: no film is faster, and a slower one has no second frame within a day.
 MAX_RATE, MIN_RATE = 1_000_000, 1e-5
-# What the reference takes for granted of a film that does not say it.
+# What the reference assumes for a film without a frame rate.
 ARRAY_FRAMES_PER_SECOND = 24.0
 
 
@@ -41,7 +41,10 @@ def read_film(
     max_pixels: int = DEFAULT_MAX_PIXELS,
     frames_per_second: float = ARRAY_FRAMES_PER_SECOND,
 ) -> Geometry:
-    """Refuses what cannot be served; `field` is what the caller calls the film, `frames_per_second` an array's."""
+    """Return the geometry; refuse a film that cannot be served.
+
+    `field` is the caller's name for the film, `frames_per_second` the rate of an array of frames.
+    """
     if isinstance(source, np.ndarray):
         geometry = _describe_array(source, field, frames_per_second)
     else:
@@ -52,7 +55,7 @@ def read_film(
 
 
 def check_film(geometry: Geometry, field: str, max_pixels: int) -> None:
-    """Whoever says that a film is so."""
+    """Check the geometry of a film, which may come from a media worker."""
     check_frame_size(geometry.width, geometry.height, field, max_pixels)
     assert geometry.timeline is not None, geometry
     num_frames, rate = geometry.timeline.num_frames, geometry.timeline.frames_per_second
@@ -78,7 +81,7 @@ def _look_through(container: "InputContainer", stream: "VideoStream", field: str
             first = next(iter(packet.decode()), None)
         if packet.is_corrupt:
             raise UnreadablePictureError(field, "a film that ends in the middle of a frame")
-        # An editor cuts by a list of what is left out.
+        # An edit list marks what an editor cut out as discarded.
         num_frames += packet.size > 0 and not packet.is_discard
         if num_frames > MAX_FRAMES:
             break

@@ -1,7 +1,7 @@
-"""How large a picture is once it is decoded, from its first bytes.  Never decodes.
+"""Reads from the first bytes how large a picture will be once it is decoded.  Never decodes.
 
-Whatever cannot be served is refused here, as far as a header tells: more than one frame (but for MPO, photographs with
-a preview or a depth map behind them, of which the first is taken), pixels deeper than 8 bits, too many of them.
+Pictures that cannot be served are refused here, as far as a header tells: more than one frame (except MPO, photographs
+followed by a preview or a depth map, of which the first is taken), pixels deeper than 8 bits, too many pixels.
 """
 
 import numpy as np
@@ -16,7 +16,10 @@ MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX
 
 
 def read_geometry(source: PictureSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
-    """Refuses what cannot be served, as far as the header tells; `field` is what the caller calls the picture."""
+    """Return the geometry; refuse a picture that cannot be served, as far as the header tells.
+
+    `field` is the caller's name for the picture.
+    """
     mode = "RGB"
     if isinstance(source, Image.Image):
         geometry, mode = Geometry(*source.size), source.mode
@@ -45,13 +48,13 @@ def check_size(geometry: Geometry, field: str, max_pixels: int) -> None:
 
 
 def shows_several_frames(data: bytes, field: str, max_pixels: int) -> bool:
-    """Refuses what no header can be read of."""
+    """Return whether a picture has more than one frame.  Refuses one whose header cannot be read."""
     with refusing_damage(field, len(data)):
         return _has_several_frames(_open_checked(data, field, max_pixels))
 
 
 def _parse_header(data: bytes, field: str, max_pixels: int) -> tuple[Geometry, str]:
-    """And the mode of the file, before the conversion to RGB."""
+    """Return the geometry, and the mode of the file before conversion to RGB."""
     image = _open_checked(data, field, max_pixels)
     if _has_several_frames(image):
         raise UnsupportedPictureError(
@@ -62,24 +65,24 @@ def _parse_header(data: bytes, field: str, max_pixels: int) -> tuple[Geometry, s
 
 def _open_checked(data: bytes, field: str, max_pixels: int) -> ImageFile.ImageFile:
     if data[8:12] == b"WEBP" and (announced := WebPImagePlugin._get_size(data[:30])) is not None:
-        # Opening one makes room for all of it.
+        # Opening a WebP allocates memory for all of its pixels.
         check_size(Geometry(*announced), field, max_pixels)
     try:
         image = open_picture(data, field)
-    except Image.DecompressionBombError as error:  # its limit is not below ours
+    except Image.DecompressionBombError as error:  # Pillow's limit is not below ours
         raise PictureTooLargeError(field, f"more than the {max_pixels} pixels that are allowed") from error
-    # Before anything else is asked of the picture: looking for a second frame may prepare room for the first.
+    # Before anything else: looking for a second frame may allocate memory for the first.
     check_size(Geometry(*image.size), field, max_pixels)
     return image
 
 
 def _has_several_frames(image: ImageFile.ImageFile) -> bool:
-    """An MPO is a photograph that carries another; every viewer shows the first."""
+    """Return whether there are several frames, except in an MPO: every viewer shows the first of its photographs."""
     return image.format != "MPO" and bool(getattr(image, "is_animated", False))
 
 
 def _upright_geometry(image: ImageFile.ImageFile, data: bytes, field: str) -> Geometry:
     width, height = image.size
     if isinstance(image, TiffImagePlugin.TiffImageFile) and ExifTags.Base.Orientation in image.tag_v2:
-        return Geometry(width, height)  # Pillow turns these by itself, and reports the size that they will have
+        return Geometry(width, height)  # Pillow rotates these itself, and reports their final size
     return Geometry(height, width) if orientation_of(image, data, field) >= 5 else Geometry(width, height)

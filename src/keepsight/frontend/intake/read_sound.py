@@ -1,6 +1,6 @@
-"""How long a sound is: of a plain WAV from its header, of any other file by decoding it, as few of them say it surely.
+"""Determines how long a sound is: a plain WAV from its header, other files by decoding, as few state it reliably.
 
-Lengths are in samples at the rate that the model takes: as many as the resampled sound will have.
+Lengths are in samples at the model's sampling rate: as many as the resampled sound will have.
 """
 
 from collections.abc import Callable
@@ -12,14 +12,14 @@ from keepsight.frontend.intake.sound_samples import Samples, SoundSource, check_
 from keepsight.media import Geometry
 from keepsight.sound_config import SoundConfig
 
-# A sound, what its caller calls it, and how many samples in a second the model takes.
+# Takes a sound, the caller's name for it, and the model's sampling rate.
 ReadSound = Callable[[SoundSource, str, int], Geometry]
-# Longer than any model takes: what is longer still is not decoded to its end.
+# Longer than any model takes; a sound that is longer still is not decoded to its end.
 MAX_SECONDS = 600
 
 
 def read_sound(source: SoundSource, field: str, sampling_rate: int) -> Geometry:
-    """Refuses what cannot be served; `field` is what the caller calls the sound."""
+    """Return the length; refuse a sound that cannot be served.  `field` is the caller's name for the sound."""
     rate, num_samples = _count_samples(source, field)
     geometry = Geometry(num_samples=count_resampled(num_samples, rate, sampling_rate))
     check_sound(geometry, field, sampling_rate)
@@ -27,7 +27,7 @@ def read_sound(source: SoundSource, field: str, sampling_rate: int) -> Geometry:
 
 
 def check_sound(geometry: Geometry, field: str, sampling_rate: int) -> None:
-    """Whoever says that a sound is so long."""
+    """Check the length of a sound, which may come from a media worker."""
     if geometry.num_samples < 1:
         raise UnreadablePictureError(field, "a sound without samples")
     if geometry.num_samples > MAX_SECONDS * sampling_rate:
@@ -35,7 +35,7 @@ def check_sound(geometry: Geometry, field: str, sampling_rate: int) -> None:
 
 
 def check_model_hears(num_samples: int, config: SoundConfig, field: str) -> None:
-    """All of it: the reference cuts off what is longer, and says nothing."""
+    """Check that the model takes all of a sound; the reference silently truncates longer ones."""
     rate = config.sampling_rate
     if num_samples > config.max_samples:
         longest = f"at most {config.chunk_length} seconds are taken by this model"
@@ -46,17 +46,17 @@ def check_model_hears(num_samples: int, config: SoundConfig, field: str) -> None
 
 
 def count_resampled(num_samples: int, rate: int, wanted_rate: int) -> int:
-    """As transformers and vLLM count them: a last one that is begun is one."""
+    """Return the number of samples after resampling, rounded up as in transformers and vLLM."""
     return -(-num_samples * wanted_rate // rate)
 
 
 def is_length_known(source: SoundSource) -> bool:
-    """At once: nothing has to be decoded."""
+    """Return whether the length is known without decoding."""
     return isinstance(source, Samples) or is_wav(source)
 
 
 def _count_samples(source: SoundSource, field: str) -> tuple[int, int]:
-    """How many there are in a second, and in all."""
+    """Return the sampling rate and the number of samples."""
     if isinstance(source, Samples):
         return source.sampling_rate, len(source.values)
     if is_wav(source):

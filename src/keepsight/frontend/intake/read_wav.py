@@ -1,7 +1,7 @@
-"""Plain WAV files, read without anybody's help: what the header says, and the samples behind it.
+"""Reads plain WAV files without a library: the header, and the samples after it.
 
-PCM of 8 to 32 bits and floats, of any number of channels.  A header is a walk over chunks, of which there are few.
-What lies behind it counts, not what it announces: a recorder that was cut off, or that wrote to a pipe, could not know.
+PCM of 8 to 32 bits and floats, of any number of channels.  A header is a sequence of chunks, limited in number.  The
+bytes that follow it count, not the length it states: a recorder that was cut off or wrote to a pipe could not know it.
 """
 
 import struct
@@ -15,7 +15,7 @@ from keepsight.frontend.intake.sound_samples import Mono, mix_down
 
 MAX_CHUNKS = 1000
 _PCM, _FLOAT, _EXTENSIBLE = 1, 3, 0xFFFE
-# As numpy calls samples of so many bits; of 24 it knows the bytes.
+# numpy's dtypes, by kind and bits; it has none of 24 bits, which are read as bytes.
 _KINDS = {
     (_PCM, 8): "<u1",
     (_PCM, 16): "<i2",
@@ -36,7 +36,7 @@ class _Format(NamedTuple):
 
     @property
     def bytes_at_once(self) -> int:
-        """A sample of each channel."""
+        """The size of one sample of each channel."""
         return self.num_channels * self.bits // 8
 
 
@@ -79,7 +79,7 @@ def decode_wav(data: bytes, field: str) -> Mono:
 
 
 def _was_left_open(data: bytes, begin: int, length: int) -> bool:
-    """Whether it was begun as if there were no samples: the whole, too, says that it ends with its header."""
+    """Return whether the lengths were never filled in: by that of the file, too, it ends with its header."""
     return length == 0 and int.from_bytes(data[4:8], "little") <= begin - 8
 
 
@@ -99,7 +99,7 @@ def _read_format(description: bytes, field: str) -> _Format:
 
 
 def _widen(values: npt.NDArray[np.uint8]) -> npt.NDArray[np.int32]:
-    """Three bytes of each sample become the upper ones of four."""
+    """Return 24-bit samples as int32: the three bytes of each become the upper ones of four."""
     wide = np.zeros((len(values) // 3, 4), np.uint8)
     wide[:, 1:] = values.reshape(-1, 3)
     return wide.view("<i4")[:, 0]

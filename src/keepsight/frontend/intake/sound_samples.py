@@ -1,7 +1,7 @@
-"""Samples of a sound as numbers: of one channel, float32, in which full loudness is 1.
+"""Converts the samples of a sound to one channel of float32, with a full scale of 1.
 
-Whatever was recorded comes here in its own type of number, and leaves as soundfile, which the reference reads with,
-has it: integers divided by half of their range, and of several channels the mean.
+Samples of all number types are converted as by soundfile, with which the reference reads: integers are divided by half
+of their range, and several channels are averaged.
 """
 
 from dataclasses import dataclass
@@ -14,15 +14,15 @@ from keepsight.errors import UnreadablePictureError
 
 Mono = npt.NDArray[np.float32]  # [samples]
 
-# In a second.
+# Samples per second.
 MIN_RATE, MAX_RATE = 1_000, 384_000
-# Squares of larger ones may be infinite on their way to a spectrum.
+# Squares of larger samples may become infinite when a spectrum is computed.
 MAX_MAGNITUDE = 1e10
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """A sound that is an object of this process.  Never to change."""
+    """A sound that is an object of this process.  Must never change."""
 
     values: Mono
     sampling_rate: int
@@ -33,7 +33,7 @@ SoundSource = bytes | Samples
 
 
 def mix_down(channels: npt.NDArray[Any]) -> Mono:
-    """[channels, samples], of any type that files have."""
+    """Mix [channels, samples], of any number type that files have, down to [samples]."""
     scaled = _scale(channels)
     mono: Mono = scaled[0].copy() if len(scaled) == 1 else scaled.mean(axis=0)
     return mono
@@ -46,7 +46,7 @@ def check_rate(sampling_rate: int, field: str) -> None:
 
 
 def check_values(values: Mono, field: str) -> None:
-    if not np.abs(values).max(initial=0) <= MAX_MAGNITUDE:  # nor is a NaN
+    if not np.abs(values).max(initial=0) <= MAX_MAGNITUDE:  # false for a NaN, too
         raise UnreadablePictureError(field, f"a sound with a NaN, an infinity, or a sample beyond {MAX_MAGNITUDE:g}")
 
 

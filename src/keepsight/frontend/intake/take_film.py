@@ -1,4 +1,4 @@
-"""Films that are objects of this process: bytes of a file, an array of frames, or pictures one after the other."""
+"""Accepts films that are objects of this process: bytes of a file, an array of frames, or a list of pictures."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
@@ -15,12 +15,12 @@ KINDS = "a URL, a file's bytes, an array of frames, a list of pictures, or a pai
 
 
 def are_films(value: object) -> bool:
-    """Whether these are several.  Pictures, and arrays of one each, are the frames of one."""
+    """Return whether this is a list of films.  A list of pictures, or of arrays of one picture each, is one film."""
     return isinstance(value, list | tuple) and not any(map(_is_frame, value[:1])) and not _has_metadata(value)
 
 
 def take_film(source: object, field: str) -> tuple[FilmSource, float]:
-    """A copy, which nobody changes, so that its name stays true; and how many frames a second an array has."""
+    """Return a copy that never changes, so that its name stays valid, and the frame rate of an array."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source), ARRAY_FRAMES_PER_SECOND
     rate = ARRAY_FRAMES_PER_SECOND
@@ -35,12 +35,12 @@ def take_film(source: object, field: str) -> tuple[FilmSource, float]:
 
 
 def _has_metadata(value: object) -> TypeGuard[tuple[object, Mapping[str, object]]]:
-    """As vLLM takes them."""
+    """Return whether this is a pair of a film and its metadata, as vLLM takes it."""
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
 def _read_rate(metadata: Mapping[str, object], field: str) -> float:
-    """All else that there is to say of frames in hand is seen from them."""
+    """Return the frame rate; everything else in the metadata is known from the frames."""
     rate = metadata.get("fps", ARRAY_FRAMES_PER_SECOND)
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
         raise InvalidArgumentError(field, f"its metadata has an fps of {rate!r:.80}: it must be a number above 0")

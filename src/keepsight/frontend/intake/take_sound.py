@@ -1,4 +1,4 @@
-"""Sounds that are objects of this process: bytes of a file, samples, or a pair of these and how many are a second."""
+"""Accepts sounds that are objects of this process: bytes of a file, samples, or a pair of samples and sampling rate."""
 
 import numbers
 from typing import Any, TypeGuard
@@ -13,12 +13,12 @@ KINDS = "a URL, a file's bytes, samples as an array or a list of floats, or a pa
 
 
 def are_sounds(value: object) -> bool:
-    """Whether these are several.  Floats are the samples of one, as they are to vLLM."""
+    """Return whether this is a list of sounds.  A list of floats is the samples of a single one, as in vLLM."""
     return isinstance(value, list | tuple) and not _are_floats(value) and not _has_rate(value)
 
 
 def take_sound(source: object, field: str, sampling_rate: int) -> SoundSource:
-    """A copy, which nobody changes, so that its name stays true; `sampling_rate` is of samples that do not say it."""
+    """Return a copy that never changes, so that its name stays valid; `sampling_rate` is for samples without a rate."""
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if _has_rate(source):

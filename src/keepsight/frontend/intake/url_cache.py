@@ -1,8 +1,8 @@
-"""What URLs gave: asked for again only when the origin wants it, downloaded again only when it changed.
+"""Caches the content of URLs: revalidated only when the origin requires it, downloaded again only when it changed.
 
-Each URL is downloaded once for all who ask at the same time.  Tenants never see each other's: a record is found only
-under the salt that it was made under.  Bodies lie under their digest, once for all URLs of one picture, and never more
-of them than the cache's bytes.  Belongs to one event loop; its clock is handed in.
+Concurrent requests for a URL share one download.  Tenants never see each other's entries: a record is found only under
+the salt that it was made under.  Bodies are stored by digest, once for all URLs of one picture, and never exceed the
+cache's bytes.  Belongs to one event loop; its clock is injected.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from keepsight.lru_cache import LruCache
 from keepsight.media import Modality
 
 Fetch = Callable[[str, Validators | None], Awaitable[Fetched]]
-# The salt's digest, for a salt may have any length, and what is asked for at the URL, however it is spelt.
+# The salt's digest, as a salt may have any length, and the URL in its normalized spelling.
 Key = tuple[bytes, str]
 MAX_RECORDS = 4096
 
@@ -39,7 +39,7 @@ class _Flight:
 
 class UrlCache:
     def __init__(self, fetch: Fetch, max_bytes: int, clock: Callable[[], float]) -> None:
-        """0 bytes: nothing is kept."""
+        """If `max_bytes` is 0, nothing is kept."""
         self._fetch, self._clock = fetch, clock
         self._bodies = LruCache[bytes, bytes](max_bytes, len) if max_bytes else None
         # The least recently used first.
@@ -49,7 +49,10 @@ class UrlCache:
         self.on_fetched: Callable[[Modality], object] = lambda _modality: None
 
     async def get(self, url: str, cache_salt: str | None, modality: Modality = "image") -> bytes:
-        """Raises UrlFault, the same for all who wait; failures are not kept.  What it is to be changes nothing."""
+        """Return the content of a URL.  All waiting callers get the same UrlFault; failures are not kept.
+
+        `modality` is only passed on to `on_fetched`.
+        """
         key = (_digest_of(cache_salt), str(parse_web_url(url)))
         record, content = self._find(key)
         if record is not None and content is not None and self._clock() < record.fresh_until:
@@ -74,7 +77,7 @@ class UrlCache:
         return flight
 
     def _end(self, key: Key, flight: _Flight) -> None:
-        """Nobody waits any more: it is done, or nobody wants it."""
+        """Remove a flight for which no caller waits: it is finished, or its result is no longer needed."""
         flight.task.cancel()
         del self._flights[key]
 

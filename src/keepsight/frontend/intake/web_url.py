@@ -1,6 +1,7 @@
-"""A caller's URL taken apart once, strictly: what is checked is what is connected to.
+"""Parses a client's URL once and strictly, so that the host that is checked is the one that is connected to.
 
-Knows nothing of networks.  What two parsers might read differently (spaces, backslashes, credentials) is refused.
+Knows nothing of networks.  Anything that two parsers might read differently (spaces, backslashes, credentials) is
+refused.
 """
 
 import re
@@ -11,7 +12,7 @@ from keepsight.errors import MediaRefusedError, PictureError
 
 MAX_LENGTH = 4096
 DEFAULT_PORTS = {"http": 80, "https": 443}
-# Below 1024 lie other protocols (mail, shells, file shares) that must not be talked to in HTTP.
+# Lower ports belong to other protocols (mail, shells, file shares), to which no HTTP must be sent.
 LEAST_FREE_PORT = 1024
 _HOST = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)*|[0-9a-f:.]*:[0-9a-f:.]*")
 _AMBIGUOUS = re.compile(r"[\x00-\x20\x7f\\]")
@@ -19,7 +20,7 @@ _KEPT_IN_TARGET = "%/:;=&?~+!$,'@()*[]|"
 
 
 class UrlFault(Exception):  # noqa: N818 (it is none of the errors that callers see, but becomes one)
-    """What is wrong with a URL, or with what it led to: for all who asked for it, each under a field of their own."""
+    """A fault of a URL or of its download.  Each request that asked for the URL reports it under its own field."""
 
     def __init__(self, error: type[PictureError], message: str) -> None:
         super().__init__(message)
@@ -35,7 +36,7 @@ class WebUrl:
     # ASCII, in lower case, without a trailing dot.
     host: str
     port: int
-    # Path and query, as they are sent.
+    # Path and query, as sent.
     target: str
 
     @property
@@ -47,7 +48,7 @@ class WebUrl:
         return f"{self.scheme}://{self.authority}{self.target}"
 
     def join(self, location: str) -> "WebUrl":
-        """Where a redirect leads."""
+        """Return the URL to which a redirect leads."""
         if _AMBIGUOUS.search(location):
             raise _refusal("redirects to what is no URL")
         try:
@@ -57,14 +58,14 @@ class WebUrl:
 
 
 def parse_web_url(text: str) -> WebUrl:
-    """Raises UrlFault."""
+    """Parse a URL; raise UrlFault if it may not be fetched."""
     if len(text) > MAX_LENGTH:
         raise _refusal(f"a URL of {len(text)} characters is too long, at most {MAX_LENGTH} are allowed")
     if _AMBIGUOUS.search(text):
         raise _refusal("a URL has no spaces, control characters or backslashes: they must be percent-encoded")
     try:
         return _split(text)
-    except ValueError as error:  # of urllib, or characters that no URL has
+    except ValueError as error:  # from urllib, or for characters that no URL may have
         raise _refusal(f"is no URL that can be fetched: {error}") from error
 
 
@@ -82,7 +83,7 @@ def _split(text: str) -> WebUrl:
 
 
 def to_ascii_host(host: str) -> str:
-    """The one spelling under which a host is compared; raises ValueError if it has none."""
+    """Return the spelling by which hosts are compared; raise ValueError if there is none."""
     ascii_host = host if ":" in host else host.removesuffix(".").encode("idna").decode().lower()
     if not _HOST.fullmatch(ascii_host):
         raise ValueError(f"{host[:80]!r} is no host")
