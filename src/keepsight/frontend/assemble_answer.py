@@ -1,7 +1,7 @@
-"""The tokens of a request's choices become their texts, without what they thought first if that is told apart, and each
-choice ends exactly once.
+"""Turns the tokens of a request's choices into their texts, splits off a leading thought if asked to, and ends each
+choice exactly once.
 
-An engine knows stop tokens and lengths; stop strings are found here, where the text is.
+The engine detects stop tokens and length limits; stop strings are found here, where the text is.
 """
 
 from dataclasses import dataclass, replace
@@ -16,16 +16,16 @@ from keepsight.sampling_params import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class AnswerPiece:
-    """What one token added to one choice."""
+    """The text that one token added to one choice, and the choice's end if it ended there."""
 
     token: TokenOutput
     text: str
     finish_reason: FinishReason | None = None
-    # The stop string or the caller's own stop token that ended the choice.
+    # The stop string, or the id of the caller's own stop token, that ended the choice.
     stop_reason: str | int | None = None
-    # What its bytes become comes with a later one.
+    # The text of the token's bytes is not known yet and comes with a later token.
     is_amid_bytes: bool = False
-    # What it added to what is thought before the answer; and whether it is a token of that, a tag of it included.
+    # The text it added to the thought before the answer; and whether the token belongs to the thought, tags included.
     thought: str = ""
     is_of_thought: bool = False
 
@@ -35,7 +35,7 @@ class AnswerPiece:
 
     @property
     def ends_before_engine(self) -> bool:
-        """A stop string ended the choice, and the engine has to be told."""
+        """True if a stop string ended the choice, so that the engine has to be told."""
         return self.finish_reason is not None and self.token.finish_reason is None
 
 
@@ -43,7 +43,10 @@ class AnswerAssembler:
     def __init__(
         self, tokenizer: Tokenizer, params: SamplingParams, thought: Thought | None = None, *, goes_on: bool = False
     ) -> None:
-        """`thought`: what each choice may begin with; None: all of it is its text.  `goes_on`: with the prompt's."""
+        """`thought`: the thought that each choice may begin with; None: all text is the answer's.
+
+        `goes_on`: the choices continue the prompt's text.
+        """
         self._streamers = {choice: TextStreamer(tokenizer, params, goes_on=goes_on) for choice in range(params.n)}
         self._splitters = {} if thought is None else {choice: ThoughtSplitter(thought) for choice in range(params.n)}
         self._tags = {} if thought is None else {tokenizer.token_id(tag): tag for tag in thought.form.tags}
@@ -54,7 +57,7 @@ class AnswerAssembler:
         return not self._streamers
 
     def push(self, token: TokenOutput) -> AnswerPiece | None:
-        """None for a token of a choice that has ended: the engine learns of stop strings later than we do."""
+        """Return what the token adds; None if its choice has ended: the engine learns of a stop string only later."""
         streamer = self._streamers.get(token.choice)
         if streamer is None:
             return None

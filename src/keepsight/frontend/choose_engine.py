@@ -1,8 +1,8 @@
-"""Which of several engines a request is given to: one that holds its media, unless that has far more to do than others.
+"""Chooses which of several engines gets a request: one that holds its media, unless it is far busier than the others.
 
-Pure: knows neither connections nor threads.  What an engine holds is believed, by what it said and what it is at; a
-wrong belief costs work that is done twice.  Invariant: of each engine, what is in flight is what was noted as sent and
-not yet as ended.
+Pure: no connections, no threads. An engine's holdings are estimated from its messages and the requests it is working
+on; a wrong estimate only costs duplicate work. Invariant: an engine's requests in flight are exactly those noted as
+sent and not yet as ended.
 """
 
 import hashlib
@@ -14,28 +14,28 @@ from typing import TypeVar
 from keepsight.frontend.media_hints import MediaHints
 from keepsight.requests import EngineRequest
 
-# What an answer without a limit, or with a high one, is taken to have.
+# Assumed length of an answer that has no limit or a higher one.
 TYPICAL_ANSWER_TOKENS = 256
-# An engine that has so many tokens more in flight than twice the least busy one's is not asked for what it holds: a
-# picture that everybody asks about shall come to be held by others too.
+# An engine with this many tokens in flight beyond twice the least busy engine's is skipped, whatever it holds: a
+# picture that everybody asks about should come to be held by other engines too.
 SLACK_TOKENS = 8192
-# Prompts are compared as far as a power of two times this.
+# Prompt prefixes are compared at lengths of this times a power of two.
 SHORTEST_PREFIX = 64
 MAX_PREFIXES = 1 << 16
 
 
 class EngineView:
-    """What a frontend knows and believes of one engine.  Of what other frontends ask of it, only hints tell."""
+    """A frontend's view of one engine. Requests of other frontends show up only through hints."""
 
     def __init__(self, rank: int = 0, *, takes_unasked: bool = True) -> None:
-        """`takes_unasked`: whether it wants pixels that it did not ask for."""
+        """`takes_unasked`: whether the engine wants pixels that it did not ask for."""
         self.rank = rank
         self.hints = MediaHints() if takes_unasked else MediaHints(max_promises=0)
         self.num_tokens_in_flight = 0
         self._requests: dict[str, EngineRequest] = {}
-        # Of requests in flight: their media are held, or about to be.
+        # Media hashes of the requests in flight: the engine holds them, or soon will.
         self._media: Counter[str] = Counter()
-        # Of requests sent, by name; the least recently sent first.
+        # Names of the prefixes of sent requests, the least recently sent first.
         self._prefixes: OrderedDict[int, None] = OrderedDict()
 
     @property
@@ -53,7 +53,7 @@ class EngineView:
             self._prefixes.popitem(last=False)
 
     def note_ended(self, request_id: str) -> None:
-        """And what it promised."""
+        """Remove the request, and the promises made for it."""
         self.hints.forget(request_id)
         if (request := self._requests.pop(request_id, None)) is not None:
             self._media -= Counter(item.media_hash for item in request.media)
@@ -66,7 +66,7 @@ class EngineView:
         return sum(item.span.length for item in request.media if self._holds(item.media_hash))
 
     def count_prefix_tokens(self, names: Collection[int]) -> int:
-        """Of the longest prefix that was sent to it, given the names of all, from the shortest on."""
+        """Return the length of the longest prefix sent to this engine. `names`: the prefixes' names, shortest first."""
         known = (SHORTEST_PREFIX << index for index, name in enumerate(names) if name in self._prefixes)
         return max(known, default=0)
 
@@ -85,7 +85,7 @@ Engine = TypeVar("Engine", bound=EngineView)
 
 
 def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key: str | None = None) -> Engine:
-    """Media count first, then the key; then a prefix is worth as many tokens in flight as it has."""
+    """Choose by held media, then by `cache_key`, then by load; a known prefix offsets as many tokens in flight."""
     if len(engines) == 1:
         return next(iter(engines))
     limit = 2 * min(engine.num_tokens_in_flight for engine in engines) + SLACK_TOKENS
@@ -101,25 +101,25 @@ def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key
     best = [engine for engine, its in merits.items() if its == most]
     if len(best) == 1:
         return best[0]
-    # Were it always the first, the caches of the others would stay empty where requests do not overlap.
+    # Always choosing the first would leave the others' caches empty where requests do not overlap.
     beginning = request.media[0].media_hash if request.media else repr(request.token_ids[:SHORTEST_PREFIX])
     return max(best, key=lambda engine: _affinity(beginning, request.cache_salt, engine.rank))
 
 
 def _affinity(name: str, cache_salt: str | None, rank: int) -> bytes:
-    """The same in every frontend, and nothing to be kept: where an engine is missing, only its own names move."""
+    """Rendezvous hash: the same in every frontend, without state; if an engine is missing, only its own names move."""
     return hashlib.sha256(repr((name, cache_salt, rank)).encode()).digest()
 
 
 def count_tokens(request: EngineRequest) -> int:
-    """That it is taken to cost."""
+    """Return the number of tokens that the request is assumed to cost."""
     params = request.sampling_params
     answer = min(params.max_tokens or TYPICAL_ANSWER_TOKENS, TYPICAL_ANSWER_TOKENS)
     return len(request.token_ids) + params.n * answer
 
 
 def name_prefixes(request: EngineRequest) -> Iterator[int]:
-    """Of its first 64 tokens, 128, 256 ...: equal where all that these depend on is equal; hardly ever otherwise."""
+    """Yield names of the first 64 tokens, 128, 256 ...: equal if all they depend on is equal; hardly ever otherwise."""
     name, start, end = hash((request.cache_salt, request.adapter)), 0, SHORTEST_PREFIX
     while end <= len(request.token_ids):
         media = tuple(item.media_hash for item in request.media if start <= item.span.start < end)

@@ -1,9 +1,9 @@
-"""The frontend's end of its engines, wherever they run: who waits for what of which, and the media that they lack.
+"""The frontend's client of its engines, wherever they run: the callers that wait for them, and the media they lack.
 
-Hands outputs to whoever asked, on an event loop or on the thread that brings them.  What it believes an engine to hold
-is a hint: a wrong one costs a round trip.  Each request is in `_callers` until the last is heard of it or its caller
-leaves; whoever takes it out tells the others.  A request is with one engine at a time, and with none only while there
-is none.
+Delivers outputs to their callers, on an event loop or on the thread that receives them. What it believes an engine to
+hold is a hint: a wrong one costs a round trip. Each request is in `_callers` until its last output or until its caller
+leaves; whichever side removes it notifies the others. A request is with one engine at a time, and with none only while
+there is none.
 """
 
 import asyncio
@@ -38,13 +38,13 @@ from keepsight.requests import (
     TokenOutput,
 )
 
-# Engines that end within this time end of one thing, such as a want of memory.  A request that was with one that ended
-# later, too, may be the cause: it is not given to another.
+# Engines that end within this time of each other are assumed to have one cause, such as lack of memory. A request that
+# loses another engine later than that may itself be the cause: it is not given to a further one.
 SAME_CAUSE_SECONDS = 1.0
-# What a caller hears: tokens as they come; an exception is the last.
+# Delivered to a caller: tokens as they come; an exception is always the last.
 Outputs = list[TokenOutput | Exception]
 OnOutputs = Callable[[Outputs], None]
-# False: nobody will read it.
+# Returns False if the message will never be read.
 Send = Callable[[ToEngine], bool]
 
 
@@ -62,10 +62,10 @@ class _Caller:
         self.prepared, self.on_outputs, self.event_loop = prepared, on_outputs, event_loop
         self.request_id, self.account = prepared.engine_request.request_id, prepared.account
         self.unfinished = set(range(prepared.engine_request.sampling_params.n))
-        # Who is asked; None: there is none.
+        # The engine that has the request; None: there is no engine.
         self.engine: _Engine | None = None
         self.has_begun = False
-        # When the first engine ended that it was with.
+        # When the request lost its first engine.
         self.first_loss = float("inf")
 
 
@@ -77,7 +77,7 @@ class EngineClient:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._media_pool, self._observer, self._clock = media_pool, observer or RequestObserver(), clock
-        # Over which engines there are, and who asks which; never held while others are called back.
+        # Guards the set of engines and which request is with which; never held while callbacks run.
         self._lock = threading.RLock()
         self._callers: dict[str, _Caller] = {}
         # By rank.
@@ -91,13 +91,14 @@ class EngineClient:
         return len(self._engines)
 
     def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
-        """Of each engine that has any, by rank, as it was told last."""
+        """Return the last reported tiers of each engine that has any, by rank."""
         return {rank: engine.tiers for rank, engine in sorted(self._engines.items()) if engine.tiers}
 
     def connect(self, send: Send, rank: int = 0, *, takes_unasked: bool = True) -> None:
-        """An engine is ready: it is given what waits.  `send` is called from many threads and must not wait.
+        """Add an engine that is ready, and give it the waiting requests.
 
-        False from it means that the engine's end is told at once by `disconnect`, or was.
+        `send` is called from many threads and must not wait. If it returns False, `disconnect` is about to be called
+        for this engine, or was.
         """
         with self._lock:
             assert rank not in self._engines, rank
@@ -108,7 +109,7 @@ class EngineClient:
             self._make_media(caller, coming)
 
     def disconnect(self, reason: str, rank: int = 0) -> None:
-        """The engine is gone, and nothing more is received from it.  Who has heard nothing yet is given to another."""
+        """Remove an engine that is gone and sends nothing more. Requests without output so far go to another engine."""
         now = self._clock()
         with self._lock:
             engine = self._engines.pop(rank, None)
@@ -127,13 +128,13 @@ class EngineClient:
             self._make_media(caller, coming)
 
     def give_up(self, reason: str) -> None:
-        """No engine will come any more."""
+        """Fail all requests: no engine will come any more."""
         with self._lock:
             self._reason_of_end = self._reason_of_end or reason
             self._engines.clear()
             callers = list(self._callers.values())
         lost = [caller for caller in callers if self._take_out(caller.request_id, "error") is not None]
-        # Each an error of its own: raised by many, one would gather the frames of them all.
+        # One error object for each caller: a shared one would collect the traceback frames of all that raise it.
         self._deliver([(caller, [EngineLostError(self._reason_of_end)]) for caller in lost])
 
     def receive(self, outputs: Sequence[FromEngine], rank: int = 0) -> None:
@@ -160,9 +161,9 @@ class EngineClient:
     # For callers ----------------------------------------------------------------------------------------------
 
     async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
-        """Closing the generator abandons the request.
+        """Yield the request's tokens. Closing the generator aborts the request.
 
-        Raises what making its pixels raised (before the first token), and RequestFailedError.
+        Raises the error that making its pixels raised (before the first token), and RequestFailedError.
         """
         arrived: asyncio.Queue[Outputs] = asyncio.Queue()
         caller = _Caller(prepared, arrived.put_nowait, asyncio.get_running_loop())
@@ -170,7 +171,8 @@ class EngineClient:
         try:
             while caller.unfinished or not arrived.empty():
                 if not arrived.empty():
-                    # Behind, as where the client had not read: `get` alone would give nobody else a turn until the end.
+                    # Outputs have piled up, as when the client did not read: `get` alone would never suspend, and no
+                    # other task would run until the end.
                     await asyncio.sleep(0)
                 for output in await arrived.get():
                     if isinstance(output, Exception):
@@ -180,33 +182,33 @@ class EngineClient:
             self.leave(caller.request_id)
 
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]:
-        """For one who may generate again what was lost: each of these is one request, however often it is begun."""
+        """For a caller that may generate lost answers again: each account is one request, however often it is begun."""
         return self._observer.holding_ends(accounts)
 
     def submit(self, prepared: PreparedRequest, on_outputs: OnOutputs) -> None:
-        """`on_outputs` is called on the thread that brings them, and must not keep it."""
+        """Start a request. `on_outputs` is called on the thread that receives the outputs, and must not block it."""
         self._admit(_Caller(prepared, on_outputs, None))
 
     def leave(self, request_id: str) -> bool:
-        """Nothing more of this request is wanted.  False once it has ended: there was nothing to leave."""
+        """Abort a request. Return False if it had already ended."""
         return self._leave(request_id, "abort")
 
     def stop_choice(self, request_id: str, choice: int) -> None:
-        """No more tokens of this choice are needed; nothing happens if it has ended."""
+        """Stop one choice of a request early; do nothing if it has ended."""
         caller = self._callers.get(request_id)
         if caller is not None and choice in caller.unfinished:
             _try_send(caller, AbortRequest(request_id, choice))
             self._note_end(caller, choice, "stop")
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
-        """For requests that come after it.  Raises EngineLostError where there is no engine that could hear of it."""
+        """Reset caches for all later requests. Raises EngineLostError if there is no engine to tell."""
         if processor:
             self._media_pool.reset_cache()
         with self._lock:
             if self._reason_of_end is not None:
                 raise EngineLostError(self._reason_of_end)
             if not self._engines:
-                # The next begins with empty caches, but for what outlives it.
+                # The next engine begins with empty caches, except for those that outlive an engine.
                 raise EngineLostError("no engine is ready to be told: reset again once one is")
             for engine in self._engines.values():
                 engine.send(ResetCaches(prefix, encoder, processor))
@@ -214,15 +216,15 @@ class EngineClient:
                     engine.forget_prefixes()
 
     def engine_holds(self, media_hash: str) -> bool:
-        """Something made of it, so far as is known here."""
+        """Return whether any engine is believed to hold something made from this media item."""
         return any(engine.hints.is_held(media_hash) for engine in tuple(self._engines.values()))
 
     def is_held(self, media_hash: str) -> bool:
-        """Something made of it, by an engine or here."""
+        """Return whether an engine or this frontend holds something made from this media item."""
         return self.engine_holds(media_hash) or self._media_pool.is_held(media_hash)
 
     def close(self) -> None:
-        """What still runs fails.  May be called more than once, and from any thread."""
+        """Fail all running requests. May be called more than once, and from any thread."""
         self.give_up("the engine was closed")
         self._media_pool.close()
 
@@ -254,7 +256,10 @@ class EngineClient:
         self._make_media(caller, coming)
 
     def _send_request(self, caller: _Caller) -> Sequence[str]:
-        """The media that the engine was told are coming.  Without an engine, the next one is given all that waits."""
+        """Give the request to an engine. Return the media that the engine was told are coming.
+
+        Without an engine the request waits: the next engine is given all that wait.
+        """
         if not self._engines:
             return ()
         request = caller.prepared.engine_request
@@ -277,7 +282,7 @@ class EngineClient:
                 engine.tiers = tiers
 
     def _deliver(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
-        """All that is for one event loop crosses over to it in one go: waking it costs more than a token."""
+        """Deliver outputs, waking each event loop only once: waking it costs more than a token."""
         by_event_loop = defaultdict(list)
         for caller, outputs in deliveries:
             caller.has_begun = True
@@ -291,7 +296,7 @@ class EngineClient:
     def _cross_to(self, event_loop: asyncio.AbstractEventLoop, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
         try:
             event_loop.call_soon_threadsafe(self._hand_out, deliveries)
-        except RuntimeError:  # it was closed, and none of its callers left before
+        except RuntimeError:  # the event loop was closed before its callers left
             for caller, _ in deliveries:
                 self.leave(caller.request_id)
 
@@ -307,14 +312,14 @@ class EngineClient:
             caller.on_outputs(outputs)
 
     def _observe(self, caller: _Caller, outputs: Outputs, now: float) -> None:
-        """Before anybody hears of them, so that an answer is counted when it is there."""
+        """Count the tokens, before the caller gets them: an answer that is there has been counted."""
         first, last = outputs[0], outputs[-1]
         if isinstance(first, TokenOutput):
             num_tokens = len(outputs) - isinstance(last, Exception)
             self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now)
 
     def _note_end(self, caller: _Caller, choice: int, reason: str) -> None:
-        """The request ends as the last of its choices."""
+        """Mark a choice as ended. The request ends as the last of its choices."""
         caller.unfinished.discard(choice)
         if not caller.unfinished:
             self._take_out(caller.request_id, reason)
@@ -327,7 +332,7 @@ class EngineClient:
         return True
 
     def _take_out(self, request_id: str, reason: str) -> _Caller | None:
-        """`reason`: how it ends."""
+        """Remove a request; return None if it is gone already. `reason`: how it ends."""
         with self._lock:
             caller = self._callers.pop(request_id, None)
             if caller is None:
@@ -347,25 +352,25 @@ class EngineClient:
         deliver = partial(self._take_pixels, caller)
         try:
             self._media_pool.make(caller.prepared, media_hashes, deliver, fail, inline=inline)
-        except Exception as error:  # no thread can be started, or what is held not be looked at
+        except Exception as error:  # no thread can be started, or the cache cannot be read
             fail(error)
-        if caller.request_id not in self._callers:  # it left meanwhile, when there was nothing yet to forget
+        if caller.request_id not in self._callers:  # it left meanwhile, before there was anything to forget
             self._media_pool.forget(caller.request_id)
 
     def _take_pixels(self, caller: _Caller, media_hash: str, pixels: CarriedPixels) -> None:
-        """For the engine that it is with by now."""
+        """Send the pixels to the engine that has the request by now."""
         caller.account.note_sent(media_hash)
         _try_send(caller, MediaArrived(media_hash, pixels))
 
     def _fail_media(self, caller: _Caller, error: Exception) -> None:
-        """Its media cannot be made: the engine would wait for it for ever."""
+        """Fail a request whose media cannot be made: the engine would wait for them forever."""
         caller.prepared.forget_names()
         if self._leave(caller.request_id, "error"):
             self._deliver([(caller, [error])])
 
 
 def _promise_pictures(engine: _Engine, prepared: PreparedRequest) -> tuple[str, ...]:
-    """Each with all its parts or not at all: for those that are left to be asked for, it would be decoded once more."""
+    """Promise each picture with all its parts or not at all: parts asked for later would cost a second decoding."""
     pictures = prepared.group_by_picture(prepared.makeable_media)
     return tuple(each for parts in pictures for each in engine.hints.promise(prepared.engine_request.request_id, parts))
 

@@ -1,8 +1,8 @@
-"""Keeps a client connected to the engine of one rank, the one that the supervisor names, for as long as that lives.
+"""Keeps a client connected to the engine of one rank, the one that the supervisor names, for as long as it lives.
 
-Knows nothing of requests or other ranks.  A connection that breaks while its engine lives (this process was too slow to
-read) is made again; one whose engine died tells the last that it was sent, and then its end.  Invariant: the client is
-connected exactly while there is a channel that has been welcomed and not lost.
+Knows nothing of requests or other ranks. A connection that breaks while its engine lives (this process was too slow to
+read) is made again. If the engine died, what it had sent is delivered before the client is disconnected. Invariant: the
+client is connected exactly while there is a channel that has been welcomed and not lost.
 """
 
 import logging
@@ -16,9 +16,9 @@ from keepsight.ipc.channel import FrontendChannel
 from keepsight.ipc.handshake import Welcome
 
 logger = logging.getLogger(__name__)
-# An engine is listening before it is named here.
+# Short, as an engine listens before the supervisor names it.
 CONNECT_SECONDS = 5.0
-# Between two tries at an engine that is said to live.
+# Pause between two attempts to connect to an engine that the supervisor believes alive.
 RETRY_SECONDS = 0.2
 
 
@@ -26,11 +26,11 @@ class EngineLink:
     def __init__(
         self, client: EngineClient, frontend_id: str, on_welcome: Callable[[Welcome], None], rank: int = 0
     ) -> None:
-        """`on_welcome` is called before each connecting of the client."""
+        """`on_welcome` is called each time before the client is connected."""
         self._rank = rank
         self._client, self._frontend_id, self._on_welcome = client, frontend_id, on_welcome
         self._changed = threading.Condition(threading.RLock())
-        # Of the engine, as far as there is one; and whether the connection is due again only after a pause.
+        # The engine's endpoint, None if there is no engine; and whether to pause before the next attempt to connect.
         self._endpoint: str | None = None
         self._has_failed = False
         self._channel: FrontendChannel | None = None
@@ -44,13 +44,13 @@ class EngineLink:
             self._endpoint, self._has_failed = endpoint, False
             channel = self._channel
             self._changed.notify()
-        if channel is not None:  # its engine is gone, even if it has not noticed
-            # First: who is given to another engine must not hear of this one any more.
+        if channel is not None:  # its engine is gone, even if the channel has not noticed
+            # Closed first: requests that move to another engine must get nothing more from this one.
             channel.close()
             self._lose(channel, "the engine was replaced")
 
     def engine_is_lost(self) -> None:
-        """Its channel is left to read what has come, and to find its end."""
+        """Forget the endpoint. The channel stays open, to read what has arrived and find the connection's end."""
         with self._changed:
             self._endpoint = None
 
@@ -69,7 +69,7 @@ class EngineLink:
             self._connect(endpoint)
 
     def _await_need(self) -> str | None:
-        """The engine to connect to; None at the end."""
+        """Wait until a connection is needed. Return the endpoint; None if the link is closed."""
         with self._changed:
             if self._has_failed:
                 self._changed.wait(RETRY_SECONDS)
@@ -87,22 +87,22 @@ class EngineLink:
                 lambda welcome: self._take(channel, welcome),
             )
             with self._changed:
-                if self._is_closed or self._endpoint != endpoint:  # told so before there was a channel to close
+                if self._is_closed or self._endpoint != endpoint:  # it changed before there was a channel to close
                     return
                 self._channel = channel
             channel.connect(CONNECT_SECONDS)
-        except (HandshakeError, OSError) as error:  # the latter: no more descriptors or threads, for now
+        except (HandshakeError, OSError) as error:  # OSError: out of descriptors or threads, for now
             logger.warning("no connection to the engine: %s", error)
             with self._changed:
                 self._has_failed = True
-                if self._channel is not None:  # it may just have been welcomed all the same
+                if self._channel is not None:  # the welcome may have come in the meantime
                     self._lose(self._channel, str(error))
 
-    # On its channel's thread, or whose it is to end that --------------------------------------------------------
+    # On the channel's thread, or the thread that ends it --------------------------------------------------------
 
     def _take(self, channel: FrontendChannel, welcome: Welcome) -> None:
         with self._changed:
-            if self._channel is channel:  # it may be lost again already
+            if self._channel is channel:  # it may already be lost again
                 self._has_failed, self._is_welcomed = False, True
                 self._on_welcome(welcome)
                 self._client.connect(channel.send, self._rank, takes_unasked=welcome.takes_unasked)

@@ -1,6 +1,6 @@
-"""A frontend as a process of its own: HTTP before it, engines behind it, and workers beside it that make pixels.
+"""The frontend process: serves HTTP, passes requests to engines, and has worker processes make pixels.
 
-It accepts from the moment that its first engine is ready.  Later ones may come and go: requests wait for them.
+It accepts connections once its first engine is ready. After that engines may come and go: requests wait for them.
 """
 
 import gc
@@ -72,7 +72,7 @@ class FrontendProcess:
         self._preparer.request_prefix = f"{start.frontend_id}-"
         self._preparer.intake.watch_downloads(lambda modality: counters.add(FETCHED[modality]))
         if self._preparer.processor is not None:
-            # Beside the engine's start.
+            # In parallel with the engine's start.
             self._workers.start()
         self._cache = self._open_cache(config)
         pool = MediaPool(num_workers, self._cache, self._workers.make, config.verify_hits, counters)
@@ -86,27 +86,27 @@ class FrontendProcess:
             EngineLink(self._client, start.frontend_id, partial(self._take_welcome, rank), rank)
             for rank in range(start.num_engines)
         ]
-        # Of the engines that there were, by rank.
+        # `max_model_len` of every engine so far, by rank.
         self._max_model_lens: dict[int, int] = {}
         self._listener = socket.socket(fileno=start.listener_fd)
-        # Set by the first engine, or when none is needed any more.
+        # Set by the first engine, or by draining, when none is needed any more.
         self._may_go_on = threading.Event()
         self._server: ServerInTurn | None = None
         self._is_draining = False
 
     def serve(self, control: ProcessEnd) -> None:
-        """Until it is drained."""
+        """Serve until drained."""
         self._may_go_on.wait()
         model_name, api, handles = self._start.model_name, self._start.api, self._open_handles()
         told = (self._view, self._counters)
         app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, *told, self._open_kept())
         self._server = make_server(app, api, partial(self._counters.add, RESPONSES[4]))
-        if self._is_draining:  # asked to end before there was anything to end; never unasked, as it may be meanwhile
+        if self._is_draining:  # drained before the server existed; never set to False, as `_drain` may run meanwhile
             self._server.should_exit = True
         if self._preparer.processor is not None:
-            # Neither shall the first picture wait for them, nor the first answers share the cores with their start.
+            # So that the first picture does not wait for them, nor the first answers share the cores with their start.
             self._workers.wait_until_started()
-        # All that was loaded stays: there is no garbage in it to look for.
+        # All that was loaded stays: the garbage collector need not scan it.
         gc.freeze()
         self._server.on_accepting = partial(control.tell, Ready())
         self._server.run(sockets=[self._listener])
@@ -152,7 +152,7 @@ class FrontendProcess:
 
     def _take_welcome(self, rank: int, welcome: Welcome) -> None:
         self._max_model_lens[rank] = welcome.max_model_len
-        # Whichever will be asked.
+        # The smallest, as any of the engines may get a request.
         self._preparer.max_model_len = min(tuple(self._max_model_lens.values()))
         self._may_go_on.set()
 
@@ -164,7 +164,7 @@ class FrontendProcess:
 
 
 def _try_open(otherwise: str, open_database: Callable[[], T]) -> T | None:
-    """None where there is no room for the file, say: all else is served."""
+    """Return None if the database cannot be opened, as when there is no room for its file: all else is served."""
     try:
         return open_database()
     except sqlite3.DatabaseError as error:
@@ -175,7 +175,7 @@ def _try_open(otherwise: str, open_database: Callable[[], T]) -> T | None:
 def _open_span_export(endpoint: str | None) -> "SpanExport | None":
     if endpoint is None:
         return None
-    # An extra, which need not be installed.
+    # An optional extra, which need not be installed.
     from keepsight.observe.export_spans import SpanExport
 
     return SpanExport.to_endpoint(endpoint)

@@ -1,16 +1,16 @@
-"""What a frontend believes the engine to hold of each picture, and what it has promised to send unasked.
+"""A frontend's record of the media that an engine is believed to hold, and of the pixels promised to it unasked.
 
-A hint: the engine's word is final, and it asks for what it lacks.  Invariant: nothing promised is believed to be held,
-each promise belongs to one request, and there are never more than `max_promises`.
+Only hints: the engine's word is final, and it asks for what it lacks. Invariant: nothing promised is believed to be
+held, each promise belongs to one request, and there are never more than `max_promises`.
 """
 
 import threading
 from collections import OrderedDict
 from collections.abc import Collection, Iterable
 
-# Pixels that come unasked wait with the engine, so there must not be many; when it is busy it may as well ask.
+# Unasked pixels wait in the engine's memory, so there must not be many; a busy engine may as well ask.
 MAX_PROMISES = 16
-# Two orders more than engines hold.  Who is forgotten is promised once too often.
+# Two orders of magnitude more than engines hold. A forgotten item is promised once too often.
 MAX_HELD = 1_000_000
 
 
@@ -18,13 +18,16 @@ class MediaHints:
     def __init__(self, max_promises: int = MAX_PROMISES, max_held: int = MAX_HELD) -> None:
         self._max_promises, self._max_held = max_promises, max_held
         self._lock = threading.Lock()
-        # Longest known first.
+        # The item known longest comes first.
         self._held: OrderedDict[str, None] = OrderedDict()
         # Media hash -> the request that promised it.
         self._promised: dict[str, str] = {}
 
     def promise(self, request_id: str, media_hashes: Collection[str]) -> tuple[str, ...]:
-        """Those that the engine knows nothing of, to be made at once; none where as many cannot be promised."""
+        """Promise what the engine has neither got nor been promised; return it, to be made at once.
+
+        Nothing is promised if all of `media_hashes` would exceed the limit.
+        """
         with self._lock:
             if len(self._promised) + len(media_hashes) > self._max_promises:
                 return ()
@@ -33,7 +36,7 @@ class MediaHints:
             return tuple(new)
 
     def is_held(self, media_hash: str) -> bool:
-        """By the engine, so far as is known."""
+        """Return whether the engine is believed to hold it."""
         with self._lock:
             return media_hash in self._held
 
@@ -51,7 +54,7 @@ class MediaHints:
                 self._held.pop(media_hash, None)
 
     def forget(self, request_id: str) -> None:
-        """It has ended, and with it what it promised."""
+        """Drop the promises of a request that has ended."""
         with self._lock:
             self._promised = {each: promiser for each, promiser in self._promised.items() if promiser != request_id}
 

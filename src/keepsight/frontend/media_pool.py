@@ -1,8 +1,8 @@
-"""Threads that have pixels made, each media hash once for all who wait for it, and kept for those who come later.
+"""Threads that have pixels made, each media hash once for all requests that wait for it, and cached for later ones.
 
-Films, which may take minutes, have threads of their own, so that no picture waits for one.  Knows neither engine nor
-event loop: callers hand in what is to be called.  Invariant: a hash has waiters (perhaps none any more) exactly while
-it is queued or being made, and what is queued has at least one.
+Films, which may take minutes, have threads of their own, so that no picture waits for one. Knows neither engine nor
+event loop: callers pass callbacks. Invariant: a hash is in `_waiters` (perhaps without any waiter left) exactly while
+it is queued or being made, and a queued hash has at least one waiter.
 """
 
 import logging
@@ -37,17 +37,17 @@ class _Waiter:
     prepared: PreparedRequest
     deliver: Callable[[str, CarriedPixels], None]
     fail: Callable[[Exception], None]
-    # Wants the pixels themselves, not the place where they lie.
+    # True: wants the pixels themselves, not a reference to where they are stored.
     inline: bool
 
 
 @dataclass(slots=True)
 class _Job:
-    """One picture; the request that asked first lends its bytes, whoever is still waiting."""
+    """One picture to make. Its bytes come from the request that asked first, whichever requests still wait."""
 
     prepared: PreparedRequest
     media_hashes: list[str]
-    # What is held is not good enough: it is made again to be compared, or cannot be read.
+    # Ignore the cached pixels: they are made again for comparison, or could not be read.
     is_anew: bool
 
     @property
@@ -56,16 +56,16 @@ class _Job:
 
     @property
     def is_decoded(self) -> bool:
-        """Or its embeddings came."""
+        """False if the client sent embeddings."""
         return self.modality in ENCODED
 
 
 class _Lane:
-    """Of pictures and sounds, or of films."""
+    """A queue with its own threads: one lane is for pictures and sounds, the other for films."""
 
     def __init__(self, num_workers: int, name: str, on_thread_start: Callable[[], object]) -> None:
         self.threads = ThreadPoolExecutor(num_workers, thread_name_prefix=name, initializer=on_thread_start)
-        # By media hash; the one that was asked for first is the first.
+        # By media hash, in the order in which they were asked for.
         self.queue: OrderedDict[str, _Job] = OrderedDict()
 
 
@@ -79,8 +79,9 @@ class MediaPool:
         counters: Counters | None = None,
         on_thread_start: Callable[[], object] = lambda: None,
     ) -> None:
-        """`num_workers` pictures are made at a time, and as many films; so many of the hits, 0 to 1, are made again and
-        compared.
+        """`num_workers`: how many pictures are made at a time, and how many films.
+
+        `verify_hits`: the fraction of cache hits, 0 to 1, that are made again and compared.
         """
         self._pictures, self._films = (_Lane(num_workers, name, on_thread_start) for name in ("media", "films"))
         self._lanes = (self._pictures, self._films)
@@ -102,12 +103,12 @@ class MediaPool:
         *,
         inline: bool = False,
     ) -> None:
-        """Calls `deliver` once for each hash; or `fail`, once, and gives up the others.
+        """Call `deliver` once for each hash; or call `fail`, once, and give up the others.
 
-        What is held is delivered before this returns, all else from a thread of the pool's own.
+        Cached pixels are delivered before this returns, all others from one of the pool's threads.
         """
         waiter = _Waiter(prepared, deliver, fail, inline)
-        # All of the request's, or what is made of it first would evict what it asks for next.
+        # Touch all of the request's media, or those made first would evict those that it asks for next.
         for item in prepared.engine_request.media:
             self._cache.touch(item.media_hash)
         with self._lock:
@@ -128,28 +129,28 @@ class MediaPool:
                 _call(deliver, media_hash, pixels)
 
     def forget(self, request_id: str) -> None:
-        """What nobody else waits for and has not begun will not be made."""
+        """Remove a request's waiters. Pixels that no other request waits for are not made, unless that has begun."""
         with self._lock:
             self._drop_waiter(request_id)
 
     def note_spared(self, items: Iterable[MediaItem]) -> None:
-        """An engine found their pixels by itself; only here is it known what making them takes."""
+        """Count pixels that an engine found by itself as saved time: only this pool knows what making them takes."""
         if counts := Counter(item.modality for item in items):
             with self._lock:
                 self._note_saved(counts)
 
     def is_held(self, media_hash: str) -> bool:
-        """Counts as no use."""
+        """Return whether the pixels are cached. Does not count as a use."""
         return self._cache.is_held(media_hash)
 
     def reset_cache(self) -> None:
-        """What is in the making is kept all the same once it is made."""
+        """Clear the cache. Pixels that are being made are still kept once they are made."""
         self._cache.clear()
         with self._lock:
             self._note_size()
 
     def close(self) -> None:
-        """Nothing more is delivered or held; returns when what had begun has ended."""
+        """Stop delivering and close the cache; return when all jobs that had begun have ended."""
         with self._lock:
             for lane in self._lanes:
                 lane.queue.clear()
@@ -176,22 +177,25 @@ class MediaPool:
     def _queue_new(
         self, waiter: _Waiter, missing: Collection[str], checked: Collection[str]
     ) -> UnknownMediaError | None:
-        """What nobody makes yet, for one who waits for all of it from now on; or why neither can be."""
+        """Register the waiter for all of `missing`, and queue what is not yet being made.
+
+        Do neither and return the error if a picture to be made was not sent.
+        """
         prepared = waiter.prepared
         new = [media_hash for media_hash in missing if media_hash not in self._waiters]
-        # Not left to a job: whoever joined it meanwhile would be refused too, even one who sent the picture.
+        # Not left to a job: requests that joined it meanwhile would fail too, even one that sent the picture.
         if (unknown := prepared.find_unknown(new)) is not None:
             return unknown
         for media_hash in missing:
             self._waiters.add(media_hash, prepared.engine_request.request_id, waiter)
         groups = prepared.group_by_picture(new)
         lanes = [self._films if prepared.modality_of(group[0]) == "video" else self._pictures for group in groups]
-        # All of them before a thread is asked for, which may fail: whoever has a waiter lies here, and can be dropped.
+        # All are queued before submitting, which may fail: every hash with a waiter is then in a queue, and droppable.
         for group, lane in zip(groups, lanes, strict=True):
             job = _Job(prepared, list(group), is_anew=waiter.inline or any(each in checked for each in group))
             lane.queue.update(dict.fromkeys(group, job))
         for lane in lanes:
-            # Not the job itself: one that is cancelled must not lie in the executor, with all its bytes.
+            # The job itself is not submitted: a canceled one would stay in the executor, with all its bytes.
             lane.threads.submit(self._run_next, lane)
         return None
 
@@ -221,15 +225,16 @@ class MediaPool:
             self._deliver(job, carried, made)
 
     def _carry_out(self, job: _Job) -> tuple[dict[str, CarriedPixels], dict[str, Pixels]]:
-        """What can be sent, and the pixels of those that had to be made for it."""
-        # Another frontend may just have made them.
+        """Return what can be sent for each hash, and the pixels of those that had to be made."""
+        # Another frontend may have made them just now.
         held = {} if job.is_anew else self._find_held(job.media_hashes, inline=False)
         made: dict[str, Pixels] = {}
         if missing := [media_hash for media_hash in job.media_hashes if media_hash not in held]:
             made = job.prepared.pixels_of(missing, partial(self._make_timed, job))
             job.prepared.learn(made)
         places = {media_hash: self._keep(media_hash, pixels) for media_hash, pixels in made.items()}
-        # What its siblings have pushed out again is sent itself: to ask for it would be to decode it once more.
+        # Pixels that their siblings have already evicted are sent themselves: otherwise the engine would ask for them,
+        # and the picture would be decoded again.
         carried = held | {each: place if self._cache.is_held(each) else made[each] for each, place in places.items()}
         with self._lock:
             self._note_hits(job.prepared, held)
@@ -243,7 +248,7 @@ class MediaPool:
         if not job.is_decoded:
             return made
         decoding, resizing = made.seconds
-        if not (decoding >= 0 <= resizing and decoding + resizing <= ended - began):  # no worker is believed
+        if not (decoding >= 0 <= resizing and decoding + resizing <= ended - began):  # workers are not trusted
             decoding, resizing = ended - began, 0.0
         job.prepared.account.note_made(began, began + decoding, began + decoding + resizing, tuple(made.pixels))
         with self._lock:
@@ -271,7 +276,7 @@ class MediaPool:
             self._counters.set_all(_slots_of(self._cache.size()))
 
     def common_sizes(self) -> dict[int, float]:
-        """By slot, of a cache that all processes have together: none of them tells of it by itself."""
+        """Return the sizes, by counter slot, of a cache that all processes share: none of them reports it by itself."""
         return _slots_of(self._cache.size()) if self._cache.is_common else {}
 
     def _keep(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
@@ -303,13 +308,13 @@ class MediaPool:
             _call(waiter.fail, waiter.prepared.as_own(error, media_hash))
 
     def _deliver(self, job: _Job, carried: Mapping[str, CarriedPixels], made: Mapping[str, Pixels]) -> None:
-        """Held already when nobody waits any more, so that nobody can come between and begin it anew."""
+        """Deliver to all waiters. The pixels are cached before these are taken: no request in between begins anew."""
         with self._lock:
             waiters = {media_hash: self._waiters.take(media_hash) for media_hash in carried}
         for media_hash, pixels in carried.items():
             for waiter in waiters[media_hash].values():
                 account = waiter.prepared.account
-                # By another frontend just now, or for another request that had begun it.
+                # They were made just now by another frontend, or for another request that had begun the job.
                 if media_hash not in made or account is not job.prepared.account:
                     account.note_found_pixels(media_hash)
                 in_hand = made.get(media_hash, pixels) if waiter.inline else pixels
@@ -321,7 +326,7 @@ def _slots_of(size: CacheSize | None) -> dict[int, float]:
 
 
 def _call(callback: Callable[..., None], *arguments: object) -> None:
-    """One who cannot be told must not keep the others from being told."""
+    """Call `callback`. One that raises must not keep the others from being called."""
     try:
         callback(*arguments)
     except Exception:

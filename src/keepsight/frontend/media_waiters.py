@@ -1,7 +1,7 @@
-"""Who waits for which pixels, found from both sides: whoever leaves touches only what it waits for.
+"""The requests that wait for pixels, indexed by media hash and by request: leaving touches only a request's own hashes.
 
-Knows nothing of how they are made.  Invariant: a request is under a hash exactly while that hash is under the request.
-A hash stays, perhaps with nobody who waits for it any more, until it is taken.
+Knows nothing of how pixels are made. Invariant: a request is listed under a hash exactly while that hash is listed
+under the request. A hash stays until it is taken, even if no request waits for it any more.
 """
 
 from typing import Generic, TypeVar
@@ -11,9 +11,9 @@ T = TypeVar("T")
 
 class MediaWaiters(Generic[T]):
     def __init__(self) -> None:
-        # By media hash, then by request.
+        # By media hash, then by request id.
         self._waiters: dict[str, dict[str, T]] = {}
-        # By request.
+        # By request id.
         self._hashes: dict[str, set[str]] = {}
 
     def __len__(self) -> int:
@@ -30,14 +30,14 @@ class MediaWaiters(Generic[T]):
         self._hashes.setdefault(request_id, set()).add(media_hash)
 
     def leave(self, request_id: str) -> list[str]:
-        """The hashes that nobody waits for any more."""
+        """Remove a request. Return those of its hashes that no request waits for any more."""
         left = self._hashes.pop(request_id, set())
         for media_hash in left:
             del self._waiters[media_hash][request_id]
         return [media_hash for media_hash in left if not self._waiters[media_hash]]
 
     def take(self, media_hash: str) -> dict[str, T]:
-        """By request; they wait for it no more."""
+        """Remove a hash. Return its waiters by request id."""
         taken = self._waiters.pop(media_hash, {})
         for request_id in taken:
             self._hashes[request_id].remove(media_hash)

@@ -1,7 +1,7 @@
-"""From what a caller sent to what the engine computes: the whole of the frontend's work on a request, in order.
+"""Turns a client's request into an engine request: all frontend work on a request, in order.
 
-Geometry alone lays out the prompt, and content alone names the pictures.  Pixels are made only of those that somebody
-asks for; whatever can be refused without them is refused before.
+The prompt is laid out from the pictures' geometry alone, and the pictures are named by their content alone. Pixels are
+made only on demand; whatever can be refused without them is refused before.
 """
 
 import itertools
@@ -53,20 +53,20 @@ from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
 from keepsight.requests import MAX_PRIORITY, Adapter, EngineRequest, PromptPin, ThoughtTokens
 from keepsight.sampling_params import SamplingParams
 
-# Kept by frontend and engine for as long as an answer takes.
+# Frontend and engine both hold the salt until the answer is finished.
 MAX_SALT_CHARACTERS = 64 * 2**10
-# Of a position whose vector the caller sent: never embedded.
+# The token id stored at positions whose embedding the client supplied; never looked up.
 PLACEHOLDER = 0
 
 
 @dataclass(frozen=True, slots=True)
 class _Terms:
-    """What a caller asks, whatever the prompt."""
+    """The options of a request that do not depend on its prompt."""
 
     sampling_params: SamplingParams
     cache_salt: str | None
     priority: int
-    # As `PromptLimits` has it.
+    # See `PromptLimits`.
     max_told: int | None = None
 
     def __post_init__(self) -> None:
@@ -98,18 +98,18 @@ class RequestPreparer:
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.expander = PromptExpander(tokenizer, media_format)
-        # What `SamplingParams` of those that say nothing are made of.
+        # The checkpoint's values for `SamplingParams` fields that a request leaves unset.
         self.sampling_defaults = sampling_defaults or {}
-        # By the names that requests call them by.
+        # By the names that requests use for them.
         self.adapters = {adapter.name: adapter for adapter in adapters}
         # None: the model reads text only.
         self.processor = processor
         self._limits = PromptLimits(tokenizer, limits.max_model_len, limits.vocab_size)
-        # Of the vectors that prompts become.
+        # The length of a prompt's vector.
         self.hidden_size = limits.hidden_size
         self._media_token_ids = frozenset() if media_format is None else frozenset(media_format.reserved)
         self._identifier, self.intake = identifier, intake
-        # Several frontends may ask one engine: each has its own.
+        # Of request ids. Each frontend has its own, as several may share an engine.
         self.request_prefix = ""
         self._request_numbers = itertools.count()
 
@@ -117,7 +117,7 @@ class RequestPreparer:
     def from_config(
         cls, config: Config, common: CommonGeometries | None = None, readers: Readers | None = None
     ) -> "RequestPreparer":
-        """`common`: what the frontends of a server know together; `readers`: None: this process itself."""
+        """`common`: geometries shared by a server's frontends. `readers`: None: media are read in this process."""
         directory = config.directory
         check_is_folder(directory)
         tokenizer = Tokenizer.from_checkpoint(directory)
@@ -130,7 +130,7 @@ class RequestPreparer:
         )
         reads_pictures = media_format is not None
         if processor is not None and (media_format is None or "video" not in media_format.forms):
-            # Nothing says how one would be written.
+            # Nothing says how a prompt would mark a video.
             processor = replace(processor, film=None)
         template = ChatTemplate.from_checkpoint(directory, tokenizer.special_tokens, reads_pictures=reads_pictures)
         limits = ModelLimits.from_checkpoint(directory, config.max_model_len)
@@ -151,14 +151,14 @@ class RequestPreparer:
         return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults, adapters)
 
     def may_look(self, conversation: Conversation) -> bool:
-        """Whether something of it, unless it is known, is looked at by others, who may be busy."""
+        """Return whether some of its media, unless already known, are read by worker processes, which may be busy."""
         is_borrowed = self.processor is not None and self.processor.borrowed is not None
         kinds = KINDS if is_borrowed else ("video", "audio")
         return conversation.has_documents or not conversation.kinds.isdisjoint(kinds)
 
     @property
     def max_model_len(self) -> int:
-        """Of whichever engine may be asked, once that is known."""
+        """The limit that holds for every engine that may get a request, once it is known."""
         return self._limits.max_model_len
 
     @max_model_len.setter
@@ -176,20 +176,21 @@ class RequestPreparer:
         downloaded: Downloaded = NOTHING_DOWNLOADED,
         max_told: int | None = None,
     ) -> PreparedRequest:
-        """`downloaded`: what came of `pictures_to_download`; it is waited for otherwise.
+        """Prepare a chat. `downloaded`: the results of `pictures_to_download`; without them the downloads are awaited.
 
-        With `max_told` it is prepared to have its tokens told, and may have so many, whatever the context holds.
+        With `max_told`, the prompt is prepared only to report its tokens, and may have that many, whatever the context
+        length.
         """
         terms = _Terms(params, cache_salt, priority, max_told)
         conversation = read_messages(messages)
-        # Sooner than the template, which has less to say of what the model does not take.
+        # Before the template runs, whose errors say less about media that the model does not take.
         config = self._processor_for(conversation.pictures, mm_processor_kwargs, "messages")
         if conversation.has_documents:
             conversation = self._unfold_documents(conversation, cache_salt, downloaded)
         text = self.template.render(conversation, tools=tools)
-        # Not rendered before the prompt is known to fit.
+        # An iterator: nothing is rendered before the prompt is known to fit.
         kept = find_beginnings(self.template, conversation, tools)
-        # Templates write it themselves; where one does not, a processor of transformers' adds it, and no tokenizer.
+        # Templates write BOS themselves; if one does not, a processor of transformers adds it, unlike a tokenizer.
         add_bos = config.borrowed is not None and self.tokenizer.lacks_bos(text)
         told = (text, conversation.pictures, terms, config, "messages", downloaded, kept)
         return replace(self._prepare(*told, add_bos=add_bos), goes_on=conversation.end == "text")
@@ -203,7 +204,7 @@ class RequestPreparer:
         return unfold_documents(replace(conversation, pictures=fetched), *told)
 
     def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
-        """So that what its answers think first is told apart, where they can think, and has not their form."""
+        """If its answers can begin with a thought, have that told apart and exempt from their form."""
         form = self.template.thought_form
         if form is None or prepared.text is None:
             return prepared
@@ -216,24 +217,24 @@ class RequestPreparer:
         return replace(prepared, engine_request=request, thought=thought)
 
     def _find_text_token(self, text: str) -> int | None:
-        """That is all of this text, and is not left out of an answer's."""
+        """Return the token that is exactly this text, unless answers leave it out as a special token; else None."""
         token_id = self.tokenizer.token_id(text)
         return None if token_id is None or self.tokenizer.is_special(token_id) else token_id
 
     def recognize(self, conversation: Conversation, cache_salt: str | None) -> Conversation | None:
-        """The same, of whose pictures nothing has to be read any more; None where they are not all known."""
+        """Return the conversation with all pictures recognized, so that none has to be read; None if any is unknown."""
         pictures = self._identifier.recognize(conversation.pictures, cache_salt)
         return None if pictures is None else replace(conversation, pictures=pictures)
 
     def pictures_to_download(self, conversation: Conversation) -> list[PicturePart]:
         if self.processor is None:
-            return []  # and whatever there is will be refused
+            return []  # any media will be refused
         return self.intake.find_remote(conversation.pictures)
 
     def name_media(
         self, part: PicturePart, cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
     ) -> tuple[NamedPicture, ...]:
-        """One by itself, as requests that say no more of it would name it; of a PDF all its pages."""
+        """Name one picture by itself, as requests without further options would; for a PDF, name all its pages."""
         if self.processor is None:
             raise refuse_all([part], part.field)
         parts = self.intake.fetch_all([part], cache_salt, downloaded)
@@ -247,15 +248,15 @@ class RequestPreparer:
         return self._identifier.name(looked_at, cache_salt)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
-        """`is_held`: whether anything made under a media hash is still there, as far as is known."""
+        """`is_held`: returns whether anything made under a media hash is still held, as far as is known."""
         self._identifier.prefer_held(is_held)
 
     def has_token(self, token_id: int) -> bool:
-        """Of the model, or of its tokenizer alone."""
+        """Return whether the model, or at least its tokenizer, has this token."""
         return self._limits.has_token(token_id) or self.tokenizer.token(token_id) is not None
 
     def close(self) -> None:
-        """Ends its downloads."""
+        """Stop the downloads."""
         self.intake.close()
 
     def prepare_text(
@@ -268,9 +269,9 @@ class RequestPreparer:
         priority: int = 0,
         uuids: UuidsOfPrompt = NO_UUIDS,
     ) -> PreparedRequest:
-        """A prompt written by the caller, with the checkpoint's own marker where each picture, film and sound belongs.
+        """Prepare a prompt written by the caller, with the checkpoint's own marker for each picture, film and sound.
 
-        What has a uuid may be None.
+        An item that has a uuid may be None.
         """
         parts = parts_of_prompt(self.expander.find_kinds(prompt), media, uuids)
         terms = _Terms(params, cache_salt, priority)
@@ -301,7 +302,7 @@ class RequestPreparer:
         cache_salt: str | None = None,
         priority: int = 0,
     ) -> list[PreparedRequest]:
-        """Prompts of one request, by what the caller calls each: [tokens, hidden], as the first layer reads them."""
+        """Prepare prompts of one request, by the caller's name for each: [tokens, hidden], the first layer's input."""
         if params.prompt_logprobs is not None:
             raise InvalidArgumentError("prompt_logprobs", "tells of a prompt's tokens, and one of embeddings has none")
         terms = _Terms(params, cache_salt, priority)
@@ -343,7 +344,7 @@ class RequestPreparer:
             for part in parts:
                 pictures.append(self._identifier.look_at(part, config, terms.cache_salt))
                 if config.borrowed is not None:
-                    # Of a new size it took a worker's time: those behind what fits shall take none.
+                    # A new size takes a worker's time to lay out: spend none on pictures after the limit is exceeded.
                     self._limits.check_pictures([each.layout for each in pictures], field, terms.max_told)
             request, named = self._prepare_looked_at(text, pictures, terms, field, kept, add_bos=add_bos)
         except Exception:
@@ -366,7 +367,7 @@ class RequestPreparer:
         self._limits.check_pictures(layouts, field, terms.max_told)
         self._limits.check_text(text, field, terms.max_told)
         expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt)
-        # Refused before any content is hashed.
+        # Checked before any content is hashed.
         self._limits.check_expanded(expanded, field, terms.max_told, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)
         count = self.expander.count_tokens_of
@@ -407,7 +408,7 @@ class RequestPreparer:
             request_id=f"{self.request_prefix}{next(self._request_numbers)}",
             token_ids=prompt.token_ids,
             media=media,
-            # What is tokens by now may be as long as an answer.
+            # The prediction is sent as tokens; its text may be as long as an answer.
             sampling_params=replace(params, prediction=None) if params.prediction else params,
             priority=terms.priority,
             cache_salt=terms.cache_salt,
@@ -419,7 +420,7 @@ class RequestPreparer:
 
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:
-    """Of a request that has just been prepared."""
+    """Return the account of a request that has just been prepared."""
     media = [(item.media_hash, item.span.length) for item in request.media]
     account = RequestAccount(request.request_id, media, len(request.token_ids), began)
     if media:
@@ -429,5 +430,5 @@ def _open_account(request: EngineRequest, began: float, fetched: float) -> Reque
 
 
 def _name_model(directory: Path, algorithm: str) -> str:
-    """The same wherever it lies, on whatever machine.  What its weights are is told where embeddings are kept."""
+    """Hash the config: the same in any folder, on any machine. The weights are told apart where embeddings are kept."""
     return hash_values(algorithm, config=(directory / "config.json").read_bytes())

@@ -1,30 +1,31 @@
-"""A text that may begin with a thought becomes the thought and the answer, in whatever pieces it comes.
+"""Splits a text that may begin with a thought into the thought and the answer, in whatever pieces it comes.
 
-A tag is its token: one that is only spelled, as in a thought about tags, is a text, to the engine's guides and here.
-Held back are only newlines, which may be beside a tag, and a tag of which the rest is to come.
+Only a tag's token is a tag: one that is merely spelled out, as in a thought about tags, is text, both to the engine's
+guides and here. Only newlines, which may be next to a tag, and incomplete tags are held back.
 """
 
 from typing import Literal
 
 from keepsight.frontend.prompt.thought_text import Thought
 
-# Before a first tag, where it can still come; behind it; behind the second, or where no first one came.
+# In this order: the opening tag may still come; it came; the closing tag came, or no opening tag can come any more.
 State = Literal["undecided", "thought", "answer"]
 
 
 class ThoughtSplitter:
-    """Of one answer."""
+    """Splits the text of one answer."""
 
     def __init__(self, thought: Thought) -> None:
         self._form = thought.form
         self.state: State = "thought" if thought.is_open else "undecided"
         self._held = ""
         self._is_behind_tag = thought.is_open and not thought.has_words
-        # Whose tokens came.  Their texts may come later: what a stop string may begin with is held back before us.
+        # Tags whose tokens have come. Their text may come later: the `TextStreamer` before us holds back text that may
+        # begin a stop string.
         self._tags = set[str]()
 
     def push(self, text: str, tag: str = "", *, is_last: bool = False) -> tuple[str, str]:
-        """What is certain of the thought, and of the answer.  `tag`: what its token is, if it is one."""
+        """Return what is certain of the thought, and of the answer. `tag`: the tag that the token is, if it is one."""
         self._held += text
         self._tags.add(tag)
         if self.state == "undecided":

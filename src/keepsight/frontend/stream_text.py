@@ -1,9 +1,9 @@
-"""Token ids in, one at a time; text out as soon as it is certain.
+"""Decodes token ids one at a time, and returns text as soon as it is certain.
 
-What comes out, joined, is one decode() of all the tokens, cut at the first stop string to appear.  Two things are held
-back: bytes until what they become is known (a character; where one bad byte makes U+FFFD of a whole run, its end), and
-text that a stop string may yet begin with.  A stop string ends the answer with the token that completes it, within such
-a run, too.
+The returned pieces, joined, are one decode() of all the tokens, cut at the first stop string to appear. Two things are
+held back: bytes until their text is known (at the end of the character; where one bad byte turns a whole run into
+U+FFFD, at the end of the run), and text that may be the beginning of a stop string. A stop string ends the answer with
+the token that completes it, even within such a run.
 """
 
 import copy
@@ -17,10 +17,10 @@ class TextStreamer:
     """The text of one choice of one request."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, goes_on: bool = False) -> None:
-        """`goes_on`: with the prompt's text, so that a space at its beginning is one."""
+        """`goes_on`: the text continues the prompt's, so that a space at its beginning is kept."""
         self._tokenizer = tokenizer
         self._skips_special_tokens = params.skip_special_tokens
-        # What has to have a form has it with all that its tokens say.
+        # An answer that must have a form has it with all the text of its tokens, the space included.
         drops_space = tokenizer.drops_first_space and not goes_on and params.structured_outputs is None
         self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output, drops_space)
         self._open_run: _OpenRun | None = None
@@ -30,28 +30,31 @@ class TextStreamer:
 
     @property
     def stop_string(self) -> str | None:
-        """The stop string that ended the answer: tell the engine, and push no more."""
+        """The stop string that ended the answer; the caller must then tell the engine, and push no more tokens."""
         return self._stop.found
 
     @property
     def is_amid_bytes(self) -> bool:
-        """What they become is not known yet."""
+        """True while the text of the last bytes is not known yet."""
         return self._open_run is not None and self._open_run.bytes.is_amid
 
     def push(self, token_id: int, is_stop_token: bool = False) -> str:
-        """`is_stop_token`: it ended the answer, as `<eos>` does, and so is part of it only if the caller asked."""
+        """Return the text that is now certain.
+
+        `is_stop_token`: the token ended the answer, as `<eos>` does, and so is part of it only if the caller asked.
+        """
         assert self.stop_string is None, "the answer has ended"
         self._num_tokens += 1
         if is_stop_token and not self._includes_stop:
             return ""
-        if self._is_invisible(token_id):  # and so does not end a run of bytes either
+        if self._is_invisible(token_id):  # it does not end a run of bytes either
             return ""
         if self._tokenizer.is_in_run(token_id):
             return self._push_bytes(self._tokenizer.token_bytes(token_id))
         return self._end_run(self._tokenizer.token_bytes(token_id).decode())
 
     def finish(self) -> str:
-        """The rest, once no more tokens come."""
+        """Return the rest of the text, after the last token."""
         if self.stop_string is not None:
             return ""
         return self._end_run("") + self._stop.finish()
@@ -65,7 +68,7 @@ class TextStreamer:
         return run.take()
 
     def _end_run(self, text: str) -> str:
-        """`text`: what stands behind it."""
+        """End the open run of bytes, if any. `text`: the text that follows it."""
         run, self._open_run = self._open_run, None
         if run is None:
             return self._stop.push(text, self._can_end)
@@ -84,7 +87,7 @@ class TextStreamer:
 
 
 class _OpenRun:
-    """What is said of bytes that are read together, on trial where a bad byte would take it back."""
+    """The text of bytes that are decoded together; on trial as long as a bad byte would replace all of it."""
 
     def __init__(self, read: ByteRun, stop: "_StopStrings") -> None:
         self.bytes, self.stop = read, copy.copy(stop)
@@ -104,17 +107,17 @@ class _OpenRun:
 
 
 class _StopStrings:
-    """Looks for the stop string that is complete first; of several that end at one place, the longest.
+    """Looks for the stop string that is complete first; of several that end at the same place, for the longest.
 
-    So no token is generated for nothing, and the answer does not depend on how the text fell into tokens.
+    So no token is generated in vain, and the answer does not depend on how the text was split into tokens.
     """
 
     def __init__(self, stop: tuple[str, ...], includes_stop: bool, drops_first_space: bool) -> None:
         self._stop = stop
         self._includes_stop = includes_stop
-        # While nothing was said.
+        # Until the first text.
         self._drops_space = drops_first_space
-        self._held = ""  # the longest end of the text so far that one of the stop strings begins with
+        self._held = ""  # the longest suffix of the text so far that is a prefix of a stop string
         self.found: str | None = None
 
     def push(self, text: str, can_end: bool) -> str:
@@ -138,7 +141,7 @@ class _StopStrings:
         return held
 
     def _find(self, text: str, num_seen: int) -> tuple[int, str] | None:
-        """The start of the match and its string; it ends in what is new, for what was seen held none that counts."""
+        """Return the match's start and its string. It ends in the new text: no match in the text seen before counts."""
         starts = [(text.find(stop, max(0, num_seen - len(stop) + 1)), stop) for stop in self._stop]
         matches = [(start, stop) for start, stop in starts if start >= 0]
         return min(matches, key=lambda match: (match[0] + len(match[1]), match[0]), default=None)
