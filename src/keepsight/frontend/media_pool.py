@@ -89,7 +89,7 @@ class MediaPool:
         self._waiters = MediaWaiters[_Waiter]()
         self._cache = cache or PixelCache()
         self._make_pixels, self._verify_hits = make_pixels, verify_hits
-        # Changed under the lock.
+        # Changed only under the lock.
         self._counters = counters or Counters()
         self._making = {modality: MeanCost() for modality in MODALITIES}
         self._note_size()

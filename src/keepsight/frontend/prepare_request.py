@@ -82,7 +82,7 @@ class _Terms:
 
 
 class RequestPreparer:
-    """Shared by all requests; may be used from several threads."""
+    """Prepares all requests of a frontend; may be used from several threads."""
 
     def __init__(
         self,

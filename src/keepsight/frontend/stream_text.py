@@ -14,7 +14,7 @@ from keepsight.token_bytes import ByteRun
 
 
 class TextStreamer:
-    """The text of one choice of one request."""
+    """Decodes the text of one choice of one request."""
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, goes_on: bool = False) -> None:
         """`goes_on`: the text continues the prompt's, so that a space at its beginning is kept."""

@@ -1,8 +1,8 @@
-"""Frontends and an engine, and what connects them.
+"""The connections between frontends and an engine.
 
-Each end has a thread, which sleeps until there is something to read, and calls back.  Whoever sends never waits.
-Nothing is believed before the handshake, a connection that is lost is never taken up again, and every queue has a
-bound.  Endpoints are files: who must not connect must not reach them.
+Each end has a thread, which sleeps until there is something to read, and calls back. Senders never wait. Nothing is
+accepted before the handshake, a lost connection is never resumed, and every queue is bounded. Endpoints are files:
+anyone who can reach one can connect.
 """
 
 import logging
@@ -37,23 +37,23 @@ from keepsight.requests import FromEngine, RequestFailed, ToEngine
 
 logger = logging.getLogger(__name__)
 
-# To whom (None: to all), and what; without frames: it shall be forgotten.
+# The recipient's id (None: all) and the frames (None: drop the recipient).
 _Outgoing = tuple[str | None, list[Frame] | None]
 
-# Messages that are held per connection and side.  To the engine few: pixels are large, and wait in the outbox, that
-# counts bytes.  From it many: outputs are small, and a frontend that lags so far behind is cut off.
+# Messages queued per connection and side. Few to the engine: pixels are large, and wait in the outbox, which counts
+# bytes. Many from it: outputs are small, and a frontend that lags this far behind is cut off.
 MAX_MESSAGES_TO_ENGINE = 16
 MAX_MESSAGES_FROM_ENGINE = 4096
 MAX_OUTBOX_BYTES = 2**30
-# What a waiting message takes beside its frames, about.
+# Approximate memory that a waiting message takes besides its frames.
 MESSAGE_OVERHEAD_BYTES = 512
-# How long until one that does not read, and so could not be told that it was cut off, is told again.
+# Pause between attempts to tell a frontend that it was cut off, if it does not read.
 RETELL_MS = 1000
 DOES_NOT_READ = "it did not read what the engine sent"
 
 
 class FrontendChannel:
-    """A frontend's connection to an engine.  Once it is lost, another one has to be made."""
+    """A frontend's connection to an engine. Once it is lost, a new one has to be made."""
 
     def __init__(
         self,
@@ -64,10 +64,10 @@ class FrontendChannel:
         on_welcome: Callable[[Welcome], None] = lambda _: None,
         max_outbox_bytes: int = MAX_OUTBOX_BYTES,
     ) -> None:
-        """All are called on the channel's thread: `on_welcome` before all outputs, maybe though `connect` raises.
+        """All callbacks run on the channel's thread: `on_welcome` before all outputs, perhaps even if `connect` raises.
 
-        `on_lost` is told the reason, at most once and last of all.  It is not called if `connect` raises, nor after
-        `close` has returned.
+        `on_lost` gets the reason, at most once and as the last callback. It is not called if `connect` raises, nor
+        after `close` has returned.
         """
         self._endpoint, self._hello = endpoint, encode_hello(Hello(frontend_id))
         self._on_outputs, self._on_lost, self._on_welcome = on_outputs, on_lost, on_welcome
@@ -79,7 +79,7 @@ class FrontendChannel:
         self._io = ZmqSocket[list[Frame]]("connects", f"channel of {frontend_id}", *limits)
 
     def connect(self, timeout: float) -> Welcome:
-        """Waits until an engine is there and answers.  Raises HandshakeError; the channel is closed then."""
+        """Wait until an engine is there and answers. On HandshakeError the channel is closed."""
         self._io.start(self._endpoint, self._turn, self._end)
         self._answered.wait(timeout)
         if self._welcome is not None:
@@ -89,26 +89,26 @@ class FrontendChannel:
         raise HandshakeError(reason)
 
     def send(self, message: ToEngine) -> bool:
-        """From any thread.  False: nobody will read it, or too much is waiting already; the connection is lost then."""
+        """Send from any thread. False: nobody will read it, or too much is waiting, and the connection is given up."""
         if self._welcome is None or self._reason_of_end is not None:
             return False
         frames = encode_to_engine(message)
         is_taken = self._io.send_or_keep(frames, _num_bytes(frames), partial(self._io.try_send, frames))
         if not is_taken:
-            # What is missing would be waited for, for ever.
+            # The engine would wait for the missing message forever.
             self._has_missed_something = True
             self._io.outbox.wake()
         return is_taken
 
     def close(self) -> None:
-        """At any time, from any thread, more than once."""
+        """Close the channel. May be called at any time, from any thread, more than once."""
         self._io.close()
 
     # On its own thread ----------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
         has_events = self._io.wait(for_sending=not self._has_greeted or not self._io.outbox.is_empty)
-        # Asked before reading: what came before the end is heard before it.
+        # Checked before reading, so that all that came before the end is read before the end is reported.
         is_cut = has_events and bool(list(self._io.take_events()))
         for _, frames in self._io.receive(reads_all=is_cut):
             self._read(frames)
@@ -150,24 +150,24 @@ class EngineListener:
         max_messages_from_engine: int = MAX_MESSAGES_FROM_ENGINE,
         on_welcomed: Callable[[], None] = lambda: None,
     ) -> None:
-        """Listens at once.  All are called on the listener's thread, the first two with the name of the frontend.
+        """Listen at once. All callbacks run on the listener's thread, the first two with the frontend's id.
 
-        `on_lost`: it ended, does not read, or came anew under its name and knows nothing of what was before.
-        `on_welcomed`: what is sent to all from now on reaches one more.
+        `on_lost`: the frontend ended, does not read, or connected anew under its id and knows nothing of before.
+        `on_welcomed`: one more frontend gets what is sent to all from now on.
         """
         self._welcome = encode_welcome(welcome)
         self._on_message, self._on_lost, self._on_welcomed = on_message, on_lost, on_welcomed
         self._peers = Peers()
-        # The kernel's names of the connections that there are.
+        # File descriptors of the open connections.
         self._open_fds: set[int] = set()
-        # Connections that were cut off and could not be told why.
+        # Routing ids of connections that were cut off, and the reasons that they could not be told yet.
         self._untold: dict[bytes, str] = {}
         limits = MAX_OUTBOX_BYTES, max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
         self._io = ZmqSocket[_Outgoing]("listens", "engine listener", *limits)
         self._io.start(endpoint, self._turn, lambda reason, is_closed: None)
 
     def send(self, frontend_id: str, outputs: Sequence[FromEngine]) -> bool:
-        """From any thread.  False: it is closed, or its thread is too far behind; then `forget` whom it was for."""
+        """Send from any thread. False: the listener is closed or too far behind; then `forget` the frontend."""
         return all(self._send_message(frontend_id, encode_from_engine(each)) for each in cut_into_messages(outputs))
 
     def _send_message(self, frontend_id: str, frames: list[Frame]) -> bool:
@@ -179,16 +179,16 @@ class EngineListener:
         return self._io.outbox.try_put((None, frames), _num_bytes(frames))
 
     def forget(self, frontend_id: str) -> None:
-        """It ended, or missed something, as whoever calls this knows: `on_lost` is not called."""
-        # Of no size: where there is no room, room is to be made.
+        """Drop a frontend that ended or missed something. The caller knows that: `on_lost` is not called."""
+        # Of size 0, to fit into a full outbox: it makes room.
         self._io.outbox.try_put((frontend_id, None), 0)
 
     def close(self) -> None:
-        """At any time, from any thread, more than once."""
+        """Close the listener. May be called at any time, from any thread, more than once."""
         self._io.close()
 
     def _try_send_now(self, frontend_id: str, frames: list[Frame]) -> bool:
-        """Whoever cannot be sent it now is the thread's business."""
+        """Send now if possible. A frontend that cannot be sent to now is left to the listener's thread."""
         peer = self._peers.named(frontend_id)
         return peer is not None and self._try_send(peer, frames)
 
@@ -227,7 +227,7 @@ class EngineListener:
             self._on_message(peer.frontend_id, message)
 
     def _greet(self, source: Source, frames: list[Frame]) -> None:
-        # The kernel uses its names again.  The events of this one's earlier owner, if any, are there by now.
+        # The kernel reuses descriptors. Events of this one's previous connection, if any, have arrived by now.
         self._note_connections()
         if source.fd not in self._open_fds:
             return
@@ -241,9 +241,9 @@ class EngineListener:
     def _welcome_peer(self, peer: Peer) -> None:
         self._lose(self._peers.at_fd(peer.source.fd))
         self._lose(self._peers.named(peer.frontend_id), "another one came under this name")
-        # What waits is for those who were there.
+        # Waiting messages are only for frontends that were connected already.
         self._io.send_waiting(self._send)
-        with self._io.lock:  # nobody else sends it anything before
+        with self._io.lock:  # no other thread sends it anything before
             self._peers.add(peer)
             is_told = self._try_send(peer, self._welcome)
         if is_told:
@@ -260,7 +260,7 @@ class EngineListener:
             self._send_to(peer, encode_from_engine([failed]))
 
     def _send(self, outgoing: _Outgoing) -> bool:
-        """Whatever becomes of it, it is done with."""
+        """Send to one frontend or all. Always returns True: the message is done with, whether sent or not."""
         frontend_id, frames = outgoing
         for peer in self._peers.all() if frontend_id is None else [self._peers.named(frontend_id)]:
             if peer is None:
@@ -281,7 +281,7 @@ class EngineListener:
             self._on_lost(peer.frontend_id)
 
     def _drop(self, peer: Peer, reason: str | None) -> None:
-        """None: it has ended, and cannot be told."""
+        """Remove a frontend. `reason`: told to it; None: it has ended, and cannot be told."""
         self._peers.remove(peer)
         if reason is not None:
             logger.warning("frontend %s is cut off: %s", peer.frontend_id, reason)

@@ -1,8 +1,8 @@
-"""Messages between frontend and engine as frames of bytes, and back.
+"""Encodes messages between frontend and engine as frames of bytes, and decodes them.
 
-A message is one byte that says its kind, one msgpack body, and for pixels one frame that is sent and read where it
-lies.  Knows nothing of sockets.  What arrives was perhaps not written here: decoding gives a message that encodes to
-the very same bytes, or raises WireError.
+A message is one byte for its kind, one msgpack body, and for pixels one more frame, which is sent and read without a
+copy. Knows nothing of sockets. Input is not trusted: decoding returns a message that encodes to the very same bytes, or
+raises WireError.
 """
 
 from collections.abc import Iterator, Sequence
@@ -41,7 +41,7 @@ Frame = bytes | memoryview
 
 MAX_BODY_BYTES = 64 * 2**20
 MAX_PIXEL_BYTES = 256 * 2**20
-# In samples, where it is a sound: 480,000 are 30 s.
+# A sound's side is its number of samples: 480,000 are 30 s.
 MAX_SIDE = 2**20
 
 REQUEST, ABORT, RESET, PIXELS, RING_PLACE, STORED_PIXELS, OUTPUTS = b"Q", b"A", b"C", b"P", b"R", b"S", b"O"
@@ -50,7 +50,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode_to_engine(message: ToEngine) -> list[Frame]:
-    """A view of the pixels is among the frames: they must not change before these are sent."""
+    """Encode a message. Pixels are not copied into their frame: they must not change before it is sent."""
     match message:
         case EngineRequest():
             return [REQUEST, _pack(message)]
@@ -68,7 +68,7 @@ def encode_to_engine(message: ToEngine) -> list[Frame]:
 
 
 def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
-    """Pixels are a read-only view of their frame."""
+    """Decode a message. Pixels are a read-only view of their frame."""
     kind, body, payload = _open(frames, num_payloads=1 if frames and frames[0] == PIXELS else 0)
     with _refusing_what_does_not_fit():
         decoder = _DECODERS.get(kind)
@@ -80,7 +80,9 @@ def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
 
 
 def cut_into_messages(outputs: Sequence[FromEngine]) -> Iterator[Sequence[FromEngine]]:
-    """What is told of a prompt may be megabytes: each goes alone, as a message of many could exceed what is read."""
+    """Split outputs into messages. Prompt logprobs may be megabytes: an output with them goes alone, as a message of
+    several could exceed the size limit.
+    """
     if not any(map(_tells_prompt, outputs)):
         yield outputs
         return
@@ -94,11 +96,11 @@ def _tells_prompt(output: FromEngine) -> bool:
 
 
 def encode_from_engine(outputs: Sequence[FromEngine]) -> list[Frame]:
-    """All of a step's outputs as one message; their order is kept."""
+    """Encode all of a step's outputs as one message, in their order."""
     runs = [list(run) for _, run in groupby(outputs, type)]
     try:
         return [OUTPUTS, _pack_runs(runs)]
-    except WireError:  # an error's message may hold what no encoding can write; nobody's tokens shall suffer by it
+    except WireError:  # an error's text may not be encodable; the other outputs must not be lost over it
         return [OUTPUTS, _pack_runs([[_as_writable(output) for output in run] for run in runs])]
 
 
@@ -112,7 +114,7 @@ def decode_from_engine(frames: Sequence[Frame]) -> list[FromEngine]:
 
 
 def try_read_request_id(frames: Sequence[Frame]) -> str | None:
-    """Whose request it is that could not be read."""
+    """Return the id of a request that could not be decoded, if at least that can be read."""
     try:
         return _NAMED.decode(frames[1]).request_id if frames[0] == REQUEST else None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
@@ -137,7 +139,7 @@ def _open(frames: Sequence[Frame], num_payloads: int) -> tuple[bytes, bytes, lis
     return bytes(kind), bytes(body), payload
 
 
-# What is told of media: its hash, and its pixels' shape or place.
+# A decoded body; for media, the hash and the pixels' shape or place.
 _Body = EngineRequest | AbortRequest | ResetCaches | tuple[str, Shape | RingPlace | StoredPixels]
 _DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
     REQUEST: msgspec.msgpack.Decoder(EngineRequest),
@@ -150,7 +152,7 @@ _DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
 
 
 def _as_message(body: _Body, payload: list[Frame]) -> ToEngine:
-    """As `encode_to_engine` was given it."""
+    """Rebuild the message that `encode_to_engine` was given."""
     match body:
         case EngineRequest():
             _check_request(body)
@@ -217,7 +219,7 @@ def _frame_to_pixels(frame: Frame, shape: Shape) -> Pixels:
     return pixels.reshape(shape)
 
 
-# From the engine: runs of outputs of one type, each with the type's place in this list.
+# A message from the engine holds runs of outputs of one type, each with the type's index in this tuple.
 _OUTPUT_TYPES: tuple[type[FromEngine], ...] = (
     TokenOutput,
     MediaNeeded,
@@ -252,7 +254,7 @@ def _check_token(output: TokenOutput) -> None:
 
 @contextmanager
 def _refusing_what_does_not_fit() -> Iterator[None]:
-    """What decoding raises, and what our own types say to values that they were not made for."""
+    """Raise WireError for errors of decoding, and of our own types when given unexpected values."""
     try:
         yield
     except (msgspec.MsgspecError, UnicodeDecodeError, InvalidArgumentError, AssertionError, RecursionError) as error:
@@ -265,7 +267,7 @@ def _check(is_right: bool, fault: str) -> None:
 
 
 def _check_is_own_form(got: list[bytes], expected: list[Frame]) -> None:
-    """One rule for surplus, missing, repeated and misordered fields, and for numbers written in another way."""
+    """Refuse surplus, missing, repeated and misordered fields, and numbers written in another way, by one rule."""
     _check(got == expected[:2], "not in the form in which it would be written here")
 
 

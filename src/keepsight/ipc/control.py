@@ -1,4 +1,4 @@
-"""What a server's supervisor and its processes tell one another: lines of JSON over one socket for each process.
+"""Messages between a server's supervisor and its processes: lines of JSON over one socket for each process.
 
 The socket is the process's standard input.  It closes when the supervisor dies, however that happens, and a process
 whose supervisor is gone ends at once: nothing is ever left running.
@@ -24,13 +24,13 @@ from keepsight.ipc.pixel_mode import PixelMode
 logger = logging.getLogger(__name__)
 # All processes of a server write into one log.
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-# Exit statuses: a mistake of the user's, as argparse has it; a process whose supervisor is gone.
+# Exit statuses: a user's mistake, the same as argparse's; a process whose supervisor is gone.
 MISTAKEN, ORPHANED = 2, 70
 _CHUNK_BYTES = 65536
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
-    """The process cannot start, and the user is to be told why in these words."""
+    """The process cannot start. `message` tells the user why."""
 
     message: str
 
@@ -39,15 +39,15 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class StartEngine(msgspec.Struct, frozen=True, tag=True):
-    # Of `Config`.
+    # The options of `Config`.
     options: dict[str, Any]
     run_directory: str
     pixel_mode: PixelMode
-    # Where frontends will find it.
+    # Where frontends will connect to it.
     endpoint: str
-    # The checkpoint's, as they were when the server started.
+    # The checkpoint's files, as they were when the server started.
     files: Files
-    # Which of how many that do the same work and share the machine.
+    # Its rank among the engines that do the same work and share the machine, and their number.
     rank: int = 0
     num_engines: int = 1
 
@@ -58,11 +58,11 @@ class StartFrontend(msgspec.Struct, frozen=True, tag=True):
     pixel_mode: PixelMode
     frontend_id: str
     model_name: str
-    # As above.
+    # As in `StartEngine`.
     files: Files
     # The socket to accept on.
     listener_fd: int
-    # Which of how many, and how many engines they ask.
+    # Its rank among the frontends, their number, and the number of engines that they use.
     rank: int = 0
     num_frontends: int = 1
     num_engines: int = 1
@@ -83,13 +83,13 @@ class FrontendLost(msgspec.Struct, frozen=True, tag=True):
 
 
 class GiveUp(msgspec.Struct, frozen=True, tag=True):
-    """No engine will come any more: whoever waits for one is to be told."""
+    """No engine will come any more: requests that wait for one must fail."""
 
     reason: str
 
 
 class Drain(msgspec.Struct, frozen=True, tag=True):
-    """Take nothing new, finish what runs, end."""
+    """Take nothing new, finish what runs, then exit."""
 
 
 ToProcess = StartEngine | StartFrontend | EngineReady | EngineLost | FrontendLost | GiveUp | Drain
@@ -98,7 +98,7 @@ ToProcess = StartEngine | StartFrontend | EngineReady | EngineLost | FrontendLos
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
-    """An engine takes requests; a frontend accepts connections."""
+    """The engine takes requests, or the frontend accepts connections."""
 
 
 FromProcess = Ready | Failed
@@ -108,7 +108,7 @@ _to_process: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
 
 
 class SupervisorEnd:
-    """Never waits: what a process has not read fits into the socket, or the process is beyond hope."""
+    """The supervisor's end. Never waits: unread messages fit into the socket, or the process is beyond hope."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
@@ -116,7 +116,7 @@ class SupervisorEnd:
         self._unread = b""
 
     def try_tell(self, message: ToProcess) -> bool:
-        """False if the process cannot hear it any more."""
+        """Send a message; return False if the process can no longer receive it."""
         line = msgspec.json.encode(message) + b"\n"
         try:
             return self.connection.send(line) == len(line)
@@ -124,7 +124,7 @@ class SupervisorEnd:
             return False
 
     def take(self) -> tuple[list[FromProcess], bool]:
-        """What has come, and whether more may."""
+        """Return the messages that have come, and whether more may come."""
         is_open = self._read()
         *lines, self._unread = self._unread.split(b"\n")
         return [_from_process.decode(line) for line in lines], is_open
@@ -144,7 +144,7 @@ class SupervisorEnd:
 
 
 class ProcessEnd:
-    """From its making on the process ends when the supervisor is gone, whatever it is at."""
+    """The process's end. Once it is made, the process ends when the supervisor is gone, whatever it is doing."""
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
@@ -153,7 +153,7 @@ class ProcessEnd:
 
     @classmethod
     def of_standard_input(cls) -> "ProcessEnd":
-        """Processes started by this one get an empty standard input, and no hold on the socket."""
+        """Take over standard input. Processes started by this one get an empty one, and do not inherit the socket."""
         connection = socket.socket(fileno=os.dup(0))
         with Path(os.devnull).open("rb") as nothing:
             os.dup2(nothing.fileno(), 0)
@@ -163,11 +163,11 @@ class ProcessEnd:
         return self._arrived.get()
 
     def listen(self, act: Callable[[ToProcess], None]) -> None:
-        """On a thread, for the rest of the process's life."""
+        """Act on messages on a thread, for the rest of the process's life."""
         self._start_thread(self._follow, act)
 
     def tell(self, message: FromProcess) -> None:
-        with suppress(OSError):  # the supervisor is gone, and soon this process is
+        with suppress(OSError):  # the supervisor is gone, and this process soon will be
             self._connection.sendall(msgspec.json.encode(message) + b"\n")
 
     def _start_thread(self, target: Callable[..., None], *arguments: object) -> None:
@@ -186,15 +186,15 @@ class ProcessEnd:
             try:
                 act(message)
             except Exception:
-                # Deaf to the next messages it would do harm; another process will do better.
+                # A process that follows no more messages would do harm; a new one will do better.
                 logger.exception("%s could not be followed", message)
                 os._exit(1)
 
 
 def run_process(main: Callable[[ProcessEnd], int]) -> int:
-    """The exit status.  What the user got wrong is told to the supervisor, in one line."""
+    """Run `main` and return the exit status. A user's mistake is reported to the supervisor, in one line."""
     logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
-    # Which the format does not name, and which to look up takes a quarter of a line's time.
+    # The format does not use these fields, and looking them up takes a quarter of the time of a log line.
     logging._srcfile = None
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     control = ProcessEnd.of_standard_input()

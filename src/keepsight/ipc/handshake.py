@@ -1,9 +1,9 @@
-"""What a frontend and an engine say to each other before anything else.
+"""The greetings that a frontend and an engine exchange before anything else.
 
-    frontend: Hello     engine: Welcome, or a refusal: it is not, or no longer, connected
+    frontend: Hello     engine: Welcome, or a refusal: the frontend is not, or no longer, connected
 
-The first two frames of a Hello and the whole of a refusal have one form for ever, so that two versions of this program
-can still say why they do not fit.
+The first two frames of a Hello and all of a refusal keep one form forever, so that two versions of this program can
+still say why they are incompatible.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ import msgspec
 from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import Frame
 
-# Goes up with every change of a greeting, or of what codec.py writes, the message types within it included.
+# Must go up with every change of a greeting, or of what codec.py writes, including the message types.
 PROTOCOL_VERSION = 12
 _VERSION = b"%d" % PROTOCOL_VERSION
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
@@ -29,11 +29,11 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Welcome:
-    """What a frontend must know of the engine."""
+    """An engine's properties that its frontends need."""
 
     max_model_len: int
-    # Whether it wants the pixels of media that it is not known to hold before it asks: not where it may find them in a
-    # tier that is older than itself.
+    # Whether the engine wants pixels of media that it is not known to hold before it asks for them. It does not if it
+    # may find the media in a tier that is older than itself.
     takes_unasked: bool = True
 
 
@@ -53,7 +53,7 @@ def encode_refusal(reason: str) -> list[Frame]:
 
 
 def decode_hello(frames: Sequence[Frame]) -> Hello:
-    """Raises HandshakeError on another version, WireError on what is no greeting."""
+    """Decode a Hello. Raises HandshakeError on another version, WireError if it is no greeting."""
     hello = _decode_greeting(frames, Hello)
     if not hello.frontend_id:
         raise WireError("a frontend without a name")
@@ -61,7 +61,7 @@ def decode_hello(frames: Sequence[Frame]) -> Hello:
 
 
 def decode_answer(frames: Sequence[Frame]) -> Welcome:
-    """The engine's to a Hello.  Raises HandshakeError if that is a refusal."""
+    """Decode the engine's answer to a Hello. Raises HandshakeError if it is a refusal."""
     if len(frames) == 2 and frames[0] == REFUSED:
         raise HandshakeError(bytes(frames[1]).decode("utf-8", "replace"))
     return _decode_greeting(frames, Welcome)

@@ -1,7 +1,7 @@
-"""How many files a folder has and their bytes, for all processes that share it: in a file, changed under its lock.
+"""The number of a folder's files and their bytes, for all processes that share it: in a file, changed under its lock.
 
-Knows none of these files.  Invariant: the lock dies with its holder, and who comes after one that was killed while it
-changed something counts anew before anything else.
+Knows nothing of the files counted. Invariant: the lock dies with its holder, and the next holder after one that was
+killed during a change counts anew before anything else.
 """
 
 import errno
@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from keepsight.ipc.record_lock import try_lock
 
-# Bytes of all files, whether that is settled, and how many files they are.
+# Bytes of all files, a mark, and the number of files.
 _CONTENT = struct.Struct("<QBQ")
-# Not while somebody changes it, nor in a file of zeros, nor where 1 tells of a version that knew only the bytes.
+# The mark of settled counts. The mark is 0 during a change and in a new file, and 1 was written by a version that knew
+# only the bytes.
 _SETTLED = 2
-# It is locked for milliseconds: whoever holds it longer was stopped.
+# The lock is held for milliseconds: a process that holds it longer was stopped.
 _PATIENCE_SECONDS = 2.0
 
 
@@ -29,30 +30,30 @@ class Held(NamedTuple):
 
 
 class Ledger:
-    """`held` is true while it is being changed, `known` was when this process had changed it last."""
+    """`held` is exact while the ledger is being changed; `known` is its value after this process's last change."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Over the descriptor: threads of one process would share its lock.
+        # Guards the descriptor, whose file lock would not exclude other threads of this process.
         self._lock = threading.Lock()
         self._descriptor = -1
         self.known = Held(0, 0)
 
     @property
     def is_open(self) -> bool:
-        """Not if its file was removed: whoever makes another one knows nothing of this."""
+        """False also if its file was removed: processes that make another file would know nothing of this one."""
         try:
             return os.fstat(self._descriptor).st_nlink > 0
-        except OSError:  # it is closed, maybe as another thread opens it anew
+        except OSError:  # it is closed, perhaps because another thread is reopening it
             return False
 
     def open(self) -> None:
-        """Anew, if it is open; if that fails, it is closed."""
+        """Open the file, or reopen it. If that fails, the ledger is closed."""
         with self._lock:
             self._close()
             descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
             try:
-                # Or it could not be written when there is no room left.
+                # Allocated now, so that it can be written when there is no room left.
                 os.posix_fallocate(descriptor, 0, _CONTENT.size)
             except BaseException:
                 os.close(descriptor)
@@ -65,7 +66,10 @@ class Ledger:
 
     @contextmanager
     def changing(self, count_anew: Callable[[], object]) -> Iterator[None]:
-        """`count_anew` sets `held`, if a dead one left something undone.  Raises OSError if it cannot be had."""
+        """Hold the lock for a change. Raises OSError if the lock cannot be had.
+
+        `count_anew` must set `held`; it is called if a process died during a change.
+        """
         with self._lock:
             if self._descriptor < 0:
                 raise OSError(errno.EBADF, f"{self._path} is closed")
@@ -100,7 +104,7 @@ class Ledger:
 
     def _read(self) -> tuple[Held, bool]:
         content = os.pread(self._descriptor, _CONTENT.size, 0)
-        # Somebody may have emptied it.
+        # The file may have been truncated.
         num_bytes, mark, num_files = _CONTENT.unpack(content.ljust(_CONTENT.size, b"\0"))
         return Held(num_bytes, num_files), mark == _SETTLED
 

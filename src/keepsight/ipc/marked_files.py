@@ -1,6 +1,6 @@
-"""Names of files that go before others: an empty file for each in a folder that all processes of a server share.
+"""Names of files to evict before others: an empty file for each, in a folder that all processes of a server share.
 
-A mark is a hint, and never fails: it may be of what is not there any more, and whoever cannot write it does without.
+A mark is a hint, and never fails: it may name a file that is gone, and one that cannot be written is left out.
 """
 
 import os
@@ -16,7 +16,7 @@ class MarkedFiles:
             folder.mkdir(mode=0o700, exist_ok=True)
 
     def __iter__(self) -> Iterator[str]:
-        """In no order."""
+        """Iterate in no particular order."""
         with suppress(FileNotFoundError), os.scandir(self._folder) as found:
             for each in found:
                 yield each.name

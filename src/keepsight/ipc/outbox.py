@@ -1,7 +1,7 @@
-"""What waits to be sent by the one thread that may, and the means to wake it.
+"""The queue of items that wait to be sent by one thread, and the means to wake that thread.
 
-Knows nothing of sockets but that they can be waited for together with a file descriptor.  Its bytes have a bound, and
-whoever puts something in never waits.
+Knows nothing of sockets except that they can be polled together with a file descriptor. Its size in bytes is bounded,
+and putting something in never waits.
 """
 
 import os
@@ -19,9 +19,9 @@ class Outbox(Generic[T]):
         self._waiting = deque[tuple[T, int]]()
         self._max_bytes, self._num_bytes = max_bytes, 0
         self._is_closed = False
-        # Readable after a putting or the closing, until `note_awake`.
+        # Readable after an item was put, `wake` or `close`, until `note_awake`.
         self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # By `free`, or when this is forgotten: as where its socket could not be made.
+        # Called by `free`, or when this is garbage collected, as when its socket could not be made.
         self._close_fd = weakref.finalize(self, os.close, self.fd)
         self._close_fd.atexit = False
 
@@ -30,7 +30,7 @@ class Outbox(Generic[T]):
         return self._is_closed
 
     def try_put(self, item: T, num_bytes: int) -> bool:
-        """Where nothing else waits it is taken, whatever its size."""
+        """Add an item; return False if closed or full. An empty outbox takes an item of any size."""
         with self._lock:
             if self._is_closed or (self._waiting and self._num_bytes + num_bytes > self._max_bytes):
                 return False
@@ -40,13 +40,13 @@ class Outbox(Generic[T]):
             return True
 
     def wake(self) -> None:
-        """There is something to do that is no item."""
+        """Wake the sending thread for something other than an item."""
         with self._lock:
             if self._close_fd.alive:
                 os.eventfd_write(self.fd, 1)
 
     def close(self) -> None:
-        """Nothing is taken any more."""
+        """Refuse all further items, and wake the sending thread."""
         with self._lock:
             if not self._is_closed:
                 self._is_closed = True
@@ -75,7 +75,7 @@ class Outbox(Generic[T]):
         os.eventfd_read(self.fd)
 
     def free(self) -> None:
-        """Nothing that waits will be sent."""
+        """Discard the waiting items, and close the descriptor."""
         with self._lock:
             self._is_closed = True
             self._waiting.clear()

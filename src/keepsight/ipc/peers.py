@@ -1,6 +1,6 @@
-"""The frontends that an engine has welcomed, by each of the names that one has.
+"""The frontends that an engine has welcomed, by each of their names.
 
-Knows nothing of sockets.  The three names of a peer are known or unknown together.
+Knows nothing of sockets. A peer's three names (routing id, descriptor, frontend id) are added and removed together.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where a message came from: the socket's name of the connection, and the kernel's, which is used again later."""
+    """The connection that a message came from: ZeroMQ's id of it, and its descriptor, which the kernel reuses later."""
 
     routing_id: bytes
     fd: int

@@ -1,6 +1,6 @@
-"""Names of files that stay until some moment: an empty file for each, stamped with that, which all processes see.
+"""Names of files that are pinned until some time: an empty file for each, whose mtime is that time, for all processes.
 
-Knows none of these files.  Invariant: no pin is ever seen with another stamp than its end.
+Knows nothing of the pinned files. Invariant: no pin is ever seen with an mtime other than its end.
 """
 
 import os
@@ -19,11 +19,11 @@ class PinnedFiles:
         return self._end_of(name) > time.monotonic_ns()
 
     def __iter__(self) -> Iterator[str]:
-        """Of pins that have ended, too."""
+        """Iterate over all pins, including those that have ended."""
         return (pin.name for pin in self._folder.glob("*"))
 
     def add(self, name: str, seconds: float) -> None:
-        """From now on; of several the later end counts.  Raises OSError."""
+        """Pin for `seconds` from now; an existing later end is kept. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
         known = self._end_of(name)
         end = max(known, time.monotonic_ns() + int(seconds * 1e9))

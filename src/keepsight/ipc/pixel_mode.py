@@ -1,6 +1,6 @@
-"""Where pixels are kept, and so how they get from the frontends to the engine: chosen once, for both sides.
+"""Chooses where pixels are kept, and so how they get from the frontends to the engine: once, for both sides.
 
-Knows what was asked for and what the machine has; the two sides (`pixel_cache`, `pixel_source`) know how.
+Knows the configuration and the machine's resources; the two sides (`pixel_cache`, `pixel_source`) implement the modes.
 """
 
 import logging
@@ -13,7 +13,7 @@ logger = logging.getLogger(__name__)
 
 GIB = 1 << 30
 
-# none: nowhere.  processor_only: in each frontend.  lru: in the engine.  shm: in a ring that the one frontend writes.
+# none: nowhere. processor_only: in each frontend. lru: in the engine. shm: in a ring that the only frontend writes.
 # shared: in files that all processes read.
 PixelMode = Literal["none", "processor_only", "lru", "shm", "shared"]
 
@@ -21,7 +21,7 @@ PixelMode = Literal["none", "processor_only", "lru", "shm", "shared"]
 def choose_mode(
     config: Config, num_frontends: int, run_directory: RunDirectory | None, num_engines: int = 1
 ) -> PixelMode:
-    """`num_engines` counts those that the same frontends choose among."""
+    """Choose the mode. `num_engines`: the engines that the same frontends choose among."""
     if cache_bytes(config) == 0:
         return "none"
     asked, is_one_to_one = config.mm_processor_cache_type, num_frontends == num_engines == 1
@@ -44,7 +44,7 @@ def cache_bytes(config: Config) -> int:
 
 
 def _why_unusable(config: Config, run_directory: RunDirectory | None) -> str | None:
-    """Whether pixels can lie in the run directory: None if so."""
+    """Return why pixels cannot be kept in the run directory; None if they can."""
     if run_directory is None:
         return "all is in one process"
     if not run_directory.is_shared_memory:

@@ -1,7 +1,7 @@
-"""Locks on single bytes of a file, between all that opened it: threads and processes alike.
+"""Locks on single bytes of a file, which exclude both threads and processes.
 
-Each `os.open` is a holder of its own ("open file description" locks).  Invariant: the kernel lets go of what a dead
-process held, so nothing here outlives its holder, and no file is left behind.
+Each `os.open` is a holder of its own ("open file description" locks). Invariant: the kernel releases the locks of a
+dead process, so no lock outlives its holder, and no file is left behind.
 """
 
 import fcntl
@@ -13,19 +13,19 @@ from contextlib import contextmanager
 
 # l_type, l_whence, l_start, l_len, l_pid of a struct flock.
 _FLOCK = struct.Struct("hhqqixxxx")
-# Most are held for microseconds.  To look as often for seconds would take a part of a core from whoever holds it.
+# Most locks are held for microseconds. Polling that often for seconds would take part of a core from the holder.
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0005, 0.008
 
 
 @contextmanager
 def try_lock(descriptor: int, place: int, *, is_shared: bool = False, patience: float = 0) -> Iterator[bool]:
-    """Yields whether it is held, after so many seconds at most: a holder that was stopped must not stop others."""
+    """Yield whether the lock is held, after at most `patience` seconds: a stopped holder must not stop others."""
     is_held = _try_until(time.monotonic() + patience, descriptor, place, is_shared)
     try:
         yield is_held
     finally:
         if is_held:
-            # Said, not left to closing: a forked child may have the file open too.
+            # Unlocked explicitly, rather than by closing: a forked child may have the file open too.
             _set(fcntl.F_UNLCK, descriptor, place)
 
 

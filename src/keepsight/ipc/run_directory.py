@@ -1,8 +1,8 @@
-"""The folder that the processes of one server share: sockets, and memory that is a file.
+"""The folder that the processes of one server share: for sockets, and for files in shared memory.
 
-Lies in /dev/shm where that can be, and is open to its user alone.  Its owner (the supervisor, or an `LLM`) holds a lock
-on it, which the kernel drops when the last process that inherited it ends.  Invariant: a folder that bears our mark and
-whose lock nobody holds is nobody's; whoever starts next removes it.
+Lies in /dev/shm if possible, and is open to its user alone. Its owner (the supervisor, or an `LLM`) holds a lock on it,
+which the kernel releases when the last process that inherited it ends. Invariant: a folder that bears our mark and is
+not locked is no longer in use; the next server to start removes it.
 """
 
 import errno
@@ -21,24 +21,25 @@ from keepsight.errors import ServerStartError
 logger = logging.getLogger(__name__)
 
 PREFIX = "keepsight-run-"
-# A name alone would not do: anybody may have a folder of it, but hardly with these rights (the bit of /tmp).
+# The mark. A name alone is not enough: anybody may have a folder of that name, but hardly with these permissions (with
+# the sticky bit, as /tmp has it).
 RIGHTS = 0o700 | stat.S_ISVTX
 SHARED_MEMORY = Path("/dev/shm")
-# The table of handles, and what folders take.
+# Room for the table of handles, and for the folders themselves.
 MIN_FREE_BYTES = 256 * 1024
-# What a server writes as it starts, most of it the two databases, and so much that something can be kept in them.
+# Room for what a server writes as it starts, mostly the two databases, and enough more to keep something in them.
 MIN_FREE_BYTES_OF_SERVER = 5 * 2**19
-# The accounts of its last requests.
+# Room for the accounts of its last requests.
 MIN_FREE_BYTES_OF_FRONTEND = 2**19
-# The same in number, with a few of each process; a budget of pixels takes more, or keeps fewer.
+# The number of those files, with a few for each process. Kept pixels take more; with too few left, fewer are kept.
 MIN_FREE_FILES = 32
-# The kernel's limit of a socket's path, and what of it is left to the folder that a run directory with sockets lies in.
+# The kernel's limit for a socket's path, and what it leaves for the parent folder of a run directory with sockets.
 MAX_SOCKET_PATH = 107
 MAX_PARENT_OF_SOCKETS = MAX_SOCKET_PATH - len(f"/{PREFIX}12345678/engine-1234567")
 
 
 class RunDirectory:
-    """A folder that this process owns, or (opened by its path) one that another owns."""
+    """A run directory that this process owns, or (opened by its path) one that another process owns."""
 
     def __init__(self, path: Path, lock: int | None = None) -> None:
         self.path = path
@@ -46,9 +47,9 @@ class RunDirectory:
 
     @classmethod
     def create(cls, shared_memory: Path = SHARED_MEMORY, *, num_frontends: int = 0) -> Self:
-        """`num_frontends`: of the server that it is for, which has sockets in it; 0 for an `LLM`.
+        """Create a run directory. Raises ServerStartError if there is no place for it.
 
-        Raises ServerStartError if there is no place for it.
+        `num_frontends`: of the server that it is for, which has sockets in it; 0 for an `LLM`.
         """
         clean_dead(shared_memory)
         for place in _list_places(shared_memory):
@@ -63,7 +64,7 @@ class RunDirectory:
 
     @classmethod
     def _create_in(cls, parent: Path) -> Self:
-        """Another's `clean_dead` may come between creating and locking: then the folder is gone, and made anew."""
+        """Create and lock a folder. If another process's `clean_dead` removes it before it is locked, start over."""
         while True:
             path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             try:
@@ -71,26 +72,26 @@ class RunDirectory:
                 if lock is not None:
                     os.fchmod(lock, RIGHTS)
                     return cls(path, lock)
-            except OSError:  # a file system without locks, or where what is made belongs to another
+            except OSError:  # a file system without locks, or one where new files belong to another user
                 shutil.rmtree(path, ignore_errors=True)
                 raise
 
     @property
     def is_shared_memory(self) -> bool:
-        """Files here are memory, which never waits for a disk."""
+        """True if files here are memory, which never waits for a disk."""
         return self.path.parent == SHARED_MEMORY
 
     @property
     def num_free_bytes(self) -> int:
-        """That files here may still grow by, all together."""
+        """The number of bytes by which files here may still grow, all together."""
         return _num_free_bytes(self.path)
 
     def close(self) -> None:
-        """Removes it; in a process that does not own it, forked ones too, nothing."""
+        """Remove the folder; do nothing in a process that does not own it, such as a forked one."""
         if self._lock is None or self._owner != os.getpid():
             return
         shutil.rmtree(self.path, ignore_errors=True)
-        # Forgotten first: were this interrupted, the next call would close whatever has its number by then.
+        # Reset first: if this were interrupted, the next call would close whatever has the number by then.
         lock, self._lock = self._lock, None
         os.close(lock)
 
@@ -102,7 +103,7 @@ class RunDirectory:
 
 
 def clean_dead(shared_memory: Path = SHARED_MEMORY) -> None:
-    """Removes this user's folders of which no process is left."""
+    """Remove this user's run directories whose processes have all ended."""
     for path in [path for place in _list_places(shared_memory) for path in place.glob(f"{PREFIX}*")]:
         with suppress(OSError):
             if (lock := _try_lock(path)) is not None:
@@ -116,20 +117,20 @@ def _remove(path: Path, lock: int) -> None:
         shutil.rmtree(path, ignore_errors=True)
     else:
         with suppress(OSError):
-            path.rmdir()  # a server that was killed before it could mark it
+            path.rmdir()  # left by a server that was killed before it could mark it
 
 
 def _list_places(shared_memory: Path) -> tuple[Path, ...]:
-    """Where it may lie, the best first."""
+    """Return the possible parent folders of a run directory, the best first."""
     try:
         return shared_memory, Path(tempfile.gettempdir())
-    except OSError:  # all else is read-only, as in many a container
+    except OSError:  # everything else is read-only, as in many containers
         return (shared_memory,)
 
 
 def _refuse_if_full(folder: Path, num_frontends: int) -> None:
     found = os.statvfs(folder)
-    has_files = found.f_favail >= MIN_FREE_FILES or not found.f_files  # 0 where they are not counted
+    has_files = found.f_favail >= MIN_FREE_FILES or not found.f_files  # `f_files` is 0 if files are not counted
     num_bytes = MIN_FREE_BYTES
     if num_frontends:
         num_bytes = MIN_FREE_BYTES_OF_SERVER + num_frontends * MIN_FREE_BYTES_OF_FRONTEND
@@ -150,9 +151,9 @@ def _num_free_bytes(path: Path) -> int:
 
 
 def _try_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock; None if another has it, or the folder is gone.
+    """Return a descriptor that holds the lock; None if another process has it, or the folder is gone.
 
-    Raises OSError where there are no locks, or the folder cannot be opened or is not this user's.
+    Raises OSError if there are no locks, or the folder cannot be opened or is not this user's.
     """
     with ExitStack() as stack, suppress(BlockingIOError, FileNotFoundError):
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
@@ -160,7 +161,7 @@ def _try_lock(path: Path) -> int | None:
         if os.fstat(lock).st_uid != os.geteuid():
             raise PermissionError(errno.EPERM, "is another user's", str(path))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # Whoever held it before may have removed the folder.
+        # The previous holder may have removed the folder.
         if os.path.samestat(os.fstat(lock), path.lstat()):
             stack.pop_all()
             return lock

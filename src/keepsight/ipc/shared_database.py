@@ -1,6 +1,6 @@
 """One SQLite file in a server's run directory, which all its frontends read and write.
 
-Whatever one of them was doing when it was killed is undone, and the file shrinks as things go.  It ends with the
+A killed frontend's unfinished transaction is rolled back, and the file shrinks as entries are deleted. It ends with the
 server.
 """
 
@@ -12,31 +12,31 @@ from pathlib import Path
 
 from keepsight.ipc.run_directory import RunDirectory
 
-# For another frontend that is just writing.
+# How long to wait for another frontend that is writing.
 PATIENCE_SECONDS = 10.0
-# That what comes leaves free, for what is written of it.
+# Bytes that new content must leave free, for what is written about it.
 _SPARE_BYTES = 2**20
-# Of the file.
+# Stored in the file.
 _PRAGMAS_OF_NEW = ("page_size = 32768", "auto_vacuum = FULL")
-# It need not outlive the machine; nor may there be another folder to write to.
+# The file need not survive a crash of the machine; and there may be no folder for temporary files.
 _PRAGMAS = ("synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
-# What anything may raise here: no room, no time, a file or a folder that is none any more.
+# Errors that any operation here may raise: no room, a timeout, a file or folder that is damaged or gone.
 FAULTS = (sqlite3.DatabaseError, OSError)
 
 
 class SharedDatabase:
-    """Shared by threads: one at a time."""
+    """May be used by several threads, one at a time."""
 
     def __init__(self, folder: Path, name: str, schema: str) -> None:
         self._run_directory = RunDirectory(folder)
-        # To be held by whoever uses the connection.
+        # Must be held while using the connection.
         self.alone = threading.Lock()
         self.connection = sqlite3.connect(
             folder / name, timeout=PATIENCE_SECONDS, isolation_level=None, check_same_thread=False
         )
         with ExitStack() as undoing:
             undoing.callback(self.connection.close)
-            # They write though the file has them already, for which there need not be room any more.
+            # Not set again in a file that has them: that would write to it, and there may be no more room.
             [(is_set,)] = self.connection.execute("PRAGMA auto_vacuum")
             for pragma in _PRAGMAS if is_set else _PRAGMAS_OF_NEW + _PRAGMAS:
                 self.connection.execute(f"PRAGMA {pragma}")
@@ -45,7 +45,7 @@ class SharedDatabase:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """All that is written or nothing, and no other frontend in between.  Whoever calls is alone."""
+        """Write all or nothing, with no other frontend writing in between. The caller must hold `alone`."""
         self.connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -55,7 +55,10 @@ class SharedDatabase:
                 self.connection.execute("ROLLBACK")
 
     def has_room(self, num_bytes: int, largest: int) -> bool:
-        """So that what is kept, of which one has `largest`, can go again: to remove takes as much room for a moment."""
+        """Return whether `num_bytes` more fit, leaving room to delete any entry: that takes as much room for a moment.
+
+        `largest`: the bytes of the largest entry kept so far.
+        """
         return self._run_directory.num_free_bytes >= num_bytes + max(num_bytes, largest) + _SPARE_BYTES
 
     def close(self) -> None:

@@ -1,9 +1,9 @@
-"""Pixels that all processes of one server share: a file for each in shared memory, the least recently used going first.
+"""An LRU cache of pixels that all processes of one server share: a file for each item, in shared memory.
 
-Knows neither who makes them nor who asks.  A file has its name only once it is whole, is never changed, and is read
-where it lies: whoever looks at it keeps it, though it was evicted.  The ledger tells how many files there are and their
-bytes; whoever adds or removes one does so under its lock.  Invariant: these bytes, as the file system counts them,
-never exceed `max_bytes`.
+Knows neither how pixels are made nor who asks. A file gets its name only once it is complete, is never changed, and is
+mapped for reading: a reader keeps its pixels even after their eviction. The ledger holds the number of files and their
+bytes; files are added and removed only under its lock. Invariant: these bytes, as the file system counts them, never
+exceed `max_bytes`.
 """
 
 import logging
@@ -37,7 +37,7 @@ _MEDIA_HASH = re.compile(r"[0-9a-f]{32,128}")
 _HEADER = struct.Struct("<8s3I44x")  # magic, shape; the pixels begin aligned
 _MAGIC = b"KSPIXEL1"
 _PAGE = mmap.PAGESIZE
-# The largest pictures take 6 s to make: whoever takes longer was stopped, most likely.
+# The largest pictures take 6 s to make: a process that takes longer was most likely stopped.
 _PATIENCE_SECONDS = 10.0
 
 
@@ -49,7 +49,7 @@ class _File:
 
 
 class SharedStore:
-    """Shared by threads and processes; each process has one, on the same folder and with the same budget."""
+    """Shared by threads and processes; each process has its own instance, with the same folder and budget."""
 
     def __init__(self, directory: Path, max_bytes: int) -> None:
         """Raises OSError if files cannot be made there."""
@@ -59,15 +59,15 @@ class SharedStore:
         self._pins, self._first = PinnedFiles(directory / "pins"), MarkedFiles(directory / "first")
         self._ledger = Ledger(directory / "ledger")
         self._ledger.open()
-        # As of the last count; whatever is not here, or has been used since, is younger than all of these.
+        # The files of the last count, oldest first. Files not in it, or used since, are younger than all of these.
         self._oldest: deque[_File] = deque()
         self._warned: set[str] = set()
         self.num_evictions = 0
 
-    # Looking --------------------------------------------------------------------------------------------------
+    # Lookup ---------------------------------------------------------------------------------------------------
 
     def touch(self, media_hash: str) -> bool:
-        """Makes it the most recently used; False if it is not held."""
+        """Make it the most recently used; return False if it is not held."""
         if not _MEDIA_HASH.fullmatch(media_hash):
             return False
         try:
@@ -77,20 +77,20 @@ class SharedStore:
         return True
 
     def read(self, media_hash: str) -> Pixels | None:
-        """Where they lie, not to be changed.  Counts as a use."""
+        """Return the pixels as a read-only map of their file. Counts as a use."""
         if not self.touch(media_hash):
             return None
         try:
             pixels = _map(self._directory / media_hash)
         except OSError:
-            # It was evicted just now, or there are too many maps.
+            # It was evicted just now, or there are too many memory maps.
             return None
         if pixels is None:
             self.drop(media_hash)
         return pixels
 
     def look(self, media_hash: str) -> Pixels | None:
-        """As `read`, but counts as no use."""
+        """Like `read`, but does not count as a use."""
         if not self.is_held(media_hash):
             return None
         with suppress(OSError):
@@ -98,12 +98,12 @@ class SharedStore:
         return None
 
     def newest(self, limit: int) -> list[HeldPixels]:
-        """The last used first.  Takes no lock: what goes meanwhile may be among them."""
+        """Return the items used last, the latest first. Takes no lock: some may be evicted meanwhile."""
         files = nlargest(limit, self._count(), key=lambda file: file.last_use)
         return [HeldPixels(file.name, file.num_bytes, file.name in self._pins) for file in files]
 
     def is_held(self, media_hash: str) -> bool:
-        """Counts as no use."""
+        """Return whether it is held. Does not count as a use."""
         return _MEDIA_HASH.fullmatch(media_hash) is not None and (self._directory / media_hash).exists()
 
     @property
@@ -111,14 +111,14 @@ class SharedStore:
         return self._ledger.held.num_bytes
 
     def size(self) -> CacheSize:
-        """Evictions are those of this process."""
+        """Return the store's size. Evictions are those of this process."""
         held = _add_up(self._count())
         return CacheSize(held.num_bytes, self._max_bytes, held.num_files, self.num_evictions)
 
-    # Coming and going -----------------------------------------------------------------------------------------
+    # Adding and removing --------------------------------------------------------------------------------------
 
     def put(self, media_hash: str, pixels: Pixels) -> bool:
-        """Whether it is held now; False if there is no room for it, whatever goes."""
+        """Store pixels; return whether they are held now. False if there is no room even after evictions."""
         if not _MEDIA_HASH.fullmatch(media_hash):
             return False
         if self.touch(media_hash):
@@ -135,7 +135,7 @@ class SharedStore:
             return False
 
     def pin(self, media_hash: str, seconds: float) -> bool:
-        """It stays for so long, in whichever process; False if it is not held, or too much is pinned already."""
+        """Pin it for `seconds`, for all processes; return False if it is not held, or too much is pinned already."""
         with self._changing() as is_held:
             if not is_held or not self.touch(media_hash):
                 return False
@@ -154,12 +154,12 @@ class SharedStore:
             self._pins.remove(media_hash)
 
     def let_go_first(self, media_hash: str) -> None:
-        """Before all of which nobody has said so, however they are used; pins hold.  Waits for nobody."""
+        """Let it be evicted before all items not so marked, however they are used; pins hold. Takes no lock."""
         if self.is_held(media_hash):
             self._first.add(media_hash)
 
     def keep_again(self, media_hash: str) -> None:
-        """As if it had just been used."""
+        """Undo `let_go_first`, and count as a use."""
         if self.touch(media_hash):
             self._first.remove(media_hash)
 
@@ -167,14 +167,14 @@ class SharedStore:
         self._first.clear()
 
     def drop(self, media_hash: str) -> None:
-        """Pinned or not."""
+        """Remove it, pinned or not."""
         if _MEDIA_HASH.fullmatch(media_hash):
             with self._changing() as is_held:
                 if is_held:
                     self._remove(media_hash)
 
     def clear(self) -> None:
-        """Pins too."""
+        """Remove everything, pins too."""
         with self._changing() as is_held:
             if not is_held:
                 logger.warning("the store could not be cleared: it is closed, or another process holds its ledger")
@@ -185,11 +185,11 @@ class SharedStore:
 
     @contextmanager
     def making(self, media_hashes: Collection[str]) -> Iterator[None]:
-        """Only one, in all processes, makes an item at a time: wait here, and look whether it is there by then.
+        """Let only one caller in all processes make an item at a time: wait here, then look whether it is there by now.
 
-        Better made twice than not at all: where no claim can be made, or who has it was stopped, this goes on without.
+        Better made twice than not at all: if no claim can be made, or its holder was stopped, this goes on without one.
         """
-        # A byte for each name, in a file that stays empty; always in one order, so that none waits for another.
+        # A lock byte for each name, in a file that stays empty; always locked in the same order, to avoid deadlocks.
         places = sorted({int(media_hash[:15], 16) for media_hash in media_hashes if _MEDIA_HASH.fullmatch(media_hash)})
         with ExitStack() as held:
             with suppress(OSError):
@@ -212,7 +212,7 @@ class SharedStore:
 
     @contextmanager
     def _changing(self) -> Iterator[bool]:
-        """False where the ledger is closed, or somebody was stopped who holds it."""
+        """Hold the ledger's lock. Yield False if the ledger is closed, or the lock's holder was stopped."""
         with ExitStack() as held:
             try:
                 held.enter_context(self._ledger.changing(self._count_anew))
@@ -233,7 +233,7 @@ class SharedStore:
             _write(descriptor, pixels)
             _stamp(descriptor)
             give_name(descriptor, self._directory / media_hash)
-            # Who marked it while the one before was going.
+            # Remove a mark that was made while an earlier file of this name was being removed.
             self._first.remove(media_hash)
             self._ledger.add_file(os.fstat(descriptor).st_blocks * 512)
         except FileExistsError:
@@ -243,7 +243,7 @@ class SharedStore:
         return True
 
     def _evict_one(self) -> bool:
-        """Or finds that it is still used; False if all that is left is pinned."""
+        """Evict an item, or find that it was used meanwhile; return False if all that is left is pinned."""
         if (name := self._find_first()) is not None:
             self._remove(name)
             self.num_evictions += 1
@@ -271,7 +271,7 @@ class SharedStore:
         return None
 
     def _count_pinned(self) -> dict[str, int]:
-        """Bytes by name; pins that have ended, or whose pixels have gone, are removed."""
+        """Return the pinned bytes by name. Pins that have ended, or whose pixels have gone, are removed."""
         pinned: dict[str, int] = {}
         for name in self._pins:
             num_bytes = _bytes_of(self._directory / name) if name in self._pins else 0
@@ -291,11 +291,11 @@ class SharedStore:
         self._first.remove(name)
 
     def _count(self) -> list[_File]:
-        """All files that have a name."""
+        """List all files that have a name."""
         files = []
         with suppress(FileNotFoundError), os.scandir(self._directory) as entries:
             for entry in entries:
-                with suppress(FileNotFoundError):  # another evicts
+                with suppress(FileNotFoundError):  # another process evicted it
                     found = entry.stat()
                     files.append(_File(entry.name, found.st_mtime_ns, found.st_blocks * 512))
         return files
@@ -311,22 +311,22 @@ def _add_up(files: Collection[_File]) -> Held:
 
 
 def _stamp(target: Path | int) -> None:
-    """With the moment of its last use.  The kernel's own stamps are milliseconds apart, and may go back."""
+    """Set the time of the last use. The kernel's own time stamps are milliseconds apart, and may go back."""
     now = time.monotonic_ns()
     os.utime(target, ns=(now, now))
 
 
 def _write(descriptor: int, pixels: Pixels) -> None:
-    """By calls, not through a map: where memory runs out they fail, where a map would kill the process."""
+    """Write with system calls, not through a map: if memory runs out they fail, but a map would kill the process."""
     payload = np.ascontiguousarray(pixels).data.cast("B")
     written = os.write(descriptor, _HEADER.pack(_MAGIC, *pixels.shape))
     while written < _HEADER.size + len(payload):
-        # Less than all of it where there is no more room; the next one fails.
+        # A write is short if there is no more room; the next one fails.
         written += os.write(descriptor, payload[written - _HEADER.size :])
 
 
 def _bytes_of(path: Path) -> int:
-    """As the file system counts them; 0 if there is none."""
+    """Return a file's bytes as the file system counts them; 0 if there is no file."""
     try:
         return path.stat().st_blocks * 512
     except FileNotFoundError:
@@ -334,7 +334,7 @@ def _bytes_of(path: Path) -> int:
 
 
 def _map(path: Path) -> Pixels | None:
-    """None if it is not what `_write` wrote."""
+    """Map a file's pixels; None if it is not what `_write` wrote."""
     with opened(path, os.O_RDONLY) as descriptor:
         if os.fstat(descriptor).st_size < _HEADER.size:
             return None

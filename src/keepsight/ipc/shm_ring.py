@@ -1,13 +1,13 @@
-"""A ring of pixels in one file of shared memory: written by one process, read by many, the oldest overwritten first.
+"""A ring buffer of pixels in a file of shared memory: one process writes, many read, the oldest are overwritten first.
 
     file:   [magic][key] entries...          entry: [4-byte id][4-byte size] object, and so on at multiples of 64 bytes
     object: [4-byte reference count][signature, shape] payload
 
-The writer alone knows which media lie where.  A reader is told the place, copies, and makes sure afterwards that it was
-not overwritten meanwhile.  The count is of those who are reading right now, each of whom also holds a lock on the
-entry, which dies with it: so a count that a dead reader left is known for one, and what nobody reads blocks nobody.
-Invariants: the file's size never changes, and all of it is really there; a place gives the pixels that it was made for,
-or None.
+Only the writer knows which media lie where. A reader is told the place, copies the pixels, and checks afterwards that
+they were not overwritten meanwhile. The reference count is the number of current readers. Each of them also holds a
+lock on the entry, which dies with it: so a count that a dead reader left is recognized, and an entry that is not being
+read blocks no one. Invariants: the file's size never changes, and all of it is allocated; a place gives the pixels that
+it was made for, or None.
 """
 
 import fcntl
@@ -43,15 +43,15 @@ _COUNT = struct.Struct("<I")
 # The id, the size, the count, the signature, the shape.
 _HEADER = struct.Struct("<III16s3I")
 _UNIT = 64
-# Where an entry's payload begins, and the file's first entry.
+# The offsets of an entry's payload, and of the file's first entry.
 _HEADER_BYTES = _FIRST = _UNIT
 _LAST_ID = (1 << 32) - 1
 # One call writes no more than 2 GiB.
 _MOST_OBJECT_BYTES = (1 << 31) - (1 << 16)
-# Locks lie behind the file's end, two bytes for each id, so that who reads what was cleared never holds up what came
-# in its place.
+# Lock bytes lie beyond the file's end, two for each id, so that a reader of a cleared entry never blocks the entry that
+# took its place.
 _LOCKS = 1 << 48
-# A count is locked for microseconds: whoever holds it longer was stopped.
+# A count is locked for microseconds: a process that holds the lock longer was stopped.
 _PATIENCE_SECONDS = 1.0
 
 assert _HEADER.size <= _HEADER_BYTES
@@ -74,17 +74,17 @@ class _Entry:
 
 
 class RingWriter:
-    """Shared by threads."""
+    """Creates and writes a ring; shared by threads."""
 
     def __init__(self, directory: Path, max_bytes: int, max_object_bytes: int) -> None:
-        """Raises OSError if there is not as much room.  Rings of dead writers are removed."""
+        """Create a ring, and remove those of dead writers. Raises OSError if there is not enough room."""
         remove_dead_rings(directory)
         self._directory, self._ring_id, self._key = directory, secrets.token_hex(8), secrets.token_bytes(32)
         self.num_bytes = max(max_bytes, 2 * _UNIT) // _UNIT * _UNIT
         self._max_object_bytes = min(max_object_bytes, _MOST_OBJECT_BYTES)
         self._descriptor = open_unnamed(directory)
         try:
-            # Or a full /dev/shm would show only when something is written.
+            # Otherwise a full /dev/shm would show only when something is written.
             os.posix_fallocate(self._descriptor, 0, self.num_bytes)
             os.pwrite(self._descriptor, _FILE.pack(_MAGIC, self._key), 0)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX)
@@ -95,8 +95,8 @@ class RingWriter:
         self._reader = RingReader(directory)
         self._lock = threading.Lock()
         self.num_evictions = 0
-        # The oldest first; what was dropped keeps its place until that is taken back under the lock of its count, or a
-        # reader who is about to count itself there would write into what came next.
+        # Oldest first. A dropped entry keeps its place until that is taken back under the lock of its count; otherwise
+        # a reader that is about to increment the count would write into the entry that came next.
         self._entries: deque[_Entry] = deque()
         self._index: dict[str, _Entry] = {}
         self._next_start, self._next_id = _FIRST, 1
@@ -111,13 +111,13 @@ class RingWriter:
         return None if place is None else self._reader.read(place)
 
     def newest(self, limit: int) -> list[HeldPixels]:
-        """The last put first."""
+        """Return the entries that were put last, the newest first."""
         with self._lock:
             entries = list(islice(reversed(self._index.values()), limit))
         return [HeldPixels(entry.media_hash, entry.num_bytes, is_pinned=False) for entry in entries]
 
     def put(self, media_hash: str, pixels: Pixels) -> RingPlace | None:
-        """None: it is too large, or what would have to go for it is being read.  A known one stays where it is."""
+        """Write pixels; known ones stay where they are. None: too large, or an entry in the way is being read."""
         with self._lock:
             if known := self._index.get(media_hash):
                 return known.place
@@ -138,7 +138,7 @@ class RingWriter:
             return CacheSize(held, self.num_bytes, len(self._index), self.num_evictions)
 
     def drop(self, media_hash: str) -> None:
-        """Whoever is reading it finds out afterwards."""
+        """Invalidate an entry. A reader of it finds out afterwards."""
         with self._lock:
             if entry := self._index.pop(media_hash, None):
                 self._invalidate(entry)
@@ -153,7 +153,7 @@ class RingWriter:
         with self._lock:
             if self._descriptor >= 0:
                 _path_of(self._directory, self._ring_id).unlink(missing_ok=True)
-                # Forgotten first: were this interrupted, the next call would close whatever has its number by then.
+                # Reset first: if this were interrupted, the next call would close whatever has the number by then.
                 descriptor, self._descriptor = self._descriptor, -1
                 os.close(descriptor)
             self._reader.close()
@@ -165,17 +165,17 @@ class RingWriter:
         return fits and num_payload_bytes > 0 and self._descriptor >= 0
 
     def _make_room(self, num_bytes: int) -> int | None:
-        """Where so many bytes may be written; None if somebody reads there."""
+        """Return where `num_bytes` may be written; None if an entry there is being read."""
         start = self._next_start
         if start + num_bytes > self.num_bytes:
-            # The rest of the file stays empty; what lies there is the oldest.
+            # The rest of the file stays empty; the entries there are the oldest.
             if not self._evict(start, self.num_bytes):
                 return None
             start = _FIRST
         return start if self._evict(start, start + num_bytes) else None
 
     def _evict(self, start: int, end: int) -> bool:
-        """The oldest, while they lie there; False if one of them is being read."""
+        """Evict the oldest entries as long as they overlap the interval; False if one of them is being read."""
         while self._entries and self._entries[0].start < end and start < self._entries[0].end:
             if not self._try_take_back(self._entries[0]):
                 return False
@@ -230,30 +230,33 @@ class RingWriter:
 
 
 class RingReader:
-    """Of whichever ring a place names; shared by threads."""
+    """Reads from whichever ring a place names; shared by threads."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
         self._ring: _MappedRing | None = None
 
     def read(self, place: RingPlace) -> Pixels | None:
-        """A copy of what lies there; None if the place is stale or was never given out."""
+        """Return a copy of the pixels at `place`; None if the place is stale or was never given out."""
         if not _RING_ID.fullmatch(place.ring_id):
             return None
         try:
-            # A holder of locks of its own, for threads that read at once.
+            # Opened for each read, as threads that read at the same time must hold separate locks.
             with opened(f"{self._directory}/{_PREFIX}{place.ring_id}", os.O_RDWR) as descriptor:
                 ring = self._map(descriptor, place.ring_id)
                 return _read(descriptor, ring.content, place) if ring.is_authentic(place) else None
         except OSError:
-            # There is no such ring, or it is none.
+            # There is no such ring, or the file is not a ring.
             return None
 
     def close(self) -> None:
         self._ring = None
 
     def _map(self, descriptor: int, ring_id: str) -> "_MappedRing":
-        """Kept, as all its pages would have to be found again; there is one writer, and so one ring at a time."""
+        """Return the mapped ring. It is kept, as a new map would fault in all pages again.
+
+        There is one writer, and so one ring at a time.
+        """
         ring = self._ring
         if ring is None or ring.ring_id != ring_id:
             if os.fstat(descriptor).st_size < _FIRST:
@@ -277,13 +280,13 @@ class _MappedRing:
 
 
 def remove_dead_rings(directory: Path) -> None:
-    """A ring is locked from the moment that it has a name, until its writer ends."""
+    """Remove rings whose writers have ended. A ring is locked from the moment that it has a name until then."""
     for path in directory.glob(f"{_PREFIX}*"):
-        # Another may be faster, or it lives.
+        # Another process may be faster, or the writer is alive.
         with suppress(FileNotFoundError, BlockingIOError), opened(path, os.O_RDWR) as descriptor:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             path.unlink()
-            # A reader may have it mapped still: its pages read as zeros from now on, and their memory is free.
+            # A reader may still have it mapped: its pages read as zeros from now on, and their memory is freed.
             with mmap.mmap(descriptor, 0) as content:
                 content.madvise(mmap.MADV_REMOVE)
 
@@ -293,7 +296,7 @@ def _path_of(directory: Path, ring_id: str) -> Path:
 
 
 def _sign(key: bytes, *parts: object) -> bytes:
-    """Not to be had without the key; so pixels that look like an entry never become one."""
+    """Sign a place. Signatures cannot be made without the key, so pixels that look like an entry never become one."""
     return blake2b(repr(parts).encode(), key=key, digest_size=16).digest()
 
 
@@ -307,7 +310,7 @@ def _read(descriptor: int, content: npt.NDArray[np.uint8], place: RingPlace) -> 
 
 
 def _change_count(descriptor: int, place: RingPlace, by: int) -> bool:
-    """False, and nothing is changed, if something else lies there."""
+    """Add `by` to the reference count; return False and change nothing if something else lies there."""
     with _count_lock(descriptor, place, patience=_PATIENCE_SECONDS) as is_held:
         count = _count_of(descriptor, place) if is_held else None
         if count is None:
@@ -317,7 +320,7 @@ def _change_count(descriptor: int, place: RingPlace, by: int) -> bool:
 
 
 def _count_of(descriptor: int, place: RingPlace) -> int | None:
-    """None if something else lies there."""
+    """Return the reference count; None if something else lies there."""
     header = os.pread(descriptor, _HEADER_BYTES, place.offset)
     entry_id, _, count, signature, *_ = _HEADER.unpack_from(header)
     return int(count) if entry_id == place.entry_id and compare_digest(signature, place.signature) else None

@@ -1,14 +1,17 @@
-"""Which folder a process is started in.
+"""Chooses the folder that a process is started in.
 
-One may be removed while a server runs, as an old release is: in it libraries of torch's cannot be loaded, and what was
-started there would end at once.
+The current one may be removed while a server runs, as that of an old release is. In a removed folder torch's libraries
+cannot be loaded, and a process started there would end at once.
 """
 
 from pathlib import Path
 
 
 def start_folder(instead: Path) -> Path | None:
-    """None is ours; `instead`, where nothing lies that a relative path could mean, if that was removed."""
+    """Return None, which means our own folder; if that was removed, return `instead`.
+
+    `instead` should hold nothing that a relative path could mean.
+    """
     try:
         Path.cwd()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Files that have no name until they are whole: whoever is killed while writing one leaves nothing behind."""
+"""Files that have no name until they are complete: a process killed while writing one leaves nothing behind."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,6 @@ def open_unnamed(directory: Path) -> int:
 
 
 def give_name(descriptor: int, path: Path) -> None:
-    """Raises FileExistsError if the name is taken."""
-    # The descriptor in place of a folder is not looked at, but makes Python follow the link.
+    """Link the file at `path`. Raises FileExistsError if the name is taken."""
+    # `src_dir_fd` is ignored, as the path is absolute, but makes Python follow the link.
     os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)

@@ -1,8 +1,8 @@
-"""A ZeroMQ socket that one thread reads and any may write to, the events of its connections, and an outbox.
+"""A ZeroMQ socket that one thread reads and any thread may write to, with its connection events and an outbox.
 
-Knows nothing of what the messages say.  Whoever sends does it at once where nothing waits before it, as waking a thread
-takes longer than sending; what cannot be sent at once waits in the outbox for the socket's thread.  Nobody ever waits
-for a reader.  Invariant: messages leave in the order in which they were given.
+Knows nothing of the messages' content. If no other message is waiting, the caller's thread sends at once, as waking a
+thread takes longer than sending; what cannot be sent at once waits in the outbox for the socket's thread. No sender
+ever waits for a reader. Invariant: messages leave in the order in which they were given.
 """
 
 import errno
@@ -21,16 +21,16 @@ from keepsight.ipc.outbox import Outbox
 from keepsight.ipc.peers import Source
 
 T = TypeVar("T")
-# As numbers, which are joined and asked for faster than pyzmq's names.
+# Plain integers, which are faster to combine and to query with than pyzmq's enums.
 CAN_READ, CAN_SEND, STATE = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.EVENTS)
 MAX_READ_IN_A_ROW = 64
-# Smaller frames are cheaper copied than shared.
+# Smaller frames are cheaper to copy than to share.
 MIN_SHARED_BYTES = 2**16
 RECONNECT_MS = 20
 
 
 class ConnectionLostError(Exception):
-    """The turn that meets it is the last."""
+    """The connection is lost. The turn that raises it is the last."""
 
 
 class NobodyThereError(Exception):
@@ -38,12 +38,12 @@ class NobodyThereError(Exception):
 
 
 class UnreadError(Exception):
-    """Its reader has too many unread, or there is none yet."""
+    """The reader of a message has too many unread ones, or there is no reader yet."""
 
 
 class ConnectionEvent(NamedTuple):
     is_new: bool
-    # The kernel's name of the connection.
+    # The connection's file descriptor.
     fd: int
 
 
@@ -51,9 +51,9 @@ class ZmqSocket(Generic[T]):
     def __init__(
         self, kind: Literal["connects", "listens"], name: str, max_outbox_bytes: int, max_unsent: int, max_unread: int
     ) -> None:
-        """`max_unsent`, `max_unread`: messages that ZeroMQ holds, of each connection.  Raises OSError."""
+        """`max_unsent`, `max_unread`: messages that ZeroMQ queues for each connection. Raises OSError."""
         self.outbox = Outbox[T](max_outbox_bytes)
-        # Over the socket, and over the order of what is sent.  Never held while others are called back.
+        # Guards the socket, and the order of what is sent. Never held while the owner's callbacks run.
         self.lock = threading.RLock()
         self._listens = kind == "listens"
         with _as_os_error():
@@ -63,22 +63,25 @@ class ZmqSocket(Generic[T]):
         self._socket.maxmsgsize = MAX_PIXEL_BYTES
         self._socket.sndhwm, self._socket.rcvhwm = max_unsent, max_unread
         if self._listens:
-            # What cannot be sent is not dropped in silence.
+            # Sending to a missing or slow peer fails, instead of silently dropping the message.
             self._socket.router_mandatory = True
         else:
-            # Not `immediate`: the queue would go with the connection, and with it what was not read yet; where that
+            # Not `immediate`: the queue would be destroyed with the connection, unread messages included; if that
             # happens between two parts of one message, libzmq aborts the process.
             self._socket.reconnect_ivl = RECONNECT_MS
-        # A context that is garbage together with its sockets waits for ever for their closing, inside the collection.
+        # A context that is garbage collected together with its open sockets blocks the collection forever.
         self._free_sockets = weakref.finalize(self, _close_all, self._context, self._socket)
         self._free_sockets.atexit = False
         self._name = name
-        # Over whether there is a thread.
+        # Guards `_thread`.
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self, endpoint: str, turn: Callable[[], None], end: Callable[[str, bool], None]) -> None:
-        """`turn` over and over; then `end` with the reason, and whether that was the closing.  Raises OSError."""
+        """Start the thread. It calls `turn` over and over, then `end` with the reason and whether that was `close`.
+
+        Raises OSError.
+        """
         with self._starting:
             if self.outbox.is_closed:
                 end("the connection was closed", True)
@@ -93,16 +96,16 @@ class ZmqSocket(Generic[T]):
             except OSError:
                 self._free()
                 raise
-            # Not before: nobody can wait for the end of one that was never started.
+            # Set only now: a thread that was never started cannot be joined.
             self._thread = thread
 
     def _prepare(self, endpoint: str) -> None:
         with _as_os_error():
             self._monitor = self._socket.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED)
             self._monitor_fd = int(self._monitor.get(zmq.FD))
-            # It tells of what comes only whoever has looked before.
+            # Its descriptor signals later events only once the state has been read.
             self._monitor.get(STATE)
-            # Not for the sockets themselves: whoever waits for them uses them meanwhile.
+            # Descriptors rather than sockets: polling a socket uses it, while other threads may send.
             self._poll = select.poll()
             for fd in (int(self._socket.get(zmq.FD)), self._monitor_fd, self.outbox.fd):
                 self._poll.register(fd, select.POLLIN)
@@ -138,13 +141,13 @@ class ZmqSocket(Generic[T]):
     # From any thread ------------------------------------------------------------------------------------------
 
     def send_or_keep(self, item: T, num_bytes: int, try_send: Callable[[], bool]) -> bool:
-        """At once, or by the socket's thread.  False: it was closed, or too much is waiting."""
+        """Send at once, or leave it to the socket's thread. False: the socket was closed, or too much is waiting."""
         with self.lock:
             if self.outbox.is_closed:
                 return False
             if not self.outbox.is_empty or not try_send():
                 return self.outbox.try_put(item, num_bytes)
-            # Sending takes notice of what has come, and then nothing else tells the thread.
+            # Sending consumes the descriptor's signal for received messages; nothing else would then wake the thread.
             if self._look() & CAN_READ:
                 self.outbox.wake()
             return True
@@ -157,7 +160,7 @@ class ZmqSocket(Generic[T]):
         return True
 
     def send(self, frames: Sequence[Frame]) -> None:
-        """Raises UnreadError and NobodyThereError."""
+        """Send a message at once. Raises UnreadError and NobodyThereError."""
         try:
             with self.lock:
                 self._socket.send_multipart(frames, zmq.NOBLOCK, copy=False)
@@ -171,9 +174,9 @@ class ZmqSocket(Generic[T]):
     # Within a turn --------------------------------------------------------------------------------------------
 
     def wait(self, *, for_sending: bool = False, timeout_ms: int | None = None) -> bool:
-        """Until something has come or can be sent, a connection comes or goes, or the outbox wakes.
+        """Wait until something has come or can be sent, a connection comes or goes, or the outbox wakes the thread.
 
-        Whether there may be events of connections.
+        Return whether there may be connection events.
         """
         wanted = CAN_READ | CAN_SEND if for_sending else CAN_READ
         ready = dict(self._poll.poll(0 if self._look() & wanted else timeout_ms))
@@ -187,7 +190,7 @@ class ZmqSocket(Generic[T]):
             yield ConnectionEvent(event["event"] == zmq.EVENT_ACCEPTED, event["value"])
 
     def receive(self, reads_all: bool = False) -> Iterator[tuple[Source, list[Frame]]]:
-        """Of those that are there some, so that nobody who sends much keeps others from being heard."""
+        """Yield some of the messages that have come, so that a busy sender does not keep others from being heard."""
         num_read = 0
         while (reads_all or num_read < MAX_READ_IN_A_ROW) and self._look() & CAN_READ:
             num_read += 1
@@ -202,7 +205,7 @@ class ZmqSocket(Generic[T]):
             self.outbox.remove_first()
 
     def _look(self) -> int:
-        """What can be done."""
+        """Return the socket's state: whether it can be read and written."""
         with self.lock:
             return int(self._socket.get(STATE))
 
