@@ -312,7 +312,7 @@ class EngineClient:
             caller.on_outputs(outputs)
 
     def _observe(self, caller: _Caller, outputs: Outputs, now: float) -> None:
-        """Count the tokens, before the caller gets them: an answer that is there has been counted."""
+        """Count the tokens before the caller gets them, so that a delivered answer has been counted."""
         first, last = outputs[0], outputs[-1]
         if isinstance(first, TokenOutput):
             num_tokens = len(outputs) - isinstance(last, Exception)

@@ -1,4 +1,4 @@
-"""Threads that have pixels made, each media hash once for all requests that wait for it, and cached for later ones.
+"""A thread pool that has pixels made, each media hash once for all requests that wait for it, and caches them.
 
 Films, which may take minutes, have threads of their own, so that no picture waits for one. Knows neither engine nor
 event loop: callers pass callbacks. Invariant: a hash is in `_waiters` (perhaps without any waiter left) exactly while
@@ -308,7 +308,7 @@ class MediaPool:
             _call(waiter.fail, waiter.prepared.as_own(error, media_hash))
 
     def _deliver(self, job: _Job, carried: Mapping[str, CarriedPixels], made: Mapping[str, Pixels]) -> None:
-        """Deliver to all waiters. The pixels are cached before these are taken: no request in between begins anew."""
+        """Deliver to all waiters. The pixels are cached before this takes the waiters: no request begins them anew."""
         with self._lock:
             waiters = {media_hash: self._waiters.take(media_hash) for media_hash in carried}
         for media_hash, pixels in carried.items():

@@ -82,7 +82,7 @@ class _Terms:
 
 
 class RequestPreparer:
-    """Prepares all requests of a frontend; may be used from several threads."""
+    """Prepares requests; shared by all of them, and may be used from several threads."""
 
     def __init__(
         self,
@@ -109,7 +109,7 @@ class RequestPreparer:
         self.hidden_size = limits.hidden_size
         self._media_token_ids = frozenset() if media_format is None else frozenset(media_format.reserved)
         self._identifier, self.intake = identifier, intake
-        # Of request ids. Each frontend has its own, as several may share an engine.
+        # The prefix of request ids. Each frontend has its own, as several may share an engine.
         self.request_prefix = ""
         self._request_numbers = itertools.count()
 
@@ -204,7 +204,7 @@ class RequestPreparer:
         return unfold_documents(replace(conversation, pictures=fetched), *told)
 
     def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
-        """If its answers can begin with a thought, have that told apart and exempt from their form."""
+        """Split off the thought that answers may begin with, if any, and exempt it from the answers' form."""
         form = self.template.thought_form
         if form is None or prepared.text is None:
             return prepared
@@ -248,7 +248,7 @@ class RequestPreparer:
         return self._identifier.name(looked_at, cache_salt)
 
     def prefer_held(self, is_held: Callable[[str], bool]) -> None:
-        """`is_held`: returns whether anything made under a media hash is still held, as far as is known."""
+        """Use a picture's alias only while something is held under it. `is_held`: returns whether that is so."""
         self._identifier.prefer_held(is_held)
 
     def has_token(self, token_id: int) -> bool:

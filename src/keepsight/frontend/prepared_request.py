@@ -19,7 +19,7 @@ class PreparedRequest:
     """The engine's form of a request, and the means to make the pixels that the engine may ask for."""
 
     engine_request: EngineRequest
-    # Pictures of which only the uuid was sent come last: another picture of the request may be the same one.
+    # Pictures of which only the uuid was sent come last: the same picture may have been sent elsewhere in the request.
     _pictures: tuple[NamedPicture, ...] = ()
     # The caller's key for requests that share a beginning: they should go to one engine.
     cache_key: str | None = None
