@@ -1,7 +1,7 @@
 """One SQLite file in a server's run directory, which all its frontends read and write.
 
-A killed frontend's unfinished transaction is rolled back, and the file shrinks as entries are deleted. It ends with the
-server.
+A killed frontend's unfinished transaction is rolled back, and the file shrinks as entries are deleted. The file does
+not outlive the server.
 """
 
 import sqlite3
@@ -16,7 +16,7 @@ from keepsight.ipc.run_directory import RunDirectory
 PATIENCE_SECONDS = 10.0
 # Bytes that new content must leave free, for what is written about it.
 _SPARE_BYTES = 2**20
-# Stored in the file.
+# Stored in the file, and so set only in a new one.
 _PRAGMAS_OF_NEW = ("page_size = 32768", "auto_vacuum = FULL")
 # The file need not survive a crash of the machine; and there may be no folder for temporary files.
 _PRAGMAS = ("synchronous = OFF", "foreign_keys = ON", "temp_store = MEMORY")
