@@ -1,7 +1,8 @@
-"""The grammar of an answer that may, or must, be calls of tools: Lark's, as llguidance reads it.
+"""The Lark grammar, as llguidance reads it, of an answer that may or must consist of tool calls.
 
-What must be a call is written as `write_call` would, so that it is the same text when it comes back.  What may be one
-is free until it has begun like one, and then is one to its end.  Arguments keep to their schema.
+A forced call is written exactly as `write_call` writes it, so that its text is the same when the client sends it back.
+An optional call is free text until it begins like a call, and must then be one to its end. Arguments must match their
+schema.
 """
 
 import json
@@ -13,18 +14,18 @@ from typing import Any
 from keepsight.frontend.prompt.call_text import BARE, NAME_END, CallForm, write_closing, write_opening
 
 Schema = Mapping[str, Any]
-# Of llguidance's messages: what follows are the lines around the one at fault, each behind its number.
+# The message of an llguidance error. It is followed by the lines around the one at fault, each after its number.
 _PLACE = re.compile(r"\bat (?P<line>[0-9]+)\([0-9]+\): (?P<what>.*?)(?:\n *[0-9]+ \| |\Z)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
 class CallGrammar:
-    """`schemas`: of the arguments, by the names of the functions, as llguidance reads them."""
+    """The grammar of tool calls. `schemas`: those of the arguments by function name, as llguidance reads them."""
 
     schemas: Mapping[str, Schema]
     must_call: bool = False
     is_single: bool = False
-    form: Schema | None = None  # of what is no call; None: any text
+    form: Schema | None = None  # schema of an answer without calls; None: any text
     call_form: CallForm = BARE
 
     def __str__(self) -> str:
@@ -33,7 +34,7 @@ class CallGrammar:
         return "\n".join((*rules, *arguments))
 
     def place_fault(self, message: str) -> tuple[str, str] | None:
-        """Of a grammar that cannot be compiled: the function whose arguments are at fault, and why."""
+        """Return the function whose arguments keep the grammar from compiling, and why; None if it is not in them."""
         found = _PLACE.search(message)
         if found is None:
             return None
@@ -49,7 +50,7 @@ class CallGrammar:
         return [rf'start: {calls} "\n"?', self._choose("call", f"OPENING_{{}} args_{{}} {closing}"), *openings]
 
     def _free(self) -> list[str]:
-        """A text and an opening are one token each: whichever gets further is what was written."""
+        """Return the rules of an optional call. A text and an opening are one token each: the longer match wins."""
         own, names = self.call_form, "|".join(map(re.escape, self.schemas))
         openings = [f"OPENING_{index}: BEFORE {json.dumps(name)} BEHIND" for index, name in enumerate(self.schemas)]
         anything = "(?s:.*)"
@@ -57,7 +58,7 @@ class CallGrammar:
         return [
             f"start: TEXT | {self._name_calls()} TAIL?",
             self._choose("call", "OPENING_{} args_{} END"),
-            # llguidance takes no notice of a negation that stands by itself.
+            # llguidance ignores a negation that stands alone, hence the intersection.
             f"TEXT: /{anything}/ & ~{_pattern(f'{before}{own.before_name}({names}){NAME_END}{anything}')}",
             f"BEFORE: {_pattern(own.before_name)}",
             f"BEHIND: {_pattern(own.behind_name)}",
@@ -73,12 +74,12 @@ class CallGrammar:
         return "call" if self.is_single else "call+"
 
     def _follow_text(self) -> list[str]:
-        """What is said before the first call is one token with its opening: as a text it would not end there."""
+        """Return rules that make the text before the first call one token with its opening: TEXT would not end."""
         openings = [f"FIRST_{index}: TEXT OPENING_{index}" for index in range(len(self.schemas))]
         return [self._choose("first", "FIRST_{} args_{} END"), *openings]
 
     def _formed(self, form: Schema) -> list[str]:
-        """Both are JSON, and are cut into its tokens."""
+        """Return the rules of an answer that is `form` or calls. Both are JSON, and are split into JSON's tokens."""
         own = self.call_form
         names = [f"NAME_{index}: {json.dumps(json.dumps(name))}" for index, name in enumerate(self.schemas)]
         key = json.dumps(json.dumps(own.arguments_key))
@@ -94,10 +95,10 @@ class CallGrammar:
         ]
 
     def _choose(self, name: str, rule: str) -> str:
-        """A call of any of the functions."""
+        """Return a rule that has `rule` as an alternative for each function."""
         return f"{name}: " + " | ".join(rule.format(index, index) for index in range(len(self.schemas)))
 
 
 def _pattern(pattern: str) -> str:
-    """As Lark writes one."""
+    """Return a regular expression as Lark writes it."""
     return "/" + pattern.replace("/", r"\/") + "/"

@@ -1,7 +1,7 @@
-"""How a call of a tool is written in a text: in the form that the chat template teaches; of one that teaches none that
-is known here, in the form that Google documents for Gemma 3, which has no tokens for it.
+"""How a tool call is written as text: in the form that the chat template teaches or, if it teaches none known here, in
+the form that Google documents for Gemma 3, which has no special tokens for calls.
 
-What a model is told, what it may answer and what is read out of its answer are all made of this.
+The instructions to the model, the grammar of its answer and the parser of its answer are all built from this.
 """
 
 import json
@@ -13,38 +13,39 @@ from typing import Any
 from keepsight.structured_outputs import NO_WHITE_SPACE
 
 MAX_NAME_LENGTH = 128
-# OpenAI's characters, and the dot of MCP's names.  None of them is escaped in JSON.
+# The characters that OpenAI allows, and the dot of MCP's names. None of them is escaped in JSON.
 NAME_PATTERN = rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME_LENGTH}}}"
 WHITE_SPACE = r"[ \n\t]{0,24}"
 NAME_END = '"'
-# Left to itself a model may put JSON between two of these.
+# A model that is not constrained may put its JSON between two Markdown fences.
 _FENCES = rf"{WHITE_SPACE}(?:```[a-z_]{{0,16}}{WHITE_SPACE}){{0,2}}"
-# Patterns, each of one character or of a run.
+# Patterns, each matching one character or one run of white space.
 _TO_NAME = (r"\{", WHITE_SPACE, *'"name"', WHITE_SPACE, ":", WHITE_SPACE, '"')
 
 
-@dataclass(frozen=True, slots=True, eq=False)  # each is one of its own
+@dataclass(frozen=True, slots=True, eq=False)  # compared by identity
 class CallForm:
-    """A call is JSON: `{"name": ..., arguments_key: ...}`, between `opening` and `closing`.
+    """A form of calls: JSON, `{"name": ..., arguments_key: ...}`, between `opening` and `closing`.
 
-    Where a model is free, white space may be more or less than what is written here.
+    Where a model is not constrained, its white space may differ from what is written here.
     """
 
     arguments_key: str
-    # Between the tokens of arguments that have to be written: one that would rather not may go on with spaces for long.
+    # White space between the tokens of forced arguments: a model that would rather not call may write spaces for long.
     spacing: Mapping[str, Any]
-    # Patterns of what a model may put before a call (and of what begins like that) and behind the last by itself.
+    # Patterns of what an unconstrained model may put before a call, of unfinished forms of that, and of what it may put
+    # after the last call.
     lead: str
     begun_leads: tuple[str, ...]
     tail: str
     opening: str = ""
     closing: str = ""
-    # Otherwise an answer is calls from its beginning on, or none.
+    # If False, an answer consists of calls from its beginning on, or contains none.
     can_follow_text: bool = False
 
     @property
     def before_name(self) -> str:
-        """How a model may begin a call by itself.  What has gone as far as the name's end is nothing else."""
+        """The pattern of how an unconstrained model begins a call. Text that reaches the end of the name is a call."""
         return "".join((self.lead, *self._to_name))
 
     @property
@@ -65,14 +66,14 @@ class CallForm:
         return (NAME_END, WHITE_SPACE, ",", WHITE_SPACE, *key, WHITE_SPACE, ":", WHITE_SPACE)
 
     def match_unfinished_opening(self, name: str) -> str:
-        """Of every beginning of `before_name`, a name and `behind_name`, and of the whole."""
+        """Return a pattern of `before_name`, a name and `behind_name`, and of every beginning of that sequence."""
         rest = ""
         for pattern in reversed((*self._to_name, name, *self._to_arguments)):
             rest = f"(?:{pattern}{rest})?"
         return f"{self.lead}(?:{'|'.join((*self.begun_leads, rest))})"
 
     def is_taught_by(self, text: str) -> bool:
-        """`text`: all that a template may write."""
+        """Return whether a template teaches this form. `text`: everything that the template may write."""
         return self.opening.strip() in text and f'"{self.arguments_key}"' in text
 
 
@@ -83,10 +84,10 @@ BARE = CallForm(
     begun_leads=("`{1,2}",),
     tail=rf"{WHITE_SPACE}(?:```{WHITE_SPACE})?",
 )
-# Hermes's and Qwen's: each stands in a line of its own, behind what is said with it.
+# The form of Hermes and Qwen: each call is on lines of its own, after the text that accompanies it.
 TAGGED = CallForm(
     "arguments",
-    # As `tojson` writes them into a later turn.
+    # As `tojson` writes arguments into a later turn.
     {**NO_WHITE_SPACE, "item_separator": ", ", "key_separator": ": "},
     lead=r"\n?",
     begun_leads=(),
@@ -98,7 +99,7 @@ TAGGED = CallForm(
 
 
 def write_opening(name: str, form: CallForm = BARE) -> str:
-    """All that is before the arguments."""
+    """Return everything that comes before the arguments."""
     return f'{form.opening}{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.arguments_key}": '
 
 

@@ -1,4 +1,4 @@
-"""Whether what a message holds is what it must be; a refusal names the place as the caller wrote it."""
+"""Checks the types of the values in a message; an error names the field as the client wrote it."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
@@ -30,7 +30,7 @@ def check_is_object(value: object, field: str) -> Fields:
 def check_is_text(value: object, field: str) -> str:
     if not isinstance(value, str):
         refuse(field, value, "a string")
-    return str(value)  # a plain one: the template must not see methods of a subclass
+    return str(value)  # a plain str: the template must not see methods of a subclass
 
 
 def check_is_url(value: object, field: str) -> None:

@@ -1,8 +1,8 @@
-"""Refuses a schema or a grammar that cannot be compiled, before the engine hears of it.
+"""Rejects a schema or a grammar that cannot be compiled, before it reaches the engine.
 
 A few hundred characters can keep a compiler busy for hours (intersections of patterns), and nothing within the process
-could stop it.  So each unknown grammar is tried once in a process of its own, with an end to its time and its memory.
-The verdict is remembered; that no processor was free for it is none.
+could stop it. So each unknown grammar is compiled once in a subprocess with limits on its time and its memory. The
+verdict is cached; a timeout because no CPU was free is not a verdict.
 """
 
 import hashlib
@@ -16,7 +16,7 @@ from keepsight.lru_cache import LruCache
 from keepsight.structured_outputs import StructuredOutputsParams
 
 MAX_SECONDS = 5
-# A good one, beside its grammar's digest, takes some 500.
+# An empty verdict with its grammar's digest takes some 500.
 MAX_REMEMBERED_BYTES = 2**20
 MAX_MESSAGE_CHARACTERS = 500
 _PROGRAM = f"""
@@ -30,7 +30,7 @@ sys.stdout.write(messages[0] if is_fault else "")
 
 
 def check_structured_outputs(asked: StructuredOutputsParams | None, field: str | None = None) -> None:
-    """`field`: the caller's name for it."""
+    """Raise an error if the grammar asked for cannot be compiled. `field`: the caller's name for it."""
     if asked is None:
         return
     field = field or asked.path
@@ -42,18 +42,18 @@ def check_structured_outputs(asked: StructuredOutputsParams | None, field: str |
 
 class GrammarChecker:
     def __init__(self, num_processes: int = 2) -> None:
-        # By the grammars' digests, as they are long; an empty verdict is a good one.
+        # By the grammars' digests, as grammars are long. An empty verdict means that the grammar compiles.
         self._verdicts = LruCache[bytes, str](MAX_REMEMBERED_BYTES, lambda verdict: 500 + len(verdict))
         self._lock = threading.Lock()
         self._turns = threading.Semaphore(num_processes)
 
     def find_fault(self, grammar: str) -> str:
-        """Empty where there is none."""
+        """Return why the grammar cannot be compiled; empty if it can."""
         digest = hashlib.blake2b(grammar.encode(), digest_size=32).digest()
         if (known := self._recall(digest)) is not None:
             return known
         with self._turns:
-            # Whoever was before us may have asked the same.
+            # Another thread may have checked the same grammar while we waited.
             known = self._recall(digest)
             verdict = _try_to_compile(grammar) if known is None else known
         with self._lock:
@@ -69,14 +69,14 @@ _CHECKER = GrammarChecker()
 
 
 def _try_to_compile(grammar: str) -> str:
-    # -P: nothing is imported from the folder that one happens to be in.
+    # -P: do not import from the current directory.
     command = [sys.executable, "-P", "-c", _PROGRAM]
     try:
         done = subprocess.run(
             command, input=grammar, capture_output=True, text=True, encoding="utf-8", timeout=2 * MAX_SECONDS
         )
     except subprocess.TimeoutExpired as error:
-        # With a processor to itself it would have ended earlier, of itself or by its limit.
+        # With a CPU to itself it would have finished earlier, or hit its CPU limit.
         message = f"a grammar was not compiled within {2 * MAX_SECONDS} seconds, as the machine is too busy; try again"
         raise ServerOverloadedError(message) from error
     if done.returncode:
@@ -85,6 +85,6 @@ def _try_to_compile(grammar: str) -> str:
 
 
 def _shorten(message: str) -> str:
-    """What is wrong is often told at the end, behind the whole grammar."""
+    """Cut out the middle of a long message: the fault is often told at the end, after the whole grammar."""
     half = MAX_MESSAGE_CHARACTERS // 2
     return message if len(message) <= 2 * half else f"{message[:half]} ... {message[-half:]}"

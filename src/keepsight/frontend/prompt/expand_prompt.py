@@ -1,8 +1,8 @@
-"""A rendered text and the layout of each picture, film or sound become token ids, and a span for each of their parts.
+"""Turns a rendered text and the layout of each picture, film or sound into token ids, and a span for each media part.
 
-The ids are those of the reference's processor.  Special tokens split a text before the tokenizer's model runs, so
-what stands between two of them is encoded alone, together with the newlines that expansion adds to it, and kept: a
-conversation that comes back one turn longer is encoded one turn at a time.  Never looks at a picture.
+The ids are those of the reference's processor. Special tokens split a text before the tokenizer's model runs, so the
+text between two of them is encoded alone, together with the newlines that expansion adds to it, and cached: when a
+conversation comes back one turn longer, only that turn is encoded. Never looks at a picture.
 """
 
 import re
@@ -21,47 +21,47 @@ from keepsight.json_fields import JsonFields, get_optional_int, read_json_object
 from keepsight.lru_cache import LruCache
 from keepsight.media import SEVERAL, Geometry, Kind, PictureLayout, TokenSpan
 
-DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' own, for checkpoints that name no number
+DEFAULT_TOKENS_PER_IMAGE = 256  # transformers' default, for checkpoints that give no number
 TEXT_CACHE_MAX_BYTES = 32 * 2**20
-# Of a borrowed model: small, wide and high, so that it shows what it may write.
+# Sizes laid out first for a borrowed model: small, wide and tall, so that its processor shows which tokens it writes.
 SIZES_LAID_OUT_AT_FIRST = (Geometry(60, 40), Geometry(1200, 300), Geometry(300, 1200), Geometry(1000, 1000))
-# Of a picture of some size, which the caller calls so.
+# Lays out a picture of some size; the text is the caller's name for it.
 LayOut = Callable[[Geometry, str], PictureLayout]
-# Of a tenant, by its salt: what is known is encoded so much sooner that anybody could tell.
+# (cache salt, text). The cache is per salt: a cached text is encoded so much faster that other tenants could tell.
 _Text = tuple[str | None, str]
 _Encoded = tuple[_Text, tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenForm:
-    """How this checkpoint writes a picture, a moment of a film, or a sound: its soft tokens and what is around them."""
+    """How a checkpoint writes a picture, a moment of a film, or a sound: its soft tokens and what surrounds them."""
 
-    # Stands for all of it, or for a whole film, in an unexpanded prompt.
+    # The text that stands for all of it, or for a whole film, in an unexpanded prompt.
     marker: str
     soft_token_id: int
     opening: tuple[int, ...] = ()
     closing: tuple[int, ...] = ()
-    # The text on either side of it.
+    # The text added on either side.
     margin: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class MediaPromptFormat:
-    """How this checkpoint writes whatever it takes beside texts."""
+    """How a checkpoint writes each kind of media that it takes."""
 
     forms: Mapping[Kind, WrittenForm]
-    # Those that no text may hold.
+    # Tokens that no text may contain, by id.
     reserved: Mapping[int, str]
-    # Of every picture; 0: they follow from its size.
+    # The number of tokens of every picture; 0: it depends on the picture's size.
     tokens_per_image: int = 0
 
     @classmethod
     def from_checkpoint(
         cls, directory: Path | str, tokenizer: Tokenizer, lay_out: LayOut | None = None, *, is_borrowed: bool = False
     ) -> "MediaPromptFormat | None":
-        """None for a checkpoint that has no tower and so reads text only.
+        """Return the checkpoint's format; None if it has no tower and so reads text only.
 
-        `lay_out`: how the pictures of a borrowed model that takes some lie.
+        `lay_out` lays out the pictures of a borrowed model; None if that takes none.
         """
         path = Path(directory) / "config.json"
         config = read_json_object(path)
@@ -86,8 +86,8 @@ def _read_format_of_gemma(path: Path, config: dict[str, Any], tokenizer: Tokeniz
 
 
 def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
-    """Its template writes what opens and closes a picture or a film; where text tells when a moment of one is, that has
-    the same of its own besides.
+    """Return Qwen's format. The template writes the opening and closing of a picture or a film; where the time of a
+    moment is told as text, each moment also has an opening and a closing of its own.
     """
     image, video = (_find_token(path, config, tokenizer, name, f"{name}_token_id") for name in ("image", "video"))
     forms: dict[Kind, WrittenForm] = {"image": WrittenForm(image[1], image[0])}
@@ -101,7 +101,7 @@ def _read_format_of_qwen(path: Path, config: dict[str, Any], tokenizer: Tokenize
 def _read_format_of_borrowed(
     path: Path, config: dict[str, Any], tokenizer: Tokenizer, lay_out: LayOut
 ) -> MediaPromptFormat:
-    """Its processor writes all that a picture becomes; asked of a few sizes, it shows which tokens it has for that."""
+    """Return a borrowed model's format. Its processor writes a picture's tokens; a few sizes show which it uses."""
     token_id, token = _find_token(path, config, tokenizer, "image", "image_token_id", "image_token_index")
     reserved = {token_id: token}
     for size in SIZES_LAID_OUT_AT_FIRST:
@@ -121,7 +121,7 @@ def _read_format_of_borrowed(
 
 
 def _read_format_of_sounds(path: Path, config: dict[str, Any], tokenizer: Tokenizer) -> MediaPromptFormat:
-    """Its template writes what opens and closes a sound."""
+    """Return the format of a model that takes sounds. The template writes a sound's opening and closing."""
     token_id, token = _find_token(path, config, tokenizer, "audio", "audio_token_index", "audio_token_id")
     return MediaPromptFormat({"audio": WrittenForm(token, token_id)}, {token_id: token})
 
@@ -129,7 +129,7 @@ def _read_format_of_sounds(path: Path, config: dict[str, Any], tokenizer: Tokeni
 @dataclass(frozen=True, slots=True)
 class ExpandedPrompt:
     token_ids: tuple[int, ...]
-    # The soft tokens of each picture, and after it of each of its crops; of each moment of a film; of each sound.
+    # The soft tokens of each picture followed by those of its crops, of each moment of a film, and of each sound.
     spans: tuple[TokenSpan, ...]
 
 
@@ -145,11 +145,11 @@ class PromptExpander:
         self._tokenizer = tokenizer
         self._format = media_format
         self._markers = _compile_markers(media_format)
-        # Each lies beside its tokens, to be counted.
+        # Each value repeats its key, so that its bytes are counted too.
         self._cache = LruCache[_Text, _Encoded](text_cache_max_bytes, _count_bytes)
         self._cache_lock = threading.Lock()  # LLM may be called from several threads
         self._boundary_ids = self._find_boundaries()
-        # No boundary is a part of another, so their order in the pattern does not matter.
+        # No boundary is a substring of another, so their order in the pattern does not matter.
         boundaries = "|".join(map(re.escape, self._boundary_ids))
         self._boundary = re.compile(f"({boundaries})") if boundaries else None
         self._bos_prefix = tokenizer.encode("", add_bos=True)
@@ -162,7 +162,7 @@ class PromptExpander:
         field: str = "messages",
         cache_salt: str | None = None,
     ) -> ExpandedPrompt:
-        """`layouts` has one for each picture, film and sound; `field` is named in errors."""
+        """Expand a text. `layouts` has one for each picture, film and sound; `field` is named in errors."""
         first, *pieces = self._write_out_pictures(self._split_at_markers(text, layouts, field), layouts)
         token_ids = list(self._bos_prefix) if add_bos else []
         token_ids.extend(self._encode(first, field, cache_salt))
@@ -174,7 +174,7 @@ class PromptExpander:
         return ExpandedPrompt(tuple(token_ids), tuple(spans))
 
     def find_kinds(self, text: str) -> list[Kind]:
-        """Of each marker in a text: what it stands for."""
+        """Return the kind of media that each marker in a text stands for."""
         if self._format is None or self._markers is None:
             return []
         return list(map(self._format.kind_of, self._markers.findall(text)))
@@ -188,7 +188,7 @@ class PromptExpander:
         *,
         add_bos: bool = False,
     ) -> int:
-        """How many of its first tokens its text's `beginning` becomes, which may end otherwise than that goes on."""
+        """Return how many of a prompt's first tokens it shares with its text's `beginning`, whose end may differ."""
         num_pictures = len(self.find_kinds(beginning))
         own = self.expand(beginning, layouts[:num_pictures], add_bos, cache_salt=cache_salt).token_ids
         shared = takewhile(lambda pair: pair[0] == pair[1], zip(own, expanded.token_ids, strict=False))
@@ -199,7 +199,7 @@ class PromptExpander:
             if layouts:
                 raise PictureCountError(field, f"holds {len(layouts)} pictures, but this model reads text only")
             return [text]
-        around = self._markers.split(text)  # every second is a marker
+        around = self._markers.split(text)  # every second element is a marker
         marked, sent = list(map(self._format.kind_of, around[1::2])), [layout.kind for layout in layouts]
         for kind, form in self._format.forms.items():
             if (num_markers := marked.count(kind)) != (num_sent := sent.count(kind)):
@@ -211,9 +211,9 @@ class PromptExpander:
         return around[::2]
 
     def _write_out_pictures(self, around: Sequence[str], layouts: Sequence[PictureLayout]) -> list[str]:
-        """The texts between images once every marker is replaced as the reference's processor does it.
+        """Return the texts between media parts, with every marker replaced as the reference's processor does it.
 
-        Gemma's writes `\\n\\n<image>\\n\\n` for a picture, and a sentence around that where there are crops.
+        Gemma's processor writes `\\n\\n<image>\\n\\n` for a picture, and a sentence around that where there are crops.
         """
         pieces = [around[0]]
         for layout, after in zip(layouts, around[1:], strict=True):
@@ -256,14 +256,14 @@ class PromptExpander:
         return token_ids
 
     def _check_holds_no_image(self, token_ids: tuple[int, ...], field: str) -> None:
-        """A caller who writes these out would forge a picture or a sound that nobody sent."""
+        """Raise an error if a text spells out reserved tokens: they would forge a picture or a sound."""
         reserved = self._format.reserved if self._format else {}
         for token_id in token_ids:
             if token_id in reserved:
                 raise ReservedTokenError(field, f"the text must not hold {reserved[token_id]}")
 
     def _find_boundaries(self) -> dict[str, int]:
-        """Tokens at which a text may be cut without changing its ids: where conversations have their turns."""
+        """Return the tokens at which a text may be split without changing its ids: those between turns."""
         tokenizer = self._tokenizer
         candidates = [tokenizer.bos_token_id, *sorted(tokenizer.eos_token_ids)]
         tokens = [tokenizer.token(token_id) for token_id in candidates if token_id is not None]
@@ -278,7 +278,7 @@ def _compile_markers(media_format: MediaPromptFormat | None) -> re.Pattern[str] 
 
 
 def _write_around_crops(num_crops: int, margin: str) -> list[str]:
-    """What stands before the whole, and before each of its crops."""
+    """Return the text before the whole picture, and before each of its crops."""
     if not num_crops:
         return [margin]
     first = "\n\n and here are some crops to help you see better \n\n"
@@ -286,13 +286,13 @@ def _write_around_crops(num_crops: int, margin: str) -> list[str]:
 
 
 def _write_moments(layout: PictureLayout) -> list[str]:
-    """What stands before each."""
+    """Return the text before each moment."""
     return [f"<{seconds:.1f} seconds>" for seconds in layout.times] or [""] * len(layout.places)
 
 
 def _find_token(path: Path, config: dict[str, Any], tokenizer: Tokenizer, name: str, *fields: str) -> tuple[int, str]:
-    """The id and text of `<name>_token`, from the tokenizer's files, from one of config.json's fields, or agreeing from
-    both."""
+    """Return the id and text of `<name>_token`, from the tokenizer's files or from one of config.json's fields; where
+    both give it, they must agree."""
     named = tokenizer.special_tokens.get(f"{name}_token")
     named_id = None if named is None else tokenizer.token_id(named)
     config_id = get_optional_int(path, config, *fields)
@@ -322,6 +322,6 @@ def _find_tokens_per_image(path: Path, config: dict[str, Any]) -> int:
 
 
 def _count_bytes(encoded: _Encoded) -> int:
-    """With the integers themselves (28 bytes each) and about 250 bytes of the cache's own."""
+    """Return an entry's size, with the integers themselves (28 bytes each) and about 250 bytes for the cache's own."""
     text, token_ids = encoded
     return sum(map(sys.getsizeof, text)) + sys.getsizeof(token_ids) + 28 * len(token_ids) + 250

@@ -1,7 +1,7 @@
-"""What a template makes of a conversation up to each of its caller's breakpoints.
+"""The rendered text of a conversation up to each breakpoint that its client set.
 
-A breakpoint stands among the messages, and only the template knows what becomes of them: what a prompt has in common
-with that of the conversation in which nothing is said behind it is taken to lie before it.
+A breakpoint lies within the messages, and only the template knows what becomes of them. So the conversation is also
+rendered with nothing said after the breakpoint: what both prompts have in common is taken to lie before it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from keepsight.frontend.prompt.render_prompt import ChatTemplate
 
 
 class Beginning(NamedTuple):
-    """Of a prompt, and behind it something that the prompt has not; for how long it is to be kept."""
+    """The beginning of a prompt, followed by text that the prompt does not have, and for how long to keep it."""
 
     text: str
     seconds: float
@@ -26,5 +26,5 @@ def find_beginnings(
         try:
             text = template.render(conversation.emptied_after(each), tools=tools)
         except ChatTemplateError:
-            continue  # the whole conversation was not refused, and a wish shall not be what fails it
+            continue  # the whole conversation was not refused, and a breakpoint must not make it fail
         yield Beginning(text, each.seconds)

@@ -1,9 +1,9 @@
-"""Large `data:` URLs stay where they came: in the bytes of the body.
+"""Keeps large `data:` URLs in the bytes of the request's body.
 
-They are cut out of the JSON before it is decoded, and put back as views of the body where a message has a picture.  So
-their megabytes are neither scanned for escapes nor copied into a string.  If one stands elsewhere, or anything is
-wrong, the body is decoded as it is: what a caller sees is the same.  So does base64 alone, in a field `data`: of
-Anthropic's API, and of OpenAI's sounds.
+They are cut out of the JSON before it is decoded, and put back as views of the body where a message has a picture. So
+their megabytes are neither scanned for escapes nor copied into a string. If one is anywhere else, or anything is wrong,
+the body is decoded as it is: the client sees no difference. Bare base64 in a field `data` (of Anthropic's API, and of
+OpenAI's sounds) is lifted in the same way.
 """
 
 import itertools
@@ -20,11 +20,11 @@ from keepsight.frontend.http.decode_body import PIECE_BYTES, BodyDecoder, Buffer
 
 MIN_BYTES = 4096
 MAX_HEAD_BYTES = 128
-# More than any prompt has pictures.  What stands behind them is left: each, however short, costs two pieces.
+# More than the pictures of any prompt. Further strings stay in the JSON: each, however short, costs two pieces.
 MAX_STRINGS = 1024
-# Of a content part.
+# The fields of a content part that may hold a URL.
 _PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video", "audio_url", "audio", "data", "file_data")
-# Of these, objects that have it in a field of this name.
+# The fields of a content part that are objects, and the field of each that holds it.
 _INNER_PLACES = {
     **dict.fromkeys(("image_url", "video_url", "audio_url"), "url"),
     **dict.fromkeys(("input_audio", "source"), "data"),
@@ -35,7 +35,7 @@ _FIELD = re.compile(rb'"data"\s*:\s*"')
 
 
 class LiftedUrl(str):
-    """The text is what stands before the comma and the comma; `content`, what follows, lies in the body."""
+    """A URL that is a string only up to and including its comma; `content`, the rest, is a view of the body."""
 
     content: memoryview
 
@@ -53,12 +53,12 @@ class LiftedUrl(str):
 
 
 def length_of(url: str) -> int:
-    """As it was sent."""
+    """Return the length of a URL as it was sent."""
     return len(url) + (len(url.content) if isinstance(url, LiftedUrl) else 0)
 
 
 def as_data_url(media_type: str, data: str) -> str:
-    """Of base64, lifted or not."""
+    """Return the data URL of some base64, lifted or not."""
     head = f"data:{media_type}{_MARKER.decode()}"
     return LiftedUrl.behind(head, data.content) if isinstance(data, LiftedUrl) else head + data
 
@@ -67,7 +67,7 @@ Body = TypeVar("Body", bound=msgspec.Struct)
 
 
 def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messages") -> Body:
-    """`field`: where its messages are, or items that some of them are."""
+    """Decode a body and keep its large URLs in it. `field`: the one that has its messages, or items."""
     text, lifted = _lift(body)
     if lifted:
         with suppress(InvalidArgumentError):
@@ -78,7 +78,7 @@ def decode_lifting(decoder: BodyDecoder[Body], body: Buffer, field: str = "messa
 
 
 def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
-    """The body with a word in place of each large URL, and the URLs by these words, which nobody can guess."""
+    """Return the body with an unguessable word in place of each large URL, and the URLs by these words."""
     word = f"data:{secrets.token_hex(16)}-"
     view, kept = memoryview(body), 0
     pieces: list[bytes | memoryview] = []
@@ -92,10 +92,10 @@ def _lift(body: Buffer) -> tuple[bytes, dict[str, LiftedUrl]]:
 
 
 def _find_urls(body: memoryview) -> Iterator[tuple[int, int, bool]]:
-    """Where they begin and end, inside their quotes; and whether it is base64 alone.
+    """Yield where each URL begins and ends, inside its quotes, and whether it is bare base64.
 
-    A quote that no backslash precedes opens a string or closes one, and after a closing one `data` is no JSON, with or
-    without the URL.  So what is found is a whole string, if it has no backslash.  The same of a field's name.
+    A quote without a backslash before it opens or closes a string, and `data` after a closing quote is not JSON, with
+    or without the URL. So what is found is a whole string, if it has no backslash. The same holds for a field's name.
     """
     end = 0
     for _ in range(MAX_STRINGS):
@@ -121,7 +121,7 @@ def _find(body: memoryview, what: bytes, begin: int) -> int:
 
 
 def _find_end(body: memoryview, begin: int) -> tuple[int, bool]:
-    """The next quote (-1: there is none), and whether a backslash precedes it.  In one pass over the memory."""
+    """Return the place of the next quote (or -1) and whether a backslash precedes it, in one pass over the memory."""
     has_backslash = False
     for at in range(begin, len(body), PIECE_BYTES):
         piece = bytes(body[at : at + PIECE_BYTES])
@@ -143,7 +143,7 @@ def _has_marker(body: memoryview, begin: int) -> bool:
 
 
 def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:
-    """Whether all have found their places."""
+    """Put the URLs back in place of their words; return whether all words were found."""
     missing = dict(lifted)
     for place, key in _find_places(messages):
         if isinstance(place[key], str) and (url := missing.pop(place[key], None)) is not None:
@@ -152,18 +152,18 @@ def _put_back(messages: object, lifted: dict[str, LiftedUrl]) -> bool:
 
 
 def _find_places(messages: object) -> Iterator[tuple[dict[str, Any], str]]:
-    """Where a message may have the URL of a picture."""
+    """Yield each object and key that may hold the URL of a picture."""
     for message in messages if isinstance(messages, list) else ():
         for part in _find_parts(message):
             yield from ((part, key) for key in _PLACES if key in part)
             for outer, key in _INNER_PLACES.items():
-                # A text's `data` is no base64.
+                # The `data` of a text is not base64.
                 if isinstance(inner := part.get(outer), dict) and key in inner and inner.get("type") != "text":
                     yield inner, key
 
 
 def _find_parts(message: object) -> Iterator[dict[str, Any]]:
-    """And those that a part holds which is a tool's result."""
+    """Yield a message's parts, each followed by those within it if it is a tool's result."""
     for part in _list_parts(message):
         yield part
         yield from _list_parts(part)

@@ -1,4 +1,4 @@
-"""What a caller sends beside a prompt that he wrote himself, markers and all: which picture each marker stands for."""
+"""Media sent with a prompt that the client wrote itself, markers included: which picture each marker stands for."""
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
@@ -7,7 +7,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.read_messages import PicturePart, read_label
 from keepsight.media import KINDS, Kind
 
-# By what it is; and what stands for each.
+# Sources by kind, and the uuid of each.
 MediaOfPrompt = Mapping[Kind, Sequence[object]]
 UuidsOfPrompt = Mapping[Kind, Sequence[object] | None]
 NO_MEDIA: MediaOfPrompt = {}
@@ -15,7 +15,7 @@ NO_UUIDS: UuidsOfPrompt = {}
 
 
 def parts_of_prompt(markers: Iterable[Kind], media: MediaOfPrompt, uuids: UuidsOfPrompt) -> list[PicturePart]:
-    """In the order of its markers.  What has none, or what no marker is for, is refused later."""
+    """Return the parts in the order of the markers. Parts and markers without a counterpart are refused later."""
     left = {kind: iter(_as_parts(media.get(kind, ()), uuids.get(kind), kind)) for kind in KINDS}
     placed = [next(left[kind], None) for kind in markers]
     return [*filter(None, placed), *itertools.chain.from_iterable(left.values())]

@@ -1,4 +1,4 @@
-"""Messages that were written otherwise are read as those of a chat; faults are told where the caller wrote them."""
+"""Reads messages of other APIs once they are chat messages; errors name the fields as the client wrote them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,19 +12,19 @@ from keepsight.frontend.http.decode_body import refusal_of
 from keepsight.frontend.prompt.check_fields import Fields
 from keepsight.frontend.prompt.read_messages import Conversation, PromptEnd, read_messages
 
-# Where a place may be cut: before the name of a field, or before an index.
+# Where a path may be cut: before the name of a field, or before an index.
 _STEP = re.compile(r"(?=[.\[])")
 _Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """By where the messages have something: where the caller wrote it."""
+    """Maps paths in the converted messages to the paths that the client wrote."""
 
     of_items: Mapping[str, str]
 
     def find(self, place: str) -> str:
-        """As far as it is known; behind that both are the same."""
+        """Return the client's path: the longest known beginning is replaced, and the rest is the same in both."""
         for end in [len(place), *(step.start() for step in reversed([*_STEP.finditer(place)]))]:
             if (own := self.of_items.get(place[:end])) is not None:
                 return own + place[end:]

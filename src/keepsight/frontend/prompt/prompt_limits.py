@@ -1,4 +1,4 @@
-"""How long a prompt may be, and which tokens there are: what exceeds either is refused, with the numbers."""
+"""Rejects prompts that are too long and tokens that do not exist; errors give the numbers."""
 
 from collections.abc import Mapping, Sequence
 
@@ -8,13 +8,13 @@ from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.media import KINDS, SEVERAL, Kind, PictureLayout
 from keepsight.sampling_params import SamplingParams
 
-# As they are called in a prompt.
+# How errors name the media parts of a prompt.
 _PARTS: Mapping[Kind, str] = {**SEVERAL, "video": "moments of videos"}
 
 
 class PromptLimits:
-    """`max_told` of a prompt: None if it is to be answered, and has to fit into the context.  Else its tokens are told,
-    up to so many.
+    """The limits of prompts. `max_told` is None for a prompt that is to be answered and must fit into the context;
+    otherwise only its tokens are returned, up to that many.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, vocab_size: int) -> None:
@@ -24,14 +24,14 @@ class PromptLimits:
         return 0 <= token_id < self._vocab_size
 
     def check_pictures(self, layouts: Sequence[PictureLayout], field: str, max_told: int | None) -> None:
-        """Before any of their crops and tokens are laid out."""
+        """Check the number of media tokens, before any crops and tokens are laid out."""
         num_media_tokens = sum(layout.num_tokens for layout in layouts)
         if num_media_tokens > self._longest(max_told):
             what = f"has {num_media_tokens} tokens of {_count_pictures(layouts)} alone"
             raise self._too_long(field, what, max_told)
 
     def check_text(self, text: str, field: str, max_told: int | None) -> None:
-        """Before it is encoded."""
+        """Check a text's length before it is encoded."""
         if self._tokenizer.is_far_too_long(text, self._longest(max_told), field):
             raise self._too_long(field, f"has {len(text)} characters, far more than fit", max_told)
 
@@ -65,20 +65,20 @@ class PromptLimits:
             self.check_is_token(token_id, f"logit_bias[{token_id}]")
 
     def _longest(self, max_told: int | None) -> int:
-        """Prompt, in tokens: an answer has at least one."""
+        """Return the length of the longest prompt in tokens: an answer has at least one."""
         return self.max_model_len - 1 if max_told is None else max_told
 
     def _too_long(self, field: str, what: str, max_told: int | None) -> InvalidArgumentError:
         if max_told is not None:
             return InvalidArgumentError(field, f"{what}; at most {max_told} are told in one answer")
-        # By the first of these words LangChain, by the others, OpenAI's and vLLM's, LiteLLM knows that a longer context
-        # is what would help.  (They are shown no code.)
+        # LangChain recognizes by the first of these words, and LiteLLM by the others (which are OpenAI's and vLLM's),
+        # that a longer context would help. (They are not shown the error's code.)
         limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"
         return PromptTooLongError(field, f"{what}: the prompt is too long; {limit}")
 
 
 def _count_pictures(layouts: Sequence[PictureLayout]) -> str:
-    """With their crops; and the moments of films."""
+    """Return how many parts of which kinds there are, with the crops of pictures and the moments of films."""
     num_parts = sum(layout.num_parts for layout in layouts)
     kinds = {layout.kind for layout in layouts}
     return f"{num_parts} {' and '.join(_PARTS[kind] for kind in KINDS if kind in kinds)}"

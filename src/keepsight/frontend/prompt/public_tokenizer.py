@@ -1,6 +1,6 @@
-"""What `LLM.get_tokenizer()` gives: the tokenizer and the chat template, by the names that transformers' users know.
+"""The object that `LLM.get_tokenizer()` returns: tokenizer and chat template with the method names of transformers.
 
-Its texts and ids are those that transformers' own would give; but tools that the template leaves out are told.
+Its texts and ids are those of transformers' own tokenizer, except that tools that the template leaves out are written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -38,7 +38,7 @@ class PublicTokenizer:
         continue_final_message: bool = False,
         tokenize: bool = True,
     ) -> Any:
-        """The ids, or else the text, with one marker for each picture, as `LLM.generate` takes it."""
+        """Return the ids or the text, with one marker for each picture, as `LLM.generate` takes it."""
         messages = read_messages(conversation, choose_end(add_generation_prompt, continue_final_message))
         text = self._template.render(messages, tools=tools or ())
         return self.encode(text, add_special_tokens=False) if tokenize else text
