@@ -1,7 +1,7 @@
-"""The messages of Anthropic's API become those that they are in a chat, which `read_messages` reads.
+"""Converts messages of Anthropic's API into chat messages, which `read_messages` reads.
 
-So each rule of messages is there, and here is what differs: blocks of a message that are turns of their own in a chat,
-and messages that are one turn there.  Every fault names its place as the caller wrote it
+All rules for messages are there; here is only what differs: blocks of a message that are turns of their own in a chat,
+and messages that are one turn there. Every error names the field as the client wrote it
 (`messages[1].content[0].source.data`).
 """
 
@@ -19,7 +19,7 @@ from keepsight.frontend.prompt.lift_data_urls import as_data_url
 from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
 from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, Conversation, PromptEnd
 
-# Claude Code's, a block of its own: another in each request, so that no cache would know what follows.
+# A text block of Claude Code's that differs in each request, so that no cache would find what follows it.
 _LABEL = re.compile(r"x-anthropic-billing-header:.*\s*")
 
 _PICTURE_TYPE = re.compile(r"image/[\w.+-]{1,64}")
@@ -39,7 +39,7 @@ class SentBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 class SentText(SentBlock, frozen=True, kw_only=True, tag="text"):
     text: str
     citations: Annotated[list[Any], msgspec.Meta(max_length=0)] | None = None
-    # As in chats.
+    # The same as in chats.
     prompt_cache_breakpoint: Any = None
 
 
@@ -66,7 +66,7 @@ class TextSource(ImageSource, frozen=True, tag="text"):
 
 
 class ContentSource(ImageSource, frozen=True, tag="content"):
-    # A text, or blocks.
+    # A string, or blocks.
     content: Any
 
 
@@ -77,7 +77,7 @@ class ImageTransformations(msgspec.Struct, frozen=True, forbid_unknown_fields=Tr
 class SentImage(SentBlock, frozen=True, kw_only=True, tag="image"):
     source: Base64Source | UrlSource | FileSource | None = None
     transformations: ImageTransformations | None = None
-    # As in chats.
+    # The same as in chats.
     uuid: Any = None
     prompt_cache_breakpoint: Any = None
 
@@ -91,7 +91,7 @@ class SentDocument(SentBlock, frozen=True, kw_only=True, tag="document"):
     title: str | None = None
     context: str | None = None
     citations: Citations | None = None
-    # As in chats.
+    # The same as in chats.
     prompt_cache_breakpoint: Any = None
 
 
@@ -109,9 +109,9 @@ class SentToolUse(SentBlock, frozen=True, kw_only=True, tag="tool_use"):
 
 class SentToolResult(SentBlock, frozen=True, kw_only=True, tag="tool_result"):
     tool_use_id: str
-    # A text, or blocks.
+    # A string, or blocks.
     content: Any = None
-    # To the model it is what its content says: chats have no word for it.
+    # Not shown to the model, which sees only the content: chats have no field for it.
     is_error: bool | None = None
     toolset_name: None = None
 
@@ -122,14 +122,14 @@ class SentThinking(SentBlock, frozen=True, kw_only=True, tag="thinking"):
 
 
 class SentRedactedThinking(SentBlock, frozen=True, kw_only=True, tag="redacted_thinking"):
-    """Another server's own words."""
+    """Thinking that only the server that wrote it can read; it is not shown to the model."""
 
     data: str
 
 
 class SentMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Literal["user", "assistant", "system"]
-    # A text, or blocks.
+    # A string, or blocks.
     content: Any
 
 
@@ -150,16 +150,16 @@ OF_ROLES: Mapping[str, _Kinds] = {
 
 @dataclass
 class _Part:
-    """Of a chat's message."""
+    """A content part of a chat message."""
 
     told: dict[str, Any]
-    # By what follows its own place there: where the caller wrote it.
+    # The client's paths, by what follows the part's own path in the chat message.
     places: dict[str, str]
-    # Of a text, which is told whole once all of it is known.
+    # The pieces of a text part, which are joined once all are known.
     texts: list[str] = field(default_factory=list)
 
     def join(self, other: "_Part") -> None:
-        """Of texts: templates may trim each, and write nothing between two."""
+        """Join two text parts: templates may trim each, and write nothing between two."""
         self.told |= other.told
         self.texts += other.texts
 
@@ -174,7 +174,7 @@ class _Turn:
     parts: list[_Part] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    # Of a tool's result.
+    # The call that a tool's result belongs to.
     call_id: str | None = None
 
     @property
@@ -203,13 +203,13 @@ class _Turn:
             for suffix, place in part.places.items():
                 yield f"{own}.content[{index}]{suffix}", place
                 if suffix:
-                    yield place, place  # no chat calls anything so: it was found before
+                    yield place, place  # no chat has such a path: it was translated before
 
 
 def read_blocks(
     messages: object, system: object = None, variables: Mapping[str, Any] | None = None
 ) -> tuple[Conversation, Places]:
-    """`system` stands before all of them; `variables`: of the chat template."""
+    """Read messages. `system` is put before all of them; `variables` are for the chat template."""
     turns = _Turns()
     if system:
         turns.add_system(system)
@@ -234,7 +234,7 @@ class _Turns:
 
     @property
     def ends_with_assistant(self) -> bool:
-        """Which the answer goes on with."""
+        """True if the last turn is the assistant's, which the answer then continues."""
         if not self.turns or self.turns[-1].role != "assistant":
             return False
         if self.turns[-1].calls:
@@ -252,7 +252,7 @@ class _Turns:
     def add_message(self, message: SentMessage, place: str) -> None:
         role = message.role
         if role == "system" and any(turn.role != "system" for turn in self.turns):
-            # Few templates let a system speak once more.
+            # Few templates allow a later system message.
             role = "user"
         turn = _Turn(role, place)
         for block, own in _read_content(message.content, f"{place}.content", OF_ROLES[message.role]):
@@ -265,7 +265,7 @@ class _Turns:
         self._add(turn)
 
     def _add(self, turn: _Turn) -> None:
-        """Several of one role are one turn."""
+        """Add a turn; consecutive turns of one role are merged."""
         if turn.is_empty:
             return
         if self.turns and self.turns[-1].role == turn.role:
@@ -291,7 +291,7 @@ class _Turns:
 
 
 def _read_content(content: object, place: str, kinds: _Kinds) -> Iterator[tuple[SentBlock, str]]:
-    """Each block, and where it stands."""
+    """Yield each block and its path."""
     if isinstance(content, str):
         yield SentText(text=content), place
         return
@@ -325,7 +325,7 @@ def _read_picture(block: SentImage, place: str) -> _Part:
 
 
 def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
-    """What is said of it stands before it."""
+    """Yield a document's parts. The text about the document comes before it."""
     if block.citations is not None and block.citations.enabled:
         raise UnsupportedFieldError(f"{place}.citations.enabled", "is not supported: answers cite nothing")
     source, told = block.source, _without_nothing({BREAKPOINT: block.prompt_cache_breakpoint})
@@ -355,7 +355,7 @@ def _say_before(said: list[str], place: str) -> Iterator[_Part]:
 
 
 def _read_pdf(source: Base64Source | UrlSource | FileSource, place: str) -> tuple[str, str, str]:
-    """What chats call it, what it is, and what it is called here."""
+    """Return the name that chats have for a source, its value, and the name that it has here."""
     if isinstance(source, Base64Source):
         if source.media_type != "application/pdf":
             refuse(f"{place}.media_type", source.media_type, "'application/pdf'")
@@ -366,7 +366,7 @@ def _read_pdf(source: Base64Source | UrlSource | FileSource, place: str) -> tupl
 
 
 def _read_source(source: Base64Source | UrlSource | FileSource | None, place: str) -> tuple[str | None, str]:
-    """A URL, and what is that in it."""
+    """Return a source's URL, and the path within the source of the field that has it."""
     if isinstance(source, Base64Source):
         if not _PICTURE_TYPE.fullmatch(source.media_type):
             refuse(f"{place}.media_type", source.media_type, "a picture's, such as 'image/png'")
@@ -377,7 +377,7 @@ def _read_source(source: Base64Source | UrlSource | FileSource | None, place: st
 
 
 def _read_call(call: SentToolUse, place: str) -> dict[str, Any]:
-    """Its arguments as `tojson` writes them, so that most calls are what the model wrote."""
+    """Write a call's arguments as `tojson` does, so that most calls are what the model wrote."""
     try:
         arguments = json.dumps(call.input, ensure_ascii=False)
     except RecursionError as error:

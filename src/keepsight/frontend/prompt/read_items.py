@@ -1,7 +1,7 @@
-"""The items of OpenAI's Responses API become the messages that they are in a chat, which `read_messages` reads.
+"""Converts items of OpenAI's Responses API into chat messages, which `read_messages` reads.
 
-So each rule of messages is there, and here is what differs: how things are called, and where they stand.  Every fault
-names its place as the caller wrote it (`input[1].content[0].image_url`).
+All rules for messages are there; here is only what differs: the names of fields, and where they are. Every error names
+the field as the client wrote it (`input[1].content[0].image_url`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
 from keepsight.frontend.prompt.read_messages import BREAKPOINT, DETAILS, HANDLE_PREFIX, Conversation
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
-# What an item says of itself as it was answered.
+# Fields that a message item has besides its role and content when it is sent back.
 _OF_ITEMS = ("id", "status", "type")
-# OpenAI's, of what answers are for.
+# OpenAI's field for the purpose of an answer.
 _WHEN_EMPTY = ("phase",)
-# Of a text that was answered: log-probabilities only repeat it.
+# Fields of an answer's text that are dropped: log-probabilities only repeat it.
 _OF_TEXTS = ("annotations", "logprobs")
 _PARTS = ("input_text", "input_image", "input_audio", "input_file", "output_text", "refusal")
 _SYSTEM_ROLES = ("system", "developer")
@@ -47,7 +47,7 @@ class CallItem(SentItem, frozen=True, kw_only=True, tag="function_call"):
 
 class ResultItem(SentItem, frozen=True, kw_only=True, tag="function_call_output"):
     call_id: str
-    # A text, or parts.
+    # A string, or parts.
     output: Any
     name: str | None = None
     namespace: None = None
@@ -62,7 +62,7 @@ class ThoughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ThoughtItem(SentItem, frozen=True, kw_only=True, tag="reasoning"):
     summary: list[ThoughtPart] | None = None
     content: list[ThoughtPart] | None = None
-    # Another server's own words.
+    # Only the server that wrote it can read it.
     encrypted_content: None = None
 
 
@@ -75,7 +75,9 @@ def read_items(
     before: Sequence[Any] = (),
     variables: Mapping[str, Any] | None = None,
 ) -> tuple[Conversation, Places]:
-    """`instructions` stand before all of them; `before`: the items of earlier turns; `variables`: of the template."""
+    """Read items. `instructions` are put before all of them; `before` has the items of earlier turns; `variables` are
+    for the chat template.
+    """
     messages = _Messages()
     if instructions:
         messages.add({"role": "system", "content": instructions}, "instructions")
@@ -122,27 +124,27 @@ class _Messages:
         role, content = item.get("role"), item.get("content")
         thought = self._take_thought() if role == "assistant" else {}
         if role in _SYSTEM_ROLES and self._has_only_instructions:
-            # Few templates let a system speak twice.
+            # Few templates allow two system messages.
             content = self._join(self.messages.pop()["content"], content, f"{place}.content")
         else:
             content = self._read_content(content, f"{place}.content")
         self.add({"role": role, "content": content} | thought, place)
 
     def _add_thought(self, thought: ThoughtItem, place: str) -> None:
-        """To the message or the calls behind it, or alone: its answer may not have come any more."""
+        """Add a thought as a message that the message or calls after it take over, if its answer was not cut off."""
         parts = thought.content or thought.summary or ()
         said = "\n".join(part.text for part in parts)
         if said:
             self.add({"role": "assistant", "content": "", "reasoning_content": said}, place)
 
     def _take_thought(self) -> dict[str, str]:
-        """Of the answer that follows."""
+        """Remove the last message if it is only a thought, and return that for the answer that follows."""
         last = self.messages[-1] if self.messages else {}
         is_alone = "reasoning_content" in last and last["content"] == "" and "tool_calls" not in last
         return {"reasoning_content": self.messages.pop()["reasoning_content"]} if is_alone else {}
 
     def _add_call(self, call: CallItem, place: str) -> None:
-        """To what was said with it."""
+        """Add a call to the message that came with it."""
         self._call_ids.add(call.call_id)
         if not self.messages or self.messages[-1].get("role") != "assistant":
             self.add({"role": "assistant", "content": ""}, place)
@@ -162,7 +164,7 @@ class _Messages:
         return len(self.messages) == 1 and self.places["messages[0]"] == "instructions"
 
     def _join(self, instructions: str, content: object, place: str) -> object:
-        """Before whatever the system says."""
+        """Put the instructions before the content of a system message."""
         match content:
             case str():
                 return f"{instructions}\n\n{content}"
@@ -174,11 +176,11 @@ class _Messages:
         return content
 
     def _read_content(self, content: object, place: str) -> object:
-        """Of the message that is added next."""
+        """Read the content of the message that is added next."""
         return self._read_parts(content, place) if isinstance(content, list) else content
 
     def _read_parts(self, parts: Sequence[object], place: str, num_before: int = 0) -> list[dict[str, Any]]:
-        """`num_before`: what is put in front of them, which the caller did not write."""
+        """Read parts. `num_before`: the number of parts put before them that the client did not write."""
         read = []
         for at, part in enumerate(parts):
             own = f"messages[{len(self.messages)}].content[{at + num_before}]"
@@ -204,7 +206,7 @@ class _Messages:
         return told | {"type": "refusal" if kind == "refusal" else "text"}
 
     def _read_file(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:
-        """Its `detail`, as a picture's, is the same whatever it is."""
+        """Convert a file. Its `detail` has no effect, like a picture's."""
         if part.pop("detail", None) not in (None, *DETAILS):
             raise UnsupportedFieldError(f"{place}.detail", f"must be one of {', '.join(DETAILS)}")
         self.places[f"{own}.file"] = place

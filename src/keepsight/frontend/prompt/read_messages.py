@@ -1,6 +1,6 @@
-"""OpenAI chat messages, checked and split: what the chat template sees, and pictures, films and sounds in their order.
+"""Checks OpenAI chat messages and splits them into what the chat template sees, and the media in their order.
 
-Every fault names its place as the caller wrote it (`messages[1].content[0].type`).  Knows nothing of URLs or decoding.
+Every error names the field as the client wrote it (`messages[1].content[0].type`). Knows nothing of URLs or decoding.
 """
 
 import dataclasses
@@ -25,10 +25,10 @@ from keepsight.frontend.prompt.read_tool_calls import read_tool_calls
 from keepsight.media import Kind, KnownContent, Modality
 
 TemplateMessage = dict[str, Any]
-# What a prompt ends with: the beginning of an answer, the last message, or the last text of that, to be gone on with.
+# How a prompt ends: with the beginning of an answer, the last message, or that message's last text, to be continued.
 PromptEnd = Literal["answer", "message", "text"]
 
-# Clients send an assistant's earlier answer back whole; these fields of it say nothing when they are empty.
+# Clients send an assistant's earlier answer back whole; these of its fields have no meaning when they are empty.
 EMPTY_IN_ANSWERS = (
     "annotations",
     "audio",
@@ -40,26 +40,26 @@ EMPTY_IN_ANSWERS = (
     "refusal",
     "tool_calls",
 )
-# lm-eval says of each message that it is a text, whatever it holds.
+# lm-eval gives each message the type "text", whatever its content.
 MESSAGE_TYPES = ("text", None)
 # The first is the name that templates know; an answer has both, and clients send back either or both.
 THOUGHT_NAMES = ("reasoning_content", "reasoning")
-# Beside those of every message.  `parsed` is OpenAI's own client's, of an answer's content, which stands beside it.
+# Fields besides those of every message. `parsed` is added by OpenAI's own client: the content, which is sent, too.
 _FIELDS_OF = {"assistant": ("parsed", *THOUGHT_NAMES, "refusal", "tool_calls"), "tool": ("tool_call_id",)}
-# The other content parts are pictures, films and sounds.
+# The other content parts are media.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256
-# Of a file, which Anthropic calls its title.
+# The limit of a file's name, which Anthropic calls its title.
 MAX_NAME_LENGTH = 500
-# Control characters, and halves of what is written in two.
+# Unicode categories: control characters and lone surrogates.
 _NO_TEXT = frozenset({"Cc", "Cs"})
 MAX_MESSAGES = MAX_PARTS = 2**14
-# A URL of what was uploaded before.
+# How the URL of something uploaded before begins.
 HANDLE_PREFIX = "media://"
-# OpenAI's, of a content part.
+# OpenAI's field of a content part.
 BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
-# OpenAI's, of a picture.  How large it is shown follows from the model and from `max_pixels`, whichever is asked.
+# OpenAI's, of a picture. They have no effect: the size shown follows from the model and from `max_pixels`.
 DETAILS = ("auto", "low", "high", "original")
 _FILE_SOURCES = ("file_data", "file_url", "file_id")
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list)
@@ -69,15 +69,15 @@ _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list)
 class PicturePart:
     """One picture, film or sound of a conversation, not yet fetched or opened."""
 
-    # A URL if it is a string, else an object of this process: PIL image, array, bytes.  None only with a uuid: what
-    # came with it before.
+    # A URL if it is a string, else an object of this process: PIL image, array, bytes. None only with a uuid: the
+    # content that was sent with that uuid before.
     source: object
-    field: str  # where the caller put it
-    uuid: str | None = None  # stands for the content, because the caller says so
-    pin_seconds: float = 0.0  # for which it shall be kept at least, as far as it can be
-    # "image_embeds": its source is no picture but the embeddings of one, as a base64 text or an object.
+    field: str  # the path at which the client sent it
+    uuid: str | None = None  # the client's word for what the content is
+    pin_seconds: float = 0.0  # the least time for which to keep it, if possible
+    # "image_embeds": the source is not a picture but the embeddings of one, as a base64 text or an object.
     modality: Modality = "image"
-    # Of its source, which is bytes then.
+    # What is known of the source, which is bytes in this case.
     known: KnownContent | None = None
 
     @property
@@ -87,14 +87,14 @@ class PicturePart:
 
 @dataclass(frozen=True, slots=True)
 class DocumentPart(PicturePart):
-    """A PDF, in place of which its pages will be shown."""
+    """A PDF, which will be replaced by its pages."""
 
-    # As its caller calls it.
+    # The client's name for it.
     name: str | None = None
 
 
 class Breakpoint(NamedTuple):
-    """The caller wants all before it to be kept: whole messages, the first parts of the next, the pictures in both."""
+    """Marks what the client wants to be kept: whole messages, the first parts of the next, and the pictures in both."""
 
     num_messages: int
     num_parts: int
@@ -108,7 +108,7 @@ class Conversation:
     pictures: tuple[PicturePart, ...]  # in the order of their markers
     breakpoints: tuple[Breakpoint, ...] = ()
     end: PromptEnd = "answer"
-    # What else its chat template is told.
+    # Further variables for the chat template.
     variables: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
@@ -121,12 +121,15 @@ class Conversation:
 
     @property
     def begun_answer(self) -> str:
-        """What is to be gone on with."""
+        """The text that the answer is to continue."""
         content = self.messages[-1]["content"] if self.end == "text" else ""
         return content if isinstance(content, str) else "\n".join(part.get("text", "") for part in content)
 
     def emptied_after(self, breakpoint_: Breakpoint) -> "Conversation":
-        """The same turns, but nothing is said behind it: some templates write one turn into the next."""
+        """Return the same turns without any content after the breakpoint.
+
+        Later turns stay, but empty, as some templates write one turn into the next.
+        """
         index = breakpoint_.num_messages
         cut = {**self.messages[index], "content": self.messages[index]["content"][: breakpoint_.num_parts]}
         silent = [_say_nothing(each) for each in self.messages[index + 1 :]]
@@ -134,7 +137,7 @@ class Conversation:
 
 
 def choose_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> PromptEnd:
-    """transformers' names for it, which vLLM has taken over; None: as is usual."""
+    """Return the end that transformers' parameters ask for, which vLLM has too; None stands for the default."""
     if continue_final_message and add_generation_prompt:
         raise InvalidArgumentError(
             "continue_final_message", "does not go with add_generation_prompt: which of the two?"
@@ -148,13 +151,13 @@ def read_messages(
     messages: object, end: PromptEnd = "answer", variables: Mapping[str, Any] | None = None
 ) -> Conversation:
     if isinstance(messages, Conversation):
-        return messages  # read before
+        return messages  # already read
     pictures: list[PicturePart] = []
     listed = check_is_list(messages, "messages", "messages")
     _check_number(listed)
     read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
     if end == "text" and "tool_calls" in read[-1]:
-        # Gone on with, it would be a text behind the call that it is: nothing keeps it to the tool's arguments.
+        # A continuation would be a text after the call: nothing would constrain it to the tool's arguments.
         why = "goes on with a text only: leave out the last message's tool_calls, or tell their results"
         raise InvalidArgumentError("continue_final_message", why)
     breakpoints = _find_breakpoints(listed)
@@ -163,7 +166,7 @@ def read_messages(
 
 
 def _check_number(messages: Sequence[object]) -> None:
-    """Before any is looked at: there may be millions."""
+    """Check the number of messages and parts before reading any: there may be millions."""
     if len(messages) > MAX_MESSAGES:
         raise InvalidArgumentError("messages", f"must hold at most {MAX_MESSAGES} messages, not {len(messages)}")
     for name, what in (("content", "parts"), ("tool_calls", "tool calls")):
@@ -186,14 +189,14 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
         read["tool_calls"] = read_tool_calls(calls, f"{field}.tool_calls")
     content, content_field = message.get("content"), f"{field}.content"
     if (refusal := message.get("refusal")) not in (None, ""):
-        # In place of an answer; like the part of that name it is what was said.
+        # A refusal replaces the content. Like the part of that name, it is read as text.
         content_field = f"{field}.refusal"
         if content:
             raise InvalidArgumentError(content_field, "must not be given together with content")
         content = check_is_text(refusal, content_field)
     if thought := _read_thought(message, field):
         read[THOUGHT_NAMES[0]] = thought
-    # Who called or thought may have said nothing, or not come to it; and a tool has not always something to tell.
+    # An answer may be only calls or thoughts, or may have been cut off after them, and a tool may return nothing.
     may_be_silent = role in ("assistant", "tool")
     is_silent = may_be_silent and (content is None or (isinstance(content, list | tuple) and not content))
     read["content"] = "" if is_silent else _read_content(content, content_field, pictures)
@@ -204,7 +207,7 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
 
 
 def _read_thought(message: Fields, field: str) -> str:
-    """Of an earlier answer.  A template that has no place for it leaves it out, as each does of thoughts long past."""
+    """Read the thought of an earlier answer. Templates without a place for it drop it; all drop much older ones."""
     told = {name: check_is_text(message[name], f"{field}.{name}") for name in THOUGHT_NAMES if message.get(name)}
     if len(set(told.values())) > 1:
         first, second = THOUGHT_NAMES
@@ -240,7 +243,7 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
 
 
 def show_to_template(kind: Kind) -> Fields:
-    """Some look at its type, others for a field of this name, as Qwen2-Audio's own does."""
+    """Return a part for the template. Some look at its type, others for a field of this name, as Qwen2-Audio's does."""
     return {"type": kind, kind: ""}
 
 
@@ -251,7 +254,7 @@ def _read_text(part: Fields, field: str) -> str:
 
 
 def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
-    """OpenAI's form for pictures, and vLLM's for films and sounds: `image_url`, `video_url`, `audio_url`."""
+    """Read OpenAI's form for pictures, or vLLM's for films and sounds: `image_url`, `video_url`, `audio_url`."""
     name = f"{modality}_url"
     check_fields(part, field, {"type", name, "uuid", BREAKPOINT})
     url, url_field = part.get(name), f"{field}.{name}"
@@ -259,7 +262,7 @@ def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
     if not isinstance(url, str) and not _is_left_out(url, uuid):
         url, url_field = _read_url_object(check_is_object(url, url_field), url_field, modality)
     if url == "" and uuid is not None:
-        url = None  # as some clients write it, for vLLM lets them
+        url = None  # some clients send an empty string, as vLLM accepts it
     if not _is_left_out(url, uuid):
         check_is_url(url, url_field)
     return PicturePart(url, url_field, uuid, modality=modality)
@@ -273,7 +276,7 @@ def _read_url_object(url: Fields, field: str, modality: Modality) -> tuple[objec
 
 
 def _read_input_audio(part: Fields, field: str) -> PicturePart:
-    """OpenAI's form for sounds: base64 alone, and beside it in which format, as the file itself says."""
+    """Read OpenAI's form for sounds: bare base64, and its format, which is not needed as the file itself tells it."""
     check_fields(part, field, {"type", "input_audio", "uuid", BREAKPOINT})
     uuid, sent = read_label(part.get("uuid"), f"{field}.uuid"), part.get("input_audio")
     field = f"{field}.input_audio"
@@ -284,7 +287,7 @@ def _read_input_audio(part: Fields, field: str) -> PicturePart:
     if sent.get("format") is not None:
         check_is_text(sent["format"], f"{field}.format")
     check_is_text(sent.get("data"), f"{field}.data")
-    # Itself, as it may lie in the body.
+    # The object itself: it may be a `LiftedUrl`, of which a plain string would lose the content.
     url = as_data_url("application/octet-stream", sent["data"])
     return PicturePart(url, f"{field}.data", uuid, modality="audio")
 
@@ -298,7 +301,7 @@ def _read_image_pil(part: Fields, field: str) -> PicturePart:
 
 
 def _read_named(part: Fields, field: str, modality: Modality) -> PicturePart:
-    """transformers' own form: `image` holds an object or a URL, or `url` a URL; or `media_id` a handle."""
+    """Read transformers' own form: `image` is an object or a URL, or `url` is a URL; or else `media_id` is a handle."""
     check_fields(part, field, {"type", modality, "url", "media_id", "uuid", BREAKPOINT})
     if part.get("media_id") is not None:
         return _read_handle(part, field, modality)
@@ -330,7 +333,7 @@ def _read_image_embeds(part: Fields, field: str) -> PicturePart:
 
 
 def _read_file(part: Fields, field: str) -> DocumentPart:
-    """OpenAI's form for PDFs, and beside it a `file_url` as its Responses have it."""
+    """Read OpenAI's form for PDFs, which may also have a `file_url` as in its Responses API."""
     check_fields(part, field, {"type", "file", BREAKPOINT})
     sent, field = check_is_object(part.get("file"), f"{field}.file"), f"{field}.file"
     check_fields(sent, field, {*_FILE_SOURCES, "filename"})
@@ -348,7 +351,7 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
 
 
 def read_name(name: object, field: str) -> str | None:
-    """Of a file.  Shown in one line, whatever spaces are in it; what joins letters, or turns their direction, stays."""
+    """Return a file's name in one line, with single spaces. What joins letters, or turns their direction, stays."""
     if name is None:
         return None
     shown = " ".join(name.split()) if isinstance(name, str) else ""
@@ -368,7 +371,7 @@ def _check_breakpoint(asked: object, field: str) -> None:
 
 
 def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
-    """Of messages that were checked, the last of each time: what lies before the others lies before it."""
+    """Return the last breakpoint of each duration, of checked messages: it covers what the others cover."""
     last: dict[float, Breakpoint] = {}
     num_pictures = 0
     for num_messages, message in enumerate(messages):
@@ -389,12 +392,12 @@ def pin_pictures(pictures: Sequence[PicturePart], breakpoints: Sequence[Breakpoi
 
 
 def _is_left_out(source: object, uuid: str | None) -> bool:
-    """The picture was sent with its uuid before."""
+    """Return whether the picture is left out because it was sent with its uuid before."""
     return source is None and uuid is not None
 
 
 def read_label(value: object, field: str) -> str | None:
-    """A client's own name for a picture or anything else; whatever text it likes that can be shown in one line."""
+    """Return a client's own name for a picture or anything else: any text that can be shown in one line."""
     if value is None:
         return None
     if not isinstance(value, str) or not 0 < len(value) <= MAX_UUID_LENGTH or not value.isprintable():
@@ -404,7 +407,7 @@ def read_label(value: object, field: str) -> str | None:
 
 _PART_READERS: dict[str, Callable[[Fields, str], str | PicturePart]] = {
     "text": _read_text,
-    # OpenAI's, of an assistant that would not answer.  To another model it is what was said, as in vLLM.
+    # OpenAI's, from an assistant that refused to answer. To another model it is ordinary text, as in vLLM.
     "refusal": _read_text,
     "image_url": partial(_read_url, modality="image"),
     "image_pil": _read_image_pil,

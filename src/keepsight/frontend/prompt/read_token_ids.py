@@ -1,4 +1,4 @@
-"""Token ids that a caller gives in place of a text, by whatever library they were made."""
+"""Reads token ids that a caller gives in place of a text, with the integer types of any library."""
 
 import operator
 

@@ -1,4 +1,4 @@
-"""Calls of tools that an answer made: as clients hear of them and send them back, and as chat templates want them."""
+"""Tool calls of an answer, in the form that clients receive and send back, and in the form that chat templates want."""
 
 from typing import Any, Literal
 
@@ -9,7 +9,7 @@ from keepsight.frontend.http.decode_body import refusal_of
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     name: str
-    arguments: str  # JSON, as the model wrote it, as far as it came
+    arguments: str  # JSON as the model wrote it; it may be cut off
 
 
 class ToolCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -23,19 +23,19 @@ class _SentFunction(CalledFunction, frozen=True, forbid_unknown_fields=True):
 
 
 class _SentCall(ToolCall, frozen=True, forbid_unknown_fields=True):
-    """As OpenAI's own client makes it of an answer that it parses or gathers: what is more says nothing new."""
+    """A call as OpenAI's own client sends it back after parsing or collecting an answer; added fields are redundant."""
 
     function: _SentFunction
     index: int | None = None
 
     def as_answered(self) -> dict[str, Any]:
-        """Who puts a stream together may have heard of no arguments."""
+        """Return the call as it was answered. A client that collected a stream may have received no arguments."""
         arguments = self.function.arguments if self.function.arguments.strip() else "{}"
         return {"id": self.id, "function": {"name": self.function.name, "arguments": arguments}, "type": self.type}
 
 
 def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
-    """As they were sent back, their arguments word by word, be they JSON or not: an answer may have been cut off."""
+    """Return the calls sent back. Arguments stay verbatim, even if they are not JSON: an answer may be cut off."""
     try:
         calls = msgspec.convert(value, list[_SentCall])
     except msgspec.ValidationError as error:
@@ -44,12 +44,12 @@ def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
 
 
 def show_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """With arguments that are objects, as templates want them: they would quote a text once more."""
+    """Return the message with arguments as objects, as templates want them: they would quote a string once more."""
     return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
 
 
 def parse_arguments(arguments: str) -> dict[str, Any] | None:
-    """None: they were cut off, or are no object."""
+    """Return the arguments; None if they were cut off or are not an object."""
     try:
         return msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
@@ -58,5 +58,5 @@ def parse_arguments(arguments: str) -> dict[str, Any] | None:
 
 def _with_object(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
-    # Nothing of what was cut off, as vLLM has it: many templates can write nothing else.
+    # Arguments that were cut off become an empty object, as in vLLM: many templates cannot write anything but objects.
     return {**call, "function": {**function, "arguments": parse_arguments(function["arguments"]) or {}}}
