@@ -1,7 +1,7 @@
-"""Messages become one text, by the checkpoint's own chat template, in the sandbox that transformers uses.
+"""Renders messages into one text with the checkpoint's own chat template, in the sandbox that transformers uses.
 
 The template comes with the checkpoint and is not trusted: it sees plain strings, lists and dicts only, and a text that
-grows without end is cut off.  Pictures stay what they are here: a marker in the text.
+grows without end is refused. A picture is only a marker in the text here.
 """
 
 import json
@@ -30,17 +30,17 @@ from keepsight.media import KINDS, SEVERAL, Kind
 
 MAX_RENDERED_CHARACTERS = 64 * 2**20
 MAX_PROBED_CHARACTERS = 2**16
-# OpenAI's two of a message's content.
+# The two forms that a message's content has in OpenAI's API.
 ContentForm = Literal["text", "parts"]
 CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
-# OpenAI's.  Others are those that a template names.
+# OpenAI's. Further roles are those that the template names.
 ROLES = ("system", "developer", "user", "assistant", "tool")
-# What a template is told in any case, and what the environment has.
+# Variables that every template gets, and globals of the environment.
 _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "dict", "namespace")
 )
 _PROBE = "What does this template show?"
-# Behind a text that is to be gone on with.  A template that trims takes its last character away.
+# Appended to a text that is to be continued. A template that trims removes its last character.
 _GOES_ON = "(and here the answer goes on) "
 
 
@@ -54,20 +54,20 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._template = None if source is None else _compile(source, path)
         parsed = _make_environment().parse(source or "")
-        # Roles are among them.
+        # The roles that the template knows are among them.
         self._texts = _find_texts(parsed)
         self._variables = jinja2.meta.find_undeclared_variables(parsed)
-        # Of what there is about tools: the names that the template knows.
+        # The names related to tools that the template knows.
         self._tool_words = _find_tool_words(parsed, self._texts, self._variables)
-        # All that it may write.
+        # Everything that the template may write.
         written = "\n".join((*(each.data for each in parsed.find_all(jinja2.nodes.TemplateData)), *self._texts))
-        # In which a model writes calls: what a template teaches that tells of tools by itself, if it is known.
+        # How the model writes calls: as the template teaches, if it describes tools itself, in a form known here.
         self.call_form = TAGGED if "tools" in self._tool_words and TAGGED.is_taught_by(written) else BARE
-        # In which the model writes what it thinks; None: the template knows of no thoughts.
+        # How the model writes its thoughts; None: the template has none.
         self.thought_form = TAGS if all(tag in written for tag in TAGS.tags) else None
         self._content_form = self._find_content_form()
         self._takes_texts_as_arguments = self._find_whether_arguments_may_be_texts()
-        # What it leaves out without a word.
+        # What the template silently leaves out.
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
         self._drops_later_systems = self._find_whether_it_drops_later_systems()
         self._roles_without: Mapping[Kind, frozenset[str]] = {
@@ -89,7 +89,7 @@ class ChatTemplate:
     ) -> str:
         conversation = read_messages(messages)
         variables = self._choose_variables(conversation.variables)
-        # Before anything is told: faults name a message by its place in what the caller sent.
+        # Checked before tools are written into the messages, as errors name a message by its index in the request.
         for index, message in enumerate(conversation.messages):
             self._check_role(message["role"], f"messages[{index}].role")
             self._check_is_shown(index, message)
@@ -116,7 +116,7 @@ class ChatTemplate:
         pieces = self._template.generate(
             **(variables or {}),
             messages=self._name_roles(messages),
-            # Templates ask whether there are any, and with what `tojson` can write.
+            # None if there are none, as templates test for that; a list, as `tojson` can write it.
             tools=list(tools) or None,
             documents=None,
             add_generation_prompt=add_generation_prompt,
@@ -130,7 +130,7 @@ class ChatTemplate:
             raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
 
     def _choose_variables(self, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """Those that the template looks at.  Others ask for nothing if they are what it sees without them: nothing."""
+        """Return the variables that the template reads. Others are accepted only if they are falsy."""
         for name, value in asked.items():
             field = f"chat_template_kwargs.{name[:64]}"
             if name in _OWN_VARIABLES or name in self._special_tokens:
@@ -142,7 +142,7 @@ class ChatTemplate:
         return {name: value for name, value in asked.items() if name in self._variables}
 
     def _check_role(self, role: str, field: str) -> None:
-        """Many templates would write whatever it is into the prompt."""
+        """Refuse an unknown role: many templates would write any role into the prompt."""
         if role in ROLES or role in self._texts:
             return
         hint = "; results of calls are of the role tool now" if role == "function" else ""
@@ -159,7 +159,7 @@ class ChatTemplate:
                 raise UnsupportedFieldError(f"messages[{index}].content", what)
 
     def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
-        """Most templates would leave out what they do not know, and say nothing."""
+        """Write tools, calls and results as text where the template does not know them and would silently drop them."""
         if "tool" not in self._tool_words:
             messages = tell_results(messages)
         messages = [self._tell_calls(message) if "tool_calls" in message else message for message in messages]
@@ -171,7 +171,10 @@ class ChatTemplate:
         return message if self._takes_texts_as_arguments else show_tool_calls(message)
 
     def _find_content_form(self) -> ContentForm | None:
-        """Tried out: many templates know only one, and would write the other as Python does, or leave it out."""
+        """Find by trial the one form that the template shows; None if it shows both, or neither.
+
+        Many templates know only one form, and would write the other as Python does, or leave it out.
+        """
         shown = [form for form in CONTENT_FORMS if self._shows(form)]
         return shown[0] if len(shown) == 1 else None
 
@@ -180,7 +183,7 @@ class ChatTemplate:
         return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
 
     def _find_whether_arguments_may_be_texts(self) -> bool:
-        """Tried out: many templates would quote one, or write an object in words of their own."""
+        """Find this out by trial: many templates would quote a text, or write an object in a notation of their own."""
         as_text, as_object = map(self._try_call, ('{"probe": [1, 2]}', {"probe": [1, 2]}))
         return as_text == as_object != ""
 
@@ -190,7 +193,7 @@ class ChatTemplate:
         return self._try_out(_write_contents([user, assistant | {"tool_calls": [call]}], self._content_form))
 
     def _find_whether_it_drops_system_parts(self) -> bool:
-        """Tried out too: Gemma 3's own shows the first part of a system's message, and leaves out the others."""
+        """Find this out by trial: Gemma 3's template shows only the first part of a system message."""
         first, second = ({"type": "text", "text": f"{_PROBE} {number}"} for number in (1, 2))
         user = {"role": "user", "content": [{"type": "text", "text": "Hello"}]}
         text = self._try_out([{"role": "system", "content": [first, second]}, user])
@@ -201,11 +204,11 @@ class ChatTemplate:
         return bool(text) and _PROBE not in text
 
     def _find_roles_without(self, kind: Kind) -> Iterator[str]:
-        """Of which the text is the same without the picture, the film or the sound."""
+        """Yield the roles whose text is the same with and without the picture, the film or the sound."""
         if self._drops_system_parts:
             yield "system"
         if self._content_form == "text":
-            return  # whatever the role
+            return  # `_as_text` refuses media in any role
         for role in ("system", "user", "assistant", "tool"):
             before = [] if role in ("system", "user") else [_say("user")]
             plain = _say(role)
@@ -215,7 +218,7 @@ class ChatTemplate:
                 yield role
 
     def _try_out(self, messages: list[TemplateMessage]) -> str:
-        """Nothing where it refuses them."""
+        """Render messages; return an empty text if the template refuses them."""
         if self._template is None:
             return ""
         try:
@@ -224,7 +227,7 @@ class ChatTemplate:
             return ""
 
     def _name_roles(self, messages: list[TemplateMessage]) -> list[TemplateMessage]:
-        """`developer` is what newer clients call `system`; few templates have heard of it."""
+        """Replace the role `developer`, which newer clients send for `system` and few templates know."""
         if "developer" in self._texts:
             return messages
         return [{**each, "role": "system"} if each["role"] == "developer" else each for each in messages]
@@ -245,7 +248,9 @@ def _mark(content: str | list[Mapping[str, Any]]) -> str | list[Mapping[str, Any
 
 
 def _cut_at_mark(text: str) -> str:
-    """As transformers does: of a template that trims, spaces before the mark would have gone too."""
+    """Return the text before the mark as transformers does: a template that trimmed the mark would have trimmed the
+    spaces before it, too.
+    """
     before, mark, behind = text.rpartition(_GOES_ON.rstrip())
     if not mark:
         raise InvalidArgumentError("continue_final_message", "the chat template does not show the last message's text")
@@ -253,7 +258,7 @@ def _cut_at_mark(text: str) -> str:
 
 
 def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -> list[TemplateMessage]:
-    """In the one form that a template shows; None: as the caller wrote them."""
+    """Return messages with contents in the one form that the template shows; None: as the client wrote them."""
     if form is None:
         return messages
     if form == "parts":
@@ -262,7 +267,7 @@ def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -
 
 
 def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
-    """Parts in lines of their own, as in vLLM."""
+    """Return the content as one text, its parts on lines of their own, as in vLLM."""
     if isinstance(content, str):
         return content
     if (kind := next(_kinds_in(content), None)) is not None:
@@ -279,13 +284,13 @@ def _is_of_system(message: TemplateMessage) -> bool:
 
 
 def _kinds_in(content: str | list[Mapping[str, Any]]) -> Iterator[Kind]:
-    """Of the parts that are no texts."""
+    """Yield the kind of each part that is not text."""
     if not isinstance(content, str):
         yield from (part["type"] for part in content if part["type"] != "text")
 
 
 def _with_one_part(message: TemplateMessage) -> TemplateMessage:
-    """A system's texts."""
+    """Merge the texts of a system message into one part."""
     content = message["content"]
     if not _is_of_system(message) or isinstance(content, str) or len(content) < 2:
         return message
@@ -293,7 +298,9 @@ def _with_one_part(message: TemplateMessage) -> TemplateMessage:
 
 
 def _find_source(directory: Path, *, reads_pictures: bool) -> tuple[str | None, Path]:
-    """As transformers, whose processors have files that its tokenizers never read: here these are better than none."""
+    """Find the template as transformers does. Its processors have files that its tokenizers never read: where nothing
+    else is found, those are used here.
+    """
     of_processors = ["processor_config.json", "chat_template.json"]
     of_tokenizers = ["chat_template.jinja", "tokenizer_config.json"]
     for name in of_processors + of_tokenizers if reads_pictures else of_tokenizers + of_processors:
@@ -316,7 +323,7 @@ def _read_source(path: Path) -> str:
 
 
 def _choose_source(path: Path, template: object) -> str:
-    """`template` is one text, or several with names: of those "default" is meant, or the only one."""
+    """Return the template's text. `template` is one text, or several named ones: "default" or the only one is used."""
     if isinstance(template, list):
         template = {each.get("name"): each.get("template") for each in template if isinstance(each, dict)}
     if isinstance(template, dict):
@@ -337,19 +344,23 @@ def _compile(source: str, path: Path | str) -> jinja2.Template:
 
 
 def _find_texts(template: jinja2.nodes.Template) -> set[str]:
-    """That it compares with, looks up or may write."""
+    """Return the string constants that a template compares with, looks up or may write."""
     return {each.value for each in template.find_all(jinja2.nodes.Const) if isinstance(each.value, str)}
 
 
 def _find_tool_words(template: jinja2.nodes.Template, texts: set[str], variables: set[str]) -> set[str]:
-    """`tools`, a variable; `tool`, a role: as a text; `tool_calls`, a field of messages: as a text or behind a dot."""
+    """Return which of these a template contains: `tools`, as a variable; `tool`, a role, as a text; `tool_calls`, a
+    field of messages, as a text or after a dot.
+    """
     fields = {each.attr for each in template.find_all(jinja2.nodes.Getattr)}
     return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def handle_exception(self, source: str | None = None) -> NoReturn:
-        """As it is: jinja2's own traceback would hold itself, and with newer Pythons whatever its callers have."""
+        """Re-raise as it is: jinja2's rewritten traceback would reference itself and, with newer Pythons, keep alive
+        what its callers hold.
+        """
         raise
 
 
@@ -365,7 +376,7 @@ def _make_environment() -> jinja2.Environment:
 
 
 def _join_at_most(pieces: Iterator[str], max_characters: int) -> str:
-    """A loop of the template that never ends yields for ever, so its text is counted while it grows."""
+    """Join the pieces, counting while the text grows: an endless loop in the template yields forever."""
     text: list[str] = []
     num_characters = 0
     for piece in pieces:
@@ -381,7 +392,7 @@ def _describe(error: BaseException) -> str:
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}` marks an assistant's words for training; for us it is transparent."""
+    """`{% generation %}` marks an assistant's words for training; here it has no effect."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2 declares it so
 
@@ -391,7 +402,7 @@ class _GenerationTag(jinja2.ext.Extension):
 
 
 class _Namespace(jinja2.utils.Namespace):
-    """jinja2's own, but names of Python's internals cannot be stored on it."""
+    """jinja2's namespace, but names of Python's internals cannot be stored on it."""
 
     def __init__(*args: Any, **kwargs: Any) -> None:  # no `self`, so that namespace(self=...) works
         attributes = dict(*args[1:], **kwargs)
@@ -428,5 +439,5 @@ def _to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """jinja2's own filter would escape HTML."""
+    """Write JSON without escaping HTML, as jinja2's own filter would."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

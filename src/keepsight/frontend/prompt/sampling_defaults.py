@@ -1,7 +1,7 @@
-"""How a checkpoint wants to be sampled where a request does not say: its generation_config.json, as vLLM reads it.
+"""A checkpoint's default sampling parameters, from its generation_config.json as vLLM reads it.
 
-Only numbers that shape the distribution are taken, and a longest answer; what else would change an answer is told.
-`do_sample` is not looked at: a temperature of 0 has to be asked for.
+Only numbers that shape the distribution and the maximum answer length are taken; a warning names other fields that
+would change an answer. `do_sample` is ignored: a temperature of 0 has to be asked for.
 """
 
 import logging
@@ -15,7 +15,7 @@ from keepsight.sampling_params import SamplingParams
 
 logger = logging.getLogger(__name__)
 FILE_NAME = "generation_config.json"
-# Its names, and ours.
+# The file's names, and ours.
 _NAMES = {
     "temperature": "temperature",
     "top_p": "top_p",
@@ -24,7 +24,7 @@ _NAMES = {
     "repetition_penalty": "repetition_penalty",
     "max_new_tokens": "max_tokens",
 }
-# By which transformers' answers would be others, unless they say one of these.
+# Fields that change transformers' answers, unless they have a neutral value.
 _LEFT_OUT = (
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -42,7 +42,9 @@ _NEUTRAL: tuple[object, ...] = (None, 0, 1, [], {})
 
 
 def read_sampling_defaults(directory: Path, generation_config: str | Path) -> Mapping[str, Any]:
-    """`generation_config`: "auto" is the checkpoint's own, if it has one; "none"; or another folder's, or a file."""
+    """Return the defaults. `generation_config`: "auto" for the checkpoint's own, if it has one; "none"; or a path to
+    another folder that has one, or to a file.
+    """
     if generation_config == "none":
         return {}
     path, values = _read(directory, generation_config)

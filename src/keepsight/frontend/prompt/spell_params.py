@@ -1,4 +1,4 @@
-"""What sampling parameters say in words, as tokens."""
+"""Converts the texts in sampling parameters into tokens."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -9,10 +9,10 @@ from keepsight.frontend.prompt.tokenizer import Tokenizer
 
 
 def spell_banned(tokenizer: Tokenizer, words: Sequence[str]) -> Iterator[tuple[int, ...]]:
-    """A word at the beginning of a text is written by other tokens than behind a space.
+    """Yield the tokens of each word at the beginning of a text and, as they differ, those after a space.
 
-    Whichever of both the caller wrote.  What begins with other white space, or is nothing else, has no second form:
-    the space itself is not banned for its sake.
+    Both are banned, whichever the client wrote. A word that begins with other white space, or is nothing else, has no
+    second form, so that the space itself is not banned because of it.
     """
     for word in words:
         bare = word.lstrip(" ")
@@ -21,7 +21,7 @@ def spell_banned(tokenizer: Tokenizer, words: Sequence[str]) -> Iterator[tuple[i
 
 
 def spell_prediction(tokenizer: Tokenizer, text: str, limits: PromptLimits) -> tuple[int, ...]:
-    """As far as the model can say it."""
+    """Return the tokens of a predicted answer, as far as the model can generate them."""
     longest = limits.max_model_len
     if tokenizer.is_far_too_long(text, longest, "prediction"):
         what = f"has {len(text)} characters, far more than the {longest} tokens of this model's longest answer"

@@ -1,7 +1,7 @@
-"""What a model is told of tools where its chat template has no place for them: ordinary text of ordinary turns.
+"""Writes tools as ordinary text of ordinary turns, for models whose chat template has no place for them.
 
-An earlier call is written as the model wrote it, so that the KV prefix cache knows the answer that it was.  Results are
-a user's words, as templates such as Gemma 3's let nobody else speak between two answers.
+An earlier call is written as the model wrote it, so that the answer is found in the KV prefix cache. Results are the
+user's text, as templates such as Gemma 3's allow no other role between two answers.
 """
 
 import json
@@ -19,12 +19,12 @@ You have access to functions. If you decide to invoke any of the function(s), yo
 {"name": function name, "parameters": dictionary of argument name and its value}
 
 You SHOULD NOT include any other text in the response if you call a function. Each call is in a line of its own."""
-# Of a tool: what a model can do something with.
+# The fields of a tool that are of use to a model.
 _TOLD = ("name", "description", "parameters")
 
 
 def tell_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
-    """Behind what the system says, or in its place."""
+    """Add the tools to the end of the system message, or as one if there is none."""
     told = _describe(tools)
     if messages and messages[0]["role"] in ("system", "developer"):
         system, *others = messages
@@ -33,7 +33,7 @@ def tell_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) 
 
 
 def tell_calls(message: Message, form: CallForm = BARE) -> Message:
-    """Behind what was said with them."""
+    """Write a message's calls as text after its content."""
     others = {name: value for name, value in message.items() if name != "tool_calls"}
     functions = [call["function"] for call in message["tool_calls"]]
     written = "\n".join(write_call(each["name"], each["arguments"], form) for each in functions)
@@ -41,7 +41,7 @@ def tell_calls(message: Message, form: CallForm = BARE) -> Message:
 
 
 def tell_results(messages: Sequence[Message]) -> list[Message]:
-    """As a user's, in one turn with one another and with what the user says before and behind them."""
+    """Write results as the user's messages, merged with one another and with the user's messages around them."""
     told: list[Message] = []
     names: dict[str, str] = {}
     holds_result = False
@@ -59,7 +59,7 @@ def tell_results(messages: Sequence[Message]) -> list[Message]:
 
 
 def join_contents(first: Content, second: Content, between: str = "\n\n") -> Content:
-    """Texts that meet become one: templates may trim each, and write nothing between two."""
+    """Join two contents. Adjacent texts become one: templates may trim each, and write nothing between two."""
     if not first or not second:
         return first or second
     if isinstance(first, str) and isinstance(second, str):
@@ -92,7 +92,9 @@ def _describe_one(tool: object, field: str) -> Mapping[str, Any]:
 
 
 def _name_calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """By their ids.  Of one function's several it is told which: their results may come in any order."""
+    """Return functions' names by call ids. Several calls of one function are numbered: their results may come in any
+    order.
+    """
     names = [call["function"]["name"] for call in calls]
     times = Counter(names)
     return {

@@ -1,6 +1,6 @@
-"""How a model writes what it thinks before it answers: between two tags, the first of which a prompt may have written.
+"""How a model writes its thoughts before it answers: between two tags, the first of which may be in the prompt.
 
-Which tags they are the chat template shows; whether an answer can begin with a thought, the end of the prompt.
+The chat template shows which tags they are; the end of the prompt shows whether an answer can begin with a thought.
 """
 
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ThoughtForm:
-    """Newlines beside the tags belong to them, as templates write them and take them off again."""
+    """The tags around a thought. Newlines next to them belong to them, as templates write them and strip them again."""
 
     opening: str
     closing: str
@@ -18,23 +18,25 @@ class ThoughtForm:
         return self.opening, self.closing
 
 
-# Qwen's, DeepSeek's and most others'.
+# Used by Qwen, DeepSeek and most others.
 TAGS = ThoughtForm("<think>", "</think>")
 
 
 @dataclass(frozen=True, slots=True)
 class Thought:
-    """That an answer may begin with."""
+    """A thought that an answer may begin with."""
 
     form: ThoughtForm
-    # The prompt has opened it, and the answer is in it from its first word on.
+    # The prompt has opened it, so the answer is inside it from its first word on.
     is_open: bool
-    # And has words of it: newlines behind them are no tag's.
+    # The prompt also has words of it, so newlines after them do not belong to the tag.
     has_words: bool = False
 
 
 def find_thought(form: ThoughtForm, prompt: str, begun: str = "") -> Thought | None:
-    """`begun`: what the prompt has of the answer already, whose beginning is not to come any more."""
+    """Return the thought that the answer may begin with, if any. `begun`: the part of the answer already in the prompt,
+    which the model will not write again.
+    """
     if begun.strip():
         return _find_begun(form, begun.lstrip())
     written = prompt.rstrip()
@@ -44,7 +46,7 @@ def find_thought(form: ThoughtForm, prompt: str, begun: str = "") -> Thought | N
 
 
 def _find_begun(form: ThoughtForm, begun: str) -> Thought | None:
-    """A tag that stands elsewhere is only spoken of."""
+    """Find a thought that the begun answer is still in. A tag that is not at its beginning is only mentioned there."""
     if not begun.startswith(form.opening) or form.closing in begun:
         return None
     return Thought(form, is_open=True, has_words=begun.strip() != form.opening)

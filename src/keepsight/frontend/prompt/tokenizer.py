@@ -1,6 +1,6 @@
-"""Text to token ids and back, as the checkpoint's own `tokenizer.json` and `tokenizer_config.json` have it.
+"""Encodes text and decodes token ids with the checkpoint's own `tokenizer.json` and `tokenizer_config.json`.
 
-The ids are those of transformers' AutoTokenizer, without importing it.  Nothing is ever added to a text unasked: the
+The ids are those of transformers' AutoTokenizer, without importing it. Nothing is added to a text unless asked for: the
 chat template writes its own `<bos>`, and `add_bos` is for prompts that have no template.
 """
 
@@ -21,27 +21,27 @@ from keepsight.token_bytes import ByteRun, read_token_bytes
 
 logger = logging.getLogger(__name__)
 
-# Characters, which take some 10 ms.
+# In characters; encoding so many takes some 10 ms.
 _LONG_TEXT = 2**14
-# Which take some 2 ms.
+# Decoding so many takes some 2 ms.
 _MANY_TOKENS = 2**12
-# For each token that fits: texts of no more are not worth counting.  And what is counted at a time.
+# Characters for each token that fits, up to which a text's tokens are not counted; and how many are counted at a time.
 MANY_CHARACTERS, PIECE_CHARACTERS = 8, 2**16
-# Which a normalizer may join to the character before them.
+# Combining marks, which a normalizer may join to the character before them.
 _MARKS = tuple(map(chr, range(0x300, 0x370)))
 
 
 class Tokenizer:
-    """Shared by all requests; never changes once constructed."""
+    """A checkpoint's tokenizer. Shared by all requests; immutable once constructed."""
 
     def __init__(
         self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], eos_token_ids: frozenset[int], bos: bool
     ) -> None:
         self._backend = backend
-        self.special_tokens = dict(special_tokens)  # {"bos_token": "<bos>", ...}: what chat templates may name
+        self.special_tokens = dict(special_tokens)  # {"bos_token": "<bos>", ...}: variables of chat templates
         self.eos_token_ids = eos_token_ids
         self.bos_token_id = self._find_named_id("bos_token")
-        # Their ids may be larger: where a vocabulary was pruned, some have no token.
+        # Ids may be larger: in a pruned vocabulary some ids have no token.
         self.num_tokens: int = backend.get_vocab_size(with_added_tokens=True)
         self._bos_prefix = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
         added = backend.get_added_tokens_decoder()
@@ -65,33 +65,33 @@ class Tokenizer:
         bos = _adds_bos(directory / "tokenizer.json", backend, special_tokens)
         try:
             return cls(backend, special_tokens, eos_token_ids, bos)
-        except ValueError as error:  # its answers could not be read token by token
+        except ValueError as error:  # answers could not be decoded token by token
             raise CheckpointConfigError(directory / "tokenizer.json", f"decoder: {error}") from error
 
     def encode(self, text: str, add_bos: bool = False, field: str = "prompt") -> tuple[int, ...]:
-        """Special tokens written out in `text` become their ids, as they do in transformers.
+        """Return the token ids of a text. Special tokens written out in it become their ids, as in transformers.
 
         `field` is named in errors.
         """
         try:
             encoding = self._encode_alone(text) if len(text) < _LONG_TEXT else self._encode_beside(text)
-        except TypeError as error:  # what the tokenizers library makes of half a surrogate pair
+        except TypeError as error:  # raised by the tokenizers library for a lone surrogate
             raise InvalidArgumentError(field, "the text cannot be encoded as UTF-8") from error
         return (*self._bos_prefix, *encoding.ids) if add_bos else tuple(encoding.ids)
 
     def _encode_alone(self, text: str) -> tokenizers.Encoding:
-        """Nothing else runs in this process meanwhile: a second for 2 MB."""
+        """Encode on this thread. No other thread of this process runs meanwhile: a second for 2 MB."""
         return self._backend.encode(text, add_special_tokens=False)
 
     def _encode_beside(self, text: str) -> tokenizers.Encoding:
-        """On a thread of the library's, which a short text would wait for longer than it takes."""
+        """Encode on a thread of the library's. A short text would wait for that longer than it takes to encode."""
         [encoding] = self._backend.encode_batch_fast([text], add_special_tokens=False)
         return encoding
 
     def is_far_too_long(self, text: str, max_tokens: int, field: str = "prompt") -> bool:
-        """Found without encoding all of it, which takes a hundred times its bytes.
+        """Return whether a text is far too long, without encoding all of it, which takes a hundred times its bytes.
 
-        Where a piece is cut off, a few tokens stand for one: so twice as many have to be found.
+        A cut between two pieces may turn one token into a few, so twice as many have to be found.
         """
         if len(text) <= MANY_CHARACTERS * max_tokens:
             return False
@@ -100,7 +100,7 @@ class Tokenizer:
         return any(num_tokens > 2 * max_tokens for num_tokens in counts)
 
     def as_plain_text(self, text: str) -> str:
-        """Somebody else's, in which what is written as a special token shall be none: a space parts it."""
+        """Return a third party's text in which a space splits whatever would be read as a special token."""
         return self._special_text.sub(lambda written: f"{written[0][:1]} {written[0][1:]}", text)
 
     @made_once
@@ -112,17 +112,17 @@ class Tokenizer:
         try:
             if len(token_ids) < _MANY_TOKENS:
                 text: str = self._backend.decode(token_ids, skip_special_tokens=skip_special_tokens)
-            else:  # as `_encode_beside`
+            else:  # on another thread, as in `_encode_beside`
                 [text] = self._backend.decode_batch([token_ids], skip_special_tokens=skip_special_tokens)
         except (OverflowError, TypeError) as error:
             raise InvalidArgumentError("token_ids", f"must be token ids: {error}") from error
         return text
 
     def decode_each(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> list[str]:
-        """What each adds to one decode() of them all: a character comes with the token that completes it."""
+        """Return what each token adds to one decode() of all: a character comes with the token that completes it."""
         parts = [b"" if skip_special_tokens and self.is_special(each) else self.token_bytes(each) for each in token_ids]
         texts = [""] * len(parts)
-        # What adds nothing does not end a run either.
+        # A token that adds nothing does not end a run.
         visible = [place for place, part in enumerate(parts) if part]
         for is_run, group in itertools.groupby(visible, lambda place: self.is_in_run(token_ids[place])):
             places = [*group]
@@ -130,7 +130,7 @@ class Tokenizer:
             read = self._bytes.read_run(said) if is_run else [part.decode() for part in said]
             for place, text in zip(places, read, strict=True):
                 texts[place] = text
-        # A space that is a bad byte's neighbour is none.
+        # Done last: a space in a run with a bad byte has become U+FFFD, which is not dropped.
         if self.drops_first_space and any(texts):
             first = next(place for place, text in enumerate(texts) if text)
             texts[first] = texts[first].removeprefix(" ")
@@ -141,24 +141,24 @@ class Tokenizer:
         return token_id
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling (`▁the`, `<0xE2>`), None for ids that have no token."""
+        """Return the vocabulary's own spelling (`▁the`, `<0xE2>`); None for ids that have no token."""
         try:
             token: str | None = self._backend.id_to_token(token_id)
-        except OverflowError:  # as no id is
+        except OverflowError:  # out of the range of ids
             return None
         return token
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What one token adds to a text, which may be less than a character."""
+        """Return what one token adds to a text, which may be less than a character."""
         return self._bytes.of(token_id)
 
     @property
     def drops_first_space(self) -> bool:
-        """A text that begins with a space begins behind it; what goes on with a text does not."""
+        """True if decoding drops a space at the beginning of a text; the continuation of a text keeps it."""
         return self._bytes.drops_first_space
 
     def lacks_bos(self, prompt: str) -> bool:
-        """A caller who rendered a chat template has a `<bos>` already."""
+        """Return whether `<bos>` is missing: a prompt rendered with a chat template has it already."""
         bos = self.special_tokens.get("bos_token")
         return bos is None or not prompt.startswith(bos)
 
@@ -169,14 +169,14 @@ class Tokenizer:
         return self._bytes.is_in_run(token_id)
 
     def begin_run(self) -> ByteRun:
-        """For tokens that are in one."""
+        """Begin to decode a run of tokens for which `is_in_run` is true."""
         return self._bytes.begin_run()
 
     def is_boundary(self, token: str) -> bool:
-        """Whether the text on either side of `token` is always encoded as if it stood alone.
+        """Return whether the text on either side of `token` is always encoded as if it stood alone.
 
-        True of a plain special token; untrue where it eats white space, is normalised, or where another added token
-        could match first and swallow a part of it.
+        True for a plain special token; false if it strips white space, is normalized, or if another added token could
+        match first and consume a part of it.
         """
         token_id = self.token_id(token)
         if token_id is None or any(_can_swallow(other, token) for other in self._added if other != token):
@@ -204,7 +204,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
 
 
 def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, str]:
-    """Every `*_token` that has a text; nearer files win over `special_tokens_map.json`, which older ones had."""
+    """Return every `*_token` that has a text; `config` overrides `special_tokens_map.json` of older checkpoints."""
     extra = config.get("extra_special_tokens")
     layers = (
         read_optional_json_object(directory / "special_tokens_map.json"),
@@ -219,9 +219,9 @@ def _read_special_tokens(directory: Path, config: dict[str, Any]) -> dict[str, s
 
 
 def _add_tokens(path: Path, backend: tokenizers.Tokenizer, config: dict[str, Any], named: Iterable[str]) -> None:
-    """Those of which `config` says more, or something else, as transformers does: what is named is special.
+    """Add the tokens that `config` describes further or differently, as transformers does; named tokens are special.
 
-    What is new has the next id.
+    New tokens get the next ids.
     """
     special = dict.fromkeys(filter(None, [*named, *map(_get_token_text, _list_extra_tokens(config))]))
     try:
@@ -234,13 +234,13 @@ def _add_tokens(path: Path, backend: tokenizers.Tokenizer, config: dict[str, Any
     tokens += [known.get(text) or tokenizers.AddedToken(text) for text in special]
     for token in tokens:
         token.special = token.special or token.content in special
-    # The first of each, which may differ by its flags alone.
+    # Of tokens with the same text, which may differ in their flags alone, the first one counts.
     first = {token.content: token for token in reversed(tokens)}
     backend.add_tokens([token for token in reversed(first.values()) if repr(token) not in as_known])
 
 
 def _list_extra_tokens(config: dict[str, Any]) -> list[object]:
-    """Those that have no name; the second is what older files call them."""
+    """Return special tokens without a name. The second field is the name in older files."""
     listed = (config.get(name) for name in ("extra_special_tokens", "additional_special_tokens"))
     return [token for tokens in listed if isinstance(tokens, list) for token in tokens]
 
@@ -254,7 +254,7 @@ def _get_token_text(value: object) -> str | None:
 def _read_eos_token_ids(
     directory: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]
 ) -> frozenset[int]:
-    """What the configuration says, else the tokenizer's `<eos>`."""
+    """Return the end ids of the configuration, or else the tokenizer's `<eos>`."""
     configured, eos_token = read_end_ids(directory), special_tokens.get("eos_token", "")
     eos_token_id = backend.token_to_id(eos_token)
     if configured is None:
@@ -268,7 +268,9 @@ def _read_eos_token_ids(
 
 
 def _adds_bos(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> bool:
-    """As transformers 5: the post-processor decides; `add_bos_token` of tokenizer_config.json is not looked at."""
+    """Return whether `<bos>` is added to prompts. As in transformers 5 the post-processor decides; `add_bos_token` of
+    tokenizer_config.json is ignored.
+    """
     added = backend.encode("", add_special_tokens=True).ids
     bos_token_id = backend.token_to_id(special_tokens.get("bos_token", ""))
     if added not in ([], [bos_token_id]):
@@ -277,7 +279,7 @@ def _adds_bos(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping
 
 
 def _can_swallow(other: str, token: str) -> bool:
-    """Whether matching `other`, leftmost and longest first, can take characters away from a `token` in the text."""
+    """Return whether matching `other`, leftmost and longest first, can consume characters of a `token` in the text."""
     if token in other:
         return True
     if token[0] not in other[1:]:

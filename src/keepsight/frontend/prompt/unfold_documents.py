@@ -1,6 +1,6 @@
-"""In a conversation a PDF becomes its pages: each a heading, the page as a picture, and the text on it.
+"""Replaces each PDF in a conversation by its pages: for each a heading, the page as a picture, and the text on it.
 
-As OpenAI and Anthropic show them: small letters are seldom seen well enough.  Knows nothing of PDFs.
+OpenAI and Anthropic do the same: small letters are seldom seen well enough. Knows nothing of PDFs.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from keepsight.frontend.prompt.read_messages import (
     show_to_template,
 )
 
-# Of a document: each page as a picture, and the text on it.
+# Returns each page of a document as a picture, and the text on it.
 PagesOf = Callable[[DocumentPart], Iterable[tuple[PicturePart, str]]]
-# Of a conversation's documents together: more than any model reads at once.
+# For all documents of a conversation together: more than any model reads at once.
 MAX_CHARACTERS = 8 * 2**20
 
 
@@ -30,13 +30,13 @@ def unfold_documents(
     as_plain: Callable[[str], str],
     check_count: Callable[[Sequence[PicturePart]], object],
 ) -> Conversation:
-    """`as_plain`: what a text is in which nothing is a token that its caller did not mean.
+    """Return the conversation with pages in place of documents. `as_plain` keeps a text from containing special tokens.
 
-    `check_count` refuses too many pictures, before the next document is unfolded: a small file may show very much.
+    `check_count` refuses too many pictures before the next document is unfolded: a small file may have very many pages.
     """
     sent, num_characters = iter(conversation.pictures), 0
     messages, pictures = list[TemplateMessage](), list[PicturePart]()
-    # By how many messages and parts of the next lie before a place: how many parts, and pictures of all, do now.
+    # Maps (messages, parts of the next message) before a place to (parts of that message, pictures) before it now.
     places: dict[tuple[int, int], tuple[int, int]] = {}
     for index, message in enumerate(conversation.messages):
         parts: list[Fields] = []
@@ -70,9 +70,9 @@ def _parts_of(message: TemplateMessage) -> Sequence[Fields]:
 def _unfold(
     part: Fields, sent: PicturePart | None, pages_of: PagesOf, as_plain: Callable[[str], str]
 ) -> Iterator[tuple[Fields, PicturePart | None]]:
-    """What is shown, and of which picture.
+    """Yield each part to show, and its picture if it has one.
 
-    In brackets, as many templates trim each text and write nothing between two.
+    Headings are in brackets, as many templates trim each text and write nothing between two.
     """
     if not isinstance(sent, DocumentPart):
         yield part, sent
