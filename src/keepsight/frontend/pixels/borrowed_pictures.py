@@ -1,8 +1,8 @@
-"""A borrowed model's pictures, laid out and prepared by its checkpoint's own processor: transformers', on Pillow.
+"""Lays out and prepares a borrowed model's pictures with its checkpoint's own processor: transformers', on Pillow.
 
-The one module of the frontend that knows transformers: imported where media are made, and not before.
-A processor is asked for one picture at a time, so that what it makes of one depends on no other; and before it may
-serve, it has shown that what it writes for a picture is the same in any text.
+The only module of the frontend that uses transformers; it is imported where media are made, and not before.
+A processor gets one picture at a time, so that its result depends on no other; and before it is used, it is checked
+that the tokens that it writes for a picture are the same in any text.
 """
 
 import functools
@@ -25,9 +25,9 @@ from keepsight.media import Geometry, PictureLayout
 from keepsight.pixels import carry_arrays
 from keepsight.requests import Pixels
 
-# Of a text, which it makes beside those of a picture.
+# Arrays that a processor makes of the text, besides those of the picture.
 TEXT_ARRAYS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
-# Texts around two pictures, of these sizes, for which it has to write what it writes for each alone.
+# Texts around two pictures of these sizes, for which a processor must write the same tokens as for each alone.
 TEXTS = ("a{0}b{0} c", "\n{0}\n{0}\n", " {0}{0} ", "Picture: {0}\n\n{0}.")
 SIZES = (Geometry(60, 40), Geometry(410, 50))
 
@@ -40,20 +40,20 @@ class BorrowedPictures:
     def __init__(self, processor: Any, marker: str) -> None:
         """`marker` stands for a picture in a text before it is expanded."""
         self._processor, self._marker = processor, marker
-        # Of transformers' tokenizers, which two threads cannot ask at once.
+        # Two threads cannot use one of transformers' tokenizers at once.
         self._lock = threading.Lock()
 
     def lay_out(self, geometry: Geometry, field: str) -> PictureLayout:
-        """Found by trying it on a blank picture, of whose memory nothing is ever written."""
+        """Find the layout by trying a blank picture, whose memory is never written."""
         carried, token_ids, columns = self._prepare(_blank(geometry), field)
         return PictureLayout(len(token_ids), columns=columns, token_ids=token_ids, num_bytes=carried.nbytes)
 
     def prepare(self, rgb: Pixels, field: str) -> Pixels:
-        """Raises UnsupportedPictureError if the processor takes none like it."""
+        """Return what the processor makes of a picture. Raises UnsupportedPictureError if it refuses the picture."""
         return self._prepare(rgb, field)[0]
 
     def check_texts(self) -> None:
-        """Raises ValueError."""
+        """Raises ValueError if the tokens that the processor writes for a picture depend on the text."""
         blanks = [_blank(size) for size in SIZES]
         written = [_token_ids_of(self._process(self._marker, blank)) for blank in blanks]
         for text in TEXTS:
@@ -65,7 +65,7 @@ class BorrowedPictures:
                 raise ValueError(f"what it writes for a picture changes in the text {text.format(self._marker)!r}")
 
     def _prepare(self, rgb: Pixels, field: str) -> tuple[Pixels, tuple[int, ...], int]:
-        """All that is made of it, its tokens, and how many of them are a row."""
+        """Return everything made of a picture, its tokens, and how many of them form a row."""
         try:
             with self._lock:
                 made = self._process(self._marker, rgb)
@@ -75,7 +75,7 @@ class BorrowedPictures:
             return carried, token_ids, count_columns(arrays, len(token_ids))
         except MemoryError:
             raise
-        except Exception as error:  # whatever a processor raises, or makes that cannot be carried
+        except Exception as error:  # any error of the processor, or a result that cannot be carried
             height, width, _ = rgb.shape
             message = f"this model's own processor takes no picture of {width} x {height} pixels: {_describe(error)}"
             raise UnsupportedPictureError(field, message) from error
@@ -84,7 +84,7 @@ class BorrowedPictures:
         made: Arrays = self._processor(
             text=[text],
             images=list(pictures),
-            # Or a picture 3 pixels high would be taken for its channels.
+            # Otherwise the rows of a picture 3 pixels high would be taken for its channels.
             input_data_format="channels_last",
             add_special_tokens=False,
             return_tensors="np",
@@ -97,7 +97,7 @@ class BorrowedPictures:
 
 @functools.cache
 def load_pictures(config: BorrowedProcessor) -> BorrowedPictures:
-    """Raises CheckpointError: a checkpoint whose processor is not understood here is not served."""
+    """Load a checkpoint's processor. Raises CheckpointError if it cannot be used: the checkpoint is not served then."""
     directory = Path(config.directory)
     _check_is_known(directory / "config.json")
     try:
@@ -105,7 +105,7 @@ def load_pictures(config: BorrowedProcessor) -> BorrowedPictures:
         marker = config.marker or processor.tokenizer.convert_ids_to_tokens(config.image_token_id)
         pictures = BorrowedPictures(processor, marker)
         pictures.check_texts()
-    except Exception as error:  # whatever transformers raises
+    except Exception as error:  # transformers may raise anything
         raise CheckpointConfigError(directory, f"its own processor cannot be used: {_describe(error)}") from error
     return pictures
 
@@ -118,7 +118,7 @@ def _check_is_known(path: Path) -> None:
 
 
 def _load_processor(directory: Path) -> Any:
-    """Without what it makes of films: that would need torchvision."""
+    """Load a processor without its part for films, which would need torchvision."""
     kind = _find_class(directory)
     image_processor: Any = transformers.AutoImageProcessor
     parts = {
@@ -138,7 +138,7 @@ def _load_processor(directory: Path) -> Any:
 
 
 def _find_class(directory: Path) -> Any:
-    """As AutoProcessor does, but never in code that came with the checkpoint."""
+    """Find the processor's class as AutoProcessor does, but never in code that came with the checkpoint."""
     files = ("processor_config.json", "preprocessor_config.json", "tokenizer_config.json")
     named = [read_optional_json_object(directory / name).get("processor_class") for name in files]
     model_type = str(read_optional_json_object(directory / "config.json").get("model_type"))
@@ -153,7 +153,7 @@ def _find_class(directory: Path) -> Any:
 
 
 def _import_pixtral() -> Any:
-    """It takes one function of the module that is for torchvision.  The one for Pillow has the same."""
+    """Import Pixtral's processor. It uses one function of the torchvision module, which the Pillow module also has."""
     folder = "transformers.models.pixtral"
     wanted, same = f"{folder}.image_processing_pixtral", f"{folder}.image_processing_pil_pixtral"
     sys.modules[wanted] = importlib.import_module(same)
@@ -176,5 +176,5 @@ def _as_carried(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _describe(error: Exception) -> str:
-    """In one line, and not all of a long story."""
+    """Return the error in one line, cut off if it is long."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]

@@ -1,7 +1,7 @@
-"""From a film to those of its frames that are wanted: upright and in RGB, as the reference's PyAV reader has them.
+"""Decodes the wanted frames of a film: upright and in RGB, as the reference's PyAV reader returns them.
 
-They come in the order in which they are shown, each once, until the last one.  Those that nobody wants are decoded, as
-others are made of them, but not converted; no frame is kept here.
+They are yielded once each in display order, until the last wanted one. Other frames are decoded, as wanted frames
+depend on them, but not converted; no frame is kept here.
 """
 
 from collections.abc import Iterator, Set
@@ -17,7 +17,7 @@ from keepsight.requests import Pixels
 def decode_film(
     source: FilmSource, wanted: Set[int], field: str = "video", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Iterator[tuple[int, Pixels]]:
-    """Of each its number and uint8 [height, width, 3].  Refuses a film that has fewer than it said."""
+    """Yield each frame's number and uint8 [height, width, 3]. Refuses a film that has fewer frames than it said."""
     if isinstance(source, np.ndarray):
         yield from ((number, source[number]) for number in sorted(wanted))
         return
@@ -27,7 +27,7 @@ def decode_film(
             if number == 0:
                 turns = turns_of(frame)
             if number in wanted:
-                # By one thread, as it is decoded.
+                # On one thread, like the decoding.
                 yield number, np.rot90(frame.to_ndarray(format="rgb24", threads=1), turns)
             if number == last:
                 return

@@ -1,8 +1,8 @@
-"""From a picture (its bytes, a PIL image or an array) to its pixels, upright and in RGB, as the reference makes them.
+"""Decodes a picture (bytes, a PIL image or an array) into pixels, upright and in RGB, as the reference does.
 
-What `read_geometry` refuses is refused here too.  The reference for bytes is transformers' `load_image` (upright, then
-`convert("RGB")`) followed by its image processor; for a PIL image, that image passed to the processor as it is.  What
-becomes of
+Everything that `read_geometry` refuses is refused here too. The reference for bytes is transformers' `load_image`
+(upright, then `convert("RGB")`) followed by its image processor; for a PIL image, that image passed to the processor as
+it is. Modes are converted as follows:
 
 =================  =====================================  ===========================================
 mode               as bytes                               as a PIL image
@@ -10,17 +10,17 @@ mode               as bytes                               as a PIL image
 EXIF orientation   applied (also from XMP and AVIF)       ignored
 RGBA, LA, PA       alpha dropped                          composed over white
 P                  palette looked up                      palette looked up
-P + tRNS           one transparent colour becomes white,  composed over white
-                   an alpha for each colour is dropped
-L, RGB + tRNS      the transparent colour becomes white   the transparent colour becomes white
-1, L               grey in three channels                 grey in three channels
-CMYK, YCbCr, LAB   Pillow's conversion to RGB, colour     the same
+P + tRNS           one transparent color becomes white,   composed over white
+                   an alpha for each color is dropped
+L, RGB + tRNS      the transparent color becomes white    the transparent color becomes white
+1, L               gray in three channels                 gray in three channels
+CMYK, YCbCr, LAB   Pillow's conversion to RGB, color      the same
                    profiles ignored
 16-bit RGB(A), LA  Pillow keeps the upper 8 bits          (no such mode)
 I, I;16, F         refused: the reference clips to white  refused
 =================  =====================================  ===========================================
 
-Of a PIL image with several frames the current one is taken.  An array is taken as it is, grey in three channels.
+A PIL image with several frames stands for its current frame. An array is taken as it is, gray in three channels.
 """
 
 import logging
@@ -42,18 +42,18 @@ try:
 except ImportError:
     simplejpeg = None
 try:
-    from imagecodecs import png_decode  # of its many codecs, this loads the one
+    from imagecodecs import png_decode  # loads only this one of its many codecs
 except ImportError:
     png_decode = None
 
-logging.getLogger("imagecodecs").setLevel(logging.ERROR)  # it would note every odd colour profile
+logging.getLogger("imagecodecs").setLevel(logging.ERROR)  # it would log every odd color profile
 
-# Pixels 3 bytes apart make torch's resize faster, 4 bytes apart Pillow's: the more pixels the more so.
+# A pixel stride of 3 bytes makes torch's resize faster, one of 4 bytes Pillow's: the more pixels, the more so.
 MAX_PACKED_PIXELS = 2_000_000
 
 
 def decode_picture(source: PictureSource, field: str = "image", max_pixels: int = DEFAULT_MAX_PIXELS) -> Pixels:
-    """uint8 [height, width, 3]; its pixels lie 3 or 4 bytes apart, whichever takes least work to get."""
+    """Return uint8 [height, width, 3] with a pixel stride of 3 or 4 bytes, whichever takes the least work."""
     told = read_geometry(source, field, max_pixels)
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(view_as_rgb(source))
@@ -64,7 +64,7 @@ def decode_picture(source: PictureSource, field: str = "image", max_pixels: int 
         pixels = _decode(source)
     height, width, _ = pixels.shape
     if Geometry(width, height) != told:
-        # The prompt was laid out by the header: pixels of another shape must not follow.
+        # The prompt was laid out by the header, so pixels of another shape must be refused.
         raise UnreadablePictureError(
             field, f"its header says {told.width} x {told.height} pixels, its content has {width} x {height}"
         )
@@ -83,45 +83,45 @@ def _decode(data: bytes) -> Pixels:
 
 
 def _try_fast_jpeg(data: bytes, image: ImageFile.ImageFile) -> Pixels | None:
-    """The same library as Pillow's, without its copies; None for whatever it does not do exactly as Pillow does."""
+    """Decode with Pillow's own library, without Pillow's copies; None if the result might differ from Pillow's."""
     if simplejpeg is None or image.format not in ("JPEG", "MPO") or image.mode not in ("RGB", "L"):
         return None
     try:
-        # Adobe's RGB, CMYK and YCCK stay with Pillow.
+        # Adobe's RGB, CMYK and YCCK are left to Pillow.
         if simplejpeg.decode_jpeg_header(data)[2] not in ("YCbCr", "Gray"):
             return None
-        # Turning moves whole words.
+        # Rotation moves whole words of 4 bytes.
         is_packed = image.width * image.height <= MAX_PACKED_PIXELS and orientation_of(image, data) == 1
         pixels: Pixels = simplejpeg.decode_jpeg(data, "RGB" if is_packed else "RGBX")
     except ValueError:
-        # Truncated or slightly damaged: Pillow decides which, as the reference does.
+        # Truncated or slightly damaged: Pillow decides which it is, as in the reference.
         return None
     return pixels[..., :3]
 
 
 def _try_fast_png(data: bytes, image: ImageFile.ImageFile) -> Pixels | None:
-    """Half of the time of Pillow's own decoder; None for whatever it does not do exactly as Pillow does."""
+    """Decode in half the time of Pillow's own decoder; None if the result might differ from Pillow's."""
     if png_decode is None or image.format != "PNG" or not is_plain_png(data):
         return None
     try:
         decoded: Pixels = png_decode(data)
     except (RuntimeError, ValueError):
-        # Damaged: Pillow decides whether too much so, as the reference does.
+        # Damaged: Pillow decides whether too much so, as in the reference.
         return None
-    # Grey becomes three channels and a fourth byte of nothing. An alpha is dropped.
+    # Gray becomes three channels and a fourth byte of zero. Alpha is dropped.
     return decoded[..., :3] if decoded.ndim == 3 else _padded(decoded * np.uint32(0x10101))
 
 
 def _as_load_image(image: Image.Image) -> Image.Image:
-    """transformers' `load_image` after the turning, which is left for later: it moves pixels and changes none."""
+    """Do what transformers' `load_image` does after rotation, which comes later here: it changes no pixels' values."""
     if image.mode == "P" and isinstance(image.info.get("transparency"), bytes):
-        # `convert` would drop it too, with a warning to whoever runs the server.
+        # `convert` would drop it too, but with a warning.
         del image.info["transparency"]
-    return image if image.mode == "RGB" else image.convert("RGB")  # it would copy
+    return image if image.mode == "RGB" else image.convert("RGB")  # `convert` would copy
 
 
 def _to_rgb(image: Image.Image) -> Image.Image:
-    """transformers' `convert_to_rgb`: what is transparent shows white."""
+    """Do what transformers' `convert_to_rgb` does: compose transparent pixels over white."""
     if "A" not in image.getbands() and image.info.get("transparency") is None:
         return image if image.mode == "RGB" else image.convert("RGB")
     white = Image.new("RGBA", image.size, (255, 255, 255, 255))
@@ -134,7 +134,7 @@ def _padded_pixels(image: Image.Image) -> Pixels:
 
 
 def _orient(pixels: Pixels, orientation: int) -> Pixels:
-    """Turns pixels by the meaning of EXIF's eight orientations."""
+    """Rotate and mirror pixels as EXIF's eight orientations say."""
     if orientation == 1:
         return pixels
     columns = -1 if orientation in (2, 3, 7, 8) else 1
@@ -144,7 +144,7 @@ def _orient(pixels: Pixels, orientation: int) -> Pixels:
 
 
 def _words(pixels: Pixels) -> npt.NDArray[np.uint32]:
-    """[height, width], a pixel each."""
+    """Return the pixels as words [height, width], one for each pixel."""
     height, width, _ = pixels.shape
     if pixels.strides[1] == 3:
         pixels = _padded_pixels(Image.fromarray(pixels))
@@ -157,7 +157,7 @@ def _padded(words: npt.NDArray[np.uint32]) -> Pixels:
 
 
 def _copy_in_tiles(words: npt.NDArray[np.uint32]) -> npt.NDArray[np.uint32]:
-    """Contiguous; three times as fast as copying row by row when the rows were columns."""
+    """Return a contiguous copy; three times as fast as copying row by row when the words are transposed."""
     copy = np.empty_like(words, order="C")
     height, width = words.shape
     tile = 64

@@ -1,4 +1,4 @@
-"""From a sound to its samples: of one channel, at the rate that the model takes, as the reference has them."""
+"""Decodes a sound into samples of one channel at the model's sampling rate, as the reference does."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from keepsight.frontend.pixels.resample_sound import resample
 
 
 def decode_sound(source: SoundSource, wanted_rate: int, num_samples: int, field: str = "audio") -> Mono:
-    """Refuses a sound that has more or fewer than it said."""
+    """Return the samples. Refuses a sound that has more or fewer of them than it said."""
     decoded = _decode(source, field, num_samples / wanted_rate)
     check_values(decoded.values, field)
     samples = resample(decoded.values, decoded.sampling_rate, wanted_rate)
@@ -21,7 +21,7 @@ def decode_sound(source: SoundSource, wanted_rate: int, num_samples: int, field:
 
 
 def _decode(source: SoundSource, field: str, max_seconds: float) -> Samples:
-    """At its own rate; what is longer than that is not decoded to its end."""
+    """Return the samples at the sound's own rate; a sound longer than `max_seconds` is not decoded to its end."""
     if isinstance(source, Samples):
         return source
     if is_wav(source):

@@ -1,8 +1,8 @@
-"""One picture's, film's or sound's work: decoded once, and made into what the encoder takes of each part.
+"""Jobs that decode one picture, film or sound once, and make the encoder's input of each of its parts.
 
-Knows nothing of requests, threads or processes: a job is a value, and whoever has one may run it.  One whose source is
-a file's bytes may travel to another process, as msgspec writes it; other sources msgspec does not know, so they are
-`Any` here.
+Knows nothing of requests, threads or processes: a job is a value that can be run anywhere. A job whose source is a
+file's bytes can be sent to another process, encoded by msgspec; msgspec does not know the other types of sources, so
+sources are `Any` here.
 """
 
 import time
@@ -34,39 +34,39 @@ from keepsight.requests import Pixels
 class Made:
     # By media hash.
     pixels: dict[str, Pixels]
-    # Of decoding and of resizing, as whoever did it says.
+    # Of decoding and of resizing, as measured where it was done.
     seconds: tuple[float, float]
 
 
 class _Job(msgspec.Struct, frozen=True, tag=True):
-    # What the source is, to whoever is told of it; and whether it may take minutes.
+    # How messages name the source; and whether it may take minutes.
     what: ClassVar[str] = "picture"
     is_film: ClassVar[bool] = False
 
 
 class PictureJob(_Job, frozen=True):
     source: Any  # PictureSource, or Embeds
-    # What the caller calls the picture.
+    # The caller's name for the picture.
     field: str
-    # By media hash; None is the whole.
+    # By media hash; None stands for the whole picture.
     parts: dict[str, CropBox | None]
     config: ImageProcessorConfig
     max_pixels: int = DEFAULT_MAX_PIXELS
-    # From 0, where the source is a PDF.
+    # The page's number from 0, if the source is a PDF.
     page: int | None = None
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the pixels of each part."""
+        """The shape of each part's pixels."""
         return self.config.height, self.config.width, 3
 
     def run(self) -> Made:
-        """Raises PictureError if the picture cannot be decoded."""
+        """Make the pixels. Raises PictureError if the picture cannot be decoded."""
         began = time.perf_counter()
         if isinstance(self.source, Embeds):
             carried = dict.fromkeys(self.parts, carry_embeddings(self.source.values))
             return Made(carried, (time.perf_counter() - began, 0.0))
-        # Imported when needed: a frontend that leaves this to other processes does without torch.
+        # Imported when needed: a frontend that leaves this to other processes does not load torch.
         from keepsight.frontend.pixels.preprocess_image import preprocess_image
 
         rgb = _draw(self)
@@ -86,11 +86,11 @@ class FilmJob(_Job, frozen=True):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of the pixels of each moment: its second frame lies below the first."""
+        """The shape of each moment's pixels: its second frame lies below the first."""
         return FRAMES_PER_MOMENT * self.config.height, self.config.width, 3
 
     def run(self) -> Made:
-        """Each frame is resized before the next is decoded: never are two held at their full size."""
+        """Make the pixels. Each frame is resized before the next is decoded, so only one is held at full size."""
         from keepsight.frontend.pixels.preprocess_image import resize_pixels
 
         began, resizing = time.perf_counter(), 0.0
@@ -104,7 +104,7 @@ class FilmJob(_Job, frozen=True):
         return Made(made, (time.perf_counter() - began - resizing, resizing))
 
     def _make_room(self) -> tuple[dict[str, Pixels], Mapping[int, list[Pixels]]]:
-        """For each moment; and where in them each frame goes, by its number."""
+        """Allocate the pixels of each moment; also return the views of them that each frame fills, by its number."""
         made: dict[str, Pixels] = {}
         places: defaultdict[int, list[Pixels]] = defaultdict(list)
         for media_hash, moment in self.parts.items():
@@ -117,20 +117,20 @@ class FilmJob(_Job, frozen=True):
 class SoundJob(_Job, frozen=True):
     source: Any  # SoundSource
     field: str
-    # It has one.
+    # There is only one.
     parts: dict[str, None]
-    # In a second, as the model takes them; and in all.
+    # Samples in a second, as the model takes them; and in total.
     sampling_rate: int
     num_samples: int
     what: ClassVar[str] = "sound"
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of its samples, as pixels are carried."""
+        """The shape of the samples, which are carried as pixels are."""
         return self.num_samples, 1, 4
 
     def run(self) -> Made:
-        """Raises PictureError if the sound cannot be decoded."""
+        """Decode the samples. Raises PictureError if the sound cannot be decoded."""
         began = time.perf_counter()
         samples = decode_sound(self.source, self.sampling_rate, self.num_samples, self.field)
         return Made(dict.fromkeys(self.parts, carry_samples(samples)), (time.perf_counter() - began, 0.0))
@@ -140,11 +140,11 @@ class SoundJob(_Job, frozen=True):
 
 
 class BorrowedJob(_Job, frozen=True):
-    """A picture for the checkpoint's own processor, which has laid it out by its size."""
+    """A picture for the checkpoint's own processor, which has already laid it out by its size."""
 
     source: Any  # PictureSource
     field: str
-    # It has one.
+    # There is only one.
     parts: dict[str, None]
     processor: BorrowedProcessor
     layout: PictureLayout
@@ -153,11 +153,11 @@ class BorrowedJob(_Job, frozen=True):
 
     @property
     def shape(self) -> tuple[int, int, int]:
-        """Of all its arrays together, as they are carried."""
+        """The shape of all its arrays together, as they are carried."""
         return shape_of_arrays(self.layout.num_bytes)
 
     def run(self) -> Made:
-        """Raises PictureError if the picture cannot be decoded, or is none that the processor takes."""
+        """Make the arrays. Raises PictureError if the picture cannot be decoded, or if the processor refuses it."""
         # Imported when needed, as above.
         from keepsight.frontend.pixels.borrowed_pictures import load_pictures
 
@@ -169,7 +169,7 @@ class BorrowedJob(_Job, frozen=True):
         return Made(dict.fromkeys(self.parts, pixels), (decoded - began, time.perf_counter() - decoded))
 
     def check(self, pixels: Pixels) -> None:
-        """The prompt was laid out by the picture's size alone.  Raises ValueError."""
+        """Raises ValueError if the result does not fit the prompt, which was laid out by the picture's size alone."""
         arrays = carried_arrays(pixels)
         if pixels.shape != self.shape or tuple(arrays.pop("token_ids").tolist()) != self.layout.token_ids:
             raise ValueError("the checkpoint's processor has laid out a picture otherwise than a blank one of its size")
@@ -184,12 +184,12 @@ def _draw(job: PictureJob | BorrowedJob) -> Pixels:
 
 
 class BorrowedLook(_Job, frozen=True):
-    """How the checkpoint's own processor lays out a picture of a size."""
+    """Finds how the checkpoint's own processor lays out a picture of some size."""
 
     processor: BorrowedProcessor
     geometry: Geometry
     field: str
-    source: bytes = b""  # there is none
+    source: bytes = b""  # unused
 
     def run(self) -> PictureLayout:
         from keepsight.frontend.pixels.borrowed_pictures import load_pictures
@@ -198,7 +198,7 @@ class BorrowedLook(_Job, frozen=True):
 
 
 class FilmLook(_Job, frozen=True):
-    """A film's frames counted and measured, which takes the same code that decodes them."""
+    """Counts and measures a film's frames, which takes the same code that decodes them."""
 
     source: Any  # FilmSource
     field: str
@@ -214,7 +214,7 @@ class FilmLook(_Job, frozen=True):
 
 
 class SoundLook(_Job, frozen=True):
-    """A sound's samples counted, which takes the same code that decodes them."""
+    """Counts a sound's samples, which takes the same code that decodes them."""
 
     source: Any  # SoundSource
     field: str
@@ -229,7 +229,7 @@ class SoundLook(_Job, frozen=True):
 
 
 class DocumentLook(_Job, frozen=True):
-    """A PDF's pages measured, and their text read."""
+    """Measures a PDF's pages, and reads their text."""
 
     source: bytes
     field: str
@@ -244,12 +244,12 @@ class DocumentLook(_Job, frozen=True):
 
 MakingJob = PictureJob | FilmJob | SoundJob | BorrowedJob
 Look = FilmLook | SoundLook | DocumentLook | BorrowedLook
-# By looking.
+# What a look returns.
 Found = Geometry | Document | PictureLayout
 Job = MakingJob | Look
 MakePixels = Callable[[MakingJob], Made]
 
 
 def run_job(job: MakingJob) -> Made:
-    """Where it is called."""
+    """Run a job in the calling thread."""
     return job.run()

@@ -1,12 +1,12 @@
-"""A process that forks others, and what those do: decode and resize pictures and films that strangers sent.
+"""A template process that forks workers, and the workers, which decode and resize untrusted pictures and films.
 
     python -m keepsight.frontend.pixels.media_worker FD [PROCESSOR]
 
-This first one, the template, has imported all that the work needs, and loaded a borrowed model's processor, so the next
-worker is there in milliseconds and shares its pages.  It says so by a byte, forks one for each connection that comes
+The template imports all that the work needs, and loads a borrowed model's processor, so that a worker starts in
+milliseconds and shares its pages. It sends a byte once it is ready, forks a worker for each connection that it receives
 through the socket FD, and reads no picture itself.
-Knows no requests and no caches.  Each process ends when its own socket does, so none outlives whom it works for by more
-than the picture that it is at.
+Knows no requests and no caches. Each process ends when its own socket is closed, so none outlives its frontend by more
+than the picture that it is working on.
 """
 
 import ctypes
@@ -38,17 +38,17 @@ from keepsight.frontend.pixels.picture_wire import receive_job, send_error, send
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.observe.process_memory import resident_bytes
 
-# For one picture. Of 64 million pixels, JPEG, PNG and WebP take at most 6 s, and 1 GiB beside what is mapped already.
+# For one picture. JPEG, PNG and WebP of 64 million pixels take at most 6 s, and 1 GiB besides what is already mapped.
 MAX_CPU_SECONDS = 60
-# For a sound.  The ten minutes that are decoded at most take half a second, 4 in the shortest pieces that Opus has; but
-# of a FLAC they could take minutes, in the seats of pictures.
+# For a sound. The ten minutes that are decoded at most take half a second, or 4 s in the shortest frames of Opus; but
+# those of a FLAC could take minutes, in the seats of pictures.
 MAX_SOUND_CPU_SECONDS = 15
-# For a film, as all frames before the last that is shown are decoded: a few hundred a second of 1080 lines.
+# For a film. All frames up to the last one shown are decoded: a few hundred a second with 1080 lines.
 MAX_FILM_CPU_SECONDS = 300
 MAX_BYTES = 6 * 2**30
-# Beside what a worker begins with.
+# In addition to what a worker begins with.
 MAX_BYTES_BETWEEN_JOBS = 64 * 2**20
-# How often a template that is still importing looks whether anybody waits for it.
+# How often a template that is still importing checks whether its frontend still waits for it.
 LOOK_SECONDS = 0.05
 
 
@@ -57,16 +57,16 @@ def main() -> None:
     faulthandler.enable()
     # Ctrl-C is for the frontend, which then closes our sockets.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The kernel clears away those that ended.
+    # The kernel reaps workers that have ended.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with _ending_with(control):
         _import_everything()
         for encoded in sys.argv[2:]:
             _load_processor(msgspec.json.decode(encoded, type=BorrowedProcessor))
-    # The collector would touch the pages that the workers share.
+    # Otherwise the garbage collector would write to the pages that the workers share.
     gc.collect()
     gc.freeze()
-    with suppress(ConnectionError):  # whoever started it has ended
+    with suppress(ConnectionError):  # the frontend has ended
         control.send(b"\0")
         while (connection := _receive_connection(control)) is not None:
             _fork_worker(control, connection)
@@ -75,9 +75,9 @@ def main() -> None:
 
 @contextmanager
 def _ending_with(control: socket.socket) -> Iterator[None]:
-    """Importing takes a second, or some on a busy machine: whoever was left alone meanwhile does not import the rest.
+    """End this process if the frontend ends during imports, which take a second, or several on a busy machine.
 
-    By a thread that has ended, too, when this does: a process with several could not be forked.
+    A thread watches for that. It ends with the context, as a process with several threads could not be forked.
     """
     is_over = threading.Event()
     watch = threading.Thread(target=_end_with, args=(control, is_over))
@@ -91,15 +91,15 @@ def _ending_with(control: socket.socket) -> Iterator[None]:
 
 def _end_with(control: socket.socket, is_over: threading.Event) -> None:
     poll = select.poll()
-    poll.register(control, 0)  # for its end alone
+    poll.register(control, 0)  # only for a hang-up
     while not is_over.wait(LOOK_SECONDS):
         if poll.poll(0):
             os._exit(0)
 
 
 def _import_everything() -> None:
-    """Some of it is loaded only when the first picture comes.  What opens films or PDFs may be missing: then those are
-    refused.
+    """Import all that jobs need. Some of it is loaded only by a first picture. The libraries for films and PDFs may be
+    missing: then those are refused.
     """
     for name in ("av", "pypdfium2"):
         with suppress(ImportError):
@@ -112,7 +112,7 @@ def _import_everything() -> None:
 
 
 def _load_processor(processor: BorrowedProcessor) -> None:
-    with suppress(CheckpointError, ImportError):  # whoever asks for it will be told
+    with suppress(CheckpointError, ImportError):  # a job that needs it will report it
         from keepsight.frontend.pixels.borrowed_pictures import load_pictures
 
         load_pictures(processor)
@@ -134,7 +134,7 @@ def _fork_worker(control: socket.socket, connection: socket.socket) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
-        # Whatever happens, it must not return into the template's loop.
+        # Whatever happens, the worker must not return into the template's loop.
         os._exit(0)
 
 
@@ -145,7 +145,7 @@ def max_cpu_seconds(job: Job) -> int:
 
 
 def work(connection: socket.socket) -> None:
-    """Until the other end is closed.  Says first who it is, so that whoever waits knows that it is there."""
+    """Run jobs until the other end is closed. Sends its pid first, so that the frontend knows that it is there."""
     _limit_memory()
     connection.sendall(os.getpid().to_bytes(4))
     max_resident = resident_bytes(os.getpid()) + MAX_BYTES_BETWEEN_JOBS
@@ -172,20 +172,22 @@ def _answer(connection: socket.socket, job: Job) -> None:
 
 
 def _limit_memory() -> None:
-    """Address space, what is mapped already not counted; and no dumps, which would hold a stranger's picture."""
+    """Limit the address space, except what is mapped already; disable core dumps, which would hold a user's picture."""
     mapped = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
     _lower_limit(resource.RLIMIT_AS, mapped + MAX_BYTES)
     _lower_limit(resource.RLIMIT_CORE, 0)
 
 
 def _give_back_memory() -> None:
-    """What PDFium frees lies in small pieces, which glibc keeps: of a page with millions of letters, gigabytes."""
+    """Return memory to the system. PDFium frees small pieces, which glibc keeps: gigabytes for a page of millions of
+    letters.
+    """
     if (trim := getattr(ctypes.CDLL(None), "malloc_trim", None)) is not None:
         trim(0)
 
 
 def _limit_time(max_seconds: int) -> None:
-    """A decoder that never ends is ended by the kernel: no handler of Python's would run."""
+    """Let the kernel end a decoder that never ends: no signal handler of Python's would run."""
     _lower_limit(resource.RLIMIT_CPU, math.ceil(time.process_time()) + max_seconds)
 
 

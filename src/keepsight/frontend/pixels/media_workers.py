@@ -1,9 +1,9 @@
-"""Media are decoded in processes of their own, so that a decoder that crashes costs one, not the server.
+"""Decodes media in subprocesses, so that a decoder that crashes takes down only its own process, not the server.
 
 Each caller borrows a worker for a picture; the template process (`media_worker`) forks a new one when there is none.
 Films have seats of their own, as they may take minutes: the system shares the cores between them and pictures.
-Knows no cache and no waiters: that is `MediaPool`, whose threads call `make`.  Invariant: a seat
-holds a worker or none, and one that is free holds none that is at work.
+Knows no cache and no waiters: those are in `MediaPool`, whose threads call `make`. Invariant: a seat holds one worker
+or none, and the worker of a free seat is idle.
 """
 
 import logging
@@ -49,74 +49,74 @@ logger = logging.getLogger(__name__)
 
 PROGRAM = "keepsight.frontend.pixels.media_worker"
 
-# A worker that ended may have been killed for another's sake; two that ended at one picture were not.
+# One worker that ended may have been killed for an unrelated reason; two that ended at the same picture were not.
 MAX_ATTEMPTS = 2
 MAX_STARTS = 3
-# For what does not even use the processor; a worker's own limits are much closer.
+# For a worker that hangs without using the CPU; its own CPU limits are much lower.
 MAX_WAIT_SECONDS = 900
-# A numeric library that starts threads when it is imported could not be forked.
+# Set to one thread: a process in which a numeric library starts threads on import could not be forked.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-# Of transformers: no threads of its tokenizers either, nothing from the network, nothing said that is no error.
+# For transformers: no threads of its tokenizers either, no network access, and only errors logged.
 QUIET = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error"}
 
 
 class MediaWorkers:
-    """May be used from several threads.  Close it before the pool whose threads may be waiting here."""
+    """The worker processes. May be used from several threads; close it before the pool whose threads may wait here."""
 
     def __init__(self, num_workers: int, on_crash: Callable[[], object] = lambda: None) -> None:
-        """So many for pictures and sounds, and as many for films."""
+        """`num_workers` is the number for pictures and sounds; there are as many again for films."""
         self._for_pictures, self._for_films = _free_seats(num_workers), _free_seats(num_workers)
         self._seats = [*self._for_pictures.queue, *self._for_films.queue]
         self._lock = threading.Lock()
         self._template: _Template | None = None
-        # What a template loads before it forks.
+        # The processor that a template loads before it forks.
         self._processor: BorrowedProcessor | None = None
         self._is_closed = False
         self._on_crash = on_crash
 
     def start(self) -> None:
-        """Returns at once; whoever comes first waits for the rest."""
+        """Start the template and return at once; the first job waits until it has loaded."""
         with self._lock:
             self._live_template()
 
     def wait_until_started(self) -> None:
-        """Or ended: the next picture will tell."""
+        """Wait until the template has loaded, or has ended, which the next job will find out."""
         with self._lock:
             template = self._live_template()
         template.wait_until_loaded()
 
     def make(self, job: MakingJob) -> Made:
-        """As `job.run()`; a picture that ends two workers is refused, too."""
+        """Do what `job.run()` does; a picture at which two workers end is refused, too."""
         if not isinstance(job.source, bytes):
             return job.run()  # an object of this process, decoded already
         made: Made = self._ask(job)
         return made
 
     def read_film(self, source: FilmSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
-        """As the function of that name; what ends two workers is refused, too."""
+        """Do what the function of that name does; a film at which two workers end is refused, too."""
         look = FilmLook(source, field, max_pixels)
         geometry: Geometry = self._ask(look) if isinstance(source, bytes) else look.run()
         return geometry
 
     def read_sound(self, source: SoundSource, field: str, sampling_rate: int) -> Geometry:
-        """The same, of a sound."""
+        """Do the same for a sound."""
         look = SoundLook(source, field, sampling_rate)
         geometry: Geometry = look.run() if is_length_known(source) else self._ask(look)
         return geometry
 
     def read_document(self, source: bytes, field: str) -> Document:
-        """The same, of a PDF."""
+        """Do the same for a PDF."""
         document: Document = self._ask(DocumentLook(source, field))
         return document
 
     def lay_out_borrowed(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
-        """How the processor writes a picture of this size; raises CheckpointConfigError if it cannot be used."""
+        """Return the layout of a picture of this size. Raises CheckpointConfigError if it cannot be used."""
         self._processor = processor
         layout: PictureLayout = self._ask(BorrowedLook(processor, geometry, field))
         return layout
 
     def close(self) -> None:
-        """Ends every process, whatever it is at; returns when nobody is in `make` any more."""
+        """End every process, even one at work; return when no thread is in `make` any more."""
         with self._lock:
             if self._is_closed:
                 return
@@ -124,7 +124,7 @@ class MediaWorkers:
             for seat in self._seats:
                 if seat.worker is not None:
                     seat.worker.kill()
-            # Last, as it clears away its workers.
+            # Last, as it reaps its workers.
             if self._template is not None:
                 self._template.end()
                 self._template = None
@@ -134,19 +134,19 @@ class MediaWorkers:
                 free.put(seat)
 
     def pids(self) -> list[int]:
-        """Of all processes that are known to run, the template first."""
+        """Return the pids of all processes that are known to run, the template's first."""
         with self._lock:
             workers = [seat.worker for seat in self._seats if seat.worker is not None]
             return [process.pid for process in (self._template, *workers) if process is not None]
 
     def check_invariants(self) -> None:
-        """While nobody is in `make`."""
+        """Check invariants, which hold while no thread is in `make`."""
         free = [*self._for_pictures.queue, *self._for_films.queue]
         assert sorted(map(id, free)) == sorted(map(id, self._seats))
         assert not (self._is_closed and self.pids())
 
     def _ask(self, job: Job) -> Any:
-        """What its `run` gives."""
+        """Return what the job's `run` returns, from a worker."""
         free = self._for_films if job.is_film else self._for_pictures
         seat = free.get()
         try:
@@ -165,7 +165,7 @@ class MediaWorkers:
             if answer is not None:
                 return answer
             self._note_crash(job)
-            if time.monotonic() - began >= max_seconds:  # by the kernel: another would end as late
+            if time.monotonic() - began >= max_seconds:  # ended by the kernel: another would take as long
                 message = f"takes more than {max_seconds} seconds of a processor to be decoded"
                 return PictureTooLargeError(job.field, message)
         return UnreadablePictureError(job.field, f"the {job.what} could not be decoded: the decoder crashed")
@@ -200,7 +200,7 @@ class MediaWorkers:
                 with self._lock:
                     template = self._live_template()
                     connection = template.fork_worker()
-            except OSError as error:  # no descriptors are left, or no memory
+            except OSError as error:  # out of file descriptors, or of memory
                 raise MediaWorkersLostError(f"media workers cannot be started: {error}") from error
             worker = _Worker.try_meet(connection)
             if worker is not None:
@@ -226,7 +226,7 @@ class _Seat:
 
 
 def _free_seats(number: int) -> LifoQueue[_Seat]:
-    """The last that was given back goes first: its worker's memory is warm."""
+    """Return a queue of seats. The one returned last is taken first: its worker's memory is warm."""
     seats: LifoQueue[_Seat] = LifoQueue()
     for _ in range(number):
         seats.put(_Seat())
@@ -239,14 +239,14 @@ class _Template:
         loaded = () if processor is None else (msgspec.json.encode(processor).decode(),)
         self._control, theirs = socket.socketpair()
         with theirs:
-            # -P: nothing is imported from the folder that one happens to be in.
+            # -P: do not import from the current directory.
             program = [sys.executable, "-P", "-m", PROGRAM, str(theirs.fileno()), *loaded]
             self._process = subprocess.Popen(
                 program,
                 pass_fds=[theirs.fileno()],
                 env=environment,
                 stdin=subprocess.DEVNULL,
-                cwd=start_folder(Path("/")),  # it reads no file that somebody names
+                cwd=start_folder(Path("/")),  # it opens no path that a user gives
             )
         self.pid = self._process.pid
 
@@ -254,7 +254,7 @@ class _Template:
         _is_readable(self._control.fileno(), MAX_WAIT_SECONDS)
 
     def fork_worker(self) -> socket.socket:
-        """Our end of its connection; if the template is gone, the other end is, too."""
+        """Return our end of a new worker's connection; if the template is gone, the other end is, too."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -267,7 +267,7 @@ class _Template:
         return self._process.poll() is not None
 
     def end(self) -> None:
-        """Its workers work on until their own connections end."""
+        """End the template; its workers continue until their own connections are closed."""
         self._process.kill()
         self._process.wait()
         self._control.close()
@@ -276,12 +276,12 @@ class _Template:
 class _Worker:
     def __init__(self, connection: socket.socket, pid: int) -> None:
         self._connection, self.pid = connection, pid
-        # It can be killed by this even when its number has become another's.
+        # With a pidfd no other process can be killed, even if the pid is reused.
         self._process = os.pidfd_open(pid)
 
     @classmethod
     def try_meet(cls, connection: socket.socket) -> "_Worker | None":
-        """Waits until it says who it is; None if it, or the template before it, ended."""
+        """Wait until the worker sends its pid; None if it, or the template before it, has ended."""
         connection.settimeout(MAX_WAIT_SECONDS)
         try:
             pid = connection.recv(4, socket.MSG_WAITALL)
@@ -293,7 +293,7 @@ class _Worker:
         return None
 
     def try_ask(self, job: Job) -> Made | Found | Exception | None:
-        """What it answers; None if it ended instead, or did what it must not."""
+        """Return the worker's answer; None if it ended instead, or violated the protocol."""
         try:
             send_job(self._connection, job)
             return receive_answer(self._connection, job)
@@ -302,11 +302,11 @@ class _Worker:
             return None
 
     def has_ended(self) -> bool:
-        """Between jobs it says nothing: what can be read is the end."""
+        """Return whether the worker has ended: it sends nothing between jobs, so only its end can be read."""
         return _is_readable(self._connection.fileno())
 
     def kill(self) -> None:
-        """Returns when it has ended."""
+        """Kill the worker, and return when it has ended."""
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(self._process, signal.SIGKILL)
         _is_readable(self._process, MAX_WAIT_SECONDS)

@@ -1,8 +1,9 @@
-"""A picture's, film's or sound's job and its answer over a stream socket: a length, a msgpack header, raw bytes.
+"""Sends media jobs and their answers over a stream socket: a length, a msgpack header, raw bytes.
 
-Knows neither decoders nor processes.  A worker has read what strangers sent, so its answer is not believed: its pixels
-are exactly as many as the job's options say, a film or a sound is as it says only if it could be, and its error is one
-of those that a picture can have.  When the other end is gone, everything here raises a ConnectionError.
+Knows neither decoders nor processes. A worker has read untrusted files, so its answer is not trusted either: the number
+of pixels is the one that follows from the job's options, what it says of a film or a sound is checked to be possible,
+and its error is one of those that a picture can have. When the other end is gone, everything here raises a
+ConnectionError.
 """
 
 import socket
@@ -38,35 +39,35 @@ from keepsight.frontend.pixels.make_pixels import (
 from keepsight.media import Geometry, PictureLayout
 from keepsight.requests import Pixels
 
-# The moments that fit a prompt of 262,144 tokens, a dozen each, named by the longest digests, take four fifths of it.
+# The moments in a prompt of 262,144 tokens, at a dozen tokens each, named by the longest digests, take 4/5 of it.
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_MESSAGE_CHARACTERS = 2000
 Seen = TypeVar("Seen", Geometry, Document)
-# What a checkpoint's own processor makes of a picture: of 40 tiles of 448 x 448, more than models take, 100 MB.
+# For the result of a checkpoint's own processor: 40 tiles of 448 x 448, more than models take, make 100 MB.
 MAX_BORROWED_BYTES = 2**30
 _ERRORS = {
     error.__name__: error
     for error in (PictureError, UnreadablePictureError, UnsupportedPictureError, PictureTooLargeError)
 }
-# Of a checkpoint whose own processor was asked.
+# Errors of the checkpoint, when its own processor is used.
 _CHECKPOINT_ERRORS = {error.__name__: error for error in (CheckpointConfigError, UnknownArchitectureError)}
 
 
 class _JobHeader(msgspec.Struct, frozen=True):
-    # Without its source, of which so many bytes follow.
+    # Without its source, whose bytes follow.
     job: Job
     num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
 class _AnswerHeader:
-    """Without an error, the pixels of all parts follow, in their order; none do if it was only looked at."""
+    """If there is no error, the pixels of all parts follow in order; none follow the answer to a look."""
 
     error: str | None = None
     message: str = ""
-    # Of decoding and of resizing, as the worker says.
+    # Of decoding and of resizing, as measured by the worker.
     seconds: tuple[float, float] = (0.0, 0.0)
-    # Of what was looked at.
+    # The results of looks.
     geometry: Geometry | None = None
     document: Document | None = None
     layout: PictureLayout | None = None
@@ -76,7 +77,7 @@ _job_header, _answer_header = msgspec.msgpack.Decoder(_JobHeader), msgspec.msgpa
 
 
 def send_job(connection: socket.socket, job: Job) -> None:
-    """The name that the caller knows it by stays where it is needed."""
+    """Send a job, with a generic name in place of the caller's, which is needed only on this side."""
     assert isinstance(job.source, bytes)
     bare = msgspec.structs.replace(job, source=b"", field=job.what)
     _send_header(connection, _JobHeader(bare, len(job.source)))
@@ -110,7 +111,10 @@ def send_error(connection: socket.socket, error: Exception) -> None:
 
 
 def receive_answer(connection: socket.socket, job: Job) -> Made | Found | Exception:
-    """A ConnectionError or a MsgspecError is raised, not returned: no answer came, and none will."""
+    """Return the answer, or the error that is the answer.
+
+    A ConnectionError or a MsgspecError is raised, not returned: no answer came, and none will.
+    """
     header = _answer_header.decode(_receive_header(connection))
     if header.error in _ERRORS:
         return _ERRORS[header.error](job.field, header.message)
@@ -163,7 +167,7 @@ def _check_pixels(job: MakingJob, pixels: Pixels) -> None:
     elif isinstance(job, BorrowedJob):
         try:
             job.check(pixels)
-        except Exception as error:  # of whoever reads the arrays, too
+        except Exception as error:  # also of the code that parses the arrays
             raise ConnectionError(f"arrays that are none of the picture: {error}") from error
 
 

@@ -1,8 +1,8 @@
-"""What the frontend keeps of the pixels that it made, and what of them it sends to the engine: one class for each mode.
+"""The frontend's cache of the pixels that it made, and what it sends to the engine for them: one class for each mode.
 
-Knows neither how pixels are made nor who asks.  A cache never fails for want of room: then the pixels themselves are
-sent.  Invariant: what `put` or `get_and_update` returns, sent to the engine's `PixelSource` of the same mode, gives the
-pixels that were put, or is recognised there as stale.
+Knows neither how pixels are made nor who asks for them. A cache never fails for lack of room: then the pixels
+themselves are sent. Invariant: the value returned by `put` or `get_and_update`, sent to the engine's `PixelSource` of
+the same mode, gives the pixels that were put, or is recognized there as stale.
 """
 
 import logging
@@ -33,47 +33,47 @@ _MARK_BYTES = 8
 
 
 class PixelCache:
-    """Shared by threads.  This one keeps nothing: of `lru`, where the engine does."""
+    """Shared by threads. This base class keeps nothing; it serves mode `lru`, in which the engine keeps pixels."""
 
-    # Whether all processes of the server have this one, together.
+    # Whether all processes of the server share one cache.
     is_common: ClassVar[bool] = False
-    # Whether anybody keeps pixels: the engine may.
+    # Whether pixels are kept anywhere, be it in the engine.
     is_any: ClassVar[bool] = True
 
     def size(self) -> CacheSize | None:
-        """None: nothing is kept here."""
+        """Return the cache's size; None if nothing is kept here."""
         return None
 
     @property
     def num_evictions(self) -> int:
-        """By this process."""
+        """The number of evictions by this process."""
         size = self.size()
         return 0 if size is None else size.num_evictions
 
     def touch(self, media_hash: str) -> None:
-        """It goes later, where the order counts; never found or not found by this."""
+        """Move an entry to the end of the order of eviction, if there is one; counts as neither a hit nor a miss."""
 
     def get_and_update(self, media_hash: str) -> CarriedPixels | None:
-        """What can be sent at once."""
+        """Return what can be sent at once, if anything is kept."""
         return None
 
     def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
-        """Keeps it if it can; returns what to send."""
+        """Keep the pixels if possible; return what to send."""
         return pixels
 
     def read(self, media_hash: str) -> Pixels | None:
         return None
 
     def is_held(self, media_hash: str) -> bool:
-        """Counts as no use."""
+        """Return whether an entry is kept; does not count as a use."""
         return False
 
     def look(self, media_hash: str) -> Pixels | None:
-        """As `read`, but counts as no use."""
+        """Like `read`, but does not count as a use."""
         return None
 
     def shows_a_picture(self, media_hash: str) -> bool:
-        """It is held, and no embeddings; counts as no use."""
+        """Return whether the entry is kept and is not embeddings; does not count as a use."""
         pixels = self.look(media_hash)
         return pixels is not None and show_a_picture(pixels)
 
@@ -81,21 +81,21 @@ class PixelCache:
         return []
 
     def pin(self, media_hash: str, seconds: float) -> bool:
-        """It stays for so long, unless it is dropped; False if that cannot be promised."""
+        """Keep an entry for this time, unless it is dropped; return False if that cannot be promised."""
         return False
 
     def unpin(self, media_hash: str) -> None:
         pass
 
     def making(self, media_hashes: Collection[str]) -> AbstractContextManager[None]:
-        """Whoever makes these elsewhere is waited for; then `get_and_update` may find them."""
+        """Wait for other processes that are making these; then `get_and_update` may find them."""
         return nullcontext()
 
     def drop(self, media_hash: str) -> None:
         pass
 
     def clear(self) -> None:
-        """In all frontends of the server: what any of them keeps now is found by none from here on."""
+        """Clear the caches of all frontends of the server: none of them finds afterwards what any of them keeps now."""
 
     def close(self) -> None:
         pass
@@ -105,13 +105,13 @@ class PixelCache:
 
 
 class NoPixelCache(PixelCache):
-    """Of `none`."""
+    """For mode `none`."""
 
     is_any = False
 
 
 def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None) -> PixelCache:
-    """`folder`: the run directory, without which nothing is shared."""
+    """Return the cache for a mode. `folder`: the run directory, without which nothing is shared."""
     if mode == "none":
         return NoPixelCache()
     if mode == "lru":
@@ -121,7 +121,7 @@ def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None
         try:
             return _open_in_shared_memory(mode, config, folder)
         except OSError as error:
-            # The engine takes pixels themselves in any mode.
+            # The engine accepts pixels themselves in any mode.
             logger.warning("processor cache: processor_only instead of %s, which cannot be made: %s", mode, error)
     return LocalCache(cache_bytes(config), _open_reset_mark(folder))
 
@@ -143,15 +143,15 @@ def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> Pix
 
 
 class LocalCache(PixelCache):
-    """Of `processor_only`: in this process, until any frontend clears its own."""
+    """For mode `processor_only`: keeps pixels in this process, until any frontend clears its cache."""
 
     def __init__(self, max_bytes: int, reset_mark: mmap.mmap | bytearray | None = None) -> None:
-        """`reset_mark`: memory that all frontends share, where whoever clears leaves another mark."""
+        """`reset_mark`: memory that all frontends share, and in which each clear leaves a new mark."""
         self._reset_mark = reset_mark or bytearray(_MARK_BYTES)
         self._lock, self._mark = threading.Lock(), bytes(self._reset_mark)
         self._cache = LruCache[str, Pixels](max_bytes, held_bytes)
         self._max_pinned_bytes = int(max_bytes * PINNABLE_PART)
-        # Until when.
+        # When each pin ends, by media hash.
         self._pins: dict[str, float] = {}
 
     def size(self) -> CacheSize:
@@ -213,7 +213,7 @@ class LocalCache(PixelCache):
             self._cache.drop(media_hash)
 
     def clear(self) -> None:
-        # Drawn, not counted up: two at once must not leave the same one.
+        # Random and not a counter: two concurrent clears must not leave the same mark.
         self._reset_mark[:] = secrets.token_bytes(_MARK_BYTES)
         with self._heeding_resets():
             pass
@@ -229,7 +229,7 @@ class LocalCache(PixelCache):
 
     @contextmanager
     def _heeding_resets(self) -> Iterator[None]:
-        """Under the lock, and with nothing here from before the last reset of any frontend."""
+        """Hold the lock, after dropping everything from before the last reset by any frontend."""
         with self._lock:
             if (mark := bytes(self._reset_mark)) != self._mark:
                 self._mark = mark
@@ -252,7 +252,7 @@ class LocalCache(PixelCache):
 
 
 class _CacheInFiles(PixelCache, Generic[Files]):
-    """In memory that others have, too: pixels are left there, and their place is sent."""
+    """A cache in memory that other processes share: pixels are written there, and their place is sent."""
 
     def __init__(self, files: Files) -> None:
         self._files = files
@@ -284,7 +284,7 @@ class _CacheInFiles(PixelCache, Generic[Files]):
 
 
 class RingCache(_CacheInFiles[RingWriter]):
-    """Of `shm`: in the ring that this frontend writes.  Who came first goes first, however used, so none is pinned."""
+    """For mode `shm`: the ring that this frontend writes. It evicts first in, first out, so nothing can be pinned."""
 
     _has_warned = False
 
@@ -305,13 +305,13 @@ class RingCache(_CacheInFiles[RingWriter]):
         return self._files.read(media_hash)
 
     def shows_a_picture(self, media_hash: str) -> bool:
-        # To look would be to copy it.
+        # `look` would copy it.
         place = self._files.find(media_hash)
         return place is not None and show_a_picture(place)
 
 
 class StoreCache(_CacheInFiles[SharedStore]):
-    """Of `shared`: in the store that all processes of the server read and write."""
+    """For mode `shared`: the store that all processes of the server read and write."""
 
     is_common = True
 

@@ -1,4 +1,4 @@
-"""Who looks where only a decoder, or a checkpoint's own processor, knows: a media worker, or this process itself."""
+"""The functions that examine media with a decoder or a checkpoint's own processor, in a worker or in this process."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

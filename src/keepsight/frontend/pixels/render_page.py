@@ -1,4 +1,4 @@
-"""A page of a PDF as it would be printed: its pixels, with annotations and what is filled in."""
+"""Renders a page of a PDF as it would be printed, with annotations and filled-in form fields."""
 
 from contextlib import closing
 
@@ -9,11 +9,11 @@ from keepsight.requests import Pixels
 
 
 def render_page(data: bytes, number: int, field: str) -> Pixels:
-    """uint8 [height, width, 3], as large as `read_document` says; `number` is from 0."""
+    """Return uint8 [height, width, 3] of the size that `read_document` gives; `number` is from 0."""
     with (
         open_document(data, field) as document,
         closing(document[number]) as page,
         closing(page.render(scale=scale_of(page, field), rev_byteorder=True)) as bitmap,
     ):
-        # A copy: the memory is PDFium's.
+        # A copy, as the memory is PDFium's.
         return np.array(bitmap.to_numpy()[..., :3])

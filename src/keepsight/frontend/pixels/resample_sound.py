@@ -1,6 +1,6 @@
-"""Samples at another rate: by a windowed sinc, as torchaudio's `resample` makes them, which vLLM uses.
+"""Resamples a sound with a windowed sinc, as torchaudio's `resample` does, which vLLM uses.
 
-Each new sample is a weighted sum of the old ones around it.  The weights repeat: there are as many sets of them as the
+Each new sample is a weighted sum of the old ones around it. The weights repeat: there are as many sets of them as the
 new rate has samples until both rates meet again.
 """
 
@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from keepsight.frontend.intake.read_sound import count_resampled
 from keepsight.frontend.intake.sound_samples import Mono
 
-# torchaudio's: how many zeros of the sinc are seen on either side, and how much of the band is kept.
+# torchaudio's defaults: the zero crossings of the sinc on either side, and how much of the band is kept.
 NUM_ZEROS = 6
 ROLLOFF = 0.99
 
@@ -34,7 +34,7 @@ def resample(samples: Mono, rate: int, wanted_rate: int) -> Mono:
 
 
 def _weigh(old: int, new: int) -> npt.NDArray[np.float32]:
-    """[new, samples around]: of the old samples around each new one."""
+    """Return the weights of the old samples around each new one: [new, samples around]."""
     cutoff = min(old, new) * ROLLOFF / old
     width = math.ceil(NUM_ZEROS / cutoff)
     behind = np.arange(new) * old % new / new

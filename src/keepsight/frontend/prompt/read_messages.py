@@ -59,7 +59,7 @@ HANDLE_PREFIX = "media://"
 # OpenAI's field of a content part.
 BREAKPOINT = "prompt_cache_breakpoint"
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
-# OpenAI's, of a picture. They have no effect: the size shown follows from the model and from `max_pixels`.
+# OpenAI's levels of detail. They have no effect: a picture's size follows from the model and from `max_pixels`.
 DETAILS = ("auto", "low", "high", "original")
 _FILE_SOURCES = ("file_data", "file_url", "file_id")
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list)
@@ -73,7 +73,7 @@ class PicturePart:
     # content that was sent with that uuid before.
     source: object
     field: str  # the path at which the client sent it
-    uuid: str | None = None  # the client's word for what the content is
+    uuid: str | None = None  # the client's name for the content
     pin_seconds: float = 0.0  # the least time for which to keep it, if possible
     # "image_embeds": the source is not a picture but the embeddings of one, as a base64 text or an object.
     modality: Modality = "image"
@@ -94,7 +94,7 @@ class DocumentPart(PicturePart):
 
 
 class Breakpoint(NamedTuple):
-    """Marks what the client wants to be kept: whole messages, the first parts of the next, and the pictures in both."""
+    """The end of what the client wants kept: whole messages, the first parts of the next, and the pictures in both."""
 
     num_messages: int
     num_parts: int
@@ -351,7 +351,7 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
 
 
 def read_name(name: object, field: str) -> str | None:
-    """Return a file's name in one line, with single spaces. What joins letters, or turns their direction, stays."""
+    """Return a file's name in one line, with single spaces. Invisible joiners and direction marks are kept."""
     if name is None:
         return None
     shown = " ".join(name.split()) if isinstance(name, str) else ""
