@@ -95,7 +95,7 @@ class PixelCache:
         pass
 
     def clear(self) -> None:
-        """Clear the caches of all frontends of the server: none of them finds afterwards what any of them keeps now."""
+        """Clear the caches of all frontends of the server: nothing that any of them keeps now is found afterwards."""
 
     def close(self) -> None:
         pass

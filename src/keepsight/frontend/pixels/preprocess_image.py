@@ -1,4 +1,4 @@
-"""Makes the encoder's pixels of a picture's: cut out, resized, still uint8.
+"""Turns a picture's pixels into those that the encoder takes: cut out, resized, still uint8.
 
 The only file of the frontend that uses torch, and only on the CPU. Bit for bit equal to the reference after its resize;
 rescaling and normalizing are done by a table (`runner/normalize_pixels.py`).
@@ -55,7 +55,7 @@ def _as_pillow_image(rgb: Pixels) -> Image.Image:
     padded = _padded_view(rgb)
     if padded is None:
         return Image.fromarray(np.ascontiguousarray(rgb))
-    # Pillow's RGB has a pixel stride of 4 bytes too, so the image borrows the memory: a copy takes 1/3 of the resize.
+    # Pillow's RGB has a pixel stride of 4 bytes too, so the image borrows these: a copy takes 1/3 of the resize's time.
     height, width, _ = padded.shape
     return Image.frombuffer("RGBX", (width, height), np.ascontiguousarray(padded), "raw", "RGBX", 0, 1)
 

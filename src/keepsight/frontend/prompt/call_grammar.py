@@ -74,7 +74,7 @@ class CallGrammar:
         return "call" if self.is_single else "call+"
 
     def _follow_text(self) -> list[str]:
-        """Return rules that make the text before the first call one token with its opening: TEXT would not end."""
+        """Return rules that join text before the first call to its opening in one token: TEXT would not end there."""
         openings = [f"FIRST_{index}: TEXT OPENING_{index}" for index in range(len(self.schemas))]
         return [self._choose("first", "FIRST_{} args_{} END"), *openings]
 

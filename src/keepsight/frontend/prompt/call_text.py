@@ -31,7 +31,7 @@ class CallForm:
     """
 
     arguments_key: str
-    # White space between the tokens of forced arguments: a model that would rather not call may write spaces for long.
+    # White space in forced arguments. It is limited: a model that would rather not call may go on with spaces for long.
     spacing: Mapping[str, Any]
     # Patterns of what an unconstrained model may put before a call, of unfinished forms of that, and of what it may put
     # after the last call.

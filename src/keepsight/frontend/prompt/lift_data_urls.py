@@ -20,7 +20,7 @@ from keepsight.frontend.http.decode_body import PIECE_BYTES, BodyDecoder, Buffer
 
 MIN_BYTES = 4096
 MAX_HEAD_BYTES = 128
-# More than the pictures of any prompt. Further strings stay in the JSON: each, however short, costs two pieces.
+# More than any prompt has pictures. Further strings stay in the JSON: each, however short, costs two pieces.
 MAX_STRINGS = 1024
 # The fields of a content part that may hold a URL.
 _PLACES = ("image_url", "image", "url", "image_embeds", "video_url", "video", "audio_url", "audio", "data", "file_data")

@@ -1,6 +1,6 @@
 """The object that `LLM.get_tokenizer()` returns: tokenizer and chat template with the method names of transformers.
 
-Its texts and ids are those of transformers' own tokenizer, except that tools that the template leaves out are written.
+Its texts and ids are those of transformers' own tokenizer, but tools are also written where the template omits them.
 """
 
 from collections.abc import Mapping, Sequence
