@@ -1,7 +1,8 @@
-"""What adapters add to products: to a row's product with W that with B A.
+"""LoRA adapters: they add to a row's product with W its product with B A.
 
-In a step of the decoder each has its own rows; in a tower all rows are one adapter's, for whom its parts are others.
-A row's numbers are the same whatever others are computed with it, as those of the products themselves.  Knows no files.
+In a step of the decoder each adapter has its own rows.  A tower computes all rows with one adapter, through a copy of
+the tower with adapted parts.  As with the products themselves, a row's results do not depend on the rest of the batch.
+Knows nothing of files.
 """
 
 import copy
@@ -14,16 +15,16 @@ from torch import Tensor, nn
 
 from keepsight.models.layers import Linear, Placement
 
-# Those of a decoder's layer that may be adapted, in the order of cpu_decoder.c.
+# The products of a decoder layer that may be adapted, in the order of cpu_decoder.c.
 PRODUCTS = ("qkv", "out", "gate", "up", "down")
 
 
 class LowRank:
-    """By way of few numbers: what is added to one product, of one or several outputs, stacked."""
+    """The low-rank term added to one product, of one or several outputs, stacked."""
 
     def __init__(self, place: Placement, down: Tensor, up: Tensor) -> None:
         """`down` [rank, inputs], `up` [outputs, rank]; both float32."""
-        # Never rounded further than the model's numbers: they are few.
+        # Kept in the model's dtype, never rounded further: they are small.
         exact = place._replace(of_matrices=None, rounds=False)
         self.down, self.up = (_fill(exact, matrix) for matrix in (down, up))
 
@@ -32,7 +33,7 @@ class LowRank:
         return self.up.in_features
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
-        """Changes `sums`."""
+        """Add the term to `sums` in place."""
         self.up(self.down(hidden), onto=sums)
 
 
@@ -45,7 +46,7 @@ def _fill(place: Placement, matrix: Tensor) -> Linear:
 
 
 def stack(outputs: Mapping[str, int], parts: Mapping[str, tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """Of some outputs of a product what leads [down] to few numbers and from there [up] on, as one pair for all."""
+    """Combine the (down, up) matrices of some outputs of a product into one pair for the whole product."""
     downs, ups = zip(*(parts[name] for name in outputs if name in parts), strict=True)
     up, first, column = downs[0].new_zeros(sum(outputs.values()), sum(map(len, downs))), 0, 0
     for name, size in outputs.items():
@@ -60,17 +61,17 @@ def stack(outputs: Mapping[str, int], parts: Mapping[str, tuple[Tensor, Tensor]]
 
 class AdapterWeights:
     def __init__(self, layers: Sequence[Mapping[str, LowRank]], tower: nn.Module | None = None) -> None:
-        """`layers`: of each of the decoder's by the names of `PRODUCTS`, those that it adds to.
+        """`layers`: for each decoder layer, what is added, by the names of `PRODUCTS`.
 
-        `tower`: that of pictures whose requests name it; None: everybody's.
+        `tower`: the adapted tower, for pictures of requests that name the adapter; None: the base model's is used.
         """
         self.layers, self.tower = layers, tower
-        # The largest of the decoder's; 0 where it adds nothing there.
+        # The largest rank in the decoder; 0 if nothing is added there.
         self.rank = max((each.rank for layer in layers for each in layer.values()), default=0)
 
 
 class AdaptedLinear(nn.Module):
-    """In place of a `Linear`, where all rows are one adapter's."""
+    """Replaces a `Linear` where all rows use one adapter."""
 
     def __init__(self, linear: Linear, added: LowRank) -> None:
         super().__init__()
@@ -84,7 +85,7 @@ class AdaptedLinear(nn.Module):
 
 
 def adapt(part: nn.Module, added: Mapping[Linear, LowRank]) -> nn.Module:
-    """The same with what is added to its products; what nothing is added to is the part itself."""
+    """Return a copy of the part with adapted products, sharing all that is unchanged; the part itself if nothing is."""
     if isinstance(part, Linear):
         return AdaptedLinear(part, added[part]) if part in added else part
     parts = {name: adapt(each, added) for name, each in part.named_children()}
@@ -96,7 +97,7 @@ def adapt(part: nn.Module, added: Mapping[Linear, LowRank]) -> nn.Module:
 
 
 class AdaptedRows(NamedTuple):
-    """Rows [first, end) are one adapter's."""
+    """Rows [first, end) use one adapter."""
 
     first: int
     end: int
@@ -105,7 +106,7 @@ class AdaptedRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """Of one layer's products, and of some of the rows that are computed together."""
+    """The adapters for one layer's products, each on some of the rows of a batch."""
 
     layer: int = 0
     rows: Sequence[AdaptedRows] = ()
@@ -114,7 +115,7 @@ class Adaptation:
         return linear(hidden, activation, self._added(product, linear, hidden) if self.rows else None)  # type: ignore[no-any-return]
 
     def _added(self, product: str, linear: Linear, hidden: Tensor) -> Tensor:
-        """Comes first, and the product on top, so that all of it is activated; other rows begin at zero as ever."""
+        """Return the adapters' terms, to which the product is then added before the activation; zero for other rows."""
         added = hidden.new_zeros(len(hidden), linear.out_features)
         for first, end, weights in self.rows:
             if own := weights.layers[self.layer].get(product):

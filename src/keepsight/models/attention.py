@@ -1,8 +1,8 @@
-"""Decoder attention over paged keys and values: what it is told, and the plain formula that defines it.
+"""Decoder attention over paged keys and values: its inputs, and the reference formula that defines it.
 
-The tokens of all requests of a step lie flat in one batch.  Whatever the layer (causal, windowed, two-way inside a
-picture), a token sees *one interval* of positions of its own request: `AttentionBatch.visible` computes it, and it is
-the only rule of visibility.  The new keys and values are written to their pages first.
+The tokens of all requests of a step are flattened into one batch.  In every kind of layer (causal, windowed,
+bidirectional inside a picture) a token sees *one interval* of positions of its own request.  `AttentionBatch.visible`
+computes it and is the only rule of visibility.  The new keys and values are written to their pages first.
 """
 
 import itertools
@@ -25,16 +25,16 @@ class RequestSlice:
 
     start: int
     length: int
-    # Pages enough for start + length positions.
+    # Has pages for at least start + length positions.
     table: BlockTable
-    # Whose tokens see each other in both directions: the request's pictures, or those that overlap the slice.  One may
-    # begin before it (its first keys are held already), none may end after it.
+    # Pictures whose tokens attend to each other in both directions: all of the request's, or those that overlap the
+    # slice.  One may begin before the slice (its first keys are cached already); none may end after it.
     pictures: tuple[TokenSpan, ...] = ()
-    # By how many positions its tokens stand nearer to the beginning for a decoder's rotation than in the request.
+    # Subtracted from positions in the request to get rotary positions.
     rotary_shift: int = 0
-    # Where some stand at a time, a row and a column: [3, length], of all of them.
+    # [3, length]: time, row and column of every token; None if no token of the slice needs them.
     rotary_places: Tensor | None = None
-    # What is laid over the model's weights for its tokens.
+    # The LoRA adapter applied to its tokens.
     adapter: AdapterWeights | None = None
 
     @property
@@ -50,7 +50,7 @@ class RequestSlice:
 
 @dataclass(frozen=True, slots=True)
 class LayerCache:
-    """One layer's keys and values of all pages, seen as slots: slot = block id * block size + offset."""
+    """The keys and values of one layer in all pages, indexed by slot: slot = block id * block size + offset."""
 
     keys: Tensor  # [slots, kv_heads, head_dim]
     values: Tensor  # [slots, kv_heads, head_dim]
@@ -58,21 +58,21 @@ class LayerCache:
     def read(self, slots: slice | Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         if isinstance(slots, slice):
             return self.keys[slots].to(dtype), self.values[slots].to(dtype)
-        # Indexing would give the same and take four times as long.
+        # Plain indexing gives the same result but takes four times as long.
         return self.keys.index_select(0, slots).to(dtype), self.values.index_select(0, slots).to(dtype)
 
 
 class DeviceRows:
-    """What a kernel on the device reads of slices of one token each.
+    """The device-side inputs of the attention kernel for slices of one token each.
 
-    Others may take their places in the same memory, which is what a captured step goes on reading.
+    `replace` overwrites them in place, because a captured step keeps reading the same memory.
     """
 
     def __init__(
         self,
         slices: Sequence[RequestSlice],
         device: torch.device,
-        # Which of the step's tokens each is; None: they are all there are.
+        # Row of each slice's token in the step's batch; None: the slices are the whole batch.
         tokens: Sequence[int] | None = None,
         num_rows: int | None = None,
     ) -> None:
@@ -82,17 +82,17 @@ class DeviceRows:
         self.ends, self.tables, self.tokens = others
 
     def replace(self, slices: Sequence[RequestSlice], tokens: Sequence[int] | None = None) -> None:
-        """By as many or fewer."""
+        """Overwrite the rows with as many or fewer slices."""
         self._on_device.copy_(_tell_rows(slices, tokens, self._on_device.shape[1]))
 
 
-# Of a row that is nobody's: it has no slot and sees nothing.
+# A padding row: it has no slot and sees nothing.
 _NOBODY = (0, 0, -1, 0, 0, 0)
 
 
 def _tell_rows(slices: Sequence[RequestSlice], tokens: Sequence[int] | None, num_rows: int) -> Tensor:
-    """[6, rows]: positions, as rotation and as others count them, their slots, where what they see ends, where the
-    slots of that are listed, and which tokens they are."""
+    """Return [6, rows]: rotary position, position, slot, end of the visible interval, address of the sequence's slot
+    table, and token index."""
     rows = list(map(_tell_row, slices, range(len(slices)) if tokens is None else tokens))
     rows += [_NOBODY] * (num_rows - len(rows))
     return torch.tensor(rows, dtype=torch.int64).view(-1, len(_NOBODY)).T.contiguous()
@@ -104,9 +104,9 @@ def _tell_row(piece: RequestSlice, token: int) -> tuple[int, int, int, int, int,
 
 
 class DeviceSlices:
-    """What a kernel on the device reads of slices of several tokens: blocks of some rows, each of one slice.
+    """The device-side inputs of the attention kernel for slices of several tokens, each cut into blocks of rows.
 
-    Others may take their places in the same memory.
+    `replace` overwrites them in place.
     """
 
     def __init__(self, batch: "AttentionBatch", window: int | None, rows_per_block: int, spare_blocks: int = 0) -> None:
@@ -115,23 +115,23 @@ class DeviceSlices:
         self._sizes = [2 * batch.num_tokens, 3 * (self.num_blocks + spare_blocks)]
         told = self._tell(batch)
         begins, ends = told[: self._sizes[0]].view(-1, 2).unbind(1)
-        # Single tokens among them may see more.
+        # Slices of one token are excluded: they may see more.
         furthest = max(piece.end for piece in batch.slices if piece.length > 1)
         self.longest = min(furthest, int((ends - begins).max()))
-        # In one copy.
+        # A single copy to the device.
         self._on_device = told.to(batch.device)
         of_rows, of_blocks = torch.split(self._on_device, self._sizes)
-        # [rows, 2]: the interval of positions that each sees
+        # [rows, 2]: the interval of positions that each row sees
         self.seen = of_rows.view(-1, 2)
-        # [blocks, 3]: its first of these rows, how many, where the slots of their sequence are listed
+        # [blocks, 3]: first row, number of rows, address of the sequence's slot table
         self.blocks = of_blocks.view(-1, 3)
 
     def replace(self, batch: "AttentionBatch") -> None:
-        """By as many rows and blocks, or fewer."""
+        """Overwrite with a batch of as many rows and blocks, or fewer."""
         self._on_device.copy_(self._tell(batch))
 
     def _tell(self, batch: "AttentionBatch") -> Tensor:
-        """Where nobody's are, zeros: a block of no rows."""
+        """Return rows and blocks, flat.  Unused places are zeros: a block of no rows."""
         told = torch.zeros(sum(self._sizes), dtype=torch.int64)
         of_rows, of_blocks = torch.split(told, self._sizes)
         seen = torch.stack(batch.visible(self._window), dim=1).flatten()
@@ -152,33 +152,33 @@ def _blocks_of(slices: Sequence[RequestSlice], rows_per_block: int) -> list[tupl
         if piece.length > 1
         for row in range(0, piece.length, rows_per_block)
     ]
-    # Those that see most go first: then a device ends them all at about the same time.
+    # Blocks that see most go first, so that the device finishes them all at about the same time.
     blocks.sort(reverse=True)
     return [block[1:] for block in blocks]
 
 
 class AttentionBatch:
-    """Where the tokens of one step stand and where their keys and values live; made once, read by every layer.
+    """Positions and KV slots of the tokens of one step; built once, read by every layer.
 
-    `read`: of these slices, ascending, the hidden state of the last token is wanted, and of no other token; None: of
-    all tokens.
+    `read`: ascending indices of the slices whose last token's hidden state is needed; no other token's is.  None: the
+    hidden states of all tokens are needed.
     """
 
     def __init__(
         self, slices: Sequence[RequestSlice], device: torch.device | str, read: Sequence[int] | None = None
     ) -> None:
-        # A kernel brings their rows to the front in place; where all are read, nobody asks in which order.
+        # A kernel moves the read rows to the front in place, which needs ascending order; if all are read, none move.
         assert read is None or all(one < other for one, other in itertools.pairwise(read)), read
         self.slices = tuple(slices)
         self.device = torch.device(device)
         self.num_tokens = sum(piece.length for piece in slices)
-        # Where the last of all requests' positions ends.
+        # The largest end of all slices.
         self.longest = max((piece.end for piece in slices), default=0)
         self.num_read = self.num_tokens if read is None else len(read)
         self._read = None if self.num_read == self.num_tokens else read
-        # Where every slice is one token.
+        # Set if every slice is one token.
         self.rows = DeviceRows(slices, self.device) if self.num_tokens == len(slices) else None
-        # In a recorded step others take their places, or fewer: what is left is nobody's, and has no slot.
+        # A recorded step is replayed with as many rows or fewer; the rest are padding rows, which have no slot.
         self.may_have_nobody = self.rows is not None
         self.positions: Tensor  # [tokens]
         self.slots: Tensor  # [tokens]
@@ -192,7 +192,7 @@ class AttentionBatch:
 
     @made_once
     def rotary_positions(self) -> Tensor:
-        """[tokens]; [3, tokens] where some have a time, a row and a column."""
+        """Rotary positions [tokens], or [3, tokens] if some tokens have a time, a row and a column."""
         if any(piece.rotary_places is not None for piece in self.slices):
             return torch.cat([piece.rotary_positions() for piece in self.slices], dim=1).to(self.device)
         if self.rows is not None:
@@ -203,23 +203,23 @@ class AttentionBatch:
 
     @made_once
     def read_rows(self) -> Tensor | None:
-        """Where among all tokens those stand whose hidden state is wanted; None: everywhere."""
+        """Indices of the tokens whose hidden states are needed; None: all tokens."""
         return None if self._read is None else torch.tensor(self.read_tokens, dtype=torch.int64).to(self.device)
 
     @made_once
     def read_part(self) -> "AttentionBatch":
-        """Those tokens alone: nobody else needs to attend in the last layer."""
+        """A batch of only the read tokens: in the last layer no other token needs to attend."""
         return self if self._read is None else AttentionBatch(self.read_ends, self.device)
 
     @property
     def read_tokens(self) -> list[int]:
-        """Which tokens those are, where the ends of slices are read."""
+        """Indices of the last tokens of the slices that are read."""
         ends = list(itertools.accumulate(piece.length for piece in self.slices))
         return [ends[index] - 1 for index in self._read_slices]
 
     @property
     def read_ends(self) -> list[RequestSlice]:
-        """The same as slices."""
+        """The same tokens as slices of length 1."""
         pieces = [self.slices[index] for index in self._read_slices]
         return [RequestSlice(piece.end - 1, 1, piece.table, adapter=piece.adapter) for piece in pieces]
 
@@ -229,7 +229,7 @@ class AttentionBatch:
 
     @made_once
     def adapted(self) -> Sequence[AdaptedRows]:
-        """In the order of their rows; without those of an adapter that changes the tower alone."""
+        """Runs of rows with a decoder adapter, in row order; adapters that change only the tower are left out."""
         if not any(piece.adapter for piece in self.slices):
             return ()
         found, row = list[AdaptedRows](), 0
@@ -242,29 +242,29 @@ class AttentionBatch:
 
     @made_once
     def single_rows(self) -> DeviceRows | None:
-        """Of those slices that are one token, among longer ones; None: there are none."""
+        """Kernel inputs of the one-token slices among longer ones; None if there are none."""
         pieces, tokens = self.singles
-        # An even number: a kernel is compiled once more where what it reads begins at another kind of address.
+        # Padded to an even number: Triton compiles a kernel again if the alignment of a pointer argument changes.
         return DeviceRows(pieces, self.device, tokens, len(pieces) + len(pieces) % 2) if pieces else None
 
     @made_once
     def singles(self) -> tuple[list[RequestSlice], list[int]]:
-        """Slices of one token, and which tokens they are."""
+        """The slices of one token, and the indices of those tokens."""
         firsts = itertools.accumulate((piece.length for piece in self.slices), initial=0)
         found = [(piece, first) for piece, first in zip(self.slices, firsts, strict=False) if piece.length == 1]
         return [piece for piece, _ in found], [first for _, first in found]
 
     def longer_slices(self, window: int | None, rows_per_block: int) -> DeviceSlices:
-        """Of those that are several tokens."""
+        """Kernel inputs of the slices of several tokens."""
         return DeviceSlices(self, window, rows_per_block)
 
     def narrowed_by(self, window: int | None) -> int | None:
-        """The window; None where it is so wide that it hides nothing."""
+        """Return the window, or None if it is so wide that it hides nothing."""
         return None if window is None or window >= self.longest else window
 
     @made_once
     def _picture_ends(self) -> Tensor:
-        """For each token: where the picture that it lies in ends, 0 outside pictures."""
+        """For each token: the end of the picture that contains it; 0 outside pictures."""
         ends, row = torch.zeros(self.num_tokens, dtype=torch.int64), 0
         for piece in self.slices:
             before = row - piece.start
@@ -275,7 +275,7 @@ class AttentionBatch:
         return ends
 
     def visible(self, window: int | None, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
-        """For each token: the interval [begin, end) of positions of its request that it sees. On the host."""
+        """Return, for each token, the interval [begin, end) of positions of its request that it sees.  On the host."""
         positions = self._positions[rows]
         begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
         return begin, torch.maximum(positions + 1, self._picture_ends[rows])
@@ -307,7 +307,7 @@ def attend_plainly(
     scale: float,
     softcap: float | None,
 ) -> Tensor:
-    """The formula, written out; softmax in float32 as the reference computes it."""
+    """The formula written out, with softmax in float32 as in the reference implementation."""
     group = query.shape[1] // keys.shape[1]
     keys, values = (tensor.repeat_interleave(group, dim=1) for tensor in (keys, values))
     scores = torch.einsum("qhd,khd->hqk", query, keys) * scale

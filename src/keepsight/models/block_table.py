@@ -1,7 +1,7 @@
-"""The pages of one sequence in their order, and where in the store each of its positions lies.
+"""The pages of one sequence in order, and the slot in the KV store of each of its positions.
 
-Knows nothing of keys and values, nor of who else uses a page.  Whatever is asked of it takes time in proportion to what
-changed or to the answer, never to the length of the sequence.
+Knows nothing of keys and values, nor of who else uses a page.  Every operation takes time in proportion to what changed
+or to the size of its result, never to the length of the sequence.
 """
 
 from bisect import bisect_left, bisect_right
@@ -50,16 +50,16 @@ class BlockTable:
 
     @property
     def address(self) -> int:
-        """Where the slots of its positions lie, one after the other, until pages are added."""
+        """The address of the slots of its positions, which are contiguous; valid until pages are added."""
         return self._slots.data_ptr()
 
     def slots(self, begin: int, end: int) -> Tensor:
-        """Those of positions [begin, end)."""
+        """Return the slots of positions [begin, end)."""
         assert end <= len(self.block_ids) * self.block_size, (end, self.block_ids)
         return self._slots[begin:end]
 
     def run(self, begin: int, end: int) -> slice | None:
-        """The slots of positions [begin, end) where they lie in a row and can be read in place."""
+        """Return the slots of positions [begin, end) as a slice if they are contiguous; otherwise None."""
         first, last = begin // self.block_size, (end - 1) // self.block_size
         if bisect_right(self._breaks, first) < bisect_right(self._breaks, last):
             return None

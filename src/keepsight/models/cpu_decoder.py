@@ -1,6 +1,6 @@
-"""A decoder's layers on a CPU, one after another in one call: cpu_decoder.c.
+"""All layers of a decoder on a CPU in one call: cpu_decoder.c.
 
-Where tokens are few it takes longer to ask for a layer's parts one by one than to compute them.
+With few tokens, separate calls for the parts of a layer take longer than the computation.
 """
 
 from collections.abc import Callable, Sequence
@@ -56,11 +56,11 @@ class _Decoder(Structure):
 
 
 class LayerWeights(NamedTuple):
-    norms: Sequence[Tensor | None]  # scales, in the order of `_NORMS`; None after a part that has none
-    of_heads: Tensor | None  # [heads + kv_heads, head_dim]: scales, too; None where queries and keys have no norm
+    norms: Sequence[Tensor | None]  # scales, in the order of `_NORMS`; None where the layer has no such norm
+    of_heads: Tensor | None  # [heads + kv_heads, head_dim]: norm scales; None if queries and keys have no norm
     products: Sequence[Panels]  # in the order of `PRODUCTS`
     activation: str  # of the gate
-    base: int  # which of the angles
+    base: int  # index of its rotary base
 
     def told(self) -> _Layer:
         scales = (None if each is None else each.data_ptr() for each in (*self.norms, self.of_heads))
@@ -71,25 +71,25 @@ class LayerWeights(NamedTuple):
 
 class CpuDecoder:
     def __init__(self, layers: Sequence[LayerWeights], attention_scale: float, eps: float) -> None:
-        self._weights = tuple(layers)  # held, as the kernel is given no more than where they lie
+        self._weights = tuple(layers)  # keeps them alive: the kernel gets only their addresses
         self._layers = (_Layer * len(layers))(*(each.told() for each in layers))
         self._attention_scale, self._eps = attention_scale, eps
         assert number("products_of_layer") == len(PRODUCTS)
-        # Of each adapter, for as long as it is held.
+        # The C structs of each adapter, for as long as the adapter is alive.
         self._told_adapters: WeakKeyDictionary[AdapterWeights, Array[_LowRank]] = WeakKeyDictionary()
 
     def compute(
         self,
         hidden: Tensor,  # [tokens, size]
-        angles: tuple[Tensor, Tensor],  # [bases, tokens, 1, head_dim], sines negative in their first half
+        angles: tuple[Tensor, Tensor],  # [bases, tokens, 1, head_dim]; the first half of the sines is negated
         caches: Sequence[LayerCache],
         sights: Sequence[Sight],  # of each layer
         slots: Tensor,  # [tokens]
-        read_rows: Tensor | None,  # in their order; None: all
-        adapted: tuple[Sequence[AdaptedRows], Sequence[AdaptedRows]],  # of all rows, and of those that are read
+        read_rows: Tensor | None,  # ascending; None: all
+        adapted: tuple[Sequence[AdaptedRows], Sequence[AdaptedRows]],  # among all rows, and among those that are read
         watch_layer: Callable[[int, Tensor], None] | None,
     ) -> Tensor:
-        """[tokens, size] -> [read, size]; keys and values of all tokens are in their slots then."""
+        """[tokens, size] -> [read, size]; also writes keys and values of all tokens to their slots."""
         hidden = hidden.clone(memory_format=torch.contiguous_format)
         room = self._room_beside(hidden)
         work = self._work(hidden, angles, caches, sights, slots, read_rows, room)
@@ -108,7 +108,7 @@ class CpuDecoder:
         return hidden
 
     def _room_beside(self, hidden: Tensor) -> list[Tensor]:
-        """For what lies between two parts of a layer; torch's: where there is none a step fails, not the process."""
+        """Allocate the intermediate buffers of a layer, by torch: if memory runs out a step fails, not the process."""
         qkv, out, gate, up, _ = self._weights[0].products
         rows, wide_rows = len(hidden), min(len(hidden), number("wide_rows"))
         of_all = ((rows, each) for each in (qkv.num_inputs, qkv.num_outputs, out.num_inputs))

@@ -1,6 +1,6 @@
-"""What lies between matrix products on a CPU: cpu_kernels.c, cpu_attention.c and cpu_whole_sight.c.
+"""The CPU kernels for the work between matrix products: cpu_kernels.c, cpu_attention.c and cpu_whole_sight.c.
 
-Knows addresses and strides, nothing of models; whoever calls has asked `takes_kernels` or `can_attend` before.
+Knows addresses and strides, not models.  Callers must check `takes_kernels` or `can_attend` first.
 """
 
 import functools
@@ -55,7 +55,7 @@ def takes_kernels(tensor: Tensor) -> bool:
 
 
 def can_attend(query: Tensor, num_kv_heads: int) -> bool:
-    """[rows, heads, head_dim]"""
+    """Return whether the attention kernel takes these queries [rows, heads, head_dim]."""
     return takes_kernels(query) and fits_tiles(query.shape[1], num_kv_heads, query.shape[2])
 
 
@@ -64,7 +64,7 @@ def fits_tiles(num_heads: int, num_kv_heads: int, head_dim: int) -> bool:
 
 
 def norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """hidden / rms(hidden) * scale over the last dimension."""
+    """Return hidden / rms(hidden) * scale over the last dimension."""
     out, size = torch.empty_like(hidden), hidden.shape[-1]
     assert hidden.is_contiguous()
     assert scale.shape == (size,)
@@ -74,9 +74,9 @@ def norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
-    """Cosines and sines [bases, tokens, 1, 2 * half] of positions times frequencies [bases, half].
+    """Return cosines and sines [bases, tokens, 1, 2 * half] of positions times frequencies [bases, half].
 
-    Each stands twice in a row, and sines are negative the first time.
+    Each half of a row holds all of them; the first half of the sines is negated.
     """
     assert positions.is_contiguous()
     assert frequencies.is_contiguous()
@@ -88,21 +88,24 @@ def angles(positions: Tensor, frequencies: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class Sight:
-    """What each row of a batch sees: positions [begin, end) of its own sequence, and in which slots those lie."""
+    """The positions [begin, end) of its own sequence that each row of a batch sees, and their slots."""
 
     def __init__(self, lengths: Sequence[int], slots: Sequence[Tensor], begins: Tensor, ends: Tensor) -> None:
-        """Rows of a sequence follow each other; `slots` are those of its positions, `begins` and `ends` of all rows."""
+        """The rows of a sequence are consecutive.
+
+        `lengths` and `slots` are the row counts and position slots of each sequence; `begins` and `ends` are by row.
+        """
         first_rows = torch.tensor([0, *itertools.accumulate(lengths)])
         addresses = torch.tensor([each.data_ptr() for each in slots], dtype=torch.int64)
         self._told = (first_rows, addresses, begins, ends)
-        # Held, as the kernel is given no more than where they lie.
+        # Keeps them alive: the kernel gets only their addresses.
         self._slots = tuple(slots)
         assert all(each.dtype is torch.int64 and each.is_contiguous() for each in (*self._told, *self._slots))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
-        """Of queries [rows, heads, head_dim]; numbers of a row or slot lie together, rows and slots may lie apart.
+        """Return the attention of queries [rows, heads, head_dim]; only the first dimension may have gaps.
 
-        Where keys and values are bfloat16, what they multiply is rounded; whoever calls has asked `rounds_rows`, too.
+        If keys and values are bfloat16, what they multiply is rounded; callers must then check `rounds_rows` first.
         """
         if out is None:
             out = query.new_empty(query.shape)
@@ -115,7 +118,7 @@ class Sight:
         return out
 
     def told(self, num_heads: int, keys: Tensor, scale: float) -> AttentionWork:
-        """What the kernel is told, but for what it reads and writes; of rows that do not lie apart."""
+        """Return the kernel's arguments without the data pointers, for contiguous rows."""
         stride = num_heads * keys.shape[2]
         return AttentionWork(
             *(None,) * 4,
@@ -123,16 +126,16 @@ class Sight:
             *(len(self._slots), num_heads, *keys.shape[1:]),
             *(stride, stride, keys.stride(0)),
             keys.dtype is torch.bfloat16,
-            scale / math.log(2),  # whose exponential is a power of 2
+            scale / math.log(2),  # the kernel computes powers of 2
         )
 
 
 def attend_to_all(
     query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor, *, rounds: bool = False
 ) -> None:
-    """Of rows [rows, head_dim] that see all keys [keys, head_dim]; numbers of a row lie together, rows may lie apart.
+    """Compute attention of rows [rows, head_dim] that see all keys [keys, head_dim]; rows may have gaps between them.
 
-    Where it `rounds`, all are multiplied as bfloat16; whoever calls has asked `rounds_rows`, too.
+    If `rounds`, everything is multiplied as bfloat16; callers must then check `rounds_rows` first.
     """
     if not rounds and not number("attends_unrounded"):
         sight = _whole_sight(len(query), len(keys))
@@ -147,6 +150,6 @@ def attend_to_all(
 
 @functools.lru_cache(maxsize=16)
 def _whole_sight(num_rows: int, num_keys: int) -> Sight:
-    """Of one sequence, whose every position each row sees."""
+    """Return a Sight of one sequence in which each row sees every position."""
     whole = torch.full((num_rows,), num_keys)
     return Sight([num_rows], [torch.arange(num_keys)], torch.zeros_like(whole), whole)

@@ -1,6 +1,6 @@
-"""What is compiled for the CPU when the package is installed, of which this loads what its processor takes.
+"""Loads the CPU kernels, compiled when the package is installed, in the best build that this processor can run.
 
-Where it could not be compiled there is no library, and all is torch's own.
+If they could not be compiled there is no library, and torch's operations are used.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ _NAMES = (
     *("norm", "angles", "attend", "attend_to_all", "multiply", "take_rows", "decode", "place_team"),
     *("runs_here", "attends_unrounded", "wide_rows", "products_of_layer"),
 )
-# The best first; the last is for any processor.
+# The best first; the last runs on any processor.
 BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
-# How many are too good for what torch says that the processor can do; of tiles (AMX) it says nothing.
+# How many builds to skip for the CPU capability that torch reports; it does not report tiles (AMX).
 _TOO_GOOD = {"AVX512": 0, "AVX2": 2}
 
 
@@ -30,19 +30,19 @@ def has_library() -> bool:
 
 
 def name_of_build() -> str:
-    """The numbers of different ones differ in their last bits."""
+    """Return the name of the loaded build.  Results of different builds differ in their last bits."""
     library = _library()
     return "torch" if library is None else Path(library._name).name.partition(".")[0]
 
 
 def call(name: str, work: ctypes.Structure) -> None:
-    """A function, without its prefix, and all that it is told."""
+    """Call the function of that name (without its prefix) with the struct of its arguments."""
     _function(name)(ctypes.byref(work))
 
 
 @functools.cache
 def number(name: str) -> int:
-    """What the library says of itself, or of its processor."""
+    """Return a constant that the library exports, about itself or the processor."""
     return _number(_found(), name)
 
 
@@ -68,7 +68,7 @@ def _library() -> ctypes.CDLL | None:
 def _load(path: str | None) -> ctypes.CDLL | None:
     try:
         library = ctypes.CDLL(path)
-        for name in _NAMES:  # one of before may be left
+        for name in _NAMES:  # a library of an earlier version may be left
             getattr(library, f"keepsight_{name}")
     except (OSError, AttributeError) as error:
         logger.warning("The kernels for the CPU in %s do not fit here (%s)", path, error)

@@ -1,8 +1,8 @@
 """Matrix products on a CPU: cpu_products.c.
 
-Of float32 as fast as by the best library at hand, of few rows faster, and torch's own take twice as long where the CPU
-is not Intel's.  And unlike theirs a row's numbers are the same to the last bit in whatever company it is computed: no
-cache and no batch can change an answer.
+Products of float32 are as fast as those of the best available library, and faster for few rows; torch's take twice as
+long on CPUs other than Intel's.  Unlike theirs, a row's results are the same to the last bit whatever else is in the
+batch: neither caching nor batching can change an answer.
 """
 
 from ctypes import Structure, c_long, c_void_p
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from keepsight.models.cpu_library import call, has_library, number
 
-# In the order of cpu_products.h: what a weight is of, and whether the rows that it multiplies are rounded to bfloat16.
+# In the order of cpu_products.h: dtype of a weight, and whether the rows that it multiplies are rounded to bfloat16.
 _KINDS = (
     (torch.float32, False),
     (torch.bfloat16, False),
@@ -22,8 +22,8 @@ _KINDS = (
     (torch.int8, False),
     (torch.int8, True),
 )
-_BYTES_OF_STEP = 4  # of each output
-# In the order of cpu_activations.h, by the names that checkpoints give them.
+_BYTES_OF_STEP = 4  # per output
+# In the order of cpu_activations.h, by their names in checkpoints.
 _ACTIVATIONS = (None, "gelu_pytorch_tanh", "gelu", "silu")
 
 
@@ -46,14 +46,14 @@ def takes_panels(weight: Tensor) -> bool:
 
 
 def rounds_rows() -> bool:
-    """Whether this processor multiplies bfloat16 by bfloat16, twice as fast as float32."""
+    """Return whether this processor multiplies bfloat16 by bfloat16, twice as fast as float32."""
     return has_library() and bool(number("multiplies_bfloat16"))
 
 
 class Panels:
-    """A weight [outputs, inputs] as the kernel reads it; what it multiplies is float32.
+    """A weight [outputs, inputs] in the layout that the kernel reads; its inputs are float32.
 
-    `scales`: of int8, what each output's numbers are multiplied by.
+    `scales`: for int8, the factor of each output's row.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class Panels:
         missing = (num_steps * of_step - self.num_inputs, num_panels * panel - self.num_outputs)
         if any(missing):
             weight = F.pad(weight, (0, missing[0], 0, missing[1]))
-        # Where vectors begin on the cache's lines.
+        # Aligned, so that vectors begin at cache lines.
         self._weight = _aligned(weight.view(num_panels, panel, num_steps, of_step).transpose(1, 2))
         of_each = num_panels * panel
         self._scales, self._bias = (None if each is None else _padded(each, of_each) for each in (scales, bias))
 
     def multiply(self, hidden: Tensor, *, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
-        """[..., inputs] -> [..., outputs], with the bias on top.
+        """[..., inputs] -> [..., outputs], with the bias added.
 
-        An activation, and `onto` other numbers, which change, cost next to nothing here.
+        Applying an activation, or adding to `onto` in place, costs next to nothing here.
         """
         assert hidden.dtype is torch.float32
         hidden = hidden.contiguous()
@@ -92,14 +92,14 @@ class Panels:
         return out
 
     def told(self, activation: str | None = None) -> ProductWork:
-        """What the kernel is told, but for what it reads and writes."""
+        """Return the kernel's arguments without its input and output."""
         which = _ACTIVATIONS.index(activation)
         read = (None if each is None else each.data_ptr() for each in (self._weight, self._scales, self._bias))
         sizes = (0, self.num_inputs, self.num_outputs)
         return ProductWork(None, None, *read, None, *sizes, self._kind, which)
 
     def rows(self, which: Tensor) -> Tensor:
-        """[count] -> [count, inputs]: what the weight has for some outputs."""
+        """[count] -> [count, inputs]: return the weight's rows of some outputs."""
         assert which.dtype is torch.int64
         assert which.dim() == 1
         which = which.contiguous()
@@ -110,7 +110,7 @@ class Panels:
 
 
 def _padded(numbers: Tensor, size: int) -> Tensor:
-    """Of each output, as float32."""
+    """Return one number per output, as float32, padded with zeros to `size`."""
     padded = numbers.new_zeros(size, dtype=torch.float32)
     padded[: len(numbers)] = numbers
     return padded

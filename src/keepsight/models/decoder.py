@@ -1,6 +1,6 @@
-"""A decoder: embeddings in, hidden states out, for the flat tokens of all requests of a step.
+"""A decoder: computes hidden states from embeddings, for the flattened tokens of all requests of a step.
 
-Knows positions and pages only through `AttentionBatch`; which tokens see which is decided there.
+Knows positions and pages only through `AttentionBatch`, which decides which tokens see which.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -39,26 +39,29 @@ from keepsight.models.paged_attention import PagedAttention, sight_of
 
 
 class RotaryTable:
-    """The frequencies of all rotary bases: Gemma has two, one for each kind of layer."""
+    """The rotary frequencies of all bases: Gemma has two bases, one for each kind of layer."""
 
     def __init__(self, configs: Iterable[RotaryConfig], head_dim: int, place: Placement) -> None:
         self.configs = tuple(dict.fromkeys(configs))
         exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=place.device) / head_dim
         frequencies = [1.0 / config.theta**exponents / config.scaling_factor for config in self.configs]
         self.frequencies = torch.stack(frequencies)  # [bases, half of head_dim]
-        # Which numbers of a head turn by a token's row, and which by its column; None: pictures have none.
+        # Indices of a head's elements rotated by the token's row, and by its column; None: pictures have no rows.
         [shares] = {config.by_row_and_column for config in self.configs}
         half = head_dim // 2
         self._turned_by = None if shares is None else [_numbers_of(each, half, place.device) for each in shares]
         self.dtype = place.dtype
 
     def angles(self, positions: Tensor) -> dict[RotaryConfig, Angles]:
-        """Of every base; a step has too few tokens to ask for them one by one."""
+        """Return the angles of every base, computed together: a step has too few tokens for one call per base."""
         cos, sin = self.of_every_base(positions)
         return dict(zip(self.configs, zip(cos.unbind(), sin.unbind(), strict=True), strict=True))
 
     def of_every_base(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """`positions`: [tokens], or [3, tokens] where a token has a time, a row and a column."""
+        """Return cosines and sines [bases, tokens, 1, head_dim].
+
+        `positions`: [tokens], or [3, tokens] if tokens have a time, a row and a column.
+        """
         if positions.dim() == 1:
             return self._turn(positions)
         assert self._turned_by is not None, "pictures have no rows for this decoder"
@@ -76,21 +79,21 @@ class RotaryTable:
 
 
 def _numbers_of(frequencies: range, half: int, device: torch.device) -> Tensor:
-    """Of a head, whose numbers each frequency turns two of."""
+    """Return the indices of the elements of a head that these frequencies rotate: each rotates a pair."""
     turned = torch.tensor(frequencies, dtype=torch.int64, device=device)
     return torch.cat((turned, turned + half))
 
 
 class LayerStep(NamedTuple):
-    """What a layer is given beside the hidden states of all tokens."""
+    """The inputs of a layer other than hidden states."""
 
     angles: Angles
     attention: Attention
     cache: LayerCache
     batch: AttentionBatch
-    # Where those stand whose output alone is read, in the last layer; None: everywhere.
+    # In the last layer: indices of the tokens whose output is read; None: all tokens.
     rows: Tensor | None
-    # Of all tokens, and of those.
+    # For all tokens, and for those that are read.
     adaptation: Adaptation
     adaptation_of_read: Adaptation
 
@@ -112,7 +115,7 @@ class SelfAttention(nn.Module):
         self.key_scale = empty_parameter(exact, dim) if config.norms_heads else None
 
     def forward(self, hidden: Tensor, step: LayerStep) -> Tensor:
-        """What `out` is to be given, of the tokens that are read."""
+        """Return the input of `out` for the tokens that are read."""
         config, batch = self.config, step.batch
         query = self._place_heads(step.adaptation.multiply("qkv", self.qkv, hidden), step)
         if step.rows is not None:
@@ -128,7 +131,7 @@ class SelfAttention(nn.Module):
         return output.flatten(1)
 
     def _place_heads(self, projected: Tensor, step: LayerStep) -> Tensor:
-        """Queries; keys and values are in the cache then."""
+        """Return the queries, having written keys and values to the cache."""
         config = self.config
         heads = projected.view(step.batch.num_tokens, -1, config.head_dim)
         if kernels := kernels_for(heads.device):
@@ -144,7 +147,7 @@ class SelfAttention(nn.Module):
 
     @made_once
     def scales(self) -> Tensor | None:
-        """[heads + kv_heads, head_dim]: queries and keys differ only in their scale and are normalised in one go."""
+        """[heads + kv_heads, head_dim]: queries and keys differ only in their scale, so one call normalizes both."""
         config = self.config
         if self.query_scale is None or self.key_scale is None:
             return None
@@ -180,7 +183,10 @@ class DecoderLayer(nn.Module):
             self.feed_forward = Mixture(place, size, layer.mixture, activation)
 
     def forward(self, hidden: Tensor, normed: Tensor, step: LayerStep, following: RMSNorm) -> tuple[Tensor, Tensor]:
-        """Of the tokens that are read.  What is given is normed already, and what it gives, too, for what follows."""
+        """Return the residual stream and its norm by `following`, for the tokens that are read.
+
+        `normed` is `hidden` already normed for this layer.
+        """
         attended, adaptation = self.attention(normed, step), step.adaptation_of_read
         if step.rows is not None:
             hidden = hidden[step.rows]
@@ -193,14 +199,14 @@ class DecoderLayer(nn.Module):
         return add_and_norm(hidden, result, self.after_feed_forward, following)
 
     def products(self) -> dict[str, Linear]:
-        """Those that may be adapted, in the order of `PRODUCTS`."""
+        """The products that an adapter may change, in the order of `PRODUCTS`."""
         found, wide = {"qkv": self.attention.qkv, "out": self.attention.out}, self.feed_forward
         if isinstance(wide, GatedFeedForward):
             found |= {"gate": wide.gate, "up": wide.up, "down": wide.down}
         return found
 
     def for_cpu(self, rotary: RotaryTable) -> LayerWeights:
-        """Once its weights are packed."""
+        """Return the weights for the CPU's kernel.  Call after they are packed."""
         attention = self.attention
         norms = (self.before_attention, self.after_attention, self.before_feed_forward, self.after_feed_forward)
         return LayerWeights(
@@ -227,12 +233,12 @@ class Decoder(nn.Module):
         super().__init__()
         self.config = config
         self.embedding = Linear(place, config.hidden_size, {"embed_tokens": config.vocab_size}, bias=False)
-        # Rounded to the model's precision before it multiplies, as in training.
+        # Rounded to the model's dtype before multiplying, as in training.
         self.embedding_scale = torch.tensor(config.embedding_scale, dtype=torch.float32).to(place.dtype).item()
         self.layers = Row[DecoderLayer](DecoderLayer(config, layer, place) for layer in config.layers)
         self.norm = RMSNorm(place, config.hidden_size, config.rms_norm_eps, adds_one=config.norms_add_one)
         self.rotary = RotaryTable((layer.rotary for layer in config.layers), config.head_dim, place)
-        # All layers in one call, where there is a kernel for them.
+        # Computes all layers in one call, if the CPU has a kernel for them.
         self._layers_on_cpu: CpuDecoder | None = None
 
     def embed(self, token_ids: Tensor) -> Tensor:
@@ -248,7 +254,7 @@ class Decoder(nn.Module):
         watch_layer: LayerWatcher | None = None,
         deep: Sequence[DeepRows] = (),
     ) -> Tensor:
-        """Normed."""
+        """Return the hidden states of the tokens that are read, after the final norm."""
         if self._layers_on_cpu is not None and isinstance(attention, PagedAttention):
             watch_layer = _adding(deep, watch_layer) if deep else watch_layer
             hidden = self._compute_on_cpu(self._layers_on_cpu, hidden, caches, batch, watch_layer)
@@ -265,7 +271,7 @@ class Decoder(nn.Module):
         deep: Sequence[DeepRows],
     ) -> Tensor:
         angles, layers = self.rotary.angles(batch.rotary_positions), list(self.layers)
-        # Each layer's result is normed where it is added, for the next.
+        # Each layer also computes the norm that the next one needs, in the same operation as its last addition.
         norms = [layer.before_attention for layer in layers] + [self.norm]
         normed = norms[0](hidden)
         for index, (layer, cache, following) in enumerate(zip(layers, caches, norms[1:], strict=True)):
@@ -297,7 +303,7 @@ class Decoder(nn.Module):
         return layers.compute(hidden, angles, caches, sights, batch.slots, batch.read_rows, adapted, watch_layer)
 
     def pack(self) -> None:
-        """Once all weights are packed."""
+        """Set up the CPU's kernel for all layers, if it can be used.  Call after all weights are packed."""
         config = self.config
         is_plain = config.attention_softcap is None and not any(layer.mixture for layer in config.layers)
         is_on_cpu = self.embedding.panels is not None
@@ -306,7 +312,7 @@ class Decoder(nn.Module):
             self._layers_on_cpu = CpuDecoder(weights, config.attention_scale, config.rms_norm_eps)
 
     def products(self) -> list[dict[str, Linear]]:
-        """Of each layer, those that may be adapted."""
+        """For each layer, the products that an adapter may change."""
         return [layer.products() for layer in self.layers]
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -316,7 +322,7 @@ class Decoder(nn.Module):
 
 
 def _add_deep(deep: Sequence[DeepRows], index: int, hidden: Tensor) -> bool:
-    """To what a layer gave, which is its own to change; whether there was something."""
+    """Add the deep rows of layer `index` to its output in place.  Return whether there were any."""
     added = [each for each in deep if index < each[1].shape[1]]
     for first, rows in added:
         hidden[first : first + len(rows)] += rows[:, index]

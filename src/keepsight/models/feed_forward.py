@@ -1,4 +1,4 @@
-"""What follows attention in a layer: two products with an activation between them, or with a gate."""
+"""The feed-forward part of a layer: two products with an activation between them, or with a gate."""
 
 from collections.abc import Iterator
 
@@ -18,7 +18,7 @@ class FeedForward(nn.Module):
         self.down = Linear(place, wide, {"fc2": size}, bias=True)
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
-        """Changes `sums`."""
+        """Add the result to `sums` in place."""
         self.down(self.up(hidden, self.activation), onto=sums)
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -30,8 +30,8 @@ class GatedFeedForward(nn.Module):
     def __init__(self, place: Placement, size: int, wide: int, activation: str, *, bias: bool) -> None:
         super().__init__()
         self.activation = activation
-        # Where a GPU's kernel takes both halves of a row, one lies behind the other.  A tower's have biases: what an
-        # adapter has for them takes the place of these products, and would be passed by.
+        # Stacked if a GPU kernel takes both halves of a row.  A tower's have biases and are not stacked: adapters
+        # replace a tower's `Linear` products, which the stacked product would bypass.
         both = None if bias or kernels_for(place.device) is None else empty_matrices(place, 2 * wide, size).data
         of_gate, of_up = (None, None) if both is None else both.chunk(2)
         self.gate = Linear(place, size, {"gate_proj": wide}, bias=bias, weight=of_gate)
@@ -43,7 +43,7 @@ class GatedFeedForward(nn.Module):
         return adaptation.multiply("down", self.down, self._gated(hidden, adaptation))
 
     def add_to(self, sums: Tensor, hidden: Tensor) -> None:
-        """Changes `sums`."""
+        """Add the result to `sums` in place."""
         self.down(self._gated(hidden, NOT_ADAPTED), onto=sums)
 
     def _gated(self, hidden: Tensor, adaptation: Adaptation) -> Tensor:

@@ -1,11 +1,11 @@
-"""What a GPU does between matrix products where torch's operations are too many or read too much: Triton kernels.
+"""Triton kernels for the work between matrix products, where torch needs too many launches or reads too much.
 
-A step of single tokens is their launches and what they read.  Norms, gates and rotation are fewer launches than
-torch's, and keys are read where their pages lie; longer slices attend by `gpu_slices.py`, towers by
-`gpu_whole_sight.py`.  Whatever a row's numbers are, they depend on that row alone; a longer slice's last bits on what
-else is in the step, too.
+The time of a step of single tokens is that of launches and memory reads.  Norms, gates and rotation take fewer launches
+here than in torch, and keys are read from their pages in place.  The attention of longer slices is in `gpu_slices.py`,
+that of towers in `gpu_whole_sight.py`.  A row's results depend on that row alone; the last bits of a longer slice's
+also depend on what else is in the step.
 
-Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
+Knows tensors, not models.  Callers get it from `gpu_library`, the only place where Triton is imported.
 """
 
 import torch
@@ -29,12 +29,12 @@ __all__ = [
     "rows_per_block",
 ]
 
-# Of one row's attention, whatever else there is: enough for a GPU that has nothing but that row, and never another
-# number, which would sum in another order.
+# Programs for the attention of one row: enough to fill a GPU with that row alone.  Constant whatever the batch, as
+# another number would sum in another order.
 PROGRAMS_PER_ROW = 128
-# Of the keys that a program has at once, and of as many values.
+# Size of the keys that a program loads at once, and likewise of the values.
 BYTES_OF_KEYS = 16 * 1024
-# By one program: enough of them for a GPU that has one row.
+# Elements per program of the gate: small enough that one row gives the GPU enough programs.
 GATED_AT_ONCE = 512
 
 
@@ -42,7 +42,7 @@ GATED_AT_ONCE = 512
 
 
 def norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """hidden / rms(hidden) * scale over the last dimension, in float32."""
+    """Return hidden / rms(hidden) * scale over the last dimension, computed in float32."""
     hidden = hidden.contiguous()
     out, size = torch.empty_like(hidden), hidden.shape[-1]
     rows = hidden.numel() // size
@@ -70,11 +70,11 @@ def _normed(given, scales, size, eps):
 def add_and_norm(
     sums: Tensor,  # [rows, size]
     result: Tensor,
-    of_result: Tensor | None,  # the scale that it is normed by before it is added
+    of_result: Tensor | None,  # the scale by which `result` is normed before it is added
     scale: Tensor,
     eps: float,
 ) -> tuple[Tensor, Tensor]:
-    """The sums with the result, and those normed.  Every number is rounded where torch's operations round it."""
+    """Return sums + result, and that normed.  Intermediate values are rounded where torch's operations round them."""
     assert all(each.is_contiguous() for each in (sums, result))
     added, out, size = torch.empty_like(sums), torch.empty_like(sums), sums.shape[-1]
     if len(sums):
@@ -93,7 +93,7 @@ def _add_and_norm(
     columns = tl.arange(0, WIDTH)
     is_there = columns < size
     given = tl.load(result + first + columns, mask=is_there, other=0.0)
-    # All that is waited for is asked for at once.
+    # Issue all loads before waiting for any.
     base = tl.load(sums + first + columns, mask=is_there, other=0.0)
     scales = tl.load(scale + columns, mask=is_there, other=0.0)
     if NORMS:
@@ -107,7 +107,7 @@ def _add_and_norm(
 
 
 def gate(both: Tensor, activation: str) -> Tensor:
-    """[rows, 2 * wide], each row a gate and what goes through it -> [rows, wide]"""
+    """[rows, 2 * wide], each row a gate and the numbers it multiplies -> [rows, wide]"""
     assert both.is_contiguous()
     rows, wide = len(both), both.shape[1] // 2
     out = both.new_empty(rows, wide)
@@ -129,7 +129,7 @@ def _gate(out, both, wide, ACTIVATION: tl.constexpr, WIDTH: tl.constexpr):
 
 @triton.jit
 def _activated(numbers, ACTIVATION: tl.constexpr):
-    """What is let through of each number, times it."""
+    """Apply the activation: each number times the fraction of it that is let through."""
     if ACTIVATION == "silu":
         opening = tl.sigmoid(numbers)
     elif ACTIVATION == "gelu":
@@ -146,15 +146,15 @@ def _activated(numbers, ACTIVATION: tl.constexpr):
 
 def place_heads(
     projected: Tensor,  # [tokens, heads + 2 * kv_heads, head_dim]
-    scales: Tensor | None,  # [heads + kv_heads, head_dim]; None: they are not normed
+    scales: Tensor | None,  # [heads + kv_heads, head_dim]; None: no norm
     eps: float,
-    cos: Tensor,  # [tokens, 1, head_dim], like the sines, of which the first half is negative
+    cos: Tensor,  # [tokens, 1, head_dim], like the sines, whose first half is negated
     sin: Tensor,
     keys: Tensor,  # [slots, kv_heads, head_dim], like the values
     values: Tensor,
-    slots: Tensor,  # [tokens]; negative: nobody's
+    slots: Tensor,  # [tokens]; negative for padding
 ) -> Tensor:
-    """Queries [tokens, heads, head_dim] and keys, normed and rotated; keys and values in their slots."""
+    """Norm and rotate queries and keys, write keys and values to slots; return queries [tokens, heads, head_dim]."""
     num_tokens, num_all, dim = projected.shape
     num_kv_heads = keys.shape[1]
     query = projected.new_empty(num_tokens, num_all - 2 * num_kv_heads, dim)
@@ -184,7 +184,7 @@ def _place_heads(
         at = (slot * KV_HEADS + head - HEADS - KV_HEADS) * DIM
         tl.store(values + at + columns, given, mask=is_there & (slot >= 0))
     else:
-        # Of the pair that a coordinate belongs to, the other.
+        # The other coordinate of each pair.
         others = (columns + DIM // 2) % DIM
         other = tl.load(source + others, mask=is_there, other=0.0)
         if NORMS:
@@ -205,7 +205,7 @@ def _place_heads(
 
 @triton.jit
 def _times(some, others):
-    """Rounded as their kind is, then as float32."""
+    """Multiply, round to the dtype of `some`, and return as float32."""
     return (some.to(tl.float32) * others.to(tl.float32)).to(some.dtype).to(tl.float32)
 
 
@@ -217,14 +217,14 @@ def attend_rows(
     query: Tensor,
     keys: Tensor,  # [slots, kv_heads, head_dim], like the values
     values: Tensor,
-    tables: Tensor,  # [rows]: the address of the slots of each position of the row's sequence
-    ends: Tensor,  # [rows]: it sees the positions before this; 0: nobody's
-    places: Tensor | None,  # [rows]: which token each row is; None: they are all tokens, and nobody's output is 0
+    tables: Tensor,  # [rows]: address of the slot table of the row's sequence
+    ends: Tensor,  # [rows]: the row sees positions before this; 0 for padding
+    places: Tensor | None,  # [rows]: token index of each row; None: rows are all tokens, and padding's output is 0
     scale: float,
-    window: int | None,  # of those positions it sees the last so many
+    window: int | None,  # if set, only the last `window` of those positions are seen
     softcap: float | None,
 ) -> None:
-    """What a row sees is shared out to several programs, by its length alone; then the shares are summed."""
+    """Split the keys of each row among several programs, depending only on their number; then sum the shares."""
     rows, (_, num_heads, dim) = len(ends), query.shape
     num_kv_heads = keys.shape[1]
     given = (out, query, keys, values, tables, ends) + (() if places is None else (places,))
@@ -232,7 +232,7 @@ def attend_rows(
     sight = sight_of(dim, num_kv_heads, keys.itemsize, window)
     shares = sight["SHARES"]
     sums = query.new_empty(rows, num_heads, shares, dim, dtype=torch.float32)
-    # Of each share the largest score, and the weights' sum.
+    # The largest score of each share, and the sum of its weights.
     of_shares = query.new_empty(2, rows, num_heads, shares, dtype=torch.float32)
     group = num_heads // num_kv_heads
     told = (ends, ends if places is None else places)
@@ -247,7 +247,7 @@ def attend_rows(
 
 
 def sight_of(dim: int, num_kv_heads: int, bytes_per_number: int, window: int | None) -> dict[str, int]:
-    """How the keys that a row sees are shared out, and what of them a program has at once."""
+    """Return how a row's visible keys are split among programs, and how many of them a program loads at once."""
     width = padded(dim)
     num_keys = max(LEAST_SIDE, BYTES_OF_KEYS // (width * bytes_per_number))
     shares = max(1, PROGRAMS_PER_ROW // num_kv_heads)
@@ -296,7 +296,7 @@ def _attend_share(
             some_keys = tl.load(keys + at_slots, mask=is_key, other=0.0)
             scores = tl.dot(queries, tl.trans(some_keys), input_precision="ieee") * scale
             if SOFTCAP > 0:
-                # tanh, from what Triton has: 1 - 2 / (e^2x + 1) is -1 and 1 at the ends, too.
+                # tanh(x) = 1 - 2 / (e^2x + 1), as Triton has no tanh; also -1 and 1 at the extremes.
                 scores = (1 - 2 / (tl.exp(scores * (2 / SOFTCAP)) + 1)) * SOFTCAP
             scores = tl.where(is_seen[None, :], scores, float("-inf"))
             new_top = tl.maximum(top, tl.max(scores, 1))

@@ -1,6 +1,6 @@
-"""Whether a GPU has kernels of Keepsight's own (`gpu_kernels.py`), which are compiled there when first called.
+"""Decides whether a GPU uses Keepsight's own kernels (`gpu_kernels.py`), which are compiled when first called.
 
-Where it has none all is torch's own, which gives the same, slower.
+Without them torch's operations compute the same, more slowly.
 """
 
 import functools
@@ -76,13 +76,13 @@ _ON_GPUS = frozenset({"cuda"})
 
 
 class _Use:
-    """Of the whole process."""
+    """The process-wide setting: the device types for which kernels are used."""
 
     on = _ON_GPUS
 
 
 def use_kernels(is_wanted: bool) -> None:
-    """From now on."""
+    """Turn the kernels on or off for the whole process."""
     _Use.on = _ON_GPUS if is_wanted else _NOWHERE
 
 

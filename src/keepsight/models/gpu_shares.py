@@ -1,19 +1,18 @@
-"""What kernels of a GPU's attention have in common: what is multiplied at least, and how a row's keys are shared out to
-several programs.
+"""Helpers of the GPU attention kernels: the minimum tile size, and the split of a row's keys among several programs.
 
-A program's share is so many keys in a row; it leaves the sum of their values as weighed against the largest of its own
-scores, and that score and the weights' sum beside it.  Knows nothing of whose keys they are.
+A program's share is a run of consecutive keys.  It stores their weighted sum of values, with weights relative to the
+largest score of the share, and next to it that score and the sum of the weights.  Knows nothing of whose keys they are.
 """
 
 import triton
 import triton.language as tl
 
-# The least that a tensor core multiplies, in any direction.
+# The smallest tile side that a tensor core multiplies.
 LEAST_SIDE = 16
 
 
 def padded(size: int) -> int:
-    """What so many are in the direction in which they are multiplied."""
+    """Return the tile side that holds `size`: a power of two, at least `LEAST_SIDE`."""
     return max(LEAST_SIDE, int(triton.next_power_of_2(size)))
 
 
@@ -26,7 +25,7 @@ def keys_per_share(begin, end, num_shares, KEYS: tl.constexpr):
 def sum_shares(
     out, to, sums, largest, weights, head, num_shares, num_places, DIM: tl.constexpr, WIDTH: tl.constexpr
 ):  # fmt: skip
-    """Of a row's head, that has places for more shares than there may be, to one of `out`."""
+    """Combine the first `num_shares` of the `num_places` shares of `head` into head `to` of `out`."""
     columns = tl.arange(0, WIDTH)
     is_there = columns < DIM
     top = tl.full([], float("-inf"), tl.float32)
@@ -39,10 +38,10 @@ def sum_shares(
         weight = tl.load(weights + at)
         total = total * shrink + weight * grow
         summed = summed * shrink
-        # A share that saw nothing has left no sum.
+        # A share without visible keys stored no sum.
         if weight > 0:
             summed += tl.load(sums + at * DIM + columns, mask=is_there, other=0.0) * grow
         top = new_top
-    # Of what nobody sees the sum is 0, too.
+    # If no share saw any keys, the result is 0.
     mean = summed / tl.where(total > 0, total, 1.0)
     tl.store(out + to * DIM + columns, mean.to(out.dtype.element_ty), mask=is_there)

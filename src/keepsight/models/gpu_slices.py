@@ -1,15 +1,15 @@
-"""A GPU's attention of slices of several tokens, whose keys are read where their pages lie: a Triton kernel.
+"""GPU attention of slices of several tokens, reading keys from their pages in place: a Triton kernel.
 
-A program has a *block*: some rows of one slice, and of their query heads those that share a key head, side by side as
-its lanes.  A row sees one interval of its sequence's positions, whatever the reason.  All slices of a step are one
-launch; where their blocks are fewer than a GPU has room for and what they see is long, that is shared out to several
-programs, and a second launch sums the shares.  How many there are depends on all that is in the step, and so do the
-last bits of what comes out.
+A program computes a *block*: some rows of one slice, with the query heads that share a key head laid side by side as
+its lanes.  A row sees one interval of its sequence's positions, whatever the kind of layer.  All slices of a step are
+one launch.  If there are fewer blocks than the GPU runs at once and they see many keys, the keys are split among
+several programs, and a second launch sums the shares.  The number of shares depends on everything in the step, and so
+do the last bits of the results.
 
-A recorded step has places for more blocks than there are: those of nobody have no rows, and shares that are left with
-nothing to see weigh nothing.
+A recorded step has places for more blocks than there are.  Padding blocks have no rows, and shares with no visible keys
+have weight zero.
 
-Knows tensors, nothing of models, as `gpu_kernels` does, which offers it.
+Knows tensors, not models.  Exported by `gpu_kernels`.
 """
 
 import math
@@ -21,30 +21,30 @@ from torch import Tensor
 
 from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, padded, sum_shares
 
-# Of the queries that a program has, and of the keys (and as many values) that it has at once; and how many of either
-# are enough, however small they are.
+# Limits in bytes on the queries of a program, and on the keys (likewise the values) that it loads at once; and limits
+# on their number when they are small.
 BYTES_OF_QUERIES, MOST_LANES = 32 * 1024, 128
 BYTES_OF_KEYS, MOST_KEYS = 16 * 1024, 64
-# Keys are found by slots that are read themselves: with fewer stages none would be on its way while others are used.
+# Keys are addressed by slots that must be loaded first: with fewer stages no load would overlap with computation.
 NUM_STAGES = 3
-# As many as a GPU has at once.  It bounds the memory of what shares leave, too: of each program its lanes' sums.
+# As many as a GPU runs at once.  Also bounds the memory for shares: each program stores its lanes' sums.
 MOST_PROGRAMS = 256
-# Of fewer, summing the shares takes longer than it saves.
+# With fewer, summing the shares takes longer than splitting saves.
 LEAST_KEYS_PER_SHARE = 512
-# Below all scores, and a number: what a row sees nothing of weighs nothing.
+# Below all scores but finite, so that a share in which a row sees nothing has weight zero.
 NO_SCORE = tl.constexpr(-1e30)
 LN_2 = tl.constexpr(math.log(2))
 
 
 def attend_slices(
-    out: Tensor,  # [rows, heads, head_dim], like the queries; of what lies in no block anything may be written
+    out: Tensor,  # [rows, heads, head_dim], like the queries; rows outside all blocks may get any values
     query: Tensor,
     keys: Tensor,  # [slots, kv_heads, head_dim], like the values
     values: Tensor,
-    seen: Tensor,  # [rows, 2]: where what a row sees begins and ends, of its positions; in a block never nothing
-    blocks: Tensor,  # [blocks, 3]: its first row, how many, and the address of the slots of their sequence's positions
-    num_blocks: int,  # about how many of them have rows
-    longest: int,  # about how many keys a block sees at most
+    seen: Tensor,  # [rows, 2]: begin and end of a row's visible positions; not empty for rows of a block
+    blocks: Tensor,  # [blocks, 3]: first row, number of rows, and the address of their sequence's slot table
+    num_blocks: int,  # approximate number of blocks that have rows
+    longest: int,  # approximate largest number of keys that a block sees
     scale: float,
     softcap: float | None,
 ) -> None:
@@ -57,7 +57,7 @@ def attend_slices(
     if shares > 1:
         sums = query.new_empty(rows, num_heads, shares, dim, dtype=torch.float32)
         largest, weights = query.new_empty(2, rows, num_heads, shares, dtype=torch.float32)
-    # Powers are of two; with a cap, of the cap's share that the score takes up, which is tanh(to_cap * x / 2).
+    # Exponentials are powers of two.  With a softcap the score is softcap * tanh(to_cap * x / 2).
     factor, to_cap = (scale, 0.0) if softcap is None else (softcap, 2 * scale / softcap)
     _attend_block[(num_kv_heads, len(blocks), shares)](
         sums, largest, weights, query, keys, values, seen, blocks, factor * math.log2(math.e), to_cap,
@@ -69,7 +69,7 @@ def attend_slices(
 
 
 def rows_per_block(query: Tensor, keys: Tensor) -> int:
-    """At most; of queries and keys as above."""
+    """Return the largest number of rows in a block, for such queries and keys."""
     tile = _tile_for(query, keys)
     return tile["LANES"] // tile["GROUP"]
 
@@ -79,7 +79,7 @@ def _tile_for(query: Tensor, keys: Tensor) -> dict[str, int]:
 
 
 def tile_of(group: int, dim: int, bytes_per_number: int) -> dict[str, int]:
-    """What a program has of queries, of `group` heads for each key head, and at once of keys."""
+    """Return the tile of a program: its queries, with `group` heads per key head, and the keys it loads at once."""
     width = padded(dim)
     of_row = width * bytes_per_number
     lanes = max(padded(group), min(MOST_LANES, BYTES_OF_QUERIES // of_row))
@@ -92,7 +92,7 @@ def launch_of(tile: dict[str, int]) -> dict[str, int]:
 
 
 def num_shares(num_blocks: int, num_kv_heads: int, longest: int) -> int:
-    """A power of two."""
+    """Return the number of programs among which the keys of a block are split: a power of two."""
     most = min(MOST_PROGRAMS // (num_blocks * num_kv_heads), longest // LEAST_KEYS_PER_SHARE)
     return 1 << (max(1, most).bit_length() - 1)
 
@@ -107,11 +107,11 @@ def _attend_block(
     first_row, num_rows = tl.load(blocks + 3 * block), tl.load(blocks + 3 * block + 1)
     table = tl.load(blocks + 3 * block + 2).to(tl.pointer_type(tl.int64))
     lanes, columns = tl.arange(0, LANES), tl.arange(0, WIDTH)
-    # Lanes of nobody do what those of the last row do; a block of nobody has the first row's, and sees nothing.
+    # Padding lanes compute the same as the last row's; a padding block reads row 0 and sees nothing.
     rows = first_row + tl.minimum(lanes // GROUP, tl.maximum(num_rows - 1, 0))
     begins, ends = tl.load(seen + 2 * rows).to(tl.int32), tl.load(seen + 2 * rows + 1).to(tl.int32)
     begin, end = tl.min(begins), tl.max(ends)
-    # What all rows see.
+    # The interval that all rows see: no mask is needed inside it.
     begin_of_all, end_of_all = tl.max(begins), tl.min(ends)
     num_keys = tl.maximum(keys_per_share(begin, end, tl.num_programs(2), KEYS), LEAST)
     first = begin + share * num_keys
@@ -125,13 +125,13 @@ def _attend_block(
     summed = tl.zeros([LANES, WIDTH], tl.float32)
     for start in range(first, last, KEYS):
         positions = start + tl.arange(0, KEYS)
-        # Behind the end the last is read again, and not seen.
+        # Past the end the last slot is read again, and masked.
         slots = tl.load(table + tl.minimum(positions, end - 1))
         places = (slots * KV_HEADS + kv_head)[:, None] * DIM + columns[None, :]
         some_keys = tl.load(keys + places, mask=is_column[None, :], other=0.0)
         scores = tl.dot(queries, tl.trans(some_keys), input_precision="ieee")
         if CAPS:
-            # tanh, from what Triton has: 1 - 2 / (e^2x + 1) is -1 and 1 at the ends, too.
+            # tanh(x) = 1 - 2 / (e^2x + 1), as Triton has no tanh; also -1 and 1 at the extremes.
             scores = 1 - 2 / (tl.exp(scores * to_cap) + 1)
         if (start < begin_of_all) | (start + KEYS > end_of_all):
             is_seen = (positions[None, :] >= begins[:, None]) & (positions[None, :] < ends[:, None])
@@ -148,7 +148,7 @@ def _attend_block(
     is_row = lanes < num_rows * GROUP
     at = heads * tl.num_programs(2) + share
     if SHARES:
-        # Where they are summed powers are of e.
+        # `sum_shares` uses powers of e.
         tl.store(largest + at, top * LN_2, mask=is_row)
         tl.store(weights + at, total, mask=is_row)
     else:

@@ -1,9 +1,9 @@
-"""Attention of patches on a GPU, which all see each other, or those of a window: Triton kernels.
+"""GPU attention of patches, which all see each other, or those of their window: Triton kernels.
 
-To attend a head is read as a power of two and a rest (72 numbers as 64 and 16), where that is less than the next power
-of two; torch's kernels read 96.  Whatever a patch's numbers are, they depend on what it sees alone.
+A head is read as a power of two and a rest (72 elements as 64 and 16) if that is less than the next power of two;
+torch's kernels read 96.  A patch's results depend only on the patches that it sees.
 
-Knows tensors, nothing of models; whoever calls has it from `gpu_library`, as only there is Triton imported.
+Knows tensors, not models.  Callers get it from `gpu_library`, the only place where Triton is imported.
 """
 
 import math
@@ -14,23 +14,24 @@ from torch import Tensor
 
 from keepsight.models.gpu_shares import padded
 
-# Of a program, by the bytes of a number: those of 4 no tensor core multiplies, and registers hold fewer of them.
+# Rows and keys of a program, by the bytes of an element.  Tensor cores do not multiply 4-byte elements, and registers
+# hold fewer of them.
 MOST_ROWS = {2: 128, 4: 32}
 NUM_KEYS = {2: 64, 4: 16}
 BYTES_OF_ROWS = 24 * 1024
-# Of keys, all but one on their way.
+# Pipeline stages of keys: all but one are in flight.
 MOST_STAGES = 3
 NUM_WARPS = 4
-# Of rows, and of keys and values in all stages: what any GPU's threads may share.
+# Shared memory for rows, and keys and values of all stages: available on any GPU.
 BYTES_OF_ALL = 96 * 1024
-# Of a head's numbers, one patch behind the other; and of heads, which turn by the same angles.
+# Elements of a head that a program places, over consecutive patches; and heads, which share the loaded angles.
 PLACED_AT_ONCE, HEADS_AT_ONCE = 512, 4
 
 
 def place_patches(projected: Tensor, angles: tuple[Tensor, Tensor] | None, heads: Tensor) -> None:
-    """`projected` [pictures, patches, 3, heads, head_dim] to `heads`, which `attend_to_all` reads.
+    """Copy `projected` [pictures, patches, 3, heads, head_dim] to `heads`, which `attend_to_all` reads.
 
-    `angles`, each [patches, 1, head_dim], turn queries and keys; of the sines the first half is negative.
+    `angles`, each [patches, 1, head_dim], rotate queries and keys; the first half of the sines is negated.
     """
     pictures, patches, _, num_heads, dim = projected.shape
     assert heads.permute(0, 2, 3, 1, 4).is_contiguous()
@@ -61,7 +62,7 @@ def _place_patches(
     for head in tl.static_range(AT_ONCE):
         given = tl.load(source + head * DIM + at % DIM, mask=is_there, other=0.0)
         if TURNS:
-            # Of the pair that a coordinate belongs to, the other.
+            # The other coordinate of each pair.
             other = tl.load(source + head * DIM + (at + DIM // 2) % DIM, mask=is_turned, other=0.0)
             given = (given.to(tl.float32) * by_cos + other.to(tl.float32) * by_sin).to(given.dtype)
         tl.store(to + head * numbers + at, given, mask=is_there)
@@ -75,21 +76,21 @@ def attend_to_all(
     size: int,
     scale: float,
 ) -> None:
-    """To `attended`; of patches [first, end) each `size` that follow each other see one another."""
+    """Compute attention into `attended`; patches [first, end) see each other in consecutive windows of `size`."""
     pictures, patches, num_heads, dim = attended.shape
     assert heads.permute(0, 2, 3, 1, 4).is_contiguous()
     assert attended.is_contiguous()
     assert (end - first) % size == 0
     tiles = tiles_of(dim, heads.itemsize)
     programs = (end - first) // size * triton.cdiv(size, tiles["ROWS"])
-    scale /= math.log(2)  # whose exponential is a power of 2
+    scale /= math.log(2)  # the kernel computes powers of 2
     _attend_to_all[(programs, num_heads, pictures)](
         attended, heads, patches, first, size, scale, HEADS=num_heads, WHOLE=size % tiles["KEYS"] == 0, **tiles
     )
 
 
 def tiles_of(dim: int, bytes_per_number: int) -> dict[str, int]:
-    """What a program has at once."""
+    """Return the tile sizes and launch options of a program."""
     width = padded(dim)
     main, rest = width // 2, padded(dim - width // 2)
     if main + rest >= width:
@@ -102,9 +103,9 @@ def tiles_of(dim: int, bytes_per_number: int) -> dict[str, int]:
     return {**tiles, "num_stages": stages, "num_warps": NUM_WARPS}
 
 
-# Compiled twice for all sizes: where keys come in whole blocks none is asked whether it is there, which saves a tenth.
-# To do the last block by itself, behind a loop of whole ones, would serve all; but by Triton 3.6, on an H100, it read
-# shared memory that is not there.
+# Compiled in two variants for all sizes: if keys fill whole blocks no mask is needed, which saves a tenth of the time.
+# A separate last block after a loop of whole ones would serve all sizes, but compiled by Triton 3.6, on an H100, it
+# read shared memory out of bounds.
 @triton.jit(do_not_specialize=["patches", "first", "size"])
 def _attend_to_all(
     attended, heads, patches, first, size, scale,
@@ -115,7 +116,7 @@ def _attend_to_all(
     window, block = tl.program_id(0) // blocks, tl.program_id(0) % blocks
     head, picture = tl.program_id(1), tl.program_id(2).to(tl.int64)
     begin = first + window * size
-    # By DIM, and no stride that is told: how far a row is aligned is known from it, whatever the number of patches.
+    # Computed from the constant DIM instead of a stride argument: the compiler then knows the rows' alignment.
     of_head = patches.to(tl.int64) * DIM
     query = heads + (picture * (3 * HEADS) + head) * of_head + begin * DIM
     key = query + HEADS * of_head
@@ -142,7 +143,7 @@ def _see(
     top, total, main, rest, query_main, query_rest, key, value, start, size, scale,
     MAIN: tl.constexpr, REST: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, ALL_ARE_THERE: tl.constexpr,
 ):  # fmt: skip
-    """Of each row the largest score, the weights' sum and that of what they weigh, with some keys more."""
+    """Update each row's largest score, sum of weights and weighted sum of values with the next block of keys."""
     keys = start + tl.arange(0, KEYS)
     key_main = _read(key, keys, size, 0, MAIN, DIM, ALL_ARE_THERE)
     scores = tl.dot(query_main, tl.trans(key_main), input_precision="ieee")  # [ROWS, KEYS]
@@ -168,7 +169,7 @@ def _see(
 def _read(
     source, rows, size, FIRST: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, ALL_ARE_THERE: tl.constexpr
 ):
-    """Of rows some columns; what is not there is 0."""
+    """Load some columns of some rows; elements out of range are 0."""
     columns = FIRST + tl.arange(0, COLUMNS)
     is_there = (columns < DIM)[None, :]
     if not ALL_ARE_THERE:

@@ -1,8 +1,8 @@
-"""The building blocks that models share, and how each says which tensors of a checkpoint it wants.
+"""The building blocks that models share, each of which declares the checkpoint tensors it needs.
 
-Parameters are made empty on their final device and filled by `load_weights`; nothing here ever initialises them, but a
-bias that some of several fused products lack.  A `WeightSlot` may be a view of a larger parameter: that is how separate
-checkpoint tensors become one fused product.
+Parameters are created empty on their final device and filled by `load_weights`.  Nothing here initializes them, except
+the bias of fused projections that have none.  The target of a `WeightSlot` may be a view of a larger parameter: that is
+how separate checkpoint tensors become one fused product.
 """
 
 import functools
@@ -30,31 +30,31 @@ def name_of(dtype: torch.dtype) -> str:
 class Placement(NamedTuple):
     device: torch.device
     dtype: torch.dtype
-    # What matrices are kept in, where a CPU's kernels multiply: theirs may have fewer digits than what they multiply.
+    # The dtype of weight matrices where the CPU's kernels multiply: it may be narrower than that of their inputs.
     of_matrices: torch.dtype | None = None
-    # Whether what they multiply is rounded likewise, which is faster.
+    # Whether the inputs of products are rounded to that dtype, too, which is faster.
     rounds: bool = False
-    # Whose compute, if not ours.
+    # The library whose modules compute, if not ours.
     modules: str = ""
-    # What the decoder's are kept in instead, if they are quantized: int8, with a scale for each output.
+    # The dtype of the decoder's matrices if they are quantized: int8, with a scale for each output.
     of_decoder: torch.dtype | None = None
 
     def for_decoder(self) -> "Placement":
         return self._replace(of_matrices=self.of_decoder or self.of_matrices)
 
     def for_router(self) -> "Placement":
-        """Rows that were rounded would choose other experts now and then, and so would weights that were quantized."""
+        """Neither rounds inputs nor quantizes weights: either would sometimes choose other experts."""
         return self._replace(rounds=False, of_matrices=None if self.of_decoder else self.of_matrices)
 
     @property
     def of_keys(self) -> torch.dtype:
-        """What keys and values are kept in."""
+        """The dtype of cached keys and values."""
         return torch.bfloat16 if self.rounds else self.dtype
 
     @property
     def arithmetic(self) -> str:
-        """What its numbers depend on, for whoever keeps them."""
-        # Rounded ones make other numbers, whatever rows they multiply.
+        """A description of what numeric results depend on; part of the keys of stored results."""
+        # Rounding matrices changes results even if the rows they multiply are not rounded.
         rounded = "products" if self.rounds else "matrices"
         of_matrices = f", {rounded} of {name_of(self.of_matrices)}" if self.of_matrices else ""
         by = f" by {self.modules}" if self.modules else ""
@@ -68,17 +68,17 @@ class Placement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """The place that one tensor of the checkpoint fills: its name there, its shape there, where it goes."""
+    """The destination of one checkpoint tensor: its name and shape in the checkpoint, and the memory it fills."""
 
     name: str
     shape: tuple[int, ...]
     target: Tensor
     convert: Callable[[Tensor], Tensor]
-    # Whether some checkpoints have its last two dimensions the other way round.
+    # Whether some checkpoints have its last two dimensions transposed.
     may_be_turned: bool = False
-    # What of a product it is the matrix of, if it is one.
+    # The output of the product that it is the matrix of, if any.
     output: "Output | None" = None
-    # Where it is quantized: those of its rows.
+    # The scales of its rows, if it is quantized.
     scales: Tensor | None = None
 
     def takes(self, shape: tuple[int, ...]) -> bool:
@@ -94,7 +94,7 @@ class WeightSlot:
 
     @property
     def digits(self) -> Tensor:
-        """Not finite where what it was filled with is not."""
+        """A tensor that is not finite if the tensor it was filled from is not."""
         return self.target if self.scales is None else self.scales
 
 
@@ -120,7 +120,7 @@ class Part(Protocol):
 
 
 class Row(nn.ModuleList, Generic[P]):
-    """Parts of one kind, one behind the other."""
+    """A sequence of parts of one kind."""
 
     def __iter__(self) -> Iterator[P]:  # type: ignore[override]
         return super().__iter__()  # type: ignore[return-value]
@@ -143,17 +143,17 @@ def empty_matrices(place: Placement, *shape: int) -> nn.Parameter:
 
 
 def empty_scales(matrices: Tensor) -> Tensor | None:
-    """Of each row, where they are quantized."""
+    """Return a scale for each row if the matrices are quantized; otherwise None."""
     return torch.empty(matrices.shape[:-1], dtype=torch.float32) if matrices.dtype is torch.int8 else None
 
 
 def is_read_in_panels(matrices: Tensor, place: Placement) -> bool:
-    """Whether these are multiplied by a CPU's kernels."""
+    """Return whether these matrices are multiplied by the CPU's kernels."""
     return takes_panels(matrices) and place.dtype is torch.float32
 
 
 def without_memory(weight: Tensor) -> nn.Parameter:
-    """Once it is packed."""
+    """Return a parameter of the same shape that takes no memory, to replace a weight that was packed."""
     nowhere = weight.new_full([1] * weight.dim(), torch.nan if weight.is_floating_point() else 0)
     return nn.Parameter(nowhere.expand(weight.shape), requires_grad=False)
 
@@ -175,9 +175,9 @@ class Linear(nn.Module):
         outputs: Mapping[str, int],
         *,
         bias: bool,
-        # Of `outputs`, those that have none all the same.
+        # Names in `outputs` that have no bias although `bias` is set.
         unbiased: Collection[str] = (),
-        # Where its matrix lies, if it is part of a larger one.
+        # The memory of its matrix, if it is part of a larger one.
         weight: Tensor | None = None,
     ) -> None:
         super().__init__()
@@ -191,10 +191,10 @@ class Linear(nn.Module):
         for name in unbiased:
             self._biases[name].zero_()
         self._place = place
-        self.panels: Panels | None = None  # what a CPU's kernels read instead of `weight`
+        self.panels: Panels | None = None  # read by the CPU's kernels instead of `weight`
 
     def pack(self) -> None:
-        """Once it is filled: on a CPU its rows give way to what the kernels read."""
+        """On a CPU, replace the weight by the layout that the kernels read.  Call after it is filled."""
         if is_read_in_panels(self.weight, self._place):
             self.panels = Panels(self.weight, self.bias, scales=self._scales, rounds_rows=self._place.rounds)
             self.weight, self._scales = without_memory(self.weight), None
@@ -205,7 +205,7 @@ class Linear(nn.Module):
         return self.panels
 
     def forward(self, hidden: Tensor, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
-        """`onto`: what it is added to before it is activated, and that holds it then."""
+        """Return the product.  `onto`: a tensor to which it is added in place, before the activation."""
         if self.panels is not None:
             return self.panels.multiply(hidden, activation=activation, onto=onto)
         out = F.linear(hidden, self.weight, self.bias)
@@ -214,7 +214,7 @@ class Linear(nn.Module):
         return out if activation is None else ACTIVATIONS[activation](out)
 
     def rows(self, which: Tensor) -> Tensor:
-        """[count] -> [count, in_features]: what the weight has for some outputs."""
+        """[count] -> [count, in_features]: return the weight's rows of some outputs."""
         return F.embedding(which, self.weight) if self.panels is None else self.panels.rows(which)
 
     def slots(self) -> Iterator[WeightSlot]:
@@ -234,7 +234,7 @@ class Linear(nn.Module):
 
 
 def slots_of_convolution(product: Linear, *kernel: int) -> Iterator[WeightSlot]:
-    """Of one that is a convolution in checkpoints, each with such a kernel, its channels first: here they are last."""
+    """Yield the slots of a product that is a convolution in checkpoints: channels come first there, last here."""
     weight, *bias = product.slots()
     shape = (product.out_features, *kernel)
     yield WeightSlot(weight.name, shape, weight.target, lambda kernels: kernels.movedim(1, -1).flatten(1))
@@ -242,7 +242,7 @@ def slots_of_convolution(product: Linear, *kernel: int) -> Iterator[WeightSlot]:
 
 
 class Output(NamedTuple):
-    """Of a product, what has a tensor of its own in checkpoints."""
+    """One output of a product, with a tensor of its own in checkpoints."""
 
     product: Linear
     name: str
@@ -264,7 +264,7 @@ class LayerNorm(nn.Module):
 
 
 def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """hidden / rms(hidden) * scale over the last dimension; float32 whatever the precision.
+    """Return hidden / rms(hidden) * scale over the last dimension, computed in float32 for every dtype.
 
     The scale may have more dimensions than that one.
     """
@@ -277,12 +277,12 @@ def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def scale_by(*, adds_one: bool) -> Callable[[Tensor], Tensor]:
-    """From a norm's weight to its scale: Gemma's weights are what is added to 1."""
+    """Return the conversion of a norm's weight to its scale: Gemma stores scale - 1."""
     return (lambda weight: 1.0 + weight.float()) if adds_one else torch.Tensor.float
 
 
 class RMSNorm(nn.Module):
-    """Computed in float32 whatever the model's precision."""
+    """RMS norm, computed in float32 whatever the model's dtype."""
 
     def __init__(self, place: Placement, size: int, eps: float, *, adds_one: bool) -> None:
         super().__init__()
@@ -297,7 +297,7 @@ class RMSNorm(nn.Module):
 
 
 def add_and_norm(sums: Tensor, result: Tensor, of_result: RMSNorm | None, norm: RMSNorm) -> tuple[Tensor, Tensor]:
-    """The sums with the result, itself normed where there is a norm for it; and those normed."""
+    """Add `result`, normed by `of_result` if given, to `sums`.  Return the new sums, and those normed by `norm`."""
     assert of_result is None or of_result.eps == norm.eps
     if kernels := kernels_for(sums.device):
         return kernels.add_and_norm(sums, result, None if of_result is None else of_result.scale, norm.scale, norm.eps)
@@ -305,12 +305,12 @@ def add_and_norm(sums: Tensor, result: Tensor, of_result: RMSNorm | None, norm: 
     return sums, norm(sums)
 
 
-# Cosines, and sines that are negative in their first half: [tokens, 1, head_dim].
+# Cosines and sines, each [tokens, 1, head_dim]; the first half of the sines is negated.
 Angles = tuple[Tensor, Tensor]
 
 
 def rotate(heads: Tensor, angles: Angles) -> Tensor:
-    """The first half of each head is one coordinate of its pairs, the second the other."""
+    """Apply the rotary embedding; a head's first half holds one coordinate of its pairs, the second half the other."""
     cos, sin = angles
     return heads * cos + heads.roll(heads.shape[-1] // 2, dims=-1) * sin
 

@@ -1,4 +1,4 @@
-"""From an adapter's tensors to what it adds to products, every tensor accounted for: others are refused."""
+"""Builds the low-rank terms of products from an adapter's tensors; refuses adapters with tensors it does not know."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -17,7 +17,7 @@ from keepsight.models.layers import Linear, Output, Placement, name_of
 
 _NAME = re.compile(r"base_model\.model\.(.+)\.lora_[AB]\.weight")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-# By what checkpoints call a module; None: it is not to be adapted.
+# Finds a product's output by the module's name in checkpoints; None: it cannot be adapted.
 FindOutput = Callable[[str], Output | None]
 _NOT_ADAPTED = (
     "of this model only matrices of attention and of feed-forwards without experts, and linear layers of the tower and "
@@ -31,7 +31,7 @@ def load_adapter(
     find_output: FindOutput,
     place: Placement,
 ) -> dict[Linear, LowRank]:
-    """What it adds to products.  Raises CheckpointError."""
+    """Return what the adapter adds to each product.  Raises CheckpointError."""
     tensors = _Tensors.of(folder)
     pairs = dict[Linear, dict[str, tuple[Tensor, Tensor]]]()
     for module in tensors.modules():
@@ -51,7 +51,7 @@ def load_adapter(
 
 
 def _names_of(module: str) -> tuple[str, str]:
-    """Of what leads down to few numbers, and of what leads up again."""
+    """Return the names of a module's down (A) and up (B) matrices."""
     return f"base_model.model.{module}.lora_A.weight", f"base_model.model.{module}.lora_B.weight"
 
 
@@ -67,11 +67,11 @@ class _Tensors:
             return cls(path, safetensors.torch.load(folder.content))
         except SafetensorError as error:
             raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
-        except KeyError as error:  # its way to say that torch has no such numbers
+        except KeyError as error:  # raised for dtypes that torch does not have
             raise UnreadableTensorsError(path, f"holds tensors of {error}, which are not read") from error
 
     def modules(self) -> list[str]:
-        """That have both of their tensors each."""
+        """Return the names of the adapted modules, each of which must have both of its tensors."""
         modules = dict[str, None]()
         for name in sorted(self.by_name):
             if (match := _NAME.fullmatch(name)) is None:

@@ -1,6 +1,6 @@
-"""From safetensors files to a model's parameters, with every tensor on both sides accounted for.
+"""Loads a model's parameters from safetensors files, with every tensor on both sides accounted for.
 
-Names, shapes and types are compared before anything is read, so that a wrong checkpoint fails with the whole list.
+Names, shapes and dtypes are compared before anything is read, so a wrong checkpoint fails with the complete list.
 """
 
 import math
@@ -30,7 +30,7 @@ from keepsight.models.stored_weights import PackedWeight, StoredTensor, StoredWe
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
-# By what most weights are kept in, and where.
+# Advice by the device and dtype of most of the weights.
 _TO_TAKE_LESS = {
     ("cpu", torch.float32): "--dtype bfloat16 takes half",
     ("cuda", torch.float32): "--dtype bfloat16 takes half",
@@ -46,9 +46,10 @@ def load_weights(
     copies: Mapping[str, str],
     room: int | None,
 ) -> None:
-    """`copies`: what stands for another tensor, whose name is the value; refused where it is not the same.
+    """Fill the slots from the checkpoint in `directory`.
 
-    `room`: bytes of memory that may be filled.
+    `copies`: tensors that duplicate the tensor named by the value; refused if they differ.  `room`: bytes of memory
+    that may be filled.
     """
     wanted = {slot.name: slot for slot in slots}
     packing = read_packing(JsonFields.read(directory / "config.json"))
@@ -69,7 +70,7 @@ def load_weights(
     for name, weight in found.items():
         if slot := wanted.get(name):
             slot.fill(weight.read(slot))
-            # Where it is used, and in that precision, which may be too small for it.
+            # Checked after conversion to the target dtype, whose range may be too small.
             if not _is_finite(slot.digits):
                 raise NotFiniteError(weight.tensor.path, weight.tensor.name, name_of(slot.digits.dtype))
 
@@ -87,26 +88,26 @@ def _find_tensors(directory: Path, canonical_name: Callable[[str], str]) -> dict
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The single file where there is one, as in transformers: an index beside it was left by an earlier save."""
+    """Return the single file if it exists, as transformers does: an index beside it is left from an earlier save."""
     single, index = directory / SINGLE_FILE, directory / INDEX_FILE
     if single.exists() or not index.exists():
         return [single]
     names = JsonFields.read(index).section("weight_map").values()
-    # The index is data: it must not lead out of the checkpoint's folder.
+    # The index is untrusted: it must not lead out of the checkpoint's folder.
     if not names or any(not isinstance(name, str) or Path(name).name != name for name in names):
         raise CheckpointConfigError(index, "weight_map: must name the files of this folder that hold the tensors")
     return [directory / name for name in sorted(set(names))]
 
 
 def stored_dtypes(directory: Path) -> set[str]:
-    """Of all its tensors, as safetensors calls them."""
+    """Return the dtypes of all tensors in a checkpoint, by their safetensors names."""
     files = [_open(path) for path in weight_files(directory)]
     return {file.get_slice(name).get_dtype() for file in files for name in file.keys()}  # noqa: SIM118
 
 
 def _open(path: Path) -> Any:
     try:
-        path.open("rb").close()  # safe_open takes whatever it may not open for missing
+        path.open("rb").close()  # safe_open reports files that it may not open as missing
     except FileNotFoundError:
         raise CheckpointError(path, "no such file") from None
     except OSError as error:
@@ -115,7 +116,7 @@ def _open(path: Path) -> Any:
         return safe_open(path, framework="pt", device="cpu")
     except (SafetensorError, OSError) as error:
         raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
-    except (RuntimeError, MemoryError) as error:  # torch's word, and safetensors'
+    except (RuntimeError, MemoryError) as error:  # raised by torch and by safetensors
         told = f"its {path.stat().st_size / 2**30:.1f} GiB cannot be mapped into memory: {error}"
         raise CheckpointError(path, told) from error
 
@@ -130,17 +131,17 @@ def _check_room(directory: Path, slots: Iterable[WeightSlot], room: int) -> None
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """By its extremes, of which NaN is one: looking at each number by itself takes ten times as long."""
+    """Return whether all values are finite, from the extremes (NaN is one): `isfinite` takes ten times as long."""
     return all(math.isfinite(extreme) for extreme in torch.aminmax(tensor))
 
 
 def _are_equal(copy: Tensor, original: Tensor) -> bool:
-    """A copy may be kept in another precision."""
+    """Return whether the two are equal; a copy may be stored in another dtype."""
     return torch.equal(copy, original.to(copy.dtype)) or torch.equal(copy.to(original.dtype), original)
 
 
 def _unwanted_biases(found: Mapping[str, StoredWeight], wanted: Collection[str]) -> list[str]:
-    """Some that pack weights give each a bias, of zeros where it has none."""
+    """Return the names of biases of packed weights that the model lacks: some packers store zeros for them."""
     packed = (name.removesuffix("weight") + "bias" for name, each in found.items() if isinstance(each, PackedWeight))
     return [name for name in packed if name in found and name not in wanted]
 

@@ -1,6 +1,6 @@
-"""A feed-forward of many experts: a router chooses a few of them for each token, and their results are weighed.
+"""A mixture-of-experts feed-forward: a router chooses a few experts for each token, and their results are weighted.
 
-A token's numbers are summed in an order of its own, whatever is computed with it.
+The order in which a token's results are summed does not depend on the rest of the batch.
 """
 
 from collections import Counter
@@ -46,10 +46,10 @@ class Mixture(nn.Module):
         self.down = empty_matrices(place, config.num_experts, size, config.intermediate_size)
         self._scales: list[Tensor | None] = [empty_scales(each) for each in (self.gate_and_up, self.down)]
         self._place = place
-        self._packed: list[_PackedExpert] = []  # what a CPU's kernels read instead of the two above
+        self._packed: list[_PackedExpert] = []  # read by the CPU's kernels instead of the two above
 
     def pack(self) -> None:
-        """Once it is filled, as a `Linear` is."""
+        """On a CPU, replace the weights by the layout that the kernels read.  Call after they are filled."""
         if not is_read_in_panels(self.down, self._place):
             return
         of_gate_and_up, of_down = self._scales
@@ -66,29 +66,29 @@ class Mixture(nn.Module):
         return [Panels(each, None, scales=its, rounds_rows=self._place.rounds) for each, its in pairs]
 
     def forward(self, hidden: Tensor) -> Tensor:
-        if not len(hidden):  # of a step that nothing is read of: not every device's products take none
+        if not len(hidden):  # a step of which nothing is read: not every device's products accept zero rows
             return hidden
         num_chosen = self.config.num_chosen
         logits, chosen = self.router(hidden).float().topk(num_chosen)
-        # What the softmax of all would give those that are chosen, made to sum to 1.
+        # Equals the softmax over all experts, renormalized over the chosen ones.
         shares = logits.softmax(dim=-1).to(hidden.dtype)
         experts, order = chosen.flatten().sort(stable=True)
         tokens = order // num_chosen
         results = (self._one_by_one if self._packed else self._at_once)(hidden[tokens], experts)
         results *= shares.flatten()[order, None]
         if self._packed:
-            # One after another: a token's in the order of its experts' numbers.
+            # Added sequentially: a token's results in the order of its experts' indices.
             return torch.zeros_like(hidden).index_add_(0, tokens, results)
         return torch.empty_like(results).index_copy_(0, order, results).view(len(hidden), num_chosen, -1).sum(dim=1)
 
     def _one_by_one(self, rows: Tensor, experts: Tensor) -> Tensor:
-        """[rows, size], sorted by expert: by those alone that have rows."""
+        """Compute rows [rows, size], sorted by expert, in one call per expert that has rows."""
         counts = Counter(experts.tolist())
         pairs = zip(counts, torch.split(rows, list(counts.values())), strict=True)
         return torch.cat([self._packed[expert].multiply(its_rows, self.activation) for expert, its_rows in pairs])
 
     def _at_once(self, rows: Tensor, experts: Tensor) -> Tensor:
-        """The same, in shapes that do not depend on which are chosen: a GPU is not waited for, and may record it."""
+        """Compute the same in shapes that do not depend on the choice: needs no GPU sync, and can be recorded."""
         numbers = torch.arange(self.config.num_experts, device=rows.device)
         ends = torch.searchsorted(experts, numbers, right=True, out_int32=True)
         both = _multiply(rows, self.gate_and_up, ends)
@@ -101,12 +101,12 @@ class Mixture(nn.Module):
 
     def slots(self) -> Iterator[WeightSlot]:
         yield from self.router.slots()
-        # As published inputs come before outputs; transformers 5 saves them as here.
+        # Published checkpoints have inputs before outputs; transformers 5 saves them as here.
         of_gate_and_up, of_down = self._scales
         yield slot("experts.gate_up_proj", self.gate_and_up, may_be_turned=True, scales=of_gate_and_up)
         yield slot("experts.down_proj", self.down, may_be_turned=True, scales=of_down)
 
 
 def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:
-    """[rows, inputs], sorted by expert, by [experts, outputs, inputs]; each expert's rows end where `ends` says."""
+    """Multiply [rows, inputs], sorted by expert, by [experts, outputs, inputs]; `ends`: end of each expert's rows."""
     return F.grouped_mm(rows, weights.transpose(1, 2), offs=ends)

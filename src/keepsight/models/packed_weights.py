@@ -1,7 +1,7 @@
-"""Weights that were published in 4 or 8 bits, several to a word: the tensors of each, and what they stand for.
+"""Weights published in 4 or 8 bits, several to a word: the tensors of each, and how to unpack them.
 
-A number less its group's zero, times its group's scale; a group is some inputs of one output.  Outputs come before
-inputs here, as in weights that are whole.  Knows nothing of files.
+A value is (number - zero of its group) * scale of its group; a group is some inputs of one output.  Outputs come before
+inputs here, as in unpacked weights.  Knows nothing of files.
 """
 
 from collections.abc import Mapping
@@ -13,24 +13,24 @@ from torch import Tensor
 
 WORDS, INDEXES, SCALES = ("I32",), ("I32", "I64"), ("F16", "BF16", "F32")
 _BITS_OF_WORD = 32
-# As many are widened at once; whole words of outputs.
+# Outputs that are unpacked at once; they fill whole words.
 _OUTPUTS_AT_ONCE = 256
 
 
 class Names(NamedTuple):
-    """Of the tensors of one weight, each in the place of `weight`; empty where there is none."""
+    """The names of one weight's tensors, each instead of `weight`; empty if there is no such tensor."""
 
     numbers: str
     scales: str
-    # Packed as numbers are, by outputs.  Without them all are in the middle.
+    # Packed like numbers, along outputs.  Without them all zeros are the middle of the range.
     zeros: str = ""
-    # Each input's.
+    # The group of each input.
     groups: str = ""
     shape: str = ""
 
 
 class Part(NamedTuple):
-    """What a tensor must be in files."""
+    """The required shape and dtypes of a tensor in files."""
 
     shape: tuple[int, ...]
     dtypes: tuple[str, ...]
@@ -41,27 +41,27 @@ class Part(NamedTuple):
 class Packing:
     names: Names
     num_bits: int
-    # None: all inputs are one.
+    # None: all inputs are one group.
     group_size: int | None
-    # Whether each input must say of which group it is: where none does, neighbours are of one.
+    # Whether the group of each input must be stored; if it is not, consecutive inputs form groups.
     needs_groups: bool = False
     inputs_come_first: bool = False
-    # Whether a word has numbers of some outputs, or else of some inputs.
+    # Whether a word packs numbers of consecutive outputs; otherwise of consecutive inputs.
     packs_outputs: bool = False
-    # Which of them is at each place of a word, from its lowest bits; None: one behind the other.
+    # Index of the number at each place of a word, from its lowest bits; None: in order.
     order: tuple[int, ...] | None = None
-    # How much smaller than it is a zero is kept.
+    # Stored zeros are less than the real ones by this.
     zeros_less: int = 0
 
     @property
     def _shifts(self) -> tuple[int, ...]:
-        """By which each number of a word is moved."""
+        """The bit offset of each number in a word."""
         count = _BITS_OF_WORD // self.num_bits
         order = self.order or range(count)
         return tuple(self.num_bits * order.index(each) for each in range(count))
 
     def parts(self, outputs: int, inputs: int) -> dict[str, Part]:
-        """By their names, of a weight of [outputs, inputs]."""
+        """Return the tensors of a weight [outputs, inputs], by name."""
         num_groups = self.count_groups(inputs)
         numbers = (self._count_words(outputs), inputs) if self.packs_outputs else (outputs, self._count_words(inputs))
         matrices = {
@@ -84,7 +84,7 @@ class Packing:
         return -(-numbers * self.num_bits // _BITS_OF_WORD)
 
     def make_whole(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int) -> Tensor:
-        """[outputs, inputs], as float32, of its tensors by their names."""
+        """Return the weight [outputs, inputs] as float32, from its tensors by name."""
         numbers, scales = self._turn(tensors[self.names.numbers]), self._turn(tensors[self.names.scales]).float()
         zeros = self._zeros(tensors.get(self.names.zeros), scales)
         groups = tensors.get(self.names.groups)
@@ -104,10 +104,10 @@ class Packing:
         return whole
 
     def _zeros(self, words: Tensor | None, scales: Tensor) -> Tensor:
-        """[outputs, groups]"""
+        """Return the zeros, [outputs, groups]."""
         if words is None:
             return torch.full_like(scales, 2 ** (self.num_bits - 1))
-        # Given back to a whole word, as it was taken away: what was 0 borrowed of the next.
+        # Added to whole words, as it was subtracted from whole words: a zero of 0 borrowed from the next number.
         missing = sum(self.zeros_less << shift for shift in self._shifts)
         return self._unpack(self._turn(words) + missing, 0)[: len(scales)]
 
@@ -115,7 +115,7 @@ class Packing:
         return matrix.mT.contiguous() if self.inputs_come_first else matrix
 
     def _unpack(self, words: Tensor, dim: int) -> Tensor:
-        """[rows, columns], and as many more in `dim` as a word has numbers."""
+        """Unpack words [rows, columns]; `dim` grows by the count of numbers per word."""
         shifts = torch.tensor(self._shifts, dtype=words.dtype)
         apart = words.unsqueeze(dim + 1) >> (shifts if dim else shifts[:, None])
         return apart.bitwise_and_(2**self.num_bits - 1).flatten(dim, dim + 1)
@@ -133,7 +133,7 @@ def gptq(num_bits: int, group_size: int | None, *, needs_groups: bool, zeros_les
 
 
 def compressed(num_bits: int, group_size: int | None, *, needs_groups: bool, has_zeros: bool) -> Packing:
-    """Numbers and zeros are kept as much larger as makes them no less than 0, both of them."""
+    """The compressed-tensors packing: numbers and zeros are stored with the same offset, so that both are >= 0."""
     zeros = "weight_zero_point" if has_zeros else ""
     names = Names("weight_packed", "weight_scale", zeros, "weight_g_idx", "weight_shape")
     return Packing(names, num_bits, group_size, needs_groups)

@@ -1,11 +1,11 @@
-"""The fast attention: over just the keys that a group of queries can see.
+"""The fast attention: each group of queries reads only the keys that it can see.
 
-On a CPU a kernel takes all rows of a step at once and reads keys where they lie; on a GPU one takes all slices of one
-token, whose numbers depend on nothing else, and one all longer slices.  Without kernels it is done by torch's fused
-ones.  For those long slices are cut into groups of rows, so that a prompt never pays for the keys its window or
-causality hides.  Slices of one token read their keys where they lie, each in turn; where copying the keys of several
-into one block costs less than their turns (not very long contexts on a CPU, as many as there is room for on a GPU) they
-are attended to at once.
+On a CPU one kernel computes all rows of a step and reads keys from their pages in place.  On a GPU one kernel computes
+all slices of one token, whose results depend on nothing else in the step, and another all longer slices.  Without these
+kernels torch's fused attention is used.  Long slices are then cut into groups of rows, so that a prompt does not pay
+for keys hidden by its window or by causality.  Slices of one token read their keys in place, one call per slice; where
+copying the keys of several into one block is cheaper than separate calls (contexts that are not very long on a CPU, as
+many as fit on a GPU), they are computed together.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,38 +21,38 @@ from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices,
 from keepsight.models.cpu_kernels import Sight, can_attend
 from keepsight.models.gpu_library import GpuKernels, kernels_for
 
-# Large enough for the kernels to run at full rate, small enough to skip most of what causality hides.
+# Large enough for torch's kernels to run at full rate, small enough to skip most of what causality hides.
 ROWS_PER_GROUP = 512
-# Of one sequence's keys and values: on a CPU copying more takes longer than a call of its own.  And of so many
-# sequences at once: a block of more leaves the cache before it is read.
+# On a CPU: the largest keys and values of one sequence to copy (copying more takes longer than a separate call), and
+# the most sequences to compute together (a larger block is evicted from the CPU's cache before it is read).
 MAX_BYTES_TO_COPY, MAX_TOKENS_TOGETHER = 2**20, 8
-# On a GPU, of all that are copied at once, with what the longest of them pads the others by: among many short contexts
-# one of a hundred thousand positions would take more than the device has.
+# On a GPU: the limit on all keys and values copied at once, padding to the longest included.  Padding many short
+# contexts to one of a hundred thousand positions would exceed the device's memory.
 MAX_BYTES_TOGETHER = 512 * 2**20
 
 
 def use_kernels_of_any_length() -> None:
-    """Of the whole process, on a GPU: without the attention of cuDNN, which torch prefers on some.
+    """Disable cuDNN attention, which torch prefers on some GPUs, for the whole process.
 
-    It is planned anew for each number of keys (in tens of milliseconds, its users say), and with every token there is
-    one more.
+    cuDNN builds a new plan for each number of keys (taking tens of milliseconds, its users report), and every token
+    adds one key.
     """
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 class _Part(Protocol):
-    """Some rows of the batch, and where their keys and values lie."""
+    """Some rows of the batch and the location of their keys and values."""
 
     @property
     def rows(self) -> slice | Tensor: ...
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
-        """Queries of these rows -> outputs of these rows, each [rows, heads, head_dim]"""
+        """Return the outputs of these rows from their queries, each [rows, heads, head_dim]."""
         ...
 
 
 class _All:
-    """A part that is the whole."""
+    """A part that covers the whole batch."""
 
     __slots__ = ()
 
@@ -63,7 +63,7 @@ class _All:
 
 class PagedAttention:
     def __init__(self) -> None:
-        # All layers of one window share the plan of a step; it is dropped with the next step's batch.
+        # All layers with the same window share a step's plan, which is dropped when the next batch comes.
         self._planned_for: AttentionBatch | None = None
         self._plans: dict[int | None, Sequence[_Part]] = {}
 
@@ -95,11 +95,12 @@ class PagedAttention:
 
 
 class _Way(NamedTuple):
-    """How the rows of a step are attended to without a GPU's kernels, which is the same for all layers."""
+    """How attention is computed without our GPU kernels; the same for all layers of a step."""
 
     by_kernel: bool
     dtype: torch.dtype
-    # Of one sequence, to attend to it together with others, 0: never; with how many, and of all of them, padded.
+    # Limits for computing sequences together: keys of one sequence (0: never together), sequences, and keys of all of
+    # them including padding.
     max_keys_to_copy: int
     max_tokens_together: int
     max_keys_together: int
@@ -121,7 +122,7 @@ def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
     if way.by_kernel:
         return [_AllRows(sight_of(batch, window))]
     parts: list[_Part] = []
-    # Which slices are one token, and their rows.
+    # Slice index -> row, for slices of one token.
     singles: dict[int, int] = {}
     row = 0
     for index, piece in enumerate(batch.slices):
@@ -159,7 +160,7 @@ def sight_of(batch: AttentionBatch, window: int | None) -> Sight:
 
 @dataclass(frozen=True, slots=True)
 class _Token:
-    """One row, which sees all of the keys [begin, end) of its request: no mask."""
+    """One row, which sees all keys [begin, end) of its request and so needs no mask."""
 
     index: int
     row: int
@@ -197,24 +198,24 @@ def plan_tokens(batch: AttentionBatch, singles: Mapping[int, int], window: int |
 def _token(batch: AttentionBatch, index: int, row: int, window: int | None) -> _Token:
     piece = batch.slices[index]
     begin = 0 if window is None else max(0, piece.end - window)
-    # Of a picture of one token, too, nothing lies behind the token.
+    # Even if the token belongs to a picture, the picture ends with it.
     assert all(span.end <= piece.end for span in piece.pictures), piece
     return _Token(index, row, begin, piece.end, _slot_index(batch, index, begin, piece.end))
 
 
 def _heads_as_queries(query: Tensor, num_kv_heads: int) -> Tensor:
-    """[rows, heads, head_dim] -> [rows, kv_heads, group, head_dim]: what shares a key head reads it once."""
+    """[rows, heads, head_dim] -> [rows, kv_heads, group, head_dim]: heads that share a key head read it once."""
     rows, num_heads, head_dim = query.shape
     return query.reshape(rows, num_kv_heads, num_heads // num_kv_heads, head_dim)
 
 
 @dataclass(frozen=True, slots=True)
 class _Tokens:
-    """Rows of one token each, their keys copied side by side and padded to the longest."""
+    """Rows of one token each, whose keys are copied into one block, padded to the longest."""
 
     rows: slice | Tensor
     slots: Tensor  # [rows, keys]
-    mask: Tensor | None  # [rows, 1, 1, keys]: 0 where seen, else minus infinity
+    mask: Tensor | None  # [rows, 1, 1, keys]: 0 where visible, else minus infinity
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         num_kv_heads = cache.keys.shape[1]
@@ -229,7 +230,7 @@ class _Tokens:
 
 
 def _groups(tokens: Sequence[_Token], way: _Way) -> Iterator[list[_Token]]:
-    """Those that are attended to at once."""
+    """Yield groups of tokens to compute together."""
     group: list[_Token] = []
     longest = 0
     for token in tokens:
@@ -251,7 +252,7 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
     mask = None
     if min(each.end - each.begin for each in tokens) < slots.shape[1]:
         is_padding = slots < 0
-        # Whatever is read, masked or not, must have been written: any NaN would spread.
+        # Padding must point at a slot that was written: a NaN would spread even if masked.
         slots = torch.where(is_padding, slots[:, :1], slots)
         mask = torch.zeros(slots.shape, dtype=dtype, device=slots.device).masked_fill_(is_padding, float("-inf"))
         mask = mask[:, None, None]
@@ -259,17 +260,17 @@ def _tokens_together(tokens: Sequence[_Token], batch: AttentionBatch, dtype: tor
 
 
 def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
-    """A slice where these rows, ascending, are one: reading through it copies nothing."""
+    """Return a slice if these ascending rows are contiguous, which avoids a copy; otherwise an index tensor."""
     first, last = int(rows[0]), int(rows[-1])
     return slice(first, last + 1) if last - first + 1 == len(rows) else rows.to(device)
 
 
-# By kernels on a GPU ------------------------------------------------------------------------------------------
+# GPU kernels --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _RowsOnDevice(_All):
-    """Slices of one token each."""
+    """A batch of slices of one token each."""
 
     told: DeviceRows
     window: int | None
@@ -284,7 +285,7 @@ class _RowsOnDevice(_All):
 
 @dataclass(frozen=True, slots=True)
 class _SlicesOnDevice(_All):
-    """Slices of several tokens, and those of one among them."""
+    """A batch with slices of several tokens, and perhaps some of one token."""
 
     longer: DeviceSlices
     singles: DeviceRows | None
@@ -312,13 +313,13 @@ def plan_on_device(batch: AttentionBatch, window: int | None, kernels: GpuKernel
 
 @dataclass(frozen=True, slots=True)
 class RowGroup:
-    """Rows of one slice, and the keys [begin, end) of their request that any of them sees."""
+    """Rows of one slice, and the keys [begin, end) of its request that at least one of them sees."""
 
     rows: slice
     begin: int
     end: int
     slots: slice | Tensor
-    # [rows, end - begin]: True where seen; None: everywhere.
+    # [rows, end - begin]: True where visible; None: everywhere.
     mask: Tensor | None
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
@@ -331,7 +332,7 @@ class RowGroup:
 def plan_rows(
     batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int
 ) -> list[RowGroup]:
-    """Of one slice, whose first token is the batch's `first_row`."""
+    """Cut one slice, whose first token is row `first_row` of the batch, into groups of rows."""
     last_row = first_row + batch.slices[index].length
     firsts = range(first_row, last_row, rows_per_group)
     return [_row_group(batch, index, slice(first, min(first + rows_per_group, last_row)), window) for first in firsts]
@@ -342,7 +343,7 @@ def _row_group(batch: AttentionBatch, index: int, rows: slice, window: int | Non
     begin, end = int(begins.min()), int(ends.max())
     mask = None
     if int(begins.max()) > begin or int(ends.min()) < end:
-        # Made where it is read: of a long context it is far larger than what it is made of.
+        # Built on the device: for a long context the mask is far larger than its inputs.
         keys = torch.arange(begin, end, device=batch.device)
         begins, ends = begins.to(batch.device), ends.to(batch.device)
         mask = (keys >= begins[:, None]) & (keys < ends[:, None])
@@ -350,7 +351,7 @@ def _row_group(batch: AttentionBatch, index: int, rows: slice, window: int | Non
 
 
 def _slot_index(batch: AttentionBatch, index: int, begin: int, end: int) -> slice | Tensor:
-    """A slice where the pages lie in a row: reading through it copies nothing."""
+    """Return the slots of positions [begin, end) as a slice if contiguous, which avoids a copy; otherwise a tensor."""
     table = batch.slices[index].table
     run = table.run(begin, end)
     return table.slots(begin, end) if run is None else run
@@ -360,8 +361,8 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
     num_queries, num_heads, head_dim = query.shape
     num_kv_heads = keys.shape[1]
     group = num_heads // num_kv_heads
-    # A key head serves `group` query heads: as a batch dimension with stride 0 it is shared, not repeated.  Were it the
-    # dimension of heads, a GPU's last row of 65, or of 129, would come out wrong (pytorch/pytorch#191937).
+    # A key head serves `group` query heads: a batch dimension with stride 0 shares it without a copy.  If it were the
+    # head dimension, the last row of 65, or of 129, would be wrong on a GPU (pytorch/pytorch#191937).
     grouped = query.reshape(num_queries, num_kv_heads, group, head_dim).permute(2, 1, 0, 3)
     shared = (group, num_kv_heads, keys.shape[0], head_dim)
     output = F.scaled_dot_product_attention(

@@ -1,7 +1,7 @@
-"""What the towers share that take pictures of any size: a picture to its patches, and patches to tokens.
+"""Shared parts of the towers that take pictures of any size: splitting into patches, and merging patches to tokens.
 
-The patches of a token, a square of them, follow each other, so that merging them is reading them as one.  Every `yield`
-is a place where the work may be laid aside.
+The patches of a token, a square of them, are consecutive, so that merging them is a view.  The work may be suspended at
+every `yield`.
 """
 
 from collections.abc import Callable, Generator, Iterator
@@ -25,12 +25,12 @@ from keepsight.models.vision_layer import chunks, rows_at_once
 
 
 def with_frames(pixels: Tensor) -> Tensor:
-    """[pictures, frames, height, width, 3]: a picture has one."""
+    """Return [pictures, frames, height, width, 3]; a picture has one frame."""
     return pixels[:, None] if pixels.dim() == 4 else pixels
 
 
 class PatchEmbedding(nn.Module):
-    """The reference's convolution over two frames, as one matrix product; a picture has one, which is both."""
+    """The reference's convolution over two frames, as one matrix product; a picture's one frame is used twice."""
 
     def __init__(self, place: Placement, patch_size: int, merge_size: int, width: int, *, bias: bool) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class PatchEmbedding(nn.Module):
     ) -> Generator[None, None, Tensor]:
         """[pictures, frames, height, width, 3] -> [pictures, patches, hidden], some rows of tokens at a time.
 
-        `places`: what is added to some of the patches, [patches, hidden].
+        `places`: returns the position embeddings added to a slice of the patches, [patches, hidden].
         """
         pictures, _, height, width, _ = pixels.shape
         side = self.size * self.merge
@@ -56,7 +56,7 @@ class PatchEmbedding(nn.Module):
         return hidden
 
     def forward(self, pixels: Tensor) -> Tensor:
-        """All at once."""
+        """Embed all patches at once."""
         pictures, frames, height, width, _ = pixels.shape
         size, merge = self.size, self.merge
         side = size * merge
@@ -69,12 +69,12 @@ class PatchEmbedding(nn.Module):
 
 
 class PatchMerger(nn.Module):
-    """A token's patches become one embedding."""
+    """Merges the patches of a token into one embedding."""
 
     def __init__(
         self, place: Placement, norm: LayerNorm | RMSNorm, width: int, out_size: int, *, norms_merged: bool = False
     ) -> None:
-        """`width`: of a token's patches together."""
+        """`width`: the width of a token's patches together."""
         super().__init__()
         self.norm, self.width, self.norms_merged = norm, width, norms_merged
         self.up = Linear(place, width, {"linear_fc1": width}, bias=True)
@@ -87,7 +87,7 @@ class PatchMerger(nn.Module):
         return self.down(self.up(merged, "gelu"))  # type: ignore[no-any-return]
 
     def in_parts(self, patches: Tensor) -> Generator[None, None, Tensor]:
-        """The same, some tokens at a time."""
+        """Compute the same, some tokens at a time."""
         merged, of_token = [], self.width // patches.shape[2]
         for some in chunks(patches.shape[1], of_token * max(1, rows_at_once(patches.device) // of_token)):
             merged.append(self(patches[:, some].contiguous()))
@@ -102,7 +102,7 @@ class PatchMerger(nn.Module):
 
 @lru_cache(maxsize=16)
 def places_of_patches(num_rows: int, num_columns: int, merge: int) -> Tensor:
-    """[2, patches]: row and column of each, in their order."""
+    """Return [2, patches]: row and column of each patch, in the order of patches."""
     rows = torch.arange(num_rows)[:, None].expand(-1, num_columns)
     columns = torch.arange(num_columns).expand(num_rows, -1)
     tokens = (num_rows // merge, merge, num_columns // merge, merge)
@@ -110,9 +110,9 @@ def places_of_patches(num_rows: int, num_columns: int, merge: int) -> Tensor:
 
 
 def angles_of_patches(places: Tensor, head_dim: int, theta: float) -> Angles:
-    """Each [patches, 1, head_dim], where the places are.
+    """Return cosines and sines, each [patches, 1, head_dim], on the device of `places`.
 
-    A head's first quarter turns by rows, its second by columns, and so on.
+    A head's first quarter is rotated by rows, its second by columns, its third by rows, its last by columns.
     """
     spatial = head_dim // 2
     frequencies = 1.0 / theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial)

@@ -1,7 +1,7 @@
-"""A batch that other batches take the place of, in the same memory: what a recorded step goes on reading.
+"""A batch whose contents other batches replace in the same memory, which a recorded step (a CUDA graph) keeps reading.
 
-It has room for so many tokens in slices of any lengths, and for some single tokens among them.  Tokens of nobody are
-computed as others are; they have no slot and lie in no block, so that nothing comes of them.
+It has room for a fixed number of tokens in slices of any lengths, some of them single tokens.  Padding tokens are
+computed like others, but have no slot and belong to no block, so they have no effect.
 """
 
 import torch
@@ -9,23 +9,24 @@ import torch
 from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, RequestSlice, count_blocks
 from keepsight.models.block_table import BlockTable
 
-# Of single tokens among longer slices, and of tokens that are read.
+# The most single tokens among longer slices, and the most tokens that are read.
 MOST_ROWS = 64
-# Besides those that one slice of all tokens has: each slice may end with a block of few rows.
+# Blocks in addition to those of one slice of all tokens: each slice may end with a partly filled block.
 SPARE_BLOCKS = 16
-# Keys that a block sees, by which the number of programs that share them is chosen: with few blocks several of them.
+# Assumed keys per block, from which the number of programs that share a block's keys is chosen: several if blocks are
+# few.
 NUM_KEYS = 2048
-# Behind more than that, so few programs would take longer than launching each kernel.
+# With longer contexts so few programs would take longer than launching the kernels one by one.
 MOST_POSITIONS = 2**15
 
 
 class RecordedBatch(AttentionBatch):
     def __init__(self, num_tokens: int, block_size: int, device: torch.device, *, turns_by_rows: bool) -> None:
-        # Nobody has a page yet: what is tried may write to the first, over and over.
+        # No request has pages yet: the trial run may write to page 0 repeatedly.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
         super().__init__([RequestSlice(0, num_tokens, table)], device, [0])
         self.may_have_nobody = True
-        # Each the first: of others some models have not so many.
+        # All positions are 0: some models do not have as many positions as there are tokens.
         self.positions = torch.zeros_like(self.positions)
         self.rotary_positions = self.positions.repeat(3, 1) if turns_by_rows else self.positions.clone()
         self._num_rows = min(num_tokens, MOST_ROWS)
@@ -34,9 +35,9 @@ class RecordedBatch(AttentionBatch):
         assert self.read_part.rows is not None
         self._ends = self.read_part.rows
         self.read_rows = self._ends.tokens
-        # Others stand anywhere: no window is too wide to matter.
+        # Replayed batches may have any positions, so no window may be dropped as too wide to matter.
         self.longest = self.read_part.longest = MOST_POSITIONS
-        # Of each window, from when a layer first asked for them.
+        # By window; created when a layer first asks for them.
         self._longer: dict[int | None, DeviceSlices] = {}
 
     def longer_slices(self, window: int | None, rows_per_block: int) -> DeviceSlices:
@@ -56,7 +57,7 @@ class RecordedBatch(AttentionBatch):
         )
 
     def replace(self, batch: AttentionBatch) -> None:
-        """By one that there is room for, of whose slices the ends alone are read."""
+        """Overwrite with a batch for which there is room, and of which only the ends of slices are read."""
         count = batch.num_tokens
         self.positions[:count] = batch.positions
         self.rotary_positions[..., :count] = batch.rotary_positions

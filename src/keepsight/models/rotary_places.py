@@ -1,10 +1,10 @@
-"""Where the tokens of a prompt stand for a decoder that turns a picture's tokens by their rows and columns.
+"""Rotary positions for a decoder that rotates a picture's tokens by their rows and columns (M-RoPE).
 
-All tokens of a picture have the time at which it begins, and a row and a column that are counted from there.  The text
-behind it goes on behind the longer of its sides, so it stands nearer to the beginning than its position says.
+All tokens of a picture have the time at which it begins, and a row and a column counted from there.  The text after it
+continues after the longer of its sides, so its rotary positions are smaller than its positions in the prompt.
 
-Moments of a film that lie one behind the other have their rows and columns from where the film begins, and each a time
-of its own; the text goes on behind the largest of all these.
+Consecutive moments of a film count rows and columns from the beginning of the film, and each has a time of its own; the
+text continues after the largest of all these.
 """
 
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ from keepsight.media import MediaItem
 
 class RotaryPlaces:
     def __init__(self, media: Iterable[MediaItem]) -> None:
-        """`media`, in their order."""
-        # `begin`: where the picture or the film at hand does; `place`: where whatever comes next would.
+        """`media`: in order of position."""
+        # `begin`: rotary position where the current picture or film begins; `place`: where the next token would be.
         parts, position, begin, place = [], 0, 0, 0
         for item in media:
             text = item.span.start - position
@@ -28,13 +28,13 @@ class RotaryPlaces:
             parts.append(_grid(item) + begin)
             place = max(place, begin + _extent(item))
             position = item.span.end
-        # Up to the end of the last item: [3, positions].
+        # [3, positions] up to the end of the last item.
         self._places = torch.cat(parts, dim=1)
-        # Of all behind it.
+        # Position minus rotary position of all tokens after it.
         self.shift = position - place
 
     def between(self, start: int, end: int) -> Tensor:
-        """[3, end - start]: each one's time, row and column."""
+        """Return [3, end - start]: time, row and column of each position."""
         first_behind = max(start, self._places.shape[1])
         behind = _line(first_behind - self.shift, max(0, end - first_behind))
         return torch.cat((self._places[:, start:end], behind), dim=1)
@@ -45,7 +45,7 @@ def _line(first: int, length: int) -> Tensor:
 
 
 def _grid(item: MediaItem) -> Tensor:
-    """[3, tokens], counted from where it begins.  What has no rows is a line, as text is."""
+    """Return [3, tokens], counted from where the item begins.  Items without rows count like text."""
     if not item.columns:
         return _line(0, item.span.length)
     rows = torch.arange(item.span.length) // item.columns

@@ -1,6 +1,6 @@
-"""What files hold of a model's weights: a tensor, one with its scales beside it, or several that are packed.
+"""The forms in which files store a weight: one tensor, a tensor with its scales, or several packed tensors.
 
-Each tells in what it does not fit, before anything is read, and is read as the whole weight that it stands for.
+Each reports its mismatches before anything is read, and reads as the complete weight.
 """
 
 from collections.abc import Mapping, Sequence
@@ -21,7 +21,7 @@ from keepsight.models.quantized_checkpoint import QUANTIZED_DTYPES, SCALE_OF_ROW
 class StoredTensor:
     path: Path
     file: Any
-    name: str  # as the file calls it
+    name: str  # in the file
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -39,7 +39,7 @@ class StoredTensor:
 
 
 class Misfits(NamedTuple):
-    """Of one weight, or of many: what is to be told of its tensors."""
+    """Mismatches to report, of the tensors of one weight or of many."""
 
     missing: Sequence[str] = ()
     misshapen: Sequence[str] = ()
@@ -49,7 +49,7 @@ class Misfits(NamedTuple):
 class StoredWeight(Protocol):
     @property
     def tensor(self) -> StoredTensor:
-        """The one that has its numbers."""
+        """The tensor that holds its values."""
         ...
 
     def misfits(self, slot: WeightSlot) -> Misfits: ...
@@ -90,7 +90,7 @@ class ScaledWeight:
 @dataclass(frozen=True, slots=True)
 class PackedWeight:
     tensor: StoredTensor
-    # By the names that the packing has for them.
+    # By their names in the packing.
     tensors: Mapping[str, StoredTensor]
     packing: Packing
 
@@ -117,7 +117,7 @@ class PackedWeight:
         return self.packing.make_whole(tensors, outputs, inputs)
 
     def _check(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int) -> None:
-        """What only their numbers tell."""
+        """Check what can only be seen in the tensors' values."""
         names = self.packing.names
         told = tensors.get(names.shape)
         if told is not None and told.tolist() != [outputs, inputs]:
@@ -132,7 +132,7 @@ class PackedWeight:
 
 
 def _tell_shape(tensor: StoredTensor, slot: WeightSlot) -> list[str]:
-    """Nothing where it fits."""
+    """Return a message if the shape does not fit, otherwise nothing."""
     shape = tensor.shape
     return [] if slot.takes(shape) else [f"{tensor.name} (is {list(shape)}, must be {list(slot.shape)})"]
 
@@ -142,7 +142,7 @@ def _tell_dtype(tensor: StoredTensor, wanted: str) -> str:
 
 
 def gather(stored: Mapping[str, StoredTensor], packing: Packing | None) -> dict[str, StoredWeight]:
-    """By the names of weights; what belongs to a quantized one is none of its own."""
+    """Return weights by name; tensors that belong to a quantized weight are part of it, not weights themselves."""
     whole, packed = dict(stored), dict[str, StoredWeight]()
     if packing is not None:
         suffix = f".{packing.names.numbers}"

@@ -1,7 +1,7 @@
-"""A layer of a tower: all patches of a picture see each other, or those of a window.
+"""A layer of a tower: the patches of a picture attend to each other, all of them or within windows.
 
-Pictures of a batch do not see each other.  Sounds are pictures here, and their places patches.  Every `yield` is a
-place where the work may be laid aside.
+Pictures of a batch do not see each other.  Sounds are treated as pictures, and their positions as patches.  The work
+may be suspended at every `yield`.
 """
 
 import itertools
@@ -19,9 +19,9 @@ from keepsight.models.feed_forward import FeedForward, GatedFeedForward
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import Angles, LayerNorm, Linear, Placement, RMSNorm, WeightSlot, rotate, under
 
-# On a CPU the inner rows of more would leave its cache between two products.
+# With more rows, intermediate results would be evicted from the CPU's cache between two products.
 ROWS_PER_CPU_GROUP = 1024
-# So many patches of all keys: as long as the other parts that a layer's work may be cut into.
+# Query rows per part of attention over all keys: takes about as long as the other parts of a layer's work.
 ROWS_OF_ATTENTION = 2048
 
 
@@ -32,11 +32,11 @@ class VisionLayerConfig:
     num_heads: int
     norm_eps: float
     activation: str
-    # What the checkpoint calls queries, keys and values: the three of them, or all that is stacked.
+    # The checkpoint's names of the query, key and value projections: three names, or one if they are stacked.
     qkv_names: tuple[str, ...]
     norms: Literal["layer", "rms"] = "layer"
     has_gate: bool = False
-    # Of `qkv_names`, those without a bias.
+    # Names in `qkv_names` that have no bias.
     unbiased: tuple[str, ...] = ()
 
     @property
@@ -45,14 +45,14 @@ class VisionLayerConfig:
 
 
 class Windows(NamedTuple):
-    """Patches [first, end), of which each `size` that follow each other see one another."""
+    """Patches [first, end), divided into consecutive windows of `size` patches that see each other."""
 
     first: int
     end: int
     size: int
 
     def works(self) -> Iterator[list[tuple[slice, slice]]]:
-        """In parts: some patches, and those that they see."""
+        """Yield the parts of the work: pairs of some patches and the patches that they see."""
         windows = chunks(self.end, self.size, self.first)
         if self.size <= ROWS_OF_ATTENTION:
             yield [(window, window) for window in windows]
@@ -81,9 +81,9 @@ class VisionLayer(nn.Module):
     def forward(
         self, hidden: Tensor, heads: Tensor, angles: Angles | None = None, windows: Sequence[Windows] = ()
     ) -> Iterator[None]:
-        """Changes `hidden` [pictures, patches, hidden] in place; `heads` is room for queries, keys and values.
+        """Update `hidden` [pictures, patches, hidden] in place; `heads` is a buffer for queries, keys and values.
 
-        `angles`, each [patches, 1, head_dim], turn queries and keys.  Without `windows` all patches see each other.
+        `angles`, each [patches, 1, head_dim], rotate queries and keys.  Without `windows` all patches see each other.
         """
         groups = row_groups(hidden)
         for group in groups:
@@ -99,13 +99,13 @@ class VisionLayer(nn.Module):
             yield
 
     def make_heads(self, hidden: Tensor) -> Tensor:
-        """[pictures, patches, 3, heads, head_dim], each head's by themselves, as attention reads them often."""
+        """Allocate [pictures, patches, 3, heads, head_dim]; each head is contiguous, as attention reads it often."""
         pictures, patches = hidden.shape[:2]
         room = hidden.new_empty(pictures, 3, self.num_heads, patches, self.head_dim)
         return room.permute(0, 3, 1, 2, 4)
 
     def attend(self, heads: Tensor, attended: Tensor, windows: Sequence[Windows]) -> Iterator[None]:
-        """From queries, keys and values to `attended` [pictures, patches, heads, head_dim]."""
+        """Compute attention from queries, keys and values into `attended` [pictures, patches, heads, head_dim]."""
         scale = self.head_dim**-0.5
         pictures, patches = attended.shape[:2]
         windows = windows or [Windows(0, patches, patches)]
@@ -119,7 +119,7 @@ class VisionLayer(nn.Module):
                 _attend_plainly(heads, attended, each, scale)
                 yield
             return
-        # A head after the other: the keys and values of one stay in the cache.
+        # One head at a time, so that its keys and values stay in the CPU's cache.
         for picture, head in itertools.product(range(pictures), range(self.num_heads)):
             query, key, value = heads[picture, :, :, head].unbind(1)  # each [patches, head_dim]
             output = attended[picture, :, head]
@@ -143,7 +143,7 @@ def _make_norm(config: VisionLayerConfig, place: Placement) -> LayerNorm | RMSNo
 
 
 def place_heads(projected: Tensor, angles: Angles | None, heads: Tensor) -> None:
-    """Queries, keys and values of some patches to their room, turned by `angles`."""
+    """Copy queries, keys and values of some patches to `heads`, with queries and keys rotated by `angles`."""
     projected = projected.view_as(heads)
     if kernels := kernels_for(heads.device):
         kernels.place_patches(projected, angles, heads)
@@ -165,7 +165,7 @@ def _attend_plainly(heads: Tensor, attended: Tensor, windows: Windows, scale: fl
 
 
 def row_groups(hidden: Tensor) -> list[tuple[slice, slice]]:
-    """Pictures and patches."""
+    """Return groups of rows that are computed at once, as slices of pictures and of patches."""
     pictures, patches, _ = hidden.shape
     most = rows_at_once(hidden.device)
     if patches <= most:

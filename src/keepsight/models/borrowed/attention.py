@@ -1,7 +1,7 @@
-"""The attention that transformers' modules call in place of their own: what they give it goes to who computes a step.
+"""The attention function that transformers' modules call instead of their own; it forwards to the current step.
 
-A step holds for one call on one thread, so that two threads may compute at once.  Invariant: what would change the
-result and is not passed on is refused, never left out.
+The current step is a context variable, set for one call on one thread, so two threads may compute at once.  Invariant:
+an argument that would change the result and is not passed on is refused, never ignored.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -17,16 +17,16 @@ from keepsight.models.attention import Attention, AttentionBatch, LayerCache, at
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
 
-# As transformers calls it.
+# Its name in transformers.
 NAME = "keepsight"
-# Keywords that say what the modules have done already, or do themselves.
+# Keyword arguments that only describe what the modules have done already, or do themselves.
 _OF_NO_EFFECT = frozenset({"position_ids", "cache_position", "position_embeddings", "use_cache"})
-# Under which its users know what a keyword stands for.
+# User-facing names of keyword arguments.
 _KNOWN_AS = {"s_aux": "attention sinks (s_aux)"}
 
 
 class HeadsOfLayer(NamedTuple):
-    """What a layer's attention is given."""
+    """The inputs of a layer's attention."""
 
     module: nn.Module
     layer: int
@@ -51,11 +51,11 @@ _step: ContextVar[_Step] = ContextVar("step")
 
 
 class UnknownAttentionError(Exception):
-    """A module asks for what the step's attention does not do."""
+    """A module requests something that the step's attention does not support."""
 
 
 def register_attention() -> None:
-    """With transformers, which makes no masks for it then.  It may be done again."""
+    """Register our attention with transformers, which then creates no masks for it.  May be called again."""
     from transformers import AttentionInterface
 
     AttentionInterface.register(NAME, _attend_for_module)
@@ -71,7 +71,7 @@ def attending(attend: Attend, watch_layer: LayerWatcher | None = None) -> Iterat
 
 
 def watch_layers(layers: Sequence[nn.Module]) -> None:
-    """So that a step's watcher is called after each of these, in their order."""
+    """Add hooks that call the step's watcher after each of these layers."""
 
     def watch(index: int, output: Any) -> None:
         step = _step.get(None)
@@ -99,20 +99,20 @@ def attend_to_pages(attention: Attention, caches: Sequence[LayerCache], batch: A
 
 
 def _as_wide_as_keys(heads: HeadsOfLayer) -> Tensor:
-    """As pages have them: behind narrower values there are zeros, and so there are in what is seen of them."""
+    """Return values padded with zeros to the width of keys, as pages store them; attention's output is padded alike."""
     narrower = heads.key.shape[-1] - heads.value.shape[-1]
     return F.pad(heads.value, (0, narrower)) if narrower else heads.value
 
 
 def _rows_to_write(batch: AttentionBatch) -> Tensor | None:
-    """In the place of rows of nobody its first row is written again."""
+    """Return the row to write for each row, if some may be padding: for padding it is row 0, written again."""
     if not batch.may_have_nobody or kernels_for(batch.device) is None:
         return None
     return torch.arange(batch.num_tokens, device=batch.device).masked_fill(batch.slots < 0, 0)
 
 
 def attend_at_once(heads: HeadsOfLayer) -> Tensor:
-    """Of a prompt alone, all of whose tokens are there."""
+    """Compute the attention of a whole prompt by itself, without a cache."""
     positions = torch.arange(len(heads.query), device=heads.query.device)
     behind = positions[:, None] - positions
     mask = behind >= 0 if heads.window is None else (behind >= 0) & (behind < heads.window)
@@ -149,7 +149,7 @@ def _attend_for_module(
         window=sliding_window,
         softcap=softcap,
     )
-    # Some look at it as one row of numbers for each token.
+    # Some modules view the result as one row per token, which needs contiguous memory.
     return _step.get().attend(heads)[None].contiguous(), None
 
 

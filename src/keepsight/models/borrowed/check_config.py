@@ -1,6 +1,6 @@
-"""What of a model's configuration, or of its modules' structure, a server of ours cannot compute: refused by its name.
+"""Refuses, by name, anything in a model's configuration or its modules' structure that we cannot compute.
 
-Knows nothing of weights: it is asked before any are read.
+Knows nothing of weights: called before any are read.
 """
 
 import inspect
@@ -11,14 +11,14 @@ from typing import Any
 from keepsight.errors import CheckpointConfigError
 from keepsight.models.borrowed.picture_places import places_as_ours, turns_by_rows
 
-# In which a token sees an interval of positions that ends with its own.
+# Layer types in which a token sees an interval of positions that ends with its own.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-# By which a body tells tokens that see each other in both directions, or that stand in rows and columns.
+# Arguments that tell a body which tokens see each other in both directions, or are placed in rows and columns.
 _KINDS_OF_TOKENS = {"token_type_ids", "mm_token_type_ids"}
 
 
 def check_config(config: Any, path: Path) -> None:
-    """`config`: transformers'."""
+    """Raise CheckpointConfigError if the configuration (transformers') asks for something unsupported."""
     text = config.get_text_config(decoder=True)
 
     def refuse(name: str, why: str) -> CheckpointConfigError:
@@ -40,7 +40,7 @@ def check_config(config: Any, path: Path) -> None:
 
 
 def check_structure(model: Any, path: Path) -> None:
-    """`model`: transformers', with or without memory."""
+    """Raise CheckpointConfigError if the structure of transformers' model (with or without weights) is unsupported."""
     name, body = type(model).__name__, model.base_model
 
     def refuse(why: str) -> CheckpointConfigError:

@@ -1,6 +1,6 @@
-"""What a decoder's attention is given tells its shape: which layers attend, with how many heads of which size.
+"""Observes a decoder's shape from the inputs of its attention: which layers attend, the number and size of heads.
 
-Two tokens are enough.  A decoder of another kind than ours is refused here, by what it does, whatever it is called.
+A run over two tokens is enough.  A decoder of an unsupported kind is refused here by what it does, not by its name.
 """
 
 import re
@@ -23,12 +23,12 @@ class DecoderShape(NamedTuple):
     head_dim: int
     windows: tuple[int | None, ...]
     layers: tuple[nn.Module, ...]
-    # None: any.
+    # None: unlimited.
     max_positions: int | None
 
 
 def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
-    """Of transformers' model, whose decoder calls our attention."""
+    """Return the shape of transformers' model, whose decoder must call our attention."""
     seen: list[HeadsOfLayer] = []
 
     def attend(heads: HeadsOfLayer) -> Tensor:
@@ -58,12 +58,13 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
 
 
 def count_positions(config: Any) -> int | None:
-    """A request that stood beyond these would turn the tokens of all beside it otherwise ("dynamic", "longrope").
+    """Return the number of positions that may be used; None if unlimited.
 
-    The engine's context ends there (`ModelLimits`), so none does.
+    A request beyond them would change the rotation of all others in its batch ("dynamic", "longrope").  The engine's
+    context ends there (`ModelLimits`), so none goes beyond.
     """
     ropes = getattr(config, "rope_parameters", None) or {}
-    # One for all layers, or one for each type of them.
+    # One for all layers, or one per layer type.
     each = (ropes, *(rope for rope in ropes.values() if isinstance(rope, dict)))
     ends = [rope["original_max_position_embeddings"] for rope in each if rope.get("rope_type") == "longrope"]
     longest = getattr(config, "max_position_embeddings", None)
@@ -71,7 +72,7 @@ def count_positions(config: Any) -> int | None:
 
 
 def _layers_around(attentions: list[nn.Module], body: nn.Module) -> tuple[nn.Module, ...]:
-    """A layer is what has a number in the way to its attention."""
+    """Return the layers that contain these attentions: a layer's path ends with the first number in the module path."""
     ways = {module: name for name, module in body.named_modules()}
     return tuple(body.get_submodule(re.sub(r"(\.\d+)\..*", r"\1", ways[each])) for each in attentions)
 
@@ -82,7 +83,10 @@ def _check_layers(layers: list[int], num_layers: int, path: Path) -> None:
 
 
 def _check_windows(windows: tuple[int | None, ...], config: Any, path: Path) -> None:
-    """Which no prompt of a proof need reach.  One as wide as the context leaves nothing out."""
+    """Check the windows against the configuration, as the prompts of `prove` may be too short to reach them.
+
+    A window as wide as the context hides nothing and needs no check.
+    """
     types = getattr(config, "layer_types", None) or ["sliding_attention"] * len(windows)
     window, end = getattr(config, "sliding_window", None), count_positions(config)
     for layer, (given, layer_type) in enumerate(zip(windows, types, strict=True)):

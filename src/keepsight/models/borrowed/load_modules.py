@@ -1,7 +1,7 @@
-"""From a checkpoint's folder to transformers' modules with their weights, with no file of code ever run.
+"""Loads transformers' modules and their weights from a checkpoint's folder, never running code from it.
 
-Weights are read in the precision that all is computed in; on a CPU their matrices may be kept in another, later.
-Invariant: no weight is missing, made up, or not a number.
+Weights are read in the dtype of computation; on a CPU matrices may be converted to another later.
+Invariant: no weight is missing, randomly initialized, or not finite.
 """
 
 import logging
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
-    """-> transformers' model, a PreTrainedModel.  `room`: bytes of memory that its weights may take."""
+    """Return transformers' model, a PreTrainedModel.  `room`: bytes of memory that its weights may take."""
     try:
         import transformers
     except ImportError as error:
@@ -43,7 +43,7 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
         config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError) as error:
         raise CheckpointConfigError(path, f"transformers {transformers.__version__} cannot read it: {error}") from error
-    # Which may name code of a hub; set for what is within it, too.
+    # These may name code on a hub.  Setting them here also sets them on nested configurations.
     config._attn_implementation = config._experts_implementation = None
     check_config(config, path)
     with torch.device("meta"):
@@ -57,7 +57,7 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
 
 
 def _find_class(path: Path) -> Any:
-    """By its name alone: a name of nothing that generates, or of code beside the checkpoint, is refused."""
+    """Return the class of transformers by its name; refuse names of other code, or of classes that do not generate."""
     import transformers
 
     names = JsonFields.read(path).strings("architectures")
@@ -86,7 +86,7 @@ def _read_weights(architecture: Any, config: Any, directory: Path, place: Placem
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(directory, f"transformers cannot load it: {error}") from error
-    # transformers would make up what is missing.
+    # transformers would initialize missing weights randomly.
     if told["missing_keys"] or told["mismatched_keys"]:
         raise TensorMismatchError(
             directory, missing=sorted(told["missing_keys"]), misshapen=[str(each) for each in told["mismatched_keys"]]

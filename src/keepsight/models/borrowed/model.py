@@ -1,8 +1,8 @@
-"""A model whose architecture is none of ours: transformers' own modules, over our pages.
+"""A model of an architecture that is not built in: transformers' own modules, over our KV pages.
 
-Its body computes hidden states, attending by our attention; its head makes logits of them, with whatever the class does
-besides; pictures are seen as the class itself sees them, each alone and in one part.  Knows no family: whatever would
-not be computed as it should has been refused when it was loaded.
+Its body computes hidden states with our attention; its head computes logits from them, including anything else the
+class does there; pictures are encoded by the class's own method, one at a time and in one part.  Knows no model family:
+anything that would not be computed correctly was refused at load.
 """
 
 import copy
@@ -68,7 +68,7 @@ class BorrowedModel:
         except UnknownAttentionError as error:
             told = f"a decoder of another kind than can be served: {error}"
             raise CheckpointConfigError(directory / "config.json", told) from error
-        except Exception as error:  # of whatever module there is
+        except Exception as error:  # modules may raise anything
             why = " ".join(f"{type(error).__name__}: {error}".split())
             raise CheckpointError(directory, f"cannot be served by transformers' modules: {why}") from error
 
@@ -92,7 +92,7 @@ class BorrowedModel:
         return run_to_end(self.encode_in_parts(pixels))
 
     def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
-        """Arrays of one picture, as they are carried, [1, rows, 1024, 4] -> embeddings [1, tokens, hidden]"""
+        """Arrays of one picture, packed by `carry_arrays`, [1, rows, 1024, 4] -> embeddings [1, tokens, hidden]"""
         yield from ()
         arrays = {name: torch.from_numpy(array) for name, array in carried_arrays(pixels.numpy()).items()}
         token_ids = arrays.pop("token_ids").to(self.place.device, torch.int64)
@@ -112,7 +112,7 @@ class BorrowedModel:
         raise CheckpointError(folder.path, "a model computed by transformers' modules takes no adapters")
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
-        # The token of a picture lies outside some tables.
+        # The picture token lies outside the embedding tables of some models.
         return self._embedding(token_ids.clamp(max=self._embedding.num_embeddings - 1))  # type: ignore[no-any-return]
 
     def compute(
@@ -140,7 +140,7 @@ class BorrowedModel:
         return int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
 
     def _choose(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Those that the class encodes pictures by, where and as it computes."""
+        """Return the arrays that the class takes to encode pictures, on its device and in its dtype."""
         taken = inspect.signature(self._body.get_image_features).parameters
         device, dtype = self.place.device, self.place.dtype
         return {
@@ -150,7 +150,7 @@ class BorrowedModel:
         }
 
     def _see(self, arrays: Mapping[str, Tensor]) -> Tensor:
-        """[embeddings, hidden]"""
+        """Return the embeddings of the picture, [embeddings, hidden]."""
         features = self._body.get_image_features(**arrays).pooler_output
         if features is None:
             raise ValueError("this model's pictures cannot be served: to its layers they are more than embeddings")
@@ -159,11 +159,11 @@ class BorrowedModel:
 
 
 class _AsGiven(nn.Module):
-    """In the place of a body whose hidden states there are already."""
+    """Replaces a body whose hidden states are computed already: returns its input."""
 
     @property
     def decoder(self) -> nn.Module:
-        """Which the head of OPT asks, in place of the body."""
+        """OPT's head calls `decoder` instead of the body."""
         return self
 
     def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> "_Output":
@@ -171,7 +171,7 @@ class _AsGiven(nn.Module):
 
 
 class _Output(tuple[Tensor]):
-    """Whatever else a head looks for in it is not there."""
+    """An output with hidden states only; any other attribute that a head reads is None."""
 
     @property
     def last_hidden_state(self) -> Tensor:
@@ -183,7 +183,7 @@ class _Output(tuple[Tensor]):
 
 
 def _head_alone(modules: Any) -> Any:
-    """The same model, with the same weights, whose body gives back what it is given."""
+    """Return a shallow copy of the model, sharing its weights, whose body returns its input."""
     head = copy.copy(modules)
     head._modules = {**modules._modules, modules.base_model_prefix: _AsGiven()}
     return head

@@ -1,7 +1,7 @@
-"""A borrowed model's matrix products, by our kernels: on a CPU a row's numbers are the same in whatever company.
+"""A borrowed model's matrix products by our CPU kernels: a row's results do not depend on the rest of the batch.
 
-The modules stay as they are: it is their weights that multiply, wherever `F.linear` is given one, a router's and those
-of a mixture's experts, too.  On a GPU all products are torch's.
+The modules stay as they are: their weights are replaced by tensors that override `F.linear`, those of routers and of a
+mixture's experts included.  On a GPU all products are torch's.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,15 +17,15 @@ from keepsight.models.quantize_rows import quantize_rows
 
 
 class PackedWeight(nn.Parameter):
-    """Of a product [outputs, inputs], or of several [products, outputs, inputs], of which one is taken by its index."""
+    """The weight of a product [outputs, inputs], or of several [products, outputs, inputs], selected by index."""
 
     _panels: Sequence[Panels]
-    # What it is multiplied as; modules look at its dtype, to give it such numbers.
+    # The dtype in which it is kept for multiplication; `dtype` itself is what modules cast their inputs to.
     kept_in: torch.dtype
 
     @classmethod
     def of(cls, shown: Tensor, panels: Sequence[Panels], kept_in: torch.dtype) -> Self:
-        """`shown`: what whoever does anything else with it sees."""
+        """`shown`: the tensor that all other operations see."""
         made = cls(shown, requires_grad=False)
         made._panels, made.kept_in = panels, kept_in
         return made
@@ -57,11 +57,11 @@ class PackedWeight(nn.Parameter):
 
 
 def pack_products(modules: Any, place: Placement) -> None:
-    """`modules`: transformers' model.  One after the other, so that little is held twice."""
+    """Pack the weights of transformers' model, one after another, so that little is in memory twice."""
     if not is_read_in_panels(modules.get_input_embeddings().weight, place):
         assert place.of_decoder is None
         return
-    # One by one: several at once are no `F.linear`.
+    # Experts one by one: batched implementations do not call `F.linear`.
     modules.set_experts_implementation("eager")
     _turn_products(modules)
     of_decoder = {*modules.base_model.get_decoder().modules(), modules.get_output_embeddings()}
@@ -72,7 +72,7 @@ def pack_products(modules: Any, place: Placement) -> None:
 
 
 def _turn_products(modules: nn.Module) -> None:
-    """GPT-2's, which have their inputs first, into such as others have."""
+    """Replace GPT-2's Conv1D modules, whose weights have inputs first, by `nn.Linear`."""
     from transformers.pytorch_utils import Conv1D
 
     for parent in list(modules.modules()):
@@ -85,7 +85,7 @@ def _turn_products(modules: nn.Module) -> None:
 
 
 def _find_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Those that it gives to `F.linear`, by their names."""
+    """Yield the names and weights that the module passes to `F.linear`."""
     own = dict(module.named_parameters(recurse=False))
     if getattr(module, "is_transposed", True) is False:  # experts, in transformers' word for how their products lie
         yield from ((name, own[name]) for name in ("gate_up_proj", "up_proj", "down_proj") if name in own)
@@ -95,7 +95,7 @@ def _find_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 def _pack(weight: Tensor, place: Placement, *, is_linear: bool) -> PackedWeight:
     if weight.dim() == 2 and not is_linear:
-        # Of a router, as a rule: rows that were rounded would choose other experts now and then.
+        # Usually a router: rounding rows would sometimes choose other experts.
         return PackedWeight.of(weight.data, [Panels(weight.data, None)], weight.dtype)
     products = weight.data if weight.dim() == 3 else weight.data[None]
     kept_in = place.of_matrices or place.dtype

@@ -1,8 +1,8 @@
-"""Before a borrowed model answers: what it computes in pages, in parts and beside others is what it computes plainly.
+"""Checks, before a borrowed model serves, that paged, chunked and batched results equal those of a plain computation.
 
-Plainly: a prompt at once and alone, by transformers' own attention, with no cache.  What our way does not honour (a
-position, a mask, a cache of the modules' own) shows as other numbers, and the checkpoint is refused.  The way of
-pictures is proven by the first one that comes, which takes as long as two prompts of its tokens.
+Plain: a whole prompt alone, by transformers' own attention, with no cache.  Anything that our way does not support (a
+position, a mask, a cache of the modules' own) shows as different results, and the checkpoint is refused.  Pictures are
+checked with the first one that comes, which takes as long as two prompts of its tokens.
 """
 
 import itertools
@@ -28,24 +28,24 @@ from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.rotary_places import RotaryPlaces
 
 BLOCK_SIZE = 16
-# A prompt is longer than the narrowest window, where that is as narrow as in models made for tests.
+# A prompt is longer than the narrowest window if that is very narrow, as in models made for tests.
 MIN_TOKENS, MAX_TOKENS = 24, 64
-# From one token to the next: a vocabulary's first ones are of a kind of their own, and hardly trained.
+# From one token id to the next: the first ids of a vocabulary are special and hardly trained.
 STRIDE = 997
-# Where the other prompt's last token stands, if there are so many positions: tables that followed from it would differ.
+# Position of the other prompt's last token, if the model has so many: tables derived from the longest would differ.
 FAR = 10_000
-# Of a token's numbers, as vectors.  Rounding changes some millionths of them in float32; a wrong position, or one token
-# more that is seen, something of the order of all.  Where less is kept than float32 some hundredths, and far more where
-# a mixture sends a token to other experts then: so there only half of the tokens must be alike.
+# Relative difference of a token's vectors.  In float32 rounding changes some millionths; a wrong position, or one more
+# visible token, changes them by the order of their size.  With less precision rounding changes some hundredths, and far
+# more where a mixture then chooses other experts for a token: so there only half of the tokens must be alike.
 MAX_DIFFERENCE, MAX_DIFFERENCE_ROUNDED = 1e-3, 0.25
 LEAST_NORM = 1e-6
 
 
 @torch.inference_mode()
 def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: Path) -> None:
-    """`modules`: transformers' model, which `model` computes by.  Raises CheckpointError."""
+    """Raise CheckpointError if `model` computes other logits than transformers' `modules`, on which it is built."""
     token_ids = _draw_prompt(modules, windows)
-    with without_kernels():  # which are proven by themselves
+    with without_kernels():  # they are verified separately
         computed = _compute_in_parts(model, token_ids)
     if (found := _find_difference(computed, _compute_plainly(modules, token_ids), model.place)) is not None:
         told = f"computed in parts and beside another prompt they differ by {found:.1%}"
@@ -55,9 +55,9 @@ def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: 
 def prove_picture(
     model: Model, modules: Any, token_ids: Tensor, is_seen: Tensor, arrays: Mapping[str, Tensor], embeddings: Tensor
 ) -> None:
-    """That `embeddings` [tokens, hidden], which stand for the picture, are all that the modules make of it.
+    """Raise ValueError if a picture's `embeddings` [tokens, hidden] are not all that the modules use of it.
 
-    `is_seen`: of each token whether it is one of the picture's own.
+    `is_seen`: whether each token is one of the picture's own.
     """
     body = modules.base_model
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
@@ -66,7 +66,7 @@ def prove_picture(
     item = MediaItem("", TokenSpan(0, len(token_ids)), Geometry(), columns=columns)
     piece = RequestSlice(0, len(token_ids), table, rotary_places=RotaryPlaces([item]).between(0, len(token_ids)))
     batch = AttentionBatch([piece], model.place.device)
-    # A layer's keys are read before the next one's are written.
+    # All layers share one cache: a layer's keys are read before the next layer's are written.
     caches = _make_caches(model, num_blocks * BLOCK_SIZE, 1) * model.shape.num_layers
     with attending(attend_to_pages(PagedAttention(), caches, batch)):
         told = {"mm_token_type_ids": mark_pictures(is_seen)} if turns_by_rows(body) else {}
@@ -78,17 +78,17 @@ def prove_picture(
 
 
 def _find_difference(computed: Tensor, expected: Tensor, place: Placement) -> float | None:
-    """[tokens, ...]; None: only as much as rounding makes."""
+    """Return the relative difference of [tokens, ...]; None if rounding explains it."""
     norms = expected.float().norm(dim=-1).clamp(min=LEAST_NORM)
     differences = (computed - expected).float().norm(dim=-1) / norms
     is_exact = place.dtype is torch.float32 and not place.rounds
     difference = float(differences.max() if is_exact else differences.median())
-    # Of what is no number nothing is known to be less.
+    # NaN compares as not less, so it is returned as a difference.
     return None if difference < (MAX_DIFFERENCE if is_exact else MAX_DIFFERENCE_ROUNDED) else difference
 
 
 def _draw_prompt(modules: Any, windows: Sequence[int | None]) -> Tensor:
-    """[tokens], none of which stands for a picture."""
+    """Return token ids [tokens], none of which is a media token."""
     narrowest = min((window for window in windows if window is not None), default=0)
     num_tokens = min(max(MIN_TOKENS, narrowest + BLOCK_SIZE), MAX_TOKENS)
     config, size = modules.config, modules.get_input_embeddings().num_embeddings
@@ -109,12 +109,12 @@ def _compute_plainly(modules: Any, token_ids: Tensor) -> Tensor:
 def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
     """[tokens] -> [tokens, vocabulary]
 
-    In front of each part another prompt is computed, the same tokens the other way round, at last far behind them.
+    Each part is batched after a part of another prompt: the same tokens reversed, the last at a far position.
     """
     device, end, far = model.place.device, len(token_ids), model.shape.furthest(FAR)
     num_blocks = -(-end // BLOCK_SIZE)
     ours = BlockTable(BLOCK_SIZE, range(0, 2 * num_blocks, 2), device)
-    # The pages between ours, over and over.
+    # The pages between ours, used repeatedly.
     blocks = [2 * (block % num_blocks) + 1 for block in range(max(far, end) // BLOCK_SIZE + 1)]
     others = BlockTable(BLOCK_SIZE, blocks, device)
     caches = _make_caches(model, 2 * num_blocks * BLOCK_SIZE, model.shape.num_layers)
