@@ -1,4 +1,4 @@
-"""What a decoder is made of, as frozen values: each family reads them from its own `config.json`."""
+"""The configuration of a decoder as frozen values, which each family reads from its own `config.json`."""
 
 from dataclasses import dataclass
 
@@ -10,24 +10,24 @@ class RotaryConfig:
     theta: float
     # Positions are divided by this ("linear" scaling): how the larger models reach their long contexts.
     scaling_factor: float = 1.0
-    # Which frequencies, of which the first is the fastest, turn by a token's row and by its column in a picture.  The
-    # rest, and all of text, turn by its place in the order of time.  None: all do.
+    # Indices of the frequencies (the first is the fastest) that rotate by a token's row and by its column in a picture.
+    # The others, and all in text, rotate by the token's time.  None: all rotate by time.
     by_row_and_column: tuple[range, range] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class MixtureConfig:
-    """A feed-forward of many experts, of which each token has a few."""
+    """A feed-forward of many experts, a few of which are used for each token."""
 
     num_experts: int
     num_chosen: int
-    # Of one expert.
+    # Size of one expert.
     intermediate_size: int
 
 
 @dataclass(frozen=True, slots=True)
 class LayerConfig:
-    """What differs from one decoder layer to the next."""
+    """The settings that differ from one decoder layer to the next."""
 
     rotary: RotaryConfig
     # How many positions back a token sees, itself included; None: all.
@@ -51,20 +51,20 @@ class DecoderConfig:
     out_bias: bool
     activation: str
     tie_word_embeddings: bool
-    # What a token's embedding is multiplied by.
+    # Factor applied to token embeddings.
     embedding_scale: float = 1.0
-    # Whether queries and keys are normalised before they turn.
+    # Whether queries and keys are normalized before rotation.
     norms_heads: bool = True
-    # Whether what attention and the feed-forward give is normalised before it is added.
+    # Whether the outputs of attention and feed-forward are normalized before they are added.
     norms_results: bool = False
-    # Whether a norm's weight is what is added to 1.
+    # Whether a norm's scale is 1 + weight.
     norms_add_one: bool = False
     attention_softcap: float | None = None
     final_softcap: float | None = None
 
 
 def read_rotary_kind(fields: JsonFields, kinds: tuple[str, ...]) -> str:
-    """By its name in newer files or in older ones."""
+    """Return the rotary kind, from the field of newer files or of older ones."""
     return fields.choice("rope_type" if "rope_type" in fields else "type", kinds, "default")
 
 
@@ -73,7 +73,7 @@ def names_rotary_kind(fields: JsonFields) -> bool:
 
 
 def check_heads(fields: JsonFields, config: DecoderConfig) -> None:
-    """`fields`: where the configuration was read from, in the names that all families have for these."""
+    """Check the numbers of heads.  `fields`: the source of the configuration; all families use the same names."""
     if config.num_heads % config.num_kv_heads:
         raise fields.refuse(
             "num_attention_heads",

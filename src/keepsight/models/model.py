@@ -1,4 +1,4 @@
-"""What the runner asks of a model, whichever it is."""
+"""The interface of models to the runner."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,12 +11,12 @@ from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.layers import Placement
 
-# Called after each decoder layer, with its number and its output: [tokens, hidden], after the last one [read, hidden].
+# Called after each decoder layer with its index and its output: [tokens, hidden], after the last one [read, hidden].
 LayerWatcher = Callable[[int, Tensor], None]
 
 
 class DeepRows(NamedTuple):
-    """What is added to rows [first, first + count) of a batch behind each of a decoder's first layers."""
+    """Vectors added to rows [first, first + count) of a batch after each of a decoder's first layers (DeepStack)."""
 
     first: int
     rows: Tensor  # [count, layers, hidden]
@@ -24,29 +24,29 @@ class DeepRows(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What must be known of a model to feed it: pages for its keys and values, bounds for its inputs."""
+    """The properties of a model needed to allocate its KV pages and to bound its inputs."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     vocab_size: int
-    # Of a picture's embedding, in numbers: what stands for the token's own, and what is added behind layers.
+    # Width of a picture's embeddings: the token's own, and those added after layers.
     media_width: int
-    # The side of a patch, in pixels; 0 where the model takes no pixels.
+    # The side of a patch, in pixels; 0 if the model takes no pixels.
     patch_size: int
-    # Of any picture; 0 where that follows from its size.
+    # Tokens of any picture; 0 if they depend on its size.
     tokens_per_image: int
-    # Whether a picture's tokens see each other in both directions, so that all of them are computed at once.
+    # Whether a picture's tokens see each other in both directions, so that all must be computed in one step.
     sees_pictures_whole: bool
-    # Whether a picture's tokens stand at times, rows and columns, as RotaryPlaces has them.
+    # Whether a picture's tokens have rotary times, rows and columns, as in RotaryPlaces.
     turns_by_rows: bool = False
-    # Whether a picture comes as the arrays that another processor than ours made of it, and is encoded alone.
+    # Whether a picture is given as the arrays that its checkpoint's own processor made of it, and encoded alone.
     takes_arrays: bool = False
-    # What stands beyond them has no meaning, or changes others' answers; None: there is no such end.
+    # Positions beyond these are meaningless, or change the answers of other requests; None: unlimited.
     max_positions: int | None = None
 
     def furthest(self, position: int) -> int:
-        """It, or the last that there is before it."""
+        """Return the position, or the last one that exists before it."""
         return position if self.max_positions is None else min(position, self.max_positions - 1)
 
 
@@ -57,18 +57,18 @@ class Model(Protocol):
     def parameters(self) -> Iterator[nn.Parameter]: ...
 
     def encode_images(self, pixels: Tensor) -> Tensor:
-        """Normalised pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]
+        """Normalized pixels [pictures, height, width, 3] -> embeddings [pictures, tokens, hidden]
 
-        Of films, where the model takes them: [moments, frames, height, width, 3]; of sounds: [sounds, frames, mels].
+        Films, if the model takes them: [moments, frames, height, width, 3]; sounds: [sounds, frames, mels].
         """
         ...
 
     def encode_in_parts(self, pixels: Tensor, adapter: AdapterWeights | None = None) -> Generator[None, None, Tensor]:
-        """The same, laid aside at every `yield`: each part takes a small and much the same part of the time."""
+        """Compute the same, suspended at every `yield`; all parts take a small and similar share of the time."""
         ...
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
-        """For slices that are to be computed with it.  Raises CheckpointError."""
+        """Load an adapter for use in slices.  Raises CheckpointError."""
         ...
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ class Model(Protocol):
         watch_layer: LayerWatcher | None = None,
         deep: Sequence[DeepRows] = (),
     ) -> Tensor:
-        """[tokens, hidden] -> hidden states of those that are read; keys and values of all stay in the caches."""
+        """[tokens, hidden] -> hidden states of the tokens that are read; caches the keys and values of all tokens."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -1,8 +1,7 @@
-"""Checkpoints that were published quantized: which are taken, and what their numbers stand for.
+"""Checkpoints that were published quantized: which formats are supported, and how weights are dequantized.
 
-A weight of 8 bits has its scales in a tensor beside it: one for all of it, one for each row, or one for each block; for
-those that are packed see `packed_weights.py`.  What a weight multiplies is never quantized here, whatever was published
-for that.
+A weight of 8 bits has its scales in a separate tensor: one for all of it, one per row, or one per block.  For packed
+weights see `packed_weights.py`.  Activations are never quantized here; published scales for them are ignored.
 """
 
 import math
@@ -13,11 +12,11 @@ from torch import Tensor
 from keepsight.json_fields import JsonFields
 from keepsight.models.packed_weights import WORDS, Packing, awq, compressed, gptq
 
-# What the names of scales have behind those of their weights.
+# Suffixes added to a weight's name for its scales.
 SUFFIXES = ("_scale_inv", "_scale")
-# What is beside a weight's name, of what it multiplies.
+# The name, next to a weight, of the scale of its activations.
 SCALE_OF_ROWS = "input_scale"
-# As safetensors calls them.
+# As named by safetensors.
 QUANTIZED_DTYPES = ("F8_E4M3", "I8")
 _BLOCK = 128
 _FORMATS = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
@@ -28,7 +27,7 @@ def check_quantization(fields: JsonFields) -> None:
 
 
 def read_packing(fields: JsonFields) -> Packing | None:
-    """Of a checkpoint: None where its weights are not packed; refused where they are otherwise than is known here."""
+    """Return a checkpoint's packing; None if its weights are not packed.  Refuse quantization that is not supported."""
     if "quantization_config" not in fields:
         return None
     section = fields.section("quantization_config")
@@ -63,7 +62,7 @@ def _read_gptq(section: JsonFields) -> Packing:
 
 
 def _read_format(section: JsonFields, names: Sequence[str], choices: Sequence[str]) -> str:
-    """What the first says that says anything, of files of several ages; the first choice where none does."""
+    """Return the first of these fields that is there (names changed over time), or else the first choice."""
     name = next((name for name in names if name in section), names[0])
     told = str(section.get(name) or choices[0]).lower()
     if told not in choices:
@@ -120,7 +119,7 @@ _READERS: Mapping[str, Callable[[JsonFields], Packing | None]] = {
 
 
 def are_quantized(dtypes: Collection[str]) -> bool:
-    """Whether a checkpoint is some of whose tensors are of these."""
+    """Return whether a checkpoint with tensors of these dtypes is quantized."""
     return not {*QUANTIZED_DTYPES, *WORDS}.isdisjoint(dtypes)
 
 
@@ -134,7 +133,7 @@ def fits_scales(weight: tuple[int, ...], scales: tuple[int, ...]) -> bool:
 
 
 def dequantize(weight: Tensor, scales: Tensor) -> Tensor:
-    """[rows, numbers], as float32."""
+    """Return the weight [rows, numbers] as float32."""
     scales = scales.float()
     if scales.numel() == 1:
         return weight.float() * scales.flatten()

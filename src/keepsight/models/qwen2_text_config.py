@@ -1,4 +1,4 @@
-"""The decoder of Qwen2, which several of its models have: what their `config.json` says of it, but for its rotation."""
+"""Reads the Qwen2 decoder, which several models use, from `config.json`; the rotary settings are given."""
 
 from typing import NamedTuple
 
@@ -8,7 +8,7 @@ from keepsight.models.layers import ACTIVATIONS
 
 
 class TextDefaults(NamedTuple):
-    """The reference's, which differ from model to model."""
+    """The defaults of the reference, which differ between models."""
 
     vocab_size: int
     hidden_size: int
@@ -53,7 +53,7 @@ def read_text(
 
 
 def _check_sees_all(fields: JsonFields) -> None:
-    """What published files say of windows is not in use."""
+    """Refuse windows that are in use; published files also contain unused settings for them."""
     if fields.flag("use_sliding_window", False):
         raise fields.refuse("use_sliding_window", "windows of the decoder are not supported")
     if others := set(fields.strings("layer_types")) - {"full_attention"}:
@@ -61,7 +61,7 @@ def _check_sees_all(fields: JsonFields) -> None:
 
 
 def rotary_section(fields: JsonFields, kinds: tuple[str, ...]) -> JsonFields:
-    """Which it has by the name of older files or of newer ones, if any."""
+    """Return the rotary section, by its name in older files or in newer ones; empty if there is none."""
     said = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
     read_rotary_kind(said, kinds)
     return said

@@ -1,4 +1,4 @@
-"""What the towers of Qwen's vision-language models have in common in their `config.json`."""
+"""The common fields of Qwen's vision towers in `config.json`."""
 
 from keepsight.json_fields import JsonFields
 from keepsight.media import FRAMES_PER_MOMENT
@@ -15,7 +15,7 @@ def check_patches(fields: JsonFields) -> None:
 
 
 def check_layer(fields: JsonFields, layer: VisionLayerConfig) -> None:
-    """A head's numbers turn in pairs, half of them by rows and half by columns."""
+    """Check the size of heads: their elements rotate in pairs, half of them by rows and half by columns."""
     if layer.hidden_size % layer.num_heads or layer.head_dim % 4:
         raise fields.refuse("hidden_size", f"{layer.hidden_size} is no multiple of 4 * num_heads {layer.num_heads}")
 
@@ -27,6 +27,6 @@ def read_rotary_theta(fields: JsonFields) -> float:
 
 
 def check_out_size(fields: JsonFields, out_size: int, hidden_size: int) -> None:
-    """`fields`: of the whole file."""
+    """Check that the tower's output is as wide as the decoder.  `fields`: the whole file."""
     if out_size != hidden_size:
         raise fields.refuse("vision_config.out_hidden_size", f"is {out_size}, but the decoder's is {hidden_size}")

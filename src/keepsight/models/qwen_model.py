@@ -1,7 +1,6 @@
-"""What models of Qwen share that take pictures of any size, or sounds: a tower, and a decoder that sees only what is
-before.
+"""The base of Qwen's models that take pictures of any size, or sounds: a tower, and a causal decoder.
 
-`qwen_weight_names.py` maps what checkpoints call their tensors.
+`qwen_weight_names.py` maps the names of tensors in checkpoints.
 """
 
 from collections.abc import Iterator

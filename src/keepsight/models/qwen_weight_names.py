@@ -1,10 +1,9 @@
-"""What checkpoints in the wild call the tensors of Qwen's models of pictures or sounds, and what they are called here.
+"""Maps names of tensors in checkpoints of Qwen's models of pictures or sounds to canonical names.
 
-Published files of Qwen3-VL: `model.language_model.*`, `model.visual.*`, `lm_head.*`.  Saved without the head: these
-without their `model`.  Of Qwen2.5-VL: `model.*`, `visual.*`, `lm_head.*`, or as Qwen3-VL's where saved anew.  Of
-Qwen2-Audio: `language_model.model.*` (with one `model` more where transformers 5.17 saved it),
-`language_model.lm_head.*`, `audio_tower.*`, `multi_modal_projector.*`.  Names of layers are those that other families
-have for the same.
+Published files of Qwen3-VL: `model.language_model.*`, `model.visual.*`, `lm_head.*`; saved without the head, the same
+without `model`.  Qwen2.5-VL: `model.*`, `visual.*`, `lm_head.*`, or like Qwen3-VL if saved again.  Qwen2-Audio:
+`language_model.model.*` (with one more `model` if saved by transformers 5.17), `language_model.lm_head.*`,
+`audio_tower.*`, `multi_modal_projector.*`.  Canonical names of layers are the same in all families.
 """
 
 import re
@@ -27,7 +26,8 @@ _RULES = [
         (r"^(tower\.layers\.\d+)\.self_attn_layer_norm\.", r"\1.layer_norm1."),
         (r"^(tower\.layers\.\d+)\.final_layer_norm\.", r"\1.layer_norm2."),
         (r"^(tower\.layers\.\d+)\.(?=fc[12]\.)", r"\1.mlp."),
-        # Before the feed-forward, not behind attention, as Gemma's norm of that name.
+        # This norm comes before the feed-forward, unlike Gemma's norm of the same name, which is applied to attention's
+        # output.
         (r"^(decoder\.layers\.\d+)\.post_attention_layernorm\.", r"\1.pre_feedforward_layernorm."),
     )
 ]

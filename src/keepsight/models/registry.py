@@ -1,4 +1,4 @@
-"""From a checkpoint's folder to its model: the one place that knows which architectures there are."""
+"""Loads the model of a checkpoint's folder: the one place that lists the architectures."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +28,10 @@ _LOADERS: dict[str, Loader] = {
 
 
 def load_model(directory: Path, place: Placement, room: int | None = None, model_impl: str = "auto") -> Model:
-    """`room`: bytes of memory that its weights may take; `model_impl`: whose modules, as `is_borrowed` has it."""
+    """Load the model of a checkpoint.
+
+    `room`: bytes of memory that its weights may take; `model_impl`: whose modules to use, see `is_borrowed`.
+    """
     check_is_folder(directory)
     if is_borrowed(directory, model_impl):
         return BorrowedModel.from_checkpoint(directory, place, room)

@@ -1,7 +1,7 @@
-"""What models of pictures and text share: embeddings to hidden states, hidden states to logits, weights from files.
+"""The base of models of pictures and text: computes hidden states and logits, and loads weights and adapters.
 
-`WeightSlot` names are canonical (`decoder.`, `lm_head.`, and those of a family's tower); each family maps what its
-checkpoints call them.
+`WeightSlot` names are canonical (`decoder.`, `lm_head.`, and those of a family's tower); each family maps the names in
+its checkpoints to them.
 """
 
 from abc import abstractmethod
@@ -26,10 +26,7 @@ from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
 
 class Tower(Protocol):
     def in_parts(self, pixels: Tensor) -> Generator[None, None, Tensor]:
-        """[pictures, height, width, 3] -> [pictures, tokens, media width]
-
-        Of sounds: [sounds, frames, mels].
-        """
+        """[pictures, height, width, 3], or of sounds [sounds, frames, mels] -> [pictures, tokens, media width]"""
         ...
 
     def slots(self) -> Iterator[WeightSlot]: ...
@@ -38,7 +35,7 @@ class Tower(Protocol):
 
 
 class VisionLanguageModel(nn.Module):
-    # None where a model reads text only.
+    # None if the model is text-only.
     tower: Tower | None
 
     def __init__(
@@ -72,10 +69,10 @@ class VisionLanguageModel(nn.Module):
     @staticmethod
     @abstractmethod
     def canonical_name(name: str) -> str:
-        """Of what a checkpoint calls a tensor."""
+        """Return the canonical name of a tensor, from its name in a checkpoint."""
 
     def is_never_read(self, _name: str) -> bool:
-        """By its canonical name, of a tensor of complete checkpoints that the model has no use for."""
+        """Return whether a tensor (by its canonical name) of complete checkpoints is unused by the model."""
         return False
 
     def load(self, directory: Path, room: int | None) -> Self:
@@ -99,7 +96,7 @@ class VisionLanguageModel(nn.Module):
         )
 
     def _adaptable_outputs(self) -> dict[str, Output]:
-        """By the canonical names of their weights: all of the tower's, and the decoder's but for its experts."""
+        """Outputs by canonical weight name: all of the tower's, and the decoder's except its experts."""
         products: set[nn.Module] = {product for layer in self.decoder.products() for product in layer.values()}
         if self.tower is not None:
             products.update(self.tower.modules())

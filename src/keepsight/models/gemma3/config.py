@@ -1,8 +1,8 @@
 """Gemma 3's `config.json` as frozen values.
 
-Published files leave out what equals the reference's default, so the defaults here are the reference's.  Both ways of
-naming layers (`layer_types`, `sliding_window_pattern`) and rotary bases (`rope_parameters`, `rope_theta` with
-`rope_scaling` and `rope_local_base_freq`) end in the same `LayerConfig`s.
+Published files omit values equal to the reference's defaults, so the defaults here are the reference's.  Both ways of
+giving layer types (`layer_types`, `sliding_window_pattern`) and rotary bases (`rope_parameters`, `rope_theta` with
+`rope_scaling` and `rope_local_base_freq`) result in the same `LayerConfig`s.
 """
 
 import math
@@ -31,7 +31,7 @@ class VisionConfig:
     num_layers: int
     image_size: int
     patch_size: int
-    # A pooling head that Gemma 3 never calls; its weights may lie in the checkpoint.
+    # A pooling head that Gemma 3 never calls; its weights may be in the checkpoint.
     has_unused_head: bool
 
     @property
@@ -43,14 +43,14 @@ class VisionConfig:
 class Gemma3Config:
     text: DecoderConfig
     vision: VisionConfig | None
-    # Embeddings, and so positions in the prompt, of one picture.
+    # Embeddings of one picture, and so its positions in the prompt.
     tokens_per_image: int
 
     @classmethod
     def from_checkpoint(cls, directory: Path) -> "Gemma3Config":
         fields = JsonFields.read(directory / "config.json")
         check_quantization(fields)
-        # Some that read pictures are saved under the other's name, too.
+        # Some models that take pictures are saved under the text-only name, too.
         if "Gemma3ForCausalLM" in fields.strings("architectures") and "text_config" not in fields:
             return cls(text=_read_text(fields, fields), vision=None, tokens_per_image=0)
         vision = _read_vision(fields.section("vision_config"))
@@ -120,7 +120,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
         attention_softcap=fields.optional_number("attn_logit_softcapping"),
         final_softcap=fields.optional_number("final_logit_softcapping"),
         activation=fields.choice("hidden_activation", tuple(ACTIVATIONS), "gelu_pytorch_tanh"),
-        # The outer value decides for the whole model where both are given, as it does in the reference.
+        # If both are given, the outer value decides, as in the reference.
         tie_word_embeddings=outer.flag("tie_word_embeddings", fields.flag("tie_word_embeddings", True)),
         embedding_scale=hidden_size**0.5,
         norms_results=True,
@@ -145,7 +145,7 @@ def _read_layers(fields: JsonFields) -> tuple[LayerConfig, ...]:
 
 def _read_layer_types(fields: JsonFields, num_layers: int) -> tuple[str, ...]:
     if "layer_types" not in fields:
-        # Every pattern-th layer looks at everything, the others through the window.
+        # Every pattern-th layer has full attention, the others the window.
         pattern = fields.integer("sliding_window_pattern", 6)
         return tuple(LAYER_TYPES[(index + 1) % pattern == 0] for index in range(num_layers))
     layer_types = fields.strings("layer_types")
@@ -159,7 +159,7 @@ def _read_layer_types(fields: JsonFields, num_layers: int) -> tuple[str, ...]:
 
 def _read_rotary(fields: JsonFields, layer_type: str, old_theta_name: str, default_theta: float) -> RotaryConfig:
     new = fields.section("rope_parameters").section(layer_type)
-    # The old layout scales the global layers only. Where there are both, it goes first, as in the reference.
+    # The old layout scales the global layers only.  If there are both, it takes precedence, as in the reference.
     old = fields.section("rope_scaling") if layer_type == "full_attention" else JsonFields(fields.path, {})
     theta = old.number("rope_theta", new.number("rope_theta", fields.number(old_theta_name, default_theta)))
     scaling = old if names_rotary_kind(old) else new

@@ -1,6 +1,6 @@
-"""Gemma 3: pictures to embeddings, by its tower and its projector; the rest is as in other models.
+"""Gemma 3: encodes pictures with its tower and projector; the rest is shared with other models.
 
-`weight_names.py` maps what checkpoints call its tensors.
+`weight_names.py` maps the names of tensors in checkpoints.
 """
 
 from collections.abc import Generator, Iterator
@@ -39,7 +39,7 @@ class Gemma3(VisionLanguageModel):
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """`room`: bytes of memory that the weights may take."""
+        """Load the model of a checkpoint.  `room`: bytes of memory that the weights may take."""
         return cls(Gemma3Config.from_checkpoint(directory), place).load(directory, room)
 
     def is_never_read(self, name: str) -> bool:

@@ -1,7 +1,7 @@
-"""Gemma 3's eye: the SigLIP encoder, and the projector that pools its patches into the decoder's embeddings.
+"""Gemma 3's vision tower: the SigLIP encoder, and the projector that pools its patches into the decoder's embeddings.
 
-Takes normalised pixels, channels last.  Knows nothing of prompts; pictures of a batch do not see each other.  Every
-`yield` is a place where the work may be laid aside.
+Takes normalized pixels, channels last.  Knows nothing of prompts; pictures of a batch do not see each other.  The work
+may be suspended at every `yield`.
 """
 
 from collections.abc import Generator, Iterator
@@ -26,7 +26,7 @@ from keepsight.models.vision_layer import VisionLayer
 
 
 class PatchEmbedding(nn.Module):
-    """The reference's convolution, whose stride is its kernel: one matrix product over flattened patches."""
+    """The reference's convolution, whose stride equals its kernel, as one matrix product over flattened patches."""
 
     def __init__(self, config: VisionConfig, place: Placement) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class PatchEmbedding(nn.Module):
     def forward(self, pixels: Tensor) -> Tensor:
         """[pictures, height, width, 3] -> [pictures, patches, hidden]"""
         side, size = self.side, self.size
-        # Pixels that fill no whole patch at the right and at the bottom are dropped, as by the convolution.
+        # Incomplete patches at the right and at the bottom are dropped, as by the convolution.
         grid = pixels[:, : side * size, : side * size].reshape(-1, side, size, side, size, 3)
         patches = grid.transpose(2, 3).reshape(-1, side * side, size * size * 3)
         return self.linear(patches) + self.positions  # type: ignore[no-any-return]
@@ -72,7 +72,7 @@ class VisionTower(nn.Module):
 
 
 class Projector(nn.Module):
-    """Averages squares of patches, normalises, and projects into the decoder's width."""
+    """Averages squares of patches, normalizes, and projects to the decoder's width."""
 
     def __init__(self, config: VisionConfig, tokens_per_image: int, text_size: int, place: Placement) -> None:
         super().__init__()

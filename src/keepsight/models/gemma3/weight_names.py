@@ -1,8 +1,8 @@
-"""What checkpoints in the wild call Gemma 3's tensors, and what they are called here.
+"""Maps names of tensors in Gemma 3's checkpoints to canonical names.
 
 Published files: `language_model.model.*`, `vision_tower.vision_model.*`.  Saved by newer transformers:
 `model.language_model.*`, `model.vision_tower.*`, with or without `vision_model`.  Text-only: `model.*`.  Saved without
-the head: these without their `model`.
+the head: the same without `model`.
 """
 
 import re
@@ -30,6 +30,6 @@ def canonical_name(name: str) -> str:
 
 
 def is_never_read(name: str, config: Gemma3Config) -> bool:
-    """Tensors (by canonical name) that belong to a complete checkpoint although the model has no use for them."""
+    """Return whether a tensor (by canonical name) belongs to a complete checkpoint but is unused by the model."""
     is_pooling_head = name.startswith("tower.head.")
     return is_pooling_head and config.vision is not None and config.vision.has_unused_head

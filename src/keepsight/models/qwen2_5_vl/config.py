@@ -1,7 +1,7 @@
 """Qwen2.5-VL's `config.json` as frozen values.
 
-What is left out has the reference's default.  Published files say of the decoder beside all else, those that were saved
-anew in `text_config`; and of rotation in `rope_scaling` and `rope_theta`, or in `rope_parameters`.
+Missing fields have the reference's defaults.  The decoder's fields are at the top level in published files, and in
+`text_config` if saved again; rotary fields are in `rope_scaling` and `rope_theta`, or in `rope_parameters`.
 """
 
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from keepsight.models.qwen2_text_config import TextDefaults, read_head_dim, read
 from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, check_patches, read_rotary_theta
 from keepsight.models.vision_layer import VisionLayerConfig
 
-# How many frequencies turn by time, row and column.
+# Number of frequencies that rotate by time, row and column.
 DEFAULT_SECTIONS = (16, 24, 24)
 DEFAULTS = TextDefaults(152_064, 8192, 29_568, 80, 64, 8, 1e-5)
 
@@ -25,11 +25,11 @@ class VisionConfig:
     layer: VisionLayerConfig
     num_layers: int
     patch_size: int
-    # A square of so many patches on each side becomes one token.
+    # A square of patches with this side becomes one token.
     merge_size: int
-    # The side of a window, in tokens; the patches of one see each other.
+    # The side of a window, in tokens; the patches of a window see each other.
     window_side: int
-    # In these layers all patches of a picture do.
+    # In these layers all patches of a picture see each other.
     whole_layers: frozenset[int]
     out_size: int
     rotary_theta: float
@@ -89,7 +89,7 @@ def _read_window_side(fields: JsonFields, token_side: int) -> int:
 
 def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     rotary = _read_rotary(fields, read_head_dim(fields, DEFAULTS))
-    # Either place may say so, as in the reference.
+    # Tied if either place says so, as in the reference.
     ties = any(each.flag("tie_word_embeddings", False) for each in (outer, fields))
     return read_text(fields, DEFAULTS, rotary, ties_embeddings=ties)
 

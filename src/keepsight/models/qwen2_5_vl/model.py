@@ -1,4 +1,4 @@
-"""Qwen2.5-VL: pictures to embeddings, by its tower; the rest is as in other models."""
+"""Qwen2.5-VL: encodes pictures with its tower; the rest is shared with other models."""
 
 from pathlib import Path
 from typing import Self
@@ -17,5 +17,5 @@ class Qwen25VL(QwenModel):
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """`room`: bytes of memory that the weights may take."""
+        """Load the model of a checkpoint.  `room`: bytes of memory that the weights may take."""
         return cls(Qwen25VLConfig.from_checkpoint(directory), place).load(directory, room)

@@ -1,9 +1,9 @@
-"""Qwen2.5-VL's eye: patches of a picture of any size to the decoder's embeddings.
+"""Qwen2.5-VL's vision tower: encodes pictures of any size into the decoder's embeddings.
 
-Takes normalised pixels, channels last, whose sides are multiples of a token's; of a film two frames at once.  In most
-layers a patch sees those of a window, a square of tokens; at the right and at the bottom windows are what is left.  So
-the tokens of a window follow each other, and windows of one size do, until all are put back.  Every `yield` is a place
-where the work may be laid aside.
+Takes normalized pixels, channels last, with sides that are multiples of a token's; of a film two frames at once.  In
+most layers a patch sees the patches of its window, a square of tokens; windows at the right and at the bottom may be
+smaller.  Tokens are therefore reordered so that those of a window are consecutive, and windows of one size, too; the
+result is put back in order.  The work may be suspended at every `yield`.
 """
 
 from collections.abc import Generator, Iterator
@@ -53,14 +53,14 @@ class VisionTower(nn.Module):
 
 
 class _Arranged(NamedTuple):
-    tokens: Tensor  # in their new order
-    patches: Tensor  # likewise
-    windows: tuple[Windows, ...]  # of each size
+    tokens: Tensor  # original index of each token, in the new order
+    patches: Tensor  # the same for patches
+    windows: tuple[Windows, ...]  # one for each size
 
 
 @lru_cache(maxsize=16)
 def _arrange(num_rows: int, num_columns: int, merge: int, side: int) -> _Arranged:
-    """Of patches in rows and columns; whole windows, then those at either edge, then that in the corner."""
+    """Order patches in rows and columns by window: whole windows, those at either edge, then that in the corner."""
     num_rows, num_columns, of_token = num_rows // merge, num_columns // merge, merge**2
     tokens = torch.arange(num_rows * num_columns).view(num_rows, num_columns)
     rows, columns = num_rows - num_rows % side, num_columns - num_columns % side

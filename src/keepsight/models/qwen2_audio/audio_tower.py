@@ -1,7 +1,7 @@
-"""Qwen2-Audio's ear: the spectrogram of a sound to the decoder's embeddings.
+"""Qwen2-Audio's audio tower: encodes the spectrogram of a sound into the decoder's embeddings.
 
-Two frames become a place of the tower, two places a token.  All places of a sound see each other, and nothing else:
-what the reference masks is left out here.  Every `yield` is a place where the work may be laid aside.
+Two frames become one position (place) of the tower, and two places one token.  All places of a sound see each other and
+nothing else; padding, which the reference masks, is absent here.  The work may be suspended at every `yield`.
 """
 
 from collections.abc import Generator, Iterator
@@ -24,12 +24,12 @@ from keepsight.models.qwen2_audio.config import AudioConfig
 from keepsight.models.vision_layer import VisionLayer, row_groups
 from keepsight.sound_config import PLACES_PER_TOKEN
 
-# So many rows a convolution sees.
+# Kernel size of the convolutions.
 WIDTH = 3
 
 
 class Convolution(nn.Module):
-    """The reference's over rows that follow each other, as one matrix product; with its activation."""
+    """The reference's 1D convolution, as one matrix product over consecutive rows; includes its activation."""
 
     def __init__(self, place: Placement, name: str, channels: int, outputs: int, *, stride: int) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Convolution(nn.Module):
         self.linear = Linear(place, WIDTH * channels, {name: outputs}, bias=True)
 
     def in_parts(self, rows: Tensor, results: Tensor) -> Iterator[None]:
-        """[sounds, rows, channels] -> `results` [sounds, places, outputs], of which each sees the rows from its own."""
+        """[sounds, rows, channels] -> `results` [sounds, places, outputs]; each sees `WIDTH` rows from its own on."""
         sounds, num_rows, channels = rows.shape
         seen = rows.as_strided(
             (sounds, results.shape[1], WIDTH * channels), (num_rows * channels, self.stride * channels, 1)
@@ -74,8 +74,8 @@ class AudioTower(nn.Module):
         return self.projector(self.norm(pooled))  # type: ignore[no-any-return]
 
     def _places(self, spectrograms: Tensor) -> Generator[None, None, Tensor]:
-        """[sounds, places, hidden].  There is nothing before the first frame, nor behind the last one of the longest
-        sound; of any other one more is given, an odd one, which its last place sees.
+        """Return [sounds, places, hidden].  Zeros pad the beginning, and the end of the longest sound; any other sound
+        is given with one extra frame, an odd one, which its last place sees.
         """
         sounds, num_frames, _ = spectrograms.shape
         num_places, width = num_frames // 2, self.positions.shape[1]

@@ -1,4 +1,4 @@
-"""Qwen2-Audio's `config.json` as frozen values.  What is left out has the reference's default."""
+"""Qwen2-Audio's `config.json` as frozen values.  Missing fields have the reference's defaults."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ class AudioConfig:
     layer: VisionLayerConfig
     num_layers: int
     num_mels: int
-    # Of the longest sound.
+    # Places of the longest sound.
     num_places: int
 
 
@@ -34,7 +34,7 @@ class Qwen2AudioConfig:
         check_quantization(fields)
         text = fields.section("text_config")
         rotary = RotaryConfig(read_theta(text, rotary_section(text, ("default",)), 10_000.0))
-        # Its head is its own, whatever files say: in the reference, too.
+        # The head is never tied, whatever files say, as in the reference.
         decoder = read_text(text, DEFAULTS, rotary, ties_embeddings=False)
         return cls(decoder, _read_audio(fields.section("audio_config")))
 

@@ -1,7 +1,7 @@
 """Qwen3-VL's `config.json` as frozen values.
 
-Published files leave out what equals the reference's default, so the defaults here are the reference's.  Rotary bases
-stand in `rope_parameters` (new) or in `rope_theta` and `rope_scaling` (as published).
+Published files omit values equal to the reference's defaults, so the defaults here are the reference's.  Rotary bases
+are in `rope_parameters` (new) or in `rope_theta` and `rope_scaling` (as published).
 """
 
 import math
@@ -26,7 +26,7 @@ from keepsight.models.qwen_config import NORM_EPS, check_layer, check_out_size, 
 from keepsight.models.vision_layer import VisionLayerConfig
 
 MIXTURE = "Qwen3VLMoeForConditionalGeneration"
-# How many frequencies turn by time, row and column.
+# Number of frequencies that rotate by time, row and column.
 DEFAULT_SECTIONS = (24, 20, 20)
 
 
@@ -48,11 +48,11 @@ class VisionConfig:
     layer: VisionLayerConfig
     num_layers: int
     patch_size: int
-    # A square of so many patches on each side becomes one token.
+    # A square of patches with this side becomes one token.
     merge_size: int
-    # Of a square picture, each of which has a learnt embedding; other pictures have what lies between these.
+    # The learned position embeddings form a square with this side; they are interpolated for each picture's size.
     positions_per_side: int
-    # Behind which layers the decoder is shown more, each behind its first, second and so on layer.
+    # Tower layers whose outputs are added in the decoder, after its first, second, ... layer (DeepStack).
     deep_layers: tuple[int, ...]
     out_size: int
     rotary_theta: float
@@ -136,7 +136,7 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
         qkv_bias=has_bias,
         out_bias=has_bias,
         activation=fields.choice("hidden_act", tuple(ACTIVATIONS), "silu"),
-        # What the text's own section says is not looked at, as in the reference.
+        # The value in the text's own section is ignored, as in the reference.
         tie_word_embeddings=outer.flag("tie_word_embeddings", False),
     )
     check_heads(fields, config)
@@ -159,7 +159,7 @@ def _read_mixture(fields: JsonFields, hidden_size: int) -> MixtureConfig:
     if num_chosen > num_experts:
         raise fields.refuse("num_experts_per_tok", f"{num_chosen} are more than the {num_experts} experts")
     wide = fields.integer("moe_intermediate_size", 1408)
-    # A GPU multiplies all experts' rows at once where each begins at a multiple of 16 bytes.
+    # The grouped product on a GPU needs rows that begin at multiples of 16 bytes.
     for name, size in (("hidden_size", hidden_size), ("moe_intermediate_size", wide)):
         if size % 8:
             raise fields.refuse(name, f"must be a multiple of 8 where there are experts, not {size}")
@@ -172,6 +172,6 @@ def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:
     theta = new.number("rope_theta", old.number("rope_theta", fields.number("rope_theta", 500_000.0)))
     named = old if "mrope_section" in old else new
     _, rows, columns = named.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
-    # One behind the other, of the fastest.
+    # Interleaved, from the fastest frequency on.
     frequencies = range(head_dim // 2)
     return RotaryConfig(theta, by_row_and_column=(frequencies[1 : 3 * rows : 3], frequencies[2 : 3 * columns : 3]))

@@ -1,4 +1,4 @@
-"""Qwen3-VL: its tower gives what is added behind the decoder's first layers, too; the rest is as in other models."""
+"""Qwen3-VL: its tower also outputs vectors added after the decoder's first layers; the rest is as in other models."""
 
 from pathlib import Path
 from typing import Self
@@ -19,5 +19,5 @@ class Qwen3VL(QwenModel):
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """`room`: bytes of memory that the weights may take."""
+        """Load the model of a checkpoint.  `room`: bytes of memory that the weights may take."""
         return cls(Qwen3VLConfig.from_checkpoint(directory), place).load(directory, room)

@@ -1,7 +1,7 @@
-"""Qwen3-VL's eye: patches of a picture of any size to the decoder's embeddings, and to what is added behind its layers.
+"""Qwen3-VL's vision tower: encodes pictures of any size into embeddings and the vectors added after decoder layers.
 
-Takes normalised pixels, channels last, whose sides are multiples of a token's; of a film two frames at once.  Every
-`yield` is a place where the work may be laid aside.
+Takes normalized pixels, channels last, with sides that are multiples of a token's; of a film two frames at once.  The
+work may be suspended at every `yield`.
 """
 
 from collections.abc import Generator, Iterator
@@ -31,7 +31,7 @@ class VisionTower(nn.Module):
         size = self.config.patch_size
         pixels = with_frames(pixels)
         grid = (pixels.shape[2] // size, pixels.shape[3] // size)
-        # There, with all that comes of them: a host of many cores takes milliseconds for so few numbers.
+        # Positions and angles are computed on the device: a host of many cores takes milliseconds for so few numbers.
         places = places_of_patches(*grid, self.config.merge_size).to(pixels.device)
         hidden = yield from self.embedding.in_parts(pixels, lambda some: self._embed_places(places[:, some], grid))
         angles = angles_of_patches(places, self.config.layer.head_dim, self.config.rotary_theta)
@@ -46,7 +46,7 @@ class VisionTower(nn.Module):
         return torch.cat((merged, *deep), dim=-1)
 
     def _embed_places(self, places: Tensor, grid: tuple[int, int]) -> Tensor:
-        """[patches, hidden]: between the learnt embeddings, which are spread over the picture from edge to edge."""
+        """Return [patches, hidden], interpolated from the learned embeddings, which span the picture edge to edge."""
         side = self.config.positions_per_side
         (rows, columns), table = places, self.positions.float()
         embedded = table.new_zeros(len(rows), table.shape[1])
@@ -70,7 +70,7 @@ def _make_merger(config: VisionConfig, place: Placement, *, norms_merged: bool) 
 
 
 def _neighbours(places: Tensor, num_places: int, side: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The two of `side` places that each of `num_places` in a row lies between, and their shares."""
+    """Yield the two of `side` grid points between which each of `num_places` places lies, and their weights."""
     spread = places.float() * (side - 1) / max(1, num_places - 1)
     before = spread.floor()
     share = spread - before
