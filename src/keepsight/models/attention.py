@@ -42,7 +42,7 @@ class RequestSlice:
         return self.start + self.length
 
     def rotary_positions(self) -> Tensor:
-        """[3, length]"""
+        """Return the rotary time, row and column of each token, [3, length]."""
         if self.rotary_places is not None:
             return self.rotary_places
         return torch.arange(self.start - self.rotary_shift, self.end - self.rotary_shift).expand(3, -1)

@@ -17,7 +17,7 @@ class BlockTable:
     def __init__(self, block_size: int, block_ids: Sequence[int] = (), device: torch.device | str = "cpu") -> None:
         self.block_size = block_size
         self.block_ids: list[int] = []
-        # Blocks whose page does not follow that of the block before, ascending.
+        # Ascending indices of the blocks whose page is not the successor of the previous block's page.
         self._breaks: list[int] = []
         self._slots = torch.empty(_FIRST_CAPACITY, dtype=torch.int64, device=device)  # of each position
         self.replace_from(0, block_ids)

@@ -1,4 +1,4 @@
-/* What becomes of a product's numbers, vector by vector, while they are at hand. */
+/* Activations, applied vector by vector to a product's results while they are in cache. */
 
 #ifndef KEEPSIGHT_CPU_ACTIVATIONS_H
 #define KEEPSIGHT_CPU_ACTIVATIONS_H
@@ -7,12 +7,12 @@
 
 typedef enum {
     NO_ACTIVATION,
-    GELU_TANH, /* tanh's approximation */
+    GELU_TANH, /* the tanh approximation */
     GELU,
     SILU,
 } activation;
 
-/* x / (1 + 2^-power), of a power of either sign. */
+/* x / (1 + 2^-power), for a power of either sign. */
 INLINE lanes share_by_power(lanes x, lanes power)
 {
     const whole_lanes is_negative = power < 0.0f;
@@ -26,13 +26,13 @@ INLINE lanes silu(lanes x)
     return share_by_power(x, x * 1.4426950f); /* 1 / ln 2 */
 }
 
-/* x times the share of a normal distribution below it, nearly: x / (1 + exp(-2 * sqrt(2 / pi) * (x + 0.044715 * x^3))). */
+/* Approximately x times the normal CDF of x: x / (1 + exp(-2 * sqrt(2 / pi) * (x + 0.044715 * x^3))). */
 INLINE lanes gelu_tanh(lanes x)
 {
     return share_by_power(x, (x + 0.044715f * x * x * x) * 2.3022082f); /* 2 * sqrt(2 / pi) / ln 2 */
 }
 
-/* The same, of a share within 1 in 13 million: Abramowitz and Stegun, 26.2.17. */
+/* The same with the CDF within 1 in 13 million: Abramowitz and Stegun, 26.2.17. */
 INLINE lanes gelu(lanes x)
 {
     const whole_lanes is_negative = x < 0.0f;
@@ -53,7 +53,7 @@ INLINE void activate_by(lanes function(lanes), float *numbers, long count)
     }
 }
 
-/* Of as many as a vector has lanes, or several times as many. */
+/* Apply an activation to `count` numbers, a multiple of LANES. */
 static void activate(activation which, float *numbers, long count)
 {
     if (which == GELU_TANH)

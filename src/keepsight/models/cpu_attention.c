@@ -1,31 +1,30 @@
-/* Attention of a decoder on a CPU: rows of several sequences, each over one interval of its sequence's keys and values,
- * which are read where they lie.  Those are float32, or bfloat16, which is multiplied in pairs: a word of what is read is a
- * number or a pair.
+/* Decoder attention on a CPU: rows of several sequences, each over one interval of its sequence's keys and values, which are
+ * read in place.  Those are float32, or bfloat16, which is multiplied in pairs: a word of 4 bytes is a number or a pair.
  *
- * Keys come in chunks, and what was summed before is scaled down when a chunk has a higher score.  Chunks begin where a
- * multiple of their size does, and every number is summed in one order: a row's are the same to the last bit with whatever
- * it is computed.
+ * Keys are processed in chunks, and earlier sums are scaled down when a chunk has a higher score.  Chunks begin at multiples
+ * of their size, and every number is summed in a fixed order: a row's results are the same to the last bit whatever else is
+ * in the batch.
  */
 
 #include "cpu_attention.h"
 
-/* So many vectors of queries and, at once, numbers of keys or values keep all registers busy. */
+/* Keys, or numbers of values, that are processed at once: with MOST_VECTORS vectors of queries they use all registers. */
 #if LANES == 16
 #define AT_ONCE 8
 #else
 #define AT_ONCE 4
 #endif
 
-/* For the caller, who must not have more heads share a key head, nor heads of other than multiples of so many numbers. */
+/* Limits that the caller must check: the most query heads that share a key head, and a divisor of the head dimension. */
 const long keepsight_queries_per_tile = MOST_VECTORS * LANES, keepsight_numbers_at_once = AT_ONCE;
 
 /* Tiles ------------------------------------------------------------------------------------------------------------
  *
  * A lane of a vector is a query: a row and one of the heads that share a key head.  So scores, their maximum and their
- * sum need nothing from a neighbour, and every number of keys and values is read once for all lanes of a tile.
+ * sum need nothing from other lanes, and every number of keys and values is read once for all lanes of a tile.
  */
 
-/* [AT_ONCE, vectors]: of as many keys from `first` on with all queries of a tile; beyond the `last` it is that one's. */
+/* Compute scores [AT_ONCE, vectors] of keys from `first` on with all queries of a tile; past the end `last` is repeated. */
 INLINE void score(
     lanes *scores, places keys, long first, long last, const lanes *query, long words, const int vectors,
     const int is_paired)
@@ -49,7 +48,7 @@ INLINE void score(
             scores[key * vectors + v] = sums[key][v];
 }
 
-/* To [AT_ONCE, vectors] of the outputs: as many numbers of `count` values from `first` on, weighted. */
+/* Add AT_ONCE numbers of each of `count` values from `first` on, weighted, to [AT_ONCE, vectors] of the outputs. */
 INLINE void add_values(lanes *out, places values, long first, long count, const lanes *weights, const int vectors)
 {
     lanes sums[AT_ONCE][MOST_VECTORS];
@@ -69,7 +68,7 @@ INLINE void add_values(lanes *out, places values, long first, long count, const 
             out[i * vectors + v] = sums[i][v];
 }
 
-/* The same of pairs of values [pairs, dim]. */
+/* The same for pairs of values [pairs, dim]. */
 INLINE void add_pairs_of_values(
     lanes *out, const int32_t *values, long dim, long pairs, const lanes *weights, const int vectors)
 {
@@ -90,7 +89,7 @@ INLINE void add_pairs_of_values(
             out[i * vectors + v] = sums[i][v];
 }
 
-/* Of two values, or of one and itself, whose second weight is 0 then. */
+/* Interleave values in pairs; a last single value is paired with itself, and its second weight is 0. */
 INLINE void pair_values(int32_t *pairs, places values, long first, long count, long dim)
 {
     for (long key = 0; key < count; key += 2, pairs += dim) {
@@ -101,12 +100,12 @@ INLINE void pair_values(int32_t *pairs, places values, long first, long count, l
     }
 }
 
-/* Rows of one sequence, with the heads that share a key head: a lane for each of both. */
+/* Rows of one sequence, with the heads that share a key head: a lane for each combination. */
 typedef struct {
     long first_row, count, first_head, group;
 } tile;
 
-/* Which positions the lanes of a tile see; none before `begin` or from `end` on, each all from `last_begin` to
+/* The positions that the lanes of a tile see: none before `begin` or from `end` on; all lanes see all from `last_begin` to
  * `first_end`. */
 typedef struct {
     whole_lanes begins[MOST_VECTORS], ends[MOST_VECTORS];
@@ -128,7 +127,7 @@ INLINE view view_of(const attention_work *w, tile t)
     return seen;
 }
 
-/* To [words, vectors]. */
+/* Load the scaled queries into [words, vectors]. */
 INLINE void take_queries(lanes *query, const attention_work *w, tile t, const int vectors, const int is_paired)
 {
     memset(query, 0, (is_paired ? w->dim / 2 : w->dim) * vectors * sizeof *query);
@@ -145,7 +144,7 @@ INLINE void take_queries(lanes *query, const attention_work *w, tile t, const in
     }
 }
 
-/* From [dim, vectors]. */
+/* Store the normalized outputs, from [dim, vectors]. */
 INLINE void give_outputs(const attention_work *w, tile t, const lanes *out, const lanes *total, const int vectors)
 {
     for (long lane = 0; lane < t.count * t.group; lane++) {
@@ -157,7 +156,7 @@ INLINE void give_outputs(const attention_work *w, tile t, const lanes *out, cons
     }
 }
 
-/* Scores of `count` keys from position `at` on that a lane does not see. */
+/* Mask scores of `count` keys from position `at` on that a lane does not see. */
 INLINE void hide(lanes *scores, const view *seen, long at, long count, const int vectors)
 {
     for (long key = 0; key < count; key++)
@@ -168,7 +167,7 @@ INLINE void hide(lanes *scores, const view *seen, long at, long count, const int
         }
 }
 
-/* Scores become weights relative to the highest so far, or pairs of such, and so does what was summed before. */
+/* Turn scores into weights (or pairs of weights) relative to the highest score so far; rescale earlier sums to match. */
 INLINE void weigh(
     lanes *scores, long count, lanes *highest, lanes *total, lanes *out, long dim, const int vectors, const int is_paired)
 {
@@ -232,7 +231,7 @@ static long rows_per_tile(const attention_work *w)
     return MOST_VECTORS * LANES / (w->heads / w->kv_heads);
 }
 
-/* One tile of as many as there are parts, all over the batch: later ones see more keys. */
+/* Compute every `parts`-th tile: spread over the batch, as later tiles see more keys. */
 static void attention_part(const void *shared, long part, long parts)
 {
     const attention_work *w = shared;
@@ -253,7 +252,7 @@ static void attention_part(const void *shared, long part, long parts)
     }
 }
 
-/* Rows and keys of each sequence for themselves. */
+/* Compute attention of each sequence's rows over its own keys. */
 void keepsight_attend(const attention_work *w)
 {
     const long rows = w->first_rows[w->sequences];

@@ -1,14 +1,14 @@
-/* Attention of one row: a tile would leave most lanes empty, and reads too little of a value at once for what comes from
- * memory.  Here lanes are keys first and numbers of values then; every number is summed in the order of a tile's.
+/* Attention of one row.  A tile would leave most lanes empty, and reads too few consecutive bytes of a value for data that
+ * comes from memory.  Here lanes are first keys, then numbers of values; every number is summed in the same order as in a tile.
  */
 
 #include "cpu_attention.h"
 
-/* So many heads and, at once, vectors of values. */
+/* The most heads, and vectors of values, that are processed at once. */
 #define MOST_HEADS 4
 #define VALUES_AT_ONCE 4
 
-/* To [heads, CHUNK] from key `first` on, of as many keys as a vector has lanes; beyond the `last` it is that one's. */
+/* Compute scores of LANES keys from `first` on, into rows [heads, CHUNK]; past the end `last` is repeated. */
 INLINE void score_keys(
     float *scores, places keys, long first, long last, const float *query, long words, const int heads, const int is_paired)
 {
@@ -21,7 +21,7 @@ INLINE void score_keys(
 #pragma GCC unroll 16
         for (int key = 0; key < LANES; key++) {
             block[key] = vector_at(numbers[key] + i);
-            /* Mostly the key of this lane that comes next. */
+            /* Usually this lane's next key. */
             __builtin_prefetch(numbers[key] + i + LANES * keys.stride / (is_paired ? 2 : 1));
         }
         transpose(block);
@@ -40,7 +40,7 @@ INLINE void score_keys(
         memcpy(scores + head * CHUNK, &sums[head], sizeof sums[head]);
 }
 
-/* To [heads, dim] of the outputs: some numbers of `count` values, weighted. */
+/* Add some numbers of `count` values, weighted, to the outputs [heads, dim]. */
 INLINE void add_some_values(
     float *out, places values, long first, long count, const float *weights, long dim, const int heads, const int vectors,
     const int is_paired)
@@ -68,7 +68,7 @@ INLINE void add_some_values(
         memcpy(out + head * dim, sums[head], vectors * sizeof sums[head][0]);
 }
 
-/* Scores of one head become weights relative to the highest so far, or pairs of such, and so does what was summed before. */
+/* Turn one head's scores into weights (or pairs) relative to the highest score so far; rescale earlier sums to match. */
 INLINE void weigh_head(
     float *scores, long count, float *highest, float *total, float *out, long dim, const int is_paired)
 {

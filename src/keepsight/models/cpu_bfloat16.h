@@ -1,4 +1,4 @@
-/* Numbers of bfloat16, one and in pairs, and of int8 in fours: a vector of those has the first of each in its lowest bits. */
+/* Numbers of bfloat16, single and in pairs, and of int8 in fours: the first of a pair or four is in the lowest bits. */
 
 #ifndef KEEPSIGHT_CPU_BFLOAT16_H
 #define KEEPSIGHT_CPU_BFLOAT16_H
@@ -11,7 +11,7 @@
 #include <immintrin.h>
 #endif
 
-/* To the nearest, of two as near the even one. */
+/* Round to nearest, ties to even. */
 INLINE uint16_t rounded(float number)
 {
     uint32_t bits;
@@ -20,7 +20,7 @@ INLINE uint16_t rounded(float number)
     return (number == number ? nearest : bits | 0x400000) >> 16;
 }
 
-/* The same in the upper halves of as many as a vector has lanes. */
+/* The same for a vector; results are in the upper halves of lanes. */
 INLINE unsigned_lanes nearest(lanes numbers)
 {
     const unsigned_lanes bits = (unsigned_lanes)numbers;
@@ -36,7 +36,7 @@ INLINE float widened(uint16_t number)
     return wide;
 }
 
-/* Products of pairs of bfloat16 on top of a sum of float32; only where `keepsight_multiplies_bfloat16` says so. */
+/* Add products of pairs of bfloat16 to a float32 sum; requires `keepsight_multiplies_bfloat16`. */
 INLINE lanes add_pairs(lanes sum, whole_lanes a, whole_lanes b)
 {
 #if defined(__AVX512BF16__)
@@ -47,20 +47,20 @@ INLINE lanes add_pairs(lanes sum, whole_lanes a, whole_lanes b)
 #endif
 }
 
-/* Of numbers that are not below 0, and are not as large as infinity; in the middle of two the larger. */
+/* Round to pairs of bfloat16, for numbers >= 0 that are finite; ties round up. */
 INLINE whole_lanes pairs_of(lanes first, lanes second)
 {
     const unsigned_lanes half = (unsigned_lanes){} + 0x8000;
     return (whole_lanes)(((unsigned_lanes)first + half) >> 16 | (((unsigned_lanes)second + half) & 0xffff0000u));
 }
 
-/* The same of neighbours: half as many pairs, in their order. */
+/* The same for neighboring lanes: half as many pairs, in order. */
 INLINE halves halves_of(lanes numbers)
 {
     return __builtin_convertvector(((unsigned_lanes)numbers + 0x8000u) >> 16, halves);
 }
 
-/* A pair takes the place of a number of float32. */
+/* A pair is stored in the place of a float32 number. */
 INLINE void set_pair(float *place, int32_t pair)
 {
     memcpy(place, &pair, sizeof pair);
@@ -73,7 +73,7 @@ INLINE int32_t pair_at(const float *place)
     return pair;
 }
 
-/* Of as many numbers as a vector has lanes each. */
+/* Interleave LANES numbers of each into pairs. */
 INLINE whole_lanes pairs_from(const uint16_t *first, const uint16_t *second)
 {
     halves one, other;
@@ -82,7 +82,7 @@ INLINE whole_lanes pairs_from(const uint16_t *first, const uint16_t *second)
     return __builtin_convertvector(one, whole_lanes) | __builtin_convertvector(other, whole_lanes) << 16;
 }
 
-/* Of two numbers of float32. */
+/* Round two float32 numbers to a pair. */
 INLINE int32_t pair_of(float first, float second)
 {
     return (int32_t)(rounded(first) | (uint32_t)rounded(second) << 16);
@@ -99,7 +99,7 @@ INLINE lanes second_of(whole_lanes pairs)
     return (lanes)(pairs & (int32_t)0xffff0000);
 }
 
-/* One of fours of int8 as float32, and two as pairs of bfloat16. */
+/* Widen one number of each four of int8 to float32, or two to a pair of bfloat16. */
 INLINE lanes one_of_four(whole_lanes fours, const int which)
 {
     return __builtin_convertvector((fours << (24 - 8 * which)) >> 24, lanes);

@@ -1,57 +1,57 @@
-/* A decoder's layers on a CPU, one after another: with few tokens it takes longer to ask for a layer's parts one by
- * one than to compute them.
+/* All layers of a decoder on a CPU in one call: with few tokens, separate calls for the parts of a layer take longer than
+ * the computation.
  */
 
 #include "cpu_attention.h"
 #include "cpu_kernels.h"
 #include "cpu_products.h"
 
-/* So many go through the widest products at once: of a long prompt what lies between those would take most of the memory. */
+/* Rows that go through the widest products at once: for a long prompt, their intermediates would take most of the memory. */
 #define WIDE_ROWS 512
-/* For the caller, who makes room for them. */
+/* Read by the caller, which allocates buffers for them. */
 const long keepsight_wide_rows = WIDE_ROWS;
 
 /* A layer's products. */
 typedef enum { QKV, OUT, GATE, UP, DOWN, PRODUCTS } part;
-/* For the caller, who tells of each. */
+/* Checked by the caller, which describes each. */
 const long keepsight_products_of_layer = PRODUCTS;
 
-/* What is the same for all steps; products and attention lack what they read and write. */
+/* The part that is the same for all steps; the inputs and outputs of products are not set. */
 typedef struct {
-    /* Scales of norms [size]; null after a part that has none. */
+    /* Scales of norms [size]; null if the layer has no such norm. */
     const float *before_attention, *after_attention, *before_feed_forward, *after_feed_forward;
-    const float *of_heads; /* [heads + kv_heads, dim]; null where queries and keys have no norm */
+    const float *of_heads; /* [heads + kv_heads, dim]; null if queries and keys have no norm */
     product_work products[PRODUCTS];
-    long base; /* which of the angles */
+    long base; /* index of its rotary base */
 } layer;
 
-/* What an adapter adds to a product: by way of few numbers.  Without weights it adds nothing. */
+/* The low-rank term that an adapter adds to a product.  Without weights it adds nothing. */
 typedef struct {
     product_work down, up;
 } low_rank;
 
-/* Rows [first, end) are one adapter's. */
+/* Rows [first, end) use one adapter. */
 typedef struct {
     long first, end;
     const low_rank *products; /* [num_layers, PRODUCTS] */
 } adapted_rows;
 
 typedef struct {
-    const adapted_rows *each; /* in the order of their rows */
+    const adapted_rows *each; /* in row order */
     long count;
 } adapted;
 
 typedef struct {
-    float *hidden; /* [tokens, size]: what the first layer is given, becomes what the last one gives */
+    float *hidden; /* [tokens, size]: input of the first layer, replaced by the output of the last */
     const layer *layers;
-    void *const *keys, *const *values;    /* of each layer [slots, kv_heads, dim] */
-    const attention_work *const *sights;  /* of each layer: what its rows see */
+    void *const *keys, *const *values;    /* per layer [slots, kv_heads, dim] */
+    const attention_work *const *sights;  /* per layer: the intervals that rows see; inputs and outputs are not set */
     const float *cos, *sin;               /* [bases, tokens, dim] */
     const int64_t *slots;                 /* [tokens] */
-    const int64_t *read;                  /* [num_read]: tokens that are read of the last layer; unused where all are */
-    /* Room for what lies between two parts of a layer. */
+    const int64_t *read;                  /* [num_read]: tokens read from the last layer; unused if all are */
+    /* Buffers for intermediate results of a layer. */
     float *normed;    /* [tokens, size] */
-    float *projected; /* [tokens, heads + 2 * kv_heads, dim], and then what they attend to */
+    float *projected; /* [tokens, heads + 2 * kv_heads, dim], later the output of attention */
     float *query;     /* [tokens, heads, dim] */
     float *gate, *up; /* [WIDE_ROWS, or tokens if those are fewer, outputs of either] */
     long num_read;
@@ -59,8 +59,8 @@ typedef struct {
     long tokens, size, heads, kv_heads, dim;
     long is_rounded; /* keys and values are kept in bfloat16 */
     float eps;
-    adapted of_all, of_read; /* tokens */
-    float *narrow;           /* room, too, where there are any: [tokens, outputs of the widest `down`] */
+    adapted of_all, of_read; /* adapters among all tokens, and among those that are read */
+    float *narrow;           /* buffer, if there are adapters: [tokens, outputs of the widest `down`] */
 } decoder_work;
 
 static void norm(const decoder_work *w, float *out, const float *hidden, const float *scale, const float *residual, long rows)
@@ -71,8 +71,8 @@ static void norm(const decoder_work *w, float *out, const float *hidden, const f
 /* Some rows of a layer. */
 typedef struct {
     const decoder_work *w;
-    long index;     /* the layer's */
-    adapted adapters; /* among the rows that these are some of */
+    long index;     /* of the layer */
+    adapted adapters; /* of all rows from which these are taken */
     long first, count;
 } rows_of_layer;
 
@@ -95,7 +95,8 @@ static void add_adapters(rows_of_layer r, part which, float *out, const float *h
     }
 }
 
-/* What adapters add comes first and the product on top, so that all of it is activated; other rows begin at zero as ever. */
+/* The adapters' terms are computed first and the product is added to them, so that the activation applies to the sum.  Other
+ * rows start at zero. */
 static void multiply(
     rows_of_layer r, part which, float *out, const float *hidden, const float *times, int is_onto)
 {
@@ -110,7 +111,7 @@ static void multiply(
     keepsight_multiply(&work);
 }
 
-/* Onto the hidden states; where there is a scale it is normed before. */
+/* Add a product to the hidden states, normed first if there is a scale. */
 static void add_product(rows_of_layer r, part which, float *hidden, const float *others, const float *scale)
 {
     const decoder_work *w = r.w;
@@ -119,7 +120,7 @@ static void add_product(rows_of_layer r, part which, float *hidden, const float 
         norm(w, hidden, w->normed, scale, hidden, r.count);
 }
 
-/* Rows that are read come to the front. */
+/* Move the rows that are read to the front. */
 static void gather(float *rows, const int64_t *read, long count, long size)
 {
     for (long i = 0; i < count; i++)
@@ -162,7 +163,7 @@ static void feed_forward(rows_of_layer all)
     }
 }
 
-/* Of tokens whose angles and slots are known; keys and values are in those then. */
+/* Compute layers [first, end); writes keys and values of all tokens to their slots. */
 void keepsight_decode(const decoder_work *w)
 {
     for (long index = w->first; index < w->end; index++) {

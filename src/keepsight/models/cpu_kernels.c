@@ -1,7 +1,7 @@
-/* What a step does between its matrix products, in float32 on a CPU: norms, rotation, heads.  Each is one pass over what
- * it reads, where torch has a call and a copy for each sign of the formula.
+/* The work between matrix products of a step, in float32 on a CPU: norms, rotation, heads.  Each is one pass over its
+ * inputs, where torch has a call and a copy for each operation of the formula.
  *
- * C with the vectors that gcc and clang have; compiled for several kinds of processors, of which the caller chooses.
+ * C with the vector extensions of gcc and clang; compiled for several kinds of processors, among which the caller chooses.
  */
 
 #include <math.h>
@@ -35,7 +35,7 @@ static void norm_part(const void *shared, long part, long parts)
     }
 }
 
-/* hidden / rms(hidden) * scale, and the residual on top. */
+/* Compute hidden / rms(hidden) * scale, plus the residual if there is one. */
 void keepsight_norm(const norm_work *w)
 {
     share(norm_part, w, parts_for(w->rows * w->size));
@@ -44,7 +44,7 @@ void keepsight_norm(const norm_work *w)
 /* Rotation ------------------------------------------------------------------------------------------------------- */
 
 typedef struct {
-    float *cos, *sin;          /* [bases, tokens, 2 * half]: each twice in a row, sines negative at first */
+    float *cos, *sin;          /* [bases, tokens, 2 * half]: two equal halves, but the first half of the sines is negated */
     const int64_t *positions;  /* [tokens] */
     const float *frequencies;  /* [bases, half] */
     long bases, tokens, half;
@@ -67,10 +67,10 @@ static void angles_part(const void *shared, long part, long parts)
     }
 }
 
-/* Of every base and position. */
+/* Compute the angles of every base and position. */
 void keepsight_angles(const angles_work *w)
 {
-    share(angles_part, w, parts_for(16 * w->bases * w->tokens * w->half)); /* each takes as long as so many of others */
+    share(angles_part, w, parts_for(16 * w->bases * w->tokens * w->half)); /* each costs as much as 16 numbers elsewhere */
 }
 
 /* Queries, keys and values ---------------------------------------------------------------------------------------- */
@@ -98,7 +98,7 @@ INLINE void rotate(float *out, const float *x, const float *cos, const float *si
     }
 }
 
-/* Some of a token's keys, or values, in its slot. */
+/* Store some numbers of a token's keys, or values, in its slot. */
 INLINE void keep(void *kept, const heads_work *w, long token, long first, const float *numbers, long count)
 {
     const long at = w->slots[token] * w->kv_heads * w->dim + first;
@@ -130,7 +130,7 @@ static void heads_part(const void *shared, long part, long parts)
     }
 }
 
-/* Norm and rotation of queries and keys; keys and values go to their slots. */
+/* Norm and rotate queries and keys; store keys and values in their slots. */
 void keepsight_place_heads(const heads_work *w)
 {
     share(heads_part, w, parts_for(w->tokens * w->heads * w->dim));

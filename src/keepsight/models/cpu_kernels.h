@@ -1,4 +1,4 @@
-/* What norms, and a layer's queries and keys, are told. */
+/* Arguments of the kernels for norms, and for a layer's queries, keys and values. */
 
 #ifndef KEEPSIGHT_CPU_KERNELS_H
 #define KEEPSIGHT_CPU_KERNELS_H
@@ -7,7 +7,7 @@
 
 typedef struct {
     float *out;            /* [rows, size] */
-    const float *hidden;   /* likewise */
+    const float *hidden;   /* [rows, size] */
     const float *scale;    /* [size] */
     const float *residual; /* [rows, size], or null */
     long rows, size;
@@ -19,7 +19,7 @@ typedef struct {
     void *keys, *values;    /* [slots, kv_heads, dim] */
     const float *projected; /* [tokens, heads + 2 * kv_heads, dim] */
     const float *scale;     /* [heads + kv_heads, dim]; null: no norm */
-    const float *cos, *sin; /* [tokens, dim], sines negative in their first half */
+    const float *cos, *sin; /* [tokens, dim]; the first half of the sines is negated */
     const int64_t *slots;   /* [tokens] */
     long tokens, heads, kv_heads, dim;
     long is_rounded; /* keys and values are kept in bfloat16 */

@@ -1,5 +1,5 @@
-/* Which core each thread of a team computes on.  Left to itself an operating system may wake a thread on the core of the
- * one that waits for it, and leave both there: products of two threads take longer than of one then.
+/* Pins each thread of a team to a core.  Otherwise the operating system may wake a thread on the core of the one that waits
+ * for it, and leave both there: products then take longer with two threads than with one.
  */
 
 #define _GNU_SOURCE
@@ -25,7 +25,7 @@ static void stay_on(long core)
     sched_setaffinity(0, sizeof only, &only);
 }
 
-/* What the thread that asks has now, it keeps: place 0 is that of its core, if it is one of all. */
+/* The calling thread keeps its current core if that is one of `cores`: place 0 is the place of that core. */
 typedef struct {
     places_work told;
     long kept;

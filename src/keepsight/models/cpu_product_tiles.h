@@ -1,8 +1,8 @@
-/* Some rows by a panel of a weight with tiles (cpu_tiles.h): one or two tiles of rows by the panel's two.
+/* Multiplies some rows by a panel of a weight with tiles (cpu_tiles.h): one or two tiles of rows by the panel's two.
  *
- * Rows are laid out as their tiles are read: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].  A weight of
- * bfloat16 is read where it lies; one of float32 is split while rows are multiplied by what comes before; one of int8 is
- * widened to bfloat16, some inputs at a time.
+ * Rows are laid out in the order in which tiles read them: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].  A
+ * bfloat16 weight is read in place; a float32 weight is split while rows are multiplied by the stretch before; an int8
+ * weight is widened to bfloat16, some inputs at a time.
  */
 
 #ifndef KEEPSIGHT_CPU_PRODUCT_TILES_H
@@ -11,11 +11,12 @@
 #include "cpu_tiles.h"
 
 #define MOST_ROWS (2 * TILE_ROWS)
-/* Rows whose inputs share a core's own cache; they are laid out anew for each block of those, so that all panels pass first. */
+/* Rows whose inputs fit a core's own cache.  They are laid out again for each block of inputs, so all panels use one block
+ * before the next. */
 #define ROWS_AT_ONCE (10 * MOST_ROWS)
 #define PANELS_AT_ONCE INT64_MAX
-/* Most inputs of a block of float32, whose weights for a panel are split and kept until all rows are multiplied by them; fewer
- * for few rows, with which they do not leave the innermost cache. */
+/* The most inputs of a float32 block, whose weights for a panel are split and kept until all rows are multiplied by them.  With
+ * few rows a stretch has fewer inputs, so that the split weights stay in the innermost cache. */
 #define MOST_INPUTS_SPLIT 640
 #define FEW_STRIPS 2
 #define FEW_INPUTS_SPLIT (2 * TILE_INPUTS)
@@ -25,7 +26,7 @@ INLINE long most_inputs_of_block(arithmetic kind)
     return rounds_rows(kind) ? 2048 : MOST_INPUTS_SPLIT;
 }
 
-/* So many inputs' weights stay in the caches until all rows are multiplied by them. */
+/* The number of inputs whose weights stay in the caches until all rows are multiplied by them. */
 INLINE long inputs_at_hand(long strips, arithmetic kind)
 {
     if (kind != FLOAT32)
@@ -35,11 +36,11 @@ INLINE long inputs_at_hand(long strips, arithmetic kind)
 
 #define BYTES_OF_SPLIT (PARTS * VECTORS * TILE_BYTES)
 
-/* A weight's numbers that are split pair by pair, as many for each product that is made meanwhile. */
+/* The splitting of a weight's stretch, pair by pair: the same number of pairs with each product that is computed meanwhile. */
 typedef struct {
     char *tiles;
     stretch weight;
-    uint64_t pairs_of_product, due; /* times ONE_PAIR */
+    uint64_t pairs_of_product, due; /* fixed point, in units of 1 / ONE_PAIR */
     long pair;
 } splitting;
 
@@ -47,15 +48,15 @@ typedef struct {
 
 typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
-    /* Of float32 two stretches of a weight, split: the one at hand, and the next.  Else the last step if it is not whole; of
-     * int8 a stretch, widened. */
+    /* float32: two split stretches, the current one and the next.  Otherwise the first holds the last step if it is
+     * incomplete, and the second, for int8, the widened stretch. */
     char weight[2][MOST_INPUTS_SPLIT / TILE_INPUTS * BYTES_OF_SPLIT] __attribute__((aligned(64)));
     int at_hand;
     splitting next;
     long strips, rows_of_tile;
 } product_room;
 
-/* As few tiles as can be, all of one shape, as shaping takes as long as some products. */
+/* Uses as few tiles as possible, all of one shape, as configuring shapes takes as long as some products. */
 INLINE long rows_of_tile(long rows)
 {
     return parts_of(rows, parts_of(rows, TILE_ROWS));
@@ -87,7 +88,7 @@ INLINE long inputs_at_once(arithmetic kind)
     return TILE_INPUTS;
 }
 
-/* Of the step that is at hand. */
+/* Split pairs [first, end) of the current step. */
 INLINE void split_some(const splitting *s, long first, long end)
 {
     char *tiles = s->tiles + s->pair / TILE_ROWS * BYTES_OF_SPLIT + s->pair % TILE_ROWS * 64;
@@ -108,7 +109,7 @@ INLINE void split_meanwhile(void *job, int product)
     split_up_to(s, s->due / ONE_PAIR);
 }
 
-/* While a strip alone is multiplied by a step one step is split: then how many pairs for each product is known beforehand. */
+/* For a single strip: one step is split while one is multiplied, so the number of pairs per product is a constant. */
 INLINE void split_step_meanwhile(void *job, int product)
 {
     splitting *s = job;
@@ -118,7 +119,7 @@ INLINE void split_step_meanwhile(void *job, int product)
         s->pair += TILE_ROWS;
 }
 
-/* In whole steps. */
+/* Round up to whole steps. */
 INLINE long places_of_inputs(long inputs)
 {
     return parts_of(inputs, TILE_INPUTS) * TILE_INPUTS;
@@ -129,7 +130,7 @@ INLINE long places_of_pairs(stretch weight)
     return places_of_inputs(weight.inputs) / 2;
 }
 
-/* Of int8 to pairs of bfloat16, in whole steps of tiles. */
+/* Widen a stretch of int8 to pairs of bfloat16, in whole steps of tiles. */
 INLINE void widen_stretch(char *pairs, stretch weight)
 {
     const long fours = parts_of(weight.inputs, 4), whole = places_of_inputs(weight.inputs) / 4;
@@ -147,7 +148,8 @@ INLINE void widen_stretch(char *pairs, stretch weight)
     memset(pairs, 0, (whole - fours) * 2 * BYTES_OF_STEP);
 }
 
-/* What was split meanwhile is at hand now, if that was `its`; and `next` will be while all strips pass. */
+/* Make `its` the current stretch, which was split meanwhile if it was the next one; `next` will be split while all strips are
+ * multiplied. */
 INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmetic kind)
 {
     if (is_of_int8(kind))
@@ -163,7 +165,7 @@ INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmet
     *s = (splitting){room->weight[!room->at_hand], next, (places_of_pairs(next) * ONE_PAIR + products - 1) / products, 0, 0};
 }
 
-/* Of a weight of float32, of which the next stretch is split meanwhile. */
+/* Multiply by a split float32 stretch, while the next one is split. */
 INLINE void add_steps_of_split(
     const char *rows, long num_rows, long second, long inputs, product_room *room, const int tiles, meanwhile *also)
 {

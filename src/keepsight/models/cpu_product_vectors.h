@@ -1,6 +1,6 @@
-/* Some rows by a panel of a weight with vectors: results stay in registers while the inputs pass.
+/* Multiplies some rows by a panel of a weight with vectors: sums stay in registers for all inputs of a block.
  *
- * Rows are laid out as tiles read them, words of 4 bytes: numbers, or pairs of bfloat16.
+ * Rows are laid out in words of 4 bytes: float32 numbers, or pairs of bfloat16.
  */
 
 #ifndef KEEPSIGHT_CPU_PRODUCT_VECTORS_H
@@ -9,25 +9,25 @@
 #include "cpu_products.h"
 
 #if LANES == 16
-#define MOST_ROWS 12 /* of a tile: all registers but those for weights and one for the input at hand */
+#define MOST_ROWS 12 /* of a tile: uses all registers but those for weights and one for the current input */
 #else
 #define MOST_ROWS 6
 #endif
 
-/* Words of a row that pass at once: of fewer a tile is more often begun and ended, which takes as long as twenty inputs.
- * Rows lie some words further apart, as the innermost cache has few places for what lies a power of 2 apart. */
+/* Words of a row per block.  With fewer, tiles are begun and ended more often, which takes as long as twenty inputs each.
+ * Rows lie some words further apart, as the innermost cache has few places for addresses a power of 2 apart. */
 #define WORDS_AT_ONCE 768
 #define WORDS_APART (WORDS_AT_ONCE + 16)
-/* Rows whose inputs, and panels whose results for them, share the next cache. */
+/* Rows whose inputs, and panels whose results for them, fit the next cache together. */
 #define ROWS_AT_ONCE (20 * MOST_ROWS)
 #define PANELS_AT_ONCE 8
-/* So far ahead of its use a weight is asked of memory by a single strip. */
+/* How far ahead of its use a single strip prefetches the weight. */
 #define STEPS_AHEAD 64
 
 typedef struct {
     float sums[ROWS_AT_ONCE * PANEL] __attribute__((aligned(64)));
     long strips;
-    /* What is asked of memory next, and how much of it with each step. */
+    /* The next address to prefetch, and how many bytes with each step. */
     const char *ahead;
     long ahead_by_step;
 } product_room;
@@ -42,7 +42,7 @@ INLINE void leave(product_room *room)
     (void)room;
 }
 
-/* Of all about as many rows. */
+/* All strips have about the same number of rows. */
 INLINE strip strip_of(long rows, long index)
 {
     const long strips = parts_of(rows, MOST_ROWS), first = rows * index / strips, end = rows * (index + 1) / strips;
@@ -54,7 +54,7 @@ INLINE long inputs_at_once(arithmetic kind)
     return inputs_of_step(kind);
 }
 
-/* Of a row. */
+/* Words of a row per step. */
 INLINE long words_of_step(arithmetic kind)
 {
     return rounds_rows(kind) ? inputs_of_step(kind) / 2 : inputs_of_step(kind);
@@ -77,7 +77,7 @@ INLINE long bytes_of_rows(long rows, long inputs, arithmetic kind)
     return inputs ? rows * WORDS_APART * sizeof(float) : 0;
 }
 
-/* `count` inputs of some rows, as tiles read them: [rows, WORDS_APART], of less than a step with zeros behind. */
+/* Lay out `count` inputs of some rows as [rows, WORDS_APART]; an incomplete last step is padded with zeros. */
 INLINE void take_inputs(
     void *prepared, long places, const float *hidden, long stride, long rows, long count, const arithmetic kind)
 {
@@ -98,7 +98,7 @@ INLINE void take_inputs(
     }
 }
 
-/* Two lines; where compilers put loads between, few rows take 1.1 times as long. */
+/* Prefetch two cache lines, in one asm: if compilers put loads in between, few rows take 1.1 times as long. */
 INLINE void ask_memory(const char *lines)
 {
 #if defined(__x86_64__)
@@ -109,7 +109,7 @@ INLINE void ask_memory(const char *lines)
 #endif
 }
 
-/* What a row's word of a step is multiplied by. */
+/* Return the weights by which a row's word of a step is multiplied. */
 INLINE lanes others_of(lanes weight, const int word, const arithmetic kind)
 {
     if (kind == INT8)
@@ -121,7 +121,7 @@ INLINE lanes others_of(lanes weight, const int word, const arithmetic kind)
     return weight;
 }
 
-/* What `steps` of inputs add to sums [rows, PANEL], or if they are the first, what they are. */
+/* Add the products of `steps` of inputs to the sums `before` [rows, PANEL], unless they are the first; store to `to`. */
 INLINE void multiply_tile(
     places_of_sums to, const float *before, const float *words, const lanes *weight, long steps, int is_first,
     const char *ahead, long ahead_by_step, const int rows, const arithmetic kind)
@@ -157,15 +157,15 @@ INLINE void multiply_tile(
         memcpy(to.first + row * to.stride, sums[row], sizeof sums[row]);
 }
 
-/* What is compiled for each number of rows of a tile, as those are registers. */
+/* Expanded for each number of rows of a tile, as the rows' sums are registers. */
 #if MOST_ROWS == 12
 #define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6) OF(7) OF(8) OF(9) OF(10) OF(11) OF(12)
 #else
 #define FOR_EACH_COUNT(OF) OF(1) OF(2) OF(3) OF(4) OF(5) OF(6)
 #endif
 
-/* While a strip passes alone memory is asked for what it is about to be multiplied by; while several do, evenly for what they
- * are multiplied by next. */
+/* A single strip prefetches the weights that it is about to use; several strips prefetch, in equal shares, the stretch that
+ * comes next. */
 INLINE void take_stretch(product_room *room, stretch its, stretch next, arithmetic kind)
 {
     (void)kind;

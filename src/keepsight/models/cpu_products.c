@@ -1,11 +1,11 @@
 /* Matrix products on a CPU: rows of float32 by a weight of float32 or bfloat16, or of int8 with a scale for each output.
  *
- * Each number of the result is summed up by itself and always in the same order, however many rows come at once, whichever
- * they are, and however many threads there are.  So a token has the same numbers to the last bit alone and in a batch,
- * computed with its prompt and after what a cache spared.
+ * Each number of the result is summed separately and always in the same order, whatever the number of rows, the other rows
+ * and the number of threads.  So a token has the same results to the last bit alone and in a batch, with its whole prompt
+ * and after a cached prefix.
  *
- * A weight is laid out once in panels of as many outputs as two vectors have lanes; the results of some rows by one panel
- * stay in registers, of vectors or tiles, while the inputs pass.
+ * A weight is laid out once in panels of as many outputs as two vectors have lanes; the sums of some rows by one panel stay
+ * in registers, of vectors or tiles, while the inputs are processed.
  */
 
 #include "cpu_activations.h"
@@ -17,18 +17,18 @@
 #include "cpu_product_vectors.h"
 #endif
 
-/* A few rows leave room in a core's cache for all their inputs. */
+/* If the inputs of the rows are no larger than this, all of them fit a core's cache. */
 #define FEW_BYTES (512 * 1024)
-/* A panel is read from memory while so many strips are multiplied by it. */
+/* Multiplying this many strips by a panel takes as long as reading the panel from memory. */
 #define STRIPS_OF_A_READ 4
-/* Fewer multiplications are done before a second thread has begun. */
+/* Fewer multiplications are finished before a second thread has started. */
 #define PRODUCTS_WORTH_A_TEAM (1 << 20)
 
-/* For the caller, who lays weights out. */
+/* Read by the caller, which lays out weights. */
 const long keepsight_panel = PANEL;
 
-/* Whether rows may be rounded, to be multiplied faster; and whether the processor and the operating system let all this
- * run. */
+/* Whether rows may be rounded, to be multiplied faster; and whether the processor and the operating system can run this
+ * build. */
 long keepsight_multiplies_bfloat16, keepsight_runs_here = 1;
 
 __attribute__((constructor)) static void ask_processor(void)
@@ -41,19 +41,19 @@ __attribute__((constructor)) static void ask_processor(void)
 #endif
 }
 
-/* Blocks of inputs are all as large, but for the last. */
+/* All blocks of inputs have the same size, except the last. */
 INLINE long inputs_of_block(long inputs, arithmetic kind)
 {
     const long at_once = inputs_at_once(kind), steps = parts_of(inputs, at_once);
     return parts_of(steps, parts_of(steps, most_inputs_of_block(kind) / at_once)) * at_once;
 }
 
-/* Some rows by some panels. */
+/* The product of some rows by some panels. */
 typedef struct {
     long first_row, rows, first_panel, end_panel;
 } patch;
 
-/* Some rows by one panel: where in `out` the results lie, and how many of the panel's places are outputs. */
+/* The product of some rows by one panel: its place in `out`, and how many of the panel's columns are real outputs. */
 typedef struct {
     float *out;
     long rows, outputs, panel;
@@ -69,7 +69,7 @@ INLINE piece piece_of(const product_work *w, long first_row, long rows, long pan
     };
 }
 
-/* Of one row; mostly a whole panel's, which takes no call. */
+/* Copy outputs of one row; usually a whole panel's, whose constant size needs no call. */
 INLINE void copy_outputs(float *to, const float *from, long count)
 {
     if (count == PANEL)
@@ -78,7 +78,7 @@ INLINE void copy_outputs(float *to, const float *from, long count)
         memcpy(to, from, count * sizeof *to);
 }
 
-/* What inputs are added to, from the `first` of all on with the bias: [rows, PANEL]. */
+/* Load the initial sums [rows, PANEL]: those so far, with the bias added in the first block. */
 INLINE void take_sums(const product_work *w, piece p, int is_first, float *sums)
 {
     const float *bias = is_first && w->bias ? w->bias + p.panel * PANEL : 0;
@@ -93,7 +93,7 @@ INLINE void take_sums(const product_work *w, piece p, int is_first, float *sums)
     }
 }
 
-/* When all inputs have passed. */
+/* Apply the activation and `times`, after all inputs. */
 INLINE void finish_sums(const product_work *w, piece p, float *sums)
 {
     activate(w->activation, sums, p.rows * PANEL);
@@ -106,7 +106,7 @@ INLINE void finish_sums(const product_work *w, piece p, float *sums)
         }
 }
 
-/* Of int8, when a block's inputs have passed: what the sums stand for, added to those before. */
+/* For int8, after a block's inputs: scale the sums and add those of the blocks before. */
 INLINE void scale_sums(const product_work *w, piece p, int is_first, float *sums)
 {
     const float *scales = w->scales + p.panel * PANEL;
@@ -127,14 +127,14 @@ INLINE void give_sums(const product_work *w, piece p, const float *sums)
         copy_outputs(p.out + row * w->outputs, sums + row * PANEL, p.outputs);
 }
 
-/* In which order a patch's products are made: of some panels one block of inputs after another, and of a panel's block one
- * stretch after another. */
+/* The order in which a patch is computed: for a group of panels one block of inputs after another, and within a panel's
+ * block one stretch after another. */
 typedef struct {
     long inputs, blocks, panels_at_once, inputs_at_hand;
 } order;
 
 typedef struct {
-    long panel, block, input; /* of the block: the first of the stretch */
+    long panel, block, input; /* `input`: the first one of the stretch, within the block */
 } turn;
 
 INLINE long inputs_left(const product_work *w, order o, turn t)
@@ -163,7 +163,7 @@ INLINE stretch stretch_of(const product_work *w, patch p, order o, turn t, const
     };
 }
 
-/* What a stretch of a panel adds to the results of a patch, whose rows are `prepared` for its block. */
+/* Add the products with a stretch of a panel to a patch's results; `prepared`: the patch's rows, laid out for the block. */
 INLINE void multiply_turn(
     const product_work *w, patch p, order o, turn t, stretch weight, const char *prepared, product_room *room,
     const arithmetic kind)
@@ -181,12 +181,12 @@ INLINE void multiply_turn(
         float *sums = room->sums + s.first * PANEL;
         if (!t.input && !begins_anew)
             take_sums(w, all, is_first, sums);
-        /* Else results pass through the room, which takes a tenth of the time. */
+        /* Otherwise results go through the room's buffer, which takes a tenth of the time. */
         const int is_whole = all.outputs == PANEL && s.rows == s.places && !is_finished && !is_scaled;
         places_of_sums to = {sums, PANEL};
         if (is_last && is_whole)
             to = (places_of_sums){all.out, w->outputs};
-        /* Those of a single strip stay where they are until all of its inputs have passed. */
+        /* The sums of a single strip stay in registers until all inputs of the block are processed. */
         if (strips == 1 && !is_last)
             to.first = 0;
         multiply_rows(
@@ -222,7 +222,7 @@ INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind
         .panels_at_once = blocks * bytes <= FEW_BYTES ? 1 : lesser(panels, PANELS_AT_ONCE),
         .inputs_at_hand = lesser(inputs, inputs_at_hand(strips, kind)),
     };
-    /* Where all panels pass before the next block each takes the place of the one before. */
+    /* If all panels are computed before the next block, each block of inputs overwrites the one before. */
     const long step = o.panels_at_once < panels ? bytes : 0;
     char *prepared = room_for(step ? blocks * bytes : bytes);
     product_room room;
@@ -239,14 +239,14 @@ INLINE void multiply_patch(const product_work *w, patch p, const arithmetic kind
     free(prepared);
 }
 
-/* What a part takes: products, or the weight's way from memory; and of as many those with more rows, which are laid out. */
+/* The cost of a part: products, or reading the weight from memory; ties are broken by rows, which must be laid out. */
 INLINE long cost_of_part(long rows, long panels)
 {
     const long strips = parts_of(rows, MOST_ROWS);
     return (strips > STRIPS_OF_A_READ ? strips : STRIPS_OF_A_READ) * panels * INT32_MAX + rows;
 }
 
-/* Into how many parts rows are cut, where each part has some rows of some panels: what keeps a team busy with least to do. */
+/* Return into how many parts rows are cut, when each part has some rows and some panels: the choice of least cost. */
 INLINE long parts_of_rows(long rows, long panels, long parts)
 {
     long best = 1, least = INT64_MAX;
@@ -298,7 +298,7 @@ void keepsight_multiply(const product_work *w)
 
 typedef struct {
     float *out;           /* [count, inputs] */
-    const void *weight;   /* as those of a product, and so its scales */
+    const void *weight;   /* laid out as a product's, as are the scales */
     const float *scales;
     const int64_t *which; /* [count] */
     long count, inputs, kind;
@@ -323,7 +323,7 @@ static void rows_part(const void *shared, long part, long parts)
     }
 }
 
-/* What a weight in panels has for some of its outputs, as it has for a token's embedding. */
+/* Read the rows of some outputs from a weight in panels, for example token embeddings. */
 void keepsight_take_rows(const rows_work *w)
 {
     share(rows_part, w, parts_for(w->count * w->inputs));

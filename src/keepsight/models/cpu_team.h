@@ -1,4 +1,4 @@
-/* Threads for what is computed on a CPU: torch's own team, as two teams on the same cores would wait for each other. */
+/* Threads for computation on a CPU: torch's own team, as two teams on the same cores would wait for each other. */
 
 #ifndef KEEPSIGHT_CPU_TEAM_H
 #define KEEPSIGHT_CPU_TEAM_H
@@ -8,7 +8,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-/* Of libgomp, which is there once torch is. */
+/* From libgomp, which is loaded with torch. */
 extern void GOMP_parallel(void (*run)(void *), void *job, unsigned num_threads, unsigned flags);
 extern int omp_get_max_threads(void);
 extern int omp_get_num_threads(void);
@@ -19,7 +19,7 @@ typedef struct {
     const void *work;
 } job;
 
-/* The team may be smaller than was asked for. */
+/* Uses the actual number of threads: the team may be smaller than requested. */
 static void run_part(void *shared)
 {
     const job *all = shared;
@@ -46,7 +46,7 @@ INLINE long parts_of(long count, long most)
     return (count + most - 1) / most;
 }
 
-/* Until it is freed, from the beginning of one of the cache's lines.  Nobody could go on without. */
+/* Allocate memory aligned to a cache line, to be freed by the caller.  Aborts if there is none. */
 static inline void *room_for(long bytes)
 {
     void *room = aligned_alloc(64, bytes > 0 ? parts_of(bytes, 64) * 64 : 64);
@@ -55,7 +55,7 @@ static inline void *room_for(long bytes)
     return room;
 }
 
-/* Fewer numbers than these are done before a second thread has begun. */
+/* Fewer numbers are finished before a second thread has started. */
 #define NUMBERS_WORTH_A_TEAM 32768
 
 static inline long parts_for(long numbers)

@@ -1,8 +1,8 @@
-/* Tiles of an Intel processor (AMX): registers of up to 16 rows of 64 bytes, and sums of products of pairs of bfloat16 of
- * two of them added to a third, 16 times as fast as vectors multiply float32.
+/* Tiles of an Intel processor (AMX): registers of up to 16 rows of 64 bytes.  An instruction multiplies two of them, as
+ * pairs of bfloat16, and adds the sums to a third, 16 times as fast as vectors multiply float32.
  *
- * So products of float32 are made of those: a number is the sum of three of bfloat16, and of nine products of such parts
- * the three least are left out, which together are about as large as what float32 rounds a product by.
+ * So products of float32 are computed from those: a number is the sum of three bfloat16 parts, and of the nine products of
+ * such parts the three smallest are left out, which together are about as large as float32's rounding of a product.
  */
 
 #ifndef KEEPSIGHT_CPU_TILES_H
@@ -14,11 +14,11 @@
 
 #include "cpu_products.h"
 
-/* Linux has a process ask for the memory in which it keeps them while others run. */
+/* On Linux a process must request the memory in which tiles are saved at context switches. */
 #define ASK_FOR_STATE 0x1023
 #define STATE_OF_TILES 18
 
-/* From now on, in all threads of this process. */
+/* Return whether tiles can be used; if so, enables them for all threads of this process. */
 INLINE int may_use_tiles(void)
 {
     unsigned a, b, c, d;
@@ -28,11 +28,11 @@ INLINE int may_use_tiles(void)
 
 #define TILE_ROWS 16
 #define TILE_BYTES 1024
-/* A row of a tile, as numbers of bfloat16; of the tile that it is multiplied by they are rows of pairs. */
+/* Numbers of bfloat16 in a row of a tile; in the tile by which it is multiplied, they are rows of pairs. */
 #define TILE_INPUTS 32
 
-/* Tiles 0 to 3 are sums [tiles of rows, tiles of what they are multiplied by]; 4 and 5 are the former, 6 and 7 the latter.
- * Written by hand, as compilers' own ways do not tell that memory is read. */
+/* Tiles 0 to 3 are sums [tiles of rows, tiles of others]; 4 and 5 are rows, 6 and 7 the others, by which rows are multiplied.
+ * Inline assembly, as the compilers' intrinsics do not declare that memory is read. */
 #define LOAD_TILE(tile, from, stride) \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"(from), "r"((long)(stride)) : "memory")
 #define STORE_TILE(tile, to, stride) \
@@ -40,7 +40,7 @@ INLINE int may_use_tiles(void)
 #define CLEAR_TILE(tile) __asm__ volatile("tilezero %%tmm" #tile ::)
 #define ADD_PRODUCTS(sums, rows, others) __asm__ volatile("tdpbf16ps %%tmm" #others ", %%tmm" #rows ", %%tmm" #sums ::)
 
-/* To all sums, of one or two tiles of rows. */
+/* Add products to all sums, for one or two tiles of rows. */
 INLINE void add_products(const int tiles)
 {
     ADD_PRODUCTS(0, 4, 6);
@@ -57,7 +57,7 @@ typedef struct {
     uint8_t rows[16];
 } tile_shapes;
 
-/* Of sums and rows so many from now on; all tiles are empty then. */
+/* Configure tiles of sums and rows with this number of rows; clears all tiles. */
 INLINE void shape_tiles(long rows)
 {
     tile_shapes shapes = {.palette = 1};
@@ -68,7 +68,7 @@ INLINE void shape_tiles(long rows)
     __asm__ volatile("ldtilecfg %0" ::"m"(shapes));
 }
 
-/* Else the operating system would keep them for each thread. */
+/* Otherwise the operating system would save and restore them for each thread. */
 INLINE void leave_tiles(void)
 {
     __asm__ volatile("tilerelease" ::);
@@ -76,8 +76,8 @@ INLINE void leave_tiles(void)
 
 #define PARTS 3
 
-/* Whose upper halves are bfloat16; their sum is the number, unless one is too small for that.  Of weights, which are many, they
- * are what is left of it, of rows the nearest: then what is left out has either sign. */
+/* Split numbers into parts whose upper halves are bfloat16.  The parts sum to the number, unless one is too small for that.
+ * Weights, which are many, are truncated; rows are rounded to nearest, so that the products left out have either sign. */
 INLINE void split(unsigned_lanes *parts, lanes number, const int to_nearest)
 {
     for (int part = 0; part < PARTS - 1; part++) {
@@ -87,12 +87,12 @@ INLINE void split(unsigned_lanes *parts, lanes number, const int to_nearest)
     parts[PARTS - 1] = (unsigned_lanes)number;
 }
 
-/* So far ahead of its use a weight is asked of memory, into a core's second cache: the first has rows and what is split. */
+/* How far ahead of its use a weight is prefetched, into a core's L2 cache: L1 holds rows and split weights. */
 #define BYTES_AHEAD 2048
 
 /* Rows ------------------------------------------------------------------------------------------------------------
  *
- * They are laid out as tiles are read: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].
+ * They are laid out in the order in which tiles read them: [steps of TILE_INPUTS inputs, parts, rows, TILE_INPUTS].
  */
 
 INLINE long parts_of_rows_of(arithmetic kind)
@@ -119,7 +119,7 @@ INLINE row_of_tile upper_halves(unsigned_lanes first, unsigned_lanes second)
 #endif
 }
 
-/* `count` inputs of some rows; missing ones are 0.  What lies in other rows' places only makes sums that nobody reads. */
+/* Lay out `count` inputs of some rows; missing inputs are 0.  Places of missing rows only affect sums that are not used. */
 INLINE void take_inputs(
     void *prepared, long places, const float *hidden, long stride, long rows, long count, const arithmetic kind)
 {
@@ -146,7 +146,7 @@ INLINE void take_inputs(
         }
 }
 
-/* Two vectors to the same places of PARTS tiles, which lie VECTORS tiles apart. */
+/* Split two vectors as pairs, to the same place of PARTS tiles, which lie VECTORS tiles apart. */
 INLINE void split_pair(char *place, lanes first, lanes second)
 {
     unsigned_lanes of_first[PARTS], of_second[PARTS];
@@ -159,7 +159,7 @@ INLINE void split_pair(char *place, lanes first, lanes second)
     }
 }
 
-/* Pairs [first, end) of one step's of a weight of float32, of which `inputs` are there, to [PARTS, VECTORS] tiles. */
+/* Split pairs [first, end) of one step of a float32 weight, which has `inputs` inputs left, to [PARTS, VECTORS] tiles. */
 INLINE void split_pairs(char *tiles, const float *weight, long inputs, long first, long end)
 {
     for (long pair = first; pair < end; pair++)
@@ -177,7 +177,7 @@ INLINE void split_pairs(char *tiles, const float *weight, long inputs, long firs
 
 /* Products --------------------------------------------------------------------------------------------------------
  *
- * Of one or two tiles of rows by a panel: two tiles of others.  Sums are [rows, PANEL].
+ * One or two tiles of rows are multiplied by a panel: two tiles of others.  Sums are [rows, PANEL].
  */
 
 INLINE void begin_sums(const float *sums, long second, int is_first, const int tiles)
@@ -211,7 +211,7 @@ INLINE void end_sums(places_of_sums to, long second, const int tiles)
 
 #define NUM_PRODUCTS 6
 
-/* Which parts of rows and others are multiplied; from one to the next only one of both is another. */
+/* The parts of rows and others that are multiplied; ordered so that only one of both changes from one to the next. */
 static const struct {
     int of_rows, of_others;
 } PRODUCTS[NUM_PRODUCTS] = {{2, 0}, {1, 0}, {1, 1}, {0, 1}, {0, 0}, {0, 2}};
@@ -229,11 +229,11 @@ INLINE void load_others(const char *others, long bytes_between, long stride)
     LOAD_TILE(7, others + bytes_between, stride);
 }
 
-/* What is computed by vectors while tiles multiply, little by little: the processor looks only so far ahead for what else it
- * could do.  It is told which of a step's NUM_PRODUCTS has been asked for. */
+/* Vector work that is interleaved with tile products in small portions, as out-of-order execution looks only so far ahead.
+ * `product`: which of a step's NUM_PRODUCTS was just issued. */
 typedef void meanwhile(void *job, int product);
 
-/* Of one step's split rows by split others. */
+/* Add the products of one step's split rows by split others. */
 INLINE void add_split(
     const char *rows, long num_rows, long second, const char *others, const int tiles, meanwhile *also, void *job)
 {
@@ -248,7 +248,7 @@ INLINE void add_split(
     }
 }
 
-/* Of one step's rows, split or rounded, by others of bfloat16: [pairs, PANEL]. */
+/* Add the products of one step's rows, split or rounded, by bfloat16 others [pairs, PANEL]. */
 INLINE void add_whole(const char *rows, long num_rows, long second, const char *others, const int tiles, const arithmetic kind)
 {
     load_others(others, 64, VECTORS * 64);

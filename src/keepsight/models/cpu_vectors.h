@@ -1,4 +1,4 @@
-/* Vectors as the processor has them: out of others compilers make code of a tenth of the speed. */
+/* Vectors of the processor's native width: for other widths compilers generate code of a tenth of the speed. */
 
 #ifndef KEEPSIGHT_CPU_VECTORS_H
 #define KEEPSIGHT_CPU_VECTORS_H
@@ -17,7 +17,7 @@
 #define LANES 4
 #endif
 
-/* Of a tile, at most. */
+/* The most vectors of a tile. */
 #define MOST_VECTORS 2
 
 typedef float lanes __attribute__((vector_size(4 * LANES)));
@@ -37,7 +37,7 @@ INLINE lanes choose(whole_lanes which, lanes yes, lanes no)
     return (lanes)(((whole_lanes)yes & which) | ((whole_lanes)no & ~which));
 }
 
-/* A loop, as this is what compilers make one instruction of. */
+/* A loop, because compilers turn it into one instruction. */
 INLINE lanes larger(lanes a, lanes b)
 {
     lanes out;
@@ -46,7 +46,7 @@ INLINE lanes larger(lanes a, lanes b)
     return out;
 }
 
-/* Two vectors as one of pairs, and of that the first or the second half. */
+/* Interleave two vectors; the first or the second half of the result. */
 #if LANES == 16
 #define FIRST_HALF 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
 #define SECOND_HALF 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
@@ -63,8 +63,7 @@ INLINE lanes larger(lanes a, lanes b)
 #define CHOSEN_FROM(a, b, ...) __builtin_shuffle(a, b, (whole_lanes){__VA_ARGS__})
 #endif
 
-/* As many vectors as each has lanes become the first lanes of all, the second of all and so on: each round moves one digit of the
- * number of its vector, in base 2, into the number of its lane. */
+/* Transpose a square of LANES vectors: each round moves one bit of an element's vector index into its lane index. */
 INLINE void transpose(lanes *vectors)
 {
 #pragma GCC unroll 4
@@ -81,16 +80,16 @@ INLINE void transpose(lanes *vectors)
     }
 }
 
-/* To which a number is added to make it whole: it is the low bits of the sum then. */
+/* Adding this rounds a number to an integer, which is then in the low bits of the sum. */
 #define TO_WHOLE 12582912.0f
 
-/* 2 to the power of what is not above 0, of which `polynomial` is told how far it is from a whole number; 0 of what float32 cannot
- * hold, and of minus infinity. */
+/* 2 to the power of x, for x <= 0; `polynomial` takes the distance from the nearest integer.  0 if the result is too small for
+ * float32, and for minus infinity. */
 INLINE lanes power_by(lanes polynomial(lanes), lanes x)
 {
     const lanes whole = x + TO_WHOLE;
     const lanes power = polynomial(x - (whole - TO_WHOLE));
-    /* Where that is no power it may wrap around: it is masked. */
+    /* The addition may wrap around if x is too small: then the result is masked. */
     const unsigned_lanes scaled = (unsigned_lanes)power + ((unsigned_lanes)whole << 23);
     return (lanes)(scaled & (unsigned_lanes)(x > -126.0f));
 }
@@ -105,30 +104,30 @@ INLINE lanes exact_polynomial(lanes rest)
     return power * rest + 1.0f;
 }
 
-/* Within 1 in 13,000. */
+/* Relative error at most 1 in 13,000. */
 INLINE lanes rough_polynomial(lanes rest)
 {
     const lanes power = rest * 5.5171662e-2f + 2.4261116e-1f;
     return (power * rest + 6.9326099e-1f) * rest + 9.9992807e-1f;
 }
 
-/* Within 2 units of the last place. */
+/* Error at most 2 units in the last place. */
 INLINE lanes power_of_2(lanes x)
 {
     return power_by(exact_polynomial, x);
 }
 
-/* For what is rounded to bfloat16. */
+/* For results that are rounded to bfloat16. */
 INLINE lanes rough_power_of_2(lanes x)
 {
     return power_by(rough_polynomial, x);
 }
 
-/* The highest score before the first: not infinity, whose difference from itself is no number. */
+/* The initial highest score: not minus infinity, whose difference from itself is NaN. */
 #define LOWEST_SCORE (-FLT_MAX)
 
-/* The highest scores so far become those of [count, vectors] more, where these are higher; what was summed before, relative to
- * the former ones, is scaled down. */
+/* Update the highest scores so far with scores [count, vectors]; scale down the earlier sums, which were relative to the former
+ * ones. */
 INLINE void raise_highest(
     lanes *highest, const lanes *scores, long count, lanes *total, lanes *out, long dim, const int vectors)
 {

@@ -1,6 +1,6 @@
-/* Attention of rows that all see all keys, as a picture's patches do: by pairs of bfloat16 in half the time of that of
- * float32 in cpu_attention.c, whose way its tiles go, only where `keepsight_multiplies_bfloat16` says so; and where there are
- * tiles, of both.  Here values are paired, or split, once for all tiles.
+/* Attention of rows that all see all keys, as a picture's patches do.  With pairs of bfloat16 it takes half the time of
+ * float32 in cpu_attention.c, whose algorithm it follows; requires `keepsight_multiplies_bfloat16`.  With AMX tiles it
+ * computes both dtypes.  Here values are paired, or split, once for all tiles.
  */
 
 #include <math.h>
@@ -13,11 +13,11 @@ typedef struct {
     const float *keys, *values;   /* [count, dim] */
     long rows, count, dim;        /* dim: a multiple of AT_ONCE */
     long out_stride, query_stride, key_stride;
-    long is_rounded; /* to bfloat16 */
+    long is_rounded; /* whether everything is rounded to bfloat16 */
     float scale;
 } sight_work;
 
-/* Whether what is not rounded is taken, too. */
+/* Whether unrounded float32 is supported, too. */
 #if defined(__AMX_BF16__)
 const long keepsight_attends_unrounded = 1;
 
@@ -26,18 +26,18 @@ const long keepsight_attends_unrounded = 1;
 #else
 const long keepsight_attends_unrounded = 0;
 
-/* So many vectors of queries and, at once, keys or numbers of values keep all registers busy. */
+/* Vectors of queries, and keys or numbers of values processed at once: together they use all registers. */
 #define VECTORS MOST_VECTORS
 #define AT_ONCE 8
 #define QUERIES (VECTORS * LANES)
-/* Pairs of keys. */
+/* Pairs of keys per chunk. */
 #define CHUNK 64
 
-/* What is told, and keys and values as tiles read them. */
+/* The arguments, and keys and values in the layout that tiles read. */
 typedef struct {
     sight_work told;
     int32_t *keys;   /* [count, pairs of dim] */
-    int32_t *values; /* [pairs of count, dim], the last one's second 0 if there is none */
+    int32_t *values; /* [pairs of count, dim]; if count is odd the last pair's second number is 0 */
 } rounded_work;
 
 static void round_part(const void *shared, long part, long parts)
@@ -55,7 +55,7 @@ static void round_part(const void *shared, long part, long parts)
     }
 }
 
-/* [AT_ONCE, VECTORS]: of as many keys from `first` on; beyond the last it is that one's. */
+/* Compute scores [AT_ONCE, VECTORS] of keys from `first` on; past the end the last key is repeated. */
 INLINE void score(lanes *scores, const rounded_work *w, long first, const whole_lanes *query)
 {
     const long pairs = w->told.dim / 2;
@@ -72,7 +72,7 @@ INLINE void score(lanes *scores, const rounded_work *w, long first, const whole_
     memcpy(scores, sums, sizeof sums);
 }
 
-/* Scores of pairs of keys become weights relative to the highest so far, and so does what was summed before. */
+/* Turn scores of pairs of keys into weights relative to the highest score so far; rescale earlier sums to match. */
 INLINE void weigh(whole_lanes *weights, const lanes *scores, long pairs, lanes *highest, lanes *total, lanes *out, long dim)
 {
     raise_highest(highest, scores, 2 * pairs, total, out, dim, VECTORS);
@@ -86,7 +86,7 @@ INLINE void weigh(whole_lanes *weights, const lanes *scores, long pairs, lanes *
         }
 }
 
-/* To [AT_ONCE, VECTORS] of the outputs: as many numbers of pairs of values, weighted. */
+/* Add AT_ONCE numbers of each pair of values, weighted, to [AT_ONCE, VECTORS] of the outputs. */
 INLINE void add_values(lanes *out, const int32_t *values, long dim, long pairs, const whole_lanes *weights)
 {
     lanes sums[AT_ONCE][VECTORS];

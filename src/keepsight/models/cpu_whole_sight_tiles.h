@@ -1,6 +1,6 @@
-/* The same with tiles (cpu_tiles.h), of float32, too.  Scores are [keys, queries] and outputs [numbers, queries], so that
- * a lane of a vector is a query, as in cpu_attention.c: keys, and the numbers of values, are rows, queries and weights the
- * others.
+/* The same attention with AMX tiles (cpu_tiles.h), for float32, too.  Scores are [keys, queries] and outputs [numbers,
+ * queries], so that a lane of a vector is a query, as in cpu_attention.c: keys and the numbers of values are the rows of
+ * products, queries and weights the others.
  */
 
 #ifndef KEEPSIGHT_CPU_WHOLE_SIGHT_TILES_H
@@ -8,21 +8,21 @@
 
 #include "cpu_tiles.h"
 
-/* Keys that are rows, or steps, together; and so many such groups are weighed at once. */
+/* Keys that are rows, or a step, together; and the number of such groups that are weighed at once. */
 #define GROUP TILE_INPUTS
 #define GROUPS_AT_ONCE 8
-/* So many tiles of queries pass before the next keys, which come from afar. */
+/* Tiles of queries that use the same keys before the next keys, which come from outer caches or memory. */
 #define MOST_SIGHTS 16
 /* Numbers of values that are rows together. */
 #define MOST_ROWS (2 * TILE_ROWS)
 
 typedef struct {
     sight_work told;
-    char *keys;   /* of each group: its keys as rows */
-    char *values; /* of each group: numbers of values as rows, whose inputs are its keys */
+    char *keys;   /* per group: its keys as rows */
+    char *values; /* per group: numbers of values as rows, whose inputs are its keys */
 } tiled_work;
 
-/* What a tile of queries has seen so far. */
+/* The state of a tile of queries after the keys so far. */
 typedef struct {
     lanes *out; /* [places of numbers, VECTORS] */
     char *query;
@@ -41,7 +41,7 @@ INLINE long places_of_numbers(long dim)
     return parts_of(dim, TILE_ROWS) * TILE_ROWS;
 }
 
-/* Of missing keys values are 0; their scores nobody reads. */
+/* Lay out the keys and values of a group.  Values of missing keys are 0; their scores are not used. */
 INLINE void take_group(const tiled_work *w, long group, const arithmetic kind)
 {
     const sight_work *told = &w->told;
@@ -60,7 +60,7 @@ INLINE void take_group(const tiled_work *w, long group, const arithmetic kind)
     }
 }
 
-/* Of all its numbers, in steps. */
+/* Lay out scaled queries, all their numbers in steps. */
 INLINE void take_queries(char *others, const sight_work *told, long first_row, long rows, const arithmetic kind)
 {
     const long steps = parts_of(told->dim, TILE_INPUTS);
@@ -90,7 +90,7 @@ INLINE void add_step(
     }
 }
 
-/* To [GROUP, VECTORS]. */
+/* Compute the scores of a group, [GROUP, VECTORS]. */
 INLINE void score_group(
     lanes *scores, const tiled_work *w, long group, const char *query, meanwhile *also, void *job, const arithmetic kind)
 {
@@ -102,7 +102,8 @@ INLINE void score_group(
     end_sums((places_of_sums){(float *)scores, PANEL}, TILE_ROWS, 2);
 }
 
-/* Scores become weights relative to the highest so far: places of [pairs of keys, VECTORS], some at once, up to `end`. */
+/* The conversion of scores to weights relative to the highest so far: places of [pairs of keys, VECTORS], some at once, up
+ * to `end`. */
 typedef struct {
     char *weights;
     const lanes *scores;
@@ -148,7 +149,7 @@ INLINE meanwhile *weighs(const arithmetic kind)
     return kind == FLOAT32 ? weigh_meanwhile : weigh_roughly_meanwhile;
 }
 
-/* To some numbers of the outputs: those of one or two tiles, of which `values` has those of the first group. */
+/* Add weighted values to some numbers of the outputs, of one or two tiles; `values`: those of the first group. */
 INLINE void add_strip(
     float *sums, const char *values, long bytes_of_group, const char *weights, long groups, weighing *others, const int tiles,
     const arithmetic kind)
@@ -159,7 +160,7 @@ INLINE void add_strip(
     end_sums((places_of_sums){sums, PANEL}, TILE_ROWS, tiles);
 }
 
-/* To [places of numbers, VECTORS] of the outputs. */
+/* Add weighted values of some groups to the outputs [places of numbers, VECTORS]. */
 INLINE void add_values(
     lanes *out, const tiled_work *w, long first_group, long groups, const char *weights, weighing *others,
     const arithmetic kind)
@@ -187,7 +188,7 @@ INLINE void begin_sight(sight *seen, const tiled_work *w, const arithmetic kind)
 
 #define PLACES (GROUPS_AT_ONCE * GROUP * VECTORS)
 
-/* Of a tile of queries with some groups of keys, while another's are weighed. */
+/* Compute the scores of a tile of queries with some groups of keys, while another tile's are weighed. */
 INLINE void score(
     lanes *scores, const sight *seen, const tiled_work *w, long first, long groups, weighing *others, const arithmetic kind)
 {
@@ -198,14 +199,16 @@ INLINE void score(
             scores[key * VECTORS + v] = (lanes){} - INFINITY;
 }
 
-/* Of a group and a tile of queries: those beside which another's are weighed.  Rounded ones are weighed beside scores alone. */
+/* The number of products, per group and tile of queries, during which another tile is weighed.  Rounded weights are computed
+ * only while scores are. */
 INLINE long products_of_group(long dim, arithmetic kind)
 {
     const long of_scores = parts_of(dim, TILE_INPUTS), of_values = parts_of(places_of_numbers(dim), MOST_ROWS);
     return kind == FLOAT32 ? (of_scores + of_values) * NUM_PRODUCTS : of_scores;
 }
 
-/* Some groups of keys: each tile of queries is weighed while the next is scored, and the values of the one before are added. */
+/* Process some groups of keys: each tile of queries is weighed while the next one is scored and the values of the one before
+ * are added. */
 INLINE void see_groups(sight *seen, long sights, const tiled_work *w, long first, long groups, const arithmetic kind)
 {
     char weights[2][GROUPS_AT_ONCE * bytes_of_others(kind)] __attribute__((aligned(64)));
@@ -237,7 +240,7 @@ INLINE void end_sight(const sight *seen, const sight_work *told)
             told->out[(seen->first_row + row) * told->out_stride + i] = out[i * PANEL + row] / total[row];
 }
 
-/* Of rows up to `end`. */
+/* Compute rows [first_row, end), at most MOST_SIGHTS tiles of queries. */
 INLINE void attend_sights(const tiled_work *w, sight *seen, long first_row, long end, const arithmetic kind)
 {
     const long groups = parts_of(w->told.count, GROUP), sights = parts_of(end - first_row, PANEL);

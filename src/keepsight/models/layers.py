@@ -133,7 +133,7 @@ class Row(nn.ModuleList, Generic[P]):
 def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
     try:
         memory = torch.empty(shape, device=place.device, dtype=place.dtype)
-    except RuntimeError as error:  # torch has a class for a GPU's lack of memory, and none for a CPU's
+    except RuntimeError as error:  # torch raises OutOfMemoryError for a GPU only, not for a CPU
         raise torch.OutOfMemoryError(str(error)) from error
     return nn.Parameter(memory, requires_grad=False)
 

@@ -60,7 +60,7 @@ class BorrowedModel:
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """`room`: bytes of memory that the weights may take."""
+        """Load and check a checkpoint's model.  `room`: bytes of memory that the weights may take."""
         try:
             return cls._made_of(load_modules(directory, place, room), directory, place)
         except (KeepsightError, torch.OutOfMemoryError):

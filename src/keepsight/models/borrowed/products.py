@@ -87,7 +87,7 @@ def _turn_products(modules: nn.Module) -> None:
 def _find_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield the names and weights that the module passes to `F.linear`."""
     own = dict(module.named_parameters(recurse=False))
-    if getattr(module, "is_transposed", True) is False:  # experts, in transformers' word for how their products lie
+    if getattr(module, "is_transposed", True) is False:  # transformers marks experts with weights [outputs, inputs]
         yield from ((name, own[name]) for name in ("gate_up_proj", "up_proj", "down_proj") if name in own)
     elif "weight" in own and own["weight"].dim() == 2 and not isinstance(module, nn.Embedding):
         yield "weight", own["weight"]

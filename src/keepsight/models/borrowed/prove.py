@@ -98,7 +98,7 @@ def _draw_prompt(modules: Any, windows: Sequence[int | None]) -> Tensor:
 
 
 def _compute_plainly(modules: Any, token_ids: Tensor) -> Tensor:
-    """[tokens] -> [tokens, vocabulary]"""
+    """[tokens] -> [tokens, vocabulary], by transformers' own attention."""
     decoder = modules.base_model.get_decoder()
     decoder.set_attn_implementation("eager")
     output = modules(input_ids=token_ids[None], use_cache=False)
