@@ -43,7 +43,7 @@ class Placement(NamedTuple):
         return self._replace(of_matrices=self.of_decoder or self.of_matrices)
 
     def for_router(self) -> "Placement":
-        """Neither rounds inputs nor quantizes weights: either would sometimes choose other experts."""
+        """Return a placement that neither rounds inputs nor quantizes: either would sometimes choose other experts."""
         return self._replace(rounds=False, of_matrices=None if self.of_decoder else self.of_matrices)
 
     @property
