@@ -1,4 +1,4 @@
-"""From a request that arrives to the sequences that the scheduler keeps, or to why it can never run."""
+"""Turns an arriving request into the sequences that the scheduler keeps, or says why it can never run."""
 
 from collections.abc import Iterator
 from copy import copy
@@ -13,7 +13,7 @@ from keepsight.scheduling.request_state import RequestState
 
 
 def why_never(request: EngineRequest, config: SchedulerConfig) -> str | None:
-    """What exceeds a limit, with the numbers; None: it can run."""
+    """Return which limit the request exceeds, with the numbers; None if it can run."""
     num_tokens = len(request.token_ids)
     if num_tokens >= config.max_model_len:
         return f"the prompt has {num_tokens} tokens; with one of answer, {config.max_model_len} is the most"
@@ -23,7 +23,7 @@ def why_never(request: EngineRequest, config: SchedulerConfig) -> str | None:
 def make_states(
     request: EngineRequest, numbers: Iterator[int], config: EngineConfig, end_ids: frozenset[int]
 ) -> list[RequestState]:
-    """One for each choice; `numbers` that were not given to any other."""
+    """Make one state for each choice; `numbers` yields numbers that no other sequence has."""
     params, num_tokens = request.sampling_params, len(request.token_ids)
     max_length = config.scheduler.max_model_len
     if params.max_tokens is not None:
@@ -50,6 +50,9 @@ def make_states(
 
 
 def _encoder_keys(request: EngineRequest, *, is_shared: bool) -> tuple[str, ...]:
-    """What is not shared between requests still is within one: by its choices, and where it names a picture twice."""
+    """Return the encoder key of each item.
+
+    Where requests do not share embeddings, a request's choices still do, and so do its repeated pictures.
+    """
     suffix = "" if is_shared else f"@{request.request_id}"
     return tuple(encoder_key(item, request.adapter) + suffix for item in request.media)

@@ -1,7 +1,7 @@
-"""Finds the block that begins most like another: as far as both are alike it is copied, not computed.
+"""Finds the block with the longest common beginning: the common part is copied, not computed.
 
-Contents are kept in order among those of the blocks that have the same parent, since nothing has more in common with
-one than what stands next to it.  Knows nothing of which blocks are in use.
+The contents of blocks with the same parent are kept sorted, since the longest common beginning is always with a
+neighbor in that order.  Knows nothing of which blocks are in use.
 """
 
 from bisect import bisect_left, insort
@@ -32,7 +32,7 @@ class BlockBeginnings:
             del self._children[name.parent]
 
     def find(self, name: BlockName) -> Alike | None:
-        """A block that has the most tokens in common with the one so named, if any has one."""
+        """Return a block that shares the most leading tokens with the named one; None if none shares any."""
         siblings = self._children.get(name.parent, [])
         place = bisect_left(siblings, (name.content,))
         neighbours = siblings[max(0, place - 1) : place + 1]

@@ -1,10 +1,10 @@
 """Names blocks of tokens by everything that their keys and values depend on.
 
-A block's hash covers its parent's hash (and with it all that comes before), its token ids, which media lie in it *and
-where*, when the moments of a film are, the adapter and the tenant's salt.  Adapter and salt enter the first block only:
-the chain carries them on.  Knows nothing of which blocks are held.  Its invariants: what is hashed can be read back in
-one way only, so equal hashes mean equal keys and values; and as far as blocks with the same parent have equal contents,
-theirs are equal, too.
+A block's hash covers its parent's hash (and so everything before it), its token ids, which media lie in it *and where*,
+the times of a film's moments, the adapter and the tenant's salt.  Adapter and salt enter the first block only: the
+chain of hashes carries them on.  Knows nothing of which blocks are held.  Invariants: the hashed bytes can be decoded
+in only one way, so equal hashes mean equal keys and values; and blocks with the same parent have equal keys and values
+as far as their contents are equal.
 """
 
 from array import array
@@ -19,7 +19,7 @@ from keepsight.requests import EngineRequest
 
 ExtraKey = tuple[str | int, ...]
 BYTES_PER_TOKEN = 4
-# Before the token from which on extra keys count stand this, which is no token's id, and their digest.
+# Extra keys are encoded before the first token that depends on them: this mark, which is no token id, and their digest.
 MARK = b"\xff" * BYTES_PER_TOKEN
 MARK_WORD = 2 ** (8 * BYTES_PER_TOKEN) - 1
 WORDS_OF_A_MARK = 1 + 32 // BYTES_PER_TOKEN
@@ -27,19 +27,19 @@ WORDS_OF_A_MARK = 1 + 32 // BYTES_PER_TOKEN
 
 class BlockName(NamedTuple):
     block_hash: bytes
-    # The hash of the block before it; of the first one something that is the same for all.
+    # The hash of the block before it; for a first block, a constant.
     parent: bytes
-    # Its tokens, each behind what else it depends on and those before it do not.
+    # Its tokens, with marks before the tokens from which on extra keys apply.
     content: bytes
     # The hashes of the media in it.
     media: tuple[str, ...] = ()
 
 
 def count_common(content: bytes, other: bytes) -> int:
-    """With how many tokens that depend on the same both begin."""
+    """Return how many leading tokens, with the same dependencies, the two contents have in common."""
     limit = min(len(content), len(other))
     difference = int.from_bytes(content[:limit], "little") ^ int.from_bytes(other[:limit], "little")
-    # All bits before the lowest that is set are equal.
+    # All bits below the lowest set one are equal.
     num_bytes = ((difference & -difference).bit_length() - 1) // 8 if difference else limit
     num_words = num_bytes // BYTES_PER_TOKEN
     if MARK not in content[:num_bytes]:
@@ -58,7 +58,10 @@ def _ends_of_tokens(words: Sequence[int]) -> Iterator[int]:
 
 
 def extra_keys_by_block(request: EngineRequest, block_size: int) -> dict[int, list[ExtraKey]]:
-    """What blocks depend on beside their tokens and those before them: of those that do, in one pass over the media."""
+    """Return, in one pass over the media, what each block depends on apart from its own and earlier tokens.
+
+    Blocks without such keys are left out.
+    """
     keys: dict[int, list[ExtraKey]] = {}
     if request.adapter is not None:
         keys[0] = [("lora", request.adapter.name, request.adapter.digest)]
@@ -72,10 +75,13 @@ def extra_keys_by_block(request: EngineRequest, block_size: int) -> dict[int, li
 
 
 def _media_key(item: MediaItem, offset: int) -> ExtraKey:
-    """The strips of an embedded prompt follow each other from its beginning: their names alone say where they lie."""
+    """Return the key of an item that lies `offset` tokens from the block's start.
+
+    An embedded prompt's strips follow each other from its beginning, so their names alone say where they lie.
+    """
     if not item.is_picture:
         return ("prompt_embeds", item.media_hash)
-    # The same moment at another time is the same to the tower, and another to the decoder.
+    # A moment at another time is the same to the tower but different to the decoder.
     later = () if item.places_later is None else (item.places_later,)
     return ("mm", item.media_hash, offset, *later)
 
@@ -86,12 +92,12 @@ def _media_by_block(extra_keys: Mapping[int, Iterable[ExtraKey]]) -> dict[int, t
 
 
 def _first_place(key: ExtraKey) -> int:
-    """Of its block's tokens, the first that depends on it: of a picture that begins there, its own first."""
+    """Return the index in the block of the first token that depends on the key, such as a picture's first token."""
     return max(0, int(key[2])) if key[0] == "mm" else 0
 
 
 def _marks(keys: Iterable[ExtraKey]) -> list[tuple[int, bytes]]:
-    """What stands for one block's keys, and before which of its tokens."""
+    """Return (index of the token that it precedes, mark) pairs for one block's keys."""
     by_place: dict[int, bytes] = {}
     for key in keys:
         place = _first_place(key)
@@ -100,20 +106,20 @@ def _marks(keys: Iterable[ExtraKey]) -> list[tuple[int, bytes]]:
 
 
 def _encode(key: ExtraKey) -> bytes:
-    """Length-framed, and tagged by kind: no two keys, and no two rows of keys, encode alike."""
+    """Encode a key, length-framed and tagged by kind: no two keys, and no two sequences of keys, encode alike."""
     return b"(%d:%b" % (len(key), b"".join(_encode_part(part) for part in key))
 
 
 def _encode_part(part: str | int) -> bytes:
     if isinstance(part, int):
         return b"i%d:" % part
-    # A salt comes from JSON, which can spell half of a surrogate pair.
+    # A salt comes from JSON, which can contain a lone surrogate.
     encoded = part.encode("utf-8", "surrogatepass")
     return b"s%d:%b" % (len(encoded), encoded)
 
 
 class BlockHasher:
-    """The hashes of one sequence's full blocks, and the name of any block when it is asked for."""
+    """The hashes of one sequence's full blocks; builds the name of any block on demand."""
 
     def __init__(self, request: EngineRequest, block_size: int) -> None:
         self.hashes: list[bytes] = []
@@ -125,29 +131,29 @@ class BlockHasher:
         self.tokens = array("I")
         assert self.tokens.itemsize == BYTES_PER_TOKEN
         self.extend(request.token_ids)
-        # Of the whole prompt, the tokens that fill no block included.
+        # The hash of the whole prompt, including the tokens behind the last full block.
         self.prompt_end = self._hash_end()
 
     def fork(self) -> Self:
-        """For another sequence that begins alike: what is hashed is not hashed again, and each goes on by itself."""
+        """Return an independent copy for another sequence with the same prompt, which is not hashed again."""
         fork = copy(self)
         fork.hashes, fork.tokens = self.hashes[:], self.tokens[:]
         return fork
 
     def extend(self, token_ids: Sequence[int]) -> None:
-        """Appends tokens that are known from now on."""
+        """Append new tokens and hash the blocks that they fill."""
         self.tokens.extend(token_ids)
         if len(self.tokens) >= (len(self.hashes) + 1) * self._block_size:
             self._hash_full_blocks()
 
     def name_of(self, block: int, num_tokens: int | None = None) -> BlockName:
-        """Of a block, as far as it is known, or of its first tokens alone."""
+        """Return the name of a block, as far as its tokens are known, or of its first `num_tokens` alone."""
         start = block * self._block_size
         tokens = self.tokens[start : start + (self._block_size if num_tokens is None else num_tokens)]
         parent, content = self._parent_of(block), self._content(block, tokens.tobytes())
         if len(tokens) == self._block_size:
             return BlockName(self.hashes[block], parent, content, self._media.get(block, ()))
-        # Its media are told of with the full blocks before it.
+        # The media of a partial block are left out: full blocks before it name them.
         return BlockName(blake3(parent + content).digest(), parent, content)
 
     def _parent_of(self, block: int) -> bytes:

@@ -1,8 +1,8 @@
-"""Which blocks of the KV store are in use, idle or free, and which of them can be found by their name.
+"""Tracks which blocks of the KV store are in use, idle or free, and which can be found by name.
 
-A block is *in use* (it has users), *idle* (nobody uses it, but it can be found until it is evicted) or *free* (nothing
-worth finding lies in it).  Knows nothing of sequences or of what a name means.  Its invariant: a block is in exactly
-one of the three, a name is that of at most one block, and `holdings` counts the media of each block that can be found.
+A block is *in use* (it has users), *idle* (no users, but it can be found until it is evicted) or *free* (nothing in it
+can be found).  Knows nothing of sequences or of what a name means.  Invariant: a block is in exactly one of the three
+states, a name belongs to at most one block, and `holdings` counts the media of each findable block.
 """
 
 from collections.abc import Iterable, Iterator
@@ -23,16 +23,16 @@ class BlockPool:
         self._holdings = holdings
         self._num_users = [0] * num_blocks
         self._name_of: list[BlockName | None] = [None] * num_blocks
-        # Those that can be found: by their hash, and by what they begin with.
+        # The findable blocks: by hash, and by the tokens that they begin with.
         self._block_of: dict[bytes, int] = {}
         self._beginnings = BlockBeginnings()
-        # A heap: neighbours are taken together, and what lies in a row can be read without copying.
+        # A heap, so that neighbors are taken together: contiguous blocks can be read without copying.
         self._free = list(range(num_blocks))
         self._idle: EvictionOrder[int] = EvictionOrder(num_blocks)
 
     @property
     def num_free(self) -> int:
-        """How many blocks can be taken, by eviction or without."""
+        """The number of blocks that can be taken, with or without eviction."""
         return len(self._free) + len(self._idle)
 
     @property
@@ -47,11 +47,11 @@ class BlockPool:
         return self._block_of.get(block_hash)
 
     def find_alike(self, name: BlockName) -> Alike | None:
-        """Another that follows the same block and begins with the same tokens, the most that are to be found."""
+        """Find the block with the same parent that shares the most leading tokens."""
         return self._beginnings.find(name)
 
     def name_of(self, block_id: int) -> BlockName | None:
-        """None: it cannot be found, or another is found in its place."""
+        """Return the block's name; None if it cannot be found, or another is found in its place."""
         return self._name_of[block_id]
 
     def num_users(self, block_id: int) -> int:
@@ -61,14 +61,14 @@ class BlockPool:
         return self._num_users[block_id] > 0
 
     def use(self, block_id: int) -> None:
-        """One more user of a block that was found."""
+        """Add a user to a block that was found."""
         assert self._name_of[block_id] is not None, f"block {block_id} was evicted since it was found"
         if not self._num_users[block_id]:
             self._idle.remove(block_id)
         self._num_users[block_id] += 1
 
     def try_take(self, num_blocks: int) -> list[int] | None:
-        """So many blocks, each with one user: free ones first, then idle ones in their order.  All or none."""
+        """Take blocks, each with one user: free ones first, then idle ones in eviction order.  All or none."""
         if num_blocks > self.num_free:
             return None
         num_evictions = max(0, num_blocks - len(self._free))
@@ -95,9 +95,9 @@ class BlockPool:
             self._holdings.remove(media_hash)
 
     def publish(self, block_id: int, name: BlockName) -> None:
-        """Can be found from now on, unless another block with the same content already can.
+        """Make a block findable, unless another block with the same content already is.
 
-        One that grows is published again, by the name that it has then.
+        A block that gets more tokens is published again, by its new name.
         """
         assert self.is_in_use(block_id), block_id
         if self._name_of[block_id] is not None:
@@ -111,7 +111,7 @@ class BlockPool:
             self._holdings.add(media_hash)
 
     def release(self, block_ids: Iterable[int]) -> None:
-        """One user less of each; those that lost their last are evicted in this order."""
+        """Remove one user from each block; blocks left without users are evicted in this order."""
         for block_id in block_ids:
             assert self.is_in_use(block_id), block_id
             self._num_users[block_id] -= 1
@@ -123,7 +123,7 @@ class BlockPool:
                 self._idle.add(block_id)
 
     def pin(self, block_id: int, until: float) -> bool:
-        """It goes after all that is not pinned; False: too many are pinned already."""
+        """Pin a block, so that unpinned ones are evicted before it.  Return False if too many are pinned already."""
         assert self._name_of[block_id] is not None, block_id
         return self._idle.pin(block_id, until, size=1)
 
@@ -131,9 +131,9 @@ class BlockPool:
         self._idle.end_pins(now)
 
     def forget_names(self) -> None:
-        """Nothing is found any more; what is in use stays in use."""
+        """Make all blocks unfindable; those in use stay in use."""
         if not self._block_of:
-            return  # the rest looks at every block, and resets may come faster than that
+            return  # the rest looks at every block, which frequent resets should not pay for
         for media_hash in self.held_media():
             self._holdings.remove(media_hash)
         self._block_of.clear()
@@ -144,7 +144,7 @@ class BlockPool:
         heapify(self._free)
 
     def held_media(self) -> Iterator[str]:
-        """Once for each block in which it can be found."""
+        """Yield the media hashes of findable blocks, once for each block."""
         return chain.from_iterable(name.media for name in self._name_of if name is not None)
 
     def check_invariants(self) -> None:

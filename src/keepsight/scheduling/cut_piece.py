@@ -1,5 +1,7 @@
-"""How much of a prompt is computed next: before media that are not ready, not too little, and of models whose pictures
-are computed whole not amid one.
+"""Decides how much of a prompt is computed next.
+
+A piece ends before media that are not ready, is not too short, and for models whose pictures are computed whole, does
+not end inside one.
 """
 
 from keepsight.scheduling.media_claims import MediaClaims
@@ -11,7 +13,7 @@ MIN_TEXT_BEFORE_MEDIA = 32
 
 
 def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaClaims) -> Piece | ParkedFor:
-    """Of a prompt that is computed up to `start`; or what it has to wait for."""
+    """Return the next piece of a prompt that is computed up to `start`, or what it has to wait for."""
     lacks = media.claim(state, state.first_item_after(start))
     most = _ready_end(state, start, media)
     if not _is_worth_a_step(state, start, most):
@@ -25,7 +27,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
 
 
 def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
-    """Up to where the embeddings are held."""
+    """Return the position up to which all embeddings are held."""
     for index in range(state.first_item_after(start), len(state.media)):
         if not media.is_ready(state, index):
             return max(start, state.media[index].span.start)
@@ -38,20 +40,20 @@ def _is_worth_a_step(state: RequestState, start: int, end: int) -> bool:
     if end == start:
         return False
     first_item = state.first_item_after(start)
-    # Embeddings that are held must be used, or nobody else gets their room.
+    # Held embeddings must be used, or their room is not freed for others.
     if state.media[first_item].span.start < end:
         return True
-    # Pages that it gave to others it takes again only to get further.
+    # After it gave its pages to others, it takes pages again only to get further than before.
     return end - start >= MIN_TEXT_BEFORE_MEDIA and end > state.gave_way_at
 
 
 def _why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> ParkedFor:
-    """`lacks`: what the first item waits for that is not claimed."""
+    """Return what the sequence is parked for.  `lacks`: what its first unclaimed item waits for."""
     is_being_encoded = state.first_item_after(end) in state.claimed_items
     return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
 
 
 def _whole_items_end(state: RequestState, start: int, end: int) -> int:
-    """The last place up to `end` that cuts no item."""
+    """Return the last position up to `end` that cuts no media item."""
     cut = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
     return end if cut is None else max(start, cut.start)

@@ -1,12 +1,12 @@
-"""Which embeddings are being fetched from where they outlive the device's memory, and which have come: plain values.
+"""Tracks which embeddings are being loaded from tiers and which have arrived: plain values only.
 
-Table of a key's states, as long as a live sequence has use for it:
+States of a key, for as long as a live sequence names it:
   unasked   asked for                          -> loading
-  loading   came / lies nowhere, or is too late -> ready / absent
+  loading   found / not found, or too late     -> ready / absent
   ready     placed in the encoder cache        -> unasked
   absent    encoded, or failed to be           -> unasked
-Knows nothing of tiers, bytes or clocks.  Invariant: what is ready lies with the runner until it is placed or told to be
-unneeded, each once.
+Knows nothing of tiers, bytes or clocks.  Invariant: the runner holds ready embeddings until they are either placed or
+reported as unneeded, once.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ from typing import NamedTuple
 
 from keepsight.scheduling.request_state import RequestState
 
-# Each takes its asker 20 to 80 us: the engine's loop asks, and many hundreds may arrive together.
+# Each query takes 20 to 80 us of the engine's loop, and many hundreds may come together.
 MAX_AT_ONCE = 16
 
 
 class Load(NamedTuple):
-    """Embeddings that are wanted, wherever they may be."""
+    """Embeddings to be looked for in the tiers."""
 
     encoder_key: str
     media_hash: str
@@ -36,14 +36,14 @@ class LoadState(Enum):
 
 class EmbeddingLoads:
     def __init__(self, *, has_tiers: bool) -> None:
-        """Without tiers everything is absent."""
+        """Initialize; without tiers everything is absent."""
         self._has_tiers = has_tiers
         self._states: dict[str, LoadState] = {}
-        # Live sequences that name the key, once for each of their items.
+        # How often live sequences name each key, once for each of their items.
         self._live: Counter[str] = Counter()
-        # Of what is loading: who waits.
+        # The sequences that wait for each loading key.
         self._askers: dict[str, dict[RequestState, None]] = {}
-        # Not handed out yet.
+        # Loads that are not handed out yet.
         self._wanted: dict[str, Load] = {}
         self._unneeded: list[str] = []
 
@@ -61,7 +61,7 @@ class EmbeddingLoads:
                 self._give_up(key)
 
     def ask(self, state: RequestState, index: int) -> LoadState:
-        """What is known of the embeddings of one of its items; if that is nothing, they are asked for."""
+        """Return the state of an item's embeddings; if it is unasked, ask for them."""
         if not self._has_tiers:
             return LoadState.ABSENT
         key, item = state.encoder_keys[index], state.media[index]
@@ -76,12 +76,12 @@ class EmbeddingLoads:
         return self._states.get(key) is LoadState.READY
 
     def end(self, key: str, *, is_found: bool) -> Iterable[RequestState] | None:
-        """Who waited; None if nobody does any more, or what came is not wanted."""
+        """End a load.  Return the sequences that waited; None if the key is not loading, so the result is unwanted."""
         if self._states.get(key) is not LoadState.LOADING:
             return None
         self._states[key] = LoadState.READY if is_found else LoadState.ABSENT
         if is_found and key in self._unneeded:
-            # It came for others before, and the runner has not been told yet that these left.
+            # An earlier load brought it for sequences that left, and the runner has not yet been told to drop it.
             self._unneeded.remove(key)
         return self._askers.pop(key, {})
 
@@ -90,12 +90,12 @@ class EmbeddingLoads:
         del self._states[key]
 
     def note_encoded(self, key: str) -> None:
-        """Or not; where it lies from now on is to be asked anew."""
+        """Note that encoding ended, successfully or not; the tiers may be asked again."""
         if self._states.get(key) is LoadState.ABSENT:
             del self._states[key]
 
     def forget(self) -> None:
-        """What has come is not to be used; what is loading may come in vain, for whoever asked before."""
+        """Give up whatever is not loading; loads under way still end for those who asked."""
         for key in [key for key, state in self._states.items() if state is not LoadState.LOADING]:
             self._give_up(key)
 
@@ -104,7 +104,7 @@ class EmbeddingLoads:
             self._unneeded.append(key)
 
     def take_wanted(self) -> list[Load]:
-        """What tiers are to be asked for, the first of it: there is more only if some are returned."""
+        """Return the next loads to ask the tiers for; more may follow unless this is empty."""
         wanted = [load for key, load in self._wanted.items() if self._states.get(key) is LoadState.LOADING]
         self._wanted = {load.encoder_key: load for load in wanted[MAX_AT_ONCE:]}
         return wanted[:MAX_AT_ONCE]

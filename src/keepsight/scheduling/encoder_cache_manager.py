@@ -1,8 +1,8 @@
-"""Which media items' embeddings are held, by whom they are used, and which make room for others.
+"""Tracks which media items' embeddings are held, which sequences use them, and which are evicted to make room.
 
-An entry is *being encoded* or *ready*; it is *in use* by (sequence, item) pairs or *idle* (ready, kept for those who
-ask again, evictable).  Holds no tensors: the runner is told what was evicted with the next plan.  Its invariant: an
-entry is evicted whole and never while it is in use or being encoded, and what is held never exceeds the budget.
+An entry is *being encoded* or *ready*; it is *in use* by (sequence, item) pairs or *idle* (ready, kept for later
+requests, evictable).  Holds no tensors: the next plan tells the runner what was evicted.  Invariant: an entry is
+evicted whole and never while it is in use or being encoded, and the entries never exceed the budget.
 """
 
 import json
@@ -19,12 +19,12 @@ from keepsight.scheduling.step_plan import SequenceId
 
 logger = logging.getLogger(__name__)
 
-# A sequence, and which of its request's media items.
+# A sequence and the index of one of its request's media items.
 EncoderUser = tuple[SequenceId, int]
 
 
 def encoder_key(item: MediaItem, adapter: Adapter | None) -> str:
-    """The name of the item's embeddings: its media hash, with the adapter if that changes them."""
+    """Return the name of the item's embeddings: its media hash, with the adapter if that changes them."""
     if adapter is None or not adapter.changes_encoder:
         return item.media_hash
     return json.dumps([item.media_hash, adapter.name, adapter.digest])
@@ -36,18 +36,18 @@ class _Entry:
     num_bytes: int
     users: set[EncoderUser]
     is_ready: bool = False
-    # False: forgotten.  Its users keep it, newcomers do not find it.
+    # False once forgotten: its users keep it, but new ones cannot find it.
     is_findable: bool = True
-    # Larger than the whole budget, and held outside it.
+    # True if larger than the whole budget, and so held outside it.
     is_oversized: bool = False
 
 
 class EncoderCacheManager:
     def __init__(self, config: EncoderCacheConfig, holdings: Holdings) -> None:
-        self.num_bytes = 0  # without what is held outside the budget
+        self.num_bytes = 0  # without an entry held outside the budget
         self.num_evictions = 0
         self._config = config
-        # Counts the entries that newcomers find; of what is not shared nobody asks.
+        # Counts the findable entries.  Unshared ones go into an object that is never read.
         self._holdings = holdings if config.is_shared else Holdings()
         self._entries: dict[str, _Entry] = {}
         self._idle: EvictionOrder[str] = EvictionOrder(config.max_bytes)
@@ -61,7 +61,7 @@ class EncoderCacheManager:
 
     @property
     def num_embeddings_to_be_had(self) -> int:
-        """What is free or evictable."""
+        """The number of embeddings for which there is free or evictable room."""
         return (self._config.max_bytes - self.num_bytes + self._num_idle_bytes) // self._config.bytes_per_embedding
 
     @property
@@ -77,17 +77,17 @@ class EncoderCacheManager:
         return entry is not None and entry.is_ready
 
     def can_find(self, key: str) -> bool:
-        """Whether `try_use` would succeed."""
+        """Return whether `try_use` would succeed."""
         entry = self._entries.get(key)
         return entry is not None and entry.is_findable
 
     def is_used(self, key: str) -> bool:
         return bool(self._entries[key].users)
 
-    # Coming ---------------------------------------------------------------------------------------------------
+    # Allocation -----------------------------------------------------------------------------------------------
 
     def try_use(self, user: EncoderUser, key: str) -> bool:
-        """Uses what is held or being encoded; False if there is nothing to use."""
+        """Add a user to an entry that is ready or being encoded.  Return False if there is none."""
         if not self.can_find(key):
             return False
         entry = self._entries[key]
@@ -98,13 +98,13 @@ class EncoderCacheManager:
         return True
 
     def try_begin(self, user: EncoderUser, key: str, num_embeddings: int, media_hash: str | None = None) -> bool:
-        """Makes room for what will be encoded, and uses it; False, and nothing is changed, if there can be none now.
+        """Create an entry to be encoded, with one user.  Return False, changing nothing, if there can be no room now.
 
-        `media_hash` is what it is made of, where the key is another.
+        `media_hash` names the media item, if the key is not that hash.
         """
         forgotten = self._entries.get(key)
         if forgotten is not None:
-            # The runner knows embeddings by their key alone, so the newcomer waits until its namesake is dropped.
+            # The runner knows embeddings by key alone, so the new entry waits until the one with its key is dropped.
             assert not forgotten.is_findable, f"{key} is held already"
             return False
         entry = _Entry(media_hash or key, num_embeddings * self._config.bytes_per_embedding, {user})
@@ -137,10 +137,10 @@ class EncoderCacheManager:
             self.num_evictions += 1
         return True
 
-    # What became of the encoding ------------------------------------------------------------------------------
+    # Results of the encoding ----------------------------------------------------------------------------------
 
     def finish(self, key: str) -> None:
-        """Its embeddings are held from now on."""
+        """Note that the entry's embeddings are held from now on."""
         entry = self._entries[key]
         assert not entry.is_ready, key
         entry.is_ready = True
@@ -148,19 +148,19 @@ class EncoderCacheManager:
             self._retire(key, entry)
 
     def fail(self, key: str) -> set[EncoderUser]:
-        """There will be no embeddings; those who waited for them."""
+        """Remove an entry whose encoding failed.  Return its users."""
         entry = self._entries[key]
         assert not entry.is_ready, key
         self._remove(key)
         return entry.users
 
-    # Going ----------------------------------------------------------------------------------------------------
+    # Release and eviction -------------------------------------------------------------------------------------
 
     def release(self, user: EncoderUser, key: str) -> None:
-        """What nobody uses any more becomes idle, or is dropped if it cannot be kept."""
+        """Remove a user.  An entry without users becomes idle, or is dropped if it cannot be kept."""
         entry = self._entries[key]
         entry.users.remove(user)
-        # While it is being encoded the runner writes it: its bytes are free only after that.
+        # While an entry is being encoded the runner writes to it: its bytes are free only afterwards.
         if entry.is_ready and not entry.users:
             self._retire(key, entry)
 
@@ -172,7 +172,7 @@ class EncoderCacheManager:
             self._drop(key)
 
     def pin(self, key: str, until: float) -> None:
-        """If it can be found, and not too much is pinned already: it goes after all that is not pinned."""
+        """Pin an entry, so that unpinned ones are evicted before it, if it can be found and not too much is pinned."""
         if self.can_find(key) and self._config.is_shared:
             self._idle.pin(key, until, self._entries[key].num_bytes)
 
@@ -180,7 +180,7 @@ class EncoderCacheManager:
         self._idle.end_pins(now)
 
     def forget(self) -> None:
-        """Nothing held or being encoded is found again; those who use it keep it to the end."""
+        """Make all entries unfindable; users of an entry keep it as long as they need it."""
         while self._idle:
             self._drop_idle(self._idle.first())
         for entry in self._entries.values():
@@ -207,16 +207,16 @@ class EncoderCacheManager:
         self.num_bytes -= 0 if entry.is_oversized else entry.num_bytes
 
     def take_evicted(self) -> tuple[str, ...]:
-        """What the runner is to drop, each told once.  A key may be begun again in the same plan: dropped first."""
+        """Return the keys that the runner must drop, each once.  It drops them before the same plan encodes anew."""
         evicted, self._evicted = tuple(self._evicted), []
         return evicted
 
     def uses(self) -> Iterator[tuple[EncoderUser, str]]:
-        """For recounts: who uses which entry."""
+        """Yield each (user, key) pair, for recounts."""
         return ((user, key) for key, entry in self._entries.items() for user in entry.users)
 
     def held_media(self) -> Iterator[str]:
-        """For recounts: once for each entry that newcomers find."""
+        """Yield the media hash of each findable entry, for recounts."""
         return (each.media_hash for each in self._entries.values() if each.is_findable and self._config.is_shared)
 
     def check_invariants(self) -> None:

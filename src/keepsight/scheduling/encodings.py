@@ -1,11 +1,11 @@
-"""Which media items wait to be encoded, in whose turn, and which the runner was given: plain values.
+"""Tracks which media items wait to be encoded, in which turn, and which were given to the runner: plain values only.
 
-All of them have room, so each of them can be made at any time, and then the next: in whatever order, each comes to its
-end.  They are given in turns.  A request's turn is at so many embeddings as were given when it came, and as many more
-as it needs: what needs little goes before the rest of what came earlier and needs much.  As turns stay and what was
-given only grows, no newcomer goes before a request once as much was given since it came as it needs, unless it is more
-urgent.  The runner is given no more at a time than keeps it busy, or newcomers would wait for all that.  Invariant: an
-encoding waits or is given, and after each plan none waits while none is given, but for a step of prompts.
+All of them have room reserved, so they can be encoded in any order and each will finish.  They are given to the runner
+in turns.  A request's turn is the number of embeddings given before it came plus the number that it needs: a small
+request goes before the rest of an earlier, large one.  Turns are fixed and the number given only grows, so once as many
+embeddings were given since a request came as it needs, no newcomer goes before it unless more urgent.  The runner is
+given only enough to keep it busy, or newcomers would wait for all of that.  Invariant: an encoding either waits or is
+given, and after each plan none waits while none is given, except for a step of prompts.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ class Encodings:
         self._waiting: dict[str, Encoding] = {}
         self._given: dict[str, Encoding] = {}
         self._turns: dict[str, EncoderTurn] = {}
-        # Of all that was ever given.
+        # The total ever given to the runner.
         self._num_tokens_given = 0
         self._num_by_media: Counter[str] = Counter()
 
@@ -34,7 +34,7 @@ class Encodings:
 
     @property
     def are_given(self) -> bool:
-        """Whether some that were begun have not ended."""
+        """True if the runner was given encodings that have not ended."""
         return bool(self._given)
 
     def __contains__(self, encoder_key: str) -> bool:
@@ -47,7 +47,7 @@ class Encodings:
         return media_hash in self._num_by_media
 
     def turn_of(self, order: Order, num_tokens: int) -> EncoderTurn:
-        """Of one that comes now and needs so many embeddings made."""
+        """Return the turn of a request that comes now and needs `num_tokens` embeddings encoded."""
         priority, number = order
         return priority, self._num_tokens_given + num_tokens, number
 
@@ -57,11 +57,11 @@ class Encodings:
         self._waiting[encoding.encoder_key], self._turns[encoding.encoder_key] = encoding, turn
 
     def lend(self, encoder_key: str, turn: EncoderTurn) -> None:
-        """Another wants it too: it is made in the earlier turn of both."""
+        """Note that another sequence wants the encoding, too: it goes in the earlier of the two turns."""
         self._turns[encoder_key] = min(self._turns[encoder_key], turn)
 
     def take(self) -> list[Encoding]:
-        """What the runner is given now."""
+        """Return the encodings to give to the runner now."""
         taken: list[Encoding] = []
         for key in sorted(self._waiting, key=self._turns.__getitem__):
             encoding = self._waiting[key]
@@ -73,18 +73,21 @@ class Encodings:
         return taken
 
     def _fits(self, encoding: Encoding) -> bool:
-        """Beside the largest as much as a step computes: who comes next does not wait for more."""
+        """Return whether the encoding fits with those given: apart from the largest, at most a step's tokens.
+
+        A newcomer never waits for more than that.
+        """
         lengths = [encoding.num_tokens, *(each.num_tokens for each in self._given.values())]
         num_tokens = sum(lengths)
         fits = num_tokens <= self._most_at_once and num_tokens - max(lengths) <= self._most_beside_largest
         return fits or not self._given
 
     def take_back(self, encoder_key: str) -> None:
-        """The runner has left it out; its turn stays the one that it had."""
+        """Let an encoding that the runner left out wait again, in its former turn."""
         self._waiting[encoder_key] = self._given.pop(encoder_key)
 
     def end(self, encoder_key: str) -> Encoding:
-        """It was made, or it will not be."""
+        """Remove an encoding that has finished, failed or been given up."""
         encoding = (self._waiting if encoder_key in self._waiting else self._given).pop(encoder_key)
         del self._turns[encoder_key]
         self._num_by_media[encoding.media_hash] -= 1
@@ -96,7 +99,7 @@ class Encodings:
         return iter(self._given.values())
 
     def waiting(self) -> Iterator[str]:
-        """Their encoder keys."""
+        """Iterate over the encoder keys of waiting encodings."""
         return iter(self._waiting)
 
     def check_invariants(self) -> None:

@@ -1,7 +1,8 @@
-"""In which order what is idle goes: the least recently released first, but what is pinned after all else.
+"""The eviction order of idle entries: least recently released first, pinned entries after all others.
 
-A pin is a wish: it ends at its time, which the caller tells, or with what it is on, and what is pinned goes, too, where
-nothing else is left.  Knows nothing of what the keys name.  Its invariant: what is pinned never exceeds its part.
+Pins are best effort: a pin ends at its time or when its entry goes, and pinned entries are evicted, too, once nothing
+else is left.  The caller supplies the time.  Knows nothing of what the keys name.  Invariant: the size of what is
+pinned never exceeds its part of the cache.
 """
 
 from collections import OrderedDict
@@ -12,7 +13,7 @@ from keepsight.lru_cache import PINNABLE_PART
 
 K = TypeVar("K")
 
-# Ends are looked for no more often than this, so a pin may last so much longer.
+# Expired pins are looked for at most this often, so a pin may last that much longer.
 SECONDS_BETWEEN_LOOKS = 60.0
 
 
@@ -23,13 +24,13 @@ class _Pin(NamedTuple):
 
 class EvictionOrder(Generic[K]):
     def __init__(self, max_size: int) -> None:
-        """`max_size`: of the whole cache, in whatever the sizes of pins are told in."""
+        """Initialize; `max_size` is that of the whole cache, in the unit of pin sizes."""
         self.size_of_pinned = 0
         self._max_size_of_pinned = int(max_size * PINNABLE_PART)
-        # Each the least recently released first.
+        # Both least recently released first.
         self._ordinary: OrderedDict[K, None] = OrderedDict()
         self._pinned: OrderedDict[K, None] = OrderedDict()
-        # Of what is idle and of what is not.
+        # The pins of all entries, idle or in use.
         self._pins: dict[K, _Pin] = {}
         self._next_look = 0.0
 
@@ -40,23 +41,23 @@ class EvictionOrder(Generic[K]):
         return key in self._ordinary or key in self._pinned
 
     def __iter__(self) -> Iterator[K]:
-        """As they go."""
+        """Iterate over the idle keys in eviction order."""
         yield from self._ordinary
         yield from self._pinned
 
     def add(self, key: K) -> None:
-        """Released just now."""
+        """Add a key that became idle just now."""
         self._queue_of(key)[key] = None
 
     def remove(self, key: K) -> None:
-        """It is used again, and stays pinned if it is."""
+        """Remove a key that is used again; it stays pinned if it is."""
         del self._queue_of(key)[key]
 
     def first(self) -> K:
         return next(iter(self))
 
     def forget(self, key: K) -> None:
-        """It is gone, and its pin with it."""
+        """Drop a key and its pin, if it has one."""
         self._queue_of(key).pop(key, None)
         if (pin := self._pins.pop(key, None)) is not None:
             self.size_of_pinned -= pin.size
@@ -68,9 +69,9 @@ class EvictionOrder(Generic[K]):
         self.size_of_pinned = 0
 
     def pin(self, key: K, until: float, size: int) -> bool:
-        """At least until then, of what is held, idle or not; False: too much is pinned already.
+        """Pin a held key, idle or in use, at least until then.  Return False if too much is pinned already.
 
-        Of a row that is pinned from its front the last goes first.
+        If keys are pinned from the front of a row, the last of them is evicted first.
         """
         pin = self._pins.get(key)
         if pin is None:
@@ -85,7 +86,7 @@ class EvictionOrder(Generic[K]):
         return True
 
     def end_pins(self, now: float) -> None:
-        """Of all whose time is over: they are as if they had been released just now."""
+        """End expired pins; their keys are treated as if released just now."""
         if not self._pins or now < self._next_look:
             return
         self._next_look = now + SECONDS_BETWEEN_LOOKS

@@ -1,9 +1,9 @@
-"""What an answer may say next: what followed when its last tokens stood in its prompt, in itself, or in what its caller
-predicts, before.
+"""Speculative decoding by lookup: guesses that an answer goes on as the text did where its last tokens stood before.
 
-A guess costs a step next to nothing while that is mostly reading weights, and a token that was guessed rightly costs no
-step of its own.  Each token is drawn as ever, after those before it; the first that is another than was guessed ends
-what is used of the guesses.  So they may be wrong, but never change an answer.
+That text is the prompt, the answer itself, or what the caller predicts.  A guess costs next to nothing as long as a
+step mostly reads weights, and a token that was guessed right costs no step of its own.  Tokens are drawn one after
+another as without guesses; the first that differs from its guess voids the remaining guesses.  So guesses may be wrong,
+but never change an answer.
 """
 
 from array import array
@@ -14,50 +14,50 @@ from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest
 from keepsight.scheduling.block_hash import BYTES_PER_TOKEN
 
-# What has to be alike: two tokens are so by chance in any longer text.
+# The number of tokens that must match: in any longer text two match by chance.
 NUM_ALIKE = 3
 
 
 @dataclass(slots=True)
 class Guesser:
-    """Of one sequence."""
+    """Guesses the next tokens of one sequence."""
 
-    # What is looked at before its text; shared by a request's choices.
+    # Text that is searched in front of the sequence's own; shared by a request's choices.
     before: "array[int]"
-    # So far before its end lies what it repeats.
+    # How many tokens before its end the text that it repeats lies.
     distance: int | None = None
-    # Of its last guesses.  The more were right, the more are made: texts are repeated by the sentence.
+    # Counts of the last guesses.  The more were right, the more are made next: texts repeat whole sentences.
     num_right: int = 1
     num_made: int = 0
 
     def guess(
         self, tokens: "array[int]", media: Sequence[MediaItem], end_ids: frozenset[int], max_tokens: int
     ) -> Sequence[int]:
-        """What stood behind a place where `tokens` were as they end, as far as it may be said and be followed."""
+        """Return what followed an earlier match of the last tokens, up to media, an end id or the prediction's end."""
         text, num_before = self.before + tokens if self.before else tokens, len(self.before)
         self.distance = _find_distance(text, self.distance)
         if self.distance is None:
             return ()
         first = len(text) - self.distance
-        # What stands for media is never said, and behind what is predicted a prompt begins.
+        # Media tokens are never part of an answer, and what follows the predicted text is the start of the prompt.
         starts = [num_before + item.span.start for item in media if num_before + item.span.end > first]
         if first <= num_before:
             starts.append(num_before)
         most = max(0, min((max_tokens, 2 * self.num_right + 1, *(start - first for start in starts))))
-        # Where that is its own end it goes on as it goes round.
+        # If the copied text reaches the end of the sequence, it goes on periodically.
         guesses = (text[first : first + most] * most)[:most]
         ends = (number for number, token_id in enumerate(guesses) if token_id in end_ids)
         self.num_made = next(ends, most)
         return guesses[: self.num_made]
 
     def note_drawn(self, num_tokens: int) -> None:
-        """By a step with what was guessed last: one token, and one more for each right guess."""
+        """Note that a step with the last guesses drew `num_tokens`: one, and one more for each right guess."""
         if self.num_made:
             self.num_right, self.num_made = num_tokens - 1, 0
 
 
 def make_guesser(request: EngineRequest) -> Guesser:
-    """What is predicted follows the prompt's end, and as long as it is said is repeated from there."""
+    """Make a request's guesser: predicted text counts as an earlier continuation of the prompt, copied as it fits."""
     if not request.predicted:
         return Guesser(array("I"))
     before = array("I", (*request.token_ids[-NUM_ALIKE:], *request.predicted))
@@ -65,14 +65,14 @@ def make_guesser(request: EngineRequest) -> Guesser:
 
 
 def _find_distance(tokens: "array[int]", last: int | None) -> int | None:
-    """Of the last place where the tokens were alike; that of what is repeated already, as long as it goes on."""
+    """Return the distance to the last earlier match, or `last` as long as the text there goes on matching."""
     sought = tokens[-NUM_ALIKE:]
     if last is not None and tokens[-NUM_ALIKE - last : -last] == sought:
         return last
     text, pattern = tokens.tobytes(), sought.tobytes()
     found = len(text) - len(pattern)
     while found > 0:
-        # One that ends before the end.
+        # The next match to the left.
         found = text.rfind(pattern, 0, found + len(pattern) - 1)
         if found >= 0 and found % BYTES_PER_TOKEN == 0:
             return len(tokens) - NUM_ALIKE - found // BYTES_PER_TOKEN

@@ -1,7 +1,7 @@
-"""Of which media items the engine holds something, in whatever cache.
+"""Counts the media items for which the engine holds something, in any cache.
 
-Counts what can be found, not what it is: embeddings, blocks of keys and values, pixels.  Its invariant: what was held
-when changes were last taken, changed by those since, is what is held now.
+Each thing that can be found counts alike: embeddings, KV blocks, pixels.  Invariant: the items held when changes were
+last taken, with the changes since, are the items held now.
 """
 
 from collections import Counter
@@ -12,10 +12,10 @@ from keepsight.requests import MediaDropped, MediaHeld
 
 class Holdings:
     def __init__(self, within: "Holdings | None" = None) -> None:
-        """`within`: of all, where these are one kind."""
+        """Initialize; `within` counts all kinds of things, if this counts one kind."""
         self._within = within
         self._counts: Counter[str] = Counter()
-        # Those that were not held before and are now, or the other way round, in the order of their change.
+        # Items that became held, or stopped being held, since changes were last taken; in the order of their change.
         self._changed: dict[str, None] = {}
 
     def __contains__(self, media_hash: str) -> bool:
@@ -38,30 +38,30 @@ class Holdings:
             self._within.remove(media_hash)
 
     def _flip(self, media_hash: str) -> None:
-        """There and back again is no change."""
+        """Note that an item became held or stopped being held; two flips cancel out."""
         if media_hash in self._changed:
             del self._changed[media_hash]
         else:
             self._changed[media_hash] = None
 
     def take_changes(self) -> list[MediaHeld | MediaDropped]:
-        """Since they were last taken."""
+        """Return the changes since the last call, as messages."""
         if not self._changed:
             return []
         held, dropped = self.take_names()
         return ([MediaHeld(held)] if held else []) + ([MediaDropped(dropped)] if dropped else [])
 
     def take_names(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """The same: of what is held now, and of what is not any more."""
+        """Return the changes since the last call: the hashes that are held now, and those that no longer are."""
         changed, self._changed = self._changed, {}
         held = tuple(each for each in changed if each in self._counts)
         return held, tuple(each for each in changed if each not in self._counts)
 
     def list_held(self) -> list[MediaHeld]:
-        """All of it, whatever has changed: for whoever heard nothing of it."""
+        """List everything held, for a receiver that got no earlier changes."""
         return [MediaHeld(tuple(self._counts))] if self._counts else []
 
     def check_invariants(self, media_hashes: Iterable[str]) -> None:
-        """Given a recount: the media item of each thing that can be found."""
+        """Check against a recount, which names the media item of each thing that can be found."""
         assert self._counts == Counter(media_hashes)
         assert all(count > 0 for count in self._counts.values())

@@ -1,6 +1,6 @@
-"""What other parts of the engine keep of media, as they tell: pixels in its cache, embeddings in tiers.
+"""Tracks media data that other parts of the engine report to keep: pixels in a cache, embeddings in tiers.
 
-Invariant: each thing that is kept is counted among the holdings of its kind once.
+Invariant: each thing that is kept is counted once in the holdings of its kind.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ class KeptBeside:
         self._embeddings: Counter[str] = Counter()
 
     def note_pixels(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
-        """What the cache of pixels keeps now, and keeps no more; either may be told again."""
+        """Note which items the pixel cache now keeps and which it dropped; repeated reports are harmless."""
         for media_hash in dropped:
             if media_hash in self._pixels:
                 self._pixels.remove(media_hash)
@@ -28,7 +28,7 @@ class KeptBeside:
                 self._holdings.add(media_hash)
 
     def note_embeddings(self, kept: Iterable[str], dropped: Iterable[str]) -> None:
-        """Of what media an entry came into the tiers, and of what media one went that had come."""
+        """Note the media of entries that were added to the tiers, and of added ones that were dropped."""
         for media_hash in kept:
             self._embeddings[media_hash] += 1
             self._held_embeddings.add(media_hash)
@@ -42,5 +42,5 @@ class KeptBeside:
         return iter(self._pixels)
 
     def held_embeddings(self) -> Iterator[str]:
-        """Once for each entry."""
+        """Yield the media hash of each entry in the tiers."""
         return self._embeddings.elements()

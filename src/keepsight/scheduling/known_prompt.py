@@ -1,7 +1,7 @@
-"""What of a sequence is known before it has a seat: its beginning, and the end that its answer begins from.
+"""Finds what is cached of a sequence's prompt: its beginning, and its end, from which the answer begins.
 
-Nothing is, of whose caller wants to be told how likely each token of the prompt was; of whose wants its vector no end,
-of which logits are kept and not the hidden state.
+Neither is used for a request that wants the prompt's log-probabilities.  The end is not used for one that wants the
+prompt's vector, as logits are kept and not the hidden state.
 """
 
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
@@ -10,7 +10,10 @@ from keepsight.scheduling.step_plan import EndName
 
 
 def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
-    """One that holds pages goes on where it was; where others got further meanwhile, it lets go of its own."""
+    """Find the cached beginning of a sequence.
+
+    A sequence that holds pages goes on where it was, unless other sequences got further by now: then it releases them.
+    """
     hit = NO_HIT if state.tells_prompt else kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
     if kv_cache.num_blocks_of(state.sequence_id):
         if hit.num_tokens <= state.num_computed:
@@ -24,21 +27,21 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:
-    """What it is kept as, if its first token can be drawn from it: all before it was hit."""
+    """Return the name of the kept end from which the first token can be drawn; None unless all before it was hit."""
     if state.num_computed or state.num_sampled or state.tells_prompt or state.request.wants_vector:
         return None
     return kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
 
 
 def give_back(state: RequestState, kv_cache: KvCacheManager) -> None:
-    """Its pages: until they are taken, all that was computed in them is found again."""
+    """Release the sequence's pages; until they are evicted, everything computed in them can be found again."""
     if kv_cache.num_blocks_of(state.sequence_id):
         kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
     kv_cache.release(state.sequence_id)
 
 
 def note_hit(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> None:
-    """For its caller and the statistics: with so much of it known it begins, for the first time."""
+    """Record, for the caller and the statistics, how much was cached when the sequence begins for the first time."""
     if state.num_computed or state.num_sampled or state.num_preemptions:
         return
     state.num_cached_tokens = hit.num_tokens

@@ -1,7 +1,7 @@
-"""Which blocks each sequence holds, and which prefix of a new one is already computed.
+"""Tracks which blocks each sequence holds and which prefix of a new sequence is already computed.
 
-Decides by block ids and names alone: knows nothing of tensors, and nothing of what a name is made of.  Its invariant:
-a block can be found only once its keys and values are computed, and a refused request changes nothing.
+Works on block ids and names alone: knows nothing of tensors or of how names are built.  Invariant: a block can be found
+only once its keys and values are computed, and a refused call changes nothing.
 """
 
 from collections import Counter
@@ -18,13 +18,13 @@ from keepsight.scheduling.step_plan import EndName, KeptStretch, SequenceId
 
 
 class PrefixHit(NamedTuple):
-    """What was found of a sequence's beginning.  Good until blocks are next taken: use it at once or look again."""
+    """The cached prefix found for a sequence.  Valid until blocks are next taken: use it at once or look again."""
 
     block_ids: tuple[int, ...] = ()
     num_tokens: int = 0
-    # Whether another sequence is computing the next block right now: cheaper to wait for than to compute again.
+    # True if another sequence is computing the next block right now: waiting is cheaper than computing it again.
     is_being_computed: bool = False
-    # Another block that begins as the next one does: so much of it is to be copied, and counts as found.
+    # A block that begins like the next one.  The common tokens are to be copied, and `num_tokens` includes them.
     alike: int | None = None
 
 
@@ -33,12 +33,12 @@ NO_HIT = PrefixHit()
 
 @dataclass(slots=True)
 class _Table:
-    # False: its blocks stay its own, because nothing is shared or because it began before the prefixes were forgotten.
+    # False: its blocks stay private, because nothing is shared or because it began before the prefixes were forgotten.
     may_publish: bool
     block_ids: list[int] = field(default_factory=list)
-    # Its leading blocks that were found or published.
+    # Number of leading blocks that were found or published.
     num_published: int = 0
-    # Hashes of the blocks that its slice under way will fill.
+    # Hashes of the blocks that the slice under way will fill.
     announced: Sequence[bytes] = ()
 
 
@@ -46,19 +46,19 @@ class KvCacheManager:
     def __init__(self, config: KvCacheConfig, holdings: Holdings) -> None:
         self.num_queried_tokens = 0
         self.num_hit_tokens = 0
-        # Of these, those that did not lie on the device before.
+        # The part of `num_hit_tokens` that was loaded to the device from a tier.
         self.num_loaded_hit_tokens = 0
         self.block_size = config.block_size
         self.is_caching = config.enable_prefix_caching
         self.ends = PromptEnds(config.max_prompt_ends)
-        # Read by whoever counts, changed here alone.
+        # Others read it for statistics; only this class changes it.
         self.pool = BlockPool(config.num_blocks, holdings)
         self._tables: dict[SequenceId, _Table] = {}
-        # By how many slices under way.
+        # For each block hash, how many slices under way will compute it.
         self._announced: Counter[bytes] = Counter()
         self._has_awaited_changed = False
         self._blocks_per_stretch = config.blocks_per_stretch
-        # Published since this was last taken.
+        # Stretches published since this was last taken.
         self._to_keep: list[KeptStretch] = []
 
     @property
@@ -70,10 +70,10 @@ class KvCacheManager:
         table = self._tables.get(sequence_id)
         return 0 if table is None else len(table.block_ids)
 
-    # What can be found ----------------------------------------------------------------------------------------
+    # Prefix cache ---------------------------------------------------------------------------------------------
 
     def find_prefix(self, hashes: Sequence[bytes], num_tokens: int) -> PrefixHit:
-        """The longest computed row of blocks with which a sequence of `num_tokens` begins; one token is always left."""
+        """Find the longest cached prefix of a sequence of `num_tokens`; at least one token is left to compute."""
         assert num_tokens > 0
         block_ids: list[int] = []
         is_being_computed = False
@@ -86,39 +86,39 @@ class KvCacheManager:
         return PrefixHit(tuple(block_ids), len(block_ids) * self.block_size, is_being_computed)
 
     def reach_further(self, hit: PrefixHit, next_name: BlockName, num_tokens: int) -> PrefixHit:
-        """What was found, and with it the tokens of the next block that another has, too; one is always left."""
+        """Extend a hit by the first tokens of the next block if another block begins with them; one is always left."""
         alike = self.pool.find_alike(next_name)
         if alike is None or hit.num_tokens + 1 == num_tokens:
             return hit
         return hit._replace(num_tokens=min(hit.num_tokens + alike.num_tokens, num_tokens - 1), alike=alike.block_id)
 
     def find_end(self, hit: PrefixHit, num_tokens: int, end_hash: bytes) -> EndName | None:
-        """What the end of a prompt is kept as, if all of the prompt was hit that can be."""
+        """Return the name under which a prompt's end is kept, if every full block before its last token was hit."""
         is_whole = len(hit.block_ids) == (num_tokens - 1) // self.block_size
         return self.ends.find(end_hash) if is_whole else None
 
     def name_end(self, sequence_id: SequenceId, end_hash: bytes) -> EndName | None:
-        """What the end of this sequence's prompt is to be kept as, if others may find it."""
+        """Return the name under which to keep the end of this sequence's prompt, or None if others may not find it."""
         return self.ends.name(end_hash) if self._tables[sequence_id].may_publish else None
 
     def count(self, hit: PrefixHit, num_tokens: int, num_loaded: int = 0) -> None:
-        """For the statistics: a sequence of `num_tokens` was admitted with this hit, for which so many were loaded."""
+        """Count, for the statistics, a sequence admitted with this hit, of which at most `num_loaded` were loaded."""
         if self.is_caching:
             self.num_queried_tokens += num_tokens
             self.num_hit_tokens += hit.num_tokens
             self.num_loaded_hit_tokens += min(num_loaded, hit.num_tokens)
 
     def announce(self, sequence_id: SequenceId, hashes: Sequence[bytes], end: int) -> None:
-        """A slice up to position `end` is under way: the blocks that it fills can soon be found."""
+        """Note that a slice up to position `end` is under way: the blocks that it fills can soon be found."""
         table = self._tables[sequence_id]
         assert not table.announced, f"{sequence_id} has a slice under way"
         table.announced = tuple(hashes[index] for index in self._newly_full(table, end))
         self._announced.update(table.announced)
 
     def publish(self, sequence_id: SequenceId, name_of: Callable[[int, int], BlockName], end: int) -> None:
-        """It is computed up to `end`: from now on its full blocks can be found, and what is behind them be copied.
+        """Make the full blocks up to `end` findable, and the partly filled one behind them available for copying.
 
-        `name_of` is told which block, and how many tokens of it.
+        `name_of` takes the index of a block and the number of its tokens.
         """
         self.withdraw(sequence_id)
         table, num_kept = self._tables[sequence_id], len(self._to_keep)
@@ -139,34 +139,35 @@ class KvCacheManager:
             self._to_keep.append(KeptStretch(last.block_hash, tuple(table.block_ids[end - num_blocks : end])))
 
     def _stretches_before(self, table: _Table) -> tuple[bytes, ...]:
-        """The last that is whole."""
+        """Return the hashes of all whole stretches of the table before the last one."""
         num_blocks = self._blocks_per_stretch
         ends = range(num_blocks, table.num_published // num_blocks * num_blocks, num_blocks)
         names = [self.pool.name_of(table.block_ids[end - 1]) for end in ends]
         return tuple(name.block_hash for name in names if name is not None)
 
     def _publish_behind(self, table: _Table, name: BlockName, num_tokens: int) -> None:
-        """Unless another block has as much."""
+        """Publish the partly filled block, unless another block has as many of its tokens."""
         alike = self.pool.find_alike(name)
         if alike is None or alike.num_tokens < num_tokens:
             self.pool.publish(table.block_ids[table.num_published], name)
 
     def _newly_full(self, table: _Table, end: int) -> range:
-        """The blocks that what is computed up to `end` fills, and that others may find then."""
+        """Return the indices of unpublished blocks that are full once positions up to `end` are computed."""
         num_full = end // self.block_size if table.may_publish else 0
         assert num_full <= len(table.block_ids), end
         return range(table.num_published, num_full)
 
     def take_to_keep(self) -> list[KeptStretch]:
-        """Stretches whose blocks can be found now: good until anything is written to them again."""
+        """Return stretches published since the last call: valid until their blocks are written to again."""
         taken, self._to_keep = self._to_keep, []
         return taken
 
     def adopt(self, names: Iterable[BlockName], first: int) -> list[tuple[int, int]]:
-        """Blocks for those of a row, from its `first` on, that are not held: each, and which of the row it is.
+        """Allocate blocks for the names that are not held, the first being block `first` of its prompt.
 
-        They can be found from now on, so they are to be filled before anything else.  They evict idle ones, as if they
-        had been computed; behind one for which there is no room nobody would find any.
+        Return (block id, index in the prompt) pairs.  The blocks can be found at once, so they must be filled before
+        anything else.  Idle blocks are evicted for them as for computed ones.  Stops at the first for which there is
+        no room, as those behind it could not be found.
         """
         held, adopted = [], []
         for index, name in enumerate(names, first):
@@ -189,7 +190,7 @@ class KvCacheManager:
         return taken[0]
 
     def withdraw(self, sequence_id: SequenceId) -> None:
-        """What it announced will not come."""
+        """Take back what the sequence announced."""
         table = self._tables.get(sequence_id)
         if table is None or not table.announced:
             return
@@ -201,12 +202,12 @@ class KvCacheManager:
         self._has_awaited_changed = True
 
     def take_awaited_change(self) -> bool:
-        """Whether any block that others may wait for has come since this was last asked, or will not come."""
+        """Return whether, since the last call, an announced block was published or withdrawn."""
         has_changed, self._has_awaited_changed = self._has_awaited_changed, False
         return has_changed
 
     def pin_prefix(self, hashes: Sequence[bytes], num_tokens: int, until: float) -> None:
-        """The blocks that these tokens fill go after all that are not pinned, from the front as many as can be."""
+        """Pin the blocks that the first `num_tokens` fill, from the front, as many as can be."""
         for block_hash in hashes[: num_tokens // self.block_size]:
             block_id = self.pool.find(block_hash)
             if block_id is None or not self.pool.pin(block_id, until):
@@ -216,7 +217,7 @@ class KvCacheManager:
         self.pool.end_pins(now)
 
     def forget_prefixes(self) -> None:
-        """Nothing computed so far is found again; sequences keep their blocks, and keep them for themselves."""
+        """Make everything computed so far unfindable; sequences keep their blocks but do not publish them."""
         self.pool.forget_names()
         self.ends.forget()
         self._announced.clear()
@@ -226,10 +227,10 @@ class KvCacheManager:
             table.may_publish = False
             table.announced = ()
 
-    # Who holds what -------------------------------------------------------------------------------------------
+    # Block tables ---------------------------------------------------------------------------------------------
 
     def try_extend(self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
-        """Makes its table cover `num_tokens` positions; the block ids that were added, or None and nothing changed."""
+        """Make the table cover `num_tokens` positions.  Return the added block ids; None, changing nothing, if full."""
         table = self._tables.get(sequence_id)
         if table is None:
             return self._try_begin(sequence_id, num_tokens, hit)
@@ -246,7 +247,7 @@ class KvCacheManager:
     def _try_begin(self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit) -> tuple[int, ...] | None:
         num_fresh = self._num_blocks(num_tokens) - len(hit.block_ids)
         assert num_fresh >= 0, (sequence_id, num_tokens, hit)
-        # Idle blocks of the hit leave the ones that can be taken, too.
+        # Idle blocks of the hit count as free until they are used.
         num_idle = sum(not self.pool.is_in_use(block_id) for block_id in hit.block_ids)
         if num_idle + num_fresh > self.pool.num_free:
             return None
@@ -262,7 +263,7 @@ class KvCacheManager:
         return -(-num_tokens // self.block_size)
 
     def release(self, sequence_id: SequenceId) -> None:
-        """Gives back all blocks that it has.  The last are evicted first: without them the others still serve."""
+        """Release all blocks of the sequence.  The last are evicted first: the others are useful without them."""
         self.withdraw(sequence_id)
         table = self._tables.pop(sequence_id, None)
         if table is not None:

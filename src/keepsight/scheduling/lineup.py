@@ -1,6 +1,6 @@
-"""Where each live sequence stands: in line for a seat, seated, or parked until what it waits for has come.
+"""Tracks where each live sequence is: in line for a seat, seated, or parked until what it waits for has come.
 
-Keeps them in their order and changes their status; why they move is decided elsewhere.
+Keeps the sequences in order and changes their status; why they move is decided elsewhere.
 """
 
 from bisect import insort
@@ -27,12 +27,12 @@ class Lineup:
 
     @property
     def num_kept_waiting(self) -> int:
-        """Who could be computed if others were not."""
+        """The number of sequences that wait only because others are computed first."""
         return len(self.waiting) + sum(state.parked_for is ParkedFor.LANE for state in self.parked)
 
     @property
     def num_prompts(self) -> int:
-        """Who could be computed and does not stream yet."""
+        """The number of sequences that could be computed and do not stream yet."""
         return self.num_kept_waiting + sum(not state.is_stream for state in self.running)
 
     def add(self, state: RequestState) -> None:
@@ -44,7 +44,7 @@ class Lineup:
         insort(self.running, state, key=by_order)
 
     def unseat(self, state: RequestState) -> None:
-        """Back into the line."""
+        """Put a running sequence back in line."""
         self.running.remove(state)
         state.change_to(Status.WAITING)
         self.add(state)
@@ -60,7 +60,7 @@ class Lineup:
         self.add(state)
 
     def parked_for(self, reason: ParkedFor) -> list[RequestState]:
-        """In their order."""
+        """Return the sequences parked for this reason, in order."""
         return sorted((state for state in self.parked if state.parked_for is reason), key=by_order)
 
     def unpark_all(self, reason: ParkedFor) -> None:
@@ -89,5 +89,5 @@ class Lineup:
 
 
 def last_of(states: Iterable[RequestState]) -> RequestState | None:
-    """The one from whom things are taken back first."""
+    """Return the last sequence in order: the first from which resources are taken back."""
     return max(states, key=by_order, default=None)

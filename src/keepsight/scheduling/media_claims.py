@@ -1,9 +1,9 @@
-"""What stands between a request and the embeddings of its media: room for them, a load, or pixels and an encoding.
+"""Gets requests the embeddings of their media: room in the encoder cache, and a load, or pixels and an encoding.
 
 A request claims its items in the order of their positions and never holds a later one while it lacks an earlier one, so
-what it holds can always be computed and released.  What is claimed has room, whenever it is encoded; what is claimed
-and neither held nor given to the runner waits in `encodings`, and no longer than somebody claims it who lives.  Knows
-nothing of tokens or pages.
+what it holds can always be computed and released.  A claimed item has room reserved, whenever it is encoded; one that
+is neither held nor given to the runner waits in `encodings`, for as long as a live sequence claims it.  Knows nothing
+of tokens or pages.
 """
 
 from collections import Counter
@@ -28,12 +28,12 @@ class MediaClaims:
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
-        # Who found too little room: what gets free is left to it by all behind it, or these could take it for ever.
+        # The sequence that found too little room.  Sequences behind it leave freed room to it, or it could starve.
         self._short_of_room: RequestState | None = None
         self._has_awaited_changed = False
-        # What was looked for, and found on the device.
+        # Items that were looked for, and those of them found on the device.
         self.num_queries, self.num_hits = Counter[Modality](), Counter[Modality]()
-        # Media of those who have not left: nothing else is ever asked for or kept.
+        # Media of live sequences: nothing else is ever asked for or kept.
         self._live: Counter[str] = Counter()
 
     def add(self, state: RequestState) -> None:
@@ -43,7 +43,7 @@ class MediaClaims:
         self.pixels.note_promises(state.request)
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
-        """It waits for nothing any more, and if it `is_last` nor does its request.  What it holds may still be read."""
+        """End the waits of a finished sequence, and of its request if `is_last`.  It may still read what it holds."""
         self._end_shortage(state)
         for index in [index for index in state.claimed_items if not self.is_ready(state, index)]:
             self._release(state, index)
@@ -58,7 +58,7 @@ class MediaClaims:
             self.pixels.remove_maker(state.request)
 
     def remove(self, state: RequestState) -> None:
-        """It left before; now nothing of it is under way."""
+        """Remove a sequence that has left, now that none of its slices is under way."""
         self.drop(state)
         self._has_awaited_changed = True
         del self._states[state.sequence_id]
@@ -67,14 +67,14 @@ class MediaClaims:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
 
     def claim(self, state: RequestState, first_item: int) -> ParkedFor | None:
-        """Claims all items from `first_item` on that it can; what the first lacking one waits for, None if none lacks.
+        """Claim the items from `first_item` on, up to one that lacks something.  Return what that waits for, or None.
 
-        What they lack is asked for all at once, also of items behind the first that lacks something.
+        Asks at once for everything that is lacking, also for the items behind that one.
         """
         self._release_before(state, first_item)
         self._end_shortage(state)
         if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
-            # A shorter prefix was found than last time: to keep the later items might keep out the earlier ones.
+            # A shorter prefix was found than last time: holding on to later items could keep out earlier ones.
             self.drop(state)
         for index in range(first_item, len(state.media)):
             if (lacks := self._try_claim(state, index)) is not None:
@@ -83,13 +83,13 @@ class MediaClaims:
         return None
 
     def look_ahead(self, state: RequestState, first_item: int) -> None:
-        """Asks tiers for what the request will lack, long before it has its turn."""
+        """Ask the tiers for what the request will lack, long before it has its turn."""
         for index in range(first_item, len(state.media)):
             if not self.encoder_cache.can_find(state.encoder_keys[index]):
                 self.loads.ask(state, index)
 
     def take_awaited_change(self) -> bool:
-        """Whether anything has come or gone that others may be parked for, since this was last asked."""
+        """Return whether, since the last call, anything that sequences may be parked for has come or gone."""
         has_changed, self._has_awaited_changed = self._has_awaited_changed, False
         return has_changed
 
@@ -98,9 +98,9 @@ class MediaClaims:
             self._lineup.unpark(state)
 
     def who_may_go_on(self) -> Iterator[RequestState]:
-        """Of those parked for the encoder, in their order, who is to try again.
+        """Yield, in order, the sequences parked for the encoder that should try again.
 
-        Of those who lack room as many as there is some for; the first always, as it may take from others.
+        Of those that lack only room: as many as there is room for, and always the first, as it may take from others.
         """
         room, is_first = self.encoder_cache.num_embeddings_to_be_had, True
         for state in self._lineup.parked_for(ParkedFor.ENCODER):
@@ -118,7 +118,7 @@ class MediaClaims:
             is_first = False
 
     def _waits_for_its_first(self, state: RequestState) -> bool:
-        """It has claimed all that it needs, and cannot go on before the first of it is encoded."""
+        """Return whether it has claimed all that it needs and cannot go on before the first item is encoded."""
         first = min(state.claimed_items, default=len(state.media))
         has_all = len(state.claimed_items) == len(state.media) - first
         return bool(state.claimed_items) and has_all and not self.is_ready(state, first)
@@ -149,19 +149,19 @@ class MediaClaims:
         if key in self.encodings:
             self.encodings.lend(key, self._turn_of(state, index))
         self._count(state, index, origin)
-        # What was made for it once was made, whatever it finds later; the reverse when what it found is taken back.
+        # "made" stays, whatever is found later; another origin becomes "made" if the item is lost and then encoded.
         if origin == "made" or index not in state.origins:
             state.origins[index] = origin
         return None
 
     def _count(self, state: RequestState, index: int, origin: Origin) -> None:
-        """Once for its request, though it may lose it again."""
+        """Count an item once for its request, even if it is lost and claimed again."""
         if index not in state.origins and state.is_first_choice:
             self.num_queries[state.media[index].modality] += 1
             self.num_hits[state.media[index].modality] += origin == "device"
 
     def _try_place(self, state: RequestState, index: int) -> ParkedFor | None:
-        """As if it had been encoded, but for the pixels and the encoder's turns."""
+        """Place loaded embeddings as if they had been encoded, but without pixels or a turn of the encoder."""
         if not self._try_make_room(state, index):
             return ParkedFor.ENCODER
         key = state.encoder_keys[index]
@@ -180,7 +180,7 @@ class MediaClaims:
         return None
 
     def _turn_of(self, state: RequestState, first_item: int) -> EncoderTurn:
-        """It comes with the first item that it waits to have encoded, and keeps its turn whatever it loses."""
+        """Return the sequence's turn: fixed at the first item to be encoded for it, and kept even if items are lost."""
         if state.encoder_turn is None:
             items = zip(state.media[first_item:], state.encoder_keys[first_item:], strict=True)
             num_needed = sum(item.span.length for item, key in items if not self.encoder_cache.is_ready(key))
@@ -198,19 +198,22 @@ class MediaClaims:
         return True
 
     def _end_shortage(self, state: RequestState) -> None:
-        """If it is its own: it needs nothing any more, or will look again."""
+        """End the shortage if it is this sequence's: it needs nothing any more, or is about to try again."""
         if self._short_of_room is state:
             self._short_of_room = None
 
     def _take_from_later(self, state: RequestState) -> bool:
-        """From one that waits or is parked behind it: what runs gives them back by itself."""
+        """Take the claims of the last unseated sequence behind this one; running ones release theirs by themselves."""
         victim = last_of(each for each in self._lineup.unseated() if each.claimed_items and each.order > state.order)
         if victim is not None:
             self.drop(victim)
         return victim is not None
 
     def _ask(self, state: RequestState, first_item: int) -> None:
-        """For a picture's pixels once it is known which of its parts lack them: each ask decodes it."""
+        """Ask for what items lack from `first_item` on.
+
+        A picture's pixels are asked for once no load of its parts is pending, as each ask decodes the picture.
+        """
         indices = range(first_item, len(state.media))
         lacking = [index for index in indices if not self.encoder_cache.can_find(state.encoder_keys[index])]
         loads = {index: self.loads.ask(state, index) for index in lacking}
@@ -220,7 +223,7 @@ class MediaClaims:
                 self.pixels.ask(state, state.media[index].media_hash)
 
     def release_computed(self, state: RequestState) -> None:
-        """Items that are wholly computed need their embeddings no more."""
+        """Release the embeddings of items that are wholly computed."""
         self._release_before(state, state.next_item)
 
     def _release_before(self, state: RequestState, first_item: int) -> None:
@@ -241,7 +244,7 @@ class MediaClaims:
         self._has_awaited_changed = True
 
     def arrived(self, media_hash: str) -> Iterable[RequestState] | None:
-        """Who waited for its pixels; None when nobody lives that could use them."""
+        """Return the sequences that waited for the pixels; None if they were here or no live sequence can use them."""
         return self.pixels.arrive(media_hash) if media_hash in self._live else None
 
     def finish(self, encoder_key: str) -> None:
@@ -249,7 +252,7 @@ class MediaClaims:
         self.encoder_cache.finish(encoder_key)
 
     def fail(self, encoder_key: str) -> set[str]:
-        """Ids of the requests that count on it."""
+        """Drop a failed encoding.  Return the ids of the requests that depend on it."""
         self._end_encoding(encoder_key)
         users = [(self._states[sequence_id], index) for sequence_id, index in self.encoder_cache.fail(encoder_key)]
         for state, index in users:
@@ -257,7 +260,7 @@ class MediaClaims:
         return {state.request.request_id for state, _ in users}
 
     def leave_out(self, encoder_key: str) -> None:
-        """The runner did not begin it, as nobody wanted it; somebody may by now."""
+        """Note that the runner left out an encoding as unwanted; it waits again if it has got a user by now."""
         self._has_awaited_changed = True
         if self.encoder_cache.is_used(encoder_key):
             self.encodings.take_back(encoder_key)
@@ -272,19 +275,19 @@ class MediaClaims:
         self.loads.note_encoded(encoder_key)
 
     def _withdraw(self, encoder_key: str) -> None:
-        """Nobody counts on it.  Its pixels are kept as long as somebody may."""
+        """Give up an encoding without users.  Its pixels are kept as long as a live sequence names the item."""
         media_hash = self.encodings.end(encoder_key).media_hash
         self.encoder_cache.fail(encoder_key)
         if media_hash not in self._live:
             self._drop_pixels(media_hash)
 
     def _drop_pixels(self, media_hash: str) -> None:
-        """Not while the runner may still want to read them."""
+        """Drop pixels, unless the runner may still read them for an encoding."""
         if not self.encodings.need_pixels(media_hash):
             self.pixels.drop(media_hash)
 
     def list_unwanted(self) -> list[str]:
-        """Of what the runner was given to encode, what nobody who lives could use."""
+        """List encodings given to the runner whose items no live sequence names."""
         return [each.encoder_key for each in self.encodings.given() if each.media_hash not in self._live]
 
     def take_placements(self) -> list[str]:

@@ -1,7 +1,7 @@
-"""Pages for those who are to be computed: some ahead while most are free, and where none are, those of others.
+"""Grants pages to sequences: some ahead while most are free, and by preempting others when none are.
 
-They are taken in the reverse of the order in which they are granted: from the last behind first.  Knows nothing of
-steps or of their budgets.
+Pages are taken back in the reverse of the order in which they are granted, from the last sequence first.  Knows nothing
+of steps or of their budgets.
 """
 
 import itertools
@@ -12,7 +12,7 @@ from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import FOR_MEDIA, RequestState, Status
 
-# Pages for so many tokens of an answer are taken at once while most are free: what lies in a row is read in place.
+# Pages for this many tokens of an answer are taken at once while most are free: contiguous pages are read in place.
 TOKENS_AHEAD = 128
 MAX_USAGE_TO_TAKE_AHEAD = 0.5
 
@@ -23,7 +23,7 @@ class PageGrants:
         self.num_preemptions = 0
 
     def try_extend(self, state: RequestState, end: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
-        """The ids of the pages that it has more now, for all positions before `end`; None where too few can be had."""
+        """Give the sequence pages for all positions before `end`.  Return the added ids; None if too few can be had."""
         if end == state.num_tokens and self._kv_cache.usage < MAX_USAGE_TO_TAKE_AHEAD:
             ahead = min(end + TOKENS_AHEAD, state.max_length - 1)  # the last token is never computed
             if (added := self._kv_cache.try_extend(state.sequence_id, ahead, hit)) is not None:
@@ -34,7 +34,7 @@ class PageGrants:
         return added
 
     def preempt(self, state: RequestState) -> None:
-        """Its pages and embeddings go back; what of them nobody takes it finds again."""
+        """Take back a sequence's pages and embeddings; it finds again those that no other sequence takes."""
         give_back(state, self._kv_cache)
         self._media.drop(state)
         state.begin_again()
@@ -54,14 +54,17 @@ class PageGrants:
         return victim is not None
 
     def _last_holder_behind(self, state: RequestState) -> RequestState | None:
-        """A running sequence takes from all behind it, one that waits only from those that do not run."""
+        """Find the last holder of pages behind this sequence; a waiting one may not take from running ones."""
         runs = state.status is Status.RUNNING
         others = itertools.chain(self._lineup.unseated(), self._lineup.running if runs else ())
         behind = (each for each in others if each.order > state.order and not each.is_under_way)
         return last_of(each for each in behind if self._kv_cache.num_blocks_of(each.sequence_id))
 
     def _last_holder_short_of_media(self) -> RequestState | None:
-        """Wherever it stands, it holds nobody back; but who gave way already gets further before it does so again."""
+        """Find the last holder of pages that is parked for media, wherever it is in the order.
+
+        One that gave way before must get further before it does so again.
+        """
         short_of_media = (each for each in self._lineup.parked if each.parked_for in FOR_MEDIA)
         further = (each for each in short_of_media if each.num_computed > each.gave_way_at)
         return last_of(each for each in further if self._kv_cache.num_blocks_of(each.sequence_id))

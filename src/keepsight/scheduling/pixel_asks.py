@@ -1,6 +1,6 @@
-"""Which pixels are here, who waits for those that are not, and which requests were asked for them or promised them.
+"""Tracks which pixels are here, which sequences wait for others, and which requests were asked for or promised them.
 
-As long as anybody makes a picture's pixels nobody else is asked.  Invariant: what anybody waits for somebody makes.
+While one request is making a media item's pixels, no other is asked.  Invariant: whatever is waited for has a maker.
 """
 
 from collections.abc import Iterable, Set
@@ -13,11 +13,11 @@ class PixelAsks:
     def __init__(self) -> None:
         self._here: set[str] = set()
         self._unneeded: list[str] = []
-        # Hash -> who waits for it, whoever has waited longest first.
+        # Hash -> the sequences that wait for it, longest wait first.
         self._askers: dict[str, dict[RequestState, None]] = {}
         # Hash -> ids of the requests that were asked for it or promised it.
         self._makers: dict[str, set[str]] = {}
-        # By the id of who is asked, and whether for the pixels themselves.
+        # Asks not handed out yet, by request id and whether the pixels themselves must be sent.
         self._needed: dict[tuple[str, bool], list[str]] = {}
 
     def are_here(self, media_hash: str) -> bool:
@@ -25,7 +25,7 @@ class PixelAsks:
 
     def note_promises(self, request: EngineRequest) -> None:
         own = {item.media_hash for item in request.media}
-        # Of what is here already nothing more need come.
+        # Pixels that are here already need not come again.
         for media_hash in own.intersection(request.coming_media) - self._here:
             self._makers.setdefault(media_hash, set()).add(request.request_id)
 
@@ -37,7 +37,7 @@ class PixelAsks:
             self._ask_first(media_hash)
 
     def _ask_first(self, media_hash: str, *, inline: bool = False) -> None:
-        """The request that has waited longest."""
+        """Ask the request that has waited longest."""
         request_id = next(iter(self._askers[media_hash])).request.request_id
         self._makers[media_hash] = {request_id}
         self._needed.setdefault((request_id, inline), []).append(media_hash)
@@ -50,7 +50,7 @@ class PixelAsks:
                 del self._askers[media_hash]
 
     def remove_maker(self, request: EngineRequest) -> None:
-        """It left: where it was the only one, the next that waits is asked instead."""
+        """Remove a request that left; where it was the only maker, ask the next request that waits."""
         for media_hash in dict.fromkeys(item.media_hash for item in request.media):
             makers = self._makers.get(media_hash, set())
             makers.discard(request.request_id)
@@ -60,9 +60,9 @@ class PixelAsks:
                     self._ask_first(media_hash)
 
     def arrive(self, media_hash: str) -> Iterable[RequestState] | None:
-        """Who waited for it; None if it was here.
+        """Note that pixels came.  Return the sequences that waited; None if the pixels were here already.
 
-        All promises of it count as kept: one frontend may have sent it for all of its requests.
+        All promises of them count as kept: one frontend may have sent them for all of its requests.
         """
         self._makers.pop(media_hash, None)
         if media_hash in self._here:
@@ -73,13 +73,13 @@ class PixelAsks:
         return self._askers.pop(media_hash, {})
 
     def can_be_made(self, media_hash: str) -> bool:
-        """By each of those who wait for it, whoever of them is asked."""
+        """Return whether every request that waits for the pixels could make them if asked."""
         return not any(media_hash in state.request.unsent_media for state in self._askers.get(media_hash, ()))
 
     def lose(self, media_hash: str) -> None:
-        """It was not where it was said to lie.  If anybody waits for it, one is asked to send the pixels themselves.
+        """Note that pixels were not where they should lie.  If any request waits, ask one to send them inline.
 
-        With all else that is lost by then: each ask decodes its picture.
+        Lost pixels are asked for together, since each ask decodes the picture.
         """
         self._makers.pop(media_hash, None)
         if media_hash in self._askers:

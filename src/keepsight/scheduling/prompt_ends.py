@@ -1,8 +1,8 @@
-"""Of which prompts the runner keeps the end: the logits after the last token, from which an answer begins.
+"""Tracks the prompts whose end the runner keeps: the logits after the last token, from which an answer begins.
 
-With them a prompt that is found whole costs no step before its first token.  Found by a hash of all that they depend
-on; the least recently used goes first.  Its invariant: no name is given twice, so what the runner is told to drop is
-never what it has kept since.
+With them, a prompt found whole needs no step before its first token.  Ends are found by a hash of everything they
+depend on; the least recently used is evicted first.  Invariant: no name is given out twice, so telling the runner to
+drop an end never drops one that it kept later.
 """
 
 import itertools
@@ -18,7 +18,7 @@ class PromptEnds:
         self._names: OrderedDict[bytes, EndName] = OrderedDict()
         self._evicted: list[EndName] = []
         self._numbers = itertools.count()
-        # Those before it were given before all was forgotten.
+        # Names with smaller numbers were given out before the last `forget`.
         self._first_number = 0
 
     def __len__(self) -> int:
@@ -28,11 +28,11 @@ class PromptEnds:
         return end_hash in self._names
 
     def name(self, end_hash: bytes) -> EndName | None:
-        """What the runner is to keep it as; None: nothing is kept."""
+        """Return a new name for the runner to keep an end under; None if no ends are kept."""
         return EndName(next(self._numbers), end_hash) if self._max_entries else None
 
     def find(self, end_hash: bytes) -> EndName | None:
-        """What it is kept as, if it is; it is the most recently used then."""
+        """Return the name of a kept end and mark it most recently used; None if it is not kept."""
         if end_hash not in self._names:
             return None
         self._names.move_to_end(end_hash)
@@ -40,7 +40,7 @@ class PromptEnds:
         return self._names[end_hash]
 
     def add(self, name: EndName) -> None:
-        """The runner has kept it."""
+        """Note that the runner has kept an end."""
         if name.number < self._first_number:
             self._evicted.append(name)
             return
@@ -56,7 +56,7 @@ class PromptEnds:
         self._names.clear()
 
     def take_evicted(self) -> list[EndName]:
-        """Since they were last taken."""
+        """Return the ends evicted since the last call."""
         evicted, self._evicted = self._evicted, []
         return evicted
 

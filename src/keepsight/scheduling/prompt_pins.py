@@ -1,6 +1,6 @@
-"""Beginnings of prompts that callers want to be found again: their keys and values, and the embeddings of their media.
+"""Pins beginnings of prompts that callers want kept: keys and values, and the embeddings of their media.
 
-Pinned once they are there, which is when the answer begins.  What moment it is must be told: nothing here has a clock.
+They are pinned once they are computed, when the answer begins.  The caller supplies the time: nothing here has a clock.
 """
 
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager

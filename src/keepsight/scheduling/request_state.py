@@ -1,6 +1,6 @@
 """The scheduler's view of one sequence: how far it is computed, what it holds, what it waits for.
 
-"Prefill" and "decode" are not states: they are what `num_computed < num_tokens` looks like.
+"Prefill" and "decode" are not states: both follow from `num_computed` and `num_tokens`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ from keepsight.scheduling.step_plan import SampledToken, SequenceId
 class Status(Enum):
     # In line for a seat.
     WAITING = "waiting"
-    # Out of the line until what it waits for has come; takes no seat, holds nobody back.
+    # Out of the line until what it waits for has come; takes no seat and blocks no other sequence.
     PARKED = "parked"
     # Has a seat; every step considers it.
     RUNNING = "running"
@@ -36,35 +36,35 @@ TRANSITIONS = {
 class ParkedFor(Enum):
     # Pixels from the frontend.
     PIXELS = "pixels"
-    # Embeddings from a tier, or to learn that none has them.
+    # Embeddings from a tier, or the answer that no tier has them.
     TIERS = "tiers"
-    # Keys and values from where they outlive the device's memory, or to learn that none has them.
+    # Keys and values from a tier, or the answer that no tier has them.
     STRETCHES = "stretches"
-    # Embeddings: being encoded, or no room or budget to begin.
+    # Embeddings that are being encoded, or for which there is no room or budget to begin.
     ENCODER = "encoder"
-    # The same blocks, which another sequence is computing right now.
+    # Its next blocks, which another sequence is computing right now.
     PREFIX = "prefix"
-    # The lane beside the streams, taken by another prompt.
+    # The lane beside the streams, which another prompt occupies.
     LANE = "lane"
 
 
 FOR_MEDIA = (ParkedFor.PIXELS, ParkedFor.TIERS, ParkedFor.ENCODER)
-# Where embeddings came from: they were held or being made, they were loaded, they were made for this sequence.
+# Where embeddings came from: already held or being encoded; loaded from a tier; encoded for this sequence.
 Origin = Literal["device", "tier", "made"]
 
 
 class Begun(NamedTuple):
-    """A request that has its first token, or for whose later ones more had to be made."""
+    """A request that has its first token, or for whose later tokens more media had to be loaded or encoded."""
 
     request: EngineRequest
-    # By item; of those that are missing the prefix cache had all.
+    # By item index.  Missing items were found whole in the prefix cache.
     origins: Mapping[int, Origin]
     encoder_keys: tuple[str, ...]
 
 
-# The order in which everything is granted, and the reverse of the order in which it is taken back.
+# The order in which resources are granted; they are taken back in reverse.
 Order = tuple[int, int]  # priority, number of the sequence
-# Whose media are encoded first (`Encodings`): priority, embeddings made by when, number of the sequence.
+# The order of encodings (`Encodings`): priority, the count of embeddings by which it is due, number of the sequence.
 EncoderTurn = tuple[int, int, int]
 
 
@@ -80,7 +80,7 @@ class RequestState:
     end_ids: frozenset[int]
     hasher: BlockHasher
     encoder_keys: tuple[str, ...]
-    # By item, the number of the picture that it is of, with its crops.
+    # For each item, the number of its picture; a picture and its crops have the same.
     pictures: tuple[int, ...]
     num_tokens: int
     guesser: Guesser
@@ -88,26 +88,26 @@ class RequestState:
     parked_for: ParkedFor | None = None
     num_computed: int = 0
     num_sampled: int = 0
-    # Of these, how many had been guessed.
+    # The number of sampled tokens that had been guessed right.
     num_guessed: int = 0
-    # Of the prompt, found in the prefix cache when the sequence began.
+    # The number of prompt tokens found in the prefix cache when the sequence began.
     num_cached_tokens: int = 0
-    # Of these, at most, what was loaded for it.
+    # The number of prompt tokens loaded for it: at most so many of the cached ones were loaded.
     num_loaded_tokens: int = 0
     num_preemptions: int = 0
-    # How far it was computed when it last gave its pages to those behind it, because it waited for media.
+    # How far it was computed when it last gave up its pages because it waited for media.
     gave_way_at: int = 0
-    # What was left of it when it was last considered, if it lacked nothing but room in a step to join; else 0.
+    # The length left to compute when it was last considered, if it lacked only room in a step to join; else 0.
     num_to_join: int = 0
     # The first media item whose span is not wholly computed.
     next_item: int = 0
-    # Once something has to be encoded for it.
+    # Set once something has to be encoded for it.
     encoder_turn: EncoderTurn | None = None
-    # Items whose embeddings this sequence is a user of.
+    # Indices of the items whose embeddings this sequence uses.
     claimed_items: set[int] = field(default_factory=set)
-    # Of items that it ever claimed, what the first claim found; or that one was made for it.
+    # For each item ever claimed, what the first claim found, or "made" if it was ever encoded for this sequence.
     origins: dict[int, Origin] = field(default_factory=dict)
-    # So many of them were told, the first ones.
+    # The number of leading entries of `origins` that were reported.
     num_told_origins: int = 0
     is_under_way: bool = False
     is_known_to_runner: bool = False
@@ -118,22 +118,22 @@ class RequestState:
 
     @property
     def is_stream(self) -> bool:
-        """One token a step from here on: somebody reads along."""
+        """True if it gets one token a step from here on: a client may be reading along."""
         return self.num_sampled > 0 and self.num_computed == self.num_tokens - 1
 
     @property
     def is_first_choice(self) -> bool:
-        """What the request itself is told of and counted by: the others find what this one made."""
+        """True for the choice by which the request is reported and counted: the others find what this one made."""
         return self.choice == 0
 
     @property
     def tells_prompt(self) -> bool:
-        """Its caller wants to know how likely each token of the prompt was: no cache knows that."""
+        """True if it must report the log-probabilities of its prompt's tokens, which no cache holds."""
         is_first = self.is_first_choice and not self.num_sampled
         return is_first and self.request.sampling_params.prompt_logprobs is not None
 
     def take_begun(self) -> Begun | None:
-        """With its first token; again when more was made or loaded for it since: after a recall, or a preemption."""
+        """Return a report with the first token, and again if more was made or loaded since (recall or preemption)."""
         is_first = self.num_sampled == 1
         if not self.is_first_choice or not (is_first or self.num_told_origins < len(self.origins)):
             return None
@@ -149,7 +149,7 @@ class RequestState:
         self.status, self.parked_for = status, parked_for
 
     def first_item_after(self, num_computed: int) -> int:
-        """The first media item that positions from `num_computed` on, no fewer than now, have a part in."""
+        """Return the first media item that reaches beyond position `num_computed`, which is no less than now."""
         media, index = self.request.media, self.next_item
         while index < len(media) and media[index].span.end <= num_computed:
             index += 1
@@ -163,13 +163,13 @@ class RequestState:
         self.num_preemptions += 1
 
     def give_way(self) -> None:
-        """Each time further on, so it cannot be made to give way for ever."""
+        """Give up the computed positions; always further on than the last time, so it cannot be starved."""
         assert self.num_computed > self.gave_way_at, (self.num_computed, self.gave_way_at)
         self.gave_way_at = self.num_computed
         self.begin_again()
 
     def append(self, token: SampledToken) -> TokenOutput:
-        """What its caller is told."""
+        """Append a sampled token.  Return the output for the client."""
         token_id, logprobs, prompt_logprobs, vector = token
         self.hasher.extend((token_id,))
         self.num_tokens += 1
@@ -188,7 +188,7 @@ class RequestState:
         )
 
     def guess(self, max_tokens: int) -> Sequence[int]:
-        """What it may say after its next token is drawn, none of which is its last."""
+        """Guess tokens to follow its last one, none of them the last of the answer."""
         most = min(max_tokens, self.max_length - self.num_tokens - 1)
         return self.guesser.guess(self.hasher.tokens, self.media, self.end_ids, most)
 

@@ -1,9 +1,9 @@
-"""Decides what every step computes, for whom, and what is given up for it.
+"""Decides what each step computes, for which sequences, and what is preempted or evicted to make room.
 
-Pure: messages and results in, plans and outputs out.  Everything is granted in one total order (priority, arrival,
-choice) and taken back in its reverse, so the first sequence of that order always gets on, whatever the budgets.  Of a
-step's tokens those that run take theirs before those that wait: a prompt that has begun is computed to its end, though
-one that does not fit a step leaves half of each to others.
+Pure logic: messages and results in, plans and outputs out.  Resources are granted in one total order (priority,
+arrival, choice) and taken back in reverse, so the first sequence in that order always makes progress, whatever the
+budgets.  Running sequences take their share of a step's tokens before waiting ones: a prompt that has begun is computed
+to its end, but one too long for a single step leaves half of each step to others.
 """
 
 import itertools
@@ -45,7 +45,7 @@ class Scheduler:
         self._engine_config = config
         self._block_size = config.kv_cache.block_size
         self._end_ids = end_ids
-        # Of what media anything is held; the same of embeddings alone, wherever they are.
+        # The media items for which any cache holds data, and those for which embeddings are held, in whatever place.
         self.holdings = Holdings()
         self.held_embeddings = Holdings(within=self.holdings)
         self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
@@ -57,19 +57,19 @@ class Scheduler:
         self.pins = PromptPins(self.kv_cache, encoder_cache)
         self._turns = Turns(self.media.encodings, are_taken=self.config.takes_turns)
         self.kept = KeptBeside(self.holdings, self.held_embeddings)
-        # Who finishes while its slice is under way beside keeps its pages, and its place here, until that is done.
+        # A sequence that finishes while its slice runs beside keeps its pages and its entry here until the slice ends.
         self._states: dict[SequenceId, RequestState] = {}
         self._beside: set[SequenceId] = set()
-        self._choices: dict[str, list[RequestState]] = {}  # live ones of each request
+        self._choices: dict[str, list[RequestState]] = {}  # the live choices of each request
         self._ended: list[SequenceId] = []
         self._begun: list[Begun] = []
         self._numbers = itertools.count()
         self.num_guesses = self.num_right_guesses = 0
 
-    # What comes in --------------------------------------------------------------------------------------------
+    # Input ----------------------------------------------------------------------------------------------------
 
     def add(self, request: EngineRequest) -> RequestFailed | None:
-        """The refusal of a request that could never run, or whose id is taken by one that lives."""
+        """Add a request.  Return a refusal if it can never run or its id is already in use; otherwise None."""
         request_id = request.request_id
         refusal = why_never(request, self.config)
         if request_id in self._choices:
@@ -93,13 +93,13 @@ class Scheduler:
         self.media.look_ahead(state, state.first_item_after(hit.num_tokens))
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
-        """Forgets a request or one of its choices, at any moment; unknown ones have ended already."""
+        """Drop a request or one of its choices, at any time.  Unknown ids are ignored: those have already ended."""
         for state in tuple(self._choices.get(request_id, ())):
             if choice in (None, state.choice):
                 self._finish(state)
 
     def media_arrived(self, media_hash: str) -> bool:
-        """Whether anybody wants these pixels."""
+        """Note that a media item's pixels have arrived.  Return whether a live request can use them."""
         askers = self.media.arrived(media_hash)
         for state in askers or ():
             if state.parked_for is ParkedFor.PIXELS:
@@ -107,16 +107,16 @@ class Scheduler:
         return askers is not None
 
     def embeddings_loaded(self, encoder_key: str, *, is_found: bool) -> bool:
-        """What became of a load.  Whether anybody wants what was found."""
+        """Note the outcome of a load.  Return whether embeddings were found and are still wanted."""
         askers = self.media.loads.end(encoder_key, is_found=is_found)
         for state in askers or ():
-            # Also one that waits for another item: pixels of this one may be asked for meanwhile.
+            # Unpark sequences that wait for another item, too: they can ask for this one's pixels in the meantime.
             if state.parked_for in FOR_MEDIA:
                 self.lineup.unpark(state)
         return is_found and askers is not None
 
     def stretches_loaded(self, load: StretchLoad, places: range, *, is_last: bool) -> None:
-        """These have come: until the next plan they lie with the runner.  After the last nobody waits any more."""
+        """Take in loaded stretches, which the runner holds until the next plan.  The last call ends the wait."""
         if places:
             self.stretches.take_in(load, places)
         for state in self.stretches.end(load, places.stop) if is_last else ():
@@ -130,21 +130,21 @@ class Scheduler:
             self.media.encoder_cache.forget()
             self.media.loads.forget()
 
-    # What goes out --------------------------------------------------------------------------------------------
+    # Output ---------------------------------------------------------------------------------------------------
 
     @property
     def has_requests(self) -> bool:
         return bool(self._choices)
 
     def take_begun(self) -> list[Begun]:
-        """Requests whose first choice has its first token now, or has had more made for it since; each time once."""
+        """Return, once each, requests whose first choice got its first token or has had more media made since then."""
         taken, self._begun = self._begun, []
         return taken
 
     def schedule(self) -> StepPlan:
         draft = self._draft_step()
         if draft.is_for_encodings and draft.computes_nothing and not self._turns.is_encoders:
-            # All that waited for the encoder was given up meanwhile, so the turn is the prompts'.
+            # Everything that waited for the encoder was given up during the draft, so it is the prompts' turn.
             draft = self._draft_step()
         self._add_guesses(draft)
         ended, self._ended = self._ended, []
@@ -168,14 +168,14 @@ class Scheduler:
 
     def _draft_step(self) -> StepDraft:
         draft = self._begin_step()
-        # Pages are only taken back while the running ones are considered and from those that do not run, so a
-        # sequence that found a prefix in this step never finds it gone.
+        # Pages are taken back only while running sequences are considered, or from sequences that do not run, so a
+        # prefix that a sequence found in this step cannot disappear within the step.
         self._continue_running(draft)
         while True:
             num_preemptions = self.pages.num_preemptions
             self._start_waiting(draft)
             if draft.computes_nothing and not draft.is_for_encodings:
-                # Who came into the line only to wait again may have pages that a running one lacks.
+                # A sequence that was unparked only to be parked again may hold pages that a running one lacks.
                 self._continue_running(draft)
             # Pages that were taken in vain bring others back into the line: who comes behind those may take theirs now.
             if not draft.computes_nothing or self.pages.num_preemptions == num_preemptions:
@@ -236,7 +236,7 @@ class Scheduler:
             draft.now.append(Slice(state.sequence_id, start, 1, num_blocks, added, True))
 
     def _add_guesses(self, draft: StepDraft) -> None:
-        """To streams, once all else has its place."""
+        """Add guesses to streams, in the room that everything else leaves."""
         room = min(draft.now_tokens_left, self.config.guess_up_to - sum(piece.length for piece in draft.now))
         for piece in tuple(draft.now) if room > 0 else ():
             state = self._states[piece.sequence_id]
@@ -251,20 +251,23 @@ class Scheduler:
                 draft.now.append(guess)
 
     def _give_way(self, state: RequestState) -> None:
-        """All pages are with sequences before this one, which may need what it holds; or soon free again."""
+        """Preempt a sequence that cannot get pages, as those before it may need its own.
+
+        Not while a slice runs beside: pages may soon be free again.
+        """
         if not self._beside:
             self.pages.preempt(state)
 
     # Waiting sequences ----------------------------------------------------------------------------------------
 
     def _start_waiting(self, draft: StepDraft) -> None:
-        # Each once: whoever takes pages may bring others back into the line, before or behind itself.
+        # Iterate over a copy, each sequence once: taking pages may put others back into the line, before or behind.
         for state in tuple(self.lineup.waiting):
             if len(self.lineup.running) >= self.config.max_num_seqs or not self._try_start(state, draft):
                 break
 
     def _try_start(self, state: RequestState, draft: StepDraft) -> bool:
-        """Whether those behind it may have their turn."""
+        """Start the sequence if possible.  Return whether the sequences behind it may be tried."""
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = find_beginning(state, self.kv_cache)
@@ -293,12 +296,18 @@ class Scheduler:
         return True
 
     def _joins_sooner(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
-        """Than its prefix comes.  Of media the other may spare it the making."""
+        """Return whether the prompt can join this step rather than wait for a prefix that another is computing.
+
+        Only if text alone is left: for media, waiting may spare an encoding.
+        """
         is_text = state.first_item_after(hit.num_tokens) == len(state.media)
         return is_text and draft.is_first_to_join(state.num_tokens - hit.num_tokens)
 
     def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
-        """Its first token, if the whole prompt is known.  It stays in line: a seat is for the second."""
+        """Draw the first token from kept logits if the whole prompt is known.
+
+        The sequence stays in line: it needs a seat only for its second token.
+        """
         kept_as = find_end(state, hit, self.kv_cache) if draft.now_tokens_left > 0 else None
         if kept_as is None:
             return False
@@ -312,7 +321,7 @@ class Scheduler:
         state.advance(hit.num_tokens)
         self.lineup.seat(state)
 
-    # Prompts of both ------------------------------------------------------------------------------------------
+    # Prompts, running or waiting ------------------------------------------------------------------------------
 
     def _plan_prompt(self, state: RequestState, piece: Piece, added: tuple[int, ...], draft: StepDraft) -> None:
         start, end = state.num_computed, piece.end
@@ -328,7 +337,7 @@ class Scheduler:
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
-    # What the runner did --------------------------------------------------------------------------------------
+    # Results of the runner ------------------------------------------------------------------------------------
 
     def update(self, result: StepResult) -> Outputs:
         outputs: Outputs = []
@@ -358,7 +367,7 @@ class Scheduler:
                 return
         state.guesser.note_drawn(len(computed.tokens))
         for number, token in enumerate(computed.tokens):
-            if number:  # the one before it was guessed, and its place computed
+            if number:  # the token before it was guessed, and its position computed
                 self.num_right_guesses += 1
                 self._advance_to(computed.end + number, state)
             state.num_guessed += number < len(computed.tokens) - 1
@@ -383,7 +392,7 @@ class Scheduler:
 
     def _fail_sequence(self, sequence_id: SequenceId, fault: Fault, outputs: Outputs) -> None:
         state = self._states.get(sequence_id)
-        if state is None:  # it left with another choice, which failed in this very step
+        if state is None:  # removed with another choice of its request that failed in this same step
             return
         if state.status is not Status.FINISHED:
             is_refusal = fault.field is not None

@@ -1,8 +1,8 @@
-"""All that the runner is told of a step, and all that is heard from it: plain values.
+"""What the scheduler tells the runner of a step, and what the runner reports back: plain values.
 
-Two lanes.  What lies in `now` is computed at once, as one batch, and the step ends with it.  What lies in `beside` and
-`encode` is begun, runs beside this step and the next ones, and is reported by the step in which it is found finished.
-A sequence has at most one slice under way, guesses behind it aside, so no lane ever waits for the other.
+A step has two lanes.  Slices in `now` are computed at once, as one batch, and the step ends with them.  Work in
+`beside` and `encode` is started, runs beside this step and the next ones, and is reported by the step that finds it
+finished.  A sequence has at most one slice under way, apart from guesses behind it, so no lane waits for the other.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,49 +12,48 @@ from typing import NamedTuple
 from keepsight.media import Modality
 from keepsight.requests import Adapter, EngineRequest, TokenLogprobs
 
-# Request id, and a number that no other sequence ever has: each of a request's `n` choices is a sequence of its own,
-# and an aborted request may come again under its id while a slice of its former sequence is still under way.
+# Request id and a number unique to the sequence: each of a request's `n` choices is a sequence of its own, and an
+# aborted request may come again under its id while a slice of its former sequence is still under way.
 SequenceId = tuple[str, int]
 
 
 class EndName(NamedTuple):
-    """Of the logits after a prompt's last token, where they are kept."""
+    """The name of the kept logits after a prompt's last token."""
 
     number: int
-    # Of all that they depend on.
+    # The hash of everything that they depend on.
     end_hash: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class NewSequence:
-    """The runner remembers it until it ends: its tokens (it sampled them), its pages, how it is sampled."""
+    """A new sequence.  Until it ends, the runner keeps its tokens (which it samples), pages and sampling state."""
 
     sequence_id: SequenceId
     request: EngineRequest
     choice: int
-    # For each media item of the request: the name of its embeddings.
+    # The name of the embeddings of each media item of the request.
     encoder_keys: tuple[str, ...]
 
 
 class Slice(NamedTuple):
-    """Positions [start, start + length) of one sequence, to be computed."""
+    """Positions [start, start + length) of one sequence, to compute."""
 
     sequence_id: SequenceId
     start: int
     length: int
-    # Pages that the runner's table of this sequence holds from here on: table[first_block:] = new_block_ids.  A
-    # sequence that lost its pages begins again at 0.
+    # Changes the runner's block table of this sequence: table[first_block:] = new_block_ids.  A sequence that lost its
+    # pages begins again at 0.
     first_block: int
     new_block_ids: tuple[int, ...]
-    # Whether a token is drawn from the logits of its last position.
+    # True if a token is drawn from the logits of its last position.
     samples: bool
-    # What these logits are kept as, for others who have the same prompt.
+    # The name under which to keep these logits, for other requests with the same prompt.
     keep_as: EndName | None = None
-    # Whether it is told how likely the model found each token of the prompt: all of its logits are needed.
+    # True if the prompt's log-probabilities are reported, which needs the logits of all positions.
     tells_prompt: bool = False
-    # The one token that is computed, though nobody has said it yet.  Guesses follow each other, and their sequence's
-    # slice of what was said last; from the logits of a right one the next token is drawn, a wrong one and what follows
-    # it is void.
+    # The slice's one token, if it is a guess.  Guesses follow each other and the slice of their sequence's last token;
+    # from the logits of a right guess the next token is drawn, a wrong guess and those behind it are void.
     guess: int | None = None
 
     @property
@@ -63,14 +62,14 @@ class Slice(NamedTuple):
 
 
 class PageCopy(NamedTuple):
-    """A page that begins as another does: what of it is not alike is computed, and overwritten."""
+    """A page to copy because another begins alike; the positions that differ are then computed and overwritten."""
 
     source: int
     target: int
 
 
 class PageFill(NamedTuple):
-    """A page whose content was loaded: of a stretch that the runner holds, by its hash, the page at that place."""
+    """A page to fill with loaded content: the page at index `place` of a stretch that the runner holds."""
 
     block_id: int
     stretch: bytes
@@ -78,52 +77,53 @@ class PageFill(NamedTuple):
 
 
 class KeptStretch(NamedTuple):
-    """Pages that follow each other and are computed, to be kept as one where they outlive this memory."""
+    """Consecutive computed pages, to be kept as one entry of a tier."""
 
     stretch: bytes
     block_ids: tuple[int, ...]
-    # Of the last of some, all stretches that it follows, the first first: without them it would not be found.
+    # Set for the last of several: all stretches before it, in order, without which it could not be found.
     behind: tuple[bytes, ...] = ()
 
 
 class Recall(NamedTuple):
-    """A sequence whose first token is drawn from logits that are kept."""
+    """A sequence whose first token is drawn from kept logits."""
 
     sequence_id: SequenceId
     kept_as: EndName
 
 
 class Encoding(NamedTuple):
-    """One media item whose pixels the runner has, to become embeddings."""
+    """A media item to encode, whose pixels the runner has."""
 
     encoder_key: str
     media_hash: str
     num_tokens: int
     modality: Modality = "image"
-    # That which changes what becomes of it.
+    # The adapter, if it changes the embeddings.
     adapter: Adapter | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Carried out in the order of its fields."""
+    """What the runner does in one step, in the order of the fields."""
 
-    # Sequences that ended, embeddings and logits that were evicted, pixels and loaded embeddings that nobody waits for.
+    # Sequences that ended, evicted embeddings and logits, pixels and loaded embeddings that are not needed any more.
     ended: Sequence[SequenceId] = ()
     evicted: Sequence[str] = ()
     evicted_ends: Sequence[EndName] = ()
     unneeded_pixels: Sequence[str] = ()
     unneeded_embeddings: Sequence[str] = ()
-    # Before any of their pages are written to; and of what was loaded, what is used: the rest is dropped.
+    # Stretches to keep, before any of their pages are written to.
     keep: Sequence[KeptStretch] = ()
+    # Pages to fill from loaded stretches; everything else that was loaded is then dropped.
     fill: Sequence[PageFill] = ()
-    # Of what was to be encoded, what nobody wants just now: if it has not begun it is left out, and told to be.
+    # Encoder keys that are not wanted just now: encodings that have not begun are left out and reported as such.
     unwanted: Sequence[str] = ()
     new: Sequence[NewSequence] = ()
-    # Encoder keys whose embeddings were loaded and have room from now on; reported as encoded.
+    # Encoder keys whose loaded embeddings now have room in the encoder cache; reported as encoded.
     place: Sequence[str] = ()
     encode: Sequence[Encoding] = ()
-    # One after the other: what was copied may be given to a sequence of the same step, and be another's target.
+    # Done one after the other: the source of one copy may be the target of another in the same step.
     copy: Sequence[PageCopy] = ()
     recall: Sequence[Recall] = ()
     beside: Sequence[Slice] = ()
@@ -131,24 +131,24 @@ class StepPlan:
 
     @property
     def is_empty(self) -> bool:
-        """Nothing to compute and nothing to begin."""
+        """True if there is nothing to compute and nothing to start."""
         return not (self.now or self.beside or self.encode or self.recall)
 
 
 class SampledToken(NamedTuple):
     token_id: int
-    # When they were asked for.
+    # Set if requested.
     logprobs: TokenLogprobs | None = None
-    # When they were asked for, and it is the first: of all tokens of the prompt but its first.
+    # Set on the first token if requested: of all tokens of the prompt but its first.
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    # When it was asked for: the hidden state that it was drawn from.
+    # Set if requested: the hidden state from which the token was drawn.
     vector: bytes | None = None
 
 
 class Computed(NamedTuple):
-    """One slice that is done, up to position `end`, and the right guesses behind it.
+    """A slice computed up to position `end`, with the right guesses behind it.
 
-    A token if it was to sample one, and one more for each of those.
+    Has one token if the slice samples, and one more for each right guess.
     """
 
     sequence_id: SequenceId
@@ -157,7 +157,7 @@ class Computed(NamedTuple):
 
 
 class EncodeTime(NamedTuple):
-    """When one media item was encoded, by the machine's monotonic clock; so many were in the same time."""
+    """When a media item was encoded, by the machine's monotonic clock, and how many were encoded together."""
 
     began: float
     ended: float
@@ -165,7 +165,7 @@ class EncodeTime(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Its part of it."""
+        """The item's share of the time."""
         return (self.ended - self.began) / self.num_together
 
 
@@ -173,31 +173,31 @@ class Fault(NamedTuple):
     """Why a sequence fails."""
 
     message: str
-    # What in its own request is at fault; None: nothing, it is ours.
+    # The field of the request that is at fault; None if the fault is the server's.
     field: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    # Of this step's `now`, and of any `beside` that has finished since the last step; every slice of `now` is told of
-    # here or in `failed_sequences`.
+    # Slices of this step's `now`, and of any `beside` that finished since the last step.  Every slice of `now` is
+    # reported here or in `failed_sequences`.
     computed: Sequence[Computed] = ()
     # Encoder keys whose embeddings are held from now on.
     encoded: Sequence[str] = ()
-    # What went wrong, by encoder key and by sequence: those who use it fail, no other.
+    # Errors by encoder key and by sequence.  Only the users of the failed thing fail.
     failed_encodings: Mapping[str, str] = field(default_factory=dict)
     failed_sequences: Mapping[SequenceId, Fault] = field(default_factory=dict)
-    # Of those that were placed nothing.
+    # By encoder key; placed embeddings have none.
     encode_times: Mapping[str, EncodeTime] = field(default_factory=dict)
-    # The first tokens of this step's `recall`, but of what failed.
+    # The first tokens of this step's `recall`, except for those that failed.
     recalled: Mapping[SequenceId, SampledToken] = field(default_factory=dict)
     # Logits that are kept from now on.
     kept_ends: Sequence[EndName] = ()
-    # Encoder keys of what was not begun, as nobody wanted it when it had its turn.
+    # Encoder keys of encodings that were not started, as they were unwanted when their turn came.
     left_out: Sequence[str] = ()
 
     @property
     def is_empty(self) -> bool:
-        """Nothing was computed, and nothing that runs beside has finished."""
+        """True if nothing was computed and nothing that runs beside has finished."""
         has_answers = self.computed or self.recalled or self.failed_sequences
         return not (has_answers or self.encoded or self.failed_encodings or self.left_out)

@@ -1,8 +1,9 @@
-"""Which beginnings of prompts are being fetched from where they outlive the device's memory: plain values.
+"""Tracks which beginnings of prompts are being loaded from tiers: plain values only.
 
-A *stretch* is a row of whole blocks of one prompt, kept as one.  A request asks once, as it arrives, for those behind
-what is held of it, and waits for the answer; what comes lies in blocks like any other's then, and is found like them.
-Knows nothing of tiers, bytes or clocks.  Invariant: a load has one answer, and ends for all who wait for it at once.
+A *stretch* is a row of whole blocks of one prompt, kept as one entry.  A request asks once, on arrival, for the
+stretches behind its cached prefix, and waits for the answer; what is loaded goes into ordinary blocks and is found like
+any other.  Knows nothing of tiers, bytes or clocks.  Invariant: a load has one answer and ends for all its waiters at
+once.
 """
 
 from typing import NamedTuple
@@ -14,20 +15,20 @@ from keepsight.scheduling.step_plan import PageFill
 
 
 class StretchLoad(NamedTuple):
-    """A row of stretches that is wanted, from the front as many as there are."""
+    """A row of stretches to load: from the front, as many as the tier has."""
 
-    # Which of its prompt the first one is.
+    # The index of the first one among its prompt's stretches.
     first: int
-    # What each is kept by: the hash of its last block.
+    # The name of each: the hash of its last block.
     hashes: tuple[bytes, ...]
 
 
 class StretchLoads:
     def __init__(self, kv_cache: KvCacheManager, lineup: Lineup, blocks_per_stretch: int) -> None:
-        """Where nothing outlives the device's memory a stretch has 0 blocks."""
+        """Initialize; without tiers for keys and values `blocks_per_stretch` is 0."""
         self._kv_cache, self._lineup, self.num_blocks_each = kv_cache, lineup, blocks_per_stretch
         self._waiting: dict[StretchLoad, list[RequestState]] = {}
-        # Not handed out yet; handed out; and those that have come, until nobody waits for a seat with them.
+        # Loads not handed out yet; handed out; and finished, for as long as a sequence waits for a seat with them.
         self._wanted: list[StretchLoad] = []
         self._under_way: list[StretchLoad] = []
         self._came: list[tuple[StretchLoad, list[RequestState]]] = []
@@ -38,7 +39,10 @@ class StretchLoads:
         return self.num_blocks_each * self._kv_cache.block_size
 
     def ask(self, state: RequestState, hit: PrefixHit) -> bool:
-        """Whether it is to wait for what may be found elsewhere; no cache helps who wants to be told of its prompt."""
+        """Ask for stretches behind the hit.  Return whether the sequence must wait for the answer.
+
+        Nothing is asked for a sequence that reports its prompt's log-probabilities: no cache has them.
+        """
         if not self.num_blocks_each or state.tells_prompt or hit.is_being_computed:
             return False
         load = self._load_behind(state, len(hit.block_ids))
@@ -50,14 +54,14 @@ class StretchLoads:
         return True
 
     def _load_behind(self, state: RequestState, num_held: int) -> StretchLoad:
-        """One token is always computed."""
+        """Return the load of all stretches behind the held blocks; at least one token is left to compute."""
         per, most = self.num_blocks_each, (state.num_tokens - 1) // self._kv_cache.block_size
         first = num_held // per
         ends = range((first + 1) * per, most + 1, per)
         return StretchLoad(first, tuple(state.hasher.hashes[end - 1] for end in ends))
 
     def take_wanted(self) -> list[StretchLoad]:
-        """As far as there is room: what came for others, who wait for seats, is not to go for it."""
+        """Return the loads to start, as far as there is room without evicting what came for sequences still in line."""
         self._came = [come for come in self._came if any(state.status is Status.WAITING for state in come[1])]
         taken = list[StretchLoad]()
         for load in sorted(self._wanted, key=lambda load: self._waiting[load][0].order):
@@ -69,7 +73,11 @@ class StretchLoads:
         return taken
 
     def _may_load(self, load: StretchLoad) -> bool:
-        """Room may be long in coming: who could take others' pages, or all that are left, computes it instead."""
+        """Return whether there is room for the load, or no use in waiting for room.
+
+        Room may be long in coming.  So a sequence that could take pages from running ones, or all that are left, does
+        not wait: whatever finds no block is computed instead.
+        """
         before, pool = [*self._under_way, *(come[0] for come in self._came)], self._kv_cache.pool
         num_blocks = sum(len(each.hashes) for each in (*before, load)) * self.num_blocks_each
         if num_blocks <= min(pool.num_free, pool.num_blocks // 2 if before else pool.num_blocks):
@@ -78,7 +86,7 @@ class StretchLoads:
         return not before and (last is None or self._waiting[load][0].order < last.order)
 
     def take_in(self, load: StretchLoad, places: range) -> None:
-        """These of its stretches have come: those whose blocks are not held yet are given some, while there are any."""
+        """Allocate blocks, as far as there are any, for arrived stretches whose blocks are not held yet."""
         per, hasher = self.num_blocks_each, self._waiting[load][0].hasher
         first_block = (load.first + places.start) * per
         blocks = range(first_block, (load.first + places.stop) * per)
@@ -87,7 +95,7 @@ class StretchLoads:
             self._fills.append(PageFill(block_id, load.hashes[stretch], place))
 
     def end(self, load: StretchLoad, num_loaded: int) -> list[RequestState]:
-        """Those who waited, but for who has left; so many stretches have come."""
+        """End a load that brought `num_loaded` stretches.  Return the sequences that waited and are still alive."""
         states = [state for state in self._waiting.pop(load) if state.status is not Status.FINISHED]
         for state in states:
             state.num_loaded_tokens = num_loaded * self.num_tokens_each

@@ -1,7 +1,7 @@
-"""Where nobody reads along, encodings and steps take turns, and each has the whole machine for its own.
+"""In throughput mode, lets encodings and steps take turns, so that each has the whole machine.
 
-Side by side they would halve it, and wait for each other's ends.  A turn is one step that computes prompts, or one
-round of encodings; neither is kept waiting for more than one turn of the other.
+Side by side they would share it, and wait for each other to end.  A turn is one step that computes prompts, or one
+round of encodings; neither waits for more than one turn of the other.
 """
 
 from keepsight.scheduling.encodings import Encodings
@@ -16,12 +16,12 @@ class Turns:
 
     @property
     def is_encoders(self) -> bool:
-        """Nothing else is computed now."""
+        """True if it is the encoder's turn, so nothing else is computed."""
         is_due = self._was_for_prompts and self._encodings.are_waiting
         return self._are_taken and (self._encodings.are_given or is_due)
 
     def take_encodings(self, draft: StepDraft) -> list[Encoding]:
-        """Those to be begun beside this step."""
+        """Return the encodings to start beside this step."""
         self._was_for_prompts = draft.has_prompts(joins=True) or draft.has_prompts(joins=False)
         if self._are_taken and (self._encodings.are_given or self._was_for_prompts):
             return []
