@@ -1,6 +1,6 @@
-"""Runs of tokens that must not be said (`bad_words`): which token would complete one now.
+"""Banned runs of tokens (`bad_words`): tells which tokens would complete one now.
 
-Invariant: `tokens_after` looks at no more of what was said than the longest run has tokens.
+Invariant: `tokens_after` looks at no more of the output than the longest run has tokens.
 """
 
 from collections import defaultdict

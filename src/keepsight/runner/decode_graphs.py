@@ -1,8 +1,8 @@
-"""Steps of single tokens, guesses included, recorded once on a GPU for some numbers of rows and then replayed.
+"""CUDA graphs of steps of single tokens, guesses included: recorded once for some row counts and then replayed.
 
-Of such a step the device's work is reading the weights, and launching some four hundred kernels from Python takes
-longer than that.  A replay is one launch: it reads what it is told where the recording did, and rows that nobody has
-this time write nothing and see nothing.
+In such a step the device mostly reads the weights, and launching some four hundred kernels from Python takes longer
+than that.  A replay is one launch: it reads its inputs from the memory used by the recording, and padding rows write
+nothing and attend to nothing.
 """
 
 from bisect import bisect_left
@@ -20,7 +20,7 @@ from keepsight.runner.sequence_table import RunningSequence
 from keepsight.runner.step_inputs import make_request_slice, tokens_of
 from keepsight.scheduling.step_plan import Slice
 
-# Numbers of rows.  Between two of them a step computes rows of nobody, which read no keys.
+# Row counts to record.  A step with a count in between is padded to the next one; padding rows read no keys.
 SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512)
 
 
@@ -28,13 +28,13 @@ class DecodeGraphs:
     def __init__(
         self, model: Model, caches: Sequence[LayerCache], block_size: int, sizes: Sequence[int], record: Record
     ) -> None:
-        # The largest first: the others have room in what it took.
+        # The largest first: the others fit in the memory that it took.
         steps = [_RecordedStep(model, caches, block_size, size, record) for size in sorted(sizes, reverse=True)]
         self._sizes = sorted(sizes)
         self._steps = steps[::-1]
 
     def has_room_for(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> bool:
-        """Whether these are single tokens of text, each followed by a new one, and of the model as it was recorded."""
+        """Return whether all slices are single text tokens that sample, without adapters, and there are enough rows."""
         return len(slices) <= self._sizes[-1] and all(
             piece.length == 1
             and piece.samples
@@ -45,7 +45,7 @@ class DecodeGraphs:
         )
 
     def compute(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> Tensor:
-        """[slices, hidden], until the next call"""
+        """Return hidden states [slices, hidden], valid until the next call."""
         return self._steps[bisect_left(self._sizes, len(slices))].compute(slices, sequences)
 
 
@@ -54,10 +54,10 @@ class _RecordedStep:
         self, model: Model, caches: Sequence[LayerCache], block_size: int, num_rows: int, record: Record
     ) -> None:
         device = model.place.device
-        # Nobody has a page yet: what is recorded may write to the first.
+        # No sequence has a page yet, so recording may write to the first one.
         first = RequestSlice(0, 1, BlockTable(block_size, [0], device))
         batch = AttentionBatch([first] * num_rows, device)
-        # Others in their places stand anywhere: no window is too wide to matter.
+        # Replayed sequences may be at any position, so a sliding window must always be assumed to cut.
         batch.longest = len(caches[0].keys)
         assert batch.rows is not None
         self._rows, self._token_ids = batch.rows, torch.zeros(num_rows, dtype=torch.int64, device=device)

@@ -1,8 +1,8 @@
-"""Draws a token of each row of logits, of those that its request leaves to be drawn.
+"""Draws a token from each row of logits, under the row's temperature, top-k, top-p and min-p.
 
-What a row draws depends on the row and its own point alone.  To sort a vocabulary of 262k takes longer than all else
-that a step of a small model does, and nothing here does: of rows with `top_k` or `top_p` the likeliest are looked at
-first, and mostly they are enough; where they are not, all are counted (order_tokens.py).
+The drawn token depends on the row and its own random point alone.  Sorting a vocabulary of 262k takes longer than all
+else in a small model's step, so nothing here does: for `top_k` or `top_p` the likeliest tokens are examined first,
+which is mostly enough; where it is not, all tokens are counted (order_tokens.py).
 """
 
 from collections import defaultdict
@@ -15,20 +15,23 @@ from keepsight.runner.order_tokens import CERTAIN, MOST_ROWS, LikeliestFirst
 from keepsight.sampling_params import SamplingParams
 
 NEVER = float("-inf")
-# More are counted with all the others.
+# With a larger `top_k`, the whole vocabulary is counted.
 MAX_TOP_K = 1024
-# Looked at besides as many again: equals of the last that `top_k` keeps are kept, too, and bfloat16 has many.
+# For `top_k`, twice as many tokens and this many are examined: ties with the last one are kept, and bfloat16 has many.
 SPARE = 64
-# Looked at where `top_p` alone is to end them.
+# The number examined where only `top_p` limits them.
 NUM_OF_TOP_P = 256
-# Sums of so many are kept of a whole vocabulary: a running sum of all is ten times as much to write.
+# A whole vocabulary is summed in blocks of this size first: a running sum of all tokens is ten times as much to write.
 BLOCK = 512
 
 Draw = Callable[[Tensor, Sequence[SamplingParams], Tensor], Tensor]
 
 
 def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], points: Sequence[float]) -> Tensor:
-    """`logits` [rows, vocabulary]; `points`, from 0 to below 1: how far along all that is likely each row falls."""
+    """Draw a token id from each row of `logits` [rows, vocabulary].
+
+    `points`, in [0, 1): where in the cumulative distribution each row's token lies.
+    """
     drawn = torch.empty(len(params), dtype=torch.int64, device=logits.device)
     fractions = torch.tensor(points, dtype=torch.float64).to(logits.device)[:, None]
     scaled = logits / _column([each.temperature for each in params], logits)
@@ -41,7 +44,7 @@ def draw_tokens(logits: Tensor, params: Sequence[SamplingParams], points: Sequen
 
 
 def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
-    """Each once, in order.  All of them are not copied."""
+    """Select rows, given once each and in order; without a copy if they are all."""
     return values if len(rows) == len(values) else values[rows]
 
 
@@ -52,9 +55,9 @@ def _draw_of(params: SamplingParams, vocab_size: int) -> Draw:
 
 
 def num_looked_at(params: SamplingParams) -> int:
-    """Of the likeliest; 0: they would not be enough."""
+    """Return how many of the likeliest tokens to examine; 0 if the whole vocabulary is needed."""
     if params.top_k == 0:
-        # What min-p leaves of the others is not known without them.
+        # Which of the other tokens min-p leaves is not known without them.
         return 0 if params.min_p else NUM_OF_TOP_P
     return 2 * params.top_k + SPARE if params.top_k <= MAX_TOP_K else 0
 
@@ -64,7 +67,7 @@ def _draw_of_all(scaled: Tensor, params: Sequence[SamplingParams], fractions: Te
 
 
 def _draw_of_likeliest(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
-    """Of the same `top_k`."""
+    """Draw from the likeliest tokens where these are enough, else from all.  All rows have the same `top_k`."""
     values, ids = find_likeliest(scaled, num_looked_at(params[0]))
     filtered, has_more = filter_likeliest(values, ids, scaled, params)
     drawn = ids.gather(1, _pick(filtered.softmax(dim=-1), fractions))[:, 0]
@@ -74,19 +77,22 @@ def _draw_of_likeliest(scaled: Tensor, params: Sequence[SamplingParams], fractio
 
 
 def _draw_in_order(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
-    """Of the same `top_k`."""
+    """Draw by counting the whole vocabulary.  All rows have the same `top_k`."""
     drawn = list[Tensor]()
     for first in range(0, len(scaled), MOST_ROWS):
         some = slice(first, first + MOST_ROWS)
         order, kept = keep_in_order(scaled[some], params[some])
-        # However that is rounded, a fraction of them below 1 is less than all.
+        # However the product is rounded, a fraction below 1 of the shares is less than all of them.
         ids, _ = order.find((kept * fractions[some]).long())
         drawn.append(ids)
     return torch.cat(drawn)
 
 
 def keep_in_order(scaled: Tensor, params: Sequence[SamplingParams]) -> tuple[LikeliestFirst, Tensor]:
-    """And how many shares of each are kept, of those that come first [rows, 1].  All have the same `top_k`."""
+    """Return the tokens in order, and how many of the leading shares each row keeps [rows, 1].
+
+    All rows have the same `top_k`.
+    """
     values = _rule_out_unlikely(scaled, params)
     if top_k := params[0].top_k:
         last = scaled.topk(min(top_k, scaled.shape[1]), sorted=False).values.amin(dim=-1, keepdim=True)
@@ -94,7 +100,7 @@ def keep_in_order(scaled: Tensor, params: Sequence[SamplingParams]) -> tuple[Lik
     order = LikeliestFirst(values)
     if all(each.top_p == 1 for each in params):
         return order, order.all_shares
-    # The last that is kept is the last with more than so much from its own beginning to the end.
+    # The last token kept is the last for which more than `least` shares lie between its beginning and the end.
     least = (_column(_least_of_rest(params), values) * CERTAIN).long()
     last_place = (order.all_shares - least - 1).clamp(min=0)
     _, kept = order.find(torch.minimum(last_place, order.all_shares - 1))
@@ -102,7 +108,10 @@ def keep_in_order(scaled: Tensor, params: Sequence[SamplingParams]) -> tuple[Lik
 
 
 def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
-    """And their ids.  The likeliest come first, of equals the smaller ids; which of the last's equals stay is open."""
+    """Return the `number` largest logits and their ids, likeliest first, equal ones by id.
+
+    Which tokens equal to the last one are included is unspecified.
+    """
     ids = logits.topk(number).indices.sort(dim=-1).values
     values, order = logits.gather(1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(1, order)
@@ -111,12 +120,15 @@ def find_likeliest(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
 def filter_likeliest(
     values: Tensor, ids: Tensor, scaled: Tensor, params: Sequence[SamplingParams]
 ) -> tuple[Tensor, Tensor]:
-    """What is ruled out is minus infinity.  And of which rows more than these might stay, or equals of the last."""
+    """Set ruled-out values to minus infinity.  Return them, and flags of rows in which tokens beyond these might stay.
+
+    A row is flagged, too, if tokens equal to its last might stay.
+    """
     if top_k := params[0].top_k:
         last = values[:, top_k - 1, None]
         filtered = _rule_out_rest(_rule_out_unlikely(values, params).masked_fill(values < last, NEVER), params)
         return filtered, ((values[:, -1:] == last) & last.isfinite())[:, 0]
-    # All others are as likely as one that is as likely as all of them, and behind these they are cut off like that.
+    # All other tokens are represented by one with their total probability, placed behind these for the top-p cut.
     likely = scaled.softmax(dim=-1).gather(1, ids)
     others = (1 - likely.sum(dim=-1, keepdim=True, dtype=torch.float64)).clamp(min=0)
     times_the_first = (others / likely[:, :1]).to(values.dtype)
@@ -126,18 +138,18 @@ def filter_likeliest(
 
 
 def _rule_out_rest(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """What top-p rules out, of values in order."""
+    """Apply top-p to values that are in order."""
     if all(each.top_p == 1 for each in params):
         return values
-    # How likely each token and all after it are.  Summed from the end: what is small is lost beside what is large.
+    # The probability of each token and all after it.  Summed from the end, as small addends are lost in a large sum.
     rest = values.softmax(dim=-1).flip(-1).cumsum(dim=-1).flip(-1)
-    # Rounded sums reach neither 0 nor 1 for certain, so the most likely token must stay, and 1 must not cut.
+    # Rounded sums need not reach exactly 0 or 1, so the likeliest token is always kept, and a top-p of 1 must not cut.
     rest[:, 0] = 2
     return values.masked_fill(rest <= _column(_least_of_rest(params), values), NEVER)
 
 
 def _rule_out_unlikely(values: Tensor, params: Sequence[SamplingParams]) -> Tensor:
-    """What min-p rules out, which is as likely as less of the likeliest, is minus infinity."""
+    """Apply min-p: set tokens less likely than that fraction of the likeliest one to minus infinity."""
     if all(each.min_p == 0 for each in params):
         return values
     likely = (values - values.amax(dim=-1, keepdim=True)).exp()
@@ -145,7 +157,7 @@ def _rule_out_unlikely(values: Tensor, params: Sequence[SamplingParams]) -> Tens
 
 
 def _least_of_rest(params: Sequence[SamplingParams]) -> list[float]:
-    """Of each row: top-p keeps a token if it and all after it are more likely than this."""
+    """Return a threshold for each row: top-p keeps a token if it and all after it are more likely than this."""
     return [1 - each.top_p if each.top_p < 1 else -1 for each in params]
 
 
@@ -154,9 +166,10 @@ def _column(numbers: list[float], values: Tensor) -> Tensor:
 
 
 def _pick(likely: Tensor, fractions: Tensor) -> Tensor:
-    """The place of each row [rows, 1] where the sum up to it passes that fraction of the whole.
+    """Return the index in each row [rows, 1] at which the running sum passes that fraction of the row's total.
 
-    Block by block first.  However many there are, each is as likely as it should be to some 1e-7 of it.
+    Finds the block first, then the index within it.  However many tokens there are, each is drawn with its probability
+    to a relative error of some 1e-7.
     """
     num_missing = -likely.shape[1] % BLOCK
     padded = torch.nn.functional.pad(likely, (0, num_missing)) if num_missing else likely
@@ -170,6 +183,6 @@ def _pick(likely: Tensor, fractions: Tensor) -> Tensor:
 
 
 def _find_passing(sums: Tensor, goals: Tensor) -> Tensor:
-    """The first that is larger, where something was added, however the goal was rounded."""
+    """Return the index of the first sum above the goal: always one of a non-zero addend, however goals are rounded."""
     below_all = sums[:, -1:] * (1 - 2**-53)
     return (sums <= torch.minimum(goals, below_all)).sum(dim=-1, keepdim=True)

@@ -1,8 +1,7 @@
-"""Media items to embeddings, as work that can be laid aside between its parts.
+"""Encodes media items into embeddings, as jobs that can be suspended between their parts.
 
-Items of one shape are encoded together, a bounded number at a time, with the adapter that changes them, if one does;
-what another processor than ours made of a picture is encoded alone.
-What is wrong with one of them fails its own key.
+Items of one shape are encoded together, a bounded number at a time, with the adapter that changes them, if any;
+pictures prepared by a processor other than ours are encoded one by one.  A fault of one item fails its key only.
 """
 
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -21,18 +20,18 @@ from keepsight.runner.encoder_output_store import EncoderOutputStore
 from keepsight.scheduling.step_plan import Encoding, StepResult
 from keepsight.sound_config import num_places
 
-# One picture of the published models fills a CPU, four fill a GPU and take little enough of its memory to forget about.
+# One picture of the published models keeps a CPU busy; four keep a GPU busy and take a negligible part of its memory.
 MAX_PATCHES_TOGETHER = {"cpu": 4096, "cuda": 16_384}
-# What is carried, of items of one shape, to what the model's encoder takes, where it computes.
+# Turns the pixels of items of one shape, as they are carried, into the encoder's input on the model's device.
 Normalizer = Callable[[Tensor], Tensor]
 
 
 def group_encodings(
     encodings: Sequence[Encoding], held: Mapping[str, Pixels], model: Model
 ) -> Iterator[tuple[Encoding, ...]]:
-    """Batches of equal shape and one adapter, in the order in which they were asked for.
+    """Yield batches of equal shape and one adapter, in the order in which they were asked for.
 
-    An item without pixels is alone.
+    An item without pixels gets a batch of its own.
     """
     by_shape: dict[object, list[Encoding]] = {}
     for each in encodings:
@@ -51,7 +50,7 @@ def _num_together(pixels: Pixels | None, modality: Modality, model: Model) -> in
 
 
 def _num_rows(pixels: Pixels, modality: Modality, model: Model) -> int:
-    """Patches, places of a sound, or embeddings."""
+    """Return the number of rows to encode for an item: patches, places of a sound, or embeddings."""
     height, width, _ = shape_of(pixels)
     if modality == "audio":
         return num_places(height)
@@ -66,10 +65,10 @@ def encode_media(
     modality: Modality = "image",
     adapter: AdapterWeights | None = None,
 ) -> Generator[None, None, Tensor]:
-    """Pixels of one shape -> [pictures, tokens, hidden]"""
-    if modality not in ENCODED:  # as the projector, or the table of the tokens, would have given them
+    """Encode pixels of one shape -> [pictures, tokens, hidden]"""
+    if modality not in ENCODED:  # the client sent embeddings, as the projector or the token table would give them
         embeddings = torch.from_numpy(carried_embeddings(np.stack(pixels)))
-        # Nothing of them is added behind layers.
+        # Padded with zeros where pictures' embeddings are wider: these have no part that is added behind layers.
         missing = max(0, model.shape.media_width - embeddings.shape[-1])
         return F.pad(embeddings, (0, missing)).to(model.place.device, model.place.dtype)
     assert normalizer is not None, "a model that takes no media was given some"
@@ -81,7 +80,7 @@ def encode_media(
 
 
 def keep_embeddings(encodings: Sequence[Encoding], embeddings: Tensor, store: EncoderOutputStore) -> StepResult:
-    """`embeddings` [pictures, tokens, hidden] under their keys, but for those that would not fill their spans."""
+    """Store `embeddings` [pictures, tokens, hidden] under their keys; those that do not fill their spans fail."""
     encoded, failed = [], {}
     for encoding, own in zip(encodings, embeddings, strict=True):
         if len(own) == encoding.num_tokens:

@@ -1,7 +1,7 @@
-"""The embeddings of media, by their encoder keys: memory only.  What is kept and for how long is decided elsewhere.
+"""Holds the embeddings of media by encoder key.  What is kept and for how long is decided elsewhere.
 
-Every entry has its own memory, shared at most with tiers: dropping it frees exactly its bytes, whatever it was computed
-together with.
+Each entry has its own memory, shared at most with tiers: dropping it frees exactly its bytes, whatever it was batched
+with when it was computed.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,10 @@ class EncoderOutputStore:
         return held
 
     def adopt(self, key: str, embeddings: Tensor) -> None:
-        """Nobody may change them any more; copied only from another device, which may go on when this returns."""
+        """Take over embeddings, which must not be changed any more.
+
+        They are copied only between devices, and that copy may still be running when this returns.
+        """
         self._entries[key] = embeddings.to(self.device, non_blocking=True)
 
     def get(self, key: str) -> Tensor:
@@ -35,7 +38,10 @@ class EncoderOutputStore:
         return self._entries[key]
 
     def get_or_put(self, key: str, compute: Callable[[], Tensor]) -> Tensor:
-        """As vLLM's RFC 21113 calls it; the engine, which knows what is held, puts and gets."""
+        """Return the held embeddings, or compute and store them: the interface of vLLM's RFC 21113.
+
+        The engine knows what is held, and uses `put` and `get`.
+        """
         held = self._entries.get(key)
         return self.put(key, compute()) if held is None else held
 

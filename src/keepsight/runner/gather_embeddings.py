@@ -1,6 +1,6 @@
-"""For a slice of a sequence: which rows of which embeddings stand in it.
+"""Finds the rows of media embeddings that lie in a slice of a sequence.
 
-A slice may begin inside a picture, whose first keys were found in the prefix cache.
+A slice may begin inside a picture whose first tokens were found in the prefix cache.
 """
 
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from keepsight.runner.sequence_table import RunningSequence
 
 
 class MediaRows(NamedTuple):
-    """Embeddings [count, hidden] of the rows [first, first + count) of a batch."""
+    """Embeddings [count, hidden] for rows [first, first + count) of a batch."""
 
     first: int
     embeddings: Tensor
@@ -22,7 +22,7 @@ class MediaRows(NamedTuple):
 def gather_embeddings(
     sequence: RunningSequence, start: int, end: int, first_row: int, store: EncoderOutputStore
 ) -> Iterator[MediaRows]:
-    """Of the positions [start, end), the first of which is the batch's `first_row`."""
+    """Yield the media rows of positions [start, end); position `start` is row `first_row` of the batch."""
     for item, key in zip(sequence.request.media, sequence.encoder_keys, strict=True):
         first, last = max(start, item.span.start), min(end, item.span.end)
         if first < last:

@@ -1,8 +1,8 @@
-"""Keeps answers to a grammar: which tokens each guided sequence may say next.
+"""Keeps answers to a grammar (structured outputs): tells which tokens each guided sequence may say next.
 
-A grammar is compiled on a thread of its own from when its sequence is made known, and waited for only with the first
-token.  A guide follows its own sequence and no other; what goes wrong with it is that sequence's fault alone, told by
-`fault`: its grammar's, or ours.  What is thought before an answer is free.  Knows nothing of how a token is chosen.
+Grammars are compiled on a separate thread, beginning when their sequence is announced, and are waited for only at the
+first token.  A guide follows one sequence and its errors fail that sequence alone; `fault` says whether the grammar or
+the server is to blame.  A thought before the answer is not constrained.  Knows nothing of how a token is chosen.
 llguidance is imported with the first grammar, or by `prepare`.
 """
 
@@ -32,21 +32,21 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 MAX_COMPILED = 64
-# Of one or two kilobytes each; a pattern can be made to grow them without end.
+# Each takes one or two kilobytes; a malicious pattern could need any number of them.
 MAX_LEXER_STATES = 50_000
 
 
 class GrammarError(Exception):
-    """Of a grammar that cannot be followed: it names what there is not, or is too large."""
+    """Raised for a grammar that cannot be followed: it refers to something undefined, or is too large."""
 
 
 class Guide:
     """One sequence's place in its grammar."""
 
     def __init__(self, compiled: "Future[LLMatcher]", field: str, thought: ThoughtTokens | None = None) -> None:
-        """`field`: where in the request the grammar stands; `thought`: what may be before what it describes."""
+        """Initialize; `field` names the grammar's request field, `thought` the tags of a thought before the answer."""
         self._compiled, self._field = compiled, field
-        # The token that would begin a thought now, and the one that ends what has begun.
+        # The token that would begin a thought now, and the one that ends a thought.
         self._opening = None if thought is None else thought.opening
         self._closing = None if thought is None else thought.closing
         self._is_thinking = thought is not None and thought.opening is None
@@ -54,7 +54,7 @@ class Guide:
         self.fault: Fault | None = None
 
     def mask(self) -> bytes | None:
-        """A bit for each token of the tokenizer, None if it has no say now."""
+        """Return a bit for each token of the tokenizer, set if allowed; None if any token is allowed now."""
         if self._is_thinking:
             return None
         matcher = self._find_matcher()
@@ -67,7 +67,10 @@ class Guide:
         return mask if self._opening is None else _with_token(mask, self._opening)
 
     def follow(self, token_id: int) -> None:
-        """The end of an answer is no part of what the grammar describes, and the last that is heard of it."""
+        """Advance by a sampled token.
+
+        The token that ends an answer is no part of what the grammar describes; none follows it.
+        """
         may_open, self._opening = self._opening, None
         if self._is_thinking or token_id == may_open:
             self._is_thinking = token_id != self._closing
@@ -78,7 +81,7 @@ class Guide:
             self._note_fault(matcher)
 
     def _find_matcher(self) -> "LLMatcher | None":
-        """Waits until the grammar is compiled."""
+        """Wait for the compiled grammar.  Return this guide's matcher; None if there is a fault."""
         if self._matcher is None and self.fault is None:
             try:
                 self._matcher = self._compiled.result().deep_copy()
@@ -98,20 +101,20 @@ class Guide:
 
 
 class GuideMaker:
-    """Of one tokenizer; its grammars are compiled once and kept, the least recently used going first."""
+    """Makes guides for one tokenizer; compiled grammars are kept, and the least recently used are dropped first."""
 
     def __init__(self, tokenizer_path: Path | None, end_ids: frozenset[int]) -> None:
         self._path, self._end_ids = tokenizer_path, end_ids
-        # Begun with the first grammar.
+        # Starts with the first grammar.
         self._thread = ThreadPoolExecutor(1, "guides")
         self._tokenizer: LLTokenizer | None = None
         self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
 
     def prepare(self) -> "Future[LLTokenizer]":
-        """Reads the tokenizer, which the first grammar does otherwise.
+        """Read the tokenizer now instead of with the first grammar.
 
-        Of a vocabulary of 262,144 it takes two seconds, through most of which nothing else runs in this process: all
-        streams would stand still.
+        For a vocabulary of 262,144 this takes two seconds, and blocks the whole process for most of them: all streams
+        would stall.
         """
         return self._thread.submit(self._find_tokenizer)
 
@@ -148,15 +151,15 @@ class GuideMaker:
 
 
 def _tell_error(matcher: "LLMatcher") -> str:
-    """Without what llguidance puts behind it, the parser's state and the whole grammar: this goes into the log."""
+    """Return the error without the parser state and whole grammar that llguidance appends, as it is logged."""
     return str(matcher.get_error()).partition("\n<state>")[0]
 
 
 class _Vocabulary:
-    """A tokenizer as llguidance asks for it: no text is a special token, whatever it spells.
+    """A tokenizer in the form that llguidance expects: no text becomes a special token, whatever it spells.
 
-    By itself it reads a demanded `<eos>` as the token, which is no text, and takes for special what is added and looks
-    like a tag, such as `<table>`; over both it falls.
+    By itself llguidance reads a required text `<eos>` as the token, which has no text, and takes added tokens that look
+    like tags, such as `<table>`, for special ones; it fails on both.
     """
 
     def __init__(self, path: Path, end_ids: frozenset[int]) -> None:
@@ -167,22 +170,22 @@ class _Vocabulary:
         added = self._backend.get_added_tokens_decoder()
         self.special_token_ids = [token_id for token_id, token in added.items() if token.special]
         token_bytes, ids = read_token_bytes(self._backend), range(max(self._backend.get_vocab().values()) + 1)
-        # A checkpoint may name some that its tokenizer lacks.
+        # A checkpoint may name end ids that its tokenizer lacks.
         self.end_ids = sorted(end_ids.intersection(ids))
         self.bos_token_id = None
         self.eos_token_id = min(self.end_ids, default=0)
-        # Nothing where an id has no token.
+        # Empty where an id has no token.
         self.tokens = [*map(token_bytes.of, ids)]
         in_runs = [each for each in ids if token_bytes.is_in_run(each)]
         self._byte_ids = {self.tokens[each][0]: each for each in in_runs if len(self.tokens[each]) == 1}
         if token_bytes.drops_first_space:
             _write_no_first_space(self._backend)
         if len(in_runs) == len(ids):
-            # Every text can be said as it stands; composed, as by NFC, it would be another.
+            # Tokens can spell any text as it is, while a normalizer such as NFC would change it.
             self._backend.normalizer = None
 
     def __call__(self, text: str) -> list[int]:
-        """What its tokens do not say is said in bytes, where there are tokens of all bytes."""
+        """Tokenize a text; characters without tokens are spelled in bytes if all bytes have tokens."""
         whole = self._try_encode(text)
         if whole is not None:
             return whole
@@ -191,14 +194,14 @@ class _Vocabulary:
         return [each for run in runs for each in self._try_encode(run) or map(self._byte_ids.__getitem__, run.encode())]
 
     def _try_encode(self, text: str) -> list[int] | None:
-        """None where the tokens say another text, as Gemma's do of `▁`: they say a space."""
+        """Return None if the tokens spell another text, as Gemma's do for `▁`: they spell a space."""
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
         is_said = len(self._byte_ids) < 256 or b"".join(self.tokens[each] for each in token_ids) == text.encode()
         return token_ids if is_said else None
 
 
 def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
-    """`logits` [sequences, vocabulary]: what a row's guide rules out becomes minus infinity."""
+    """Set what each row's guide forbids to minus infinity in `logits` [sequences, vocabulary]."""
     masks = {row: mask for row, guide in enumerate(guides) if guide is not None and (mask := guide.mask()) is not None}
     if not masks:
         return
@@ -213,7 +216,7 @@ def _with_token(mask: bytes, token_id: int) -> bytes:
 
 
 def _unpack(masks: npt.NDArray[np.uint8], logits: Tensor) -> Tensor:
-    """From bits that allow to booleans that forbid [rows, vocabulary]; what the tokenizer lacks is forbidden."""
+    """Turn bits that allow into booleans that forbid [rows, vocabulary]; ids that the tokenizer lacks are forbidden."""
     vocab_size = logits.shape[1]
     bits = np.unpackbits(~masks, axis=1, bitorder="little")[:, :vocab_size]
     forbidden = torch.from_numpy(bits.view(np.bool_)).to(logits.device)
@@ -221,7 +224,7 @@ def _unpack(masks: npt.NDArray[np.uint8], logits: Tensor) -> Tensor:
 
 
 def _write_no_first_space(backend: tokenizers.Tokenizer) -> None:
-    """Whatever is encoded goes on with what was said."""
+    """Stop the tokenizer from writing a space before each text: here every text continues earlier output."""
     if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=backend.pre_tokenizer.split)
     if backend.normalizer is not None:

@@ -1,6 +1,6 @@
-"""The adapters that requests may name, as the runner looks them up: all are held from their loading on.
+"""The adapters that requests may name, for lookup by the runner; each is held from when it is loaded.
 
-Who asks may be on another thread than who loads.  Invariant: what a request names is what was read under that digest.
+Lookups and loads may be on different threads.  Invariant: the weights a request names were read under that digest.
 """
 
 import logging
@@ -29,7 +29,10 @@ class HeldAdapters:
         return self._weights[adapter]
 
     def load(self, name: str, path: Path) -> Adapter:
-        """As requests are to name it.  Raises CheckpointError, and InvalidArgumentError where there is no room."""
+        """Load an adapter.  Return it as requests must name it.
+
+        Raises CheckpointError, and InvalidArgumentError if too many are held already.
+        """
         began, folder = time.monotonic(), AdapterFolder.read(path)
         adapter = folder.as_adapter(name)
         with self._loading:
@@ -58,7 +61,7 @@ class HeldAdapters:
 
 
 def find_weights(held: HeldAdapters | None, adapter: Adapter | None) -> AdapterWeights | None:
-    """`held`: None where no request may name one."""
+    """Return the adapter's weights, if there is an adapter; `held` is None if requests may not name any."""
     if adapter is None:
         return None
     assert held is not None, "a request names an adapter, and none was ever loaded"

@@ -1,4 +1,4 @@
-"""The pages of keys and values: memory only.  Who owns which page is decided elsewhere."""
+"""Holds the memory of the pages of keys and values.  Which sequence owns which page is decided elsewhere."""
 
 import itertools
 import math
@@ -26,18 +26,18 @@ class KvBlockStore:
         num_bytes = math.prod(slots) * dtype.itemsize
         try:
             if place.device.type == "cpu":
-                # There once it is written to; private, as pages that could be shared cost the kernel twice the work.
+                # Allocated by the kernel at first write; private, as shared mappings cost the kernel twice the work.
                 memory = [mmap.mmap(-1, num_bytes, flags=_PRIVATE) for _ in range(num_tensors)]
                 made = [torch.frombuffer(each, dtype=dtype).view(1, *slots) for each in memory]
             else:
                 made = [torch.empty((num_tensors, *slots), device=place.device, dtype=dtype)]
         except (OSError, OverflowError, torch.OutOfMemoryError) as error:
             raise PagesTooLargeError(num_blocks, num_tensors * num_bytes, str(error)) from error
-        # In as many pieces as a page is copied by.
+        # Views [pieces, blocks, ...] of each allocation; a page is copied in as many pieces.
         self._pages = [each.view(len(each), num_blocks, -1) for each in made]
         tensors = list(itertools.chain.from_iterable(made))
         self.layers: Sequence[LayerCache] = list(map(LayerCache, tensors[::2], tensors[1::2]))
-        # With prefix caching every prompt is written to where none was before, until all blocks are in use.
+        # With prefix caching every prompt is written to untouched memory, until all blocks have been used.
         self._ahead = MemoryAhead(memory, num_blocks)
 
     def copy(self, copies: Iterable[PageCopy]) -> None:
@@ -46,12 +46,12 @@ class KvBlockStore:
                 pages[:, target] = pages[:, source]
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
-        """A copy: [layers' keys and values, blocks, numbers of a block]."""
+        """Return a copy of blocks: [layers' keys and values, blocks, elements of a block]."""
         chosen = _choose(block_ids)
         return torch.cat([pages[:, chosen] for pages in self._pages])
 
     def fill(self, block_ids: Sequence[int], content: Tensor, places: Sequence[int]) -> None:
-        """With those at these places of what was read, of any blocks."""
+        """Fill blocks with those at `places` of `content`, which was read from any blocks."""
         chosen = _choose(block_ids)
         parts = torch.split(content[:, _choose(places)], [len(pages) for pages in self._pages])
         for pages, part in zip(self._pages, parts, strict=True):
@@ -61,12 +61,12 @@ class KvBlockStore:
         self._ahead.note_used(max(block_ids, default=-1) + 1)
 
     def prepare(self) -> bool:
-        """A moment's work for blocks that will be used next; False where nothing is left to do."""
+        """Do a moment's work for blocks that will be used next.  Return False if nothing is left to do."""
         return self._ahead.extend()
 
 
 def _choose(rows: Sequence[int]) -> slice | list[int]:
-    """What lies in a row is copied as one, or not at all: a tenth of the time."""
+    """Return a slice if the rows are contiguous: indexing with it takes a tenth of the time, or makes a view."""
     first, last = rows[0], rows[-1]
     in_a_row = list(rows) == list(range(first, last + 1))
     return slice(first, last + 1) if in_a_row else list(rows)

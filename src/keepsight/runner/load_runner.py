@@ -1,6 +1,6 @@
-"""From a configuration to a runner that is ready: where to compute, in which precision, with which model.
+"""Builds a runner from a configuration: chooses the device and precision, and loads the model.
 
-The model comes first: the engine's configuration follows from its shape.
+The model is loaded first, as the engine's configuration follows from its shape.
 """
 
 import logging
@@ -34,23 +34,23 @@ from keepsight.runner.openmp_team import set_team_size
 from keepsight.runner.prove_kernels import prove_kernels
 
 logger = logging.getLogger(__name__)
-# Below this a product is over before a second thread has begun; on a busy machine waiting for one costs a hundredfold.
+# In smaller models a product is done before a second thread has started; waiting for one on a busy machine costs a
+# hundred times as much.
 MIN_PARAMETERS_TO_SHARE = 8_000_000
 
 
 def load_model_for(config: Config, place: Placement, room: int | None = None) -> Model:
-    """Also settles how many threads compute it, on a CPU what becomes of the memory that they free, on a GPU by which
-    kernels it attends."""
+    """Load the model; also set the number of threads, a CPU's handling of freed memory, a GPU's attention kernels."""
     if place.device.type == "cuda":
         use_kernels_of_any_length()
-        # Another model of this process may have been told otherwise, or found that they fail: each tries them anew.
+        # Another model in this process may have had other settings, or found that they fail: each model tries anew.
         use_kernels(not config.enforce_eager)
     elif config.enforce_eager:
         logger.info("enforce_eager changes nothing: there is no GPU")
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
     try:
         model = load_model(config.directory, place, room, config.model_impl)
-    except torch.OutOfMemoryError as error:  # it is taken before anything is read
+    except torch.OutOfMemoryError as error:  # memory is allocated before anything is read
         raise CheckpointError(config.directory, f"does not fit the device: {error}") from error
     _tell_quantized(model)
     prove_kernels(model)
@@ -61,7 +61,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
 
 
 def _tell_quantized(model: Model) -> None:
-    # Of transformers' modules some show another dtype than they are kept in.
+    # Some parameters of transformers' modules show another dtype than they are stored in.
     quantized = [each for each in model.parameters() if getattr(each, "kept_in", each.dtype) is torch.int8]
     if not quantized:
         return
@@ -75,7 +75,7 @@ def _tell_quantized(model: Model) -> None:
 
 
 def load_adapters(config: Config, model: Model) -> HeldAdapters | None:
-    """Those that the configuration names; others may come."""
+    """Load the adapters that the configuration names; others may be loaded later.  None if LoRA is disabled."""
     if not config.enable_lora:
         return None
     adapters = HeldAdapters(model, config.max_loras, config.max_lora_rank)
@@ -96,7 +96,7 @@ def load_runner(
     keep_stretch: KeepStretch | None,
     adapters: HeldAdapters | None = None,
 ) -> ModelRunner:
-    """`keeping`: what keeps embeddings besides; `keep_stretch` keys and values."""
+    """Make the runner.  `keeping` gives what stores embeddings in tiers; `keep_stretch` stores keys and values."""
     return ModelRunner(
         model,
         _make_normalizer(model, processor_config),
@@ -115,7 +115,7 @@ def load_runner(
 
 
 def _make_normalizer(model: Model, config: ProcessorConfig | None) -> Normalizer | None:
-    """None where it takes text only."""
+    """Make what turns pixels into the encoder's input; None if the model takes text only."""
     if config is None:
         return None
     device, dtype = model.place.device, model.place.dtype
@@ -127,7 +127,7 @@ def _make_normalizer(model: Model, config: ProcessorConfig | None) -> Normalizer
 
 
 def describe_kernels(device: torch.device) -> str:
-    """What else the last bits of all numbers depend on."""
+    """Name the kernels or GPU on which the last bits of computed numbers also depend."""
     return name_of_build() if device.type == "cpu" else torch.cuda.get_device_name(device)
 
 
@@ -157,11 +157,11 @@ def _check_quantizes(place: Placement) -> None:
 
 
 def _place_on_cpu(config: Config) -> Placement:
-    """By the kernels all but what matrices multiply is float32."""
+    """Choose the precision on a CPU: with our kernels, everything but the matrices is float32."""
     cpu, asked = torch.device("cpu"), config.dtype
     if not has_library():
         return Placement(cpu, torch.bfloat16 if asked == "bfloat16" else torch.float32)
-    # What was published in bfloat16 is kept so: half the memory to read, and the same numbers.
+    # Matrices published in bfloat16 stay in bfloat16: half the memory to read, and the same numbers.
     is_half = asked == "bfloat16" or (config.directory.is_dir() and _was_half(config.directory, asked))
     if not is_half:
         return Placement(cpu, torch.float32)
@@ -169,7 +169,9 @@ def _place_on_cpu(config: Config) -> Placement:
 
 
 def _was_half(directory: Path, asked: str) -> bool:
-    """All of it, so that matrices of bfloat16 hold every digit; or it was published quantized, and made of bfloat16,
+    """Return whether bfloat16 matrices can hold the checkpoint.
+
+    Either all of it is bfloat16, so nothing is lost; or, with dtype auto, it was published quantized from bfloat16,
     though its numbers times its scales have more digits.
     """
     dtypes = stored_dtypes(directory)

@@ -1,6 +1,7 @@
-"""Host memory that a CUDA device reads by itself: page-locked for as long as anybody has it.
+"""Page-locks host memory, so that a CUDA device can read it directly, for as long as it is referenced.
 
-Each array gets pages of its own, as two that shared one could not both be locked; so a budget of bytes holds to a page.
+Each array gets pages of its own, as two arrays that share a page cannot both be locked; so byte budgets are exact to a
+page.
 """
 
 import logging
@@ -21,18 +22,19 @@ _FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
 
 
 def make_page_lock(device: torch.device) -> Callable[[StoredArray], StoredArray] | None:
-    """None where the device needs none."""
+    """Return what page-locks arrays; None if the device needs none."""
     return PageLock(torch.cuda.cudart()) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 
 class PageLock:
-    """Used by several threads.  Where memory cannot be locked all goes on with what is there."""
+    """Copies arrays into page-locked memory; thread-safe.  After a failure arrays are returned as they are."""
 
     def __init__(self, runtime: Any) -> None:
-        """`runtime`: CUDA's, as torch hands it out."""
+        """Initialize; `runtime` is the CUDA runtime, from torch."""
         self._runtime = runtime
         self._has_failed = False
-        # CUDA remembers a refusal for the thread that met with it, and torch blames the next kernel launched there.
+        # CUDA keeps an error for the calling thread, and torch would attribute it to the next kernel launched there; so
+        # a separate thread makes the calls.
         self._asking = ThreadPoolExecutor(1, "page-lock")
 
     def __call__(self, array: StoredArray) -> StoredArray:
@@ -47,6 +49,6 @@ class PageLock:
             self._has_failed = True
             logger.warning("host memory cannot be page-locked (CUDA error %d): loading takes longer", status)
             return array
-        # Called before the memory goes, once no view of it is left; a process that ends unlocks its pages by itself.
+        # Unlocks once no view is left, before the memory is freed; at exit the process unlocks its pages anyway.
         weakref.finalize(copy, self._runtime.cudaHostUnregister, address).atexit = False
         return replace(array, payload=copy.data)

@@ -1,8 +1,8 @@
-"""Samples to the spectrogram that an encoder hears: on a CPU equal to that of the reference's
-WhisperFeatureExtractor on one thread, to the last bit.
+"""Computes the mel spectrogram that the audio encoder takes: on a CPU equal, bit for bit, to that of the reference's
+WhisperFeatureExtractor on one thread.
 
-The reference extends every sound by silence to the longest that there may be.  Here only the frames of the sound itself
-are made, and as many behind it as hold some of it.
+The reference pads every sound with silence to the maximum length.  Here only the sound's own frames are computed, and
+the frames behind it that still contain some of it.
 """
 
 import math
@@ -18,15 +18,15 @@ from keepsight.sound_config import FRAME_LENGTH, HOP_LENGTH, SoundConfig, num_pl
 
 # In hertz, whatever the sampling rate.
 MAX_FREQUENCY = 8000.0
-# The scale of mels (Slaney's) is even up to here, and a logarithm's above.
+# The mel scale (Slaney's) is linear up to here and logarithmic above.
 LINEAR_HERTZ, LINEAR_MELS = 1000.0, 15.0
 FAINTEST = 1e-10
-# Of the loudest and the faintest, in powers of ten.
+# The dynamic range that is kept below the loudest value, in powers of ten.
 RANGE = 8.0
 
 
 class MelSpectrogram:
-    """uint8 [sounds, samples, 1, 4], as they are carried, to `dtype` [sounds, frames, mels] on `device`."""
+    """Turns sounds, carried as uint8 [sounds, samples, 1, 4], into `dtype` [sounds, frames, mels] on `device`."""
 
     def __init__(self, config: SoundConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         self._config, self._dtype = config, dtype
@@ -35,21 +35,23 @@ class MelSpectrogram:
 
     def __call__(self, carried: Tensor) -> Tensor:
         samples = carried.to(self._window.device).view(torch.float32).flatten(1)
-        # One by one, by one thread: a product of several, or one that several threads share, may have other last bits.
+        # One sound at a time, on one thread: a batched or multi-threaded product may differ in the last bits.
         with keeping_team_size():
             set_team_size(1)
             return torch.stack([self._of_sound(each) for each in samples])
 
     def _of_sound(self, samples: Tensor) -> Tensor:
         logarithms = self._mels(self._powers(samples)).clamp(min=FAINTEST).log10()
-        # What is left out is silence, which is no louder.
+        # The frames left out are silence, so they do not change the maximum.
         scaled = (torch.maximum(logarithms, logarithms.max() - RANGE) + 4.0) / 4.0
         num_seen = min(2 * num_places(len(samples)) + 1, self._config.max_frames)
         return scaled[:, :num_seen].T.to(self._dtype, memory_format=torch.contiguous_format)
 
     def _powers(self, samples: Tensor) -> Tensor:
-        """[frequencies, frames].  A frame's middle is its own sample, so the first begin before the sound: they hear
-        what is behind its first sample, in reverse, and the last ones of the longest sound likewise.
+        """Return the power spectrum [frequencies, frames].
+
+        Frames are centered on their sample, so the first ones begin before the sound: there it is mirrored at its first
+        sample, and a sound of maximum length is mirrored likewise at its end.
         """
         num_frames = min(-(-len(samples) // HOP_LENGTH) + 2, self._config.max_frames)
         half = FRAME_LENGTH // 2
@@ -61,13 +63,16 @@ class MelSpectrogram:
         return spectrum.abs() ** 2
 
     def _mels(self, powers: Tensor) -> Tensor:
-        """[mels, frames].  The last bits of a product hang on how many columns it has: there are the reference's."""
+        """Return [mels, frames].
+
+        The last bits of a product depend on its number of columns, so it is padded to the reference's.
+        """
         columns = F.pad(powers, (0, self._config.max_frames - powers.shape[1]))
         return (self._filters @ columns)[:, : powers.shape[1]].contiguous()
 
 
 def mel_filters(config: SoundConfig) -> npt.NDArray[np.float64]:
-    """[mels, frequencies]: triangles that stand side by side on the scale of mels, all of one area."""
+    """Return the filter bank [mels, frequencies]: triangles side by side on the mel scale, all of the same area."""
     corners = _hertz(np.linspace(0.0, _mel(MAX_FREQUENCY), config.num_mels + 2))
     frequencies = np.linspace(0, config.sampling_rate // 2, FRAME_LENGTH // 2 + 1)
     widths, distances = np.diff(corners), corners[None] - frequencies[:, None]
@@ -77,7 +82,7 @@ def mel_filters(config: SoundConfig) -> npt.NDArray[np.float64]:
 
 
 def _mel(hertz: float) -> float:
-    """Above `LINEAR_HERTZ`."""
+    """Convert a frequency above `LINEAR_HERTZ` to mels."""
     return LINEAR_MELS + math.log(hertz / LINEAR_HERTZ) * (27.0 / math.log(6.4))
 
 

@@ -1,21 +1,21 @@
-"""Memory that is written to next, asked for while there is nothing else to do.
+"""Populates memory that will be written to next, while there is nothing else to do.
 
-The operating system finds memory when it is first written to, and where that is a virtual machine's, its host does so
-once more: a new prompt paid up to a quarter of its time for the pages that its keys and values lie in.  Knows nothing
-of what is written.  Where the kernel cannot be asked, all is as it is without.
+The operating system allocates memory at the first write, and under a virtual machine its host does so once more: a new
+prompt spent up to a quarter of its time on page faults for its keys and values.  Knows nothing of what is written.
+Does nothing if the kernel does not support it.
 """
 
 import mmap
 from collections.abc import Sequence
 
-# madvise's, since Linux 5.14: the pages are there afterwards, and what was written to some is kept.
+# MADV_POPULATE_WRITE, since Linux 5.14: allocates the pages and keeps what was written to some of them.
 _POPULATE_WRITE = 23
-# More would be memory that perhaps nobody needs; and for longer at once, a request that comes would wait.
+# More bytes ahead might never be needed; more bytes at once would make an arriving request wait.
 _BYTES_AHEAD, _BYTES_AT_ONCE = 32 * 2**20, 2**18
 
 
 class MemoryAhead:
-    """Of arrays with as many rows each, whose rows of one number are written to together, the first ones first."""
+    """Populates arrays of `num_rows` rows each; rows with the same index are written together, in ascending order."""
 
     def __init__(self, arrays: Sequence[mmap.mmap], num_rows: int, bytes_ahead: int = _BYTES_AHEAD) -> None:
         self._arrays, self._num_rows = arrays, num_rows
@@ -27,11 +27,11 @@ class MemoryAhead:
         self._num_used_rows = 0
 
     def note_used(self, num_rows: int) -> None:
-        """The first so many were written to, or will be right now."""
+        """Note that the first `num_rows` rows were written to, or are about to be."""
         self._num_used_rows = max(self._num_used_rows, num_rows)
 
     def extend(self) -> bool:
-        """A moment's work; False where nothing is left to do."""
+        """Do a moment's work.  Return False if nothing is left to do."""
         num_arrays = len(self._arrays)
         enough = min(self._num_rows, self._num_used_rows + self._rows_ahead) * num_arrays
         first = self._num_asked_for

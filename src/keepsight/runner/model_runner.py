@@ -1,8 +1,8 @@
-"""Does what the plan of a step says: encode, gather, merge, decode, sample.  Decides nothing.
+"""Executes the plan of a step: encode, gather, merge, decode, sample.  Makes no scheduling decisions.
 
-What a plan has `now` is computed before `run` returns; what it has to `encode` or `beside` is begun on another thread
-and reported by the run that finds it finished.  A failure concerns the sequences or the media that were computed
-together, never the runner, unless the device is lost by it.
+A plan's `now` is computed before `run` returns; its `encode` and `beside` are started on another thread and reported by
+the run that finds them finished.  An error fails the sequences or media that were computed together, never the runner,
+unless the device is lost.
 """
 
 import dataclasses
@@ -56,9 +56,9 @@ from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
 Job = Generator[None, None, StepResult]
-# What becomes of embeddings besides: told what was encoded, what one took, and how to get them.
+# Offers embeddings to the tiers: the encoding, its share of the seconds taken, and a function that fetches them.
 Keep = Callable[[Encoding, float, Callable[[], StoredArray]], object]
-# The same of pages that follow each other; what is not got at once is written to again.
+# The same for consecutive pages.  They must be fetched during the call, as they are written to again afterwards.
 KeepStretch = Callable[[KeptStretch, Callable[[], StoredArray]], object]
 
 
@@ -68,23 +68,23 @@ class ModelRunner:
         model: Model,
         normalizer: Normalizer | None,
         pages: KvCacheConfig,
-        # Called on any thread: something that ran beside can be reported by the next run.
+        # Called on any thread, when something that ran beside can be reported by the next run.
         on_finished: Callable[[], None],
         encoder_share: float = 0.5,
         *,
-        # What no answer may end with before its `min_tokens`.
+        # Tokens that no answer may end with before its `min_tokens`.
         end_ids: frozenset[int] = frozenset(),
         embeddings_device: torch.device | None = None,
-        # None where no answer is kept to a grammar.
+        # None if no answer is kept to a grammar.
         guides: GuideMaker | None = None,
-        # Asked when an encoding is begun, on the thread of `run`.
+        # Called on the thread of `run`, when an encoding is started.
         keeping: Callable[[], Keep] | None = None,
         keep_stretch: KeepStretch | None = None,
-        # A step may have so many tokens of sequences that want one each, and guesses; 0 where none is to be recorded.
+        # The most tokens of a step of single tokens and guesses, up to which steps are recorded; 0: none are.
         max_recorded: int = 0,
-        # The same of tokens with longer slices among them.
+        # The same for steps with longer slices.
         max_recorded_prompt: int = 0,
-        # None where no request may name one.
+        # None if requests may not name adapters.
         adapters: HeldAdapters | None = None,
     ) -> None:
         device = model.place.device
@@ -106,29 +106,29 @@ class ModelRunner:
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
         self._stretches: dict[bytes, StoredArray] = {}
-        # Encoder keys of what is not to be begun, as the last plan told.
+        # Encoder keys of encodings not to be started, from the last plan.
         self._unwanted: frozenset[str] = frozenset()
-        # The last logits of prompts, by name.
+        # Logits after the last token of prompts, by name.
         self._ends: dict[EndName, Tensor] = {}
         self._keeping, self._keep_stretch = keeping, keep_stretch
         self._share = share_device(device, encoder_share, count_parameters(model))
-        # An attention remembers the plan of the batch that it works on, so each thread has its own.
+        # PagedAttention caches the plan of the current batch, so each thread has its own.
         self._attention, self._attention_beside = PagedAttention(), PagedAttention()
         self._beside: BesideThread[StepResult] = BesideThread(
             self._share.beside, self._share.before_part, self._share.finish_part, self._share.before_rest, on_finished
         )
-        # Who loads may be another than who runs.
+        # The loading thread may be another than the one that calls `run`.
         self._share.before_rest()
 
     def hold_pixels(self, media_hash: str, pixels: Pixels) -> None:
         self._pixels[media_hash] = pixels
 
     def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None:
-        """Beside those that are used, until they are to be placed among them."""
+        """Hold loaded embeddings apart from those in use, until a plan places them."""
         self._loaded[encoder_key] = array
 
     def hold_stretch(self, stretch: bytes, array: StoredArray) -> None:
-        """Until the next plan, which says what of it is used."""
+        """Hold a loaded stretch until the next plan, which fills pages from it."""
         self._stretches[stretch] = array
 
     @torch.inference_mode()
@@ -152,7 +152,7 @@ class ModelRunner:
         return _merge((*results, *self._beside.take_finished()))
 
     def prepare(self) -> bool:
-        """For when there is nothing to run: a moment's work that a later run is spared; False where none is left."""
+        """Do a moment's work ahead of later runs, while there is nothing to run.  Return False if none is left."""
         return not self._beside.has_work and self.blocks.prepare()
 
     def close(self) -> None:
@@ -193,7 +193,7 @@ class ModelRunner:
     def _remember(self, sequences: Sequence[NewSequence]) -> None:
         if not sequences:
             return
-        # Whose pages are listed on the device, in memory that is written to and given back in the steps' order.
+        # Their block tables are on the device, in memory that is written to and freed in stream order.
         with self._share.handing_over():
             for new in sequences:
                 self.sequences.remember(new)
@@ -207,7 +207,7 @@ class ModelRunner:
         if not keys:
             return StepResult()
         placed, failed = [], {}
-        # Until the device has read them, which the end of the handing over waits for.
+        # Keeps the arrays alive until the device has read them, for which `handing_over` waits at its end.
         held = []
         with self._share.handing_over():
             for key in keys:
@@ -233,13 +233,13 @@ class ModelRunner:
             self._share.finish_part()
         except Exception as error:
             logger.exception("encoding failed")
-            # Of those it was computed together with, some may be held already; nobody would ever have them dropped.
+            # Some of the batch may be held already; the scheduler would never ask to drop them.
             for each in encodings:
                 self.embeddings.drop(each.encoder_key)
             return StepResult(failed_encodings={each.encoder_key: _survive(error) for each in encodings})
         took = EncodeTime(began, time.monotonic(), len(encodings))
         if keep is not None:
-            # After this has been reported, and before the next is encoded.
+            # Runs after this result is reported, and before the next encoding.
             done = [each for each in encodings if each.encoder_key in result.encoded]
             kept = {each: self.embeddings.get(each.encoder_key) for each in done}
             self._beside.begin(_keep_all(kept, took.seconds, keep), is_light=True)
@@ -261,7 +261,7 @@ class ModelRunner:
         )
 
     def _begin_beside(self, slices: Sequence[Slice]) -> StepResult:
-        """Laid out here, in the order of the plans; only computed beside."""
+        """Start slices that run beside: inputs are laid out here, in plan order; only the computing runs beside."""
         if not slices:
             return StepResult()
         try:
@@ -278,7 +278,7 @@ class ModelRunner:
             result = self._compute(inputs, self._attention_beside, self._share.before_part)
         except Exception as error:
             result = _failure(_ids_of(inputs.slices), error)
-        # What was begun may still read the inputs, whose memory is given back where others are laid out.
+        # Launched kernels may still read the inputs, whose memory is freed on the stream where others are laid out.
         self._share.finish_part()
         return result
 
@@ -316,7 +316,7 @@ class ModelRunner:
         return self._read(hidden, inputs.slices, inputs.sequences)
 
     def _read(self, hidden: Tensor, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> StepResult:
-        """Of the hidden states of the slices that sample, what they were computed for."""
+        """Turn the hidden states of the slices that sample into the step's result."""
         drawn = self._sample(hidden, slices, sequences)
         failed = _faults(dict(zip(_ids_of(slices), sequences, strict=True)))
         done = [piece for piece in slices if piece.guess is None and piece.sequence_id not in failed]
@@ -327,7 +327,7 @@ class ModelRunner:
         )
 
     def _read_prompts(self, hidden: Tensor, inputs: StepInputs, between_parts: Callable[[], None]) -> Tensor:
-        """What is left to read of all tokens' hidden states: the ends of the slices that sample."""
+        """Read prompts' log-probabilities from all hidden states.  Return those at the ends of slices that sample."""
         ends = []
         parts = torch.split(hidden, [piece.length for piece in inputs.slices])
         for piece, sequence, part in zip(inputs.slices, inputs.sequences, parts, strict=True):
@@ -340,7 +340,7 @@ class ModelRunner:
     def _sample(
         self, hidden: Tensor, slices: Sequence[Slice], sequences: Sequence[RunningSequence]
     ) -> dict[SequenceId, list[SampledToken]]:
-        """One token for each slice that samples, but for void guesses."""
+        """Draw one token for each slice that samples, except for void guesses."""
         pairs = zip(slices, sequences, strict=True)
         sampling = {piece: sequence for piece, sequence in pairs if piece.samples}
         if not sampling:
@@ -354,7 +354,7 @@ class ModelRunner:
             if sequence.request.wants_vector:
                 vector = hidden[row].float().cpu().numpy().tobytes()
                 drawn[piece.sequence_id][0] = drawn[piece.sequence_id][0]._replace(vector=vector)
-        # All or none: of a batch that fails nobody is told what was kept.
+        # Keep all or none: for a batch that fails, kept ends are not reported.
         kept = {piece.keep_as: logits[row].clone() for row, piece in enumerate(sampling) if piece.keep_as is not None}
         self._ends |= kept
         return drawn
@@ -371,9 +371,9 @@ def _keep_all(held: Mapping[Encoding, Tensor], seconds: float, keep: Keep) -> Jo
 
 
 def _draw_in_turn(logits: Tensor, sampling: Mapping[Slice, RunningSequence]) -> dict[SequenceId, list[SampledToken]]:
-    """From each row of logits; from a guess's once those before it are drawn, if they are what was guessed."""
+    """Draw from each row of logits; from a guess's row only once the tokens up to it are drawn as guessed."""
     sequences = {piece.sequence_id: sequence for piece, sequence in sampling.items()}
-    if len(sequences) == len(sampling):  # nothing is guessed, as of many streams
+    if len(sequences) == len(sampling):  # without guesses, as in steps of many streams
         return {each: [token] for each, token in _draw(logits, sequences).items()}
     waiting = defaultdict[SequenceId, deque[tuple[int, int | None]]](deque)
     for row, piece in enumerate(sampling):
@@ -389,7 +389,7 @@ def _draw_in_turn(logits: Tensor, sampling: Mapping[Slice, RunningSequence]) -> 
 
 
 def _draw(logits: Tensor, sequences: Mapping[SequenceId, RunningSequence]) -> dict[SequenceId, SampledToken]:
-    """From each row of logits a token, added to its sequence."""
+    """Draw a token from each row of logits and append it to its sequence."""
     tokens = sample_tokens(logits, [each.sampling for each in sequences.values()])
     for sequence, token in zip(sequences.values(), tokens, strict=True):
         sequence.token_ids.append(token.token_id)
@@ -410,7 +410,7 @@ def _failure(sequence_ids: Iterable[SequenceId], error: Exception) -> StepResult
 
 
 def _survive(error: Exception) -> str:
-    """What is told of it.  Raises it where no batch after it can be computed: the process is to be replaced."""
+    """Return the message to report.  Re-raise if no later batch can be computed: the process must be replaced."""
     if isinstance(error, torch.AcceleratorError):
         raise error
     return str(error) or type(error).__name__

@@ -1,7 +1,7 @@
-"""Rescaling and normalising as a table lookup: there are only 256 values that a channel of a pixel can have.
+"""Rescales and normalizes pixels by table lookup, as a channel of a pixel has only 256 possible values.
 
-The table is made on the CPU with the reference's own formula, so its entries, and with them every pixel on every
-device, equal the reference's bit for bit.
+The table is computed on the CPU with the reference's own formula, so its entries, and thus every pixel on every device,
+equal the reference's bit for bit.
 """
 
 import numpy as np
@@ -11,14 +11,14 @@ from keepsight.image_processor_config import ImageProcessorConfig
 
 
 class PixelNormalizer:
-    """uint8 [n, height, width, 3] to `dtype` of the same shape on `device`: channels last, as the encoder reads."""
+    """Turns uint8 [n, height, width, 3] into `dtype` of the same shape on `device`: channels last, for the encoder."""
 
     def __init__(self, config: ImageProcessorConfig, device: torch.device | str, dtype: torch.dtype) -> None:
         table = normalization_table(config).to(dtype)  # [3, 256]
-        # Most checkpoints treat all channels alike, which saves telling them apart.
+        # Most checkpoints treat all channels alike, so one table serves for all.
         self._is_grey = bool((table == table[0]).all())
         self._table = (table[0] if self._is_grey else table.flatten()).to(device)
-        # Where the part of red, green and blue begins; int32 because uint8 as an index is a mask to torch.
+        # Where the tables of red, green and blue begin; int32 because torch takes a uint8 index as a mask.
         self._starts = torch.tensor([0, 256, 512], dtype=torch.int32).to(device)
 
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
@@ -26,7 +26,7 @@ class PixelNormalizer:
         assert pixels.shape[-1] == 3, pixels.shape
         indices = pixels.to(self._table.device).to(torch.int32, memory_format=torch.contiguous_format)
         if not self._is_grey:
-            # Whole rows: adding rows of three would take ten times as long.
+            # Add to whole rows: adding to rows of three would take ten times as long.
             starts = self._starts.repeat(pixels.shape[-2])  # [width * 3]
             indices.view(-1, len(starts)).add_(starts)
         # index_select with int32 takes a quarter of the time of table[indices], here and with int64.
@@ -34,12 +34,12 @@ class PixelNormalizer:
 
 
 def normalization_table(config: ImageProcessorConfig) -> torch.Tensor:
-    """float32 [3, 256]: what the reference's backend makes of each value in each channel."""
+    """Return float32 [3, 256]: what the reference's backend makes of each value in each channel."""
     return _torchvision_table(config) if config.backend == "torchvision" else _pil_table(config)
 
 
 def _torchvision_table(config: ImageProcessorConfig) -> torch.Tensor:
-    """TorchvisionBackend.rescale_and_normalize: the factor is folded into mean and deviation, in float32."""
+    """Compute TorchvisionBackend.rescale_and_normalize: the factor is folded into mean and deviation, in float32."""
     mean = torch.tensor(config.image_mean, dtype=torch.float32) * (1.0 / config.rescale_factor)
     std = torch.tensor(config.image_std, dtype=torch.float32) * (1.0 / config.rescale_factor)
     values = torch.arange(256, dtype=torch.float32).expand(3, 256)
@@ -47,7 +47,7 @@ def _torchvision_table(config: ImageProcessorConfig) -> torch.Tensor:
 
 
 def _pil_table(config: ImageProcessorConfig) -> torch.Tensor:
-    """PilBackend's rescale in float64, rounded to float32, then its normalize."""
+    """Compute PilBackend's rescale in float64, rounded to float32, then its normalize."""
     rescaled = (np.arange(256, dtype=np.float64) * config.rescale_factor).astype(np.float32)
     mean = np.array(config.image_mean, dtype=np.float32)
     std = np.array(config.image_std, dtype=np.float32)

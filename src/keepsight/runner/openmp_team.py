@@ -1,8 +1,8 @@
-"""The OpenMP threads that a thread computes with: how many they are, and that they go home when there is nothing to do.
+"""Sets the size of the calling thread's OpenMP team, and releases the team when there is nothing to compute.
 
-As long as all teams together have no more threads than there are cores, libgomp's threads wait for the next piece of
-work awake; else they sleep between any two, and a team that rests counts like one that works.  With the team of
-encodings at rest, each step of the answers took a quarter longer.
+As long as all teams together have no more threads than there are cores, libgomp's threads spin while they wait for the
+next piece of work; otherwise they sleep in between, and an idle team counts like a busy one.  With the encoder's team
+idle, each step of the answers took a quarter longer.
 """
 
 import ctypes
@@ -13,26 +13,26 @@ from pathlib import Path
 
 import torch
 
-_SOFT = 1  # omp_pause_soft: what was set stays set
+_SOFT = 1  # omp_pause_soft: settings are kept
 
 
 def set_team_size(count: int) -> None:
-    """Of the calling thread alone: not of its process's other threads, nor of those that are started later."""
-    # Asking comes first even where the answer is known: a thread that has not yet asked is given, whenever it first
-    # does or computes, the number that torch was told last, on whichever thread.
+    """Set the team size of the calling thread alone: not of other threads, nor of those that are started later."""
+    # Always call get_num_threads first: when a thread first calls it or computes, it gets the number that torch was
+    # last told on any thread.
     if torch.get_num_threads() != count and (set_number := _find_in_torch("omp_set_num_threads")) is not None:
         set_number(count)
-    # It has a number of its own wherever torch was told one.
+    # MKL has a setting of its own once torch was told a number.
     if (set_number := _find_in_torch("MKL_Set_Num_Threads_Local")) is not None:
         set_number(count)
-    # Where torch computes with another library, which only torch can tell; and it tells the threads that come, too.
+    # If torch uses another library, only torch can set its size, which also applies to threads started later.
     if torch.get_num_threads() != count:
         torch.set_num_threads(count)
 
 
 @contextmanager
 def keeping_team_size() -> Iterator[None]:
-    """The calling thread may be the caller's own: what is set on it meanwhile is undone."""
+    """Restore the calling thread's team size at the end, as the thread may belong to the caller."""
     before = torch.get_num_threads()
     try:
         yield
@@ -41,7 +41,7 @@ def keeping_team_size() -> Iterator[None]:
 
 
 def dismiss_team() -> None:
-    """That of the calling thread; the next that it computes makes one anew, in a tenth of a millisecond."""
+    """Release the calling thread's team; its next computation makes a new one, in a tenth of a millisecond."""
     pause = _find_in_torch("omp_pause_resource_all")
     if pause is not None:
         pause(_SOFT)
@@ -49,7 +49,7 @@ def dismiss_team() -> None:
 
 @functools.cache
 def _find_in_torch(name: str) -> Callable[[int], object] | None:
-    """Or in the libraries that it computes with: a program may have loaded others of the same names."""
+    """Find a function in torch or the libraries it links to, as the process may have loaded others of the same name."""
     with suppress(OSError, AttributeError):
         library = ctypes.CDLL(str(Path(torch.__file__).with_name("lib") / "libtorch_cpu.so"))
         function: Callable[[int], object] = getattr(library, name)

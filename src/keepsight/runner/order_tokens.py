@@ -1,25 +1,25 @@
-"""Which token of each row stands where, the likeliest first and of equals the smaller ids, though no row is sorted.
+"""Finds tokens by rank, likeliest first and equal ones by id, without sorting whole rows.
 
-A place is told by how much of all that is likely comes before it.  Tokens are counted in buckets by their distance from
-the likeliest, and only those of the bucket in which a place lies are put in order.  What is likely is counted in whole
-numbers, whose sums are the same in any order and beside any other rows.  Knows nothing of what a place is wanted for.
+A place in that order is given by the probability mass before it.  Tokens are counted in buckets by their distance from
+the likeliest, and only those in the bucket of a place are sorted.  Probabilities are counted in integers, whose sums do
+not depend on their order or on other rows.  Knows nothing of what a place is wanted for.
 """
 
 import torch
 from torch import Tensor
 
-# Of more rows, what each step leaves for the next would have left a processor's caches.
+# With more rows, intermediate results would no longer fit a processor's caches.
 MOST_ROWS = 4
-# So many shares are certain; those of all rows together stay below 2**63.
+# The number of shares that make up probability 1; those of all rows together stay below 2**63.
 CERTAIN = 2.0**60
-# In rows of no numbers each token has as many as any.
+# The probability of each token in rows of NaN, where all are equal.
 _UNKNOWN = 2.0**-40
-# Enough for a distance of 43, at which nothing has a share any more.
+# Enough for a distance of 43, from which on no token has a share.
 _BUCKETS, _BUCKETS_OF_LOGIT = 2**16, 1500
 
 
 class LikeliestFirst:
-    """`values` [rows, vocabulary]: logits, minus infinity for what is ruled out."""
+    """The order of tokens by `values` [rows, vocabulary]: logits, minus infinity where ruled out."""
 
     def __init__(self, values: Tensor) -> None:
         assert len(values) <= MOST_ROWS
@@ -36,15 +36,17 @@ class LikeliestFirst:
         return self._ends[:, -1:]
 
     def find(self, places: Tensor) -> tuple[Tensor, Tensor]:
-        """Tokens [rows]: of each row the first that has, with all before it, more shares than that [rows, 1].  And how
-        many those are [rows, 1].  Places are from 0 to below all shares.
+        """Find the tokens at `places` [rows, 1], each a number of shares in [0, all_shares).
+
+        Return ids [rows] of the first token in each row that has, with all before it, more shares than that, and how
+        many those are [rows, 1].
         """
         bucket = torch.searchsorted(self._ends, places, right=True)
         inside = self._sums.gather(1, bucket)
         rows, ids = (self._buckets == bucket).nonzero(as_tuple=True)
         order = self.values[rows, ids].sort(descending=True, stable=True).indices
         order = order[rows[order].sort(stable=True).indices]
-        # One row after the other.
+        # The running sum goes on from one row to the next.
         ends = self.shares[rows[order], ids[order]].cumsum(dim=0)
         ahead = self._ends.gather(1, bucket) - inside.cumsum(dim=0)
         found = torch.searchsorted(ends, places - ahead, right=True)

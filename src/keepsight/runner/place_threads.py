@@ -1,8 +1,8 @@
-"""On which cores the threads of one team compute, as long as they compute.
+"""Pins the threads of a team to cores, for as long as they compute.
 
 Linux may wake a thread on the core of the one that waits for it, and leave both there for ten milliseconds; a virtual
-machine's may even try to.  Only a team, or two, of as many threads as there are cores is told apart, so that nobody is
-kept from a core that rests.
+machine's may even try to.  Threads are pinned only if one team, or two together, have as many threads as there are
+cores, so that no thread is kept from an idle core.
 """
 
 import os
@@ -21,21 +21,21 @@ class _Places(Structure):
 
 
 def cores_of_process() -> Sequence[int]:
-    """Empty where threads cannot be told where to compute."""
+    """Return the process's cores, sorted; empty if threads cannot be pinned."""
     if not has_library() or not hasattr(os, "sched_getaffinity"):
         return ()
     return sorted(os.sched_getaffinity(os.getpid()))
 
 
 class Places(threading.local):
-    """Those of the thread that asks and of the team that it computes with."""
+    """The cores of the calling thread and its team (thread-local)."""
 
     def __init__(self, all_cores: Sequence[int]) -> None:
         self._all: Final = all_cores
         self._taken: Sequence[int] = ()
 
     def take(self, cores: Sequence[int]) -> None:
-        """One for each thread of the team, which has as many."""
+        """Pin the team's threads, one to each of `cores`."""
         if cores == self._taken:
             return
         numbers = torch.tensor(cores, dtype=torch.int64)
@@ -43,7 +43,7 @@ class Places(threading.local):
         self._taken = cores
 
     def leave(self) -> None:
-        """The thread that asks; what is left of its team sleeps."""
+        """Unpin the calling thread; the rest of its team sleeps."""
         if self._taken:
             os.sched_setaffinity(0, self._all)
             self._taken = ()

@@ -1,7 +1,7 @@
-"""Steps with longer slices, recorded once on a GPU for some numbers of tokens and then replayed.
+"""CUDA graphs of steps with longer slices: recorded once for some token counts and then replayed.
 
-A prompt of some hundred tokens is launched more slowly than it is computed.  What it is made of, pictures in it or not,
-lies in one tensor before that; what the layers read besides is a `RecordedBatch`.
+A prompt of some hundred tokens takes longer to launch than to compute.  Its input embeddings, those of pictures
+included, are written to one tensor before the replay; everything else that the layers read is in a `RecordedBatch`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.recorded_batch import RecordedBatch
 from keepsight.runner.record_graph import Record
 
-# Numbers of tokens.  Of more a device computes as long as they take to be launched.
+# Token counts to record.  Beyond these, computing a step takes as long as launching it.
 SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 
 
@@ -24,26 +24,26 @@ class PromptGraphs:
         self, model: Model, caches: Sequence[LayerCache], block_size: int, sizes: Sequence[int], record: Record
     ) -> None:
         inputs = PromptInputs(model, max(sizes))
-        # The largest first: the others have room in what it took.
+        # The largest first: the others fit in the memory that it took.
         steps = [
             RecordedPrompt(model, caches, block_size, inputs, size, record) for size in sorted(sizes, reverse=True)
         ]
         self._steps = steps[::-1]
 
     def find(self, batch: AttentionBatch) -> "RecordedPrompt | None":
-        """The smallest that has room for it; of its slices the ends alone are read."""
-        if batch.adapted:  # what is laid over the model's weights was not recorded with them
+        """Return the smallest recorded step with room for a batch that reads only its slices' ends; None if none."""
+        if batch.adapted:  # adapters are not part of the recordings
             return None
         return next((step for step in self._steps if step.batch.has_room_for(batch)), None)
 
 
 class PromptInputs:
-    """What a step is made of, in memory that those of all sizes read."""
+    """The inputs of a step, in memory that the recordings of all sizes read."""
 
     def __init__(self, model: Model, num_tokens: int) -> None:
         self.embeddings = model.embed_tokens(torch.zeros(num_tokens, dtype=torch.int64, device=model.place.device))
         hidden_size = self.embeddings.shape[1]
-        # What pictures add behind the first layers: nothing to the tokens of text.
+        # What pictures add behind the first layers; zero for text tokens.
         num_deep = max(0, model.shape.media_width // hidden_size - 1)
         self.deep = self.embeddings.new_zeros(num_tokens, num_deep, hidden_size)
         self._is_deep = False
@@ -74,7 +74,7 @@ class RecordedPrompt:
         self._replay = record(lambda: model.compute(embeddings, attention, caches, self.batch, None, deep))
 
     def compute(self, embeddings: Tensor, batch: AttentionBatch, deep: Sequence[DeepRows]) -> Tensor:
-        """[tokens, hidden] -> [read, hidden], until the next recorded step"""
+        """Replay the step: [tokens, hidden] -> [read, hidden], valid until the next recorded step."""
         self._inputs.replace(embeddings, deep)
         self.batch.replace(batch)
         return self._replay()[: batch.num_read]

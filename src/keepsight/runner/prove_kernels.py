@@ -1,7 +1,7 @@
-"""A GPU's kernels are compiled where they run, by whatever Triton and driver are there: so they are tried there first.
+"""Tests the GPU kernels before use, as they are compiled on the machine by whatever Triton and driver it has.
 
-The same few tokens are computed with them and without, near and far, and some patches where there is a tower.  Where
-they fail or disagree they are not used.
+The same few tokens, at near and far positions, are computed with and without the kernels, and some patches if there is
+a tower.  Kernels that fail or give different results are not used.
 """
 
 import logging
@@ -19,31 +19,31 @@ from keepsight.models.vision_layer import VisionLayer, Windows, place_heads
 from keepsight.runner.kv_block_store import KvBlockStore
 
 logger = logging.getLogger(__name__)
-# A prompt fills the pages, where a model has so many positions.
+# The prompt fills these pages, if the model has that many positions.
 BLOCK_SIZE, NUM_BLOCKS = 16, 4
-# Behind all windows, and further than a row's programs see at once, where there are so many positions; its sequence has
-# the same pages over and over.
+# A position beyond all sliding windows and beyond what a row's programs see at once, if the model has that many; the
+# sequence's table repeats the same pages.
 FAR = 10_000
-# So far that a program of a slice has keys again where others were, all of its parts of memory having had some; nearer
-# than where they are shared out to several.
+# Far enough that a slice's program reuses each of its key buffers, but nearer than where keys are split between several
+# programs.
 NEAR = 500
-# Of a slice that stands there, or in front of the last token; each has a slot of its own.
+# The length of the slices at `NEAR` and before the last token; each of their tokens has a slot of its own.
 NUM_LATER = 8
-# From one token to the next: a vocabulary's first ones are of a kind of their own, and hardly trained.
+# The step from one token id to the next: the first ids of a vocabulary are special and hardly trained.
 STRIDE = 997
-# Of each of two pictures, windows whose patches are no whole number of any of a kernel's parts, and others that are.
+# For each picture, windows whose patches are not a multiple of any tile size of the kernel, and others that are.
 NUM_PICTURES, WINDOWS = 2, (Windows(0, 400, 200), Windows(400, 784, 192))
-# Of a head's numbers: with it a patch sees a few others above all, the last ones of a window as well as any.
+# The standard deviation in heads: with it a patch attends mostly to a few others, the last of a window as well as any.
 SPREAD = 2.0
-# Of a row's numbers: far more than rounding makes of so few tokens (of 62 layers with random weights 0.03), and less
-# than where a kernel computes something else.  One key of many that is not seen would pass.
+# The relative difference allowed in a row: far more than rounding causes in so few tokens (0.03 in 62 layers with
+# random weights), and less than if a kernel computed something else.  One unseen key among many would pass.
 MAX_DIFFERENCE = {torch.float32: 0.01, torch.bfloat16: 0.25}
 LEAST_NORM = 1e-6
 
 
 @torch.inference_mode()
 def prove_kernels(model: Model) -> None:
-    """Of the whole process: they are not asked for any more, unless they do what torch does."""
+    """Disable the GPU kernels, in the whole process, unless they compute what torch computes."""
     if kernels_for(model.place.device) is None:
         return
     try:
@@ -56,7 +56,7 @@ def prove_kernels(model: Model) -> None:
     except Exception as error:
         _do_without(f"{type(error).__name__}: {error}")
         return
-    # Of what is no number nothing is known to be less.
+    # `not ... <`, so that NaN counts as a difference.
     if not difference < MAX_DIFFERENCE[model.place.dtype]:
         _do_without(f"their numbers differ by {difference:.0%} of torch's")
 
@@ -67,29 +67,29 @@ def _do_without(reason: str) -> None:
 
 
 def _largest_difference(found: list[Tensor], expected: list[Tensor]) -> float:
-    """Of a row, and its part of what is expected."""
+    """Return the largest difference of a row, relative to the expected row."""
     pairs = list(zip(found, expected, strict=True))
     differences = torch.cat([(ours - theirs).norm(dim=-1) for ours, theirs in pairs])
-    # A token whose embedding is zero, as one for padding may be, is zero to the end.
+    # A token with a zero embedding, as padding tokens may have, is zero through all layers.
     norms = torch.cat([theirs.norm(dim=-1) for _, theirs in pairs]).clamp(min=LEAST_NORM)
     return float((differences / norms).max())
 
 
 def _compute(model: Model) -> list[Tensor]:
-    """Rows of tokens, and of a tower's patches."""
+    """Return the rows of tokens and, if there is a tower, of its patches."""
     modules = model.modules() if isinstance(model, nn.Module) else ()
     layers = [each for each in modules if isinstance(each, VisionLayer)]
     return [_compute_tokens(model), *(_compute_patches(layer, model.place) for layer in layers[:1])]
 
 
 def _compute_patches(layer: VisionLayer, place: Placement) -> Tensor:
-    """What patches make of what they see, by one of a tower's layers, which are all alike."""
+    """Compute the attention of random patches in one of a tower's layers, which are all alike."""
     shape = (NUM_PICTURES, WINDOWS[-1].end, layer.num_heads, layer.head_dim)
-    # A row that is left as it is is no number.
+    # NaN shows rows that a kernel leaves unwritten.
     attended = torch.full(shape, torch.nan, device=place.device, dtype=place.dtype)
     heads, random = layer.make_heads(attended.flatten(2)), torch.Generator(place.device).manual_seed(0)
     projected = torch.empty_like(heads, memory_format=torch.contiguous_format).normal_(std=SPREAD, generator=random)
-    # Of nothing that turns; but each number has its own.
+    # Random, not cosines and sines of any angle, but different for each element.
     cos, sin = torch.randn(2, shape[1], 1, shape[3], device=place.device, generator=random)
     place_heads(projected[:1], None, heads[:1])
     place_heads(projected[1:], (cos, sin), heads[1:])
@@ -99,8 +99,11 @@ def _compute_patches(layer: VisionLayer, place: Placement) -> Tensor:
 
 
 def _compute_tokens(model: Model) -> Tensor:
-    """Hidden states of some tokens: a prompt's, then one of an answer alone, then some of a prompt that goes on, then
-    such beside two of answers."""
+    """Return hidden states of some tokens.
+
+    The steps: a prompt, a single token of an answer, a slice of a longer prompt, and such a slice beside two tokens of
+    answers.
+    """
     device, far = model.place.device, model.shape.furthest(FAR)
     near, num_prompt = min(NEAR, far - NUM_LATER), min(BLOCK_SIZE * NUM_BLOCKS, far - 1)
     steps = [

@@ -1,6 +1,6 @@
-"""How likely the model found each token of a prompt, for callers who want to know.
+"""Computes the log-probabilities of a prompt's tokens, for callers who ask for them.
 
-It takes the logits of every position, which is more memory than a step has: they are made a few at a time.
+This takes the logits of every position, more than a step's memory holds, so they are computed a few at a time.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from torch import Tensor
 from keepsight.runner.sample_tokens import list_logprobs
 from keepsight.runner.sequence_table import RunningSequence
 
-# Of a vocabulary of 262k these are 64 MB.
+# For a vocabulary of 262k these take 64 MB.
 ROWS_AT_ONCE = 64
 
 
@@ -21,12 +21,12 @@ def read_prompt(
     to_logits: Callable[[Tensor], Tensor],
     between_parts: Callable[[], None],
 ) -> None:
-    """Adds to what the sequence knows; what begins anew is told anew."""
+    """Append to the sequence's prompt log-probabilities; a prompt that begins again replaces what was there."""
     told, num_top = sequence.prompt_logprobs, sequence.sampling.params.prompt_logprobs
     assert num_top is not None
     del told[start:]
     assert len(told) == start, "a part of the prompt was left out"
-    # Each position tells of the next token, the prompt's last of none of its own.
+    # The logits of each position are for the next token, so the prompt's last position has none to report.
     next_ids = sequence.request.token_ids[start + 1 : start + 1 + len(hidden)]
     for first in range(0, len(next_ids), ROWS_AT_ONCE):
         some = next_ids[first : first + ROWS_AT_ONCE]

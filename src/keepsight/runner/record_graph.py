@@ -1,4 +1,4 @@
-"""Records what a GPU is told to do, to tell it so again in one go."""
+"""Records the kernels that a computation launches on a GPU, to replay them in one launch."""
 
 from collections.abc import Callable
 
@@ -7,28 +7,29 @@ from torch import Tensor
 
 from keepsight.runner.share_device import PRIORITY_OF_ANSWERS
 
-# What it is given computes always the same tensor; what it gives does so, too, by what is recorded.
+# Turns a function into one that replays its recorded kernels, and returns the same output tensor at each call.
 Record = Callable[[Callable[[], Tensor]], Callable[[], Tensor]]
 
 
 def make_recorder() -> Record:
-    """By CUDA graphs, which share their memory: one runs at a time."""
+    """Make a recorder of CUDA graphs that share a memory pool, so only one of them may run at a time."""
     pool = torch.cuda.graph_pool_handle()
-    # The same for all: what products use besides (by torch's source 32 MiB of an H100) is each stream's, for good.
+    # One stream for all trial runs: matrix products keep a workspace for each stream (by torch's source 32 MiB on an
+    # H100) for good.
     trying = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    # A kernel goes before others by the stream that it was recorded on, wherever it is replayed.
+    # A kernel has the priority of the stream that it was recorded on, wherever it is replayed.
     recording = torch.cuda.Stream(priority=PRIORITY_OF_ANSWERS)  # type: ignore[no-untyped-call]
 
     def record(compute: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        # What is made when first asked for (kernels, workspaces) must not be recorded.
+        # Run once first, as what is created at first use (kernels, workspaces) must not be recorded.
         trying.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(trying):
             compute()
         torch.cuda.current_stream().wait_stream(trying)
         graph = torch.cuda.CUDAGraph()
-        # Others may ask for memory meanwhile, as whoever locks pages does.
+        # Other threads may allocate memory meanwhile, such as the one that page-locks arrays.
         capture = torch.cuda.graph(graph, pool=pool, stream=recording, capture_error_mode="thread_local")
-        # That it is left by itself where it fails is not to be relied on.
+        # The capture cannot be relied on to leave its stream if it fails.
         with torch.cuda.stream(recording), capture:
             output = compute()
 
@@ -42,9 +43,10 @@ def make_recorder() -> Record:
         try:
             return record(compute)
         except torch.AcceleratorError as error:
-            # What may not be recorded is told as a lost device is, but that one fails at whatever it is asked.
+            # An operation that cannot be recorded raises the same error as a lost device, but only a lost device fails
+            # at the next call, too.
             torch.cuda.synchronize()
-            # Of two errors the second only says that there was one before.
+            # If there were two errors, the second only says that there was one before.
             raise RuntimeError(str(error.__context__ or error)) from error
 
     return record_unless_lost

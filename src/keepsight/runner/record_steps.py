@@ -1,4 +1,4 @@
-"""Which steps a GPU replays, recorded when an engine starts."""
+"""Records, when an engine starts, the steps that a GPU replays."""
 
 import logging
 import time
@@ -24,7 +24,7 @@ MakeGraphs = Callable[[Model, Sequence[LayerCache], int, Sequence[int], Record],
 
 @dataclass(frozen=True, slots=True)
 class RecordedSteps:
-    """None where there are none."""
+    """The recorded steps; None for a kind that is not recorded."""
 
     of_tokens: DecodeGraphs | None = None
     of_prompts: PromptGraphs | None = None
@@ -34,8 +34,10 @@ class RecordedSteps:
 def record_steps(
     model: Model, caches: Sequence[LayerCache], block_size: int, max_tokens: int, max_prompt_tokens: int
 ) -> RecordedSteps:
-    """None without kernels of our own, as with torch's the number of keys would be recorded; nor where there is no
-    room."""
+    """Record steps, if the GPU has our own kernels and enough memory.
+
+    With torch's kernels, the number of keys would be part of the recording.
+    """
     if kernels_for(model.place.device) is None:
         return RecordedSteps()
     record = make_recorder()
@@ -55,6 +57,6 @@ def record_steps(
         logger.info("%s of up to %d tokens recorded in %.1f s", kind, some[-1], time.monotonic() - began)
         return made
 
-    # Prompts first, which need most memory: all others have room in it.
+    # Prompts first, as they need most memory: all other steps fit in it.
     of_prompts = make(PromptGraphs, prompt_graphs.SIZES, max_prompt_tokens, "prompts")
     return RecordedSteps(make(DecodeGraphs, decode_graphs.SIZES, max_tokens, "steps"), of_prompts)

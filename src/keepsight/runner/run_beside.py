@@ -1,8 +1,8 @@
-"""A thread that works beside the one that answers streams: jobs in parts, so that an urgent one never waits long.
+"""A thread that runs jobs beside the one that serves streams, in parts, so that an urgent job never waits long.
 
-A job is a generator; each of its `yield`s is a place where another may be taken up.  Knows nothing of what jobs
-compute.  Every job that was begun is reported once, in the order of their ends, unless the thread is closed before or
-ends of a fault, which is raised instead.
+A job is a generator; at each `yield` the thread may switch to another.  Knows nothing of what jobs compute.  Every job
+is reported once, in the order of completion, unless the thread is closed first or ended by an exception, which is
+raised instead.
 """
 
 import threading
@@ -13,28 +13,28 @@ from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 Job = Generator[None, None, T]
-# So many times as large as another is a job that takes turns with it.
+# A job at least this many times as large as another takes turns with it.
 FAR_LARGER = 4
 
 
 class _Work(NamedTuple, Generic[T]):
     job: Job[T]
-    # Of a patient one.
+    # Used for patient jobs only.
     size: int
 
 
 class BesideThread(Generic[T]):
     def __init__(
         self,
-        # Around the thread's whole life.
+        # Entered for the thread's whole life.
         surroundings: Callable[[], AbstractContextManager[object]],
-        # Before each part of a job.
+        # Called before each part of a job.
         before_part: Callable[[], None],
-        # After the last part of a job, however it ended, and before it is reported.
+        # Called after the last part of a job, however it ended, and before it is reported.
         after_job: Callable[[], None],
-        # Before it waits for jobs.
+        # Called before the thread waits for jobs.
         before_rest: Callable[[], None],
-        # After each job's end, when its result can be taken.
+        # Called after each job, once its result can be taken.
         on_finished: Callable[[], None],
     ) -> None:
         self._surroundings, self._before_part, self._after_job = surroundings, before_part, after_job
@@ -42,7 +42,7 @@ class BesideThread(Generic[T]):
         self._urgent: deque[_Work[T]] = deque()
         self._light: deque[_Work[T]] = deque()
         self._patient: deque[_Work[T]] = deque()
-        # Whether the first of the patient ones had their last part.
+        # True if the last patient part belonged to the first job of that queue.
         self._first_had_part = False
         self._finished: deque[T] = deque()
         self._is_closing = False
@@ -60,10 +60,11 @@ class BesideThread(Generic[T]):
         return bool(self._urgent or self._patient)
 
     def begin(self, job: Job[T], *, is_urgent: bool = False, is_light: bool = False, size: int = 0) -> None:
-        """A light one takes no more of the machine than a moment of one core, before the next patient one.
+        """Queue a job: urgent, light or, by default, patient.
 
-        Patient ones follow each other, but one that is far smaller than the first takes turns with it.  Raises what
-        ended the thread, if anything has.
+        A light job takes only a moment of one core, and runs before the next part of a patient one.  Patient jobs run
+        in order, but one far smaller than the first takes turns with it.  Raises the exception that ended the thread,
+        if one did.
         """
         if self._fault is not None:
             raise self._fault
@@ -74,14 +75,17 @@ class BesideThread(Generic[T]):
             self._changed.notify()
 
     def take_finished(self) -> Iterator[T]:
-        """Raises what ended the thread, if anything has: what was begun will not be reported then."""
+        """Yield the results of finished jobs.
+
+        Raises the exception that ended the thread, if one did: unfinished jobs will not be reported then.
+        """
         while self._finished:
             yield self._finished.popleft()
         if self._fault is not None:
             raise self._fault
 
     def close(self) -> None:
-        """Waits for the part under way, and for what is light: what was made shall be kept.  Nothing else is begun."""
+        """Stop after the part under way and all light jobs, which store what was made.  Nothing else is started."""
         with self._changed:
             self._is_closing = True
             self._changed.notify()
@@ -93,7 +97,7 @@ class BesideThread(Generic[T]):
                 try:
                     self._before_part()
                     self._do_part(*found)
-                except Exception as fault:  # of the device, or ours: a job tells of its own in what it returns
+                except Exception as fault:  # of the device, or a bug: jobs report their own errors in their results
                     self._fault = fault
                     self._on_finished()
                     return
@@ -103,13 +107,13 @@ class BesideThread(Generic[T]):
             next(work.job)
         except StopIteration as end:
             self._after_job()
-            with self._changed:  # others may be begun meanwhile
+            with self._changed:  # another thread may queue jobs meanwhile
                 queue.remove(work)
             self._finished.append(end.value)
             self._on_finished()
 
     def _wait_for_work(self) -> tuple[deque[_Work[T]], _Work[T]] | None:
-        """And where it lies until it is done."""
+        """Wait for a job.  Return it and its queue, where it stays until it is done; None to end the thread."""
         if not self.has_work:
             self._before_rest()
         with self._changed:

@@ -1,7 +1,7 @@
-"""From logits to the next token of each sequence, for any mix of requests in one batch.
+"""Samples the next token of each sequence from logits, for any mix of requests in one batch.
 
-Every sequence has random numbers of its own, so that its tokens do not depend on who shares the batch with it.  The
-order of the steps is vLLM's: grammar, bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
+Each sequence has its own random numbers, so its tokens do not depend on the rest of the batch.  The order of the steps
+is vLLM's: grammar, bans, bias, penalties, temperature, min-p, top-k, top-p, draw.
 """
 
 import itertools
@@ -20,33 +20,34 @@ from keepsight.runner.guide_tokens import Guide, forbid_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault, SampledToken
 
-# That draw, or tell log-probabilities: each of 262k tokens takes some 8 MB, and a GPU keeps 2 GiB for a whole step.
+# Rows drawn, or read for log-probabilities, at once: a row of 262k tokens takes some 8 MB, and on a GPU 2 GiB are
+# reserved for a whole step.
 ROWS_AT_ONCE = 64
 
 
 class SamplingState:
-    """One sequence as the sampler sees it: what was asked for and what has been said so far."""
+    """The sampler's state of one sequence: its parameters and its output so far."""
 
     def __init__(self, wishes: "Wishes", choice: int, guide: Guide | None = None) -> None:
-        """`wishes`: its request's, which its other choices have, too."""
+        """Initialize; all choices of a request share its `wishes`."""
         self.params, self.wishes, self.guide = wishes.params, wishes, guide
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
-        # As far back as a banned run reaches.
+        # The last tokens, as far back as a banned run reaches.
         self.last_said = deque[int](maxlen=wishes.banned_runs.num_tokens_looked_at)
-        # Of those that draw.
+        # The source of random points; None if greedy.
         params = wishes.params
         self._points = None if params.greedy else _begin_points(params.seed, choice)
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
     def take_point(self) -> float:
-        """Where its next token lies among all that is likely, from 0 to below 1."""
+        """Return where in the cumulative distribution the next token lies, in [0, 1)."""
         assert self._points is not None
         return self._points.random()
 
     @property
     def fault(self) -> Fault | None:
-        """Why no token of this sequence is worth anything any more."""
+        """The reason, if any, why this sequence's tokens are void and it must fail."""
         return None if self.guide is None else self.guide.fault
 
     def edits_logits(self) -> bool:
@@ -67,8 +68,9 @@ def _begin_points(seed: int | None, choice: int) -> Random:
 
 
 class Wishes:
-    """What a request asks of single tokens.  As tensors it is made once for all its choices: it may be as much as the
-    vocabulary has tokens.
+    """A request's demands on single tokens.
+
+    Their tensors may be as large as the vocabulary, so they are made once for all choices.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class Wishes:
     ) -> None:
         self.params, self.banned_runs = params, RunBan(banned_runs)
         self._prompt = prompt
-        # Not to be sampled before `min_tokens`; whether a token ends the answer is decided elsewhere.
+        # Banned before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self._end_ids = params.ids_that_end(end_ids)
         self._tensors: _WishTensors | None = None
 
@@ -92,7 +94,7 @@ class Wishes:
 
 class _WishTensors:
     def __init__(self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int], logits: Tensor) -> None:
-        # What is to be penalized for standing there.
+        # The prompt tokens to penalize.
         self.prompt = _ids(set(prompt) if params.repetition_penalty != 1 else (), logits)
         self.allowed = None if params.allowed_token_ids is None else _ids(params.allowed_token_ids, logits)
         self.ends = _ids(end_ids, logits) if params.min_tokens else None
@@ -100,7 +102,7 @@ class _WishTensors:
 
 
 def sample_tokens(logits: Tensor, states: Sequence[SamplingState]) -> list[SampledToken]:
-    """`logits` [sequences, vocabulary]; each state is told what was chosen for it."""
+    """Sample a token from each row of `logits` [sequences, vocabulary] and note it in the row's state."""
     raw = logits.float()
     edited = _edit(raw, states)
     chosen = edited.argmax(dim=-1)
@@ -147,11 +149,11 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
 
 
 def _penalize(logits: Tensor, state: SamplingState, prompt: Tensor) -> None:
-    """`prompt`: its tokens, each once."""
+    """Apply the penalties; `prompt` holds the prompt's distinct tokens."""
     params = state.params
     said, counts = _ids_and_numbers(state.output_counts, logits)
     if params.repetition_penalty != 1:
-        # What stands in both is written twice, the same both times.
+        # Tokens in both are written twice, with the same value.
         seen = torch.cat((prompt, said))
         values = logits[seen]
         penalty = params.repetition_penalty
@@ -161,7 +163,7 @@ def _penalize(logits: Tensor, state: SamplingState, prompt: Tensor) -> None:
 
 
 def _ban(banned: Tensor, logits: Tensor) -> None:
-    """Unless nothing were left: where a grammar has come to its end, the end is all there is to say."""
+    """Ban tokens, unless none would be left: when a grammar is complete, only an end token is allowed."""
     before = logits[banned]
     logits.index_fill_(0, banned, NEVER)
     is_anything_left = logits.amax() > NEVER
@@ -169,19 +171,19 @@ def _ban(banned: Tensor, logits: Tensor) -> None:
 
 
 def _allow_only(allowed: Tensor, logits: Tensor) -> None:
-    """The same of all others."""
+    """Ban all other tokens, likewise unless none would be left."""
     left = torch.full_like(logits, NEVER).index_copy_(0, allowed, logits[allowed])
     logits.copy_(torch.where(left.amax() > NEVER, left, logits))
 
 
 def _ids(token_ids: Collection[int], logits: Tensor) -> Tensor:
-    """Those that the vocabulary has, known here: to ask a device for one is to wait until it has come that far."""
+    """Return the ids within the vocabulary; filtered on the host, as reading from the device would wait for it."""
     ids = np.fromiter(token_ids, np.int64, len(token_ids))
     return torch.from_numpy(ids[ids < len(logits)]).to(logits.device)
 
 
 def _ids_and_numbers(numbers: Mapping[int, float], logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The same, and what stands with each."""
+    """Return the ids within the vocabulary, and the number of each."""
     ids = np.fromiter(numbers, np.int64, len(numbers))
     values, are_inside = np.fromiter(numbers.values(), np.float32, len(numbers)), ids < len(logits)
     inside = torch.from_numpy(ids[are_inside]), torch.from_numpy(values[are_inside])
@@ -189,9 +191,9 @@ def _ids_and_numbers(numbers: Mapping[int, float], logits: Tensor) -> tuple[Tens
 
 
 def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingState]) -> list[TokenLogprobs | None]:
-    """Of the model itself, before anything was edited, as OpenAI and vLLM report them."""
+    """Return log-probabilities by the model's unedited logits, as OpenAI and vLLM report them."""
     results: list[TokenLogprobs | None] = [None] * len(states)
-    # Together only with those that want as many: of equals a larger choice may put others first.
+    # Rows are grouped by how many they want: among equal values, a larger `topk` may put others first.
     rows_by_number = defaultdict[int, list[int]](list)
     for row, state in enumerate(states):
         if state.params.logprobs is not None:
@@ -205,7 +207,7 @@ def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingSt
 
 
 def list_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> list[TokenLogprobs]:
-    """Of each row's token, and of the `num_top` likeliest in its place."""
+    """Return the log-probabilities of each row's token and of the `num_top` likeliest in its place."""
     logprobs = logits.float().log_softmax(dim=-1)
     own = logprobs.gather(1, torch.tensor(token_ids, device=logits.device)[:, None])
     ranks = _count_set(logprobs > own) + 1
@@ -218,8 +220,10 @@ def list_logprobs(logits: Tensor, token_ids: Sequence[int], num_top: int) -> lis
 
 
 def _count_set(flags: Tensor) -> Tensor:
-    """Of each row [rows, vocabulary].  Eight at a time, as bytes of one number, which 128 of them cannot overflow:
-    torch by itself takes fifty times as long, and half of all that log-probabilities take.
+    """Count the set flags of each row [rows, vocabulary].
+
+    Adds eight at a time, as bytes of an int64, which 128 of them cannot overflow: torch's own sum takes fifty times as
+    long, half the time of all log-probabilities.
     """
     padded = torch.nn.functional.pad(flags, (0, -flags.shape[1] % 1024))
     sums = padded.view(torch.int64).view(len(flags), -1, 128).sum(dim=-1)

@@ -1,6 +1,6 @@
-"""What the runner remembers of each sequence from its first plan to its end: tokens, pages, how it is sampled.
+"""The runner's state of each sequence, from its first plan to its end: tokens, pages, sampling state.
 
-A sequence that loses its pages stays here with its tokens and its generator, so that it goes on as if nothing had been.
+A sequence that loses its pages keeps its tokens and its random generator, so it goes on as if nothing had happened.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,14 +27,14 @@ class RunningSequence:
     token_ids: list[int]  # prompt and answer
     table: BlockTable
     sampling: SamplingState
-    # Where the last media item ends: all that is computed after it is text.
+    # The end of the last media item: all positions behind it are text.
     media_end: int
-    # Of the pictures whose tokens see each other in both directions.
+    # The spans of pictures whose tokens attend to each other in both directions.
     whole_spans: tuple[TokenSpan, ...] = ()
-    # None where all stand at their positions.
+    # None if all rotary positions equal the positions.
     places: RotaryPlaces | None = None
     adapter: AdapterWeights | None = None
-    # As far as the prompt is computed, where its caller wants to know: of each token but the first.
+    # If requested: of each prompt token but the first, as far as the prompt is computed.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
@@ -66,7 +66,7 @@ class SequenceTable:
         form = request.sampling_params.structured_outputs
         guide = None if form is None else self._guides.begin(form, request.thought)
         pictures = [item.span for item in request.media if item.is_picture]
-        # Some models are told in which rows a picture is, and go by positions.
+        # Some models' media items have rows, but the decoder uses plain positions.
         has_rows = self._turns_by_rows and any(item.columns for item in request.media)
         self._sequences[new.sequence_id] = RunningSequence(
             request,
@@ -81,7 +81,7 @@ class SequenceTable:
         )
 
     def _find_wishes(self, request: EngineRequest) -> Wishes:
-        """As long as one of its choices is remembered, the others have the same."""
+        """Return the request's wishes, which its choices share as long as one of them is remembered."""
         wishes = self._wishes.get(request.request_id)
         if wishes is None:
             wishes = Wishes(request.sampling_params, request.known_token_ids, self._end_ids, request.banned_runs)
@@ -93,7 +93,7 @@ class SequenceTable:
             self._sequences.pop(sequence_id, None)
 
     def lay_out(self, slices: Sequence[Slice]) -> list[RunningSequence]:
-        """Each slice's sequence, with the pages that the slice brings."""
+        """Return each slice's sequence, after putting the slice's new pages into its table."""
         sequences = [self._sequences[piece.sequence_id] for piece in slices]
         for piece, sequence in zip(slices, sequences, strict=True):
             sequence.table.replace_from(piece.first_block, piece.new_block_ids)

@@ -1,8 +1,8 @@
-"""How two threads compute at the same time on one device: which part of it each may take.
+"""Shares one device between two threads that compute at the same time.
 
-On a CPU two teams of threads that together outnumber the cores stand still in each other's barriers, so while both
-compute each has its own cores; who computes alone has all.  On a GPU each has a stream, that of the answers first.
-Whatever a thread reports, its device has finished it: nothing is handed over half done.
+On a CPU, two teams of threads that together outnumber the cores stall in each other's barriers, so while both compute
+each has its own cores; a team that computes alone has all.  On a GPU each thread has a stream, and answers have the
+higher priority.  The device has finished whatever a thread reports: nothing is handed over half done.
 """
 
 import time
@@ -17,10 +17,10 @@ from keepsight.runner.place_threads import Places, cores_of_process
 
 # The pause between two steps of a stream of answers is shorter than this.
 LINGER_SECONDS = 0.02
-# Multiply-adds.  A step of fewer gains a seventh by a second core, as it waits for memory, and loses far more where
-# that core is wanted by another: by whoever sends the token on, or reads the next request.
+# In multiply-adds.  A smaller step mostly waits for memory, so a second core saves only a seventh of its time, and
+# costs far more if another thread needs that core: to send the token on, or to read the next request.
 MIN_WORK_TO_SHARE = 64_000_000
-# On a GPU, of a stream: what is lower goes first.
+# Priorities of CUDA streams: lower goes first.
 PRIORITY_OF_ANSWERS, PRIORITY_BESIDE = -1, 0
 
 
@@ -31,35 +31,35 @@ class DeviceShare(ABC):
 
     @abstractmethod
     def foreground(self, num_tokens: int, *, beside_works: bool) -> AbstractContextManager[None]:
-        """Around one step, of so many tokens."""
+        """Wrap one step of `num_tokens` tokens."""
 
     def handing_over(self) -> AbstractContextManager[None]:
-        """Around what is made on this thread to be read on the other."""
+        """Wrap work whose results the other thread reads."""
         return nullcontext()
 
     @abstractmethod
     def beside(self) -> AbstractContextManager[None]:
-        """Around the other thread's life."""
+        """Wrap the whole life of the other thread."""
 
     @abstractmethod
     def before_part(self) -> None:
-        """On the other thread, between two parts of its work."""
+        """Called on the other thread, between two parts of its work."""
 
     @abstractmethod
     def finish_part(self) -> None:
-        """On the other thread: returns when the device has done what it was given."""
+        """Called on the other thread; returns when the device has done all work of that thread."""
 
     @abstractmethod
     def before_rest(self) -> None:
-        """On either thread, with nothing to compute just now."""
+        """Called on either thread when it has nothing to compute for now."""
 
     def end_foreground(self) -> None:
-        """No step follows the last for now: what works beside need not wait to find that out."""
+        """Note that no step follows for now, so that work beside need not wait to find out."""
         self._last_step_ended = -LINGER_SECONDS
 
     @property
     def _has_foreground(self) -> bool:
-        """Whether anybody computes there, or did a moment ago."""
+        """True if the foreground thread computes a step, or did a moment ago."""
         return self._is_in_step or time.monotonic() - self._last_step_ended < LINGER_SECONDS
 
     @contextmanager
@@ -80,7 +80,7 @@ def share_device(device: torch.device, beside_share: float, num_parameters: int)
 
 class CpuShare(DeviceShare):
     def __init__(self, num_threads: int, beside_share: float, max_tokens_alone: int = 0) -> None:
-        """`max_tokens_alone`: up to so many are computed on one core."""
+        """Initialize; steps of up to `max_tokens_alone` tokens are computed on one core."""
         super().__init__()
         self.all, self._max_tokens_alone = num_threads, max_tokens_alone
         self.of_beside = min(max(1, round(num_threads * beside_share)), max(1, num_threads - 1))
@@ -118,7 +118,7 @@ class CpuShare(DeviceShare):
 
 
 class CudaShare(DeviceShare):
-    """Beside running answers, each part is followed by a pause in proportion to it."""
+    """Shares a GPU by streams.  While answers run, each part beside them is followed by a pause in proportion to it."""
 
     def __init__(self, device: torch.device, beside_share: float) -> None:
         super().__init__()
@@ -127,7 +127,7 @@ class CudaShare(DeviceShare):
         self._stream_now = torch.cuda.Stream(device, priority=PRIORITY_OF_ANSWERS)  # type: ignore[no-untyped-call]
         self._stream_beside = torch.cuda.Stream(device, priority=PRIORITY_BESIDE)  # type: ignore[no-untyped-call]
         self._part_began: float | None = None
-        # When the device has done all that the part before this one gave it.
+        # The end of all that the part before the current one launched.
         self._part_ended: torch.cuda.Event | None = None
 
     @contextmanager
@@ -141,7 +141,7 @@ class CudaShare(DeviceShare):
             try:
                 yield
             finally:
-                # Of a batch that failed, too: its pages may be written to on the other stream next.
+                # Also after a failure: the batch's pages may be written to on the other stream next.
                 self._stream_now.synchronize()
 
     @contextmanager
@@ -150,8 +150,9 @@ class CudaShare(DeviceShare):
             yield
 
     def before_part(self) -> None:
-        # What was begun runs ahead of its thread: an urgent job would wait for all of it.  Alone a part is launched
-        # while the one before it is computed, so that the device never waits for its launches.
+        # Launches run ahead of the device, and an urgent job would wait for all of them, so beside answers each part is
+        # waited for.  Otherwise a part is launched while the one before it is computed, so the device never waits for
+        # launches.
         has_foreground = self._has_foreground
         ended = self._stream_beside.record_event()
         if (awaited := ended if has_foreground else self._part_ended) is not None:

@@ -1,4 +1,4 @@
-"""The slices of one batch as tensors: what the model reads, and of whom the sampler wants something."""
+"""Builds the tensors that the model reads from the slices of one batch, and notes which rows are sampled."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ from keepsight.scheduling.step_plan import Slice
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     slices: Sequence[Slice]
-    sequences: Sequence[RunningSequence]  # of each slice
+    sequences: Sequence[RunningSequence]  # one for each slice
     token_ids: Tensor  # [tokens]
     media: Sequence[MediaRows]
-    # Read are the ends of the slices that sample; where one tells of its prompt, all tokens.
+    # Its read rows are the ends of the slices that sample; all tokens, if a slice tells its prompt's log-probabilities.
     batch: AttentionBatch
 
 

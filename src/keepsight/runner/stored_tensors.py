@@ -1,6 +1,6 @@
-"""Tensors as what tiers keep, and back: on a CPU the very same memory, which nobody changes.
+"""Converts tensors into the arrays that tiers store, and back; on a CPU both share memory, which must not be changed.
 
-Invariant: what comes back is bit for bit what went, on whatever device.
+Invariant: a tensor comes back bit for bit the same, whatever its device.
 """
 
 from types import SimpleNamespace
@@ -20,9 +20,9 @@ def to_stored(tensor: Tensor, seconds: float) -> StoredArray:
 
 
 def from_stored(array: StoredArray) -> Tensor:
-    """On the CPU."""
+    """Return a CPU tensor that shares the array's memory."""
     held = np.frombuffer(array.payload, np.uint8)
-    # Said to be writable, and nobody writes: of other memory torch warns, of whichever comes first in a process.
+    # Declared writable, though it is never written to: torch warns of the first read-only memory in a process.
     told = held.__array_interface__ | {"data": (held.ctypes.data, False)}
     writable = np.asarray(SimpleNamespace(__array_interface__=told, held=held))
     return torch.from_numpy(writable).view(getattr(torch, array.dtype)).view(array.shape)
