@@ -96,7 +96,7 @@ def load_runner(
     keep_stretch: KeepStretch | None,
     adapters: HeldAdapters | None = None,
 ) -> ModelRunner:
-    """Make the runner.  `keeping` gives what stores embeddings in tiers; `keep_stretch` stores keys and values."""
+    """Make the runner.  `keeping` returns a function that stores embeddings in tiers; `keep_stretch` stores pages."""
     return ModelRunner(
         model,
         _make_normalizer(model, processor_config),
@@ -115,7 +115,7 @@ def load_runner(
 
 
 def _make_normalizer(model: Model, config: ProcessorConfig | None) -> Normalizer | None:
-    """Make what turns pixels into the encoder's input; None if the model takes text only."""
+    """Return the function that turns pixels into the encoder's input; None if the model takes text only."""
     if config is None:
         return None
     device, dtype = model.place.device, model.place.dtype

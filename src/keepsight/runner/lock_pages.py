@@ -22,7 +22,7 @@ _FOR_ALL_DEVICES = 1  # cudaHostRegisterPortable
 
 
 def make_page_lock(device: torch.device) -> Callable[[StoredArray], StoredArray] | None:
-    """Return what page-locks arrays; None if the device needs none."""
+    """Return a function that page-locks arrays; None if the device does not need it."""
     return PageLock(torch.cuda.cudart()) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
 

@@ -21,7 +21,7 @@ class MemoryAhead:
         self._arrays, self._num_rows = arrays, num_rows
         bytes_of_row = sum(map(len, arrays)) // num_rows
         self._rows_ahead = max(1, bytes_ahead // max(1, bytes_of_row))
-        # Counted in pieces, each a row of one array.
+        # Progress is counted in pieces, each a row of one array.
         self._pieces_at_once = max(1, _BYTES_AT_ONCE * len(arrays) // max(1, bytes_of_row))
         self._num_asked_for = 0
         self._num_used_rows = 0

@@ -32,7 +32,7 @@ class LikeliestFirst:
 
     @property
     def all_shares(self) -> Tensor:
-        """[rows, 1]"""
+        """The total number of shares of each row [rows, 1]."""
         return self._ends[:, -1:]
 
     def find(self, places: Tensor) -> tuple[Tensor, Tensor]:

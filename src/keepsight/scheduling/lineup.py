@@ -14,7 +14,7 @@ by_order = attrgetter("order")
 
 class Lineup:
     def __init__(self) -> None:
-        self.waiting: list[RequestState] = []  # both in order
+        self.waiting: list[RequestState] = []  # both lists are kept in order
         self.running: list[RequestState] = []
         self.parked: set[RequestState] = set()
 

@@ -269,7 +269,7 @@ class MediaClaims:
 
     def _end_encoding(self, encoder_key: str) -> None:
         self._has_awaited_changed = True
-        if encoder_key not in self.encodings:  # it was placed
+        if encoder_key not in self.encodings:  # it was placed, not encoded
             return
         self._drop_pixels(self.encodings.end(encoder_key).media_hash)
         self.loads.note_encoded(encoder_key)

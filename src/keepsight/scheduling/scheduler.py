@@ -99,7 +99,7 @@ class Scheduler:
                 self._finish(state)
 
     def media_arrived(self, media_hash: str) -> bool:
-        """Note that a media item's pixels have arrived.  Return whether a live request can use them."""
+        """Note that a media item's pixels have arrived.  Return False if they are not needed."""
         askers = self.media.arrived(media_hash)
         for state in askers or ():
             if state.parked_for is ParkedFor.PIXELS:

@@ -170,7 +170,7 @@ class EncodeTime(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """Why a sequence fails."""
+    """The reason why a sequence fails."""
 
     message: str
     # The field of the request that is at fault; None if the fault is the server's.
