@@ -177,7 +177,7 @@ class Scheduler:
             if draft.computes_nothing and not draft.is_for_encodings:
                 # A sequence that was unparked only to be parked again may hold pages that a running one lacks.
                 self._continue_running(draft)
-            # Pages that were taken in vain bring others back into the line: who comes behind those may take theirs now.
+            # Nothing can run, but preempted sequences are back in line: those behind them may take their pages.
             if not draft.computes_nothing or self.pages.num_preemptions == num_preemptions:
                 return draft
 
@@ -251,10 +251,7 @@ class Scheduler:
                 draft.now.append(guess)
 
     def _give_way(self, state: RequestState) -> None:
-        """Preempt a sequence that cannot get pages, as those before it may need its own.
-
-        Not while a slice runs beside: pages may soon be free again.
-        """
+        """Preempt a sequence that cannot get pages, unless a slice runs beside: pages may soon be free again."""
         if not self._beside:
             self.pages.preempt(state)
 
@@ -296,10 +293,7 @@ class Scheduler:
         return True
 
     def _joins_sooner(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
-        """Return whether the prompt can join this step rather than wait for a prefix that another is computing.
-
-        Only if text alone is left: for media, waiting may spare an encoding.
-        """
+        """Return whether to join now, not wait for the prefix.  With media left, waiting may spare an encoding."""
         is_text = state.first_item_after(hit.num_tokens) == len(state.media)
         return is_text and draft.is_first_to_join(state.num_tokens - hit.num_tokens)
 
