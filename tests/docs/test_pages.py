@@ -88,7 +88,10 @@ def anchors_of(page: Path) -> set[str]:
 
 def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
     page = (ROOT / "docs/api.md").read_text()
-    listed = [set(re.findall(r"`(\w+)`", each)) for each in re.findall(r"^Refused are, (.*?)\.\n\n", page, re.M | re.S)]
+    listed = [
+        set(re.findall(r"`(\w+)`", each))
+        for each in re.findall(r"^These fields are refused(.*?)\.\n\n", page, re.M | re.S)
+    ]
     # It is one of content parts, which another paragraph says.
     refused = {*refused_fields(ChatRequest), *refused_fields(CompletionRequest)} - {"prompt_cache_breakpoint"}
     assert listed[0] == refused
