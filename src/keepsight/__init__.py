@@ -1,6 +1,6 @@
 """Keepsight: a multimodal inference server that never does the same media work twice.
 
-`LLM` is imported when first asked for: it brings torch, and most of the package needs none.
+`LLM` is imported on first access: it imports torch, which most of the package does not need.
 """
 
 import os
@@ -26,9 +26,9 @@ __all__ = [
     "__version__",
 ]
 
-# Read by libgomp when torch loads it: how often a thread looks for the others of its team before it gives up the core.
-# A sixtieth of the default: longer than it takes from one product to the next, and not much longer than a wake-up.
-# Where another program wants a core, too, steps take a fifth of the time; alone what they took.
+# libgomp reads this when torch loads it: how often a thread polls for the others of its team before it yields the core.
+# A sixtieth of the default: longer than the gap between two matrix products, and not much longer than a wake-up.
+# If another program competes for a core, steps take a fifth of the time; on an idle machine, as long as before.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "5000")
 

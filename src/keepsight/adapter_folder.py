@@ -1,6 +1,6 @@
-"""An adapter's folder, as PEFT writes it: what it is to be scaled by, its tensors unread, and a digest of both.
+"""Read an adapter folder as PEFT writes it: its scales, its tensor file (unparsed), and a digest of both.
 
-Whatever of its configuration asks for more than B A beside W, or is not known here, is refused by its name.
+A configuration field that asks for more than adding B A to W, or is unknown here, is refused by name.
 """
 
 import json
@@ -20,9 +20,9 @@ from keepsight.requests import Adapter
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 MAX_BYTES = 2**32
 T = TypeVar("T")
-# Of every family, and at least: what is named so and changes no picture is encoded by itself, and no worse for it.
+# Encoder tensors in all families. False positives are harmless: such an adapter's pictures are only encoded separately.
 _OF_ENCODER = re.compile(rb"(tower|visual|multi_modal_projector)\.")
-# What says nothing of the arithmetic, or what the tensors say themselves.
+# Fields that do not affect the arithmetic, or that repeat what the tensors show.
 _HARMLESS = frozenset(
     {
         *("auto_mapping", "base_model_name_or_path", "ensure_weight_tying", "eva_config", "exclude_modules"),
@@ -31,7 +31,7 @@ _HARMLESS = frozenset(
     }
 )
 _READ = frozenset({"peft_type", "r", "lora_alpha", "use_rslora", "rank_pattern", "alpha_pattern", "init_lora_weights"})
-# Others begin with something that is taken off the model's own weights.
+# All other initializations subtract something from the model's own weights.
 _PLAIN_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
 
 
@@ -39,9 +39,9 @@ _PLAIN_BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
 class AdapterScales:
     rank: int
     alpha: float
-    # By the square root of the rank, not by the rank.
+    # Scale by alpha / sqrt(rank), not alpha / rank.
     is_by_root: bool
-    # Of modules whose names end so, as regular expressions; the first that fits counts.
+    # Overrides for modules whose names end in a match of these regular expressions; the first match counts.
     ranks: Mapping[str, int]
     alphas: Mapping[str, float]
 
@@ -53,7 +53,7 @@ class AdapterScales:
         return _find(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_by_root else rank)
 
     def as_told(self) -> str:
-        """In the order in which patterns are tried."""
+        """Return the scales as text for the digest; patterns keep the order in which they are tried."""
         return json.dumps([self.rank, self.alpha, self.is_by_root, [*self.ranks.items()], [*self.alphas.items()]])
 
 
@@ -62,7 +62,7 @@ def _find(patterns: Mapping[str, T], module: str, default: T) -> T:
 
 
 def _ending(pattern: str) -> str:
-    """As PEFT tries it."""
+    """Return the regular expression that PEFT matches for `pattern`."""
     return rf"(.*\.)?({pattern})$"
 
 
@@ -70,26 +70,26 @@ def _ending(pattern: str) -> str:
 class AdapterFolder:
     path: Path
     scales: AdapterScales
-    # Of the file of tensors.
+    # The whole tensor file.
     content: bytes
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Raises CheckpointError."""
+        """Read the folder at `path`. Raise CheckpointError if it is not a usable adapter."""
         config = path / CONFIG_FILE
         if not config.is_file():
             raise CheckpointError(path, f"is no adapter's folder, as PEFT writes it: there is no {CONFIG_FILE}")
         return cls(path, _read_scales(config), _read_content(path / TENSOR_FILE))
 
     def as_adapter(self, name: str) -> Adapter:
-        """As requests name it: by all that its numbers depend on."""
+        """Return the adapter as requests name it, with a digest of everything that its results depend on."""
         told = self.scales.as_told().encode()
         digest = blake3(len(told).to_bytes(8, "little") + told, max_threads=blake3.AUTO).update(self.content)
         return Adapter(name, digest.hexdigest(), self.changes_encoder)
 
     @property
     def changes_encoder(self) -> bool:
-        """Whether the file's header names tensors of a tower, or of what leads from it to the decoder."""
+        """True if the file's header names tensors of a tower or a projector."""
         size = int.from_bytes(self.content[:8], "little")
         return _OF_ENCODER.search(self.content, 8, min(8 + size, len(self.content))) is not None
 

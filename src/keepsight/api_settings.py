@@ -1,4 +1,4 @@
-"""What an operator says of the HTTP side of a server.  The command that reads it checks it; nobody prints it."""
+"""Operator settings for the HTTP side of a server. Validated by the command that parses them; never printed."""
 
 from collections.abc import Mapping
 from typing import Literal
@@ -7,23 +7,23 @@ import msgspec
 
 
 class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
-    # Beside the one that answers call it by.
+    # Further names by which requests may call the model.
     more_model_names: tuple[str, ...] = ()
-    # Of adapters: the model's name, where it is to be told as another.
+    # By adapter name: the name of its base model, if a different one is to be reported.
     adapter_parents: Mapping[str, str] = {}
-    # None: whoever reaches the server may ask it, and whoever asks from its own machine may administer it.
+    # Empty: any client may send requests. No admin key: any client on the same machine may administer the server.
     api_keys: tuple[str, ...] = ()
     admin_api_key: str | None = None
-    # Whether callers of different keys share caches.
+    # Whether callers with different keys share caches.
     cache_isolation: Literal["none", "api-key"] = "none"
 
-    # Web pages of these origins may ask; "*": of all.
+    # Web pages from these origins may send requests; "*": from any.
     allowed_origins: tuple[str, ...] = ()
-    # The path that a proxy takes away before it passes a request on.
+    # The path prefix that a proxy strips before it forwards a request.
     root_path: str = ""
-    # Where spans of requests are sent, by OTLP over HTTP.
+    # Where trace spans of requests are sent, as OTLP over HTTP.
     otlp_traces_endpoint: str | None = None
-    # Administrators may see the pictures that are held.
+    # Whether administrators may see cached pictures.
     dashboard_thumbnails: bool = False
     ssl_certfile: str | None = None
     ssl_keyfile: str | None = None
@@ -31,16 +31,16 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     log_requests: bool = True
 
     max_body_bytes: int = 100 * 2**20
-    # Whether a request may choose how many crops its pictures become and how they are resized.
+    # Whether a request may choose its pictures' number of crops and how they are resized.
     trust_request_mm_processor_kwargs: bool = False
-    # Of one frontend: those of whose answer nothing has been sent.
+    # Per frontend: requests for which no part of the answer has been sent yet.
     max_waiting_requests: int = 1024
-    # Of the pictures that callers of one key may upload to be named later.
+    # Quota of uploaded pictures (to be named by later requests) for each API key.
     media_quota_bytes: int = 256 * 2**20
     media_quota_count: int = 1000
-    # Of the responses of callers of one key that later requests may go on from.
+    # Quota of stored responses (to be continued by later requests) for each API key.
     response_quota_bytes: int = 64 * 2**20
-    # Seconds that a request's headers may take, and that a client may pause while it sends or is sent something.
+    # Timeout in seconds for a request's headers, and for a client's pauses while it sends or receives.
     slow_client_seconds: float = 30.0
 
     @property
@@ -48,5 +48,5 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
         return "http" if self.ssl_certfile is None else "https"
 
     def __repr__(self) -> str:
-        """Without the keys: this may end up in a log."""
+        """Omit the keys: this may end up in a log."""
         return f"{type(self).__name__}(...)"

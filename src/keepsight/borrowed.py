@@ -1,6 +1,6 @@
-"""Which checkpoints are computed by transformers' own modules, and prepared by its processors: those that are not ours.
+"""Borrowed checkpoints: architectures without a model of our own, run by transformers' modules and processors.
 
-Knows only the files of a checkpoint: neither torch nor transformers, but for its version.
+Reads only a checkpoint's files. Imports neither torch nor transformers; of the latter it only looks up the version.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from keepsight.json_fields import JsonFields, get_optional_int, read_json_object
 TRANSFORMERS_MISSING = (
     "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
 )
-# Of which the package has a model of its own; `models/registry.py` holds them.
+# Architectures that the package implements itself; `models/registry.py` holds them.
 OWN_ARCHITECTURES = (
     "Gemma3ForConditionalGeneration",
     "Gemma3ForCausalLM",
@@ -29,39 +29,39 @@ OWN_ARCHITECTURES = (
 
 
 def is_borrowed(directory: Path, model_impl: str = "auto") -> bool:
-    """`model_impl`: as vLLM has it: whose modules are used; "auto": ours where there are any."""
+    """Return whether transformers runs the checkpoint. `model_impl` is vLLM's; "auto": ours where there is one."""
     if model_impl != "auto":
         return model_impl == "transformers"
     architectures = JsonFields.read(directory / "config.json").strings("architectures")
-    # What names none is nobody's, and told so by whoever loads it.
+    # A checkpoint that names no architecture counts as not borrowed; loading it reports the error.
     return bool(architectures) and not any(name in OWN_ARCHITECTURES for name in architectures)
 
 
-# On which depends what becomes of a picture, and which tokens stand for it.
+# The files that determine how a picture is prepared, and its tokens.
 PROCESSOR_FILES = (
     "processor_config.json",
     "preprocessor_config.json",
     "tokenizer_config.json",
     "tokenizer.json",
-    # Of older checkpoints.
+    # In older checkpoints.
     "special_tokens_map.json",
     "added_tokens.json",
 )
-# Of a picture.  How many there can be only its processor knows, and an engine has to have room for the largest: of 40
-# tiles, more than models take, there are 10,240.
+# Limit of tokens per picture. Only the processor knows the real maximum, but an engine must have room for the largest
+# picture. 40 tiles, more than models take, are 10,240 tokens.
 MAX_TOKENS_OF_BORROWED = 16_384
 
 
 @dataclass(frozen=True, slots=True)
 class BorrowedProcessor:
-    """The processor in a checkpoint's folder, which prepares its pictures; nothing of it can be changed."""
+    """The processor in a checkpoint's folder, which prepares its pictures; it has no options."""
 
     directory: str
-    # Of its files, and of whose code reads them.
+    # Digest of its files and of the transformers version that reads them.
     digest: str
-    # The token that stands for each of a picture's embeddings,
+    # The token that stands for each of a picture's embeddings.
     image_token_id: int
-    # and what stands for it before it is expanded; None: the same.
+    # The text that stands for a picture before expansion; None: the same token.
     marker: str | None = None
 
     @classmethod
@@ -82,15 +82,15 @@ def read_image_token_id(path: Path) -> int:
 
 
 def read_marker(directory: Path) -> str | None:
-    """What a chat template writes for a picture, if the processor's file tells: `<image>` in Aya's and in Ovis'."""
+    """Return what a chat template writes for a picture, if the processor's file says: `<image>` for Aya and Ovis."""
     said = read_optional_json_object(directory / "processor_config.json")
     named = (said.get(name) for name in ("image_placeholder_token", "image_token"))
     return next((each for each in named if isinstance(each, str) and each), None)
 
 
 def count_columns(arrays: Mapping[str, Any], num_tokens: int) -> int:
-    """Of the tokens that stand for a picture, where its processor tells its patches and squares of them are a token
-    each; 0 where it lies in no such rows.
+    """Return the number of token columns of a picture if its processor reports a grid of patches and each token is a
+    square of patches; otherwise 0.
     """
     told = arrays.get("image_grid_thw")
     if told is None or told.shape != (1, 3):

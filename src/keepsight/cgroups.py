@@ -1,4 +1,4 @@
-"""The kernel's control groups that limit this process: those of its container or its service, in either version."""
+"""The cgroups (v1 or v2) that limit this process: those of its container or its service."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -7,9 +7,9 @@ CGROUP, OWN_CGROUPS = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 
 
 def list_cgroups(controller: str, root: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> Iterator[Path]:
-    """Folders, as far as they can be seen: a container sees only its own, as the root.
+    """Yield the cgroup folders as far as they are visible: a container sees only its own, as the root.
 
-    Of the first version each controller has folders of its own, of the second all are in one.
+    In v1 each controller has its own folders; in v2 all share one.
     """
     yield root
     yield root / controller

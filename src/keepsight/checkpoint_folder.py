@@ -1,4 +1,4 @@
-"""What is asked first of a checkpoint's folder: whether it is one, can be looked into, and is what it was."""
+"""First checks of a checkpoint folder: that it is one, is readable, and has not changed."""
 
 import os
 from collections.abc import Mapping
@@ -7,21 +7,21 @@ from pathlib import Path
 
 from keepsight.errors import CheckpointError, MissingCheckpointError
 
-# By path: its size, and the time of its content's last change.  Not its inode, which network file systems make up anew.
+# By path: size and modification time. Not the inode number, which network file systems may change.
 Files = Mapping[str, tuple[int, int]]
 _SUFFIXES = (".safetensors", ".json", ".jinja")
 
 
 def is_checkpoint(path: str | Path) -> bool:
-    """Whether it looks like one."""
-    # As a text: no path at all is not the folder that one happens to be in.  And os.path never raises.
+    """Return whether `path` looks like a checkpoint folder."""
+    # As a string: an empty path must not mean the current directory. And os.path never raises.
     return os.path.isfile(f"{path}/config.json")  # noqa: PTH113
 
 
 def check_is_folder(directory: Path) -> None:
-    """Raises CheckpointError."""
+    """Raise CheckpointError unless `directory` is an accessible checkpoint folder."""
     try:
-        # In it, not at it: one may see that there is a folder, and nothing of what lies there.
+        # Stat an entry inside it: a folder may be visible while its contents are not accessible.
         os.stat(f"{directory}/.")  # noqa: PTH116 - a Path would drop the dot
     except (FileNotFoundError, NotADirectoryError, ValueError):  # no name has a NUL
         if os.path.isfile(directory):  # noqa: PTH113 - as above
@@ -30,12 +30,12 @@ def check_is_folder(directory: Path) -> None:
     except OSError as error:
         raise CheckpointError(directory, f"cannot be looked into: {error.strerror}") from error
     if not is_checkpoint(directory):
-        # In full: a file in `.` would be told without any folder.
+        # Absolute: for `.`, the message would otherwise name no folder.
         raise CheckpointError(directory.absolute() / "config.json", "is missing, so its folder is no checkpoint")
 
 
 def list_files(*folders: Path) -> Files:
-    """Of those that are read; without what cannot be looked at, as whoever reads it will say."""
+    """List the files that loading may read. Skips inaccessible ones: reading them reports the error."""
     found = {}
     for folder in folders:
         with suppress(OSError):
@@ -47,9 +47,9 @@ def list_files(*folders: Path) -> Files:
 
 
 def check_is_unchanged(directory: Path, before: Files, *others: Path) -> None:
-    """Raises CheckpointError: the processes of one server must never be of two models, nor of two adapters of a name.
+    """Raise CheckpointError if a file has changed since `before` was listed.
 
-    `others`: the folders of those.
+    The processes of one server must never load two models, or two adapters of one name. `others`: adapter folders.
     """
     check_is_folder(directory)
     if changed := before.items() ^ list_files(directory, *others).items():

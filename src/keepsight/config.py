@@ -1,7 +1,7 @@
-"""What a user may configure: checked once, frozen, unknown names refused.
+"""User configuration: validated once, frozen, unknown names refused.
 
-Only what was said is here.  What follows from it and from the machine (device, precision, context length, the sizes of
-caches) is derived where it is used and logged there with its reason.
+Holds only what the user set. Values that follow from it and from the machine (device, precision, context length, cache
+sizes) are derived where they are used and logged there with the reason.
 """
 
 import dataclasses
@@ -28,23 +28,23 @@ logger = logging.getLogger(__name__)
 MAX_LORA_RANK = 512
 # The first is the default.
 HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
-# Read where no option says it: a site that allows only certified algorithms sets it once for all.
+# Read if the option is not set: a site that allows only certified algorithms sets it once for all servers.
 HASHER_VARIABLE = "KEEPSIGHT_MM_HASHER_ALGORITHM"
 
 MODALITIES = ("image", "video", "audio")
 
-# What each option may be.  None may always be said of those that have it as their default.
+# The allowed values of each option. None is also allowed where it is the default.
 CHOICES: Mapping[str, tuple[object, ...]] = {
     "dtype": ("auto", "float32", "bfloat16"),
     "device": ("auto", "cpu", "cuda"),
     "model_impl": ("auto", "keepsight", "transformers"),
     "quantization": ("int8",),
-    # As vLLM's: each answer's own pace, or the most answers in all.
+    # As in vLLM: speed of each answer, or total throughput.
     "performance_mode": ("interactivity", "throughput"),
     "image_backend": tuple(RESAMPLES),
     "mm_hasher_algorithm": HASHER_ALGORITHMS,
     "mm_cache_device": ("auto", "cpu", "gpu"),
-    # Of tiers.
+    # For tiers.
     "encoder_cache_policy": ("auto", "lru", "cost"),
     "block_size": (8, 16, 32, 64, 128),
     "mm_processor_cache_type": ("lru", "shm", "shared"),
@@ -68,12 +68,12 @@ LEAST_INTEGERS = {
     "max_loras": 1,
     "max_lora_rank": 1,
 }
-# Of these, and why.
+# Upper limits, with the reason.
 MOST_INTEGERS = {
     "max_image_pixels": (MAX_PIXELS, "no decoder takes more"),
     "max_lora_rank": (MAX_LORA_RANK, "beyond that an adapter costs what the model does"),
 }
-# What holds of it, and how to say so.
+# For each number: the check, and how messages describe the valid range.
 NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "gpu_memory_utilization": (lambda part: 0 < part <= 1, "above 0 and at most 1"),
     "encoder_share": (lambda part: 0 < part < 1, "above 0 and below 1"),
@@ -86,7 +86,7 @@ NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
     "media_fetch_timeout": (lambda seconds: 0 < seconds < math.inf, "of seconds above 0"),
 }
 PATHS = {"model": "a path", "generation_config": "auto, none or a path", "record_cache_trace": "a file"}
-# Different ways to say one thing: at most one of each line.
+# Alternative ways to set one thing: at most one of each line may be given.
 ONE_OF = (
     ("num_gpu_blocks_override", "kv_cache_memory_bytes"),
     ("encoder_cache_gb", "encoder_cache_size", "max_mm_cache_bytes"),
@@ -99,101 +99,101 @@ class Config:
     model: str | Path | None = None
     dtype: str = "auto"
     device: str = "auto"
-    # Whose modules compute the model: ours, transformers', or ours where there are any.
+    # Whose modules run the model: ours, transformers', or ours where the architecture has any ("auto").
     model_impl: str = "auto"
-    # On a CPU: the decoder's matrices are rounded to whole numbers, with a scale for each output.
+    # On a CPU: the decoder's matrices are rounded to integers, with a scale per output channel.
     quantization: str | None = None
-    # On a GPU: by torch's operations alone, each launched by itself.
+    # On a GPU: use only torch's operations, each launched separately.
     enforce_eager: bool = False
     # None: what the checkpoint was trained for, or less if it would not fit.
     max_model_len: int | None = None
-    # How to sample where a request does not say: as the checkpoint wants it ("auto"), or a file or folder, or "none".
+    # Source of default sampling parameters: the checkpoint ("auto"), a file or folder, or "none".
     generation_config: str | Path = "auto"
     # Which of the reference's two image processors the pixels equal.
     image_backend: str = "torchvision"
-    # Of the processors of pictures and films, in place of what the checkpoint says; some a request may give, too.
+    # Options of the picture and film processors, overriding the checkpoint; some may also be given by a request.
     mm_processor_kwargs: dict[str, Any] = dataclasses.field(default_factory=dict)
-    # What names pictures; None: as KEEPSIGHT_MM_HASHER_ALGORITHM says, else blake3.
+    # Hash that names pictures; None: the one in KEEPSIGHT_MM_HASHER_ALGORITHM, else blake3.
     mm_hasher_algorithm: str | None = None
-    # Whether the UUID in a picture's own metadata stands for its content.
+    # Whether the UUID in a picture's metadata (EXIF ImageID) is trusted to identify its content.
     trust_exif_image_id: bool = False
-    # Whether a caller may send embeddings in place of a picture: whatever they are, the model is shown them.
+    # Whether a caller may send embeddings in place of a picture; the model is shown whatever they contain.
     enable_mm_embeds: bool = False
-    # The same in place of a whole prompt's tokens.
+    # The same, in place of a whole prompt's tokens.
     enable_prompt_embeds: bool = False
 
-    # Whether requests may name adapters: those that these say, each a `name`, a `path` and, to be told only, a
-    # `base_model_name`; of `LLM` others, too.  All are held from their loading on, at most so many.
+    # Whether requests may name adapters: those in `lora_modules`, each with a `name`, a `path` and, for display only, a
+    # `base_model_name`; with `LLM` others, too. Loaded adapters stay in memory, at most `max_loras` of them.
     enable_lora: bool = False
     lora_modules: Sequence[Mapping[str, str]] = dataclasses.field(default_factory=list)
     max_loras: int = 8
     max_lora_rank: int = 16
 
-    # Of one step: tokens, and sequences that they belong to.
+    # Limits of one step: tokens, and sequences that they belong to.
     max_num_batched_tokens: int | None = None
     max_num_seqs: int | None = None
-    # While answers stream, so many tokens of prompts join their batch; longer prompts are computed beside it.
+    # While answers stream, up to this many prompt tokens join their batch; longer prompts are computed beside it.
     max_prompt_tokens_beside_streams: int | None = None
-    # Steps of fewer tokens are filled up to so many with guesses of what answers say next.
+    # Steps with fewer tokens are filled up to this many with guesses of the answers' next tokens.
     guess_up_to: int = 8
-    # `LLM`, whose answers nobody reads while they grow, is for throughput unless told otherwise.
+    # `LLM` defaults to throughput, as its answers are not read while they are generated.
     performance_mode: str = "interactivity"
 
     block_size: int = 16
     enable_prefix_caching: bool = True
-    # A folder where keys and values of prompts outlive the server: as `encoder_disk_cache` below.
+    # A folder where the keys and values of prompts outlive the server; same forms as `encoder_disk_cache` below.
     prefix_disk_cache: str | Path | bool | None = None
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
-    # Of a CUDA device; a CPU's memory is never taken whole.
+    # Applies to CUDA devices; on a CPU, memory is never taken whole.
     gpu_memory_utilization: float = 0.9
 
-    # The encoder cache in GiB, in embeddings or in bytes; 0: nothing is kept for other requests.
+    # Size of the encoder cache in GiB, in embeddings or in bytes; 0: nothing is kept for other requests.
     encoder_cache_gb: float | None = None
     encoder_cache_size: int | None = None
     max_mm_cache_bytes: int | None = None
-    # Where the embeddings lie; auto: beside the model.
+    # Where the embeddings are stored; auto: on the model's device.
     mm_cache_device: str = "auto"
-    # Tiers, which keep embeddings that the encoder cache drops: GiB of host memory (None: as there is room), a folder
-    # as PATH, PATH:SIZE or :SIZE (True: the usual one), the address of a server that speaks Redis's protocol and GiB of
-    # it (None: as much as it takes).
+    # Tiers, which keep embeddings that the encoder cache evicts: GiB of host memory (None: by available memory), a
+    # folder as PATH, PATH:SIZE or :SIZE (True: the default folder), the address of a server that speaks the Redis
+    # protocol and GiB of its memory (None: as much as it accepts).
     encoder_host_cache_gb: float | None = None
     encoder_disk_cache: str | Path | bool | None = None
     encoder_remote_cache: str | None = None
     encoder_remote_cache_gb: float | None = None
-    # What goes first where a tier has no more room.
+    # Eviction order of a full tier.
     encoder_cache_policy: str = "auto"
-    # A file to which each use of a picture's embeddings is added, by a name that tells nothing.
+    # File to which each use of a picture's embeddings is appended, under an anonymous name.
     record_cache_trace: str | Path | None = None
-    # Embeddings whose pictures are encoded at the same time.
+    # Limit of embeddings whose pictures are encoded at the same time.
     max_num_encoder_input_tokens: int | None = None
-    # As vLLM: a picture is computed whole.  Models whose pictures attend in both directions never do otherwise.
+    # As in vLLM: prefill never splits a picture. Always so for models whose picture tokens attend in both directions.
     disable_chunked_mm_input: bool = False
-    # The part of the machine that encoding may take while answers stream.
+    # The fraction of the machine that encoding may take while answers stream.
     encoder_share: float = 0.5
-    # The processor cache in GiB of pixels; 0: none is kept for other requests.
+    # Size of the processor cache in GiB of pixels; 0: none are kept for other requests.
     mm_processor_cache_gb: float = 4
-    # Where they lie; None: what is fastest here.  MiB of the largest picture that the ring of `shm` takes.
+    # Where they are stored (None: the fastest way available), and MiB of the largest picture in the ring of `shm`.
     mm_processor_cache_type: str | None = None
     mm_shm_cache_max_object_size_mb: float = 128
-    # So many of the processor cache's hits, 0 to 1, are made again and compared bit for bit.
+    # Fraction (0 to 1) of the processor cache's hits that are recomputed and compared bit for bit.
     verify_hits: float = 0.0
-    # Processes (in `LLM` threads) that decode and resize pictures; None: one for each core.
+    # Processes (threads in `LLM`) that decode and resize pictures; None: one for each core.
     media_workers: int | None = None
 
-    # What a request may bring: pictures, films and sounds, those of earlier turns too; pixels (of a frame) and bytes of
-    # one; bytes of all of them.
+    # Limits of a request: the number of pictures, films and sounds, including those of earlier turns; pixels (of a
+    # picture or a frame) and bytes of one of them; bytes of all.
     limit_mm_per_prompt: Mapping[str, int] = dataclasses.field(
         default_factory=lambda: {"image": 256, "video": 16, "audio": 16}
     )
     max_image_pixels: int = DEFAULT_MAX_PIXELS
     max_media_bytes: int = 64 * 2**20
     max_request_media_bytes: int = 128 * 2**20
-    # Where it may lie: in a folder (None: no files), at these hosts (None: any that is public), in these networks too.
+    # Allowed sources of media: a folder (None: no files), these hosts (None: any public one), and these networks.
     allowed_local_media_path: str | Path | None = None
     allowed_media_domains: Sequence[str] | None = None
     allowed_media_networks: Sequence[str] = dataclasses.field(default_factory=list)
-    # Seconds that a request's downloads may take, and bytes of downloads that are kept for when they are named again.
+    # Timeout in seconds for a request's downloads, and bytes of downloads that are cached by URL.
     media_fetch_timeout: float = 10
     media_url_cache_bytes: int = 64 * 2**20
 
@@ -253,7 +253,7 @@ class Config:
         if self.keeps_embeddings_for_others:
             return
         for name in ("encoder_host_cache_gb", "encoder_disk_cache", "encoder_remote_cache"):
-            # The flag alone says "": there is a place by default.
+            # The flag without a value gives "": the default folder.
             if (value := getattr(self, name)) not in (None, False):
                 raise InvalidArgumentError(
                     name, f"is {value!r}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
@@ -261,7 +261,7 @@ class Config:
 
     @property
     def adapter_folders(self) -> dict[str, Path]:
-        """By their names."""
+        """The folder of each configured adapter, by name."""
         return {each["name"]: Path(each["path"]) for each in self.lora_modules}
 
     @property
@@ -270,12 +270,12 @@ class Config:
 
     @property
     def has_far_embeddings(self) -> bool:
-        """In tiers that outlive the engine, so that they may hold what it never heard of."""
+        """True if embeddings are kept in tiers that outlive the engine, and so may hold some that it never saw."""
         return self.encoder_disk_cache not in (None, False) or self.encoder_remote_cache is not None
 
     @property
     def has_far_tiers(self) -> bool:
-        """Of embeddings, or of the keys and values that spare a picture even those."""
+        """True if any tier outlives the engine: of embeddings, or of keys and values, which make those unnecessary."""
         return self.has_far_embeddings or self.has_prefix_disk
 
     @property
@@ -287,7 +287,7 @@ class Config:
         known = [field.name for field in dataclasses.fields(cls)]
         for name in options:
             if name not in known:
-                # A slip of the pen, no relative: who trusts remote code is not to be sent to trust_exif_image_id.
+                # A high cutoff, to suggest typos only: trust_remote_code must not yield trust_exif_image_id.
                 close = get_close_matches(name, known, n=1, cutoff=0.75)
                 hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
                 raise UnsupportedFieldError(name, f"is no option; {hint}")
@@ -306,7 +306,7 @@ SWITCHES = frozenset(field.name for field in dataclasses.fields(Config) if field
 
 
 def resolve_hasher_algorithm(configured: str | None) -> str:
-    """What the configuration says, else the environment, else the default."""
+    """Return the configured algorithm, else the environment's, else the default."""
     if configured is not None:
         return configured
     found = os.environ.get(HASHER_VARIABLE)
@@ -333,7 +333,7 @@ def _check_value(name: str, value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
             raise InvalidArgumentError(name, f"must be a number {described}, not {value!r}")
     elif name in PATHS:
-        # An empty one would mean the folder that one happens to be in.
+        # An empty path would mean the current directory.
         if not isinstance(value, str | Path) or value == "":
             raise InvalidArgumentError(name, f"must be {PATHS[name]}, not {value!r}")
     elif name in SWITCHES and not isinstance(value, bool):
@@ -341,7 +341,7 @@ def _check_value(name: str, value: object) -> None:
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
-    # 16.0 and True equal integers, but are no sizes.
+    # 16.0 and True compare equal to integers, but are not valid sizes.
     if value not in choices or type(value) is not type(choices[0]):
         raise InvalidArgumentError(name, f"must be one of {', '.join(map(str, choices))}, not {value!r}")
 
@@ -375,7 +375,7 @@ def _is_adapter(value: object) -> bool:
 def _is_folder(named: object) -> bool:
     try:
         return isinstance(named, str | Path) and named != "" and Path(named).is_dir()
-    except OSError:  # in another user's, or too long for a name
+    except OSError:  # inside another user's folder, or the name is too long
         return False
 
 

@@ -1,4 +1,4 @@
-"""The tokens that end an answer, as far as the checkpoint's configuration names them: no tokenizer is needed for it."""
+"""The token ids that end an answer, as named by the checkpoint's configuration; needs no tokenizer."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ from keepsight.json_fields import check_is_count, read_optional_json_object
 
 
 def read_end_ids(directory: Path) -> frozenset[int] | None:
-    """By generation_config.json, else by the model's config, also where the first does not say it; or None."""
+    """Return the end ids of generation_config.json, or of config.json if the former names none, or else None."""
     config_path, generation_path = directory / "config.json", directory / "generation_config.json"
     config = read_optional_json_object(config_path)
     text_config = config.get("text_config")

@@ -1,6 +1,6 @@
-"""The engine's configuration once everything is known: what was asked for, the model's shape, the machine's memory.
+"""The engine's resolved configuration: derived from the options, the model's shape and the machine's memory.
 
-Nothing here can fail to run: `__post_init__` refuses it with the numbers, in the names that users know.
+Every instance can run: `__post_init__` refuses any other with the numbers, under the option names that users know.
 """
 
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from keepsight.errors import InvalidArgumentError
 
 MAX_BLOCK_SIZE = 128
-# What is encoded at once, and by some models computed so.
+# The unit, as messages call it, that is always encoded at once, and by some models also computed at once.
 _AN_ITEM = "a picture (with enable_prompt_embeds also a strip of a prompt)"
 
 
 def least_batched_tokens(tokens_at_once: int, max_num_seqs: int) -> int:
-    """What one step cannot do with less, and beside it each of the other sequences may take one token."""
+    """Return the smallest token budget of a step: one indivisible piece, and a token for each other sequence."""
     return max(1, tokens_at_once) + max_num_seqs - 1
 
 
@@ -22,25 +22,26 @@ class SchedulerConfig:
     # Tokens of all requests computed in one step.
     max_num_batched_tokens: int
     max_num_seqs: int
-    # Prompt and answer of one sequence.
+    # Prompt and answer of one sequence together.
     max_model_len: int
-    # Embeddings whose pictures are being encoded at the same time.
+    # Limit of embeddings whose pictures are being encoded at the same time.
     max_num_encoder_input_tokens: int
-    # While answers stream, so many tokens of prompts join the same batch; longer prompts are computed beside it.
-    # None: all prompts join it, as they do where many wait, unless it is 0.
+    # While answers stream, up to this many prompt tokens join the same batch; longer prompts are computed beside it.
+    # None: all prompts join, as they also do while many wait, unless this is 0.
     max_prompt_tokens_beside_streams: int | None
-    # Whether encodings and steps take turns, and answers pause for both to go on in larger batches: nobody reads along.
+    # Whether encodings and steps alternate, and answers pause so that both run in larger batches. For throughput, when
+    # no client reads along.
     takes_turns: bool = False
-    # Steps of fewer tokens are filled up to so many with guesses of what streams say next.
+    # Steps with fewer tokens are filled up to this many with guesses of the streams' next tokens.
     guess_up_to: int = 0
-    # Of one media item, the most there are.
+    # The most tokens that a media item may have.
     tokens_per_item: int
-    # Whether several steps may compute them: no token of an item sees those behind it.
+    # Whether an item's tokens may be split over several steps, as none of them attends to later ones.
     cuts_items: bool = False
 
     @property
     def tokens_at_once(self) -> int:
-        """What one step must be able to compute of a media item."""
+        """The number of a media item's tokens that one step must be able to compute; 0 if items may be split."""
         return 0 if self.cuts_items else self.tokens_per_item
 
     def __post_init__(self) -> None:
@@ -58,7 +59,7 @@ class SchedulerConfig:
             )
 
     def _check_batch_holds_the_smallest_step(self) -> None:
-        # Not cut where a picture's tokens attend to each other in both directions.
+        # Pictures whose tokens attend to each other in both directions are not split.
         whole = max(1, self.tokens_at_once)
         least, others = least_batched_tokens(whole, self.max_num_seqs), self.max_num_seqs - 1
         if self.max_num_batched_tokens >= least:
@@ -76,16 +77,16 @@ class KvCacheConfig:
     num_blocks: int
     block_size: int = 16
     enable_prefix_caching: bool = True
-    # Prompts whose last logits are kept, with which an answer begins at once where the prompt comes again.
+    # Number of prompts whose last logits are kept, so that an answer to the same prompt begins at once.
     max_prompt_ends: int = 0
-    # So many are kept as one where they outlive this memory; 0: nowhere.
+    # Number of blocks that make one entry in a tier that outlives this memory; 0: there is no such tier.
     blocks_per_stretch: int = 0
 
     def __post_init__(self) -> None:
         _check_least("num_gpu_blocks_override", self.num_blocks, 1)
         _check_least("max_prompt_ends", self.max_prompt_ends, 0)
         assert self.enable_prefix_caching or not self.blocks_per_stretch, "what is not found here is found nowhere"
-        # Users are offered fewer; pages smaller than those make small tests.
+        # Users may choose only some of these; smaller pages keep tests small.
         if self.block_size < 1 or self.block_size > MAX_BLOCK_SIZE or self.block_size.bit_count() != 1:
             raise InvalidArgumentError(
                 "block_size", f"must be a power of two of at most {MAX_BLOCK_SIZE}, not {self.block_size}"
@@ -93,7 +94,7 @@ class KvCacheConfig:
 
     @property
     def num_slots(self) -> int:
-        """Positions whose keys and values have room."""
+        """The number of positions for whose keys and values there is room."""
         return self.num_blocks * self.block_size
 
 
@@ -103,9 +104,9 @@ class EncoderCacheConfig:
     bytes_per_embedding: int
     # False: an embedding serves one request and is dropped with it.
     is_shared: bool = True
-    # Of what is kept in host memory besides.
+    # Size of the tier in host memory.
     host_bytes: int = 0
-    # Whether embeddings that are not held may be found in host memory, or farther away.
+    # Whether embeddings that are not in the cache may be found in host memory or a farther tier.
     has_tiers: bool = False
 
     def __post_init__(self) -> None:

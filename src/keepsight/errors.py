@@ -1,8 +1,8 @@
-"""Everything that Keepsight raises on purpose.
+"""All exceptions that Keepsight raises on purpose.
 
-What a caller hears of is an `AnsweredError`: a mistake of its own (`InvalidArgumentError`: it names the field), a
-request that was given up (`RequestFailedError`).  All others stay inside, or end a command with one line, such as a
-checkpoint that cannot be served (`CheckpointError`: it names the file).  `assert` is for our own bugs, never for these.
+Errors reported to callers are `AnsweredError`s: an invalid request (`InvalidArgumentError`, which names the field) or a
+request that was given up (`RequestFailedError`). All others stay internal, or end a command with one line, such as a
+checkpoint that cannot be served (`CheckpointError`, which names the file). `assert` is only for our own bugs.
 """
 
 import os
@@ -12,15 +12,15 @@ from typing import Any
 
 
 class KeepsightError(Exception):
-    """The root: catching it catches everything below and nothing else."""
+    """The base class: catching it catches all errors below and nothing else."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """For pickle and copy: made anew past its constructor, which takes other things than `args`."""
+        """Support pickle and copy: rebuild without calling the constructor, whose parameters are not `args`."""
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class AnsweredError(KeepsightError):
-    """Its caller hears of it, by HTTP with this status and this code.  Of 500, nothing more is told than that."""
+    """An error reported to the caller, over HTTP with this status and code. For status 500, nothing else is sent."""
 
     status = 500
     code: str | None = None
@@ -36,12 +36,12 @@ class InvalidArgumentError(AnsweredError):
         super().__init__(f"{field}: {message}")
         self.field = field
         self.message = message
-        # Which of several prompts it is about, where `LLM` was given them.
+        # The index of the prompt that it is about, if `LLM` was given several.
         self.item: int | None = None
 
 
 class UnsupportedFieldError(InvalidArgumentError):
-    """A known name that this server does not implement, or a name nobody knows."""
+    """A known field that this server does not implement, or an unknown name."""
 
     code = "unsupported_field"
 
@@ -52,14 +52,14 @@ class BodyTooLargeError(InvalidArgumentError):
 
 
 class BodyTimeoutError(InvalidArgumentError):
-    """The rest of the body did not come."""
+    """The rest of the body did not arrive in time."""
 
     status = 408
     code = "body_timeout"
 
 
 class UnsupportedBodyError(InvalidArgumentError):
-    """A body in a form that is not read here."""
+    """The body's format is not supported."""
 
     status = 415
     code = "unsupported_body"
@@ -75,7 +75,7 @@ class PromptTooLongError(InvalidArgumentError):
 
 
 class ReservedTokenError(InvalidArgumentError):
-    """A text spells out a token that stands for a picture."""
+    """A text contains a token that is reserved for pictures."""
 
     code = "reserved_token"
 
@@ -110,20 +110,20 @@ class PictureTooLargeError(PictureError):
 
 
 class MediaTooLargeError(PictureError):
-    """More bytes than one picture, or all of a request, may have."""
+    """One picture, or all media of a request, has too many bytes."""
 
     status = 413
     code = "media_too_large"
 
 
 class MediaRefusedError(PictureError):
-    """A place that pictures must not come from: an address, a host, a file, a scheme."""
+    """A source that pictures must not come from: an address, a host, a file, a scheme."""
 
     code = "media_refused"
 
 
 class MediaFetchError(PictureError):
-    """The place may be asked, but did not give the picture."""
+    """The source is allowed, but did not deliver the picture."""
 
     code = "media_not_fetched"
 
@@ -133,20 +133,20 @@ class MediaTimeoutError(MediaFetchError):
 
 
 class MediaBusyError(MediaFetchError):
-    """So much is being downloaded that there is no room for more: worth trying again."""
+    """Too much is being downloaded already: worth trying again."""
 
     status = 429
     code = "media_busy"
 
 
 class PictureEmbedsError(PictureError):
-    """Precomputed embeddings that are damaged, in no form that is read here, or not such as this model takes."""
+    """Precomputed embeddings that are damaged, in an unsupported format, or do not fit the model."""
 
     code = "image_embeds_refused"
 
 
 class PromptEmbedsError(InvalidArgumentError):
-    """The same of a prompt's."""
+    """The same for the embeddings of a prompt."""
 
     code = "prompt_embeds_refused"
 
@@ -162,54 +162,54 @@ class PictureCountError(PictureError):
 
 
 class UnknownMediaError(PictureError):
-    """A uuid came without its picture, and nobody holds what is needed of it (any more)."""
+    """A uuid came without its picture, and what is needed of it is not cached (any more)."""
 
     code = "media_not_cached"
 
 
 class MediaConflictError(PictureError):
-    """A uuid came with another picture than the one that it named before."""
+    """A uuid came with a different picture than before."""
 
     code = "media_uuid_conflict"
 
 
 class UnknownHandleError(PictureError):
-    """No such media was uploaded, it has expired, or it is another tenant's."""
+    """The handle was never issued, has expired, or belongs to another tenant."""
 
     status = 404
     code = "media_not_found"
 
 
 class MediaQuotaError(PictureError):
-    """A tenant would keep more uploads than it may."""
+    """An upload would exceed the tenant's quota."""
 
     status = 413
     code = "media_quota_exceeded"
 
 
 class MediaStoreError(PictureError):
-    """Uploads have no room here, or cannot be reached: worth trying again."""
+    """The store of uploads is full or unavailable: worth trying again."""
 
     status = 507
     code = "media_store_unavailable"
 
 
 class UnknownResponseError(InvalidArgumentError):
-    """It was not kept, went for others, or is another tenant's."""
+    """The response was not stored, was evicted, or belongs to another tenant."""
 
     status = 404
     code = "response_not_found"
 
 
 class ResponseStoreError(AnsweredError):
-    """Responses that are kept cannot be reached: worth trying again."""
+    """The store of responses is unavailable: worth trying again."""
 
     status = 507
     code = "response_store_unavailable"
 
 
 class RequestFailedError(AnsweredError):
-    """The engine refused a request that can never run, or lost one that could: no (more) tokens will come."""
+    """The engine refused a request that can never run, or lost one that could: it gets no (more) tokens."""
 
     def __init__(self, message: str, is_refusal: bool = False) -> None:
         super().__init__(message)
@@ -220,26 +220,26 @@ class RequestFailedError(AnsweredError):
 
 
 class EngineLostError(RequestFailedError):
-    """The engine ended with the request unanswered, or there is none: worth trying again."""
+    """The engine ended before it answered the request, or there is none: worth trying again."""
 
     status = 503
     code = "engine_lost"
 
     def __init__(self, message: str, *, had_begun: bool = False) -> None:
-        """`had_begun`: to answer it.  Otherwise it may be what ended the engine, and has been with several."""
+        """`had_begun`: an answer had begun. Otherwise the request was lost with several engines, and may be why."""
         super().__init__(message)
         self.had_begun = had_begun
 
 
 class MediaWorkersLostError(RequestFailedError):
-    """None that makes pixels can be started: worth trying again."""
+    """No media worker can be started: worth trying again."""
 
     status = 503
     code = "media_workers_lost"
 
 
 class AccessError(AnsweredError):
-    """Without a key, or with a wrong one."""
+    """The API key is missing or wrong."""
 
     status = 401
 
@@ -249,7 +249,7 @@ class AccessError(AnsweredError):
 
 
 class ForbiddenError(AccessError):
-    """Whoever asks may never ask for this."""
+    """The caller is not permitted to do this."""
 
     status = 403
 
@@ -262,7 +262,7 @@ class ServerOverloadedError(AnsweredError):
 
 
 class OtherProcessError(KeepsightError):
-    """An `LLM` was asked in a process that was forked from the one that made it."""
+    """An `LLM` was used in a process forked from the one that created it."""
 
     def __init__(self, process: int) -> None:
         told = "make one in each process, or start them by spawn"
@@ -270,19 +270,19 @@ class OtherProcessError(KeepsightError):
 
 
 class WireError(KeepsightError):
-    """A message between two processes that nobody here wrote, or that cannot be written."""
+    """A message between two processes that cannot be decoded as one of ours, or cannot be encoded."""
 
 
 class HandshakeError(KeepsightError):
-    """Frontend and engine did not come together: refused, or out of time."""
+    """The handshake of frontend and engine was refused or timed out."""
 
 
 class ServerStartError(KeepsightError):
-    """One of the server's processes cannot start as it was told to; the message is that process's own."""
+    """One of the server's processes cannot start as configured; the message is that process's own."""
 
 
 class NoAnswerError(KeepsightError):
-    """A server that we asked as its client refused, failed, or is not there."""
+    """A server that we called as a client refused, failed, or cannot be reached."""
 
     def __init__(self, message: str, is_unreachable: bool = False) -> None:
         super().__init__(message)
@@ -290,11 +290,11 @@ class NoAnswerError(KeepsightError):
 
 
 class TierError(KeepsightError):
-    """A place that keeps embeddings cannot be used now: its entries count as absent until it can."""
+    """A tier cannot be used now: its entries count as absent until it can."""
 
 
 class EverythingPinnedError(KeepsightError):
-    """A cache has no room for an item that would fit: what would have to go is pinned."""
+    """A cache has no room for an item that would fit: the entries to evict are pinned."""
 
     def __init__(self, num_bytes: int, max_bytes: int, num_pinned_bytes: int) -> None:
         super().__init__(f"no room for {num_bytes} bytes: of the cache's {max_bytes}, {num_pinned_bytes} are pinned")
@@ -310,7 +310,7 @@ class CheckpointError(KeepsightError):
 
 
 class MissingCheckpointError(CheckpointError):
-    """Nothing is downloaded by a name: whoever gave one of the Hub's is told how to come by its folder."""
+    """The folder does not exist. Nothing is downloaded: for a name on the Hub, the message says how to get a folder."""
 
     def __init__(self, path: Path) -> None:
         is_like_the_hubs = len(path.parts) == 2 and not path.is_absolute()
@@ -327,14 +327,14 @@ class CheckpointConfigError(CheckpointError):
 
 
 class UnreadableTensorsError(CheckpointError):
-    """A safetensors file is truncated or is none."""
+    """A safetensors file is truncated or malformed."""
 
 
 MAX_TOLD_TENSORS = 16
 
 
 class TensorMismatchError(CheckpointError):
-    """The checkpoint's tensors are not the model's tensors; carries the complete lists, and tells their first."""
+    """The checkpoint's tensors are not the model's. Carries the complete lists; the message names the first of each."""
 
     def __init__(
         self,
@@ -363,14 +363,14 @@ class TensorMismatchError(CheckpointError):
 
 
 class NotFiniteError(CheckpointError):
-    """A tensor whose numbers are not all numbers: no answer would have any meaning."""
+    """A tensor holds NaN or infinity: no answer would have any meaning."""
 
     def __init__(self, path: Path | str, name: str, dtype: str) -> None:
         super().__init__(path, f"{name} holds NaN or infinity (as {dtype})")
 
 
 class ModelTooLargeError(CheckpointError):
-    """Said before memory is written to: on a CPU the system would end this process, or another."""
+    """Raised before memory is written to: on a CPU the system would kill this process, or another."""
 
     def __init__(self, path: Path | str, num_bytes: int, room: int, dtype: str, hint: str | None = None) -> None:
         needed, left = num_bytes / 2**30, room / 2**30
@@ -379,7 +379,7 @@ class ModelTooLargeError(CheckpointError):
 
 
 class PagesTooLargeError(KeepsightError):
-    """Keys and values that there is no memory for, by the word of the system or of a GPU."""
+    """There is no memory for the keys and values, as the system or a GPU reported."""
 
     def __init__(self, num_blocks: int, num_bytes: int, reason: str) -> None:
         told = f"{num_blocks} pages of keys and values take {num_bytes / 2**30:.1f} GiB, more than can be had"
@@ -388,7 +388,7 @@ class PagesTooLargeError(KeepsightError):
 
 
 class UntiedTensorsError(CheckpointError):
-    """Two tensors that the configuration takes for one are different."""
+    """Two tensors that the configuration ties together are different."""
 
     def __init__(self, path: Path | str, copy: str, original: str) -> None:
         message = f"{copy} differs from {original}, though config.json says or implies tie_word_embeddings: true"
