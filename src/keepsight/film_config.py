@@ -1,7 +1,7 @@
-"""How a checkpoint wants its films prepared: which frames are shown, in pairs, when each pair is, and how large.
+"""A checkpoint's film preprocessing: which frames are shown, in pairs, the time of each pair, and their size.
 
-Read from the JSON files beside its weights, as `ImageProcessorConfig` is.  Arithmetic on a film's geometry alone: knows
-no pixels and no torch.  What the reference's processors do each in their own way is in `film_processors.py`.
+Read from the JSON files beside its weights, like `ImageProcessorConfig`. Computes with a film's geometry alone: no
+pixels, no torch. The differences between the reference's processors are in `film_processors.py`.
 """
 
 import dataclasses
@@ -26,8 +26,8 @@ from keepsight.image_processor_config import (
 from keepsight.media import FRAMES_PER_MOMENT, Geometry, Moment, PictureLayout, Timeline
 from keepsight.shown_sizes import MAX_COUNT, ShownSizes, check_positive_int
 
-# What may be changed of one request's films, and what of all films of a model.  Neither `size` nor `resample`: these
-# names are the pictures'.
+# Options that a request may change for its films, and those that an operator may change for all films of a model.
+# Neither includes `size` or `resample`: these apply to pictures.
 FILM_REQUEST_OPTIONS = frozenset({"fps", "num_frames", "min_frames", "max_frames"})
 FILM_OPERATOR_OPTIONS = FILM_REQUEST_OPTIONS | {"cap_pixels_per_frame", "max_video_tokens"}
 
@@ -38,27 +38,27 @@ class FilmPlan:
 
     moments: tuple[Moment, ...]
     layout: PictureLayout
-    # How a frame is prepared, settled for its size.
+    # How each frame is prepared, with its final size.
     config: ImageProcessorConfig
 
 
 @dataclass(frozen=True, slots=True)
 class FilmConfig(ABC):
-    # The reference's that it equals, in what files it is described, of which the first counts, and its defaults.
+    # The reference class that this equals, the files that may describe it (the first found counts), and its defaults.
     processor: ClassVar[str]
     files: ClassVar[Sequence[str]]
     normalising: ClassVar[Mapping[str, Any]]
-    # What only true is supported of.
+    # Processing steps that must be enabled.
     steps: ClassVar[Sequence[str]]
 
     sizes: FilmSizes
-    # How each frame is prepared, but for its size. The reference has one backend for films.
+    # How each frame is prepared, except for its size. The reference has only one backend for films.
     frame: ImageProcessorConfig
-    # How many frames are shown of each second of a film. None: all.
+    # Number of frames shown per second of a film. None: all.
     fps: float | None = 2.0
-    # However long it is; in place of `fps`.
+    # Number of frames shown of any film, whatever its length; in place of `fps`.
     num_frames: int | None = None
-    # What `fps` leads to, at least and at most.
+    # Bounds on the number of frames that follows from `fps`.
     min_frames: int = 4
     max_frames: int = 768
 
@@ -76,9 +76,9 @@ class FilmConfig(ABC):
     def from_checkpoint(
         cls, directory: Path, image_config: ImageProcessorConfig | None, **overrides: Any
     ) -> Self | None:
-        """None where it takes no films: no video processor is described, or all pictures have one size.
+        """Return None if the model takes no films: no video processor is described, or all pictures have one size.
 
-        `overrides` may hold what goes for pictures too, and is `image_config`'s already (`NORMALISING`).
+        `overrides` may include the options shared with pictures (`NORMALISING`), which `image_config` has already.
         """
         found = read_processor(directory, "video_processor", *cls.files)
         if found is None or image_config is None or image_config.sizes is None:
@@ -101,7 +101,7 @@ class FilmConfig(ABC):
 
     @classmethod
     def _choose_frames(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """What a file says of the fields above."""
+        """Return the frame fields above that a file sets."""
         return said_of_frames(values)
 
     @classmethod
@@ -109,7 +109,7 @@ class FilmConfig(ABC):
     def _read_sizes(cls, values: Mapping[str, Any]) -> FilmSizes: ...
 
     def with_overrides(self, **overrides: Any) -> Self:
-        """The same with some fields changed, as a request may ask: never so that a film costs more."""
+        """Return a copy changed as a request asks. Refuse changes that let a film have more frames."""
         _check_names(overrides, FILM_REQUEST_OPTIONS)
         said = {name: value for name, value in overrides.items() if value is not None}
         changed = dataclasses.replace(self, **said_of_frames(said))
@@ -120,11 +120,11 @@ class FilmConfig(ABC):
 
     @property
     def most_frames(self) -> int:
-        """No film is shown more."""
+        """The most frames that are shown of any film."""
         return max(self.num_frames or 0, self.max_frames)
 
     def plan(self, geometry: Geometry, field: str = "video") -> FilmPlan:
-        """Refuses what cannot be shown; `field` is what the caller calls the film."""
+        """Return how to show a film. Refuse films that cannot be shown; `field` is the caller's name for the film."""
         assert geometry.timeline is not None, geometry
         numbers = self._frame_numbers(geometry.timeline)
         if len(numbers) < FRAMES_PER_MOMENT:
@@ -141,11 +141,11 @@ class FilmConfig(ABC):
 
     @abstractmethod
     def _frame_numbers(self, timeline: Timeline) -> list[int]:
-        """Of those that are shown; fewer than make a moment if the film has no more."""
+        """Return the indices of the frames to show: fewer than a moment needs if the film has no more."""
 
     @abstractmethod
     def _tell_times(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
-        """The field of a layout that tells when each moment is."""
+        """Return the field of `PictureLayout` that holds the time of each moment."""
 
 
 def in_pairs(numbers: Sequence[int]) -> tuple[Moment, ...]:
@@ -174,7 +174,7 @@ def _check_names(overrides: Collection[str], known: Collection[str]) -> None:
 
 
 def _check_one_table(values: Mapping[str, Any], image_config: ImageProcessorConfig, said: Collection[str]) -> None:
-    """One table of the device normalises pictures and films."""
+    """Check that films are normalized as pictures are: the device has one table for both."""
     for name in NORMALISING:
         value, pictures = values[name], getattr(image_config, name)
         own = check_positive(name, value) if name == "rescale_factor" else per_channel(name, value)
@@ -189,7 +189,7 @@ def _check_one_tower(films: ShownSizes, pictures: ShownSizes) -> None:
 
 
 def said_of_frames(values: Mapping[str, Any]) -> dict[str, Any]:
-    """What they say of the fields above.  Of `num_frames` and `fps` whichever is given takes the other's place."""
+    """Return the frame fields that are set. Setting either of `num_frames` and `fps` unsets the other."""
     said = {name: values[name] for name in FILM_REQUEST_OPTIONS if name in values}
     if said.get("num_frames") is not None:
         said.setdefault("fps", None)

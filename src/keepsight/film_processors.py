@@ -1,6 +1,6 @@
-"""The reference's two video processors: how each chooses frames and their sizes, and how a model hears of times.
+"""The reference's two video processors: how each chooses frames and their sizes, and how the model learns their times.
 
-Equal to them for any film.  Knows no pixels and no torch.
+Results equal the reference's for any film. Uses no pixels and no torch.
 """
 
 import dataclasses
@@ -17,9 +17,10 @@ from keepsight.image_processor_config import DEFAULTS_WHERE_SIZES_FOLLOW, STEPS,
 from keepsight.json_fields import JsonFields
 from keepsight.media import FRAMES_PER_MOMENT, Timeline
 
-# Whose decoder's rotation tells it when a moment is; to others text does.
+# The architecture whose decoder gets a moment's time by rotary positions; others get it as text.
 TOLD_BY_ROTATION = "Qwen2_5_VLForConditionalGeneration"
-# How much later than its first moment a film's last may be: float32, in which that is reckoned, tells no more apart.
+# Limit of a moment's rotary position, counted from the film's first: float32, in which the reference computes it,
+# cannot represent every larger integer.
 MAX_PLACES = 2**24
 FILM_FILE = "video_preprocessor_config.json"
 
@@ -27,7 +28,7 @@ FILM_FILE = "video_preprocessor_config.json"
 def read_film_config(
     directory: Path, fields: JsonFields, image_config: ImageProcessorConfig, **overrides: Any
 ) -> FilmConfig | None:
-    """`fields`: of config.json.  None where it takes no films."""
+    """Return the film preprocessing, or None if the model takes no films. `fields` is config.json."""
     if TOLD_BY_ROTATION not in fields.strings("architectures"):
         return Qwen3VLFilmConfig.from_checkpoint(directory, image_config, **overrides)
     config = Qwen2VLFilmConfig.from_checkpoint(directory, image_config, **overrides)
@@ -44,21 +45,21 @@ class Qwen3VLFilmConfig(FilmConfig):
 
     @classmethod
     def _read_sizes(cls, values: Mapping[str, Any]) -> SizesOfAllFrames:
-        # What pictures may be limited by does not count here.
+        # These limit pictures; the reference ignores them for films.
         read = {name: value for name, value in values.items() if name not in ("min_pixels", "max_pixels")}
         limits = read_sizes(read, 16, {"shortest_edge": 128 * 32 * 32, "longest_edge": 32 * 32 * 768})
-        # To the reference null means false here.
+        # The reference treats null as false here.
         capped = values.get("cap_pixels_per_frame") or False
         return SizesOfAllFrames(limits, capped, values.get("max_video_tokens", 768))
 
     def _frame_numbers(self, timeline: Timeline) -> list[int]:
-        """As numpy's linspace spreads them, which would be loaded wherever options are read."""
+        """Space the frames as numpy.linspace does, without importing numpy wherever options are read."""
         last, num_shown = timeline.num_frames - 1, self._num_shown(timeline)
         step = last / max(1, num_shown - 1)
         return [*(round(place * step) for place in range(num_shown - 1)), last]
 
     def _num_shown(self, timeline: Timeline) -> int:
-        """More than the film has only where the reference shows some of them several times, too."""
+        """Return the number of frames: more than the film has only where the reference repeats some, too."""
         if self.num_frames is not None:
             return self.num_frames
         if self.fps is None:
@@ -73,20 +74,20 @@ class Qwen3VLFilmConfig(FilmConfig):
 
 @dataclass(frozen=True, slots=True)
 class Qwen2VLFilmConfig(FilmConfig):
-    """The reference leaves it to its caller which frames are shown: here they are those that it would choose itself."""
+    """The reference lets its caller choose the frames; here they are those that it would choose by itself."""
 
     processor: ClassVar[str] = "Qwen2VLVideoProcessor"
-    # Published checkpoints have none for films.
+    # Published checkpoints have no file of their own for films.
     files: ClassVar[Sequence[str]] = (FILM_FILE, "preprocessor_config.json")
     normalising: ClassVar[Mapping[str, Any]] = {**DEFAULTS_WHERE_SIZES_FOLLOW, "rescale_factor": 1 / 255}
     steps: ClassVar[Sequence[str]] = STEPS
 
-    # Of the decoder's rotation.
+    # Rotary positions per second of a film.
     places_per_second: int = 4
 
     @classmethod
     def _choose_frames(cls, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Older versions of transformers saved a null of whatever nobody had said."""
+        """Ignore nulls: older versions of transformers saved one for every value that was not set."""
         return said_of_frames({name: value for name, value in values.items() if value is not None})
 
     @classmethod
@@ -97,7 +98,7 @@ class Qwen2VLFilmConfig(FilmConfig):
 
     @property
     def most_frames(self) -> int:
-        """`num_frames` is rounded."""
+        """The most frames that are shown of any film; `num_frames` is rounded."""
         return max(_round(self.num_frames or 0), self.max_frames)
 
     def _frame_numbers(self, timeline: Timeline) -> list[int]:
@@ -106,7 +107,7 @@ class Qwen2VLFilmConfig(FilmConfig):
         return [int(_float32(place * step)) for place in range(num_shown)]
 
     def _num_shown(self, timeline: Timeline) -> int:
-        """Of a film that has fewer than are asked for, all: the reference fails."""
+        """Return the number of frames; all, if the film has fewer than asked for, where the reference fails."""
         most = min(self.max_frames, timeline.num_frames)
         if self.num_frames is not None:
             return min(_round(self.num_frames), _whole(timeline.num_frames))
@@ -116,7 +117,7 @@ class Qwen2VLFilmConfig(FilmConfig):
         return _whole(min(max(wanted, self.min_frames), most))
 
     def _tell_times(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
-        """The order of operations is the reference's, whose last bits decide."""
+        """Return each moment's rotary position. Rounding matters, so the order of operations is the reference's."""
         rate = len(numbers) / timeline.num_frames * timeline.frames_per_second
         step = _float32(self.places_per_second * _float32(FRAMES_PER_MOMENT / rate))
         places = tuple(int(_float32(moment * step)) for moment in range(len(in_pairs(numbers))))
@@ -132,10 +133,10 @@ def _round(num_frames: int) -> int:
 
 
 def _whole(num_frames: float) -> int:
-    """As many of them as make whole moments."""
+    """Round down to whole moments."""
     return int(num_frames) // FRAMES_PER_MOMENT * FRAMES_PER_MOMENT
 
 
 def _float32(value: float) -> float:
-    """As the reference has it there; numpy's would be loaded wherever options are read."""
+    """Round to float32, as the reference does there, without importing numpy wherever options are read."""
     return float(struct.unpack("f", struct.pack("f", value))[0])

@@ -1,6 +1,6 @@
-"""How large the frames of a film are shown: arithmetic on its geometry and on how many frames are shown.
+"""The shown size of a film's frames, computed from its geometry and the number of frames shown.
 
-Equal to what the reference's video processors do for every film.
+Results equal those of the reference's video processors for every film.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from keepsight.shown_sizes import ShownSizes, can_show, check_positive_int, most
 @dataclass(frozen=True, slots=True)
 class FilmSizes(ABC):
     limits: ShownSizes
-    # Whether a frame has another end to its pixels, and what follows from that many tokens.
+    # Whether a frame's pixels have a further limit, which follows from `max_video_tokens`.
     cap_pixels_per_frame: bool
     max_video_tokens: int
 
@@ -33,37 +33,39 @@ class FilmSizes(ABC):
     @property
     @abstractmethod
     def max_tokens_per_moment(self) -> int:
-        """No moment of any film has more, whatever a request asks."""
+        """The most tokens of any moment of any film, whatever a request asks for."""
 
     @abstractmethod
     def grid_of(self, geometry: Geometry, num_frames: int) -> tuple[int, int]:
-        """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
+        """Return rows and columns of tokens. Rounding matters, so the order of operations is the reference's."""
 
     def check_can_show(self, geometry: Geometry, field: str) -> None:
         if not can_show(Geometry(*self._at_least(geometry))):
             raise too_long(field, f"frames of {geometry.width} x {geometry.height} pixels")
 
     def _at_least(self, geometry: Geometry) -> tuple[int, int]:
-        """Width and height that anything is reckoned from."""
+        """Return the width and height from which sizes are computed."""
         return geometry.width, geometry.height
 
     @property
     def _enlarged_pixels(self) -> int:
-        """Of a frame, that it may have whatever a cap says."""
+        """The pixels that a frame may have whatever the cap."""
         return int(self.limits.min_pixels * 1.05)
 
 
 @dataclass(frozen=True, slots=True)
 class SizesOfAllFrames(FilmSizes):
-    """Qwen3VLVideoProcessor's: the limits are those of all frames together, and a cap is that of one.
+    """Sizes as Qwen3VLVideoProcessor computes them: the limits apply to all frames together, a cap to one frame.
 
-    What is smaller than a token is enlarged before anything else.
+    Frames smaller than a token are enlarged first.
     """
 
     @property
     def max_tokens_per_moment(self) -> int:
-        """Where all frames share what they may have, two have most; where each has a cap, five do, as the reference
-        counts only four of them.
+        """The most tokens of any moment.
+
+        Reached with two frames if all frames share the limit; with five if each has a cap, as the reference counts
+        only four of them.
         """
         fewest = FRAMES_PER_MOMENT
         pixels = self._max_pixels(fewest) / fewest * (5 / 4 if self.cap_pixels_per_frame else 1)
@@ -84,7 +86,7 @@ class SizesOfAllFrames(FilmSizes):
         return rows, columns
 
     def _max_pixels(self, num_frames: int) -> int:
-        """Of all frames."""
+        """Return the limit of pixels of all frames together."""
         limits = self.limits
         if not self.cap_pixels_per_frame:
             return limits.max_pixels
@@ -92,7 +94,7 @@ class SizesOfAllFrames(FilmSizes):
         return max(capped, self._enlarged_pixels) * num_frames
 
     def _at_least(self, geometry: Geometry) -> tuple[int, int]:
-        """A token."""
+        """Return width and height, enlarged so that neither is shorter than a token."""
         width, height, side = geometry.width, geometry.height, self.token_side
         if width >= side and height >= side:
             return width, height
@@ -102,11 +104,11 @@ class SizesOfAllFrames(FilmSizes):
 
 @dataclass(frozen=True, slots=True)
 class SizesOfEachFrame(FilmSizes):
-    """Qwen2VLVideoProcessor's: each frame is as large as a picture with these limits; a cap is that of all together."""
+    """Sizes as Qwen2VLVideoProcessor computes them: each frame is sized like a picture; a cap limits all together."""
 
     @property
     def max_tokens_per_moment(self) -> int:
-        """Two frames have most."""
+        """The most tokens of any moment; reached with two frames."""
         return self._limits_of_each(FRAMES_PER_MOMENT).max_tokens
 
     def grid_of(self, geometry: Geometry, num_frames: int) -> tuple[int, int]:
@@ -115,7 +117,7 @@ class SizesOfEachFrame(FilmSizes):
     def _limits_of_each(self, num_frames: int) -> ShownSizes:
         if not self.cap_pixels_per_frame:
             return self.limits
-        # Of what the reference takes for the model's context, a tenth is left to texts.
+        # The reference leaves a tenth of what it takes for the model's context to text.
         together = int(self.max_video_tokens * self.token_side**2 * 0.9)
         share = min(self.limits.max_pixels, together * FRAMES_PER_MOMENT // num_frames)
         return dataclasses.replace(self.limits, max_pixels=max(share, self._enlarged_pixels))

@@ -1,16 +1,16 @@
-"""Reads a grammar as llama.cpp, vLLM and SGLang take it (`root ::= ...`), and says it in the language of Lark.
+"""Translate GBNF grammars (`root ::= ...`), as llama.cpp, vLLM and SGLang take them, into Lark.
 
-llama.cpp's knows characters and rules, and nothing between them; Lark's cuts a text into terminals first, each as
-long as it can be, and misses the end of `[0-9]+ ws` before a line's end that `ws` may be, too.  So no terminal has
-more than one character here.  But where no rule leads back to itself the whole is one: a pattern, which is far faster.
-In one pass, without recursion: of a hostile text it takes no longer than of a good one.
+GBNF has characters and rules, and nothing in between. Lark first splits a text into terminals, each as long as
+possible, and misses the end of `[0-9]+ ws` before a newline that `ws` could match, too. So terminals here are single
+characters. But if no rule is recursive, the whole grammar is one terminal: a pattern, which is far faster.
+One pass without recursion: a hostile text takes no longer than a good one.
 """
 
 import json
 import re
 from graphlib import CycleError, TopologicalSorter
 
-# What no line of Lark's language can begin with, and the first rule of the other kind must.
+# No line of Lark can begin like this, and the first rule of GBNF must.
 _RULE_HEAD = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 _TOKEN = re.compile(
     r"""(?P<space>[ \t\r\n]+|\#[^\r\n]*)
@@ -31,11 +31,11 @@ _IN_CLASS = re.compile(f"({_CHARACTER})(?:-({_CHARACTER}))?", re.DOTALL)
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t"} | {each: each for each in "\\\"'[]-^/"}
 _MAX_SHOWN = 40
 
-_Token = tuple[str, str, int]  # its kind, its text, where it stands
+_Token = tuple[str, str, int]  # kind, text, offset
 
 
 class GbnfError(ValueError):
-    """Tells what is wrong, and in which line."""
+    """The message says what is wrong, and in which line."""
 
 
 def is_gbnf(text: str) -> bool:
@@ -48,7 +48,7 @@ def to_lark(text: str) -> str:
     if missing := {"root"}.union(*called.values()) - rules.keys():
         raise GbnfError(f"there is no rule {_show(min(missing))}")
     is_pattern = _is_acyclic(called)
-    # Lark's terminals have names in capitals, and are told from rules by them.
+    # Lark tells terminals from rules by their upper-case names.
     names = {name: f"{'R' if is_pattern else 'r'}{index}" for index, name in enumerate(rules)}
     spelled = (
         f"{names[name]}: " + " ".join(_spell(token, text, names, is_pattern) for token in tokens)
@@ -58,7 +58,7 @@ def to_lark(text: str) -> str:
 
 
 def _read_rules(text: str) -> dict[str, list[_Token]]:
-    """By name, in their order."""
+    """Return the tokens of each rule by its name, in source order."""
     rules: dict[str, list[_Token]] = {}
     num_open, last = 0, "head"
     for kind, token, place in _split(text):
@@ -135,7 +135,7 @@ def _in_pattern(character: str) -> str:
 
 
 def _read_characters(expression: re.Pattern[str], inner: str, text: str, place: int) -> list[tuple[str, str]]:
-    """Single ones and ranges of them; of a single one the second is empty."""
+    """Return characters and ranges as pairs (first, last); for a single character, `last` is empty."""
     read, end = [], 0
     while end < len(inner):
         match = expression.match(inner, end)

@@ -1,6 +1,6 @@
-"""How a checkpoint wants its pictures prepared, read from the JSON files beside its weights.
+"""A checkpoint's picture preprocessing, read from the JSON files beside its weights.
 
-Knows no pixels and no torch.  A value of this class is checked when it is made: whoever holds one may use it.
+Uses no pixels and no torch. An `ImageProcessorConfig` is validated on construction, so every instance is usable.
 """
 
 import dataclasses
@@ -21,28 +21,29 @@ PerChannel = tuple[float, float, float]
 
 # PIL's resampling codes: nearest, lanczos, bilinear, bicubic, box, hamming.
 BILINEAR, BICUBIC = 2, 3
-# What torch resizes as uint8 under the same meaning. Its box and hamming do not exist, and what "lanczos" means to the
-# reference depends on the torchvision version.
+# The codes that torch applies to uint8 with the same meaning. It has no box and no hamming, and what "lanczos" means in
+# the reference depends on the torchvision version.
 RESAMPLES: dict[Backend, frozenset[int]] = {
     "torchvision": frozenset({0, 2, 3}),
     "pil": frozenset(range(6)),
 }
 
-# By how a file names them, but for the backend: whether pictures are shown at sizes that follow from their own.
+# By the processor's name in a file, without the backend: whether a picture's shown size follows from its own size.
 FOLLOWS = {"Gemma3ImageProcessor": False, "Qwen2VLImageProcessor": True}
-# What Qwen2VLImageProcessor has instead of the defaults below.
+# Qwen2VLImageProcessor's values in place of the defaults below.
 DEFAULTS_WHERE_SIZES_FOLLOW: dict[str, Any] = {
     "resample": BICUBIC,
     "image_mean": (0.48145466, 0.4578275, 0.40821073),
     "image_std": (0.26862954, 0.26130258, 0.27577711),
 }
-# Whose results the device makes with one table.
+# Options that the device applies together, with one lookup table.
 NORMALISING = ("image_mean", "image_std", "rescale_factor")
 STEPS = ("do_resize", "do_rescale", "do_normalize")
 LIMITS = ("min_pixels", "max_pixels")
 DEFAULT_EDGES = {"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280}
 
-# What may be changed of one request's pictures, and what of all pictures of a model: the rest is the tower's.
+# Options that a request may change for its pictures, and those that an operator may change for all pictures of a model.
+# The rest is fixed by the tower.
 PAN_AND_SCAN_OPTIONS = frozenset(
     {
         "do_pan_and_scan",
@@ -52,13 +53,13 @@ PAN_AND_SCAN_OPTIONS = frozenset(
     }
 )
 SIZES_OPTIONS = frozenset({*LIMITS, "size"})
-# Of any model; a checkpoint's own has one of the two above.
+# For any model; a given checkpoint has only one of the two sets above.
 REQUEST_OPTIONS = PAN_AND_SCAN_OPTIONS | SIZES_OPTIONS | {"resample"}
 OPERATOR_OPTIONS = REQUEST_OPTIONS | {*NORMALISING}
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str]) -> None:
-    """Their names; what they say is checked where they are used, and told by `options_named`."""
+    """Check the names of options. Values are checked where they are used, and reported through `options_named`."""
     for name in options:
         if name not in allowed:
             known = ", ".join(sorted(allowed)) or "none"
@@ -67,7 +68,7 @@ def check_options(options: Mapping[str, object], allowed: Collection[str]) -> No
 
 @contextmanager
 def options_named() -> Iterator[None]:
-    """A fault of one is told as the caller wrote it."""
+    """Report an invalid option under the name that the caller wrote."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -90,7 +91,7 @@ class ImageProcessorConfig:
     pan_and_scan_min_ratio_to_activate: float = 1.2
     # Which of the reference's two implementations the pixels equal; they differ by 1 of 255 here and there.
     backend: Backend = "torchvision"
-    # None: every picture and crop is shown height x width.
+    # None: every picture and crop is resized to height x width.
     sizes: ShownSizes | None = None
 
     def __post_init__(self) -> None:
@@ -100,7 +101,7 @@ class ImageProcessorConfig:
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         if not isinstance(self.do_pan_and_scan, bool):
             raise InvalidArgumentError("do_pan_and_scan", f"must be true or false, got {self.do_pan_and_scan!r}")
-        # Lists are what JSON gives; as tuples two equal configurations hash equally.
+        # JSON gives lists; tuples make configurations hashable.
         object.__setattr__(self, "image_mean", per_channel("image_mean", self.image_mean))
         object.__setattr__(self, "image_std", per_channel("image_std", self.image_std))
         if 0.0 in self.image_std:
@@ -119,7 +120,7 @@ class ImageProcessorConfig:
 
     @classmethod
     def from_checkpoint(cls, directory: Path, **overrides: Any) -> Self | None:
-        """The checkpoint's configuration, or None where it has none because it takes no pictures."""
+        """Return the checkpoint's configuration, or None if it has none because it takes no pictures."""
         found = read_processor(directory, "image_processor", "preprocessor_config.json")
         if found is None:
             return None
@@ -131,7 +132,7 @@ class ImageProcessorConfig:
             return cls(**{**fields, **_fields_from_overrides(overrides, fields.get("sizes"))})
 
     def with_overrides(self, **overrides: Any) -> Self:
-        """The same with some fields changed, as a request may ask."""
+        """Return a copy with some fields changed, as a request may ask."""
         with _told_as_said(overrides):
             changed = dataclasses.replace(self, **_fields_from_overrides(overrides, self.sizes))
             if changed.sizes is not None and self.sizes is not None:
@@ -140,16 +141,16 @@ class ImageProcessorConfig:
 
     @property
     def request_options(self) -> frozenset[str]:
-        """What one request may change of its pictures."""
+        """The options that one request may change for its pictures."""
         return REQUEST_OPTIONS - (SIZES_OPTIONS if self.sizes is None else PAN_AND_SCAN_OPTIONS)
 
     @property
     def max_tokens_per_picture(self) -> int:
-        """0: all have as many as the model says, crops as well."""
+        """The most tokens of any picture; 0 if all pictures and crops have the number that the model fixes."""
         return 0 if self.sizes is None else self.sizes.max_tokens
 
     def settled_for(self, geometry: Geometry) -> Self:
-        """The same for pictures of this size alone, of which it can be said how large they are shown."""
+        """Return a copy for pictures of this size only, with the shown size resolved."""
         if self.sizes is None:
             return self
         shown = self.sizes.size_of(geometry)
@@ -157,7 +158,10 @@ class ImageProcessorConfig:
 
 
 def read_processor(directory: Path, section: str, *older_files: str) -> tuple[Path, dict[str, Any]] | None:
-    """transformers writes a section of processor_config.json today, and once wrote files, of which the first counts."""
+    """Return the file that describes a processor, and its values; None if there is none.
+
+    transformers now writes a section of processor_config.json; older versions wrote files, of which the first counts.
+    """
     path = directory / "processor_config.json"
     if path.is_file():
         values = read_json_object(path).get(section)
@@ -171,7 +175,7 @@ def read_processor(directory: Path, section: str, *older_files: str) -> tuple[Pa
 
 @contextmanager
 def faults_told_of(path: Path, overrides: Collection[str]) -> Iterator[None]:
-    """A complaint is laid at the door of whoever set the field."""
+    """Report an invalid field as the override's fault if there is one, else as the file's."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -182,16 +186,15 @@ def faults_told_of(path: Path, overrides: Collection[str]) -> Iterator[None]:
 
 def check_steps(path: Path, values: Mapping[str, Any], names: Collection[str]) -> None:
     for name in names:
-        # To the reference null means false here; only an absent value means the default.
+        # The reference treats null as false here; only an absent value means the default.
         if values.get(name, True) is not True:
             raise CheckpointConfigError(path, f"{name}: only true is supported, got {values[name]!r}")
 
 
 def _fields_from_json(values: dict[str, Any]) -> dict[str, Any]:
-    """The fields that the file sets; a null is refused where the reference would fail on it.
+    """Return the fields that the file sets; refuse null where the reference would fail on it.
 
-    The pan-and-scan values of the file are not read: Gemma3Processor passes its own with every call, whatever the file
-    says, and that is the reference.
+    The file's pan-and-scan values are not read: Gemma3Processor, the reference, passes its own with every call.
     """
     fields: dict[str, Any] = {name: values[name] for name in ("resample", *NORMALISING) if name in values}
     if _follows(values):
@@ -202,14 +205,14 @@ def _fields_from_json(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _follows(values: dict[str, Any]) -> bool:
-    """As the processor's name says, or else its sizes."""
+    """Return whether sizes follow from the picture's own, by the processor's name or else by the keys of `size`."""
     name, size = values.get("image_processor_type"), values.get("size")
     known = FOLLOWS.get(str(name).removesuffix("Fast").removesuffix("Pil"))
     return isinstance(size, dict) and size.keys() == DEFAULT_EDGES.keys() if known is None else known
 
 
 def read_sizes(values: Mapping[str, Any], patch_size: int, default_edges: Mapping[str, int]) -> ShownSizes:
-    """`patch_size`: where none is said."""
+    """Read the sizes of a processor whose sizes follow from the picture's own. `patch_size` is the default."""
     if (depth := values.get("temporal_patch_size", 2)) != 2:
         raise InvalidArgumentError("temporal_patch_size", f"only 2 is supported, got {depth!r}")
     edges = dict(default_edges) if values.get("size") is None else _without_repeated(values["size"], values)
@@ -220,13 +223,13 @@ def read_sizes(values: Mapping[str, Any], patch_size: int, default_edges: Mappin
 
 
 def _without_repeated(size: Any, values: Mapping[str, Any]) -> Any:
-    """Older versions of transformers wrote the limits into `size`, too, by the names that they have beside it."""
+    """Return `size` without limits that are also given beside it: older versions of transformers wrote them twice."""
     repeated = {name for name in LIMITS if values.get(name) is not None}
     return {name: edge for name, edge in size.items() if name not in repeated} if isinstance(size, dict) else size
 
 
 def _read_limits(said: Mapping[str, Any]) -> dict[str, Any]:
-    """`min_pixels` and `max_pixels`, which go before what `size` says of them."""
+    """Return the limits. `min_pixels` and `max_pixels` take precedence over the edges in `size`."""
     size = said.get("size")
     if size is not None and not (isinstance(size, dict) and size.keys() <= DEFAULT_EDGES.keys()):
         raise InvalidArgumentError("size", f"can give a {' and a '.join(DEFAULT_EDGES)}, got {size!r}")
@@ -236,7 +239,7 @@ def _read_limits(said: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fields_from_overrides(overrides: dict[str, Any], sizes: ShownSizes | None) -> dict[str, Any]:
-    """Those of which `sizes` are made become new ones."""
+    """Return the fields to change; options that belong to `sizes` are merged into a new value of it."""
     _check_names(overrides, sizes)
     fields = {name: value for name, value in overrides.items() if name not in SIZES_OPTIONS}
     if sizes is None:
@@ -247,7 +250,7 @@ def _fields_from_overrides(overrides: dict[str, Any], sizes: ShownSizes | None) 
 
 @contextmanager
 def _told_as_said(overrides: dict[str, Any]) -> Iterator[None]:
-    """A fault of a limit that was said in another way, or that does not go with the other, which was."""
+    """Report a limit that the caller did not name under the option that it did give: `size`, or the other limit."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -279,7 +282,7 @@ def _check_names(overrides: dict[str, Any], sizes: ShownSizes | None) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Finite, as a float too."""
+    """Return whether `value` is a number, and finite as a float."""
     return (isinstance(value, float) or is_integer(value)) and abs(value) <= sys.float_info.max
 
 

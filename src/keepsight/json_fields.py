@@ -1,6 +1,6 @@
-"""A checkpoint's small JSON files, read so that every refusal names the file, the field and the value.
+"""Typed access to a checkpoint's small JSON files; every error names the file, the field and the value.
 
-A `JsonFields` is one object of a file with typed fields; `section()` steps into a nested one and remembers the way.
+A `JsonFields` is one JSON object of a file; `section()` returns a nested one, which remembers its path.
 """
 
 import json
@@ -25,12 +25,12 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def read_optional_json_object(path: Path) -> dict[str, Any]:
-    """Empty where there is no such file; a broken one is still an error."""
+    """Return {} if there is no such file; a malformed one is still an error."""
     return read_json_object(path) if path.exists() else {}
 
 
 def get_optional_int(path: Path, values: Mapping[str, Any], *names: str) -> int | None:
-    """The first of `names` that is present and not null."""
+    """Return the first of `names` that is present and not null."""
     for name in names:
         value = values.get(name)
         if value is not None:
@@ -70,14 +70,14 @@ class JsonFields:
         return [self.section(name) for name, value in self._values.items() if isinstance(value, Mapping)]
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive one."""
+        """Return a positive integer."""
         value = self._get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             raise self.refuse(name, f"must be an integer of at least 1, not {value!r}")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """Return a positive number."""
         value = self._get(name, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= sys.float_info.max:
             raise self.refuse(name, f"must be a positive number, not {value!r}")
@@ -117,14 +117,14 @@ class JsonFields:
         return tuple(value)
 
     def indexes(self, name: str, default: Sequence[int], length: int | None = None) -> tuple[int, ...]:
-        """`length`: so many there must be."""
+        """Return integers of at least 0. `length`: the required count."""
         value = self._get(name, default)
         if not isinstance(value, list | tuple) or length not in (None, len(value)):
             raise self.refuse(name, f"must be a list of {length or 'some'} integers, not {value!r}")
         return tuple(check_is_count(self.path, f"{self._prefix}{name}", item) for item in value)
 
     def get(self, name: str) -> object:
-        """Whatever it is; None where there is none."""
+        """Return the value as it is; None if absent."""
         return self._values.get(name)
 
     def _get(self, name: str, default: Any) -> Any:

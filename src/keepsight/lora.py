@@ -1,4 +1,4 @@
-"""What `LLM` is told of an adapter, in vLLM's shape."""
+"""An adapter as `LLM` takes it, in vLLM's shape."""
 
 from dataclasses import dataclass
 
@@ -10,7 +10,7 @@ MAX_NAME_CHARACTERS = 256
 @dataclass(frozen=True, slots=True)
 class LoRARequest:
     lora_name: str
-    # As in vLLM; here the name and the path tell adapters apart.
+    # As in vLLM; here adapters are identified by name and path.
     lora_int_id: int
     lora_path: str
 

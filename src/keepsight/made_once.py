@@ -1,8 +1,8 @@
-"""A value that an object makes when it is first asked for, and has from then on.
+"""An attribute that is computed on first access and then kept.
 
-As `functools.cached_property`, without its lock, which until Python 3.12 is one for all objects of a class: a process
-that is forked while any thread makes such a value gets it locked, and its own objects would wait for ever.
-Knows no threads: an object that several ask at once may make its value several times.
+Like `functools.cached_property`, without its lock, which until Python 3.12 is shared by all objects of a class: in a
+process forked while any thread computes such a value, the lock stays locked, and objects would wait forever.
+Without a lock, concurrent first accesses may compute the value several times.
 """
 
 from collections.abc import Callable
@@ -16,6 +16,6 @@ class made_once(Generic[T]):  # noqa: N801
         self._make = make
 
     def __get__(self, instance: object, _owner: type) -> T:
-        """Asked only until the object has it among its own attributes, under the same name."""
+        """Compute the value and store it in the object under the same name, which bypasses this from then on."""
         value = instance.__dict__[self._make.__name__] = self._make(instance)
         return value
