@@ -40,14 +40,14 @@ Message = Mapping[str, Any]
 
 
 class LLM:
-    """A model that answers.  `model` is a checkpoint's folder, None the demo; options are `Config`'s.
+    """A model for offline use. `model` is a checkpoint folder (None: the demo); the options are `Config`'s.
 
-    With a `seed`, requests that have none of their own draw the same again if they are asked in the same order.
-    Its engine runs on threads of its own until `close()`, the end of a `with` block, or until it is forgotten.
+    With a `seed`, requests without one sample the same tokens again if they are submitted in the same order.
+    The engine runs on its own threads until `close()`, the end of a `with` block, or garbage collection.
     """
 
     def __init__(self, model: str | Path | None = None, *, seed: int | None = None, **options: Any) -> None:
-        # Checked as one request's is.
+        # Validate it like a request's seed.
         seed = SamplingParams(seed=seed).seed
         self._load(Config.from_options(**{"model": model, "performance_mode": "throughput", **options}), seed)
 
@@ -63,21 +63,21 @@ class LLM:
         self._seeds = None if seed is None else Random(seed)
         self.preparer = RequestPreparer.from_config(self.config)
         self._engine, self._process = open_engine(self.config, self.preparer), os.getpid()
-        # The engine's threads hold nothing of this object, so that forgetting it frees them and the model.
+        # The engine's threads hold no reference to this object, so that its collection frees them and the model.
         weakref.finalize(self, _close, self.preparer, self._engine, self._process)
-        # Last: whatever interrupts it, there is one who ends it.
+        # Last: if it is interrupted, the finalizer already exists.
         self._engine.start()
 
     @property
     def engine(self) -> InProcessEngine:
-        """A forked process has none of its threads: whoever asked it there would wait for ever."""
+        """The engine. Raise OtherProcessError in a forked process, where its threads do not exist: calls would hang."""
         if os.getpid() != self._process:
             raise OtherProcessError(self._process)
         return self._engine
 
     def close(self) -> None:
-        """Ends the engine and frees its memory.  Calls that still run on other threads fail."""
-        # Not by the finalizer, which works once: to it is left what is not done when this is interrupted.
+        """End the engine and free its memory. Calls that still run on other threads fail."""
+        # Not through the finalizer, which runs only once: it stays to finish the work if this is interrupted.
         _close(self.preparer, self._engine, self._process)
 
     def __enter__(self) -> Self:
@@ -87,15 +87,15 @@ class LLM:
         self.close()
 
     def reset_prefix_cache(self) -> None:
-        """Later requests find no keys and values of earlier ones."""
+        """Empty the prefix cache: later requests find no keys and values of earlier ones."""
         self.engine.reset_caches(prefix=True)
 
     def reset_encoder_cache(self) -> None:
-        """Later requests find no embeddings of earlier ones."""
+        """Empty the encoder cache: later requests find no embeddings of earlier ones."""
         self.engine.reset_caches(encoder=True)
 
     def reset_mm_cache(self) -> None:
-        """Later requests find no pixels that were made before."""
+        """Empty the processor cache: later requests find no pixels of earlier ones."""
         self.engine.reset_caches(processor=True)
 
     def generate(
@@ -108,14 +108,16 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
-        """A prompt is a text, token ids, or a mapping: `prompt` or `prompt_token_ids`; media go with a text.
+        """Generate completions of one or more prompts.
 
-        That is `multi_modal_data={"image": [...], "video": [...], "audio": [...]}`; `multi_modal_uuids`, of the same
-        form, may name it: what was sent under a uuid once may be None later.  With `enable_prompt_embeds` a mapping
-        may have `prompt_embeds` instead, an array or a tensor [tokens, hidden] of what `transformers` calls
-        `inputs_embeds`, or a file's bytes.
-        Those with the smallest `priority` go first.  `use_tqdm` may be what makes the bar.  With `enable_lora` a
-        `lora_request` is the adapter of all prompts, or a list of one for each.  The last is vLLM's, and must be None.
+        A prompt is a text, token ids, or a mapping with `prompt` or `prompt_token_ids`. Media go with a text, as
+        `multi_modal_data={"image": [...], "video": [...], "audio": [...]}`; `multi_modal_uuids`, of the same form, may
+        name them: an item that was sent under a uuid once may be None later. With `enable_prompt_embeds`, a mapping may
+        have `prompt_embeds` instead: an array or tensor [tokens, hidden] of what `transformers` calls `inputs_embeds`,
+        or a file's bytes.
+        Prompts with the smallest `priority` go first. `use_tqdm` may be a factory of the progress bar. With
+        `enable_lora`, `lora_request` is one adapter for all prompts, or a list with one for each.
+        `tokenization_kwargs` is vLLM's, and must be None.
         """
         _refuse_others(tokenization_kwargs=tokenization_kwargs)
         listed = list_prompts(prompts)
@@ -140,15 +142,15 @@ class LLM:
         chat_template: None = None,
         tokenization_kwargs: None = None,
     ) -> list[RequestOutput]:
-        """One conversation or several, in OpenAI's form; pictures as `image_url`.
+        """Answer one conversation or several, in OpenAI's format.
 
-        Or as `image_pil` with a PIL image, a numpy array or a torch tensor; with `enable_mm_embeds` its embeddings as
-        `image_embeds`, an array, a tensor or a file's bytes.  Films as `video_url`, or `video` with a file's bytes or
-        an array of frames; sounds as `audio_url`, or `audio` with a file's bytes, samples, or a pair of these and how
-        many are a second.  With `continue_final_message` the model goes on with the last message; with
-        `add_generation_prompt` false nothing follows it.  `tools` are told to the model; what it makes of them is text,
-        as in vLLM.  `chat_template_kwargs` are variables of the chat template; `lora_request` is that of `generate`.
-        The last two are vLLM's, and must be None.
+        Pictures are given as `image_url`, or as `image_pil` with a PIL image, a numpy array or a torch tensor; with
+        `enable_mm_embeds` also their embeddings as `image_embeds`: an array, a tensor or a file's bytes. Films are
+        given as `video_url`, or as `video` with a file's bytes or an array of frames; sounds as `audio_url`, or as
+        `audio` with a file's bytes, samples, or a pair of samples and sampling rate. With `continue_final_message` the
+        model continues the last message; with `add_generation_prompt` false nothing is added after it. `tools` are
+        shown to the model; its calls of them are returned as text, as in vLLM. `chat_template_kwargs` are variables of
+        the chat template; `lora_request` is that of `generate`. The last two are vLLM's, and must be None.
         """
         _refuse_others(chat_template=chat_template, tokenization_kwargs=tokenization_kwargs)
         conversations: Sequence[Any] = messages if are_conversations(messages) else [messages]
@@ -174,10 +176,11 @@ class LLM:
         lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         tokenization_kwargs: None = None,
     ) -> list[EmbeddingRequestOutput]:
-        """Of each prompt, of the same forms as `generate` takes, the vector that the model makes of it.
+        """Return an embedding vector for each prompt; prompts have the same forms as in `generate`.
 
-        That is the hidden state after its last token, of length 1 unless `pooling_params` say otherwise: of models that
-        were trained for it, near for what means the same.  The last is vLLM's, and must be None.
+        The vector is the hidden state after the last token, normalized to length 1 unless `pooling_params` say
+        otherwise. Vectors of similar meaning are close if the model was trained for it. `tokenization_kwargs` is
+        vLLM's, and must be None.
         """
         _refuse_others(tokenization_kwargs=tokenization_kwargs)
         params = PoolingParams() if pooling_params is None else pooling_params
@@ -195,15 +198,15 @@ class LLM:
             return running.finish_vectors(params)
 
     def get_metrics(self) -> list[Metric]:
-        """What was counted since this was made, and what is held now."""
+        """Return what was counted since this was created, and what is held now."""
         return list_metrics(self.engine.read_totals())
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """What is taken where none are given: as the checkpoint wants it (`generation_config`)."""
+        """Return the parameters that are used if none are given: the checkpoint's (`generation_config`)."""
         return SamplingParams(**self.preparer.sampling_defaults)
 
     def get_tokenizer(self) -> PublicTokenizer:
-        """To write a chat's prompt by oneself, or to count tokens."""
+        """Return the tokenizer, to render a chat's prompt or to count tokens."""
         return PublicTokenizer(self.preparer.tokenizer, self.preparer.template)
 
     def _with_terms(
@@ -223,7 +226,7 @@ class LLM:
     def _load_adapters(
         self, asked: LoRARequest | Sequence[LoRARequest | None] | None, num_prompts: int
     ) -> list[Adapter | None]:
-        """Of each prompt; each adapter once, whatever becomes of its folder."""
+        """Return the adapter of each prompt. Each is loaded once, even if its folder changes later."""
         of_each = list_lora_requests(asked, num_prompts)
         for each in of_each:
             if each is not None and each not in self._adapters:
@@ -248,8 +251,8 @@ class LLM:
         items: ListedItems,
         use_tqdm: bool | MakeBar,
     ) -> Iterator[RunningRequests]:
-        """Each is computed from when it is prepared, beside the preparing of those after it."""
-        engine = self.engine  # before a bar is shown
+        """Submit each request as soon as it is prepared, so that the engine runs while later ones are prepared."""
+        engine = self.engine  # may raise, so before a bar is shown
         bar = open_bar(use_tqdm, items.number)
         with bar or nullcontext(), closing(RunningRequests(engine, self.preparer.tokenizer, items, bar)) as running:
             for prepare, adapter in zip(preparing, adapters, strict=True):
@@ -265,7 +268,7 @@ def _refuse_others(**asked: object) -> None:
 
 
 def _close(preparer: RequestPreparer, engine: InProcessEngine, process: int) -> None:
-    if os.getpid() != process:  # forked: what is to be ended is its parent's
+    if os.getpid() != process:  # forked: the engine is the parent's
         return
     preparer.close()
     engine.close()

@@ -1,7 +1,7 @@
-"""Values by name within a number of bytes, the least recently used going first.
+"""An LRU cache of values by key, bounded in bytes.
 
-Knows neither what it holds nor threads: whoever shares one locks it.  A key names one value for ever, so putting it
-again only renews its place.  Invariant: the bytes are those of what is held, and never more than `max_bytes`.
+Not thread-safe: users that share one must lock it. A key always names the same value, so putting it again only marks it
+as used. Invariant: `num_bytes` is the size of what is held, and never more than `max_bytes`.
 """
 
 import logging
@@ -15,7 +15,7 @@ from keepsight.errors import EverythingPinnedError
 
 logger = logging.getLogger(__name__)
 
-# Of any cache whose callers pin: more pins would leave too little room for what is not pinned.
+# The part of a cache that callers may pin: more would leave too little room for unpinned entries.
 PINNABLE_PART = 0.5
 
 K = TypeVar("K", bound=Hashable)
@@ -30,7 +30,7 @@ class CacheStat:
 
 @dataclass(frozen=True, slots=True)
 class CacheSize:
-    """Of any cache: what it holds and may hold, and what had to go for it."""
+    """Size of any cache: what it holds and may hold, and how many entries were evicted."""
 
     num_bytes: int
     max_bytes: int
@@ -48,12 +48,12 @@ class LruCache(Generic[K, V]):
     def __init__(
         self, max_bytes: int, size_of: Callable[[V], int], on_drop: Callable[[K], object] = lambda _: None
     ) -> None:
-        """`size_of` counts all that would be freed if the value went; `on_drop` is told which did."""
+        """`size_of` returns the bytes that dropping a value would free; `on_drop` is called with each dropped key."""
         self._max_bytes, self._size_of, self._on_drop = max_bytes, size_of, on_drop
         # The least recently used first.
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
         self._pins: Counter[K] = Counter()
-        # What goes before all others, the last of them first.
+        # Keys to evict before all others, the last of them first.
         self._first: dict[K, None] = {}
         self.num_bytes = 0
         self.num_pinned_bytes = 0
@@ -62,26 +62,26 @@ class LruCache(Generic[K, V]):
         self._told = CacheStat(0, 0)
         self._has_warned = False
 
-    # Looking --------------------------------------------------------------------------------------------------
+    # Lookups --------------------------------------------------------------------------------------------------
 
     def is_cached(self, key: K) -> bool:
         return key in self._entries
 
     def bytes_of(self, key: K) -> int:
-        """Raises KeyError if it is not held."""
+        """Return the size of an entry. Raise KeyError if it is not held."""
         return self._entries[key].num_bytes
 
     def look(self, key: K) -> V | None:
-        """Counts as no use."""
+        """Return the value, or None, without counting it as a use."""
         entry = self._entries.get(key)
         return None if entry is None else entry.value
 
     def newest(self, limit: int) -> list[K]:
-        """The last used first."""
+        """Return the most recently used keys, the last used first."""
         return list(islice(reversed(self._entries), limit))
 
     def get_and_update(self, key: K) -> V | None:
-        """Counts as a use, found or not."""
+        """Return the value, or None; counted as a use, found or not."""
         self._total += 1
         if not self.touch(key):
             return None
@@ -89,14 +89,14 @@ class LruCache(Generic[K, V]):
         return self._entries[key].value
 
     def touch(self, key: K) -> bool:
-        """Makes it the most recently used, uncounted; False if it is not held."""
+        """Make it the most recently used, without counting a use. Return False if it is not held."""
         if key not in self._entries:
             return False
         self._entries.move_to_end(key)
         return True
 
     def stat(self, *, delta: bool = False) -> CacheStat:
-        """Of all uses, or of those since the last delta was told."""
+        """Return the counts of all uses, or with `delta` of those since the last such call."""
         now = CacheStat(self._hits, self._total)
         if not delta:
             return now
@@ -106,10 +106,13 @@ class LruCache(Generic[K, V]):
     def size(self) -> CacheSize:
         return CacheSize(self.num_bytes, self._max_bytes, len(self._entries), self.num_evictions)
 
-    # Coming and going -----------------------------------------------------------------------------------------
+    # Insertion and eviction -----------------------------------------------------------------------------------
 
     def put_if_fits(self, key: K, value: V) -> bool:
-        """False if it is larger than the whole cache.  Raises EverythingPinnedError if nothing may go for it."""
+        """Store a value. Return False if it is larger than the whole cache.
+
+        Raise EverythingPinnedError if too much is pinned to make room for it.
+        """
         if self.touch(key):
             return True
         num_bytes = self._size_of(value)
@@ -122,14 +125,14 @@ class LruCache(Generic[K, V]):
         return True
 
     def pin(self, key: K) -> None:
-        """It stays until it was unpinned as often; raises KeyError if it is not held."""
+        """Keep an entry until it is unpinned as often. Raise KeyError if it is not held."""
         entry = self._entries[key]
         if key not in self._pins:
             self.num_pinned_bytes += entry.num_bytes
         self._pins[key] += 1
 
     def unpin(self, key: K) -> None:
-        """Raises KeyError if it is not pinned."""
+        """Undo one `pin`. Raise KeyError if it is not pinned."""
         if key not in self._pins:
             raise KeyError(key)
         self._pins[key] -= 1
@@ -138,23 +141,23 @@ class LruCache(Generic[K, V]):
             self.num_pinned_bytes -= self._entries[key].num_bytes
 
     def let_go_first(self, key: K) -> None:
-        """Before all of which nobody has said so, however they are used; pins hold.  Nothing if it is not held."""
+        """Evict this entry before all that are not so marked, however they are used; pins hold. No-op if not held."""
         if key in self._entries:
             self._first.pop(key, None)
             self._first[key] = None
 
     def keep_again(self, key: K) -> None:
-        """As if it had just been used."""
+        """Undo `let_go_first`, and make the entry the most recently used."""
         self._first.pop(key, None)
         self.touch(key)
 
     def drop(self, key: K) -> None:
-        """Unless it is pinned, or not held."""
+        """Drop an entry, unless it is pinned or not held."""
         if key in self._entries and key not in self._pins:
             self._drop(key)
 
     def clear(self) -> None:
-        """What is pinned stays."""
+        """Drop all entries that are not pinned."""
         for key in self._entries.keys() - self._pins.keys():
             self._drop(key)
 

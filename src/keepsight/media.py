@@ -1,30 +1,30 @@
-"""What every layer knows about one picture, film or sound: where its tokens lie, how large it is, what it is called.
+"""Facts about one picture, film or sound that all layers share: its token positions, its size, its name.
 
-Knows nothing of pixels or tensors.  `TokenSpan` is the only place where spans are compared.
+No pixels, no tensors. `TokenSpan` is the only place where spans are compared.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
-# What an item is made of: a picture, two frames of a film, a sound, the embeddings of a picture, which a caller
-# computed, or a strip of a prompt's.
+# An item's content: a picture, two frames of a film, a sound, embeddings of a picture that the caller computed, or a
+# strip of a prompt's embeddings.
 Modality = Literal["image", "video", "audio", "image_embeds", "prompt_embeds"]
-# Of pixels or samples, which an encoder makes embeddings of.
+# Modalities of pixels or samples, from which an encoder computes embeddings.
 ENCODED: tuple[Modality, ...] = ("image", "video", "audio")
-# What a caller sends and a prompt marks: embeddings of a picture stand where it would.
+# The kinds of media that a caller sends and a prompt has markers for; a picture's embeddings count as a picture.
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-# As refusals call several of them.
+# Plurals for error messages.
 SEVERAL: Mapping[Kind, str] = {"image": "pictures", "video": "videos", "audio": "sounds"}
-# The frames of a moment, one above the other in its pixels.
+# Number of frames in a moment; in its pixels they are stacked vertically.
 FRAMES_PER_MOMENT = 2
-# Of one picture, where nobody says otherwise.
+# Default limit of pixels per picture.
 DEFAULT_MAX_PIXELS = 64_000_000
-# Of one picture, whatever anybody says: Pillow's decoders of WebP, TIFF and GIF refuse more by themselves.
+# Upper bound of that limit: Pillow's decoders of WebP, TIFF and GIF refuse more by themselves.
 MAX_PIXELS = 178_956_970
-# A strip is as long as a picture, so that whatever has room for one has room for it; where pictures differ in that, or
-# there are none:
+# Length of a strip where pictures differ in length, or the model takes none. Otherwise a strip is as long as a picture,
+# so that every buffer with room for a picture has room for it.
 TOKENS_PER_STRIP = 64
 
 
@@ -47,7 +47,7 @@ class TokenSpan:
         return self.start < other.end and other.start < self.end
 
     def is_cut_by(self, position: int) -> bool:
-        """Whether a boundary just before `position` leaves a part of this span on either side."""
+        """Return whether a boundary just before `position` leaves a part of this span on either side."""
         return self.start < position < self.end
 
     def __contains__(self, position: int) -> bool:
@@ -56,7 +56,7 @@ class TokenSpan:
 
 @dataclass(frozen=True, slots=True)
 class Timeline:
-    """How many frames a film has, and how many of them are shown in a second."""
+    """A film's number of frames, and its frame rate."""
 
     num_frames: int
     frames_per_second: float
@@ -64,21 +64,21 @@ class Timeline:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """The size of a picture as it will be looked at (after EXIF orientation), in pixels; of a film that of a frame.
+    """The size of a picture as it is shown (after EXIF orientation), or of a film's frame, in pixels.
 
-    Of a sound its length alone: it has neither width nor height.
+    A sound has only a length, no width or height.
     """
 
     width: int = 0
     height: int = 0
-    # Of a film as it was sent.
+    # For a film, as it was sent.
     timeline: Timeline | None = None
-    # Of a sound, at the rate at which the model takes it.
+    # For a sound, at the model's sampling rate.
     num_samples: int = 0
 
 
 class KnownContent(NamedTuple):
-    """What looking at a content has taught: it need not be looked at again."""
+    """What inspecting a content has shown, so that it need not be inspected again."""
 
     name: str
     geometry: Geometry
@@ -96,37 +96,37 @@ class CropBox:
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """Two frames of a film, by their numbers, that become one picture; a last one that is alone, twice."""
+    """The indices of two frames of a film that become one picture; an unpaired last frame is used twice."""
 
     first: int
     last: int
 
 
-# What becomes an item of its own: the whole picture, a crop of it, two frames of a film.
+# The part of a medium that becomes one item: a crop, two frames of a film, or the whole (None).
 Part = CropBox | Moment | None
 
 
 def frames_of(modality: Modality) -> int:
-    """How many are shown as one picture."""
+    """Return the number of frames shown as one picture."""
     return FRAMES_PER_MOMENT if modality == "video" else 1
 
 
 @dataclass(frozen=True, slots=True)
 class PictureLayout:
-    """How a picture with its crops, a film's moments, or a sound will lie in a prompt."""
+    """The layout in a prompt of a picture with its crops, of a film's moments, or of a sound."""
 
-    # Of the whole and of each crop, of each moment, or of the sound.
+    # Tokens of the whole and of each crop, of each moment, or of the sound.
     tokens_per_part: int
     num_crops: int = 0
-    # As a `MediaItem` has it.
+    # As in `MediaItem`.
     columns: int = 0
-    # Of a film, when each of its moments is: in seconds, which the text before it tells, or else
+    # For a film, the time of each moment: either in seconds, stated by the text before each moment,
     times: tuple[float, ...] = ()
-    # in places of a decoder's rotation, counted from the first one; then they lie one behind the other.
+    # or in rotary positions of the decoder, counted from the first moment; then the moments follow each other directly.
     places: tuple[int, ...] = ()
     kind: Kind = "image"
-    # Of a picture that another processor than ours lays out: its tokens, with others among them that are none of its
-    # embeddings; and the bytes of all that it makes of one so large.
+    # For a picture laid out by a borrowed processor: its tokens, some of which may stand for no embedding; and the size
+    # in bytes of the processor's output for a picture of this size.
     token_ids: tuple[int, ...] = ()
     num_bytes: int = 0
 
@@ -145,20 +145,20 @@ class MediaItem:
     strip of an embedded prompt.
     """
 
-    # Names everything that its embeddings depend on, but for the model.
+    # A digest of everything that its embeddings depend on, except the model.
     media_hash: str
     span: TokenSpan
     geometry: Geometry
     modality: Modality = "image"
-    # Of the same picture or film as the item before it: the pixels of both are made of one decoding.
+    # True if it is part of the same picture or film as the item before it: one decoding gives the pixels of both.
     is_further_part: bool = False
-    # So many of its tokens are a row of the picture, to models that tell rows and columns apart; 0: to none.
+    # Number of tokens in a row of the picture, for models that distinguish rows and columns; 0: there are no rows.
     columns: int = 0
-    # By so many places a decoder's rotation has it later than the first moment of the film that the item before it is
-    # of, too, and goes on with.  None: it begins behind all before it.
+    # For a further moment of the film of the item before it: its rotary position relative to the film's first moment.
+    # None: its rotary positions follow those of everything before it.
     places_later: int | None = None
 
     @property
     def is_picture(self) -> bool:
-        """Its tokens see each other in both directions; those of a prompt only what was before them."""
+        """False for a strip of a prompt, whose tokens attend only backward. Others' may attend in both directions."""
         return self.modality != "prompt_embeds"

@@ -1,4 +1,4 @@
-"""What the model can take, as far as requests are refused by it: read from config.json, without loading the model."""
+"""Limits of the model by which requests are validated, read from config.json without loading the model."""
 
 import logging
 from dataclasses import dataclass
@@ -9,26 +9,26 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.json_fields import JsonFields
 
 logger = logging.getLogger(__name__)
-# What families call them, the usual name first.
+# The families' names for this field, the usual one first.
 NAMES_OF_POSITIONS = ("max_position_embeddings", "n_positions", "max_sequence_length", "n_ctx")
-# OPT's has embeddings that are narrower than its layers: an embedded prompt as wide as these would fail a whole step.
+# OPT's embeddings are narrower than its layers: an embedded prompt as wide as the layers would fail a whole step.
 NAMES_OF_HIDDEN_SIZE = ("word_embed_proj_dim", "hidden_size", "n_embd", "d_model")
-# Whose tables depend on how long the longest prompt of a batch is; both are names of one.
+# Rotary embeddings whose tables depend on the longest prompt of a batch; both names mean the same.
 LONG_ROPES = ("longrope", "su")
 TRAINED_LENGTH = "original_max_position_embeddings"
 
 
 class _Defaults(NamedTuple):
-    """transformers' own, for checkpoints that name no numbers.  None: such a checkpoint is refused."""
+    """transformers' defaults, for checkpoints that omit a value. None: such a checkpoint is refused."""
 
     max_positions: int | None
     vocab_size: int | None
-    # 0: it is not known.
+    # 0: unknown.
     hidden_size: int
 
 
 _DEFAULTS_OF_GEMMA3 = _Defaults(131_072, 262_208, 2304)
-# A borrowed model's are known to transformers alone.
+# Only transformers knows a borrowed model's defaults.
 _NONE = _Defaults(None, None, 0)
 _DEFAULTS = {
     "Gemma3ForConditionalGeneration": _DEFAULTS_OF_GEMMA3,
@@ -44,10 +44,10 @@ _DEFAULTS = {
 class ModelLimits:
     # Prompt and answer together.
     max_model_len: int
-    # Rows of the embedding.  A tokenizer may have more tokens, as a text-only Gemma's still has that of a picture, or
-    # fewer: what has no text can be said all the same, and sent back.
+    # Rows of the embedding table. The tokenizer may have more tokens (a text-only Gemma's still has the picture token)
+    # or fewer: ids without text can still be generated, and sent back in a prompt.
     vocab_size: int
-    # Of one token's embedding; 0: it does not say.
+    # Width of a token's embedding; 0: config.json does not say.
     hidden_size: int
 
     @classmethod
@@ -75,7 +75,7 @@ def _read_longest(text: JsonFields, default: int | None) -> int:
     # One for all layers, or one for each type of them.
     for rope in (*ropes, *(of_type for each in ropes for of_type in each.sections())):
         if rope.text("rope_type") in LONG_ROPES or rope.text("type") in LONG_ROPES:
-            # Beyond these all positions would turn otherwise, and answers change with what others ask.
+            # Beyond this length another table would rotate all positions, so answers would depend on other requests.
             trained = rope if TRAINED_LENGTH in rope else text
             longest = min(longest, trained.integer(TRAINED_LENGTH))
     return longest

@@ -1,6 +1,6 @@
-"""What `LLM` returns: the shapes that vLLM's users know, lists where they expect to add and compare lists.
+"""Return values of `LLM`, in vLLM's shapes, with lists where its users expect to add and compare lists.
 
-Each is its caller's own, to be changed like those of vLLM.
+Each belongs to its caller, who may modify it, as with vLLM.
 """
 
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class EmbeddingRequestOutput:
     prompt_token_ids: list[int]
     outputs: EmbeddingOutput
     finished: bool = True
-    # Of the prompt: tokens whose keys and values were found in the prefix cache.
+    # Number of prompt tokens whose keys and values were found in the prefix cache.
     num_cached_tokens: int = 0
 
 
@@ -55,7 +55,7 @@ class RequestOutput:
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
     finished: bool = True
-    # Of the prompt: tokens whose keys and values were found in the prefix cache.
+    # Number of prompt tokens whose keys and values were found in the prefix cache.
     num_cached_tokens: int = 0
-    # For each token of the prompt: itself and the most likely ones in its place, by id; None of the first.
+    # For each token of the prompt: itself and the most likely ones in its place, by id; None for the first.
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None

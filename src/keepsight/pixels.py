@@ -1,8 +1,8 @@
-"""Pixels as caches keep them: unchangeable, and counted by the memory that they really hold.
+"""Pixels as caches keep them: immutable, and counted by the memory that they really hold.
 
-Embeddings that a caller computed take the same way as pixels, as the bytes of their float32, and so do the samples of a
-sound: a fourth byte in the last axis tells both from pixels, and an item's modality one from the other.  What another
-processor than ours makes of a picture is several arrays, carried as such bytes, too.
+Embeddings computed by a caller, and the samples of a sound, travel like pixels, as the bytes of their float32 values: a
+last axis of 4 instead of 3 tells both from pixels, and an item's modality tells them apart. The output of a borrowed
+processor is several arrays, which are carried as such bytes, too.
 """
 
 from collections.abc import Mapping
@@ -28,28 +28,29 @@ class HeldPixels:
 
 
 def carry_embeddings(embeddings: npt.NDArray[np.float32]) -> Pixels:
-    """[tokens, hidden], contiguous; nothing is copied."""
+    """View embeddings, [tokens, hidden] and contiguous, as pixels; nothing is copied."""
     return embeddings.view(np.uint8).reshape(*embeddings.shape, 4)
 
 
 def carried_embeddings(pixels: Pixels) -> npt.NDArray[np.float32]:
-    """[..., tokens, hidden]"""
+    """Return the embeddings that `pixels` carry: [..., tokens, hidden]."""
     return pixels.view(np.float32)[..., 0]
 
 
 def carry_samples(samples: npt.NDArray[np.float32]) -> Pixels:
-    """[samples], contiguous; nothing is copied."""
+    """View samples, [samples] and contiguous, as pixels; nothing is copied."""
     return carry_embeddings(samples[:, None])
 
 
 def carried_samples(pixels: Pixels) -> npt.NDArray[np.float32]:
-    """[..., samples]"""
+    """Return the samples that `pixels` carry: [..., samples]."""
     return carried_embeddings(pixels)[..., 0]
 
 
 def carry_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Pixels:
-    """Of any types and shapes, by their names.  In rows as wide as pixels may have, so many are few; how many bytes of
-    them count stands at the end.
+    """Pack named arrays of any dtypes and shapes into pixels.
+
+    Rows are as wide as pixels may be, so that there are few of them; the payload's length is stored at the end.
     """
     told = safetensors.numpy.save(dict(arrays))
     padding = bytes(-(len(told) + _LENGTH_BYTES) % _ROW_BYTES)
@@ -58,7 +59,7 @@ def carry_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Pixels:
 
 
 def shape_of_arrays(num_bytes: int) -> Shape:
-    """Of so many bytes that carry some."""
+    """Return the shape of pixels that carry arrays in so many bytes."""
     return num_bytes // _ROW_BYTES, _ROW_BYTES // 4, 4
 
 
@@ -78,14 +79,14 @@ def shape_of(pixels: CarriedPixels) -> Shape:
 
 
 def as_kept(pixels: Pixels) -> Pixels:
-    """Never to change; and holding no more memory than its own, as a view of more would do, uncounted."""
+    """Return the pixels read-only. A view of a larger array is copied, as it would hold memory that is not counted."""
     kept = pixels if held_bytes(pixels) == pixels.nbytes else pixels.copy()
     kept.flags.writeable = False
     return kept
 
 
 def held_bytes(pixels: Pixels) -> int:
-    """What would be freed if it went: a view holds all of what it looks at."""
+    """Return the bytes that dropping `pixels` would free: a view holds the whole array that it views."""
     holder = pixels
     while isinstance(holder.base, np.ndarray):
         holder = holder.base

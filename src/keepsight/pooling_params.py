@@ -1,4 +1,4 @@
-"""What `LLM.embed` is told of the vectors that it is to give, in vLLM's shape."""
+"""Parameters of the vectors that `LLM.embed` returns, in vLLM's shape."""
 
 from dataclasses import dataclass
 
@@ -7,9 +7,9 @@ from keepsight.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolingParams:
-    # So many of the first numbers; None: all.
+    # Number of leading dimensions to return; None: all.
     dimensions: int | None = None
-    # Whether its length is made 1; None: it is.
+    # Whether the vector is normalized to length 1; None: it is.
     use_activation: bool | None = None
 
     def __post_init__(self) -> None:

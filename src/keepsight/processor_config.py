@@ -1,4 +1,4 @@
-"""How a checkpoint's media are prepared for its encoder: read once, changed by what a request asks."""
+"""How a checkpoint's media are prepared for its encoder: read once; requests may override some options."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -14,26 +14,26 @@ from keepsight.image_processor_config import OPERATOR_OPTIONS as IMAGE_OPERATOR_
 from keepsight.json_fields import JsonFields
 from keepsight.sound_config import SoundConfig
 
-# Of any model.
+# For any model.
 OPERATOR_OPTIONS = IMAGE_OPERATOR_OPTIONS | FILM_OPERATOR_OPTIONS
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessorConfig:
-    # Of a model that takes no pictures it changes nothing.
+    # Without effect if the model takes no pictures.
     image: ImageProcessorConfig
-    # None: the model takes none.
+    # None: the model takes no films (or sounds).
     film: FilmConfig | None = None
     sound: SoundConfig | None = None
     takes_pictures: bool = True
-    # That which prepares a borrowed model's pictures, in the place of ours.
+    # Prepares the pictures of a borrowed model, in place of `image`.
     borrowed: BorrowedProcessor | None = None
 
     @classmethod
     def from_checkpoint(
         cls, directory: Path, backend: str, overrides: Mapping[str, Any], model_impl: str = "auto"
     ) -> Self | None:
-        """None for a model that reads text only.  Two files say how large pictures are, and they must agree."""
+        """Return None for a text-only model. Two files state the size of pictures, and they must agree."""
         fields = JsonFields.read(directory / "config.json")
         if is_borrowed(directory, model_impl):
             return cls._of_borrowed(directory, overrides) if "vision_config" in fields else None
@@ -75,7 +75,7 @@ class ProcessorConfig:
         return cls(image, film)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> "ProcessorConfig":
-        """The same with some options changed, as a request may ask."""
+        """Return a copy with some options changed, as a request may ask."""
         of_pictures, of_films = _split(overrides)
         image = self.image.with_overrides(**of_pictures) if of_pictures else self.image
         film = self.film.with_overrides(**of_films) if self.film and of_films else self.film
@@ -83,25 +83,25 @@ class ProcessorConfig:
 
     @property
     def request_options(self) -> frozenset[str]:
-        """What one request may change of its pictures and films; nothing of sounds."""
+        """The options that one request may change for its pictures and films; there are none for sounds."""
         of_pictures = self.image.request_options if self.takes_pictures and not self.borrowed else frozenset()
         return of_pictures | (FILM_REQUEST_OPTIONS if self.film else frozenset())
 
     @property
     def max_tokens_per_item(self) -> int:
-        """0: all have as many as the model says, crops as well."""
+        """The most tokens of any media item; 0 if all, crops included, have the number that the model fixes."""
         if self.borrowed:
             return MAX_TOKENS_OF_BORROWED
         of_film = self.film.sizes.max_tokens_per_moment if self.film else 0
         return max(self.image.max_tokens_per_picture, of_film, self.sound.max_tokens if self.sound else 0)
 
 
-# Of a model that reads text only: it changes nothing.
+# For text-only models; without effect.
 NO_PROCESSOR = ProcessorConfig(ImageProcessorConfig(), takes_pictures=False)
 
 
 def _split(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Those of pictures, and those of films."""
+    """Split options into those of pictures and those of films."""
     of_films = {name: value for name, value in options.items() if name in FILM_OPERATOR_OPTIONS}
     return {name: value for name, value in options.items() if name not in of_films}, of_films
 
@@ -124,7 +124,7 @@ def _check_agree(vision: JsonFields, config: ImageProcessorConfig) -> None:
 
 
 def _check_hears_all(audio: JsonFields, sound: SoundConfig) -> None:
-    """The tower's second convolution leaves every second frame."""
+    """Check that tower and feature extractor agree. The tower's second convolution keeps every second frame."""
     expected = {"num_mel_bins": (128, sound.num_mels), "max_source_positions": (1500, sound.max_frames // 2)}
     for name, (default, value) in expected.items():
         if (own := audio.integer(name, default)) != value:
