@@ -1,7 +1,7 @@
-"""What crosses between frontend and engine: plain values, no tensors of a device, no process.
+"""The messages between frontend and engine: plain values, without device tensors or processes.
 
-A request carries the hash and the geometry of its media, never their pixels: they come by themselves (`coming_media`),
-or the engine asks for those that it lacks, with `MediaNeeded`; either way as `MediaArrived`.
+A request carries the hash and the geometry of its media, never their pixels. They come unasked (`coming_media`), or the
+engine asks for those that it lacks with `MediaNeeded`; either way they arrive as `MediaArrived`.
 """
 
 from dataclasses import dataclass
@@ -13,29 +13,29 @@ import numpy.typing as npt
 from keepsight.media import MediaItem
 from keepsight.sampling_params import SamplingParams
 
-# [height, width, 3]; of embeddings that a caller computed their bytes, [tokens, hidden, 4], of a sound those of its
-# samples, [samples, 1, 4]: see `pixels.py`.
+# [height, width, 3]; or the bytes of embeddings that a caller computed, [tokens, hidden, 4], or of a sound's samples,
+# [samples, 1, 4]: see `pixels.py`.
 Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int]
-# "stop" when a token ended the answer by itself; stop strings are the frontend's business.
+# "stop": a token ended the answer; stop strings are handled by the frontend.
 FinishReason = Literal["stop", "length"]
-# As integers travel between processes.
+# The limit of integers in messages between processes.
 MAX_PRIORITY = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """Weights laid over the model's.  Its name alone would not tell two versions of it apart."""
+    """LoRA weights applied on top of the model's. The digest distinguishes versions with the same name."""
 
     name: str
     digest: str
-    # Whether it touches the tower or the projector, and so the embeddings.
+    # Whether it changes the tower or the projector, and so the embeddings of media.
     changes_encoder: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class PromptPin:
-    """So much of a prompt's beginning its caller wants to be found again, for so long, if it can be."""
+    """The caller wants the first `num_tokens` of the prompt to stay cached for `seconds`, if possible."""
 
     num_tokens: int
     seconds: float
@@ -43,9 +43,9 @@ class PromptPin:
 
 @dataclass(frozen=True, slots=True)
 class ThoughtTokens:
-    """Those between which an answer may first think: what form it is to have, it has behind them."""
+    """The tokens around an answer's initial thought; a required form applies only after the closing one."""
 
-    # None: the prompt has it already, and the answer begins within the thought.
+    # None: the prompt already contains it, and the answer begins inside the thought.
     opening: int | None
     closing: int
 
@@ -60,38 +60,38 @@ class EngineRequest:
     # In the order of their spans.
     media: tuple[MediaItem, ...]
     sampling_params: SamplingParams
-    # Smaller goes first; equals in the order of their arrival.
+    # Smaller goes first; ties go by arrival.
     priority: int = 0
     # Requests share caches only with those of the same salt.
     cache_salt: str | None = None
     adapter: Adapter | None = None
-    # Runs of tokens that no answer may hold: the params' `bad_words`, as this model writes them.
+    # Token sequences that no answer may contain: the params' `bad_words`, as this model tokenizes them.
     banned_runs: tuple[tuple[int, ...], ...] = ()
-    # Hashes of media whose pixels are being made already: the engine need not ask for them.
+    # Hashes of media whose pixels are already being made: the engine need not ask for them.
     coming_media: tuple[str, ...] = ()
-    # Hashes of media of which only the uuid came: with this request nobody can make their pixels.
+    # Hashes of media of which only the uuid came: their pixels cannot be made from this request.
     unsent_media: tuple[str, ...] = ()
     pins: tuple[PromptPin, ...] = ()
-    # What the answer may well be, by its caller.
+    # Tokens of a likely answer, predicted by the caller.
     predicted: tuple[int, ...] = ()
     # None: the form holds from the first token on.
     thought: ThoughtTokens | None = None
-    # What is asked for is not how the prompt goes on, but what the model made of it: told with its first token.
+    # An embedding request: it wants the hidden state of the prompt, which comes with its first token.
     wants_vector: bool = False
 
     @property
     def known_token_ids(self) -> tuple[int, ...]:
-        """Of an embedded prompt none: its `token_ids` only hold the places of its vectors."""
+        """The prompt's token ids; empty for an embedded prompt, whose `token_ids` are only placeholders."""
         return self.token_ids if all(item.is_picture for item in self.media) else ()
 
     @property
     def encoder_adapter(self) -> Adapter | None:
-        """That which changes what its media become."""
+        """The request's adapter if it changes the embeddings of media, else None."""
         return self.adapter if self.adapter is not None and self.adapter.changes_encoder else None
 
     @property
     def num_image_tokens(self) -> int:
-        """Of films, too."""
+        """The number of tokens of pictures and films."""
         return sum(item.span.length for item in self.media if item.is_picture and item.modality != "audio")
 
     @property
@@ -101,7 +101,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, slots=True)
 class AbortRequest:
-    """The caller left (`choice` None), or needs no more of one choice: a stop string was found in it."""
+    """The caller disconnected (`choice` None), or one choice is finished as a stop string was found in it."""
 
     request_id: str
     choice: int | None = None
@@ -109,20 +109,20 @@ class AbortRequest:
 
 @dataclass(frozen=True, slots=True)
 class RingPlace:
-    """Pixels that lie in a shared-memory ring."""
+    """Where pixels are stored in a shared-memory ring."""
 
     ring_id: str
     entry_id: int
     offset: int
     num_bytes: int
     shape: Shape
-    # Of this entry, and not to be guessed: another one's at the same place has another.
+    # Unguessable and unique to this entry: another entry at the same offset has another one.
     signature: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class StoredPixels:
-    """Pixels that lie in the shared store under their media hash."""
+    """The pixels are in the shared store, under their media hash."""
 
     shape: Shape
 
@@ -139,11 +139,11 @@ class MediaArrived:
 
 @dataclass(frozen=True, slots=True)
 class ResetCaches:
-    """Forgets what later requests could find; running ones keep what they use."""
+    """Empty the chosen caches for later requests; running ones keep what they use."""
 
     prefix: bool = False
     encoder: bool = False
-    # Pixels, as far as the engine keeps any.
+    # Pixels, if the engine caches any.
     processor: bool = False
 
 
@@ -158,7 +158,7 @@ class TokenLogprob(NamedTuple):
     rank: int  # 1 is the most likely token
 
 
-# Of one token: itself first, then the most likely ones in its place.
+# For one token: itself first, then the most likely ones in its place.
 TokenLogprobs = tuple[TokenLogprob, ...]
 
 
@@ -169,42 +169,42 @@ class TokenOutput:
     request_id: str
     choice: int
     token_id: int
-    # When they were asked for.
+    # If requested.
     logprobs: TokenLogprobs | None = None
     finish_reason: FinishReason | None = None
-    # Of the prompt: how many of its tokens were found in the prefix cache when this choice began.
+    # Number of prompt tokens that were found in the prefix cache when this choice began.
     num_cached_tokens: int = 0
-    # With the first token of the first choice, when they were asked for: of all tokens of the prompt but its first.
+    # If requested, with the first token of the first choice: for all tokens of the prompt except its first.
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
-    # When it was asked for: the hidden state after the prompt's last token, as the bytes of float32.
+    # If requested: the hidden state after the prompt's last token, as the bytes of float32.
     vector: bytes | None = None
-    # So far, of this choice's tokens: how many had been guessed.
+    # Number of this choice's tokens so far that had been guessed.
     num_guessed: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MediaStory:
-    """Of one media item of a request.  Moments are of the machine's monotonic clock, which all its processes share."""
+    """How one media item of a request was served. Times are the machine's monotonic clock, shared by its processes."""
 
-    # The tier whose embeddings were used; "prefix": none were needed; None: they were made, for this request.
+    # The tier whose embeddings were used; "prefix": none were needed; None: they were encoded for this request.
     found_in: str | None
-    # Of loading or encoding.
+    # Start and end of loading or encoding.
     began: float = 0.0
     ended: float = 0.0
-    # When its pixels came to be encoded; whether the engine had kept them.
+    # When its pixels arrived for encoding, and whether they came from the engine's cache.
     arrived: float = 0.0
     were_kept: bool = False
-    # How many were encoded at once, in the same time.
+    # Number of items encoded together, in the same time.
     num_together: int = 1
 
 
 @dataclass(frozen=True, slots=True)
 class RequestBegun:
-    """A request has its first token: how it came to that.  Told again if more had to be made for its later ones."""
+    """A request has its first token; tells how it got there. Sent again if later tokens needed more to be made."""
 
     request_id: str
     arrived: float
-    # It had its first turn; its first token.
+    # The time of its first turn, and of its first token.
     began: float
     answered: float
     # In the order of its items.
@@ -215,20 +215,20 @@ class RequestBegun:
 class MediaNeeded:
     request_id: str
     media_hashes: tuple[str, ...]
-    # Where they were said to lie they were not: send the pixels themselves.
+    # True if the pixels were not where they were said to be: send the pixels themselves.
     inline: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class MediaHeld:
-    """A hint for every frontend: something made of each of these is in a cache of the engine's now."""
+    """A hint for every frontend: the engine's caches now hold something made of each of these."""
 
     media_hashes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class MediaDropped:
-    """A hint for every frontend: nothing made of any of these is in a cache of the engine's any more."""
+    """A hint for every frontend: the engine's caches no longer hold anything made of any of these."""
 
     media_hashes: tuple[str, ...]
 
@@ -238,40 +238,40 @@ CacheWithTiers = Literal["encoder", "prefix"]
 
 @dataclass(frozen=True, slots=True)
 class TierStatus:
-    """Of a place where embeddings, or keys and values, outlive the device's memory."""
+    """Status of a tier: a place where embeddings, or keys and values, outlive the device's memory."""
 
     cache: CacheWithTiers
     name: str
-    # Why it is set aside; None: it is used.
+    # Why it is set aside; None: it is in use.
     reason: str | None
     num_bytes: int
-    # None where the budget is the server's own.
+    # None if the tier's server sets its own limit.
     max_bytes: int | None
     num_entries: int
-    # Entries that it gave: embeddings each in place of a decoding, a resizing, a transfer and an encoding.
+    # Entries loaded from it: of embeddings, each spares a decoding, a resizing, a transfer and an encoding.
     num_hits: int
     num_evictions: int
     num_damaged: int
-    # Entries that were to be kept there, and are not: it was set aside, too slow, or full.
+    # Entries that were not stored because it was set aside, too slow, or full.
     num_left_out: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TiersChanged:
-    """For every frontend: how the engine's tiers are."""
+    """For every frontend: the status of the engine's tiers."""
 
     tiers: tuple[TierStatus, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class RequestFailed:
-    """The last that is heard of a request that will get no (more) tokens."""
+    """The last message about a request that will get no (more) tokens."""
 
     request_id: str
     message: str
-    # The request's own fault (it can never run here), not ours.
+    # True if the request is at fault (it can never run here), not the server.
     is_refusal: bool = False
-    # What in it is, if that can be said: `SamplingParams`' name.
+    # The field at fault, by its name in `SamplingParams`, if known.
     field: str | None = None
 
 

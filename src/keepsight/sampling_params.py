@@ -1,7 +1,7 @@
-"""How the tokens of one answer are chosen: vLLM's `SamplingParams`, its names, defaults and ranges.
+"""How the tokens of one answer are sampled: vLLM's `SamplingParams`, with its names, defaults and ranges.
 
-A value that exists is valid: everything is checked and normalised once, here, and never again.  Knows nothing of a
-vocabulary or of a context length; those limits belong to who knows them.
+Every instance is valid: all fields are checked and normalized once, on construction. The vocabulary and the context
+length are not known here; their limits are checked elsewhere.
 """
 
 import math
@@ -19,15 +19,15 @@ MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 64
 MAX_BAD_WORDS = 1024
 MAX_CHARACTERS = 64 * 2**10  # of all stop strings, and of all bad words
-# No model has as many tokens.
+# More than any model's vocabulary.
 MAX_TOKEN_IDS = 2**19
-MIN_TEMPERATURE = 0.01  # as vLLM: colder than this, logits / temperature overflows; 0 itself means greedy
-# Beyond these float32 overflows, and what is not a number would be drawn in spite of every ban; nothing else differs.
+MIN_TEMPERATURE = 0.01  # as in vLLM: below this, logits / temperature overflows; 0 itself means greedy
+# Beyond these, float32 overflows, and NaN logits could be drawn in spite of any ban. Clamping changes nothing else.
 MAX_TEMPERATURE = 1e30
 MIN_REPETITION_PENALTY, MAX_REPETITION_PENALTY = 1e-30, 1e30
 MAX_COUNT = 2**31 - 1
 
-# Names that vLLM's users know and that nothing here implements.
+# Names of vLLM's that are not implemented here.
 _NOT_IMPLEMENTED = frozenset(
     {
         "best_of",
@@ -49,7 +49,7 @@ _NOT_IMPLEMENTED = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """The numbers that one field accepts, and how to say so."""
+    """The numbers that one field accepts, and how messages describe them."""
 
     described: str
     low: float = -math.inf
@@ -118,19 +118,19 @@ class SamplingParams:
     ignore_eos: bool = False
     max_tokens: int | None = 16  # None: as much as the context holds
     min_tokens: int = 0
-    logprobs: int | None = None  # 0: of the sampled token alone
-    prompt_logprobs: int | None = None  # of the prompt's tokens, which are all computed anew then
+    logprobs: int | None = None  # 0: only for the sampled token
+    prompt_logprobs: int | None = None  # for the prompt's tokens, all of which are then recomputed
     logit_bias: Mapping[int, float] | None = field(default=None, hash=False)
     allowed_token_ids: Sequence[int] | None = None  # a tuple, once constructed
     structured_outputs: StructuredOutputsParams | None = None
     skip_special_tokens: bool = True
     include_stop_str_in_output: bool = False
-    # What the answer may well be, such as a text that is to be corrected: where it is, it comes in fewer steps.
+    # A likely answer, such as a text to be corrected: where the answer matches it, it takes fewer steps.
     prediction: str | None = None
 
     def __new__(cls, *unnamed: object, **named: object) -> "SamplingParams":
-        """Refuses what the generated `__init__` would, with a better message than its TypeError."""
-        if unnamed:  # in another order than vLLM's they would mean something else
+        """Refuse what the generated `__init__` would, with a better message than its TypeError."""
+        if unnamed:  # if the order differs from vLLM's, they would mean something else
             raise TypeError("SamplingParams takes its fields by name, such as temperature=0")
         for name in named:
             _check_is_known(name)
@@ -178,7 +178,7 @@ class SamplingParams:
         if self.seed == -1:  # as vLLM: "no seed"
             self._set("seed", None)
         if self.max_tokens is not None:
-            # "No limit" is written as the largest number that a client has.
+            # Clients express "no limit" as the largest number they have.
             self._set("max_tokens", min(self.max_tokens, MAX_COUNT))
             if self.min_tokens > self.max_tokens:
                 _refuse("min_tokens", self.min_tokens, f"at most max_tokens, which is {self.max_tokens}")
@@ -187,7 +187,7 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
     def ids_that_end(self, end_ids: frozenset[int]) -> frozenset[int]:
-        """`end_ids`: the model's own."""
+        """Return the token ids that end the answer. `end_ids` are the model's own."""
         return (frozenset() if self.ignore_eos else end_ids) | frozenset(self.stop_token_ids)
 
     @property
@@ -196,7 +196,7 @@ class SamplingParams:
 
 
 def _change(params: SamplingParams, name: str, value: Any) -> None:
-    """`params.max_tokens = 7`, as vLLM's users write: checked as a new one is.  Nothing in the package does so."""
+    """Set a field (`params.max_tokens = 7`), as vLLM's users do, with full validation. Unused within the package."""
     changed = replace(params, **{name: value})
     for each in fields(SamplingParams):
         params._set(each.name, getattr(changed, each.name))
@@ -253,14 +253,14 @@ def _to_token_ids(name: str, token_ids: object) -> tuple[int, ...]:
 
 
 def _are_all(type_: type, values: Collection[Any], accepted: _Range) -> bool:
-    """As they are, and seen at a glance: there may be many, and one by one is for finding the one that is not."""
+    """Return whether all values are valid as they are. There may be many: only if this fails is each one checked."""
     if set(map(type, values)) != {type_}:
         return False
     return accepted.low <= min(values) and max(values) <= accepted.high and all(map(math.isfinite, values))
 
 
 def _check_number(name: str, number: int) -> None:
-    """Before any is looked at: there may be millions."""
+    """Check the count before looking at any value: there may be millions."""
     if number > MAX_TOKEN_IDS:
         raise InvalidArgumentError(name, f"must hold at most {MAX_TOKEN_IDS} token ids, not {number}")
 
@@ -290,7 +290,7 @@ def _to_logit_bias(bias: object) -> dict[int, float] | None:
 
 
 def _to_biased_id(key: object, field: str) -> int:
-    """JSON has only strings for keys, so "12" is 12."""
+    """Return the token id of a key. JSON keys are strings, so "12" is 12."""
     is_digits = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) <= 10
     token_id: int = _TOKEN_ID.accept(field, int(str(key)) if is_digits else key)
     return token_id

@@ -1,6 +1,6 @@
-"""How large a picture is shown to a model that has no one size for all: arithmetic on its geometry alone.
+"""The shown size of a picture, for models without a fixed size, computed from its geometry alone.
 
-Equal to the reference's `smart_resize` for every size, so that prompts can be laid out before any pixel is decoded.
+Equals the reference's `smart_resize` for every size, so prompts can be laid out before any pixel is decoded.
 """
 
 import dataclasses
@@ -11,9 +11,9 @@ from typing import TypeGuard
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
 from keepsight.media import Geometry
 
-# Larger ones would not reach another process.
+# Larger integers cannot be sent to another process.
 MAX_COUNT = 2**31 - 1
-# Of the longer side to the shorter one: the reference refuses longer pictures, too.
+# Longer side / shorter side. The reference refuses longer pictures, too.
 MAX_ASPECT_RATIO = 200
 
 
@@ -42,8 +42,10 @@ def too_long(field: str, size: str) -> UnsupportedPictureError:
 
 
 def most_tokens(side: int, min_pixels: float, max_pixels: float) -> int:
-    """It may be more than `max_pixels` have room for: what is enlarged is rounded up, and no side becomes shorter than
-    a token.  Both do most to the longest pictures.
+    """Return the most tokens of any picture.
+
+    May exceed `max_pixels`: enlarged sides are rounded up, and no side becomes shorter than a token. Both effects are
+    largest for the longest pictures.
     """
     least, most = (math.sqrt(pixels) / side for pixels in (min_pixels, max_pixels))
     stretch = math.sqrt(MAX_ASPECT_RATIO)
@@ -53,7 +55,7 @@ def most_tokens(side: int, min_pixels: float, max_pixels: float) -> int:
 
 @dataclass(frozen=True, slots=True)
 class ShownSizes:
-    """About a picture's own, in whole tokens, each a square of `merge_size` x `merge_size` patches."""
+    """Sizes close to the picture's own, in whole tokens, each a square of `merge_size` x `merge_size` patches."""
 
     patch_size: int
     merge_size: int
@@ -73,11 +75,11 @@ class ShownSizes:
 
     @property
     def max_tokens(self) -> int:
-        """No picture has more."""
+        """The most tokens of any picture."""
         return most_tokens(self.token_side, self.min_pixels, self.max_pixels)
 
     def check_cost_no_more_than(self, limit: "ShownSizes") -> None:
-        """Room is made for what that allows, and no more."""
+        """Refuse sizes that may need more tokens or pixels than `limit`, for which room was reserved."""
         if self.max_pixels > limit.max_pixels:
             raise InvalidArgumentError("max_pixels", f"may be at most {limit.max_pixels} here, got {self.max_pixels}")
         if self.max_tokens > limit.max_tokens:
@@ -85,12 +87,12 @@ class ShownSizes:
             raise InvalidArgumentError("min_pixels", message)
 
     def size_of(self, geometry: Geometry) -> Geometry:
-        """In pixels."""
+        """Return the shown size in pixels."""
         rows, columns = self.grid_of(geometry)
         return Geometry(columns * self.token_side, rows * self.token_side)
 
     def grid_of(self, geometry: Geometry) -> tuple[int, int]:
-        """Rows and columns of tokens.  The order of operations is the reference's, whose last bits decide."""
+        """Return rows and columns of tokens. Rounding matters, so the order of operations is the reference's."""
         assert can_show(geometry), geometry
         side, num_pixels = self.token_side, geometry.width * geometry.height
         rows, columns = round(geometry.height / side), round(geometry.width / side)

@@ -1,7 +1,7 @@
-"""How a checkpoint wants its sounds prepared: at which rate, how long at most, and how many tokens each becomes.
+"""A checkpoint's sound preprocessing: sampling rate, maximum length, and number of tokens.
 
 Read from the JSON files beside its weights, and equal to what the reference's WhisperFeatureExtractor does with
-Qwen2AudioProcessor.  Arithmetic on a sound's length alone: knows no samples and no torch.
+Qwen2AudioProcessor. Computes with a sound's length alone: no samples, no torch.
 """
 
 from collections.abc import Mapping
@@ -14,12 +14,12 @@ from keepsight.image_processor_config import read_processor
 from keepsight.json_fields import JsonFields
 
 EXTRACTOR = "WhisperFeatureExtractor"
-# In samples: what a frame of the spectrogram is made of, and how far the next one is.  Of all of Whisper's.
+# Window and hop of the spectrogram, in samples; the same for all of Whisper's extractors.
 FRAME_LENGTH, HOP_LENGTH = 400, 160
-# The tower sees every second of its frames, and a token is two of these.
+# The tower keeps every second frame (a place), and a token is two of these.
 SAMPLES_PER_PLACE = 2 * HOP_LENGTH
 PLACES_PER_TOKEN = 2
-# What changes samples or their spectrogram, and the only value that is supported; absent means this, too.
+# Fields that affect the samples or their spectrogram, with the only supported value, which is also the default.
 SUPPORTED: Mapping[str, object] = {
     "feature_extractor_type": EXTRACTOR,
     "n_fft": FRAME_LENGTH,
@@ -36,9 +36,9 @@ class SoundConfig:
     """The defaults are those of WhisperFeatureExtractor."""
 
     sampling_rate: int = 16_000
-    # How many bands of frequencies a frame has.
+    # Number of mel bands per frame.
     num_mels: int = 80
-    # In seconds, of any sound at most.
+    # Maximum length of a sound in seconds.
     chunk_length: int = 30
 
     @classmethod
@@ -65,7 +65,7 @@ class SoundConfig:
 
     @property
     def min_samples(self) -> int:
-        """Of the shortest sound that has a token."""
+        """The length of the shortest sound that has a token."""
         return (PLACES_PER_TOKEN - 1) * SAMPLES_PER_PLACE + 1
 
     @property
@@ -81,7 +81,7 @@ class SoundConfig:
 
 
 def num_places(num_samples: int) -> int:
-    """How many places of the tower a sound has; the last of an odd number is part of no token, but seen by all."""
+    """Return a sound's number of places in the tower. An unpaired last one is in no token, but all attend to it."""
     return -(-num_samples // SAMPLES_PER_PLACE)
 
 
