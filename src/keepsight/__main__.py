@@ -1,4 +1,4 @@
-"""`python -m keepsight` is `keepsight`."""
+"""Run the `keepsight` command as `python -m keepsight`."""
 
 import sys
 

@@ -23,7 +23,7 @@ def check_is_folder(directory: Path) -> None:
     try:
         # Stat an entry inside it: a folder may be visible while its contents are not accessible.
         os.stat(f"{directory}/.")  # noqa: PTH116 - a Path would drop the dot
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # no name has a NUL
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the path contains a NUL
         if os.path.isfile(directory):  # noqa: PTH113 - as above
             raise CheckpointError(directory, "is a file, not a checkpoint's folder") from None
         raise MissingCheckpointError(directory) from None

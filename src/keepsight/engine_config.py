@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from keepsight.errors import InvalidArgumentError
 
 MAX_BLOCK_SIZE = 128
-# The unit, as messages call it, that is always encoded at once, and by some models also computed at once.
+# In messages: the unit that is always encoded at once, and that some models also compute at once.
 _AN_ITEM = "a picture (with enable_prompt_embeds also a strip of a prompt)"
 
 

@@ -1,7 +1,7 @@
-"""What form an answer must have: vLLM's `StructuredOutputsParams`, its names.
+"""The form that an answer must have: vLLM's `StructuredOutputsParams`, with its names.
 
-Plain values only, so it crosses between processes as it is; `to_grammar` is the one string that both sides compile.
-Whether a schema or a grammar means anything is not known here: `frontend/prompt/check_grammar.py` compiles it.
+Plain values only, so it is sent between processes as it is; `to_grammar` is the one string that both sides compile.
+Schemas and grammars are not validated here: `frontend/prompt/check_grammar.py` compiles them.
 """
 
 import json
@@ -13,31 +13,31 @@ from typing import Any
 from keepsight.errors import InvalidArgumentError
 from keepsight.gbnf import GbnfError, is_gbnf, to_lark
 
-# Agents bring sixty tools and more, of 100 to 200 KB of schemas, which are compiled in 0.2 seconds and with 15 MiB.
-# What keeps a compiler busy is not the length: its time and its memory have ends of their own.
+# Agents send sixty tools and more, with 100 to 200 KB of schemas, which compile in 0.2 seconds and 15 MiB. Length is
+# not what makes compiling expensive: its time and memory have limits of their own.
 MAX_GRAMMAR_CHARACTERS = 256 * 2**10
-# Between the tokens of JSON.  Without an end to it, a model that is unsure goes on writing spaces until its last token.
+# White space between JSON tokens. Without a bound, a model that is unsure writes spaces until its last token.
 WHITE_SPACE = {"whitespace_pattern": r"[ \n\t]{0,24}"}
 NO_WHITE_SPACE = {"whitespace_flexible": False}
-# Those that llguidance keeps an answer to; any other value of `format` is an annotation, as JSON Schema has it.
+# The values of `format` that llguidance enforces; any other is an annotation, as in JSON Schema.
 _FORMATS = {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"}
-# Keywords whose objects have names of the caller's own for keys, and keywords whose values are no schemas.
+# Keywords whose values map the caller's own names to schemas, and keywords whose values are not schemas.
 _MAPS_OF_SCHEMAS = {"properties", "patternProperties", "dependentSchemas", "$defs", "definitions"}
 _VALUES = {"const", "enum"}
-# Keywords that are for readers.
+# Keywords that only document a schema.
 _WORDS = {"$comment", "default", "deprecated", "description", "examples", "readOnly", "title", "writeOnly"}
-# What no pattern of llguidance's has: looking around, referring back, the edges of words.
+# Syntax that llguidance's patterns do not have: lookaround, backreferences, word boundaries.
 _BEYOND_PATTERNS = re.compile(r"(?<!\\)(?:\\\\)*(?:\(\?<?[=!]|\\[1-9bBk])")
-# Its least and its greatest number of either bound: it makes patterns of them, by way of floats and of 64 bits.
+# The ranges of lower and upper bounds that llguidance takes: it makes patterns of them, via floats and 64-bit integers.
 _LOWER, _UPPER = (-(2**63) + 2**10, 10**18 - 2**10), (2**10 - 10**18, 2**63 - 1)
 _BOUNDS = {"minimum": _LOWER, "exclusiveMinimum": _LOWER, "maximum": _UPPER, "exclusiveMaximum": _UPPER}
-# Of a schema that is not in the request: nothing is fetched.  The standard's own come with llguidance.
+# References to schemas outside the request: nothing is fetched. The standard's own come with llguidance.
 _ELSEWHERE = re.compile(r"(?!https?://json-schema\.org/)[a-zA-Z][a-zA-Z0-9+.-]*:")
 
 
 @dataclass(frozen=True, slots=True)
 class StructuredOutputsParams:
-    """One of the first five, and only one."""
+    """The form of an answer. Exactly one of the first five fields must be set."""
 
     json: str | dict[str, Any] | None = None  # a JSON schema; a string, once constructed
     regex: str | None = None
@@ -67,12 +67,12 @@ class StructuredOutputsParams:
 
     @property
     def field(self) -> str:
-        """The one that is given."""
+        """The name of the field that is set."""
         return self._said[0]
 
     @property
     def path(self) -> str:
-        """Of the one that is given, as a caller of `LLM` knows it."""
+        """The path of the field that is set, as callers of `LLM` write it."""
         return f"{_FIELD}.{self.field}"
 
     @property
@@ -80,18 +80,18 @@ class StructuredOutputsParams:
         return [name for name in _CHECKS if getattr(self, name) not in (None, False)]
 
     def to_grammar(self) -> str:
-        """In llguidance's own form."""
+        """Return the grammar in llguidance's format."""
         if self.regex is not None:
             return _from_lark(f"start: /{_escape(self.regex)}/")
         if self.choice is not None:
-            # One terminal: of each by itself the parser would keep track, and give up beyond two thousand.
+            # One terminal for all: with one each, the parser would track every one, and fail beyond two thousand.
             return _from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each) for each in self.choice))
         if self.grammar is not None:
             return _from_lark(self.grammar)
         return json.dumps({"grammars": [{"json_schema": self.to_schema()}]})
 
     def to_schema(self) -> dict[str, Any]:
-        """Of JSON, as llguidance reads it."""
+        """Return the JSON schema as llguidance reads it."""
         schema = {"type": "object"} if self.json is None else json.loads(str(self.json))
         return write_schema(schema, NO_WHITE_SPACE if self.disable_any_whitespace else WHITE_SPACE)
 
@@ -100,9 +100,10 @@ _FIELD = "structured_outputs"
 
 
 def write_schema(schema: dict[str, Any], options: Mapping[str, Any] = WHITE_SPACE) -> dict[str, Any]:
-    """As llguidance reads it; changes `schema`.  `options` are its own, but where the schema has some by itself.
+    """Return the schema as llguidance reads it; modifies `schema`.
 
-    Where they are `lenient` it leaves out the keywords that it does not implement, but by itself no values of others.
+    `options` are llguidance's; the schema's own replace them. If they are `lenient`, llguidance ignores keywords that
+    it does not implement, but not unsupported values of others: these are dropped here.
     """
     _drop_what_is_not_held(schema, is_lenient=bool(options.get("lenient")))
     return {"x-guidance": options} | schema
@@ -113,9 +114,9 @@ def _from_lark(grammar: str) -> str:
 
 
 def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
-    """Words for readers, and what llguidance would refuse: formats, and where it is lenient what is beyond it.
+    """Drop documentation, unknown formats and, if lenient, values that llguidance would refuse.
 
-    Without recursion, however deep it is.
+    Without recursion, as a schema may be deep.
     """
     rest = [(schema, True)]
     while rest:
@@ -133,14 +134,14 @@ def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
 
 
 def _is_let_go(name: str, value: object, is_lenient: bool) -> bool:
-    """Of a schema's keyword."""
+    """Return whether to drop a keyword of a schema."""
     if name in _WORDS or (name == "format" and isinstance(value, str) and value not in _FORMATS):
         return True
     return is_lenient and _is_beyond(name, value)
 
 
 def _is_beyond(name: str, value: object) -> bool:
-    """Llguidance knows the keyword, and has no grammar for its value."""
+    """Return whether llguidance knows the keyword, but does not support its value."""
     if isinstance(value, str):
         is_elsewhere = name in ("$ref", "$schema") and _ELSEWHERE.match(value) is not None
         return is_elsewhere or (name == "pattern" and _BEYOND_PATTERNS.search(value) is not None)
@@ -151,7 +152,7 @@ def _is_beyond(name: str, value: object) -> bool:
 
 
 def _free_names(schema: dict[str, Any]) -> None:
-    """Which names such a pattern means is not known, so that no other is ruled out."""
+    """Drop unsupported patterns of property names, and then `additionalProperties`: they might match any name."""
     patterns = schema.get("patternProperties")
     beyond = [each for each in patterns if _BEYOND_PATTERNS.search(each)] if isinstance(patterns, dict) else []
     for each in beyond:
@@ -161,7 +162,7 @@ def _free_names(schema: dict[str, Any]) -> None:
 
 
 def _escape(regex: str) -> str:
-    """As it is written between two slashes.  A backslash takes the character behind it along."""
+    """Escape a regex for use between slashes. A backslash and the character after it belong together."""
     escaped, is_behind_backslash = [], False
     for character in regex:
         spelled = {"\n": "n"} if is_behind_backslash else {"/": r"\/", "\n": r"\n"}
@@ -171,7 +172,7 @@ def _escape(regex: str) -> str:
 
 
 def _check_length(field: str, num_characters: int, of_what: str = "") -> None:
-    """Of what is given, before more is made of it: there may be millions.  Its grammar is longer still."""
+    """Check the length of an input before further work: it may have millions of characters, its grammar even more."""
     if num_characters > MAX_GRAMMAR_CHARACTERS:
         raise InvalidArgumentError(field, f"is longer than {MAX_GRAMMAR_CHARACTERS} characters{of_what}")
 

@@ -1,7 +1,7 @@
-"""Starts the processes of one server, watches them, restarts those that die, and ends them in order.
+"""Start the processes of one server, watch them, restart those that die, and end them in order.
 
-Knows nothing of models, requests or HTTP: it holds the socket that frontends accept on, and tells each process what
-becomes of the others.  It sleeps until a signal or a message comes.  Invariant: `_children` are the processes that were
+Knows nothing of models, requests or HTTP: it holds the listening socket of the frontends, and tells each process what
+happens to the others. It sleeps until a signal or a message comes. Invariant: `_children` are the processes that were
 started and not yet reaped, and when `run` ends there are none.
 """
 
@@ -45,40 +45,40 @@ from keepsight.observe.catalogue import RESTARTED
 from keepsight.observe.counters import Counters
 
 logger = logging.getLogger(__name__)
-# -P: a file in the folder that one happens to be in must not pass for a module.
+# -P: files in the current directory must not be imported as modules.
 ENGINE = (sys.executable, "-P", "-m", "keepsight.engine.engine_process")
 FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
-# So many times in a row may the start of an engine, or of a frontend, of one rank fail once the server has run.
+# Once the server has run, give up on the engine or frontend of one rank after this many failed starts in a row.
 MAX_FAILED_STARTS = 3
-# Who ends by itself so soon after it was ready was not: its successor would hardly live longer.
+# A process that exits by itself this soon after it was ready counts as a failed start: the next would hardly do better.
 SETTLING_SECONDS = 3.0
-# The system waits no longer than some weeks at once.
+# select() cannot wait longer than some weeks at once.
 MAX_WAIT_SECONDS = 86400.0
-# For answers that say that there will be none, and for an engine with nothing to do any more.
+# Time for telling callers that there will be no answer, and for an engine that has nothing left to do.
 GOODBYE_SECONDS = 5.0
-# A process that ends by a signal, as shells count it.
+# Exit status of a process that ended by a signal, as shells report it.
 INTERRUPTED = 128 + signal.SIGINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerSettings:
-    # Of `Config`.
+    # Options of `Config`.
     options: dict[str, Any]
     model_name: str
-    # The checkpoint's, before anybody reads them.
+    # The checkpoint's files, listed before any process reads them.
     files: Files
     run_directory: Path
     pixel_mode: PixelMode
     num_frontends: int
-    # That do the same work, each with a part of the machine.
+    # Engines that do the same work, each with a part of the machine.
     num_engines: int
     api: ApiSettings
-    # For answers that run when the server is asked to end.
+    # Time for running answers to finish when the server is asked to end.
     shutdown_seconds: float
 
 
 class _Stage(enum.IntEnum):
-    """Of a server's life; it never goes back."""
+    """The stages of a server's life; it never goes back."""
 
     STARTING = 0
     SERVING = 1
@@ -91,10 +91,10 @@ class _Child:
     def __init__(
         self, kind: str, rank: int, number: int, command: Sequence[str], pass_fds: Sequence[int], folder: Path | None
     ) -> None:
-        """In a session of its own: Ctrl-C reaches the supervisor alone.
+        """Start the process in a session of its own, so that Ctrl-C reaches only the supervisor.
 
-        `rank`: which of its kind; the one that replaces it has the same, but never its number.  `folder`: to start in,
-        None for ours.
+        `rank`: the index among its kind. A replacement has the same rank, but never the same `number`. `folder`: its
+        working directory; None: ours.
         """
         self.kind, self.rank, self.name = kind, rank, f"{kind}-{number}"
         self.ready_at: float | None = None
@@ -114,7 +114,7 @@ class _Child:
 
     @property
     def has_failed_to_start(self) -> bool:
-        """Once it has ended.  Who was killed when it was ready says nothing of how the next will fare."""
+        """For a process that has ended. If it was killed after it was ready, that says nothing about a successor."""
         if self.ready_at is None:
             return True
         return self.process.returncode >= 0 and time.monotonic() - self.ready_at < SETTLING_SECONDS
@@ -135,7 +135,7 @@ class Supervisor:
         engine_command: Sequence[str] = ENGINE,
         frontend_command: Sequence[str] = FRONTEND,
     ) -> None:
-        """`listener` is closed when the server begins to end; `signals` are those of `take_signals`."""
+        """`listener` is closed when the server begins to end; `signals` is the socket of `take_signals`."""
         self._settings, self._listener, self._signals = settings, listener, signals
         self._commands = {"engine": engine_command, "frontend": frontend_command}
         self._children: list[_Child] = []
@@ -144,15 +144,15 @@ class Supervisor:
         self._num_failed_starts: Counter[tuple[str, int]] = Counter()
         self._selector = selectors.DefaultSelector()
         self._stage, self._deadline = _Stage.STARTING, float("inf")
-        # Of this process, once it is known.
+        # This process's exit status, once it is known.
         self._status: int | None = None
         self._started_at = time.monotonic()
         self._counters = Counters.open(settings.run_directory, "supervisor-0")
 
     def run(self) -> int:
-        """The exit status.
+        """Run the server until it has ended. Return the exit status.
 
-        Raises ServerStartError if the first start fails by the user's mistake, or for want of descriptors or memory.
+        Raise ServerStartError if the first start fails by the user's mistake, or for lack of descriptors or memory.
         """
         with self._selector:
             self._selector.register(self._signals, selectors.EVENT_READ, self._heed_signals)
@@ -225,7 +225,7 @@ class Supervisor:
         return child
 
     def _endpoint_of(self, engine: _Child) -> str:
-        """A new one for each: nobody can mistake an engine for the one before."""
+        """Return the engine's endpoint: a new one for each, so that it cannot be mistaken for its predecessor."""
         return f"ipc://{self._socket_of(engine)}"
 
     def _socket_of(self, engine: _Child) -> Path:
@@ -234,7 +234,7 @@ class Supervisor:
     # Watching -------------------------------------------------------------------------------------------------
 
     def _hear(self, child: _Child) -> None:
-        if child not in self._children:  # it was reaped a moment ago, in the same round
+        if child not in self._children:  # it was reaped earlier in the same round of events
             return
         messages, is_open = child.control.take()
         for message in messages:
@@ -267,9 +267,9 @@ class Supervisor:
 
     def _reap(self) -> None:
         for child in tuple(self._children):
-            # The death of one may have ended the others.
+            # Handling the death of one may have ended others.
             if child in self._children and child.process.poll() is not None:
-                self._hear(child)  # its last words
+                self._hear(child)  # its last messages
                 self._bury(child)
                 self._act_on_death(child)
 
@@ -300,7 +300,7 @@ class Supervisor:
             self._do_without(child.kind, str(error))
 
     def _do_without(self, kind: str, reason: str) -> None:
-        """The others of its kind go on, if there are any."""
+        """Go on with the other processes of this kind; if there are none, give up."""
         if others := self._of_kind(kind):
             logger.error("%s: left to %s", reason, ", ".join(map(str, others)))
         else:
@@ -318,7 +318,7 @@ class Supervisor:
                 self._heed_request_to_end(number)
 
     def _heed_request_to_end(self, number: int) -> None:
-        """The first lets answers finish, the next tells them that they will not, the next waits for nobody."""
+        """The first request lets answers finish, the second fails those that run, the third kills all processes."""
         status = INTERRUPTED if number == signal.SIGINT else 0
         self._end(status, _Stage.KILLING if self._stage is _Stage.STARTING else self._next_stage())
 
@@ -328,7 +328,7 @@ class Supervisor:
     def _end(self, status: int, stage: _Stage) -> None:
         if self._status is None:
             self._status = status
-            # With the frontends' own it is the last: nobody waits in a line that is not served.
+            # Once the frontends close theirs, too, no client waits in a backlog that is not served.
             self._listener.close()
         self._enter(stage)
 
@@ -376,7 +376,7 @@ class Supervisor:
         self._children.remove(child)
         self._stop_hearing(child)
         child.control.close()
-        if child.kind == "engine":  # one that was killed left it
+        if child.kind == "engine":  # a killed engine leaves its socket file
             self._socket_of(child).unlink(missing_ok=True)
 
     def _stop_hearing(self, child: _Child) -> None:
@@ -385,7 +385,7 @@ class Supervisor:
 
     def _tell(self, child: _Child, message: ToProcess) -> None:
         if not child.control.try_tell(message):
-            # Dead, as we shall hear, or stuck: in either case of no more use.
+            # It is dead, as SIGCHLD will tell, or stuck: in either case of no more use.
             child.process.kill()
 
     def _tell_all(self, kind: str, *messages: ToProcess) -> None:
@@ -399,12 +399,12 @@ class Supervisor:
 
 @contextmanager
 def take_signals() -> Iterator[socket.socket]:
-    """The numbers of those that concern a supervisor, a byte each, to be waited for together with all else.
+    """Receive the signals that concern a supervisor as bytes on a socket, one number each, usable with a selector.
 
-    In the main thread, as signals come there.  Around what must not be left half done: none ends the process.
+    Use it in the main thread, where signals arrive, around work that must not be interrupted: none ends the process.
     """
     numbers = [signal.SIGCHLD, signal.SIGTERM, signal.SIGINT]
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # as nohup has it
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:  # nohup ignores it
         numbers.append(signal.SIGHUP)
     ours, wakeup = socket.socketpair()
     with ours, wakeup:
@@ -421,10 +421,10 @@ def take_signals() -> Iterator[socket.socket]:
 
 
 def _reap_orphans(known: Set[int]) -> None:
-    """What ours left behind is ours where this is the first process, as in a container."""
+    """Reap orphans of our children, which become ours if this is PID 1, as in a container."""
     with suppress(ChildProcessError):
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
-            if ended.si_pid in known:  # just now: another signal comes for it
+            if ended.si_pid in known:  # it ended just now: another SIGCHLD will come for it
                 return
             os.waitpid(ended.si_pid, 0)
 

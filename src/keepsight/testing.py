@@ -1,7 +1,7 @@
-"""A runner without a model, for tests of everything around it, the answers that it must give, and a channel to it.
+"""Test doubles: a runner without a model, the answers that it must give, and an in-memory channel to it.
 
-Its "model" is a hash: what a page holds at a position depends on every position before it and on the token or picture
-there, and the next token depends on all pages read.  So one wrong, stale or missing page changes the answer.
+Its "model" is a hash: a page's content at a position depends on every position before it and on the token or picture
+there, and the next token depends on all pages read. So a single wrong, stale or missing page changes the answer.
 """
 
 import struct
@@ -41,19 +41,19 @@ T = TypeVar("T")
 
 VOCAB_SIZE = 50
 LENGTH_OF_ROUND = 5
-# What encoding one item is said to have taken.
+# The time that encoding one item is reported to have taken.
 ENCODE_SECONDS = 0.01
 BAD_REQUEST = Fault("a bad request")
 
 
 def pixels_like(media_hash: str) -> Pixels:
-    """Pixels that no other hash has."""
+    """Return pixels that are unique to this hash."""
     content = np.frombuffer(media_hash.encode().ljust(48, b"\0")[:48], np.uint8)
     return content.reshape(4, 4, 3)
 
 
 def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], max_model_len: int) -> list[int]:
-    """The tokens of one choice, computed from nothing, with no cache anywhere."""
+    """Return the tokens of one choice, computed from scratch, without any cache."""
     params = request.sampling_params
     ends = params.ids_that_end(end_ids)
     longest = len(request.token_ids) + (params.max_tokens or max_model_len)
@@ -65,17 +65,17 @@ def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], m
 
 
 def tell_alone(request: EngineRequest) -> list[TokenLogprobs]:
-    """Of the tokens of its prompt, computed from nothing."""
+    """Return the logprobs of the request's prompt, computed from scratch."""
     return _tell(request, _hold(request, request.token_ids, []))
 
 
 def vector_alone(request: EngineRequest) -> bytes:
-    """What is made of its prompt, computed from nothing."""
+    """Return the vector of the request's prompt, computed from scratch."""
     return _vector(_hold(request, request.token_ids, []))
 
 
 def _hold(request: EngineRequest, token_ids: Sequence[int], held: list[int]) -> list[int]:
-    """Adds to what is held of the first tokens what is of the others."""
+    """Extend `held`, the page contents of the first tokens, to all tokens."""
     for position in range(len(held), len(token_ids)):
         held.append(hash((*held, _content_at(request, token_ids, position, _encode))))
     return held
@@ -86,7 +86,7 @@ def _vector(held: Sequence[int]) -> bytes:
 
 
 def _tell(request: EngineRequest, held: Sequence[int]) -> list[TokenLogprobs]:
-    """How likely each token of the prompt is said to be after what is held of those before it."""
+    """Return made-up logprobs of the prompt's tokens, each derived from the page contents before it."""
     next_ids = request.token_ids[1 : len(held) + 1]
     return [(TokenLogprob(token_id, -float(value % 997), 1),) for token_id, value in zip(next_ids, held, strict=False)]
 
@@ -114,7 +114,7 @@ def _text(text: str) -> int:
 
 
 def _next_token(held: Sequence[int], request: EngineRequest, choice: int) -> int:
-    """Mostly they go round, as by itself a hash says nothing twice."""
+    """Return the next token. Most follow a fixed cycle, as a hash alone would never repeat a sequence of tokens."""
     value = hash((*held, request.sampling_params.seed or 0, choice))
     return value % VOCAB_SIZE if value % 4 == 0 else len(held) % LENGTH_OF_ROUND
 
@@ -130,12 +130,12 @@ class _Sequence:
 
 
 def array_like(pixels: Pixels) -> StoredArray:
-    """What tiers keep of their embeddings."""
+    """Return the embeddings of `pixels` as tiers keep them."""
     return StoredArray("uint8", (pixels.size // 8, 8), memoryview(pixels.tobytes()), ENCODE_SECONDS)
 
 
 class FakeRunner:
-    """`is_done()` is asked once a step for each piece of work beside: True ends it.  None: at once."""
+    """`is_done()` is called in each step for the next piece of work beside: True ends it. None: all end at once."""
 
     def __init__(
         self,
@@ -156,19 +156,20 @@ class FakeRunner:
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, int] = {}
         self._stretches: dict[bytes, StoredArray] = {}
-        # What an answer begins with, by name.
+        # Page contents from which an answer's first token is drawn, by name.
         self.ends: dict[EndName, list[int]] = {}
         self._newly_kept: list[EndName] = []
         self._keep = keep
         self._beside: deque[list[Slice] | Encoding] = deque()
-        # As the last plan told, and the one before: what has its turn between them is left out though wanted again.
+        # From the last plan and the one before. Work whose turn comes in between goes by the older one: it is left out
+        # even if it is wanted again.
         self._unwanted = self._unwanted_before = frozenset[str]()
         self.embeddings: dict[str, int] = {}
         self.plans: list[StepPlan] = []
-        # Media hashes in the order of their encoding: how much work was really done.
+        # Media hashes in the order of encoding: the work that was really done.
         self.encoded: list[str] = []
         self.num_computed_tokens = 0
-        # What goes wrong: media that no encoder likes, sequences on which the model stumbles.
+        # Simulated failures: media whose encoding fails, and requests on which the model fails.
         self.bad_media: set[str] = set()
         self.bad_requests: set[str] = set()
 
@@ -331,7 +332,7 @@ class FakeRunner:
                 computed.append(Computed(piece.sequence_id, piece.end, drawn[piece.sequence_id]))
 
     def _follow(self, piece: Slice, guess: int, drawn: list[SampledToken]) -> None:
-        """Right or wrong, it is written."""
+        """Write a guess to its page, right or wrong; sample from it if it is right."""
         sequence = self._sequences[piece.sequence_id]
         values = self._write(piece, sequence, [*[0] * piece.start, guess])
         if sequence.token_ids[piece.start :] == [guess]:
@@ -360,7 +361,7 @@ class FakeRunner:
         return [token]
 
     def _write(self, piece: Slice, sequence: _Sequence, token_ids: Sequence[int]) -> list[int]:
-        """What is held up to its end."""
+        """Compute the slice, write it to its pages, and return the page contents up to its end."""
         self.num_computed_tokens += piece.length
         held = [self._slots[self._slot(sequence, position)] for position in range(piece.start)]
         assert None not in held, "read before it was written"
@@ -386,7 +387,7 @@ class FakeRunner:
 
 
 class _Line(Generic[T]):
-    """Messages on their way; put from any thread."""
+    """Messages in transit; `put` may be called from any thread."""
 
     def __init__(self, fate: Callable[[T], int | None]) -> None:
         self._fate, self._lock = fate, Lock()
@@ -409,9 +410,9 @@ class _Line(Generic[T]):
 
 
 class MemoryChannel:
-    """Between frontends and an engine in one process: whatever crosses can be written and read, and may be disturbed.
+    """A channel between frontends and an engine in one process. Messages are encoded and decoded, and may be disturbed.
 
-    `fate` says of each message to the engine how many deliveries it misses (others overtake it), or None: it is lost.
+    `fate` returns how many deliveries a message to the engine misses (others overtake it), or None if it is lost.
     """
 
     def __init__(self, fate: Callable[[ToEngine], int | None] = lambda _: 0) -> None:
@@ -434,7 +435,7 @@ class MemoryChannel:
             put(message)
 
     def deliver_to_frontends(self, *receivers: Callable[[Sequence[FromEngine]], object]) -> None:
-        """Everybody is given everything: what is for another is nothing to them."""
+        """Give all messages to all receivers, which ignore those for others."""
         for outputs in self._to_frontends.take():
             for receive in receivers:
                 receive(outputs)

@@ -1,9 +1,9 @@
-"""What tokens add to a text: bytes, which may be less than a character, and how those of several are read together.
+"""The bytes that each token adds to a text, possibly less than a character, and how those of several are decoded.
 
-Of two kinds of vocabularies.  In the one (SentencePiece's) tokens are texts, and characters that have none are said in
-tokens of one byte (`<0xE2>`); these are read together where they stand side by side.  Some of that kind (Llama's) write
-a space before every text, and take it from what is read.  In the other (GPT-2's, of "byte level") all tokens are bytes,
-and all are read together.
+For two kinds of vocabularies. In the first (SentencePiece's), tokens are texts, and characters without a token are
+spelled as tokens of one byte (`<0xE2>`); adjacent byte tokens are decoded together. Some of them (Llama's) add a space
+before every text, and remove it when decoding. In the second (GPT-2's, "byte level"), all tokens are bytes, and all are
+decoded together.
 """
 
 import codecs
@@ -14,15 +14,15 @@ from collections.abc import Sequence
 import tokenizers
 from tokenizers import decoders
 
-# Llama's last step.
+# The last step of Llama's decoder.
 FIRST_SPACE_DROPPED = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
 _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class ByteRun:
-    """Bytes of tokens one behind another, read as they come: each bad part becomes U+FFFD, and the rest stays."""
+    """Incremental decoder of adjacent tokens' bytes: each invalid part becomes U+FFFD, and the rest stays."""
 
-    # Whether a bad byte would take back what was said.
+    # Whether an invalid byte would change the text of earlier ones.
     can_be_void = False
 
     def __init__(self) -> None:
@@ -31,20 +31,20 @@ class ByteRun:
 
     @property
     def is_amid(self) -> bool:
-        """What its last bytes become is not known yet."""
+        """True if the text of its last bytes is not known yet."""
         return bool(self._decoder.getstate()[0])
 
     def push(self, data: bytes) -> str:
-        """The characters that it completes."""
+        """Return the characters that `data` completes."""
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """What is left; if all that was said is void, what stands in place of it."""
+        """Return the remaining text; if the run is void, the text of the whole run."""
         return self._decoder.decode(b"", final=True)
 
 
 class _FallbackRun(ByteRun):
-    """One bad byte makes U+FFFD of every byte."""
+    """A run of byte tokens: a single invalid byte turns every byte into U+FFFD."""
 
     can_be_void = True
 
@@ -70,9 +70,9 @@ class _FallbackRun(ByteRun):
 
 
 class TokenBytes(ABC):
-    """Of one vocabulary."""
+    """The bytes of one vocabulary's tokens."""
 
-    # Whether a text that its tokens say begins behind the space that it begins with, if it does.
+    # Whether decoding removes a leading space from a text.
     drops_first_space = False
 
     def __init__(self, backend: tokenizers.Tokenizer) -> None:
@@ -80,17 +80,17 @@ class TokenBytes(ABC):
 
     @abstractmethod
     def of(self, token_id: int) -> bytes:
-        """Nothing if the id has no token."""
+        """Return the token's bytes; empty if the id has no token."""
 
     @abstractmethod
     def is_in_run(self, token_id: int) -> bool:
-        """Whether it is read together with those of its neighbours that are, too."""
+        """Return whether the token is decoded together with adjacent tokens of which this is also true."""
 
     @abstractmethod
     def begin_run(self) -> ByteRun: ...
 
     def read_run(self, parts: Sequence[bytes]) -> list[str]:
-        """What the bytes of each of its tokens add to the text."""
+        """Return the text that each token of a run adds, given the tokens' bytes."""
         run = self.begin_run()
         texts = [run.push(part) for part in parts]
         rest = run.finish()
@@ -104,10 +104,10 @@ class _FallbackBytes(TokenBytes):
         super().__init__(backend)
         decoder = json.loads(backend.decoder.__getstate__())
         steps = [each for each in decoder.get("decoders", [decoder]) if each != FIRST_SPACE_DROPPED]
-        # What a token says wherever it stands.
+        # Decodes a token regardless of its position.
         self._decoder = decoders.Sequence([])
         self._decoder.__setstate__(json.dumps({"type": "Sequence", "decoders": steps}).encode())
-        # The value of every token such as `<0xE2>`, by its id.
+        # The byte of every token such as `<0xE2>`, by its id.
         spellings = [f"<0x{byte:02{case}}>" for byte in range(256) for case in "Xx"]
         ids = {spelling: backend.token_to_id(spelling) for spelling in spellings}
         self._values = {id_: int(spelling[3:5], 16) for spelling, id_ in ids.items() if id_ is not None}
@@ -132,7 +132,7 @@ class _SpacedBytes(_FallbackBytes):
 
 
 def _read_alphabet() -> dict[str, int]:
-    """GPT-2's: a byte that is a visible character of Latin-1 is spelled so, the others by those from U+0100 on."""
+    """Return GPT-2's alphabet: visible Latin-1 characters spell their own byte, those from U+0100 on the others."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [byte for byte in range(256) if byte not in visible]
     return {chr(byte): byte for byte in visible} | {chr(0x100 + place): byte for place, byte in enumerate(others)}
@@ -155,8 +155,8 @@ class _ByteLevelBytes(TokenBytes):
         return ByteRun()
 
 
-# By the decoders that such a vocabulary may have.  Of the first's each decodes a token without looking at its
-# neighbours, except that ByteFallback joins a run of byte tokens.
+# By the decoder steps that such a vocabulary may have. Those of the first kind decode each token independently of its
+# neighbors, except that ByteFallback joins a run of byte tokens.
 _KINDS: dict[frozenset[str], type[TokenBytes]] = {
     frozenset({"Replace", "ByteFallback", "Fuse"}): _FallbackBytes,
     frozenset({"Replace", "ByteFallback", "Fuse", "Strip"}): _SpacedBytes,
@@ -165,7 +165,7 @@ _KINDS: dict[frozenset[str], type[TokenBytes]] = {
 
 
 def read_token_bytes(backend: tokenizers.Tokenizer) -> TokenBytes:
-    """ValueError: of no kind that is known."""
+    """Return the token bytes of a tokenizer. Raise ValueError if its decoder is of no known kind."""
     decoder = {} if backend.decoder is None else json.loads(backend.decoder.__getstate__())
     steps = decoder.get("decoders", [decoder])
     names = {each.get("type") for each in steps}
