@@ -20,7 +20,7 @@ from keepsight.requests import Adapter
 CONFIG_FILE, TENSOR_FILE = "adapter_config.json", "adapter_model.safetensors"
 MAX_BYTES = 2**32
 T = TypeVar("T")
-# Encoder tensors in all families. False positives are harmless: such an adapter's pictures are only encoded separately.
+# Matches at least the encoder tensors of all families. A false positive costs only a separate encoding of pictures.
 _OF_ENCODER = re.compile(rb"(tower|visual|multi_modal_projector)\.")
 # Fields that do not affect the arithmetic, or that repeat what the tensors show.
 _HARMLESS = frozenset(

@@ -11,7 +11,7 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True):
     more_model_names: tuple[str, ...] = ()
     # By adapter name: the name of its base model, if a different one is to be reported.
     adapter_parents: Mapping[str, str] = {}
-    # Empty: any client may send requests. No admin key: any client on the same machine may administer the server.
+    # None: any client may send requests, and only clients on the server's own machine may administer it.
     api_keys: tuple[str, ...] = ()
     admin_api_key: str | None = None
     # Whether callers with different keys share caches.

@@ -226,7 +226,7 @@ class EngineLostError(RequestFailedError):
     code = "engine_lost"
 
     def __init__(self, message: str, *, had_begun: bool = False) -> None:
-        """`had_begun`: an answer had begun. Otherwise the request was lost with several engines, and may be why."""
+        """`had_begun`: an answer had begun. Otherwise it was lost with several engines, and may be why they ended."""
         super().__init__(message)
         self.had_begun = had_begun
 

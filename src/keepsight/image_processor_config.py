@@ -89,7 +89,7 @@ class ImageProcessorConfig:
     pan_and_scan_min_crop_size: int = 256
     pan_and_scan_max_num_crops: int = 4
     pan_and_scan_min_ratio_to_activate: float = 1.2
-    # Which of the reference's two implementations the pixels equal; they differ by 1 of 255 here and there.
+    # Which of the reference's two implementations the pixels equal; these differ by 1 of 255 in places.
     backend: Backend = "torchvision"
     # None: every picture and crop is resized to height x width.
     sizes: ShownSizes | None = None

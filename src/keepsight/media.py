@@ -78,7 +78,7 @@ class Geometry:
 
 
 class KnownContent(NamedTuple):
-    """What inspecting a content has shown, so that it need not be inspected again."""
+    """The results of inspecting some content, so that it need not be inspected again."""
 
     name: str
     geometry: Geometry
