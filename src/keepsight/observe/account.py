@@ -1,8 +1,8 @@
-"""The account of one request: for each of its media which cache answered and what that spared, and when each stage ran.
+"""The account of one request: which cache answered for each media item, what that spared, and when each stage ran.
 
-Written by whoever does the work, on whatever thread, by appending; all that is told of a request (in its answer, its
-headers, the log, spans, histograms) is read from here.  Moments are of the machine's monotonic clock.  Holds nothing of
-what a request says.
+Each component appends to it, on any thread, as it does its part of the work; everything reported about a request (in
+its answer, its headers, the log, spans, histograms) is read from here.  Times are from the machine's monotonic clock.
+Holds no content of the request.
 """
 
 import time
@@ -17,7 +17,7 @@ from keepsight.observe.catalogue import Stage
 from keepsight.requests import MediaStory, RequestBegun
 
 AnsweredBy = Literal["prefix", "encoder", "processor", "nobody"]
-# What each cache spares those who find something in it.
+# The stages that a hit in each cache spares.
 SPARED: dict[AnsweredBy, tuple[Stage, ...]] = {
     "prefix": ("decode", "resize", "transfer", "encode", "prefill"),
     "encoder": ("decode", "resize", "transfer", "encode"),
@@ -32,9 +32,9 @@ class Span:
     stage: Stage
     began: float
     ended: float
-    # Of which media item; None: of the whole request.
+    # The index of the media item; None: the span is of the whole request.
     item: int | None = None
-    # For so many items at once, each of which has such a span.
+    # The number of items processed together, each of which has a span like this one.
     num_together: int = 1
 
     @property
@@ -43,35 +43,35 @@ class Span:
 
     @property
     def own_seconds(self) -> float:
-        """Its part, which can be summed."""
+        """This item's share of the time; shares can be summed."""
         return self.seconds / self.num_together
 
 
 class StageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     stage: str
-    # Since the request came.
+    # Since the request arrived.
     begin_ms: float
     ms: float
     item: int | None = None
-    # So many items at once: the same time is told of each.
+    # The number of items processed together; each reports the same time.
     together: int = 1
 
 
 class MediaBody(msgspec.Struct, frozen=True, kw_only=True):
     media_hash: str
     tokens: int
-    # Null as long as the request has no token.
+    # Null until the request has a token.
     answered_by: AnsweredBy | None
-    # Where that cache had it.
+    # Where that cache held it.
     tier: str | None
     skipped: list[str]
 
 
 class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
-    """As it is told, in JSON."""
+    """The account of a request in JSON."""
 
     id: str
-    # Its name; null: the model alone answers.
+    # The adapter's name; null: the model answers without one.
     adapter: str | None = None
     began_at: float
     # "running", or how it ended.
@@ -82,7 +82,7 @@ class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
     completion_tokens: int
     work: dict[str, int]
     num_media: int
-    # The first, where there is no room for all.
+    # Only the first ones if there is no room for all.
     media: list[MediaBody]
     stages: list[StageBody]
 
@@ -96,34 +96,35 @@ class RequestAccount:
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
     spans: list[Span] = field(default_factory=list)
-    # The caller's trace, as W3C's header has it.
+    # The caller's trace, as in W3C's `traceparent` header.
     trace_parent: str | None = None
-    # The name of that which answers, if one does.
+    # The name of the adapter that answers, if any.
     adapter: str | None = None
-    # When the frontend had done its part, and it was an engine's turn, whether there was one or not.
+    # When the frontend had finished its part and the request was ready for an engine, even if there was none.
     asked_at: float | None = None
     num_cached_tokens: int = 0
     num_tokens: int = 0
-    # False: the one that is drawn to tell of the prompt is none of an answer.
+    # False: only the prompt is of interest; the one token sampled for it does not count as an answer.
     wants_answer: bool = True
     first_token_at: float = 0.0
     last_token_at: float = 0.0
     ended: float = 0.0
     end_reason: str | None = None
-    # Whoever asked may ask again: an end is not told before it is known to be the last.
+    # True while the request may be generated again: its end is not reported until it is known to be the last.
     is_held: bool = False
-    # In an answer that was lost, before it began again: its first token is no news.
+    # True if an earlier, lost answer had tokens: the first token of this one is not counted again.
     had_tokens: bool = False
     _work: dict[str, int] = field(default_factory=lambda: dict.fromkeys(WORK, 0))
-    # By media hash: when pixels were sent; those that nobody had to make.
+    # By media hash: when its pixels were sent.
     _sent: dict[str, float] = field(default_factory=dict)
+    # Media hashes whose pixels were found and did not have to be made.
     _found_pixels: set[str] = field(default_factory=set)
     _stories: Sequence[MediaStory] = ()
 
-    # Written --------------------------------------------------------------------------------------------------
+    # Writing --------------------------------------------------------------------------------------------------
 
     def name(self, request_id: str, began: float, trace_parent: str | None = None) -> None:
-        """As its caller knows it; it came before anybody could read what it asks."""
+        """Set the id that the caller knows, and the time of arrival, which was before the request could be parsed."""
         self.id, self.trace_parent = request_id, trace_parent
         self.began_at -= self.began - began
         self.began = began
@@ -132,7 +133,7 @@ class RequestAccount:
         self.spans.append(Span(stage, began, ended, None if media_hash is None else self._index_of(media_hash)))
 
     def note_made(self, began: float, decoded: float, resized: float, media_hashes: Sequence[str]) -> None:
-        """One picture was decoded, and made into these items."""
+        """Record that one picture was decoded and resized into these items."""
         self._work["decoded"] += 1
         self._work["preprocessed"] += len(media_hashes)
         self.note("decode", began, decoded, media_hashes[0])
@@ -148,12 +149,12 @@ class RequestAccount:
         self.asked_at = time.monotonic()
 
     def note_begun(self, story: RequestBegun) -> dict[int, MediaStory]:
-        """It has its first token: what the engine tells of it, and which of that is new, by item."""
+        """Record the engine's report of the first token.  Return the stories that are new, by item index."""
         known, self._stories = self._stories, story.media
         if known:
-            # Its first token was drawn from what the prefix cache had, which was not enough to go on.
+            # A second report: the first token came from the prefix cache alone, but later ones needed more.
             return self._note_items(index for index, item in enumerate(known) if item.found_in == "prefix")
-        # An engine reads what comes after the step under way.
+        # An engine reads its inbox only after the current step; that time counts as waiting, too.
         waited_since = story.arrived if self.asked_at is None else min(self.asked_at, story.arrived)
         self.spans.append(Span("wait", waited_since, story.began))
         news = self._note_items(range(len(story.media)))
@@ -172,14 +173,14 @@ class RequestAccount:
                 self.spans.append(Span("load", story.began, story.ended, index))
             return
         self._work["encoded"] += 1
-        # Of each encoding, whether it is known when or not.
+        # Counted for each encoding, even if the time of the transfer is unknown.
         self._work["transferred"] += 1
         if story.arrived and (sent := self._sent.get(self.media[index][0])):
             self.spans.append(Span("transfer", sent, story.arrived, index))
         self.spans.append(Span("encode", story.began, story.ended, index, story.num_together))
 
     def note_tokens(self, count: int, num_cached: int, now: float) -> float | None:
-        """Seconds since the tokens before these; None: they are the first."""
+        """Record tokens.  Return the seconds since the previous ones; None if these are the first."""
         gap = now - self.last_token_at if self.num_tokens else None
         if gap is None:
             self.first_token_at, self.num_cached_tokens = now, num_cached
@@ -193,13 +194,13 @@ class RequestAccount:
             self.spans.append(Span("generate", self.first_token_at, self.last_token_at))
 
     def begin_again(self) -> None:
-        """Its engine is gone, and another is asked."""
+        """Reset what an engine did, as the engine is gone and another one is asked."""
         self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
         self._work = dict.fromkeys(WORK, 0)
         self.had_tokens = self.had_tokens or self.num_tokens > 0
         self._stories, self.num_tokens, self.end_reason = (), 0, None
 
-    # Read -----------------------------------------------------------------------------------------------------
+    # Reading --------------------------------------------------------------------------------------------------
 
     @property
     def num_answer_tokens(self) -> int:
@@ -223,12 +224,12 @@ class RequestAccount:
         )
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
-        """For each item who answered, and the tier; nothing as long as there is no token."""
+        """Return the cache that answered for each item, and its tier; empty until there is a token."""
         stages = self._stages_by_item()
         return [self._answer_of(index, stages[index]) for index in range(len(self._stories))]
 
     def _stages_by_item(self) -> defaultdict[int | None, set[Stage]]:
-        """What was done for each."""
+        """Return the stages that ran for each item."""
         stages: defaultdict[int | None, set[Stage]] = defaultdict(set)
         for span in self.spans:
             stages[span.item].add(span.stage)

@@ -1,7 +1,7 @@
-"""The accounts of a frontend's last requests, in memory that its siblings read: whoever is asked can tell of all.
+"""The accounts of a frontend's last requests, in memory shared with its siblings: each frontend can report all of them.
 
-A slot for each, the oldest written over; it tells the moment of writing, which is 0 while it is being written, by the
-clock that all processes of a machine share and nobody sets.
+Each account has a slot; the newest overwrites the oldest.  A slot begins with the time it was written (0 while it is
+being written), from the monotonic clock, which all processes of a machine share.
 """
 
 import mmap
@@ -19,26 +19,26 @@ from keepsight.observe.shared_page import share_or_keep
 FOLDER = "accounts"
 NUM_SLOTS, SLOT_BYTES = 128, 4096
 RING_BYTES = NUM_SLOTS * SLOT_BYTES
-_HEADER = struct.Struct("<QI")  # when it was written, bytes
+_HEADER = struct.Struct("<QI")  # time of writing, number of bytes
 _encode = msgspec.json.Encoder().encode
 _decoder = msgspec.json.Decoder(AccountBody)
 
 
 class AccountRing:
     def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
-        """Without memory, of this process alone."""
+        """Without `memory`, the ring is private to this process."""
         self._memory = bytearray(RING_BYTES) if memory is None else memory
         written = [_HEADER.unpack_from(self._memory, slot * SLOT_BYTES)[0] for slot in range(NUM_SLOTS)]
         self._next = (written.index(max(written)) + 1) % NUM_SLOTS if any(written) else 0
 
     @classmethod
     def open(cls, run_directory: Path, process: str) -> Self:
-        """Of this process, or of the one that it replaces."""
+        """Open the ring of this process, with the accounts of the process that it replaces, if any."""
         path = run_directory / FOLDER / process
         return cls(share_or_keep(path, RING_BYTES, "nobody else will tell of this process's requests"))
 
     def put(self, account: AccountBody) -> None:
-        """From one thread at a time."""
+        """Add an account.  Not thread-safe: called from one thread at a time."""
         body, begin = _fit(account), self._next * SLOT_BYTES
         self._next = (self._next + 1) % NUM_SLOTS
         _HEADER.pack_into(self._memory, begin, 0, len(body))
@@ -51,7 +51,7 @@ class AccountRing:
 
 
 def read_rings(run_directory: Path) -> list[AccountBody]:
-    """Of all frontends, the last first."""
+    """Return the accounts of all frontends, newest first."""
     return read_accounts(path.read_bytes() for path in (run_directory / FOLDER).glob("*"))
 
 
@@ -69,12 +69,12 @@ def _read_slots(ring: bytes) -> Iterator[tuple[int, AccountBody]]:
         try:
             yield written, _decoder.decode(ring[start : start + num_bytes])
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            # It was written while it was read.
+            # The slot was overwritten while it was read.
             continue
 
 
 def _fit(account: AccountBody) -> bytes:
-    """Of a request with very many pictures the first, as far as there is room, and all that concerns the whole."""
+    """Encode an account into a slot's size.  If there are too many pictures, only the first ones are kept."""
     room = SLOT_BYTES - _HEADER.size
     while len(body := _encode(account)) > room:
         account = _keep_first(account, len(account.media) * room // len(body))

@@ -1,7 +1,7 @@
-"""Every number that a server counts: its name, what it means, and its slot in a page of counters.
+"""All metrics of a server: name, meaning, and slot in a page of counters.
 
-All series are known beforehand, so a page is a row of numbers of one length, whichever process counts, and whoever
-sums pages needs no names.  Knows nothing of processes or of who counts what.
+All series are known in advance, so a page is an array of the same length in every process, and pages can be summed
+without names.  Knows nothing of processes or of who counts what.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -13,17 +13,17 @@ from keepsight.media import Modality
 
 Labels = tuple[tuple[str, str], ...]
 Kind = Literal["counter", "gauge", "histogram"]
-# Upper bounds of every histogram's buckets: 1, 2, 5 of each decade, from what a hit takes to what a long answer on a
-# CPU takes.  A percentile is known no closer than its bucket is wide, and not at all behind the last.
+# Upper bounds of every histogram's buckets: 1, 2, 5 of each decade, from the time of a cache hit to that of a long
+# answer on a CPU.  A percentile is only as precise as its bucket is wide, and unknown beyond the last bound.
 BOUNDS = (
     *(0.0001, 0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5),
     *(1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0),
 )
-# A bucket for each, one for what is longer, and the sum.
+# One bucket for each bound, one for larger values, and the sum.
 HISTOGRAM_SLOTS = len(BOUNDS) + 2
 
 MODALITIES: tuple[Modality, ...] = get_args(Modality)
-# Of what a prompt's blocks hold, text too; of what a cache holds, as all of it has one budget.
+# The modality of prefix blocks, which hold text too, and of a cache's sizes, as one budget covers all modalities.
 ALL = "all"
 CACHES = (
     ("processor", "host"),
@@ -130,13 +130,13 @@ GAUGES = frozenset(SLOTS[each.name, labels] for each in METRICS if each.kind == 
 
 
 def slot_of(name: str, *values: str) -> int:
-    """Of the series whose labels have these values, in their order; a histogram's is its first bucket's."""
+    """Return the slot of the series with these label values, in order; for a histogram, that of its first bucket."""
     [metric] = (metric for metric in METRICS if metric.name == f"keepsight_{name}")
     [labels] = (labels for labels in metric.series if tuple(value for _, value in labels) == values)
     return SLOTS[metric.name, labels]
 
 
-# By modality.
+# Slots by modality.
 Slots = Mapping[str, int]
 
 
@@ -146,7 +146,7 @@ def _slots_of(name: str, *labels: str, modalities: Iterable[str] = MODALITIES) -
 
 @dataclass(frozen=True, slots=True)
 class CacheSlots:
-    """Of one cache in one tier."""
+    """The slots of one cache in one tier."""
 
     queries: Slots
     hits: Slots
@@ -175,14 +175,14 @@ class CacheSlots:
         )
 
     def sizes(self, num_bytes: float, budget_bytes: float, entries: float) -> dict[int, float]:
-        """By slot."""
+        """Return the values of the size gauges, by slot."""
         return {self.num_bytes: num_bytes, self.budget_bytes: budget_bytes, self.entries: entries}
 
 
 PROCESSOR = CacheSlots.of("processor", "host")
 PREFIX, PREFIX_DISK = CacheSlots.of("prefix", "device"), CacheSlots.of("prefix", "disk")
 ENCODER = {tier: CacheSlots.of("encoder", tier) for cache, tier in CACHES if cache == "encoder"}
-# Of what all engines have together: each tells of all of it, as far as it knows.
+# Gauges of tiers that all engines share: each engine reports the whole tier, as far as it knows.
 COMMON_GAUGES = frozenset(
     slot for slots in (ENCODER["disk"], ENCODER["remote"], PREFIX_DISK) for slot in slots.sizes(0, 0, 0)
 )

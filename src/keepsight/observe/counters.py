@@ -1,8 +1,8 @@
-"""What one process counts: a page of numbers, in memory that the other processes of its server can read.
+"""The counters of one process: a page of numbers, in memory that the other processes of its server can read.
 
-A count is one addition in memory: nothing is sent, nobody is woken, and what was counted stays when the process is
-killed, for the successor of its rank goes on from there.  Invariant: each slot is changed by one thread, or under a
-lock of whoever counts.
+Counting is one addition in memory: nothing is sent and no process is woken.  Counts survive if the process is killed;
+the successor of its rank continues from them.  Invariant: each slot is changed by only one thread, or under a lock of
+the code that counts.
 """
 
 import mmap
@@ -16,14 +16,14 @@ from keepsight.observe.catalogue import BOUNDS, GAUGES, NUM_SLOTS
 from keepsight.observe.shared_page import share_or_keep
 
 FOLDER = "counters"
-# Behind the slots: whose they are.
+# After the slots: the id of the process that owns the page.
 PID = NUM_SLOTS
 PAGE_BYTES = (NUM_SLOTS + 1) * 8
 
 
 class Counters:
     def __init__(self, page: mmap.mmap | bytearray | None = None) -> None:
-        """Without a page, in this process alone."""
+        """Without `page`, the counters are private to this process."""
         self._numbers = memoryview(bytearray(PAGE_BYTES) if page is None else page).cast("d")
         for slot in GAUGES:
             self._numbers[slot] = 0.0
@@ -32,7 +32,7 @@ class Counters:
 
     @classmethod
     def open(cls, run_directory: Path, process: str) -> Self:
-        """The page of `process`, as a kind and a rank: of this one, or of the one that it replaces."""
+        """Open the page of `process` (a kind and a rank), with the counts of the process that it replaces, if any."""
         path = run_directory / FOLDER / process
         return cls(share_or_keep(path, PAGE_BYTES, f"what {process} counts will be missing in the metrics"))
 
@@ -40,7 +40,7 @@ class Counters:
         self._numbers[slot] += amount
 
     def set(self, slot: int, value: float) -> None:
-        """Of a gauge."""
+        """Set a gauge."""
         self._numbers[slot] = value
 
     def set_all(self, values: Mapping[int, float]) -> None:
@@ -48,12 +48,12 @@ class Counters:
             self.set(slot, value)
 
     def follow(self, slot: int, value: float) -> float:
-        """Of what somebody else in this process counts from 0 on: by how much that has grown since it was followed."""
+        """Copy a count that other code in this process keeps from 0 on.  Return its growth since the last call."""
         before, self._numbers[slot] = self._numbers[slot], self._before[slot] + value
         return self._numbers[slot] - before
 
     def observe(self, slot: int, seconds: float) -> None:
-        """Of a histogram."""
+        """Add a value to a histogram."""
         self._numbers[slot + bisect_left(BOUNDS, seconds)] += 1.0
         self._numbers[slot + len(BOUNDS) + 1] += seconds
 

@@ -1,7 +1,7 @@
-"""Each request's account as spans of OpenTelemetry, sent to whoever collects them.
+"""Exports each request's account as OpenTelemetry spans to a collector.
 
-Needs the extra `otel`, and is imported only where an endpoint was named.  A request that came with a `traceparent`
-header goes on with its caller's trace.  Spans are sent from a thread of the SDK's own.
+Needs the extra `otel`, and is imported only if an endpoint is configured.  A request with a `traceparent` header
+continues its caller's trace.  Spans are sent from a thread of the SDK.
 """
 
 import threading
@@ -17,9 +17,9 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from keepsight.observe.account import RequestAccount
 
 SERVICE = "keepsight"
-# Who ends waits no longer for a collector that does not answer.
+# Shutdown waits no longer than this for a collector that does not answer.
 MAX_SECONDS_TO_CLOSE = 2.0
-# Of so many pictures each is told: a span has 128 attributes, and forgets the first for what comes then.
+# Pictures described in one span: a span holds 128 attributes, and drops the first ones for those beyond.
 MAX_MEDIA = 40
 Value = str | int | Sequence[str]
 
@@ -33,14 +33,14 @@ class SpanExport:
 
     @classmethod
     def to_endpoint(cls, url: str) -> "SpanExport":
-        """By OTLP over HTTP."""
+        """Export by OTLP over HTTP."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
         return cls(OTLPSpanExporter(url))
 
     def export(self, account: RequestAccount) -> None:
-        """Of a request that has ended."""
-        # From the clock of moments to that of the day.
+        """Export the account of a request that has ended."""
+        # From the monotonic clock to wall-clock time.
         difference = time.time_ns() - time.monotonic_ns()
 
         def to_ns(moment: float) -> int:
@@ -61,8 +61,8 @@ class SpanExport:
         whole.end(to_ns(account.ended))
 
     def close(self) -> None:
-        """What waits is sent, if anybody takes it."""
-        # Beside, as an exporter that is shut down still waits for the answer to what it is sending.
+        """Send the pending spans, if a collector takes them."""
+        # In a thread, as a shutdown waits for the response to the request in flight.
         closing = threading.Thread(target=self._provider.shutdown, name="spans-closing", daemon=True)
         closing.start()
         closing.join(MAX_SECONDS_TO_CLOSE)

@@ -1,40 +1,40 @@
-"""What something took the last times: means that forget."""
+"""Moving averages of what an operation costs in seconds."""
 
-# Of what is new in the mean.
+# The weight of a new value in the mean.
 WEIGHT = 0.2
 
 
 class MeanCost:
     def __init__(self) -> None:
-        # Of one; 0 as long as nothing is known.
+        # The cost of one item; 0 until it is known.
         self.seconds = 0.0
 
     def note(self, seconds: float, count: int = 1) -> None:
-        """It took so long for so many."""
+        """Record that `count` items took `seconds` together."""
         each = seconds / count
         self.seconds = self.seconds + WEIGHT * (each - self.seconds) if self.seconds else each
 
     def suggest(self, seconds: float) -> None:
-        """As somebody else measured it, for as long as nothing was measured here."""
+        """Use a value that was measured elsewhere, unless something was measured here."""
         self.seconds = self.seconds or seconds
 
 
 class BulkCost:
-    """Of things made many at once, what one more takes.
+    """The cost of one more item when many are made in one batch.
 
-    Each time costs something by itself, which a time with few things would be mistaken to take for each.  So a time
-    weighs as the square of what was made in it, as in the straight line through nothing that lies closest to all.
+    Each batch has a fixed cost, which a small batch would wrongly attribute to its items.  So a batch is weighted by
+    the square of its size, as in a least-squares line through the origin.
     """
 
     def __init__(self) -> None:
-        # Of one; 0 as long as nothing is known.
+        # The cost of one item; 0 until it is known.
         self.seconds = 0.0
-        # What all times weigh together.
+        # The total weight of all batches.
         self._weight = 0.0
 
     def note(self, seconds: float, count: int) -> None:
-        """It took so long for so many."""
+        """Record that `count` items took `seconds` together."""
         weight = count**2
-        # Only what weighs as much is forgotten for it.
+        # A batch of little weight displaces no more than its own weight.
         self._weight = max(self._weight, (1 - WEIGHT) * self._weight + weight)
         self.seconds += weight / self._weight * (seconds / count - self.seconds)

@@ -1,4 +1,4 @@
-"""Metrics as values, in the shapes that vLLM's `LLM.get_metrics()` has."""
+"""Metrics as values, in the types that vLLM's `LLM.get_metrics()` returns."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class Gauge(Metric):
 class Histogram(Metric):
     count: int
     sum: float
-    # By upper bound, each with those below it.
+    # Cumulative counts by upper bound.
     buckets: Mapping[str, int]
 
 

@@ -1,4 +1,4 @@
-"""What the kernel says of processes: their memory, and whose children they are."""
+"""Memory and children of processes, as reported by the kernel."""
 
 import resource
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def resident_bytes(pid: int) -> int:
-    """0 if it is gone."""
+    """Return the resident memory of a process; 0 if it is gone."""
     try:
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
     except OSError:
@@ -21,11 +21,11 @@ def with_descendants(pid: int) -> Iterator[int]:
 
 
 def children_of(pid: int) -> Iterator[int]:
-    """Whichever of its threads started them; none if it has just ended."""
+    """Yield the children that any of the process's threads started; none if it has just ended."""
     try:
         threads = list(Path(f"/proc/{pid}/task").iterdir())
     except OSError:
         return
     for thread in threads:
-        with suppress(OSError):  # that one has
+        with suppress(OSError):  # the thread has just ended
             yield from map(int, (thread / "children").read_text().split())

@@ -1,7 +1,7 @@
-"""Counts a frontend's requests as they go, and hands on the account of each that has ended.
+"""Counts a frontend's requests as they run, and exports the account of each request that has ended.
 
-Tokens are counted without a lock, on the one thread that hands them out; ends, of which there is one for each request,
-under one.  A request that is asked again, as its answer was lost with an engine, is one request all the same.
+Tokens are counted without a lock, on the one thread that delivers them; ends, one for each request, are counted under
+a lock.  A request that is generated again because its answer was lost with an engine still counts as one.
 """
 
 import threading
@@ -40,14 +40,14 @@ class RequestObserver:
             self.counters.observe(FIRST_TOKEN, now - account.began)
 
     def note_end(self, account: RequestAccount, reason: str) -> None:
-        """`reason` as a client is told it, "abort" if it left, "error" if it was told one."""
+        """`reason` is the finish reason sent to the client, "abort" if it left, "error" if it was sent an error."""
         with self._lock:
             account.note_end(reason)
             self._tell_end(account)
 
     @contextmanager
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> Iterator[None]:
-        """Whoever asks within may ask again: of each only the last end is counted and handed on, when this is left."""
+        """Within this context, requests may be generated again; on exit, only the last end of each is reported."""
         for account in accounts:
             account.is_held = True
         try:
@@ -59,7 +59,7 @@ class RequestObserver:
                     self._tell_end(account)
 
     def _tell_end(self, account: RequestAccount) -> None:
-        """If there is one, and nobody holds it."""
+        """Report the end if there is one and it is not held."""
         if account.end_reason is None or account.is_held:
             return
         self.counters.add(ENDS[account.end_reason])

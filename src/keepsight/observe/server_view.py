@@ -1,4 +1,4 @@
-"""What can be seen of a whole server, by whichever of its frontends is asked."""
+"""The view of a whole server that any of its frontends can report."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ from keepsight.observe.totals import Totals
 
 @dataclass(frozen=True, slots=True)
 class ServerView:
-    """By itself it sees nothing."""
+    """The default instance sees nothing."""
 
     read_totals: Callable[[], Totals] = Totals
-    # Of requests that have ended, the last first.
+    # Accounts of requests that have ended, newest first.
     read_accounts: Callable[[], list[AccountBody]] = list
 
     @classmethod
     def of_server(cls, run_directory: Path, common: Callable[[], Mapping[int, float]]) -> "ServerView":
-        """`common`: gauges of what all processes have together."""
+        """`common` returns gauges of resources that all processes share."""
         return cls(
             lambda: Totals.of_server(run_directory).set_gauges(common()),
             lambda: read_rings(run_directory),

@@ -1,4 +1,4 @@
-"""Memory of a fixed size that is a file: whoever opens it next finds what lies there."""
+"""Memory of a fixed size that is backed by a file: its content is there when it is opened again."""
 
 import logging
 import mmap
@@ -9,11 +9,11 @@ logger = logging.getLogger(__name__)
 
 
 def open_shared_page(path: Path, num_bytes: int) -> mmap.mmap:
-    """Raises OSError if there can be none."""
+    """Map the file, creating it if needed.  Raises OSError if that is impossible."""
     path.parent.mkdir(mode=0o700, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
-        # Where memory has run out this fails; writing to the map would kill the process.
+        # Fails if there is no memory left; otherwise, writing to the map would kill the process.
         os.posix_fallocate(descriptor, 0, num_bytes)
         return mmap.mmap(descriptor, num_bytes)
     finally:
@@ -21,7 +21,7 @@ def open_shared_page(path: Path, num_bytes: int) -> mmap.mmap:
 
 
 def share_or_keep(path: Path, num_bytes: int, if_kept: str) -> mmap.mmap | bytearray:
-    """Memory of this process alone where there can be none; `if_kept` says what that means."""
+    """Open a shared page, or fall back to private memory and log `if_kept`, the consequence."""
     try:
         return open_shared_page(path, num_bytes)
     except OSError as error:

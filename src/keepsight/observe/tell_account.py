@@ -1,4 +1,4 @@
-"""The account of a request in one line: for its log, and for the `Server-Timing` header that browsers draw."""
+"""The account of a request in one line: for the log, and for the `Server-Timing` header that browsers display."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -7,12 +7,12 @@ from itertools import chain
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import STAGES, Stage
 
-# Of so many pictures each is told in a header: many clients and proxies take none of more than four or eight KiB.
+# Pictures described in a header: many clients and proxies accept no header of more than 4 or 8 KiB.
 MAX_MEDIA = 40
 
 
 def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
-    """Empty where there is nothing to tell."""
+    """Return the line for the log; empty if there is nothing to report."""
     answers = [answer for each in accounts for answer in each.answers()]
     pictures = ", ".join(f"{answers.count(each)} {_name(*each)}" for each in dict.fromkeys(answers))
     seconds = _sum_stages(accounts)
@@ -26,9 +26,9 @@ def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
 
 
 def tell_in_header(accounts: Sequence[RequestAccount]) -> str:
-    """`encode;dur=12.3, media0;desc="encoder.disk"`: https://www.w3.org/TR/server-timing/
+    """Return e.g. `encode;dur=12.3, media0;desc="encoder.disk"`: https://www.w3.org/TR/server-timing/
 
-    Of very many pictures the first are told, and all stages.
+    All stages are listed, but only the first `MAX_MEDIA` pictures.
     """
     stages = [f"{stage};dur={spent * 1e3:.3f}" for stage, spent in _sum_stages(accounts).items()]
     answers = [answer for each in accounts for answer in each.answers()][:MAX_MEDIA]
@@ -38,7 +38,7 @@ def tell_in_header(accounts: Sequence[RequestAccount]) -> str:
 
 
 def _sum_stages(accounts: Sequence[RequestAccount]) -> dict[Stage, float]:
-    """Of all requests and items together, in the order of a request's way."""
+    """Sum the seconds of each stage over all requests and items, in the order in which stages run."""
     sums = defaultdict[Stage, float](float)
     for span in chain.from_iterable(account.spans for account in accounts):
         sums[span.stage] += span.own_seconds

@@ -1,6 +1,6 @@
-"""The sum of what all processes of a server count, as of now: read from their pages, without asking any of them.
+"""The current sum of the counters of all processes of a server, read from their pages without asking the processes.
 
-Of a process that is gone what it counted stays, and what it held is gone with it.
+The counters of a process that is gone still count; its gauges do not.
 """
 
 from collections import defaultdict
@@ -25,7 +25,7 @@ from keepsight.observe.catalogue import (
 from keepsight.observe.counters import FOLDER, PAGE_BYTES, PID
 from keepsight.observe.process_memory import resident_bytes, with_descendants
 
-# What vLLM calls some of them.
+# The names that vLLM has for some metrics.
 ALIASES = (
     ("keepsight_prefix_cache_queries_total", "Tokens looked for in the prefix cache.", PREFIX.queries[ALL]),
     ("keepsight_prefix_cache_hits_total", "Tokens found in the prefix cache.", PREFIX.hits[ALL]),
@@ -35,7 +35,7 @@ _BLOCKS, _BLOCKS_IN_USE = slot_of("kv_cache_blocks"), slot_of("kv_cache_blocks_i
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One metric with all of its series; of a histogram the slots of each."""
+    """One metric with the values of all its series; a histogram's series has several slots."""
 
     name: str
     kind: Kind
@@ -51,7 +51,7 @@ class Totals:
 
     @classmethod
     def of_pages(cls, pages: Iterable[tuple[str, Sequence[float]]]) -> "Totals":
-        """Each page with the kind of its process."""
+        """Sum pages, each given with the kind of its process."""
         numbers, pids = [0.0] * NUM_SLOTS, defaultdict[str, set[int]](set)
         for kind, page in pages:
             is_alive = Path(f"/proc/{int(page[PID])}").exists()
@@ -69,13 +69,13 @@ class Totals:
         return cls.of_pages(_read_pages(run_directory))
 
     def set_gauges(self, gauges: Mapping[int, float]) -> "Totals":
-        """Those of what all processes have together, by slot: none of them tells of it by itself."""
+        """Set the gauges of resources that all processes share, by slot; no process reports them itself."""
         for slot, value in gauges.items():
             self.numbers[slot] = float(value)
         return self
 
     def sum(self, slots: Slots) -> float:
-        """Of all modalities."""
+        """Return the sum over all modalities."""
         return sum(self.numbers[slot] for slot in slots.values())
 
     def families(self) -> Iterator[Family]:

@@ -13,7 +13,7 @@ def write_prometheus(totals: Totals) -> str:
 
 
 def _write_family(family: Family) -> Iterator[str]:
-    # Neither our meanings nor our label values hold anything that would have to be escaped.
+    # No meaning and no label value of ours contains a character that must be escaped.
     yield f"# HELP {family.name} {family.meaning}"
     yield f"# TYPE {family.name} {family.kind}"
     for metric in list_family(family):

@@ -1,4 +1,4 @@
-"""Which of several prompts or conversations a mistake is in: its field is told as the caller would write it."""
+"""Says which of several prompts or conversations an error is in, naming the field as the caller would write it."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ from keepsight.errors import InvalidArgumentError
 
 @dataclass(frozen=True, slots=True)
 class ListedItems:
-    argument: str  # that they were given as
+    argument: str  # the name of the argument that holds the items
     number: int
-    # The arguments beside it that hold for all of them.
+    # Other arguments, which apply to all items.
     shared: tuple[str, ...] = ()
 
     @contextmanager
@@ -24,7 +24,7 @@ class ListedItems:
             raise named from error
 
     def _place(self, index: int, field: str) -> str:
-        """`messages[0].role` of the second conversation is `messages[1][0].role`."""
+        """Return the full path of a field: `messages[0].role` of the second conversation is `messages[1][0].role`."""
         if self.number == 1 or field.startswith(self.shared):
             return field
         own = field.removeprefix(self.argument) if field.startswith(self.argument) else f".{field}"

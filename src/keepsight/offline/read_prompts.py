@@ -1,4 +1,4 @@
-"""What `LLM.generate` and `LLM.chat` are given, read: prompts in any of vLLM's forms, and the terms of each."""
+"""Parses the arguments of `LLM.generate` and `LLM.chat`: prompts in any of vLLM's forms, and each one's parameters."""
 
 import numbers
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ PROMPT_FIELDS = frozenset(
 
 
 def list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Prompt]:
-    """As vLLM: a list of integers is one prompt."""
+    """Return the prompts as a list; as in vLLM, a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping) or (_are_token_ids(prompts) and prompts):
         return [prompts]
     kinds = "a text, token ids, a mapping such as {'prompt': ...}"
@@ -43,12 +43,12 @@ def list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Promp
 
 
 def _are_token_ids(prompt: object) -> TypeGuard[list[int]]:
-    """Each is looked at by who reads them."""
+    """Check the first element only; the rest is validated when the ids are read."""
     return isinstance(prompt, list | tuple) and (not prompt or isinstance(prompt[0], numbers.Integral))
 
 
 def are_conversations(messages: object) -> bool:
-    """Whether these are several.  What is neither one nor several goes on as one, to be refused by its reader."""
+    """Return whether these are several conversations.  Invalid input counts as one, whose parser rejects it."""
     return isinstance(messages, list | tuple) and bool(messages) and not isinstance(messages[0], Mapping)
 
 
@@ -64,7 +64,7 @@ def zip_with_terms(
 
 
 def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> Sequence[SamplingParams]:
-    """Copies: the caller's may be changed while these are in use."""
+    """Return copies, as the caller may change its own objects while these are in use."""
     if isinstance(params, SamplingParams):
         return [replace(params)] * num_prompts
     if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
@@ -75,7 +75,7 @@ def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prom
 
 
 def list_lora_requests(asked: object, num_prompts: int) -> list[LoRARequest | None]:
-    """One for all, or one for each."""
+    """Return an adapter for each prompt, given one for all or one for each."""
     of_each = asked if isinstance(asked, list | tuple) else [asked] * num_prompts
     if len(of_each) != num_prompts or not all(isinstance(each, LoRARequest | None) for each in of_each):
         raise InvalidArgumentError("lora_request", f"must be a LoRARequest, or a list of {num_prompts}")

@@ -1,4 +1,4 @@
-"""The requests of one call of `LLM`: given to the engine, heard of, and told as vLLM tells them."""
+"""The requests of one `LLM` call: submits them to the engine, collects outputs and returns them in vLLM's form."""
 
 import os
 import sys
@@ -19,23 +19,23 @@ from keepsight.outputs import CompletionOutput, EmbeddingOutput, EmbeddingReques
 from keepsight.pooling_params import PoolingParams
 from keepsight.requests import Adapter, TokenLogprobs, TokenOutput
 
-# As tqdm's own class does.
+# Takes the same arguments as `tqdm`.
 MakeBar = Callable[..., tqdm]
 
 
 class _Answer:
-    """One request's, as it grows."""
+    """The growing answer of one request."""
 
     def __init__(self, index: int, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
         self.index, self.request, self._text, self._tokenizer = index, prepared.engine_request, prepared.text, tokenizer
         self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params, goes_on=prepared.goes_on)
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
-        # Of the choice that found least: the others find what that one has just computed.
+        # The smallest count of all choices: the others find what that choice has just computed.
         self._num_cached_tokens = len(self.request.token_ids)
         self._heard: Outputs = []
 
     def hear(self, outputs: Outputs) -> Outputs:
-        """What is to be read now.  Only of stop strings the engine has to be told as soon as they are there."""
+        """Return the outputs to read now: all at the end, or at once if the engine must be told of stop strings."""
         self._heard += outputs
         if not self.request.sampling_params.stop and not any(map(_is_end, outputs)):
             return []
@@ -82,7 +82,7 @@ class _Answer:
 
 
 class RunningRequests:
-    """The requests of one call.  Closing it abandons those that have not ended."""
+    """The requests of one call.  Closing this abandons the requests that have not ended."""
 
     def __init__(self, engine: InProcessEngine, tokenizer: Tokenizer, items: ListedItems, bar: tqdm | None) -> None:
         self._engine, self._tokenizer, self._items, self._bar = engine, tokenizer, items, bar
@@ -96,7 +96,7 @@ class RunningRequests:
             prepared = prepare().adapted(adapter)
         answer = _Answer(index, prepared, self._tokenizer)
         self._answers.append(answer)
-        # First: whoever interrupts this wants it abandoned, too.
+        # Registered before it is submitted, so that it is abandoned even if submitting is interrupted.
         self._unfinished[answer.request.request_id] = answer
         self._engine.submit(prepared, partial(self._hear, answer))
 
@@ -121,12 +121,12 @@ class RunningRequests:
             self._engine.leave(request_id)
 
     def _hear(self, answer: _Answer, outputs: Outputs) -> None:
-        """On the engine's thread, which would wait for the interpreter's lock after each token that is read."""
+        """Runs on the engine's thread, which would wait for the GIL if every token woke the reader."""
         if heard := answer.hear(outputs):
             self._arrived.put((answer, heard))
 
     def _read(self, answer: _Answer, outputs: Outputs) -> None:
-        if answer.is_finished:  # by a stop string: the engine went on until it heard of it
+        if answer.is_finished:  # by a stop string; the engine continued until it was told
             return
         for output in outputs:
             if isinstance(output, Exception):
@@ -134,7 +134,7 @@ class RunningRequests:
                     raise output
             piece = answer.push(output)
             if piece is not None and piece.finish_reason is not None:
-                # Does nothing but where a stop string ended it: the engine knows of none.
+                # Has an effect only after a stop string, which the engine does not check for.
                 self._engine.stop_choice(answer.request.request_id, piece.choice)
         if answer.is_finished:
             del self._unfinished[answer.request.request_id]
@@ -147,11 +147,11 @@ def _is_end(output: TokenOutput | Exception) -> bool:
 
 
 def open_bar(use_tqdm: bool | MakeBar, num_requests: int) -> tqdm | None:
-    """None rather than a disabled one, which would start a thread all the same."""
+    """Return a progress bar, or None instead of a disabled one, which would still start a thread."""
     if callable(use_tqdm):
         return use_tqdm(total=num_requests, desc="Requests", unit="request")
     is_disabled = os.environ.get("TQDM_DISABLE", "") not in ("", "0")
-    # It is None in a process without a console.
+    # `sys.stderr` is None in a process without a console.
     if not use_tqdm or num_requests <= 1 or is_disabled or sys.stderr is None:
         return None
     return tqdm(total=num_requests, desc="Requests", unit="request", disable=False)
