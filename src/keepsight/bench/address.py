@@ -1,4 +1,4 @@
-"""Where an OpenAI server is, as its URL says it."""
+"""The address of an OpenAI server, parsed from its URL."""
 
 from dataclasses import dataclass
 from urllib.parse import urlsplit
@@ -19,7 +19,7 @@ class Address:
 
     @classmethod
     def parse(cls, url: str, field: str = "--base-url") -> "Address":
-        """`field`: where it was named."""
+        """Parse a URL.  `field` is the flag that errors name."""
         try:
             parts = urlsplit(url.rstrip("/"))
             port = parts.port

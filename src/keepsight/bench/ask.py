@@ -1,6 +1,6 @@
 """One request to an OpenAI server, timed from its first byte on an open connection to the end of its answer.
 
-Events are only noted as they come; they are understood afterwards, when no clock runs.
+Events are only recorded as they arrive; they are parsed afterwards, when no clock runs.
 """
 
 import asyncio
@@ -16,7 +16,7 @@ from keepsight.bench.http_connection import Response, connecting
 from keepsight.errors import NoAnswerError
 
 LIMIT_SECONDS = 1800.0
-# Of an answer, and of what some models think before it: no standard names that.
+# Fields with text of the answer, and of the reasoning before it, whose name is not standardized.
 _TEXTS = ("content", "reasoning_content", "reasoning")
 
 
@@ -25,7 +25,7 @@ class Server:
     address: Address
     model: str
     api_key: str | None = None
-    # As in the body of a request: max_tokens, temperature, ...
+    # Sampling fields of the request's body: max_tokens, temperature, ...
     sampling: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -39,20 +39,20 @@ class Server:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """Seconds since the request was begun; with an `error`, nothing else counts."""
+    """Times are in seconds since the request began; with an `error`, the other fields have no meaning."""
 
     seconds: float
     token_times: Sequence[float] = ()
     text: str = ""
     num_tokens: int = 0
     num_prompt_tokens: int = 0
-    # None: the server does not say.
+    # None: the server does not report it.
     num_cached_tokens: int | None = None
     error: str | None = None
 
 
 async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
-    """Whatever goes wrong is the answer's `error`: a server that fails is measured, too."""
+    """Send a request and time its answer.  Any failure is the answer's `error`: failing servers are measured, too."""
     body = server.body(messages)
     started = time.perf_counter()
     try:
@@ -72,7 +72,7 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
 
 
 async def _note_events(response: Response) -> tuple[list[tuple[float, bytes]], bool]:
-    """And whether they ended with the one that is to be the last."""
+    """Return the events with their times, and whether they ended with [DONE]."""
     reader = EventReader()
     events: list[tuple[float, bytes]] = []
     async for piece in response.pieces():
@@ -101,7 +101,7 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
             raise NoAnswerError(str(error))
         usage = event.get("usage") or usage
         for choice in event["choices"]:
-            # Not every server says [DONE] besides.
+            # Not every server also sends [DONE].
             is_done = is_done or choice.get("finish_reason") is not None
             texts.append(choice["delta"].get("content") or "")
             if _is_bare_end(choice):
@@ -116,7 +116,7 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
     num_tokens = _count(usage.get("completion_tokens", len(times) or 1))
     return Answer(
         seconds,
-        # A bare end is a token only if the server counts one more: most tell it right behind the last.
+        # An end without text is a token only if the server counts one more: most send it right after the last token.
         (times + end_times)[: max(1, num_tokens)],
         "".join(texts),
         num_tokens,
@@ -136,7 +136,7 @@ def _is_bare_end(choice: Mapping[str, Any]) -> bool:
 
 
 def _is_token(choice: Mapping[str, Any]) -> bool:
-    """Not the opening, which some servers send before they have anything; a token may well have no text."""
+    """Return False for the opening event, which some servers send before any token; a token may have no text."""
     return _has_text(choice["delta"]) or "role" not in choice["delta"]
 
 

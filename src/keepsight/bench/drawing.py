@@ -27,7 +27,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """From point to point."""
+    """A polyline through the points."""
 
     points: Sequence[tuple[float, float]]
     colour: str
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """`x` is the text's end if it `ends_there`; `y` is its middle."""
+    """`x` is the text's start, or its end if it `ends_there`; `y` is its middle."""
 
     x: float
     y: float
@@ -54,7 +54,7 @@ class Drawing:
 
 
 def save(drawing: Drawing, path: Path) -> None:
-    """In the format that its name ends with, one of `ENDINGS`."""
+    """Save in the format given by the file's extension, one of `ENDINGS`."""
     if path.suffix == ".svg":
         path.write_text(to_svg(drawing))
     else:

@@ -1,6 +1,6 @@
-"""Server-sent events out of the pieces that come off a socket.
+"""Parses server-sent events from the pieces read from a socket.
 
-Pure: bytes in, the data of events out.  A piece may end anywhere; most hold exactly one event.
+Does no I/O: bytes in, the data of events out.  A piece may end anywhere; most hold exactly one event.
 """
 
 DONE = b"[DONE]"
@@ -11,6 +11,6 @@ class EventReader:
         self._rest = b""
 
     def feed(self, piece: bytes) -> list[bytes]:
-        """The data of all lines that are complete now; other fields and comments say nothing here."""
+        """Return the data of all lines that are now complete; other fields and comments are ignored."""
         *lines, self._rest = (self._rest + piece).split(b"\n")
         return [data for line in lines if line.startswith(b"data:") and (data := line[5:].strip())]

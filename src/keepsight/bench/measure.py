@@ -1,8 +1,8 @@
-"""Asks a server a workload: what is to be known first, then, on the clock, by so many clients at a time.
+"""Sends a workload to a server: first the requests that make content known, then the timed ones, by several clients.
 
-A client asks its next request when it has its answer (a closed loop), or a drawn pause later; or new clients come, as
-they do to a server that many use, whether or not the others have their answers (an open loop).  Conversations are sent
-again whole, with the server's own answers, at every turn.
+A client sends its next request when it has its answer (a closed loop), or a random pause later; or new clients arrive,
+as at a server with many users, whether or not the others have their answers (an open loop).  At every turn, the whole
+conversation is sent again, with the server's own answers.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ _PROBE_WORDS = 200
 
 @dataclass(frozen=True, slots=True)
 class Crowd:
-    """So many clients, or so many new ones a second: as a Poisson process brings them."""
+    """A fixed number of clients, or a rate of new clients, which arrive as a Poisson process."""
 
     concurrency: int = 1
-    # None: those there are ask again and again.
+    # None: the same clients send requests again and again.
     new_per_second: float | None = None
-    # Draws when they come.
+    # The seed for the arrival times.
     seed: int = 0
 
     def to_facts(self) -> dict[str, float]:
-        """What was typed to get it."""
+        """Return the flag that was given, for the report."""
         if self.new_per_second is None:
             return {"concurrency": self.concurrency}
         return {"request_rate": self.new_per_second}
@@ -50,7 +50,7 @@ class Measurement:
 async def measure(
     server: Server, workload: Workload, crowd: Crowd, keep: Keep, restart: Restart | None = None
 ) -> Measurement:
-    """`keep` sees each timed answer as it ends."""
+    """Measure a workload.  `keep` is called with each timed answer as it ends."""
     over = asyncio.Event()
     await _converse_all(server, iter(workload.before), _insist, over)
     if workload.restarts_before_timed:
@@ -72,7 +72,7 @@ async def measure(
         if workload.beside:
             await _converse_all(server, iter(workload.beside), _insist, over)
             over.set()
-        # Those under way are waited for: the slowest must not be the ones that do not count.
+        # Wait for the requests under way: otherwise the slowest ones would not count.
         await asyncio.gather(*clients)
         return Measurement(answers, time.perf_counter() - started)
     finally:
@@ -82,7 +82,7 @@ async def measure(
 
 
 async def _converse_all(server: Server, conversations: Iterator[Conversation], keep: Keep, over: asyncio.Event) -> None:
-    """Until there are no more, or no more are to be begun."""
+    """Hold conversations until there are no more, or `over` is set."""
     for conversation in conversations:
         if await _is_over_within(conversation.pause_seconds, over):
             return
@@ -92,11 +92,11 @@ async def _converse_all(server: Server, conversations: Iterator[Conversation], k
 async def _arrive(
     server: Server, conversations: Iterator[Conversation], keep: Keep, over: asyncio.Event, gaps: Iterator[float]
 ) -> None:
-    """Each conversation is a new client's; none waits for another's."""
+    """Start each conversation as a new client, without waiting for the others."""
     due = time.perf_counter()
     async with asyncio.TaskGroup() as clients:
         for conversation, gap in zip(conversations, gaps, strict=False):
-            # By the clock: what this loop itself takes must not make them fewer.
+            # Absolute times: the time that this loop itself takes must not lower the rate.
             due += gap
             if await _is_over_within(due - time.perf_counter(), over):
                 return
@@ -104,7 +104,7 @@ async def _arrive(
 
 
 async def _is_over_within(seconds: float, over: asyncio.Event) -> bool:
-    """So long a pause, unless it is over before."""
+    """Pause for that long.  Return early with True if `over` is set, else False."""
     try:
         async with asyncio.timeout(seconds):
             return await over.wait()
@@ -119,7 +119,7 @@ def draw_gaps(new_per_second: float, seed: int) -> Iterator[float]:
 
 
 async def _converse(server: Server, conversation: Conversation, keep: Keep) -> None:
-    """An error ends the conversation."""
+    """Hold one conversation; an error ends it."""
     messages: list[bytes] = []
     for turn in conversation.turns:
         messages.append(b'{"role":"user","content":[%s]}' % b",".join(turn))
@@ -131,13 +131,13 @@ async def _converse(server: Server, conversation: Conversation, keep: Keep) -> N
 
 
 def _insist(answer: Answer) -> None:
-    """What is only preparation must not fail in silence."""
+    """Raise if a request failed that is not timed: preparation must not fail silently."""
     if answer.error is not None:
         raise NoAnswerError(f"a request before or beside the timed ones failed: {answer.error}")
 
 
 async def find_words_per_picture(server: Server, options: WorkloadOptions) -> int:
-    """How many words take as many tokens of a prompt as one picture does.  NoAnswerError: the server does not tell."""
+    """Return how many words take as many tokens as one picture.  NoAnswerError: the server does not report tokens."""
     probe = replace(server, sampling={**server.sampling, "max_tokens": 1})
     draw = Drawer("words per picture", options)
     short, long = draw.words(), draw.words(_PROBE_WORDS)

@@ -1,4 +1,4 @@
-"""A model's work on a prompt of one picture and some words, with no engine around: prefill, decode."""
+"""A model's prefill and decode of a prompt with one picture and some words, without an engine."""
 
 import statistics
 import time
@@ -20,7 +20,7 @@ _FIRST_PICTURE_TOKEN = 4
 
 class ModelWork:
     def __init__(self, model: Model, num_image_tokens: int | None = None) -> None:
-        """`num_image_tokens`: of the picture, where not all have as many."""
+        """`num_image_tokens` is the picture's number of tokens, for models where it varies."""
         self.model, self._place = model, model.place
         self._num_image_tokens = model.shape.tokens_per_image if num_image_tokens is None else num_image_tokens
         num_blocks = -(-max(CONTEXT, self._num_image_tokens + NUM_WORDS) // BLOCK_SIZE)
@@ -45,7 +45,7 @@ class ModelWork:
 
 
 def median_seconds(work: Callable[[], object], runs: int, device: torch.device) -> float:
-    """Once more before, which is not counted."""
+    """Return the median time of `runs` runs, after one that is not counted."""
     work()
     taken = []
     for _ in range(runs):

@@ -1,4 +1,4 @@
-"""`LLM` on a workload, all of it at once: what a batch job gets of it."""
+"""Measures `LLM` on a workload that is submitted all at once, as by a batch job."""
 
 import json
 import time
@@ -17,7 +17,7 @@ class OfflineResult:
     num_requests: int
     num_pictures: int
     num_tokens: int
-    # Of the prompts' tokens.
+    # The share of the prompts' tokens that was cached.
     cached_share: float
 
     def describe(self) -> str:

@@ -1,6 +1,7 @@
-"""What each step of one picture's way costs, alone, beside the bare copy of the bytes that it cannot do without.
+"""Measures each step of a picture's processing by itself, next to a plain copy of the bytes that it has to touch.
 
-The frontend's steps read or make a picture; the model's read their weights, and keep them where they compute.
+For the frontend's steps, these are the bytes of a picture that is read or made; for the model's, those of the weights,
+on the device that computes.
 """
 
 from collections.abc import Callable, Iterator
@@ -34,7 +35,7 @@ _CPU = torch.device("cpu")
 class Part:
     name: str
     work: Callable[[], object]
-    # What it must at least read or write.
+    # The bytes that it must at least read or write.
     num_bytes: int
     device: torch.device = _CPU
 
@@ -103,7 +104,7 @@ def _model_parts(config: Config, jpeg: bytes, image_config: ImageProcessorConfig
 
 
 def _weight_bytes(model: Model) -> tuple[int, int]:
-    """Of all before the decoder, and of the decoder."""
+    """Return the bytes of the weights before the decoder, and of the decoder."""
     assert isinstance(model, VisionLanguageModel)
     whole, decoder = (sum(weight.nbytes for weight in each.parameters()) for each in (model, model.decoder))
     return whole - decoder, decoder

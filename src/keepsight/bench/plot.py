@@ -1,6 +1,6 @@
-"""Times to the first token as bars, workload by workload.
+"""Plots times to the first token as bars, one for each workload.
 
-The scale is logarithmic: what is known and what is new lie powers of ten apart.
+The scale is logarithmic: times for known and for new content are powers of ten apart.
 """
 
 import math
@@ -48,5 +48,5 @@ def lay_out(times: Mapping[str, Spread]) -> Drawing:
 
 
 def _say(ms: float) -> str:
-    """A decimal where it is more than noise."""
+    """Format a time, with a decimal only where it is more than noise."""
     return f"{ms:.1f}" if ms < 10 else f"{ms:.0f}"

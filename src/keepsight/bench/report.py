@@ -1,6 +1,6 @@
-"""A run of the benchmark as JSON, as a table, and two of them side by side.
+"""A run of the benchmark as JSON or as a table, and a comparison of two runs.
 
-Knows no server.  A table is rows of cells; all of them are Markdown, which is readable in a terminal too.
+Knows no server.  A table is a list of rows of cells, printed as Markdown, which is readable in a terminal too.
 """
 
 import json
@@ -13,14 +13,15 @@ from keepsight.bench.summary import Summary
 from keepsight.errors import InvalidArgumentError
 
 FORMAT = 2
-# One server's name for a model is not the other's; each run draws its own, and counts words by the server's tokens.
+# Facts that may differ: servers name a model differently, each run draws its own inputs, and the number of words
+# depends on the server's tokens.
 MAY_DIFFER = frozenset({"model", "seed", "words_per_picture"})
 Row = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    # What was measured and how, to be read by people.
+    # What was measured and how, for human readers.
     facts: Mapping[str, Any]
     summaries: Mapping[str, Summary]
 
@@ -44,7 +45,7 @@ class Report:
 class Metric:
     name: str
     of: Callable[[Summary], float | None]
-    # Whether less is better; None: neither is.
+    # True: less is better; False: more is better; None: neither.
     is_cost: bool | None
     form: str = ".1f"
 
@@ -53,7 +54,7 @@ class Metric:
         return "-" if value is None else format(value, self.form)
 
     def how_much_better(self, one: Summary, other: Summary) -> float | None:
-        """Above 1, `one` is better."""
+        """Return a ratio that is above 1 if `one` is better; None if the metric cannot be compared."""
         a, b = self.of(one), self.of(other)
         if self.is_cost is None or not a or not b:
             return None
@@ -85,7 +86,7 @@ def table(summaries: Mapping[str, Summary]) -> list[Row]:
 
 
 def comparison(one: Report, other: Report, labels: tuple[str, str]) -> list[Row]:
-    """Of the workloads that both have."""
+    """Return a table that compares the workloads that both reports have."""
     rows: list[Row] = [["workload", "measure", *labels, f"{labels[0]} better by"]]
     for name in [name for name in one.summaries if name in other.summaries]:
         for metric in METRICS:
@@ -96,7 +97,7 @@ def comparison(one: Report, other: Report, labels: tuple[str, str]) -> list[Row]
 
 
 def differences(one: Report, other: Report) -> list[str]:
-    """What was asked otherwise of one than of the other: what is compared is that, too."""
+    """Return the settings in which the two runs differ, and which a comparison therefore reflects, too."""
     names = dict.fromkeys((*one.facts, *other.facts))
     return [
         f"{name} {one.facts.get(name)} and {other.facts.get(name)}"
@@ -109,7 +110,7 @@ def to_markdown(rows: Sequence[Row]) -> str:
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
 
     def line(row: Row) -> str:
-        # Names to the left, numbers to the right.
+        # Names are left-aligned, numbers right-aligned.
         cells = [f"{cell:{'>' if column else '<'}{widths[column]}}" for column, cell in enumerate(row)]
         return f"| {' | '.join(cells)} |"
 

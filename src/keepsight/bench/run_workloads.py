@@ -1,4 +1,4 @@
-"""Workload after workload against one server, into one report."""
+"""Runs workloads one after the other against one server, and reports them together."""
 
 import asyncio
 import threading
@@ -30,13 +30,13 @@ class RunSettings:
 
 
 class WorkloadRun:
-    """What is complete is there at any time, whatever becomes of the rest."""
+    """A run of several workloads.  Complete results are available at any time, even if the rest fails."""
 
     def __init__(self, server: Server, settings: RunSettings) -> None:
         self.summaries: dict[str, Summary] = {}
-        # Why the others could not be measured.
+        # Why other workloads could not be measured.
         self.failures: dict[str, str] = {}
-        # Why texts may not be as long as a picture.
+        # Why texts may not be as long as a picture, if so.
         self.why_words_are_guessed: str | None = None
         self._server, self._settings, self._options = server, settings, settings.options
 
@@ -45,12 +45,12 @@ class WorkloadRun:
         server = self._server
         facts = {"model": server.model, "sampling": dict(server.sampling), **self._settings.crowd.to_facts()}
         options = asdict(self._options)
-        # Each `zipf` has its own, and is called by it.
+        # Each `zipf` run has its own, which is part of its label.
         del options["reuse_percent"]
         return Report(facts | options, self.summaries)
 
     async def run(self) -> None:
-        """One that fails keeps no other from being measured."""
+        """Measure all workloads; one that fails does not stop the others."""
         if not AS_LONG_AS_A_PICTURE.isdisjoint(self._settings.workloads):
             await self._count_words_per_picture()
         for workload, options in self._list_runs():
@@ -75,7 +75,7 @@ class WorkloadRun:
     async def _measure(self, workload: str, options: WorkloadOptions) -> Summary:
         settings = self._settings
         drawn = await asyncio.wrap_future(_draw_beside(workload, options))
-        # A bar on a terminal, nothing elsewhere.
+        # The progress bar is shown only on a terminal.
         with tqdm(desc=workload, total=drawn.num_timed, disable=None, leave=False, unit="request") as bar:
 
             def keep(_: Answer) -> None:
@@ -88,7 +88,7 @@ class WorkloadRun:
 
 
 def _draw_beside(name: str, options: WorkloadOptions) -> Future[Workload]:
-    """In a thread that nobody waits for: after Ctrl-C, pools of threads would be waited for until all is drawn."""
+    """Draw in a daemon thread: after Ctrl-C, the exit would wait for a thread pool until everything is drawn."""
     drawn: Future[Workload] = Future()
     drawn.set_running_or_notify_cancel()
 
@@ -110,7 +110,7 @@ async def restart_by_command(command: str, server: Server) -> None:
 
 
 async def wait_until_it_answers(server: Server) -> None:
-    """Servers say that they are ready at different places; an answer is the same everywhere."""
+    """Wait until the server answers a request: readiness endpoints differ between servers, answers do not."""
     probe = replace(server, sampling={**server.sampling, "max_tokens": 1})
     deadline = time.monotonic() + READY_SECONDS
     while (answer := await ask(probe, [b'{"role":"user","content":"Hello"}'])).error is not None:

@@ -1,6 +1,6 @@
-"""What a workload's answers amount to: spreads of times, rates, and how much of the prompts was cached.
+"""Summarizes a workload's answers: spreads of times, rates, and how much of the prompts was cached.
 
-Times are in milliseconds.  What no answer tells is None, never 0.
+Spreads are in milliseconds.  A value that no answer reports is None, never 0.
 """
 
 import statistics
@@ -28,7 +28,7 @@ class Spread:
         if not seconds:
             return None
         ms = [each * 1e3 for each in seconds]
-        # Between two values, by the straight line between them.
+        # Percentiles between two values are interpolated linearly.
         p50, p95, p99 = np.percentile(ms, (50, 95, 99)).tolist()
         return cls(p50, p95, p99, statistics.fmean(ms))
 
@@ -40,18 +40,18 @@ class Summary:
     first_error: str | None
     seconds: float
     first_token: Spread | None
-    # Between two tokens of one answer.
+    # The time between two consecutive tokens of one answer.
     gap: Spread | None
     whole: Spread | None
     requests_per_second: float
     tokens_per_second: float
-    # Of the median prompt, and of all prompts together.
+    # The tokens of the median prompt, and the cached share of all prompts together.
     prompt_tokens: float | None
     cached_share: float | None
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Summary":
-        """`fields` as `asdict` gives them."""
+        """Build a summary from its fields, as `asdict` returns them."""
         spreads = {name: fields[name] and Spread(**fields[name]) for name in ("first_token", "gap", "whole")}
         return cls(**fields | spreads)
 

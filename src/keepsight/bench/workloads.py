@@ -1,7 +1,7 @@
-"""What clients ask for, workload by workload: each the measure of one thing that a server may do twice, or not.
+"""The workloads that clients send; each measures one kind of work that a server may repeat or avoid.
 
-Everything is drawn before a clock runs, and from the seed and the workload's label alone: no workload meets another's
-pictures or words.  Contents are JSON already, as nothing should be encoded beside what is measured.
+Everything is drawn before a clock runs, from the seed and the workload's label alone: workloads share no pictures or
+words.  Contents are already JSON, as nothing should be encoded during the measurement.
 """
 
 import base64
@@ -21,25 +21,25 @@ MEAN_PAUSE_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Conversation:
-    """What the user says, turn by turn; every turn is sent with all that was said before."""
+    """The user's messages, turn by turn; every turn is sent with the conversation so far."""
 
     turns: tuple[tuple[Part, ...], ...]
-    # Before the first.
+    # The pause before the first turn.
     pause_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    # Asked one after the other before the clock starts: to warm up, and to make known what is to be known.
+    # Sent one after the other before the clock starts: to warm up, and to make content known.
     before: Sequence[Conversation]
     timed: Iterable[Conversation]
-    # One more client asks these, one after the other, untimed; what is timed ends with them.
+    # One more client sends these, one after the other, untimed; the timed requests end with them.
     beside: Sequence[Conversation] = ()
     restarts_before_timed: bool = False
 
     @property
     def num_timed(self) -> int | None:
-        """Requests; None: as many as there is time for."""
+        """Return the number of timed requests; None: as many as there is time for."""
         return sum(len(each.turns) for each in self.timed) if isinstance(self.timed, Sequence) else None
 
 
@@ -53,9 +53,9 @@ class WorkloadOptions:
     num_turns: int = 4
     pool_size: int = 16
     zipf_exponent: float = 1.0
-    # Of the pictures shown, how many come from the pool.
+    # The percentage of the pictures shown that come from the pool.
     reuse_percent: int = 80
-    # The words that take as many tokens as a picture, where the server does not tell another number.
+    # The number of words that take as many tokens as a picture, unless the server reports another number.
     words_per_picture: int = 256
 
 
@@ -78,12 +78,12 @@ class Drawer:
         return self.words(self.options.words_per_picture)
 
     def repeat(self, make: Callable[[], Conversation]) -> Workload:
-        """The same kind of conversation to warm up, and timed."""
+        """Make the same kind of conversation for the warm-up and for the timed part."""
         before = [make() for _ in range(self.options.num_warm_up)]
         return Workload(before, [make() for _ in range(self.options.num_requests)])
 
     def repeat_known(self, make: Callable[[], Conversation]) -> Workload:
-        """What `make` has in common is known before, even without warming up."""
+        """Like `repeat`, but with at least one warm-up, so that what the conversations have in common is known."""
         before = [make() for _ in range(max(1, self.options.num_warm_up))]
         return Workload(before, [make() for _ in range(self.options.num_requests)])
 
@@ -131,7 +131,7 @@ def multi_turn(draw: Drawer) -> Workload:
 
 
 def zipf(draw: Drawer) -> Workload:
-    """Of a pool that was shown before, by popularity; the rest is new."""
+    """Show pictures of a pool that was shown before, chosen by popularity; the rest is new."""
     options, rng = draw.options, draw.rng
     pool = draw.pictures(options.pool_size)
 
@@ -147,7 +147,7 @@ def zipf(draw: Drawer) -> Workload:
 
 
 def many_pictures(draw: Drawer) -> Workload:
-    """Known ones, some of twice as many, in another order each time."""
+    """Show a random half of a pool of known pictures, in another order each time."""
     count = draw.options.pictures_per_request
     pool = draw.pictures(2 * count)
     before = [once(*pool[:count], draw.words()), once(*pool[count:], draw.words())]
@@ -156,12 +156,12 @@ def many_pictures(draw: Drawer) -> Workload:
 
 
 def text_beside_pictures(draw: Drawer) -> Workload:
-    """Short questions without pictures, while somebody shows one new picture after the other.
+    """Ask short questions without pictures, while another client shows one new picture after the other.
 
-    Each client's come a drawn pause after its last answer: asked as soon as the server has time, they would not meet
-    its pauses.
+    Each client waits for a random time after its last answer: sent as soon as the server has time, its requests would
+    miss the server's pauses.
     """
-    # First, as what is timed is drawn while it is asked.
+    # Drawn first, as the timed requests are drawn while they are sent.
     beside = [once(draw.picture(), draw.words()) for _ in range(draw.options.num_requests)]
     before = [once(draw.picture(), draw.words()), once(draw.words())] * max(1, draw.options.num_warm_up)
     pauses = (draw.rng.expovariate(1 / MEAN_PAUSE_SECONDS) for _ in itertools.count())
@@ -169,7 +169,7 @@ def text_beside_pictures(draw: Drawer) -> Workload:
 
 
 def restart(draw: Drawer) -> Workload:
-    """Pictures that were known before the server was started anew."""
+    """Show pictures that were known before the server was restarted."""
     pictures = draw.pictures(draw.options.num_requests)
     before = [once(picture, draw.words()) for picture in pictures]
     return Workload(before, [once(picture, draw.words()) for picture in pictures], restarts_before_timed=True)
@@ -188,12 +188,12 @@ WORKLOADS: dict[str, Callable[[Drawer], Workload]] = {
     "text-beside-pictures": text_beside_pictures,
     "restart": restart,
 }
-# These are as long as a prompt with a picture, by the server's own count.
+# Workloads whose prompts are as long as one with a picture, by the server's own count.
 AS_LONG_AS_A_PICTURE = frozenset({"text-only", "same-text-new-prompt"})
 
 
 def label_of(name: str, options: WorkloadOptions) -> str:
-    """`zipf` is another workload with each share of reuse."""
+    """Return the workload's label; `zipf` is a different workload with each share of reuse."""
     return f"zipf-{options.reuse_percent}" if name == "zipf" else name
 
 

@@ -1,4 +1,4 @@
-"""The flags of the HTTP side of a server, which `ApiSettings` holds."""
+"""The flags of the HTTP side of a server, parsed into `ApiSettings`."""
 
 import argparse
 import math
@@ -165,9 +165,9 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
 
 
 def _keys_of(given: list[str], flag: str, variable: str) -> list[str]:
-    """Separated by commas in the environment, which is looked at only where no flag was given.
+    """Return the keys of the flag, or else those in the environment variable, separated by commas.
 
-    Whoever names a key wants one: a variable of the shell that is not set must not leave the server open.
+    An empty key is an error: an unset shell variable (`--api-key "$UNSET"`) must not leave the server open.
     """
     if not all(key.strip() for key in given):
         raise InvalidArgumentError(flag, "must not be empty")
@@ -214,7 +214,7 @@ def _check(settings: ApiSettings) -> None:
 
 
 def _check_certificate(settings: ApiSettings) -> None:
-    """Before a model is loaded."""
+    """Check the certificate and its key, before a model is loaded."""
     certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
     if certfile is None:
         if keyfile is not None:
@@ -228,15 +228,15 @@ def _check_certificate(settings: ApiSettings) -> None:
             raise InvalidArgumentError(flag, f"cannot be read: {error}") from error
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        # Never asked for at the terminal: nobody may be there.
+        # Never None: OpenSSL would ask for the password at the terminal, where there may be no user.
         context.load_cert_chain(certfile, keyfile, settings.ssl_keyfile_password or "")
-    except ssl.SSLError as error:  # which does not tell of which file
+    except ssl.SSLError as error:  # does not say which file is at fault
         told = f"has no certificate whose private key is in {keyfile}, or the key has another password"
         raise InvalidArgumentError("--ssl-certfile", f"{told}: {error}") from error
 
 
 def _read_traces_endpoint(endpoint: str | None) -> str | None:
-    """As OpenTelemetry's own variable is: a collector alone takes traces at its usual path."""
+    """Check the endpoint; a URL without a path gets the usual one, as in OpenTelemetry's own variable."""
     if endpoint is None:
         return None
     try:

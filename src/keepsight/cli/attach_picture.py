@@ -1,7 +1,7 @@
-"""What was typed after `/image`, `/video`, `/audio` or `/file` becomes pictures, films, sounds or PDFs of a message.
+"""Turns what was typed after `/image`, `/video`, `/audio` or `/file` into content parts of a message.
 
-A file goes as a data URL of its own bytes, unchanged, so that the server knows it again in every later turn.  A web
-address goes as it is: the server fetches it.
+A file is sent as a data URL of its unchanged bytes, so that the server recognizes it in every later turn.  A web
+address is sent as it is; the server fetches it.
 """
 
 import base64
@@ -19,7 +19,7 @@ URL_STARTS = ("http://", "https://", "data:")
 
 
 def attach(command: str, typed: str) -> list[dict[str, Any]]:
-    """A path with spaces may be quoted, escaped as a shell would, or bare if it is the only one."""
+    """Return a part for each path or URL.  A path with spaces may be quoted, shell-escaped, or bare if it is alone."""
     words = [typed] if _is_file(typed) else _split(typed)
     if not words:
         raise InvalidArgumentError(command, "needs a file or a web address")
@@ -47,7 +47,7 @@ def _is_file(typed: str) -> bool:
     try:
         return Path(typed).expanduser().is_file()
     except (OSError, RuntimeError, ValueError):
-        return False  # too long for a name, or the home of nobody
+        return False  # too long for a name, or the home of an unknown user
 
 
 def _read_as_data_url(command: str, name: str) -> str:
@@ -60,7 +60,7 @@ def _read_as_data_url(command: str, name: str) -> str:
 
 
 def _type_of(command: str, name: str, content: bytes) -> str:
-    """Of what is no picture by its name: what it is its server will find out."""
+    """Return a MIME type: a picture's from its header, others' from the name; the server detects the actual type."""
     if command == "/image":
         return Image.MIME[look_at_header(content, name).format or ""]
     if command == "/file":

@@ -1,4 +1,4 @@
-"""`keepsight bench`: measure any OpenAI server, this one's parts, and compare what was measured."""
+"""`keepsight bench`: measure any OpenAI server, or this one's parts, and compare measurements."""
 
 import argparse
 import asyncio
@@ -59,7 +59,7 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     crowd.add_argument(
         "--concurrency",
         type=int,
-        # A text: argparse would not notice that a number that is the default was typed beside the other flag.
+        # A string: argparse would take a typed 1 for the default, and not notice that it excludes the other flag.
         default="1",
         help="clients, each waiting for its answer (default: %(default)s)",
     )
@@ -95,7 +95,7 @@ def _run_serve(arguments: argparse.Namespace) -> int:
     try:
         asyncio.run(run.run())
     finally:
-        # After Ctrl-C, too: measuring takes long.
+        # Also after Ctrl-C, as measuring takes long.
         _tell(run)
         _keep(run, arguments)
     return 1 if run.failures or any(summary.num_errors for summary in run.summaries.values()) else 0
@@ -113,7 +113,7 @@ def _tell(run: WorkloadRun) -> None:
 
 
 def _keep(run: WorkloadRun, arguments: argparse.Namespace) -> None:
-    """A run that measured nothing leaves what an earlier one wrote."""
+    """Write the report and the plot.  A run that measured nothing leaves the files of an earlier one."""
     if not run.summaries:
         return
     if arguments.json is not None:
@@ -144,7 +144,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _check_writable(flag: str, path: Path) -> None:
-    """Before anything is measured.  Leaves what is there as it is."""
+    """Check before measuring that the file can be written, without changing it."""
     with _writing(flag, path):
         was_there = path.exists()
         path.open("ab").close()

@@ -1,4 +1,4 @@
-"""The flags that say what a benchmark draws, whoever is asked."""
+"""The flags for what a benchmark draws, the same for a server and for `LLM`."""
 
 import argparse
 
@@ -6,7 +6,7 @@ from keepsight.bench.workloads import WorkloadOptions
 
 DEFAULTS = WorkloadOptions(seed=0)
 MAX_SIDE = 20_000
-# The least that they may be, in whichever command has them.
+# The minimum values of flags, in all commands that have them.
 LEAST = {
     "requests": 1,
     "concurrency": 1,

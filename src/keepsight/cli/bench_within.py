@@ -1,6 +1,6 @@
-"""`keepsight bench offline` and `keepsight bench parts`: this package measured from within.
+"""`keepsight bench offline` and `keepsight bench parts`: measure this package within its own process.
 
-What brings torch is imported when nothing can be refused without it any more.
+Modules that import torch are imported only when they are needed.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from keepsight.cli.model_arguments import add_model, add_model_arguments, config
 from keepsight.config import CHOICES, Config
 
 PHOTO_SIZE = (4000, 3000)
-# What takes a server, or more than one moment.
+# Workloads that need a server, or requests one after the other.
 ONLY_SERVED = ("multi-turn", "text-beside-pictures", "restart")
 
 

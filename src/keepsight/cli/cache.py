@@ -1,4 +1,4 @@
-"""`keepsight cache`: what caches hold, and what they would gain from another policy or more memory."""
+"""`keepsight cache`: show what caches hold, and what they would gain from another policy or more memory."""
 
 import argparse
 from collections.abc import Sequence
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def table(trace: Sequence[Access], budgets: Sequence[int]) -> list[list[str]]:
-    """The share of seconds saved, by policy and memory.  `belady` and `bound` know the future."""
+    """Return the share of seconds saved, by policy and memory.  `belady` and `bound` know the future."""
     rows = [["memory", *(f"{budget / _GIB:.3g} GiB" for budget in budgets)]]
     rows += [[name, *(f"{simulate(trace, name, budget):.1%}" for budget in budgets)] for name in POLICIES]
     rows.append(["belady", *(f"{simulate_belady(trace, budget):.1%}" for budget in budgets)])

@@ -1,7 +1,7 @@
-"""`keepsight cache inspect|verify|clear|warm`: what lies in a disk tier or a Redis server, whoever put it there.
+"""`keepsight cache inspect|verify|clear|warm`: the contents of a disk tier or a Redis server, whoever wrote them.
 
-Invariant: looking never makes anything go, nor puts anything where nothing was kept; only damaged entries are
-removed by `verify`, and all by `clear`.
+Invariant: inspecting never evicts an entry, and never creates a tier where there was none; `verify` removes only
+damaged entries, `clear` all.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.resp import parse_address
 
 MIB = 2**20
-# Whatever the budget of those who fill it: nothing is to go because somebody looks.
+# Used whatever the budget of the servers that fill the tier: inspecting must not evict anything.
 _NO_BUDGET = 2**62
 FarTier = DiskTier | RedisTier
 _SUMMARIES = {
@@ -55,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.cache_command == "warm":
         return _warm(arguments)
     lines, status = _look(arguments)
-    # Outside: an output that nobody reads is no fault of the place.
+    # Outside of `faults_told`: a closed output is no fault of the tier.
     print(*lines, sep="\n")
     return status
 
@@ -88,7 +88,7 @@ def opened_folder(directory: Path, field: str) -> Iterator[FarTier]:
 
 @contextmanager
 def _opened_server(url: str, field: str) -> Iterator[FarTier]:
-    # As an address it tells no password.
+    # A parsed address does not show the password.
     place = str(parse_address(url, field))
     with closing(RedisTier(url)) as tier, faults_told(field, place):
         yield tier
@@ -132,14 +132,14 @@ def _clear(tier: FarTier) -> tuple[list[str], int]:
 
 
 def _warm(arguments: argparse.Namespace) -> int:
-    """By asking about each: what is kept already is not encoded again."""
+    """Encode pictures by asking about each; those already kept are not encoded again."""
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is None:
         arguments.encoder_disk_cache = ""
-    # What is known of a prompt would spare its picture the encoding.
+    # A prompt found in the prefix cache would make it unnecessary to encode its picture.
     arguments.prefix_disk_cache = None
     config = config_from(arguments)
     pictures = {str(path): read_picture(path, "PICTURE") for path in arguments.pictures}
-    # Nobody is to wait for a model whose work has no place.
+    # Fail before the model is loaded if its embeddings could not be stored.
     for place in _far_tiers(arguments):
         with place as far_tier:
             far_tier.open()
@@ -159,7 +159,7 @@ def _warm(arguments: argparse.Namespace) -> int:
 
 @contextmanager
 def _naming_picture(names: Sequence[str]) -> Iterator[None]:
-    """Each conversation has one picture: what only decoding finds is told by its file as well."""
+    """Report errors found only by decoding under the picture's file name, too; each conversation has one picture."""
     try:
         yield
     except InvalidArgumentError as error:
@@ -169,7 +169,7 @@ def _naming_picture(names: Sequence[str]) -> Iterator[None]:
 
 
 def _tell_what_is_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:
-    """A server works without its tiers; warming has nothing else to do."""
+    """Report what each tier keeps.  Return 1 if it lacks a picture: a server works without tiers, warming does not."""
     status = 0
     for place in _far_tiers(arguments):
         with place as tier:

@@ -1,6 +1,7 @@
-"""`keepsight cache pin|unpin`: what stays in a disk tier whatever its policy says, also of servers that run just now.
+"""`keepsight cache pin|unpin`: exempt entries of a disk tier from eviction, also while servers use the tier.
 
-Invariant: what `pin` reports was there after its pin was, so nobody who shares the folder lets it go for others.
+Invariant: an entry that `pin` reports was still there after its pin was set, so no process that shares the folder
+evicts it.
 """
 
 import argparse
@@ -53,7 +54,7 @@ def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
         new = {key for its in keys.values() for key in its} - pins.list()
         pins.add(new)
         try:
-            # Has to wait for whoever is evicting without having seen them.
+            # Waits for any eviction in progress that has not seen the new pins.
             sizes = tier.list_sizes()
             _check_are_kept(keys, sizes, place)
             num_bytes = sum(sizes.get(key, 0) for key in pins.list())
@@ -91,7 +92,7 @@ def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
 
 
 def _find_keys(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
-    """By what they were called."""
+    """Return the entry keys for each name on the command line."""
     keys: dict[str, Sequence[str]] = {name: [name] for name in arguments.names if is_entry_key(name)}
     pictures = {name: read_picture(Path(name), "PICTURE") for name in arguments.names if name not in keys}
     if not pictures:

@@ -1,9 +1,9 @@
 """`keepsight chat`: a conversation in the terminal, with any OpenAI server, about any pictures.
 
-The whole conversation is sent with every message, as OpenAI's protocol wants it; the server's caches make that cheap,
-and the line under each answer shows how cheap.  Answers go to standard output, everything else to standard error; lines
-may as well come from a pipe.  What came of an answer stays in the conversation, however it ended; a message of which
-nothing came leaves no trace.
+The whole conversation is sent with every message, as OpenAI's protocol requires; the server's caches make that cheap,
+and the line under each answer shows how cheap.  Answers go to standard output, everything else to standard error; input
+may also come from a pipe.  A partial answer stays in the conversation, however it ended; a message without any answer
+is dropped.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _to_finite(text: str) -> float:
-    """JSON has no other numbers."""
+    """Parse a finite number; JSON has no others."""
     with suppress(ValueError):
         if math.isfinite(number := float(text)):
             return number
@@ -71,7 +71,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 @dataclass
 class Answer:
-    """As much of one as has come, and how long it took.  The clock starts with the question."""
+    """The part of an answer that has arrived, and how long it took.  The clock starts with the question."""
 
     text: str = ""
     is_amid_thought: bool = False
@@ -121,7 +121,7 @@ class Chat:
         }
 
     def go_on(self, lines: Iterator[str]) -> int:
-        """Until the lines end or say so.  1: something that was typed could not be done."""
+        """Process lines until they end or say `/quit`.  Return 1 if any of them failed, else 0."""
         status = 0
         for line in map(str.strip, lines):
             if line == "/quit":
@@ -140,7 +140,7 @@ class Chat:
                 raise InvalidArgumentError(command, "is no command; /help names them")
             self._commands[command](rest.strip())
         elif line:
-            # Unlike a file's name.
+            # A message must be UTF-8; a file name in a command need not be.
             check_is_text(line, "standard input")
             self._ask(line)
 
@@ -228,7 +228,7 @@ def _typed_lines() -> Iterator[str]:
 
 
 def _ask_for_line() -> str:
-    """`input` would put its prompt among the answers where these do not go to the terminal."""
+    """Read a line.  `input` would write its prompt among the answers if these do not go to the terminal."""
     if sys.stdout.isatty():
         return input("> ")
     print("> ", end="", file=sys.stderr, flush=True)
@@ -241,5 +241,5 @@ def _note(text: str, end: str = "\n") -> None:
 
 
 def _may_be_dim() -> bool:
-    """Where it is read by somebody who has not said otherwise, on what knows how (an editor's window does not)."""
+    """Return whether to dim notes: on a terminal that can (an editor's window cannot), unless NO_COLOR is set."""
     return sys.stderr.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("NO_COLOR")

@@ -1,4 +1,4 @@
-"""What was typed has to be UTF-8: what is not comes as halves of surrogate pairs, and nobody could be told of it."""
+"""Checks that typed text is UTF-8: other bytes arrive as lone surrogates, which can be neither sent nor printed."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""Flags with a number that may be as small as that, and no smaller."""
+"""Checks numeric flags against their minimum."""
 
 import argparse
 import math
@@ -9,7 +9,7 @@ from keepsight.errors import InvalidArgumentError
 
 
 def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
-    """Of those that the command has."""
+    """Raise if a flag is below its minimum; flags that the command lacks are ignored."""
     for name, lowest in least.items():
         value = getattr(arguments, name, lowest)
         if not lowest <= value < math.inf:

@@ -72,7 +72,7 @@ def _truth_lines(scene: Scene, seed: int) -> list[str]:
     if num_things:
         lines.append(f"{NUMBER_WORDS[num_things].capitalize()} shape{'s' * (num_things > 1)}.")
     lines += [f"- {thing.colour} {thing.shape}, {thing.size}, at the {thing.position}" for thing in scene.things]
-    # A stream of its own: the questions must not depend on how many draws the picture took.
+    # A random stream of its own: the questions must not depend on how many draws the picture took.
     questions = questions_about(scene, Asker(Random(seed)))
     lines += [f"{question.text} -> {question.answer}" for question in (questions[0], questions[2])]
     return lines

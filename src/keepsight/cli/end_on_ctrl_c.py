@@ -1,18 +1,18 @@
-"""Ctrl-C while libraries are imported: the process ends at once."""
+"""Ends the process at once on Ctrl-C while libraries are imported."""
 
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-# As shells count what ends by Ctrl-C.
+# The exit status that shells use for a process ended by Ctrl-C.
 INTERRUPTED = 128 + signal.SIGINT
 
 
 @contextmanager
 def ending_on_ctrl_c() -> Iterator[None]:
-    """Nothing is to be undone meanwhile; numpy would take it for a broken installation, and torch crash."""
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # as where it is to be ignored
+    """Exit without cleanup, as there is none to do: numpy would report a broken installation, and torch would crash."""
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # e.g. if SIGINT is ignored
         yield
         return
     signal.signal(signal.SIGINT, lambda *_: os._exit(INTERRUPTED))

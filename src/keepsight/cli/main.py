@@ -1,4 +1,4 @@
-"""The `keepsight` command: finds the subcommand, turns our own errors into one clear line."""
+"""The `keepsight` command: runs the subcommand and reports Keepsight's own errors in one clear line."""
 
 import argparse
 import errno
@@ -17,7 +17,7 @@ from keepsight.cli.one_line_parser import OneLineParser
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import KeepsightError
 
-# Imported only when called: most need neither torch nor a web server.
+# A command's module is imported only when it is called: most need neither torch nor a web server.
 COMMANDS = {
     "serve": "start the server",
     "chat": "chat with a running server in the terminal, with or without pictures",
@@ -26,7 +26,7 @@ COMMANDS = {
     "cache": "look into what caches hold, and what another size or policy would save",
     "demo-picture": "draw a picture for the demo model, and print what is true of it",
 }
-# What is printed or kept finds no room: the machine's fault, not ours.
+# No room for output or files: a fault of the machine, not of the program.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -37,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         parsed = _parse(arguments)
         status = int(_load(parsed.command).run(parsed))
-        # Here, and not when the interpreter ends, which would complain.
+        # Flush here, and not at interpreter exit, which would print a warning if it fails.
         sys.stdout.flush()
         return status
     except KeepsightError as error:
@@ -68,7 +68,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
             asked = subparser
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
-        # argparse would send the caller to the help of `keepsight`, which has no options.
+        # argparse would refer the user to the help of `keepsight`, which has no options.
         asked.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parsed
 
@@ -79,12 +79,12 @@ def _load(command: str) -> Any:
 
 
 def _fill_standard_streams() -> None:
-    """Of who was started without one (`<&-`): what is opened next would pass for it, in other processes too."""
+    """Open missing standard streams (`<&-`) on /dev/null: other files would take their place, in children too."""
     for descriptor in range(3):
         try:
             os.fstat(descriptor)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest that is free
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor
             os.set_inheritable(descriptor, True)
     for name, descriptor, mode in (("stdin", 0, "r"), ("stdout", 1, "w"), ("stderr", 2, "w")):
         if getattr(sys, name) is None:
@@ -92,13 +92,13 @@ def _fill_standard_streams() -> None:
 
 
 def _let_all_be_written() -> None:
-    """As in standard error: what the terminal's encoding lacks ends no conversation."""
+    """Escape characters that the terminal's encoding lacks instead of failing, as standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _let_go_of_output() -> None:
-    """Whoever read it has left, or it is full; what still cannot be flushed goes nowhere."""
+    """Redirect standard output to /dev/null, as its reader is gone or it is full; unflushed output is dropped."""
     with suppress(OSError):
         sys.stdout.flush()
     nowhere = os.open(os.devnull, os.O_WRONLY)

@@ -1,4 +1,4 @@
-"""The flags that every command with a model shares: `Config`'s names and defaults, with what they mean."""
+"""The flags shared by all commands with a model: `Config`'s names and defaults, with their help texts."""
 
 import argparse
 import dataclasses
@@ -11,7 +11,7 @@ from keepsight.config import CHOICES, LEAST_INTEGERS, NUMBERS, SWITCHES, Config
 from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = Config()
-# What they mean, by the groups that help shows them in.
+# Help texts, by the groups in which help shows them.
 _HELP = {
     "model": {
         "dtype": "precision of the products (default: bfloat16 on a GPU, the checkpoint's on a CPU)",
@@ -123,7 +123,7 @@ _HELP = {
     },
 }
 
-# Of a server alone.
+# Flags of `serve` only.
 _HELP_OF_ADAPTERS = {
     "adapters (LoRA), each of which is a model by its own name": {
         "enable_lora": "take adapters",
@@ -138,7 +138,7 @@ _HELP_OF_ADAPTERS = {
 
 
 def _read_limits(text: str) -> Mapping[str, int]:
-    """JSON, or `image=8,video=0`."""
+    """Parse JSON, or `image=8,video=0`."""
     try:
         if text.lstrip().startswith("{"):
             return dict(json.loads(text))
@@ -148,7 +148,7 @@ def _read_limits(text: str) -> Mapping[str, int]:
 
 
 def _read_adapter(text: str) -> Mapping[str, str]:
-    """JSON, or `name=folder`."""
+    """Parse JSON, or `name=folder`."""
     try:
         if text.lstrip().startswith("{"):
             return dict(json.loads(text))
@@ -158,9 +158,9 @@ def _read_adapter(text: str) -> Mapping[str, str]:
     return {"name": name, "path": path}
 
 
-# One after the other, or the flag several times.
+# Several values after one flag, or the flag repeated.
 _SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
-# What argparse is told of them besides.
+# Further argparse options, by flag.
 _MORE: dict[str, dict[str, Any]] = {
     "mm_processor_kwargs": {"metavar": "JSON", "default": "{}"},
     "encoder_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
@@ -185,15 +185,15 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, takes_adapters: bool
         for name, said in helps.items():
             default = getattr(DEFAULTS, name)
             if default and default != "auto":
-                # As it would be typed.
+                # Shown as it would be typed.
                 said = f"{said} (default: {json.dumps(default) if isinstance(default, dict) else default})"
             options = {"default": default, **_how_it_is_read(name), **_MORE.get(name, {})}
-            # argparse would read a percent sign as a format.
+            # argparse would interpret a percent sign as a format.
             group.add_argument(flag_of(name), help=said.replace("%", "%%"), **options)
 
 
 def _how_it_is_read(name: str) -> dict[str, Any]:
-    """As `Config` says what it may be."""
+    """Return the argparse options for the values that `Config` allows."""
     if name in CHOICES:
         return {"choices": CHOICES[name], "type": type(CHOICES[name][0])}
     if name in SWITCHES:
@@ -202,7 +202,7 @@ def _how_it_is_read(name: str) -> dict[str, Any]:
 
 
 def config_from(arguments: argparse.Namespace) -> Config:
-    """Where a command lacks a flag, by the default."""
+    """Build the configuration; flags that the command lacks take their defaults."""
     known = [field.name for field in dataclasses.fields(Config) if hasattr(arguments, field.name)]
     options = {name: getattr(arguments, name) for name in known}
     try:

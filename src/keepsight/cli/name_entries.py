@@ -1,4 +1,4 @@
-"""From pictures to the names of their embeddings in tiers, as a server with the same flags gives them.
+"""Computes the keys of pictures' embeddings in tiers, as a server with the same flags names them.
 
 Reads the checkpoint's configuration and, the first time, its weights' bytes; loads no model.
 """
@@ -13,9 +13,9 @@ from keepsight.runner.load_runner import choose_place
 
 
 def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, list[str]]:
-    """Of each picture one for the whole and one for each crop; of a PDF those of its pages.
+    """Return the keys of each picture: one for the whole and one for each crop; for a PDF, those of its pages.
 
-    The keys of `pictures` are what errors call them.
+    Errors refer to a picture by its key in `pictures`.
     """
     preparer = RequestPreparer.from_config(config)
     try:
@@ -28,5 +28,5 @@ def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, lis
     assert preparer.processor is not None, "what reads no pictures has refused them"
     arithmetic = choose_place(config).arithmetic
     name = plan_tiers(config).namer(describe_processor(preparer.processor), arithmetic)
-    # No adapter: an encoder key is the media hash.
+    # Without an adapter, an encoder key is the media hash.
     return {picture: [name(media_hash) for media_hash in its] for picture, its in media_hashes.items()}

@@ -1,6 +1,6 @@
-"""A command line that makes no sense is told in one line, as all else that is wrong is, and not behind all options.
+"""A parser that reports an invalid command line in one line, like all other errors, without listing all options.
 
-The beginning of an option's name is none: it may be another server's option.  Commands' parsers are of this class too.
+Options cannot be abbreviated: a prefix may be another server's option.  Subcommands' parsers are of this class, too.
 """
 
 import argparse
@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 
 def flag_of(name: str) -> str:
-    """What is typed for an argument that has this name once it is parsed."""
+    """Return the flag that is typed for an argument that has this name once it is parsed."""
     return f"--{name.replace('_', '-')}"
 
 

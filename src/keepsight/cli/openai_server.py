@@ -1,7 +1,7 @@
-"""An OpenAI server as its client sees it: which models it has, and the answer to a request, piece by piece.
+"""A client of an OpenAI server: its models, and the answer to a request, piece by piece.
 
-Knows HTTP and server-sent events, nothing of conversations or terminals.  The standard library does for this: what
-talks to any server should start at once and need nothing.  Whatever goes wrong leaves as a `NoAnswerError`.
+Knows HTTP and server-sent events, nothing of conversations or terminals.  Uses only the standard library, so that it
+starts at once and has no dependencies.  Every failure is raised as a `NoAnswerError`.
 """
 
 import json
@@ -18,14 +18,14 @@ from keepsight.errors import InvalidArgumentError, NoAnswerError
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 CONNECT_SECONDS = 10.0
-# What JSON raises that is none, or nested without end.
+# Raised for invalid JSON, or JSON that is nested too deeply.
 UNREADABLE = (ValueError, RecursionError)
 
 
 def choose_api_key(given: str | None) -> str | None:
-    """`given` is what `--api-key` says; without it, what the environment does.  Errors never show it."""
+    """Return `given`, the value of `--api-key`, or else the environment's key.  Errors never show it."""
     name = "--api-key" if given else KEY_VARIABLE
-    # Around it: the end of the line that a file or a command gave it with.
+    # Strip the newline of a key that came from a file or a command.
     key = (given or os.environ.get(KEY_VARIABLE, "")).strip()
     if not (key.isascii() and key.isprintable()):
         raise InvalidArgumentError(name, "must be printable ASCII, or no header can carry it")
@@ -34,7 +34,7 @@ def choose_api_key(given: str | None) -> str | None:
 
 @dataclass(frozen=True)
 class Usage:
-    """None: the server did not say."""
+    """Token counts; None if the server did not report one."""
 
     num_tokens: int | None
     num_prompt_tokens: int | None
@@ -48,13 +48,13 @@ class Usage:
 
 @dataclass(frozen=True)
 class Thought:
-    """A piece of what is thought before the answer."""
+    """A piece of the reasoning before the answer."""
 
     text: str
 
 
 class Cut:
-    """The answer ends here for want of tokens, not because all was said."""
+    """The answer was cut at the token limit."""
 
 
 Piece = str | Thought | Cut | Usage
@@ -78,9 +78,9 @@ class OpenAIServer:
                 ) from error
 
     def answer(self, request: Mapping[str, Any]) -> Generator[Piece, None, None]:
-        """The text as it comes, what is thought before it, whether it was cut, and what it took, if the server says.
+        """Yield the reasoning and the text as they arrive, `Cut` if it was cut, and the usage if the server reports it.
 
-        Whoever closes the iterator ends the answer.
+        Closing the generator ends the answer.
         """
         body = {**request, "stream": True, "stream_options": {"include_usage": True}}
         with self._asking("POST", "/chat/completions", json.dumps(body).encode()) as response:
@@ -107,7 +107,7 @@ class OpenAIServer:
 
 
 def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
-    """The JSON of each event.  Lines end at line feeds alone: texts may hold Unicode's other line separators."""
+    """Yield the JSON of each event.  Only line feeds end lines: texts may hold Unicode's other line separators."""
     is_whole = False
     for line in response:
         kind, _, data = line.partition(b":")
@@ -120,7 +120,7 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
         if "error" in event:
             raise NoAnswerError(_message_of(event) or "the server broke the answer off")
         yield event
-        # Not every server says [DONE] besides.
+        # Not every server also sends [DONE].
         is_whole = is_whole or any(choice.get("finish_reason") for choice in (event.get("choices") or [])[:1])
     if not is_whole:
         raise NoAnswerError("the connection ended before the answer did")
@@ -131,7 +131,7 @@ def _understand(event: Mapping[str, Any]) -> list[Piece]:
     try:
         if choices := event.get("choices"):
             delta = choices[0].get("delta", {})
-            # No standard names the first.
+            # The name of the reasoning's field is not standardized.
             thought, text = delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
             for said in (thought, text):
                 if not isinstance(said, str):
@@ -170,7 +170,7 @@ def _read_refusal(response: HTTPResponse) -> str:
 
 
 def _message_of(body: object) -> str | None:
-    """OpenAI's form, or the plain text that some servers put in its place."""
+    """Return the error's message, given in OpenAI's form or as the plain text that some servers send instead."""
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict):
         error = error.get("message")

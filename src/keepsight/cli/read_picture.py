@@ -1,4 +1,4 @@
-"""A picture that was named on a command line: its file's bytes, unchanged, once its header was looked at."""
+"""Reads a picture named on the command line: its file's bytes, unchanged, after its header was checked."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from keepsight.frontend.intake.open_picture import open_picture, refusing_damage
 
 
 def read_picture(path: Path, field: str) -> bytes:
-    """`field`: where it was named.  What is no picture is told under its path, before a model is loaded for it."""
+    """Read a picture named by `field`.  An invalid one is reported by its path, before a model is loaded for it."""
     content = read_file(path, field)
     look_at_header(content, str(path))
     return content

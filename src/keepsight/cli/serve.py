@@ -1,4 +1,4 @@
-"""`keepsight serve`: OpenAI's API on a port, by a supervisor over engines and frontends."""
+"""`keepsight serve`: serve OpenAI's API on a port, with a supervisor over engines and frontends."""
 
 import argparse
 import dataclasses
@@ -24,7 +24,7 @@ from keepsight.ipc.pixel_mode import choose_mode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.supervisor import ServerSettings, Supervisor, take_signals
 
-# A frontend has half as many before anybody connects.
+# A frontend has half as many open before the first client connects.
 LEAST_OPEN_FILES = 64
 
 
@@ -68,10 +68,10 @@ def run(arguments: argparse.Namespace) -> int:
     check_arguments_are_text(arguments)
     check_least(arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0})
     _allow_many_open_files()
-    # Before the model: a port that is taken should be told at once.
+    # Before the model is loaded: a port that is in use should be reported at once.
     with (
         _listen(arguments.host, arguments.port) as listener,
-        # Before the run directory, and until it is gone.
+        # Signals are handled from before the run directory exists until it is removed.
         take_signals() as signals,
         RunDirectory.create(num_frontends=arguments.api_server_count) as directory,
     ):
@@ -101,7 +101,7 @@ def _check_names(config: Config, model_names: Collection[str]) -> None:
 
 
 def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
-    """A flag that takes several values takes a model behind them, too, and the demo would be served in its place."""
+    """Raise if a flag that takes several values has also taken the model: the demo would be served instead."""
     if arguments.model is not None:
         return
     for name, said in vars(arguments).items():
@@ -111,18 +111,18 @@ def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
 
 
 def _allow_many_open_files() -> None:
-    """As many as there may be, for each of the processes that are started: a connection is one, mapped pixels are."""
+    """Raise the limit on open files as far as possible, for child processes too: each connection is one."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if most != resource.RLIM_INFINITY and most < LEAST_OPEN_FILES:
         needed = f"a server needs {LEAST_OPEN_FILES}, and one more for each connection"
         raise ServerStartError(f"only {most} files may be open (`ulimit -n`): {needed}")
-    # Some systems say that there is no limit, and mean less.
+    # Some systems report no limit although there is one.
     with suppress(ValueError, OSError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _options_of(config: Config) -> dict[str, object]:
-    """What JSON can carry, and what gives the same configuration again."""
+    """Return the configuration in a form that JSON can carry, and from which the same one can be built again."""
     options = dataclasses.asdict(config)
     return options | {"model": None if config.model is None else str(config.model)}
 
@@ -135,10 +135,10 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise InvalidArgumentError("--host", f"{host!r} is no address of this machine: {error}") from error
     try:
-        # "::" is every address, IPv4's too, as it is to other servers.
+        # "::" means all addresses, including IPv4's, as with other servers.
         takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()
         return socket.create_server((host, port), family=family, backlog=2048, dualstack_ipv6=takes_both)
     except OSError as error:
-        # Taken, or one of those below 1024 that only root may have.
+        # The port is in use, or it is below 1024 and reserved for root.
         at_fault = "--port" if error.errno in (errno.EADDRINUSE, errno.EACCES) else "--host"
         raise InvalidArgumentError(at_fault, f"cannot listen on {host}:{port}: {error.strerror}") from error

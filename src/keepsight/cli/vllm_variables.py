@@ -1,4 +1,4 @@
-"""What vLLM reads from the environment and this server does not: whoever has it set is told what says the same here."""
+"""Warns about vLLM's environment variables, which this server does not read, and names the equivalents."""
 
 import logging
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ OURS = {
 
 
 def warn_of_vllm_variables(environment: Mapping[str, str]) -> None:
-    """One line; values are nobody's business."""
+    """Log the variables' names in one line, but not their values, which may be secret."""
     found = sorted(name for name in environment if name.startswith(_PREFIX))
     if found:
         told = (f"{name} (here: {OURS[name]})" if name in OURS else name for name in found)

@@ -1,11 +1,11 @@
-"""The demo: a language model of two million parameters that sees coloured shapes, and the pictures it knows.
+"""The demo: a language model of two million parameters that sees colored shapes, and the pictures it knows.
 
-Nothing here imports torch. The checkpoint is package data; how it was trained lies in `training/` of the repository.
+Nothing here imports torch. The checkpoint is package data; the training code is in `training/` of the repository.
 """
 
 from pathlib import Path
 
 
 def checkpoint_path() -> Path:
-    """The directory of the demo checkpoint, in the layout that transformers reads."""
+    """Return the directory of the demo checkpoint, in the layout that transformers reads."""
     return Path(__file__).parent / "checkpoint"

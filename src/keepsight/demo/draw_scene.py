@@ -1,4 +1,4 @@
-"""Draw a scene with Pillow. It knows nothing of the answers; the same scene always gives the same pixels."""
+"""Draws a scene with Pillow. Knows nothing of the answers; the same scene always gives the same pixels."""
 
 import io
 import math
@@ -30,7 +30,7 @@ def draw_scene(scene: Scene) -> Image.Image:
 
 
 def paint_silhouette(draw: ImageDraw.ImageDraw, thing: Thing, fill: Rgb | int, grow: float = 1.0) -> None:
-    """The plain shape of a thing in one colour. `grow` above 1 makes room for a border."""
+    """Paint the plain shape of a thing in one color. `grow` above 1 makes room for a border."""
     if thing.shape in ("circle", "ring"):
         width = RING_WIDTH if thing.shape == "ring" else 1.0
         _paint_round(draw, thing, fill, width + (grow - 1.0), grow)
@@ -39,7 +39,7 @@ def paint_silhouette(draw: ImageDraw.ImageDraw, thing: Thing, fill: Rgb | int, g
 
 
 def paint_digit(draw: ImageDraw.ImageDraw, number: WrittenNumber, place: int, digit: str, fill: Rgb | int) -> None:
-    """One digit of a number, `place` digits from its left end. Digits stand at equal distances."""
+    """Paint one digit of a number, `place` digits from its left end. Digits are equally spaced."""
     width, height = draw.im.size
     left = number.x - number.digit_width * (len(str(number.value)) - 1) / 2
     center = ((left + place * number.digit_width) * width, number.y * height)
@@ -68,7 +68,7 @@ def _paint_hollow(canvas: Image.Image, thing: Thing) -> None:
 
 
 def _paint_shaded(canvas: Image.Image, thing: Thing) -> None:
-    """Lighter at the top than at the bottom."""
+    """Paint a thing lighter at the top than at the bottom."""
     shade = Image.linear_gradient("L").resize(canvas.size)
     light, dark = _scaled(thing.rgb, 1.15), _scaled(thing.rgb, 0.75)
     fill = Image.composite(Image.new("RGB", canvas.size, dark), Image.new("RGB", canvas.size, light), shade)
@@ -179,7 +179,7 @@ def _draw_dots(canvas: Image.Image, background: Background) -> None:
 
 
 def _spoil(canvas: Image.Image, look: Look) -> Image.Image:
-    """Noise and JPEG artefacts, as the look asks for."""
+    """Add noise and JPEG artifacts, as the look asks for."""
     if look.noise:
         canvas = _add_noise(canvas, look)
     if look.jpeg_quality is not None:

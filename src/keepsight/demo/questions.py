@@ -1,4 +1,4 @@
-"""Questions about pictures and their right answers. It reads scenes, never pixels.
+"""Questions about pictures and their right answers. Reads scenes, never pixels.
 
 Every question has one right answer, word for word, so that a test can compare whole answers.
 """
@@ -16,7 +16,7 @@ NUMBER_WORDS = ("zero", "one", "two", "three", "four")
 
 @dataclass(frozen=True)
 class Question:
-    """`kind` is the row of the accuracy table that it counts for."""
+    """A question and its answer. `kind` is the row of the accuracy table that it counts for."""
 
     kind: str
     text: str
@@ -25,7 +25,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Asker:
-    """Words questions about one picture. `ordinal` is its place ("second") where there are several, else None."""
+    """Words questions about one picture. `ordinal` is its place ("second") if there are several, else None."""
 
     random: Random
     ordinal: str | None = None
@@ -49,7 +49,7 @@ class Asker:
         return fields | {"picture": named, "in": where, "of": f" of {named}", "in_or_there": where}
 
 
-# What is said of a picture ------------------------------------------------------------------------------------
+# Descriptions of a picture ------------------------------------------------------------------------------------
 
 
 def describe_scene(scene: Scene) -> str:
@@ -62,7 +62,7 @@ def describe_scene(scene: Scene) -> str:
 
 
 def mention_scene(scene: Scene) -> str:
-    """As part of a list of pictures: without sizes and positions."""
+    """Describe a scene as part of a list of pictures, without sizes and positions."""
     if scene.number is not None:
         return f"the number {scene.number.value}"
     return _enumerate([with_article(_name(thing)) for thing in scene.things])
@@ -92,7 +92,7 @@ def _enumerate(items: Sequence[str]) -> str:
 
 
 def questions_about(scene: Scene, asker: Asker) -> list[Question]:
-    """One question of every kind that makes sense for this picture, each worded anew."""
+    """Return one question of every kind that makes sense for this picture, each with a newly drawn wording."""
     if scene.number is not None:
         questions = [asker.ask("number", describe_scene(scene))]
     elif scene.single_thing is not None:
@@ -157,7 +157,7 @@ def _ask_what_is_at(things: Sequence[Thing], asker: Asker) -> Question:
 
 
 def _ask_whether_there_is(things: Sequence[Thing], asker: Asker) -> Question:
-    """Half the time yes; else something that differs from what is there by its colour or by its shape."""
+    """Ask for a thing that is there half the time, else for one that differs in color or shape from one that is."""
     random = asker.random
     thing = random.choice(things)
     colour, shape = thing.colour, thing.shape

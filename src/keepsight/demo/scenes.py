@@ -1,8 +1,7 @@
-"""What a demo picture contains: coloured shapes on a three by three grid, or one written number.
+"""The content of a demo picture: colored shapes on a three by three grid, or one written number.
 
-A scene is a plain value: all that is needed to draw the picture and to say what is true of it. Every thing has a
-cell of its own, so that position words and the reading order of a description are well defined. The same seed gives
-the same scene.
+A scene is a plain value: all that is needed to draw the picture and to describe it. Every thing has a cell of its own,
+so that position words and the reading order of a description are well defined. The same seed gives the same scene.
 """
 
 from collections.abc import Sequence
@@ -30,10 +29,10 @@ MAX_THINGS = 4
 MAX_NUMBER = 999
 
 TRAINED_STYLES = ("filled", "bordered", "hollow", "shaded")
-# Never drawn during training: how the model fares on them is reported on its own row.
+# Never drawn during training: the accuracy on them is reported on a row of its own.
 HELD_OUT_STYLES = ("striped", "shadowed")
 STYLES = TRAINED_STYLES + HELD_OUT_STYLES
-# Without its inside a circle is a ring.
+# A hollow circle would be a ring.
 SHAPES_THAT_CAN_BE_HOLLOW = tuple(shape for shape in SHAPES if shape not in ("circle", "ring"))
 
 TRAINED_BACKGROUNDS = ("plain", "gradient", "lines", "checks")
@@ -43,7 +42,7 @@ BACKGROUNDS = TRAINED_BACKGROUNDS + HELD_OUT_BACKGROUNDS
 
 @dataclass(frozen=True)
 class Thing:
-    """One coloured shape. `x` and `y` are fractions of the width and height, `radius` of the shorter side."""
+    """One colored shape. `x` and `y` are fractions of the width and height, `radius` of the shorter side."""
 
     shape: str
     colour: str
@@ -75,13 +74,13 @@ class WrittenNumber:
 class Background:
     kind: str
     rgb: Rgb
-    # The other end of a gradient, or the colour of lines and checks.
+    # The other end of a gradient, or the color of lines, checks and dots.
     second_rgb: Rgb
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a scene is drawn, as far as no answer depends on it."""
+    """The properties of a drawn scene on which no answer depends."""
 
     width: int
     height: int
@@ -110,7 +109,7 @@ def random_scene(
     colour: str | None = None,
     look: Look | None = None,
 ) -> Scene:
-    """A picture of `num_things` shapes; `shape` and `colour` hold for all of them where given."""
+    """Return a scene of `num_things` shapes; `shape` and `colour` apply to all of them if given."""
     look = look or random_look(random)
     shapes = SHAPES_THAT_CAN_BE_HOLLOW if look.style == "hollow" else SHAPES
     if num_things == 1 and random.random() < 0.12:
@@ -143,7 +142,7 @@ def random_look(
     styles: Sequence[str] = TRAINED_STYLES,
     backgrounds: Sequence[str] = TRAINED_BACKGROUNDS,
 ) -> Look:
-    """Mostly plain filled shapes on a plain square canvas; sometimes anything else that is allowed."""
+    """Choose a look: mostly plain filled shapes on a plain square canvas, sometimes anything else that is allowed."""
     plain = random.random() < 0.4
     kind = "plain" if "plain" in backgrounds and random.random() < 0.6 else random.choice(backgrounds)
     width, height = _canvas_size(random)
@@ -171,7 +170,7 @@ def _canvas_size(random: Random) -> tuple[int, int]:
 
 
 def _choose_shapes(random: Random, num_things: int, shapes: Sequence[str]) -> list[str]:
-    """Often with repeats, so that "how many circles" is worth asking."""
+    """Choose shapes, often with repeats, so that "how many circles" is worth asking."""
     chosen = [random.choice(shapes) for _ in range(num_things)]
     if random.random() < 0.35:
         chosen = [chosen[0] if random.random() < 0.6 else shape for shape in chosen]
@@ -213,7 +212,7 @@ def _background(random: Random, kind: str) -> Background:
 
 
 def _ink(random: Random, background: Rgb) -> Rgb:
-    """A colour that can be read on the background: often black or white."""
+    """Return a color that can be read on the background, often black or white."""
     if random.random() < 0.5:
         return _grey(random.randint(0, 40)) if background[0] > 128 else _grey(random.randint(215, 255))
     return _vary(random, COLOURS[random.choice(("red", "green", "blue", "purple", "orange"))], 10)

@@ -1,4 +1,4 @@
-"""How each kind of question may be worded. Only words; what is true of a picture lies in `questions.py`.
+"""The wordings of each kind of question. Only words; the right answers are in `questions.py`.
 
 `trained` wordings were seen in training, `held_out` ones never: accuracy on them is reported on its own row. The
 fields in braces are filled in by `questions.py`; a wording whose fields are not all known is not used.
@@ -25,7 +25,7 @@ def _fields_of(wording: str) -> set[str]:
 
 
 # {picture}: "this picture", "the second image". {in}: "" or " in the second picture"; {of} likewise.
-# {this} is only known where the conversation has a single picture.
+# {this} is only known if the conversation has a single picture.
 WORDINGS: dict[str, Wordings] = {
     "describe": Wordings(
         (
@@ -166,14 +166,14 @@ WORDINGS: dict[str, Wordings] = {
         ),
         ("Do both pictures show the same shape?", "Which picture is different?"),
     ),
-    # A second turn about the one thing of the picture that the first turn was about.
+    # A second turn about the single thing in the first turn's picture.
     "then_colour": Wordings(
         ("And its {colour}?", "And the {colour}?", "What {colour} is it?"), ("And what {colour} is it?",)
     ),
     "then_shape": Wordings(("And its shape?", "And the shape?", "What shape is it?"), ("And what shape is it?",)),
     "then_size": Wordings(("And its size?", "And the size?", "Is it small or large?"), ("And how big is it?",)),
     "then_where": Wordings(("And where is it?", "And its position?", "Where is it?"), ("And where?",)),
-    # A second turn about another picture of the conversation: only the first turn says what is asked.
+    # A second turn about another picture of the conversation; what is asked is clear only from the first turn.
     "then_describe": Wordings(
         ("And the {ordinal}?", "And the {ordinal} one?", "And the {ordinal} picture?", "What about the {ordinal}?"),
         ("And what is in the {ordinal}?",),

@@ -35,7 +35,7 @@ class _Answer:
         self._heard: Outputs = []
 
     def hear(self, outputs: Outputs) -> Outputs:
-        """Return the outputs to read now: all at the end, or at once if the engine must be told of stop strings."""
+        """Return the outputs to read now.  They are held back until the end, unless stop strings must be checked."""
         self._heard += outputs
         if not self.request.sampling_params.stop and not any(map(_is_end, outputs)):
             return []
