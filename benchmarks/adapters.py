@@ -1,4 +1,4 @@
-"""What adapters cost a step of a random decoder on this machine's CPU, beside the same step without.
+"""The cost of adapters in a step of a random decoder on this machine's CPU, compared to the same step without.
 
     PYTHONPATH=. python benchmarks/adapters.py
 
@@ -88,7 +88,7 @@ def draw_adapter(decoder: Decoder) -> AdapterWeights:
 
 @torch.inference_mode()
 def measure(decoder: Decoder, adapters: Sequence[AdapterWeights | None], start: int, length: int) -> float:
-    """Seconds of a step of one slice for each."""
+    """Return the seconds of the fastest step that has one slice for each adapter."""
     config, num_blocks = decoder.config, -(-(start + length) // BLOCK_SIZE)
     shape = (len(adapters) * num_blocks * BLOCK_SIZE, config.num_kv_heads, HEAD_DIM)
     caches = [LayerCache(*torch.zeros(2, *shape)) for _ in config.layers]

@@ -1,13 +1,13 @@
-"""`keepsight serve` against `vllm serve`, as their clients see them: one table of ratios, with goals.
+"""`keepsight serve` compared to `vllm serve`, as seen by clients: one table of ratios, with goals.
 
     PYTHONPATH=. python benchmarks/against_vllm.py --model FOLDER --vllm-python PYTHON [--rounds 3] [--json FILE]
 
-Both servers run, alone on the machine, with the settings that they have by themselves, in the checkpoint's precision,
-with one length of context, all cores for both, and 2 GB of keys and values for vLLM, which it must be told on a CPU.
-They are asked in turn, workload by workload, by `keepsight bench`, as machines have slow minutes; who begins changes
-each time, and each round draws other pictures.  Nobody is asked before the other is at rest: for a second after an
-answer vLLM keeps a core busy with waiting.  A ratio is the median of the rounds' ratios, above 1 where Keepsight is
-better.  Memory is shared out fairly among processes.
+Both servers run at the same time, with nothing else on the machine, with their default settings, in the checkpoint's
+precision, with the same context length, all cores for both, and 2 GB of keys and values for vLLM, which it must be told
+on a CPU.  `keepsight bench` measures them in turn, workload by workload, as machines have slow minutes; which one goes
+first changes each time, and each round draws other pictures.  A server is measured only when the other one is idle: for
+a second after an answer, vLLM keeps a core busy with waiting.  A ratio is the median of the rounds' ratios, above 1
+where Keepsight is better.  Memory is measured as proportional set size.
 """
 
 import argparse
@@ -34,22 +34,22 @@ from keepsight.bench.summary import Summary
 from keepsight.bench.workloads import WORKLOADS, WorkloadOptions
 
 OURS, THEIRS = "keepsight-serve", "vllm-serve"
-# It says which tokens were cached only if it is told to.
+# vLLM reports cached tokens only with this flag.
 VLLM_OPTIONS = ("--enable-prompt-tokens-details",)
-# One client asks these; photographs of 12 megapixels, the Zipf mix and crowds are asked apart.
+# Workloads with one client; photographs of 12 megapixels, the Zipf mix and crowds are measured separately.
 ONE_BY_ONE = [name for name in WORKLOADS if name not in ("zipf", "restart")]
 PHOTO_SIZE, PHOTO = (4000, 3000), "12 MP "
-# Clients that ask at once about texts.
+# Numbers of clients that send text requests at once.
 CROWDS = (4, 16, 64)
 PHOTO_WORKLOADS = ("cold", "same-picture-same-prompt", "same-picture-new-prompt")
 FIRST_TOKEN, LATE_FIRST_TOKEN, RATE = "first token p50 ms", "first token p95 ms", "requests/s"
-# What the table has beside the goals; the JSON file has all.
+# The metrics shown in the table in addition to the goals; the JSON file has all.
 SHOWN = (FIRST_TOKEN, LATE_FIRST_TOKEN, "gap p50 ms", "gap p95 ms", RATE)
 START_UP, FIRST_ANSWER = "start-up to ready s", "start-up to the first answer s"
 MEMORY_READY, MEMORY_LATER, IDLE = "memory MiB, ready", "memory MiB, at the end", "idle cores"
-# At rest is who took no more than so much of a core for so long; but nobody is waited for much longer.
+# A server is at rest when it used at most so much of a core for so many seconds; the wait for that is limited.
 REST_CORES, REST_SECONDS, LONGEST_WAIT = 0.05, 0.3, 10.0
-# What of a round is kept, by its name.
+# The values measured in one round, by name.
 Findings = dict[str, float]
 
 
@@ -63,7 +63,7 @@ class Row:
         return theirs / ours if self.is_cost else ours / theirs
 
 
-# By the issues that ask for them, "cold not worse" included.
+# As set in issues, "cold not worse" included.
 GOALS = {
     f"same-picture-same-prompt: {FIRST_TOKEN}": 3.0,
     f"same-picture-new-prompt: {FIRST_TOKEN}": 3.0,
@@ -80,12 +80,12 @@ GOALS = {
 }
 
 
-# What is asked -------------------------------------------------------------------------------------------------
+# Tasks ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """One workload, with a name of its own where it is asked in another way."""
+    """One workload, with a prefix to its name if it is run in another way."""
 
     workload: str
     options: WorkloadOptions
@@ -110,13 +110,13 @@ def list_tasks(seed: int, arguments: argparse.Namespace) -> list[Task]:
 
 
 class Contestant:
-    """Started, asked, and ended."""
+    """A server that is started, measured, and stopped."""
 
     def __init__(self, name: str, arguments: argparse.Namespace) -> None:
         self.name, self._arguments = name, arguments
         self._process = self._make_process()
         self._sampling = {"temperature": 0, "max_tokens": arguments.max_tokens, "ignore_eos": True}
-        # Of each round, and what is found once.
+        # The values of each round, and those measured only once.
         self.rounds: list[Findings] = []
         self.once: Findings = {}
 
@@ -174,7 +174,7 @@ class Contestant:
         self.once[IDLE] = await self._cores_busy(self._arguments.idle_seconds)
 
     async def ask_after_restart(self, task: Task) -> None:
-        """Keepsight with a disk cache, which is off by default and empty here; vLLM has nothing that outlives it."""
+        """Run a task with a restart.  Keepsight gets an empty disk cache, which is off by default; vLLM has none."""
         with tempfile.TemporaryDirectory() as folder:
             if self.name == OURS:
                 await self._process.stop()
@@ -199,7 +199,7 @@ class Contestant:
 
 
 class Match:
-    """Both, asked in turn."""
+    """Both servers, measured in turn."""
 
     def __init__(self, arguments: argparse.Namespace) -> None:
         self._arguments = arguments
@@ -249,7 +249,7 @@ class Match:
 
 
 def rows_of(found: dict[str, list[Findings]]) -> list[Row]:
-    """What both have in every round."""
+    """Return a row for each value that both servers have in every round."""
     names = [name for name in found[OURS][0] if all(name in each for rounds in found.values() for each in rounds)]
     of_workloads = [name for name in names if ": " in name]
     shown = [name for name in of_workloads if name.rpartition(": ")[2] in SHOWN]
@@ -319,7 +319,7 @@ def main() -> None:
     add("--vllm-options", type=shlex.split, default=[], help="more flags of vllm serve, in one string")
     add("--seed", type=int, help="draws the same again, which a disk cache may know (default: another each time)")
     add("--json", type=Path, help="write everything that was found, after each round")
-    # However it ends, no server is left behind.
+    # Raise SystemExit on SIGTERM, so that no server is left running.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     asyncio.run(run(parser.parse_args()))
 

@@ -1,8 +1,8 @@
-"""How long a question waits that comes while somebody's very long prompt is being read, alone and beside a stream.
+"""How long a question waits while another client's very long prompt is prefilled, with and without a running stream.
 
     PYTHONPATH=. python benchmarks/behind_a_book.py --model FOLDER [--vllm-python PYTHON]
 
-Nothing is asked twice.  The question comes a little after the book, so that this has begun.
+No request is repeated.  The question is sent a little after the book, whose prefill has then begun.
 """
 
 import argparse
@@ -24,7 +24,7 @@ AFTER_SECONDS = 0.15
 
 
 class FirstTokens(NamedTuple):
-    """Seconds."""
+    """Times to the first token, in seconds."""
 
     question_alone: float
     question: float

@@ -1,9 +1,9 @@
-"""How long the first token takes of questions about pictures, and of texts, that come while films are being seen.
+"""Time to the first token of questions about pictures, and of texts, that arrive while films are being processed.
 
     PYTHONPATH=. python benchmarks/behind_films.py --model FOLDER [--vllm-python PYTHON] [--films 5] [--seconds 60]
 
-Of a model that takes films (`make_checkpoint.py tiny-qwen3-vl FOLDER`).  All films come at once, all of them new; a
-second later a picture and a text, and again each half second.
+Needs a model that takes films (`make_checkpoint.py tiny-qwen3-vl FOLDER`).  All films are sent at once, all of them
+new; a second later a picture and a text, and again every half second.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Traces of uses like those that servers see, drawn from a seed: names, sizes and costs only."""
+"""Traces of cache accesses like those of real servers, drawn from a seed: names, sizes and costs only."""
 
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -24,7 +24,7 @@ def zipf_names(rng: np.random.Generator, num_names: int, skew: float, prefix: st
 
 
 def zipf(num_accesses: int, seed: int = 0) -> list[Access]:
-    """Popular pictures, and a third of all that come once only."""
+    """Popular pictures; 30 % of all accesses are to pictures that come only once."""
     rng = np.random.default_rng(seed)
     names = zipf_names(rng, 20_000, 0.9)
     return [access(step, f"once{step}" if rng.random() < 0.3 else next(names)) for step in range(num_accesses)]
@@ -41,7 +41,7 @@ def scans(num_accesses: int, seed: int = 0) -> list[Access]:
 
 
 def shifting(num_accesses: int, seed: int = 0) -> list[Access]:
-    """What is popular changes all the time."""
+    """Popular pictures, which change all the time."""
     rng = np.random.default_rng(seed)
     period = 6000
     by_epoch = [zipf_names(rng, 3000, 1.0, f"e{epoch}-") for epoch in range(num_accesses // period + 2)]
@@ -79,7 +79,7 @@ def loops(num_accesses: int, seed: int = 0) -> list[Access]:
 
 
 def mixed(num_accesses: int, seed: int = 0) -> list[Access]:
-    """Small and large, cheap and dear: pictures, crops, clips."""
+    """Small and large, cheap and expensive items: pictures, crops, clips."""
     rng = np.random.default_rng(seed)
     kinds = [(1.0, 1.0), (0.25, 0.6), (8.0, 20.0), (4.0, 2.0)]
     trace = []

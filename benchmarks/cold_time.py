@@ -1,10 +1,10 @@
-"""How long a picture never seen before takes on this CPU, beside the least that its arithmetic can take.
+"""The time that a new picture takes on this CPU, compared to the least time that its arithmetic can take.
 
     PYTHONPATH=. python benchmarks/cold_time.py [--threads 2] [--runs 5]
 
-Times taken in turn so that a busy machine slows all alike: Keepsight's encoder and prefill of one 896x896 picture
+Measured in turn, so that a busy machine slows all of them alike: Keepsight's encoder and prefill of one 896x896 picture
 with a 12-layer, 576-wide tower and a 12-layer, 640-wide decoder; transformers' on the same weights; and the bare matrix
-products and attention at those shapes in torch, nothing between them.
+products and attention at those shapes in torch, with nothing between them.
 """
 
 import argparse
@@ -42,7 +42,7 @@ TEXT = {
 
 
 class Contest:
-    """One picture in the middle of a prompt, and three ways to its first token's logits."""
+    """One picture in the middle of a prompt, and three ways to compute its first token's logits."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
@@ -56,7 +56,7 @@ class Contest:
             place = Placement(torch.device("cpu"), torch.float32)
             self.model = Gemma3.from_checkpoint(Path(directory), place)
         assert self.model.tower is not None
-        # Of the model's shapes; its own weights have given way to what the kernels read.
+        # Weights in the model's shapes; its own have been replaced by packed ones for the kernels.
         self.embedding = torch.rand(576, 588)
         self.head = torch.rand(VOCAB_SIZE, 640)
         self.tower_products = [_make_products(layer) for layer in self.model.tower.layers]
@@ -92,13 +92,13 @@ class Contest:
         return output.logits[0]  # type: ignore[no-any-return]
 
     def bare(self) -> None:
-        """The products alone, each layer with weights of its own, so that nothing stays in the caches unfairly."""
+        """Compute the products alone, each layer with weights of its own, so that none stay in the CPU's caches."""
         self.bare_encoder()
         num_tokens = len(self.token_ids)
         inputs = {width: torch.ones(num_tokens, width) for width in (640, 1024, 2048)}
         heads = torch.ones(1, 4, num_tokens, 256)
         for number, matrices in enumerate(self.decoder_products, start=1):
-            # Of the last layer's tokens only the keys and values are needed, but for one.
+            # The last layer needs all tokens' keys and values, but all else only for the last token.
             needed = slice(-1, None) if number == len(self.decoder_products) else slice(None)
             for name, matrix in matrices.items():
                 F.linear(inputs[matrix.shape[1]][slice(None) if name == QKV else needed], matrix)
@@ -120,7 +120,7 @@ def _make_products(layer: torch.nn.Module) -> dict[str, Tensor]:
 
 
 def _make_reference(config: Gemma3Config) -> Any:
-    """transformers leaves the projector at zero; values of order one keep the arithmetic honest."""
+    """Draw all weights: transformers leaves the projector at zero, which would make the arithmetic unrealistic."""
     model = Gemma3ForConditionalGeneration(config)
     for weight in model.parameters():
         if weight.ndim > 1:
@@ -129,7 +129,7 @@ def _make_reference(config: Gemma3Config) -> Any:
 
 
 def paired_ratio(times: dict[str, list[float]], one: str, other: str) -> float:
-    """The median of the ratios within each round: both were taken in the same minute of a shared machine."""
+    """Return the median of the ratios within each round: both times are from the same minute of a shared machine."""
     return statistics.median(a / b for a, b in zip(times[one], times[other], strict=True))
 
 

@@ -1,7 +1,7 @@
-"""An engine's decisions without an engine: a scheduler whose steps are computed by nobody, at once.
+"""An engine's decisions without an engine: a scheduler whose steps are not computed, but complete at once.
 
-Results are made by hand, embeddings and pixels are there as soon as they are asked for, so all the time that passes is
-the scheduler's (and that of three list comprehensions).
+Results are fabricated, and embeddings and pixels are available as soon as they are requested, so all the time measured
+is the scheduler's (and that of three list comprehensions).
 """
 
 import hashlib
@@ -27,7 +27,7 @@ def media_hash(name: int | str) -> str:
 def make_request(
     name: str, num_tokens: int, pictures: Sequence[str], num_answer_tokens: int | None, tokens_per_picture: int = 1
 ) -> EngineRequest:
-    """Pictures at equal distances, the first at the beginning; `num_answer_tokens` None: an answer without end."""
+    """Make a request with pictures at equal distances from its start; `num_answer_tokens` None: an endless answer."""
     rng = random.Random(name)
     distance = num_tokens // max(1, len(pictures))
     spans = [TokenSpan(index * distance, tokens_per_picture) for index in range(len(pictures))]
@@ -40,7 +40,7 @@ def make_request(
 
 
 def make_scheduler(num_embeddings: int, num_blocks: int, max_seqs: int, max_model_len: int) -> Scheduler:
-    """Pictures of one token, so that as many are held as embeddings are."""
+    """Make a scheduler for pictures of one token, so that it holds `num_embeddings` pictures."""
     config = EngineConfig(
         scheduler=SchedulerConfig(
             max_num_batched_tokens=max_model_len + max_seqs,
@@ -57,7 +57,7 @@ def make_scheduler(num_embeddings: int, num_blocks: int, max_seqs: int, max_mode
 
 
 def answer(scheduler: Scheduler, requests: Sequence[EngineRequest]) -> int:
-    """All of them at once, to their ends; returns how many steps that took."""
+    """Run all requests at once to their ends.  Return the number of steps."""
     for request in requests:
         refusal = scheduler.add(request)
         assert refusal is None, refusal

@@ -1,4 +1,4 @@
-"""Costs over numbers as lines, one panel under the other, both axes logarithmic: a straight line is a power."""
+"""Plots costs over counts as lines, one panel below the other, on log-log axes: a straight line is a power law."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ class Panel:
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """From a power of ten to a power of ten, and from a place to a place."""
+    """An axis from one power of ten to another, drawn from `begin` to `end`."""
 
     low: int
     high: int
@@ -56,7 +56,7 @@ def lay_out_one(panel: Panel, top: float) -> list[Shape]:
     for power in down.powers:
         shapes.append(Box(across.begin, down.place(power), across.end - across.begin, 1, GRID))
         shapes.append(Label(across.begin - 6, down.place(power), f"{power:g}", ends_there=True))
-    # Names beside the lines' ends would lie on each other: they stand below each other, in the order of the ends.
+    # Names next to the lines' ends would overlap: they are listed below each other, in the order of the ends.
     ordered = sorted(panel.lines.items(), key=lambda each: -max(each[1].items())[1])
     for row, (name, its) in enumerate(ordered):
         colour = COLOURS[row % len(COLOURS)]

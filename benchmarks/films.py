@@ -1,9 +1,9 @@
-"""How long the first token takes of a question about a film: never seen, known, and known with another question.
+"""Time to the first token of a question about a film: never seen, known, and known with another question.
 
     PYTHONPATH=. python benchmarks/films.py --model FOLDER [--vllm-python PYTHON] [--seconds 20] [--size 640x360]
 
-Of a model that takes films (`make_checkpoint.py tiny-qwen3-vl FOLDER`).  Servers choose the frames that they show, so
-the tokens of each one's prompt are told.
+Needs a model that takes films (`make_checkpoint.py tiny-qwen3-vl FOLDER`).  Each server chooses the frames that the
+model sees, so the tokens of its prompt are printed, too.
 """
 
 import argparse
@@ -27,13 +27,13 @@ from tests.drawn import to_data_url
 
 RATE = 30
 ANSWER_TOKENS = 4
-# About a file, in these words.
+# Returns the messages that ask about a file, with a given question.
 Ask = Callable[[bytes, str], list[dict[str, Any]]]
 Measure = Callable[[httpx.AsyncClient], Awaitable[None]]
 
 
 def draw_film(seed: int, seconds: int, width: int, height: int) -> bytes:
-    """An MP4 of something that moves."""
+    """Return an MP4 of a moving pattern."""
     rng, encoded = np.random.default_rng(seed), io.BytesIO()
     tiles = rng.integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8).repeat(8, 0).repeat(8, 1)
     with av.open(encoded, "w", format="mp4") as container:
@@ -53,7 +53,7 @@ def ask_about(film: bytes, question: str) -> list[dict[str, Any]]:
 
 
 async def time_first_token(client: httpx.AsyncClient, messages: list[dict[str, Any]]) -> float:
-    """Milliseconds; the answer is read to its end."""
+    """Return the time to the first token in milliseconds; the answer is read to its end."""
     started, first = time.perf_counter(), 0.0
     async for _ in ask_greedily(client, messages, ANSWER_TOKENS):
         first = first or time.perf_counter() - started
@@ -82,7 +82,7 @@ async def measure(ask: Ask, files: Sequence[bytes], client: httpx.AsyncClient) -
 
 
 async def ask_servers(arguments: argparse.Namespace, measure: Measure) -> None:
-    """Each server, one after the other."""
+    """Measure each server, one after the other."""
     for name in SERVERS:
         if name == "vllm-serve" and arguments.vllm_python is None:
             continue

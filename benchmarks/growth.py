@@ -1,14 +1,14 @@
-"""What a request costs beside the model as there are more clients, more cached entries, more pictures in it.
+"""The cost of a request apart from the model, with more clients, more cached entries and more pictures in it.
 
     PYTHONPATH=. python benchmarks/growth.py [--rounds 3] [--parts clients ...] [--json FILE] [--plot FILE]
 
-Clients and pictures: a real `keepsight serve` on the demo checkpoint, asked by HTTP by clients that share its machine;
-processor time is the kernel's count for each process, so theirs does not count, and requests per second suffer from
-it.  The engine's share is told with the model in it; what it decides is measured by itself, with nobody computing
-(`decisions.py`).  Cached entries: names without what they name, up to a million.  Points take turns, medians are given.
+Clients and pictures: a real `keepsight serve` on the demo checkpoint, with HTTP clients on the same machine.  Processor
+time is counted by the kernel for each process, so that of the clients is excluded, though they lower the requests per
+second.  The engine's time includes the model; its decisions are also measured by themselves, without a model
+(`decisions.py`).  Cached entries: names without content, up to a million.  Points take turns, medians are printed.
 
-The last column is the slope between the first and the last point where both axes are logarithmic: 0 is a cost that does
-not grow, 1 one that grows as what there is more of; above 1 would be worse than linear.
+The last column is the slope between the first and the last point on log-log axes: 0 is a constant cost, 1 a cost that
+grows linearly; above 1 would be worse than linear.
 """
 
 import argparse
@@ -50,24 +50,24 @@ from tests.real_server import real_server
 
 CLIENTS, PICTURES = (1, 16, 64, 256), (1, 2, 4, 8, 16, 32)
 ENTRIES = (1_000, 10_000, 100_000, 1_000_000)
-# A file of each entry takes a page of memory at least.
+# The limit where each entry is a file, which takes at least a page of memory.
 MOST_FILES = 100_000
 NUM_REQUESTS, NUM_TOKENS, PICTURE_SIZE = 64, 8, (448, 448)
 PER_FILLING_REQUEST, BLOCK = 250, 16
 RATE = "requests/s"
-# Times something while it is done so often, and returns milliseconds of processor time for each.
+# Repeats an operation and returns its milliseconds of processor time.
 Cost = Callable[[], float]
-# And by how many clients.
+# A workload, and the number of clients that send it.
 Asked = tuple[Workload, int]
 
 
 @dataclass(slots=True)
 class Growth:
-    """Costs by name and by how many there are, each as often as it was measured."""
+    """Costs by name and by the number of clients, pictures or entries; each is a list of measurements."""
 
     title: str
     unit: str
-    # Numbers are texts where they come from a file.
+    # The counts are strings, as in the JSON file.
     found: dict[str, dict[str, list[float]]] = field(default_factory=dict)
 
     def note(self, name: str, number: int, value: float) -> None:
@@ -115,7 +115,7 @@ def ms_each(work: Callable[[], object], count: int) -> float:
 
 
 def processor_ms(server: int) -> dict[str, float]:
-    """Of each kind of process, in hundredths of a second; also of threads that have ended."""
+    """Return the processor time of each kind of process, to a hundredth of a second, ended threads included."""
     total = dict.fromkeys(PROGRAMS.values(), 0.0)
     for pid in with_descendants(server):
         program = Path(f"/proc/{pid}/cmdline").read_text()
@@ -158,11 +158,11 @@ def ask_by_pictures(num_pictures: int, seed: int) -> Asked:
     return draw_workload("many-pictures", options), 1
 
 
-# What the engine decides --------------------------------------------------------------------------------------
+# The engine's decisions ---------------------------------------------------------------------------------------
 
 
 def decide(scheduler: Scheduler, batches: Iterable[Sequence[EngineRequest]], count: int) -> float:
-    """Milliseconds a request."""
+    """Return the milliseconds per request."""
     return ms_each(lambda: [answer(scheduler, batch) for batch in batches], count)
 
 
@@ -190,7 +190,7 @@ def grow_decisions_by_pictures(growth: Growth, rounds: int) -> None:
 
 
 def full_scheduler(num_entries: int) -> Scheduler:
-    """Whose encoder cache and prefix cache hold so many pictures and blocks, and have room for no more."""
+    """Return a scheduler whose encoder cache and prefix cache are full with so many pictures and blocks."""
     scheduler = make_scheduler(num_entries, num_entries, 4, 2 * PER_FILLING_REQUEST * BLOCK)
     for number in range(num_entries // PER_FILLING_REQUEST):
         names = [media_hash(f"{number} {each}") for each in range(PER_FILLING_REQUEST)]
@@ -215,7 +215,7 @@ def grow_decisions_by_entries(growth: Growth, entries: Sequence[int], rounds: in
 
 
 def alternate(names: Sequence[str], num_held: int, put: Callable[[str], object], get: Callable[[str], object]) -> Cost:
-    """Of the held names one is used for each that is new, which something must make room for."""
+    """Use one of the held names for each new one that is put in, which evicts another."""
     new, held = names[num_held:], names[num_held // 2 : num_held]
 
     def work() -> float:

@@ -1,9 +1,9 @@
-"""What guessing saves an answer that repeats what stands in its prompt, and what it costs one that does not.
+"""What guessing saves for an answer that repeats text of its prompt, and what it costs for one that does not.
 
     PYTHONPATH=. python benchmarks/guesses.py --model FOLDER [--answers 1 4] [--runs 6]
 
-Random weights repeat nothing, so each answer is kept to one text by a grammar: the prompt's own, the same with some
-words exchanged, or other words.  Two engines in one process, with guesses and without, are asked in turn.
+Random weights repeat nothing, so a grammar forces each answer to one text: the prompt's own, the same with some words
+replaced, or other words.  Two engines in one process, with guesses and without, are measured in turn.
 """
 
 import argparse
@@ -27,7 +27,7 @@ GUESSING, PLAIN = "with guesses", "without"
 
 
 def texts(rng: random.Random) -> dict[str, tuple[str, str]]:
-    """Of each kind a page, and what is said of it."""
+    """Return, by kind, a page for the prompt and the text of the answer."""
     words = say(rng, NUM_WORDS).split()
     others = say(rng, NUM_WORDS).split()
     exchanged = [others[place] if place % EXCHANGED == 0 else word for place, word in enumerate(words)]
@@ -51,7 +51,7 @@ def measure(llms: Mapping[str, LLM], num_answers: int, num_runs: int) -> None:
     for kind in drawn[0]:
         given = [each[kind] for each in drawn]
         for llm, pair in itertools.product(llms.values(), given):
-            ask(llm, *pair, num_answers, max_tokens=1)  # prompts are known then, and grammars compiled
+            ask(llm, *pair, num_answers, max_tokens=1)  # so that prompts are cached and grammars compiled
         ways = {name: partial(answer_wholly, llm, num_answers) for name, llm in llms.items()}
         guessing, plain = time_in_turn(ways, given, num_warm_up=1).values()
         num_tokens = [len(ask(llms[PLAIN], *pair, 1)[0].outputs[0].token_ids) for pair in given[1:]]

@@ -1,4 +1,4 @@
-"""Several ways to do one thing, timed in turn: a busy machine disturbs none of them more than the others."""
+"""Times several ways to do one thing in turn, so that a busy machine disturbs none more than the others."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -13,7 +13,7 @@ def time_in_turn(
     num_warm_up: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, list[float]]:
-    """Seconds of each way with each of what they are given, but for the first.  Who begins changes every time."""
+    """Return each way's seconds for each given input, without the warm-up.  Which way goes first alternates."""
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for number, each in enumerate(given):
         for name in list(ways) if number % 2 else reversed(list(ways)):

@@ -1,10 +1,10 @@
-"""A picture seen before against the same number of text tokens seen before: time to first token, in turn.
+"""Time to the first token of a known picture, compared in turn to that of a known text with as many tokens.
 
     PYTHONPATH=. python benchmarks/known_against_text.py --model FOLDER [--requests 60]
 
-A real `keepsight serve` with its defaults, one request at a time.  The picture is sent again, or named by its uuid
-alone.  Behind it, and behind a text that makes the prompt as long to the token, stand the same new words.  What is
-given are medians, and the medians of the ratios among those that were asked the same.
+A real `keepsight serve` with its defaults, one request at a time.  The picture is sent again, or only its uuid.  The
+same new words follow the picture, and a text that makes the prompt exactly as many tokens long.  Printed are medians,
+and the medians of the ratios between requests with the same words.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from keepsight.bench.workloads import Drawer, Part, WorkloadOptions
 MAX_TRIES = 200
 
 
-# What is asked in turn, the last against the others; all are answered the same way.
+# The kinds of requests, sent in turn; the others are compared to the last.
 SENT, NAMED, TEXT = "picture sent again", "its uuid alone", "text"
 NAME = b'{"type":"image_url","image_url":null,"uuid":"seen before"}'
 
@@ -42,7 +42,7 @@ class Contest:
             words = self._draw.words()
             for name in names:
                 answers[name].append(await self._ask(parts[name], words))
-            names.rotate()  # whoever is asked first has the disadvantage
+            names.rotate()  # being first is a disadvantage
         return answers
 
     async def _find_text_as_long(self, picture: Part) -> Part:

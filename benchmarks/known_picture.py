@@ -1,15 +1,15 @@
-"""What a picture costs the frontend: never seen, known by its content, and known by its uuid alone.
+"""The cost of a picture in the frontend: never seen, known by its content, and known by its uuid alone.
 
     PYTHONPATH=. python benchmarks/known_picture.py [--runs 60] [--before FOLDER]
 
-A real `keepsight serve` is asked by HTTP, one request after the other, about a 4000 x 3000 JPEG in a data URL.  Counted
-is processor time, as the kernel counts it for each thread: what the machine's other work takes does not count, though
-it makes caches cold.  The kinds of request take turns; medians are given.  Then the steps that nothing can save, and a
-line of the log for something that is done once in a request: each alone in this process, after other memory was read
-and again at once.
+A real `keepsight serve` is asked by HTTP, one request after the other, about a 4000 x 3000 JPEG in a data URL.  The
+processor time is the kernel's count for each thread: other work of the machine is not counted, though it makes caches
+cold.  The kinds of requests take turns; medians are printed.  Then the steps that no cache can avoid, and a line of the
+log as an example of something done once per request: each alone in this process, after other memory was read, and
+immediately again.
 
-`--before`: a checkout of another version, of which a second server is asked in turn; then there are the ratios of the
-frontends.
+`--before`: a checkout of another version, whose server is measured in turn with this one; the ratios of the frontends'
+times are then printed, too.
 """
 
 import argparse
@@ -40,7 +40,7 @@ from tests.real_server import START_SECONDS, RealServer, real_server
 T = TypeVar("T")
 PROGRAMS = {"engine_process": "engine", "frontend_process": "frontend", "media_worker": "workers"}
 UUID = "a photograph"
-# More than a processor's caches hold.
+# More than a CPU's caches can hold.
 ELSEWHERE_BYTES = 64 * 2**20
 
 
@@ -48,7 +48,7 @@ ELSEWHERE_BYTES = 64 * 2**20
 
 
 def to_body(number: int, *pictures: dict[str, Any]) -> bytes:
-    """Other words each time, before the picture: nothing of the prompt is in the prefix cache."""
+    """Return a request with new words before the picture, so that nothing of the prompt is in the prefix cache."""
     content = [{"type": "text", "text": f"Request {number}. What is this?"}, *pictures]
     request = {"messages": [{"role": "user", "content": content}], "max_tokens": 1, "temperature": 0}
     return json.dumps(request).encode()
@@ -76,7 +76,7 @@ def serving(checkout: Path | None = None) -> AbstractContextManager[RealServer]:
 
 
 def processor_ms(server: int) -> dict[str, float]:
-    """Of each kind of process, since it began."""
+    """Return the processor time of each kind of process since its start."""
     total = dict.fromkeys(PROGRAMS.values(), 0.0)
     for pid in {*with_descendants(server)} - {server}:
         with suppress(OSError):
@@ -88,7 +88,7 @@ def processor_ms(server: int) -> dict[str, float]:
 
 
 def settle(server: int) -> dict[str, float]:
-    """When what follows an answer has been done too."""
+    """Wait until the work after an answer has been done, too.  Return the processor times then."""
     before = processor_ms(server)
     while True:
         time.sleep(0.05)
@@ -104,7 +104,7 @@ def settle(server: int) -> dict[str, float]:
 def measure_requests(runs: int, jpeg: bytes, before: Path | None) -> None:
     asked: dict[str, Callable[[int], bytes]] = {
         "text alone": to_body,
-        # What follows the end of a JPEG is content, but no picture.
+        # Bytes after the end of a JPEG change its content hash, but not the picture.
         "never seen": lambda number: to_body(number, by_url(jpeg + b"%16d" % number)),
         "known": lambda number: to_body(number, by_url(jpeg)),
         "known, with its uuid": lambda number: to_body(number, by_url(jpeg, uuid=UUID)),

@@ -1,12 +1,12 @@
-"""A checkpoint with random weights for every benchmark that wants a FOLDER.
+"""Makes a checkpoint with random weights for every benchmark that needs a FOLDER.
 
     PYTHONPATH=. python benchmarks/make_checkpoint.py tiny-gemma3 FOLDER [--dtype bfloat16]
 
-In Gemma 3's shape, or in that of one of Qwen's (`make_qwen_checkpoint.py`, `make_sound_checkpoint.py`).  Pictures have
-4096 patches and 256 tokens, as published; layers and widths are fewer, small enough for a CPU, but for `gemma3-4b`,
-whose numbers are best drawn `--device cuda`.  The demo's chat template, and a tokenizer of 8192 tokens learnt from
-Python's own help.  It answers nonsense, in the time that sense would take; any server that loads a folder of Gemma 3
-loads it.  Needs transformers.
+In the shape of Gemma 3 or of one of Qwen's models (`make_qwen_checkpoint.py`, `make_sound_checkpoint.py`).  Pictures
+have 4096 patches and 256 tokens, as published; there are fewer and narrower layers, small enough for a CPU, except in
+`gemma3-4b`, whose weights are best drawn with `--device cuda`.  It has the demo's chat template, and a tokenizer of
+8192 tokens trained on Python's own help.  Its answers are nonsense, but take as long as meaningful ones would; any
+server that loads a folder of Gemma 3 loads it.  Needs transformers.
 """
 
 import argparse
@@ -35,7 +35,7 @@ SIZES: Mapping[str, Size] = {
         "text": {"hidden_size": 256, "intermediate_size": 1024, "num_hidden_layers": 6, "head_dim": 64},
         "vision": SMALLEST_TOWER,
     },
-    # The smallest published text model's shape and rows; most of these have no token.
+    # The shape and vocabulary size of the smallest published text model; most embedding rows have no token.
     "wide-gemma3": {
         "text": {
             "hidden_size": 640,
@@ -50,7 +50,7 @@ SIZES: Mapping[str, Size] = {
         "text": {"hidden_size": 640, "intermediate_size": 2048, "num_hidden_layers": 12, "head_dim": 256},
         "vision": {"hidden_size": 576, "intermediate_size": 2152, "num_hidden_layers": 12, "num_attention_heads": 8},
     },
-    # As published, but for the length and the names of its tokens.
+    # As published, except for the context length and the names of the tokens.
     "gemma3-4b": {
         "text": {
             "hidden_size": 2560,
@@ -65,7 +65,7 @@ SIZES: Mapping[str, Size] = {
         "vision": {"hidden_size": 1152, "intermediate_size": 4304, "num_hidden_layers": 27, "num_attention_heads": 16},
     },
 }
-# Where the demo's are, and so its configuration.
+# At the same ids as the demo's, so that its configuration applies.
 FIRST = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", "<start_of_turn>", "<end_of_turn>"]
 PICTURE_MARKS = ["<start_of_image>", "<end_of_image>"]
 PICTURE_TOKEN = "<image_soft_token>"
@@ -92,7 +92,7 @@ def main() -> None:
 
 
 def make_checkpoint(folder: Path, size: Size, dtype: torch.dtype, seed: int, device: str = "cpu") -> int:
-    """The number of its parameters."""
+    """Write the checkpoint.  Return the number of its parameters."""
     copy_all_but_the_model(folder)
     (folder / "README.md").unlink()
     write_tokenizer(folder)
@@ -155,7 +155,7 @@ def write_sizes(folder: Path) -> None:
 
 
 def name_tower_as_published(path: Path) -> None:
-    """Some servers know no other names."""
+    """Rename the tower's weights to their published names, as some servers know no others."""
     tower = "vision_tower."
     named = {name.replace(tower, f"{tower}vision_model."): tensor for name, tensor in load_file(path).items()}
     save_file(named, path, metadata={"format": "pt"})

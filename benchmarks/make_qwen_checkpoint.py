@@ -1,7 +1,7 @@
-"""The same in Qwen3-VL's shape, or in Qwen2.5-VL's: pictures are shown at their own sizes, and text is bytes.
+"""Makes a checkpoint in the shape of Qwen3-VL or Qwen2.5-VL: pictures keep their own sizes, text is byte-level.
 
-A picture of 896 x 896 has 784 tokens, or 1024, each of 4 patches, as published; layers and widths are fewer.  A
-tokenizer of 8192 tokens learnt from Python's own help.
+A picture of 896 x 896 has 784 tokens, or 1024, each of 4 patches, as published; there are fewer and narrower layers.
+The tokenizer of 8192 tokens is trained on Python's own help.
 """
 
 import json
@@ -44,7 +44,7 @@ _COMMON = {
 
 
 def make_qwen_checkpoint(folder: Path, size: QwenSize, dtype: torch.dtype, seed: int) -> int:
-    """The number of its parameters."""
+    """Write the checkpoint.  Return the number of its parameters."""
     folder.mkdir(parents=True, exist_ok=True)
     corpus = pydoc_data.topics.topics.values()
     ids = write_byte_level_tokenizer(folder, corpus=corpus, vocab_size=VOCAB_SIZE - 32)
@@ -54,7 +54,7 @@ def make_qwen_checkpoint(folder: Path, size: QwenSize, dtype: torch.dtype, seed:
     model.generation_config.eos_token_id = [ids["<|im_end|>"], ids["<|endoftext|>"]]
     qwen3_vl.save_checkpoint(model.to(dtype), folder)
     (folder / "preprocessor_config.json").write_text(json.dumps(QWEN2_5_VL.processor if has_windows else PROCESSOR))
-    if not has_windows:  # else one file goes for both, as published
+    if not has_windows:  # else one file applies to both, as published
         films = {**PROCESSOR, "video_processor_type": "Qwen3VLVideoProcessor"}
         (folder / "video_preprocessor_config.json").write_text(json.dumps(films))
     (folder / "chat_template.jinja").write_text(QWEN_LIKE)
@@ -87,7 +87,7 @@ def _arguments(size: QwenSize) -> dict[str, Any]:
 
 
 def _arguments_with_windows(size: QwenSize) -> dict[str, Any]:
-    """Of Qwen2.5-VL; the last layer of the tower sees whole pictures."""
+    """Return the arguments of Qwen2.5-VL; only the last layer of the tower sees whole pictures."""
     text, vision = size["text"], size["vision"]
     half = text["hidden_size"] // 4 // 2
     sections = [half - 2 * (3 * half // 8), 3 * half // 8, 3 * half // 8]

@@ -1,4 +1,4 @@
-"""The same in Qwen2-Audio's shape: a sound of 30 s has 750 tokens, as published; layers and widths are fewer."""
+"""Makes a checkpoint in Qwen2-Audio's shape, with fewer and narrower layers: 30 s have 750 tokens, as published."""
 
 import pydoc_data.topics
 from collections.abc import Mapping
@@ -30,7 +30,7 @@ _COMMON = {
 
 
 def make_sound_checkpoint(folder: Path, size: SoundSize, dtype: torch.dtype, seed: int) -> int:
-    """The number of its parameters."""
+    """Write the checkpoint.  Return the number of its parameters."""
     audio = {"model_type": "qwen2_audio_encoder", "num_mel_bins": 128, "max_source_positions": 1500, **size["audio"]}
     arguments = {"text_config": {**_COMMON, **size["text"]}, "audio_config": audio}
     corpus = pydoc_data.topics.topics.values()

@@ -1,8 +1,8 @@
-"""Pictures a second, made by one and by two threads or processes; and what the processes cost to start and to keep.
+"""Pictures per second, made by one and by two threads or processes; and what the processes cost to start and to keep.
 
     PYTHONPATH=src:. python benchmarks/media_workers.py [--runs 5] [--pictures 24]
 
-Medians are shown.
+Medians are printed.
 """
 
 import argparse
@@ -46,7 +46,7 @@ def print_rates(workers: MediaWorkers, runs: int, num_pictures: int) -> None:
 
 
 def time_first_picture(runs: int) -> float:
-    """Seconds from nothing to the pixels of a small picture."""
+    """Return the seconds from starting the workers to the pixels of a small picture."""
     job = PictureJob(pictures()["1024x768 JPEG"], "first", {"": None}, ImageProcessorConfig(height=SIDE, width=SIDE))
     return statistics.median(_time_first(job) for _ in range(runs))
 
@@ -59,7 +59,7 @@ def _time_first(job: PictureJob) -> float:
 
 
 def time_replacement(runs: int) -> float:
-    """Seconds that a small picture takes more when its worker has just been killed."""
+    """Return the extra seconds that a small picture takes if its worker has just been killed."""
     job = PictureJob(pictures()["1024x768 JPEG"], "next", {"": None}, ImageProcessorConfig(height=SIDE, width=SIDE))
     times: list[float] = []
     with closing(MediaWorkers(1)) as workers:

@@ -2,10 +2,10 @@
 
     PYTHONPATH=. python benchmarks/offline_throughput.py --model FOLDER [--vllm-python PYTHON] [--rounds 3]
 
-Texts with none to three 1024x1024 JPEGs of a pool whose popularity follows Zipf's law, greedy answers of one length,
-float32, all caches at their defaults.  Each engine runs in a process of its own while the others do not; loading and a
-first batch of other requests and pictures are not counted.  transformers gets batches of 8, padded on the left.  The
-answers are compared afterwards, Keepsight's made from the pixels that transformers makes in this environment.
+Texts with none to three 1024x1024 JPEGs from a pool whose popularity follows Zipf's law, greedy answers of one length,
+float32, all caches at their defaults.  Each engine runs alone, in a process of its own; loading and a first batch of
+other requests and pictures are not counted.  transformers gets batches of 8, padded on the left.  The answers are
+compared afterwards, with Keepsight's computed from the same pixels as transformers' in this environment.
 """
 
 import argparse
@@ -26,7 +26,7 @@ def make_workload(arguments: argparse.Namespace) -> Workload:
     pool = [photograph(arguments.seed * 1000 + number) for number in range(arguments.pictures + NUM_WARM_UP_PICTURES)]
     timed = mixed_requests(arguments.requests, arguments.pictures, arguments.zipf, arguments.seed)
     others = mixed_requests(NUM_WARM_UP_REQUESTS, NUM_WARM_UP_PICTURES, 1.0, arguments.seed + 1)
-    # Its pictures lie behind the pool's.
+    # The warm-up's pictures come after the pool's.
     warm_up = [[part + arguments.pictures if isinstance(part, int) else part for part in each] for each in others]
     return Workload([warm_up, timed], pool, arguments.tokens)
 

@@ -1,9 +1,9 @@
-"""Keepsight, transformers and vLLM under one interface, each in a process of its own that has the machine to itself.
+"""Keepsight, transformers and vLLM behind one interface, each in a process of its own that has the machine to itself.
 
     python -m benchmarks.peers ENGINE FOLDER MODEL     (what `measure` runs, with the interpreter that has the engine)
 
-All compute on all cores in the checkpoint's precision, which of float32 not all do by themselves; loading is not
-counted.  Knows nothing of what is measured: it answers a workload's batches one after the other, and says how long
+All compute on all cores in the checkpoint's precision, which is not every engine's default for float32; loading is not
+counted.  Independent of what is measured: it answers a workload's batches one after the other, and reports how long
 each took.
 """
 
@@ -37,18 +37,18 @@ class Answer:
 class BatchResult:
     seconds: float
     answers: list[Answer]
-    # Pictures that went through the encoder, where the engine tells.
+    # The number of pictures that were encoded, if the engine reports it.
     num_encoded: int | None = None
 
 
-# Requests, JPEG files and the length of an answer; answers come in the order of the requests.
+# Takes requests, JPEG files and the length of an answer; returns answers in the order of the requests.
 AnswerAll = Callable[[Sequence[Request], Sequence[bytes], int], list[Answer]]
 
 
 @dataclass(frozen=True, slots=True)
 class Engine:
     answer: AnswerAll
-    # How many pictures it has encoded so far.
+    # Returns how many pictures it has encoded so far.
     count_encoded: Callable[[], int] | None = None
 
 
@@ -69,7 +69,7 @@ def load_keepsight(model: str, image_backend: str = "torchvision") -> Engine:
 
 
 def count_encodings() -> Callable[[], int]:
-    """Of all runners in this process: what their plans tell them to encode."""
+    """Count what the plans of all runners in this process tell them to encode."""
     from keepsight.runner.model_runner import ModelRunner
     from keepsight.scheduling.step_plan import Encoding, StepPlan, StepResult
 
@@ -92,7 +92,7 @@ def load_vllm(model: str) -> Engine:
 
 
 def _through_llm(llm: Any, sampling_params: Any) -> AnswerAll:
-    """Both have the same shapes."""
+    """Use the interface that Keepsight and vLLM have in common."""
 
     def answer(requests: Sequence[Request], pictures: Sequence[bytes], max_tokens: int) -> list[Answer]:
         params = sampling_params(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -134,14 +134,14 @@ def _to_tensors(processor: Any, requests: Sequence[Request], pictures: Sequence[
         message = {"role": "user", "content": content}
         texts.append(processor.apply_chat_template([message], add_generation_prompt=True))
         shown.append([Image.open(io.BytesIO(pictures[part])) for part in request if isinstance(part, int)])
-    # The template wrote the <bos> already.
+    # The template has already written the <bos>.
     images = shown if any(shown) else None
     return processor(text=texts, images=images, padding=True, add_special_tokens=False, return_tensors="pt")
 
 
 LOADERS: dict[str, Callable[[str], Engine]] = {
     "keepsight": load_keepsight,
-    # The pixels of a transformers that has no torchvision.
+    # With the pixels of a transformers without torchvision.
     "keepsight-pil": partial(load_keepsight, image_backend="pil"),
     "transformers": load_transformers,
     "vllm": load_vllm,

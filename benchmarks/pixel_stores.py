@@ -1,11 +1,11 @@
-"""What it costs to keep pixels in shared memory, and to get them from there, against doing no more than must be done.
+"""The cost of storing pixels in shared memory and of getting them from there, compared to the necessary minimum.
 
     PYTHONPATH=. python benchmarks/pixel_stores.py [--pictures 40] [--rounds 30]
 
 Hit: from the media hash to the pixels in the engine, all of them read (the ring copies them out, the store maps them),
-against the same bytes copied out of a map.  Miss: `put`, against copying the same bytes into fresh shared memory.  All
-take turns, picture by picture; in one process, as the work of both sides is the same in two.  Then what each kind of
-cache holds when it is full, against what it says that it holds.
+compared to copying the same bytes out of a map.  Miss: `put`, compared to copying the same bytes into new shared
+memory.  All take turns, picture by picture, in one process, as both sides do the same work in two.  Then the memory
+that each kind of cache takes when it is full, compared to what it reports.
 """
 
 import argparse
@@ -40,7 +40,7 @@ def picture(number: int) -> Pixels:
 
 
 class Bare:
-    """The same bytes in files of their own, with nothing around them."""
+    """The same bytes in plain files, one for each picture."""
 
     def __init__(self, folder: Path, pictures: list[Pixels]) -> None:
         self._folder, self._pictures = folder, pictures
@@ -85,7 +85,7 @@ def find(source: PixelSource, number: int) -> Pixels:
 
 
 def compare(steps: dict[str, Callable[[int], object]], num_pictures: int, num_rounds: int) -> None:
-    """The last is what the others are compared with."""
+    """Time all steps; each is compared to the last one."""
     seconds = time_in_turn(steps, [*range(num_pictures)] * (num_rounds + 1), num_warm_up=num_pictures)
     medians = {name: statistics.median(times) for name, times in seconds.items()}
     bare = list(medians.values())[-1]
@@ -130,7 +130,7 @@ def measure_time(num_pictures: int, num_rounds: int) -> None:
 def putting(
     sides: dict[PixelMode, tuple[PixelCache, PixelSource]], pictures: list[Pixels]
 ) -> dict[str, Callable[[int], object]]:
-    """Always new ones, and so the oldest go."""
+    """Return the steps that put new pictures in, which evicts the oldest."""
     next_name = iter(range(1000, 1 << 40))
     return {
         mode: lambda number, cache=cache: cache.put(name_of(next(next_name)), pictures[number])  # type: ignore[misc]

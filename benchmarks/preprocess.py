@@ -1,10 +1,10 @@
-"""Bytes to uint8 and to normalised floats, one picture and one thread at a time, against both backends of transformers.
+"""From bytes to uint8 and to normalized floats, one picture at a time on one thread, against transformers' backends.
 
     PYTHONPATH=src:. python benchmarks/preprocess.py [--torchvision FOLDER] [--runs 15]
 
 FOLDER holds torchvision 0.28 (`pip install --no-deps --target FOLDER torchvision==0.28.0`); without it the default
-backend of transformers cannot run beside a CPU torch and its rows are left out.  Times are of the processor, not of the
-clock on the wall, and the contestants take turns, so that a busy machine disturbs neither more than the other.
+backend of transformers cannot run with a CPU torch and its rows are left out.  Times are processor time, not wall-clock
+time, and the contestants take turns, so that a busy machine disturbs neither more than the other.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SIDE = 896
 
 
 def page(width: int, height: int) -> Image.Image:
-    """Blots of black on white, as a scanned page has them."""
+    """Draw black blots on white, like a scanned page."""
     grey = draw_photograph(0, width, height).convert("L")
     return grey.point([0] * 100 + [255] * 156).convert("RGB")
 

@@ -1,4 +1,4 @@
-"""What a process and all that it started take: memory in fair shares, and processor time."""
+"""Proportional memory and processor time of a process and all its descendants."""
 
 import os
 from contextlib import suppress
@@ -23,7 +23,7 @@ def family_processor_seconds(pid: int) -> float:
 
 
 def processor_seconds(pid: int) -> float:
-    """Of all its threads, those that have ended included."""
-    # Behind the name, which is in parentheses and may hold anything.
+    """Return the processor time of all threads of a process, including those that have ended."""
+    # Parse after the name, which is in parentheses and may contain anything.
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS

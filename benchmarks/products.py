@@ -1,10 +1,10 @@
-"""Matrix products on the CPU: Keepsight's own, and oneDNN's as torch offers them, of weights that are laid out before.
+"""Matrix products on the CPU with packed weights: Keepsight's own, and oneDNN's as torch offers them.
 
     PYTHONPATH=. python benchmarks/products.py [--rows 1 8 34 290 1024] [--shapes 2048x640 10240x2560]
 
-Four weights of each shape in turn, so that they come from where a model's come from.  GFLOP/s of all cores, of the best
-of several rounds; "rounded" rows are made bfloat16 for the product, by Keepsight within it, for oneDNN before.  Of int8
-each output has a scale.
+Four weights of each shape in turn, so that they are read from the same level of memory as a model's.  Printed are the
+GFLOP/s of all cores in the best of several rounds; "rounded" rows are converted to bfloat16 for the product, by
+Keepsight within it, for oneDNN before it.  With int8, each output has a scale.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from keepsight.models.cpu_products import Panels, rounds_rows
 from keepsight.models.quantize_rows import quantize_rows
 
 NUM_WEIGHTS, ROUNDS, SECONDS = 4, 5, 0.2
-# oneDNN chooses a layout for as many; it serves any number.
+# oneDNN chooses a layout for this many rows, which works for any number.
 EXPECTED_ROWS = 128
 
 
 def best_seconds(products: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Of each, in turn: these machines have slow minutes."""
+    """Return each product's best time, measured in turn, as these machines have slow minutes."""
     best = dict.fromkeys(products, float("inf"))
     for _ in range(ROUNDS):
         for name, multiply in products.items():

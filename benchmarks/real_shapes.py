@@ -1,10 +1,10 @@
-"""How fast a published size runs with random weights, beside what the machine's arithmetic and memory allow.
+"""Speed of a published model size with random weights, compared to what the machine's arithmetic and memory allow.
 
     PYTHONPATH=. python benchmarks/real_shapes.py --size 4b --device cuda --peak-tflops 790 --bandwidth-gb 4300
 
-Encoder: one 896x896 picture against its multiply-adds at the peak rate.  Decode: a step of a server's runner, which on
-a GPU is recorded, for 1 and for 64 sequences, against reading the decoder's weights once and every sequence's keys and
-values.  `--layers` keeps only the first layers, to try it on a small machine.
+Encoder: one 896x896 picture, compared to its multiply-adds at the peak rate.  Decode: a step of a server's runner,
+which on a GPU is recorded, for 1 and for 64 sequences, compared to reading the decoder's weights once and the keys and
+values of every sequence.  `--layers` keeps only the first layers, to try it on a small machine.
 """
 
 import argparse
@@ -41,11 +41,11 @@ from tests.models.qwen3_vl.real_configs import REAL_CONFIGS as QWEN3_VL_CONFIGS
 QWEN = "qwen3-vl-"
 SIZES = {**GEMMA3_CONFIGS, **{QWEN + size: config for size, config in QWEN3_VL_CONFIGS.items()}}
 PICTURE_SIZE = 896
-# Of a picture of that size.
+# The tokens of a picture of that size.
 TOKENS_OF_QWEN = 784
-# Sequences of one step.
+# Numbers of sequences in one step.
 FEW, MANY = 1, 64
-# What is computed of a sequence in one step: tokens, those before them, and streams beside.
+# Prompt steps: the tokens computed of a sequence, the tokens before them, and the streams in the same step.
 PROMPTS = ((290, 0, 0), (34, 0, 0), (34, CONTEXT - 34, 0), (CONTEXT, 0, 0), (290, 0, 32))
 
 
@@ -68,7 +68,7 @@ class Machine(ModelWork):
 
 
 class Answers:
-    """As many sequences as a server may have, and steps that compute some of their tokens, always the same ones."""
+    """As many sequences as a server may have, and steps that compute some of their tokens, always the same."""
 
     def __init__(self, model: Model, max_recorded_prompt: int = 0) -> None:
         blocks_each = CONTEXT // BLOCK_SIZE
@@ -81,7 +81,7 @@ class Answers:
         self._runner.run(
             StepPlan(new=[NewSequence(each, EngineRequest(each[0], prompt, (), params), 0, ()) for each in ids])
         )
-        # Nobody computes the positions before; what memory holds by itself may be no numbers.
+        # Earlier positions are never computed, and uninitialized memory may hold NaNs.
         for layer in self._runner.blocks.layers:
             layer.keys.zero_()
             layer.values.zero_()
@@ -96,7 +96,7 @@ class Answers:
         self._compute(self._again[:num_sequences])
 
     def prompt(self, num_tokens: int, start: int = 0, num_streams: int = 0) -> None:
-        """Those of one sequence, behind others of it, and beside the next tokens of some others."""
+        """Compute tokens of one sequence, from position `start` on, together with one token of some streams."""
         whole = self._again[0]._replace(start=start, length=num_tokens)
         self._compute([whole, *self._again[1 : 1 + num_streams]])
 
@@ -105,7 +105,7 @@ class Answers:
         assert len(result.computed) == len(slices), result.failed_sequences
 
     def bytes_of_keys(self, num_sequences: int) -> int:
-        """And of values.  No published window is narrower than the context."""
+        """Return the bytes of keys and values that are read.  No published window is narrower than the context."""
         slots = num_sequences * CONTEXT
         return sum(layer.keys[:slots].nbytes + layer.values[:slots].nbytes for layer in self._runner.blocks.layers)
 
@@ -114,7 +114,7 @@ class Answers:
 
 
 def encoder_flops(vision: Gemma3Vision | Qwen3VLVision) -> float:
-    """Of one picture's layers; a multiply-add counts twice."""
+    """Return the operations of the layers for one picture; a multiply-add counts twice."""
     patches, hidden = (PICTURE_SIZE // vision.patch_size) ** 2, vision.layer.hidden_size
     products = 4 * hidden * hidden + 2 * hidden * vision.layer.intermediate_size
     return float(vision.num_layers * (2 * patches * products + 4 * patches * patches * hidden))
@@ -156,7 +156,7 @@ def main() -> None:
 
 
 def report(machine: Machine, arguments: argparse.Namespace) -> None:
-    # Whether kernels are used, and steps recorded.
+    # The log says whether kernels are used and steps are recorded.
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     print(f"{arguments.size}, {arguments.dtype} on {arguments.device}, medians of {arguments.runs}")
     prove_kernels(machine.model)

@@ -1,9 +1,9 @@
-"""A picture's first token after kill -9 and a new start, beside the same picture's when it lies on the device.
+"""Time to a picture's first token after kill -9 and a restart, compared to when its embeddings are on the device.
 
     PYTHONPATH=. python benchmarks/restart_hits.py [--model FOLDER] [--pictures 200]
 
 `keepsight serve` with a disk cache and no prefix cache answers about all pictures, is killed with SIGKILL and started
-again; then each picture is asked about twice in a row: it comes from the disk, and the second time from the device.
+again; then each picture is asked about twice in a row: it comes from the disk first, then from the device.
 """
 
 import argparse
@@ -30,7 +30,7 @@ class Client:
         self._pictures = pictures
 
     def first_token(self, number: int) -> float:
-        """Milliseconds."""
+        """Return the time to the first token in milliseconds."""
         messages: Any = to_messages([number, "What is in the picture?"], self._pictures)
         began = time.perf_counter()
         self._client.chat.completions.create(model=self._model, messages=messages, max_tokens=1, temperature=0)

@@ -1,9 +1,10 @@
-"""Tokens a second of 16 streams by how their tokens are chosen, offline, of a vocabulary as large as published ones.
+"""Tokens per second of 16 streams with different sampling parameters, offline, with a vocabulary of published size.
 
     PYTHONPATH=. python benchmarks/make_checkpoint.py wide-gemma3 FOLDER --dtype bfloat16
     PYTHONPATH=. python benchmarks/sampling.py --model FOLDER [--vllm-python PYTHON]
 
-What `top_p` alone takes depends on how many tokens it leaves: of random weights almost all, unless it is cold.
+The cost of `top_p` alone depends on how many tokens it keeps: with random weights almost all, unless the temperature is
+low.
 """
 
 import argparse
@@ -32,7 +33,7 @@ KINDS: Mapping[str, Mapping[str, Any]] = {
 
 
 def run(engine: str, model: str) -> None:
-    """In the process of the engine."""
+    """Measure one engine; runs in that engine's own process."""
     if engine == "vllm":
         from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
     else:

@@ -1,11 +1,11 @@
-"""What the engine's decisions cost: a step's schedule and update with many streams, and naming a long prompt's blocks.
+"""The cost of the engine's decisions: a step's schedule and update with many streams, and hashing a long prompt.
 
     PYTHONPATH=. python benchmarks/scheduler_cost.py [--streams 256] [--steps 200] [--profile]
 
-No model and no runner: the results of the steps are made by hand, outside of the time that is measured.  Parked
-requests wait for pixels that never come; waiting ones for a seat.  Streams begin at different offsets in their blocks,
-unless `--aligned` makes all of them fill one in the same step.  One thread, processor time; what Python's garbage
-collector takes is within it, and said.
+No model and no runner: the results of the steps are fabricated, outside of the measured time.  Parked requests wait for
+pixels that never come; waiting ones for a seat.  Streams begin at different offsets in their blocks, unless `--aligned`
+makes all of them fill one in the same step.  Times are processor time of one thread; they include Python's garbage
+collector, whose share is printed.
 """
 
 import argparse
@@ -28,7 +28,7 @@ LONG_PROMPT_TOKENS, LONG_PROMPT_PICTURES = 32_768, 16
 
 
 def ask(name: str, num_tokens: int, num_pictures: int) -> EngineRequest:
-    """Each picture with a hash of its own."""
+    """Make a request whose pictures all have different hashes."""
     pictures = [media_hash(f"{name} {index}") for index in range(num_pictures)]
     return make_request(name, num_tokens, pictures, None, TOKENS_PER_PICTURE)
 
@@ -50,7 +50,7 @@ def make_config(num_streams: int, num_steps: int) -> EngineConfig:
 
 
 class Streams:
-    """A scheduler whose seats are taken by streams, and others that it cannot serve yet."""
+    """A scheduler whose seats are taken by streams, and other requests that it cannot serve yet."""
 
     def __init__(self, num_streams: int, num_steps: int, num_others: int, is_aligned: bool) -> None:
         self.scheduler = Scheduler(make_config(num_streams, num_steps), NOBODY)
@@ -71,7 +71,7 @@ class Streams:
         return len(plan.now)
 
     def step(self) -> tuple[float, float]:
-        """The seconds of schedule and of update."""
+        """Run a step.  Return the seconds of schedule and of update."""
         started = time.process_time()
         plan = self.scheduler.schedule()
         planned = time.process_time()
@@ -82,7 +82,7 @@ class Streams:
 
 
 class GarbageCollector:
-    """The processor time that Python spends looking for garbage from now on."""
+    """The processor time that Python's garbage collector takes from now on."""
 
     def __init__(self) -> None:
         self.seconds, self._started = 0.0, 0.0

@@ -1,6 +1,6 @@
-"""OpenAI-compatible servers to measure, Keepsight's and vLLM's, each started, asked as a client asks, and ended.
+"""Starts, queries and stops the OpenAI-compatible servers to measure, Keepsight's and vLLM's.
 
-What a server says while it starts is shown only if it does not come up.
+A server's output is shown only if it does not start.
 """
 
 import asyncio
@@ -23,12 +23,12 @@ from benchmarks.peers import MAX_MODEL_LEN, peer_environment, precision_of
 START_UP_SECONDS, STOP_SECONDS = 600, 30
 SERVERS = {"keepsight-serve": ["-m", "keepsight"], "vllm-serve": ["-m", "vllm.entrypoints.cli.main"]}
 READY_PATHS = {"keepsight-serve": "/ready", "vllm-serve": "/health"}
-# Messages, and the length of the answer; yields at each of its tokens.
+# Takes messages and the length of the answer; yields at each token of the answer.
 Ask = Callable[[list[dict[str, Any]], int], AsyncIterator[None]]
 
 
 class ServerProcess:
-    """One command on one port, which may be started again."""
+    """One server command on one port, which may be restarted."""
 
     def __init__(self, name: str, model: Path, vllm_python: str | None, *options: str) -> None:
         python = vllm_python if name == "vllm-serve" else sys.executable
@@ -50,7 +50,7 @@ class ServerProcess:
         return self._process.pid
 
     async def start(self) -> float:
-        """The seconds until it is ready."""
+        """Start the server.  Return the seconds until it is ready."""
         started = time.perf_counter()
         self._process = subprocess.Popen(self._command, env=peer_environment(), stdout=self._log, stderr=self._log)
         async with httpx.AsyncClient(base_url=self.url, timeout=None) as client:
@@ -71,7 +71,7 @@ class ServerProcess:
 
 @asynccontextmanager
 async def serve(name: str, model: Path, vllm_python: str | None) -> AsyncIterator[Ask]:
-    """The server runs until the block ends."""
+    """Run a server until the block ends."""
     server = ServerProcess(name, model, vllm_python)
     try:
         await server.start()
@@ -95,7 +95,7 @@ async def ask_greedily(
 
 
 def is_token(chunk: dict[str, Any]) -> bool:
-    """The first chunk of an answer may bring the role alone."""
+    """Return whether a chunk holds a token: the first chunk of an answer may hold only the role."""
     return any(choice["delta"].get("content") or choice.get("finish_reason") is not None for choice in chunk["choices"])
 
 

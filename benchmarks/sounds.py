@@ -1,8 +1,8 @@
-"""How long the first token takes of a question about a sound: never heard, known, and known with another question.
+"""Time to the first token of a question about a sound: never heard, known, and known with another question.
 
     PYTHONPATH=. python benchmarks/sounds.py --model FOLDER [--vllm-python PYTHON] [--seconds 10]
 
-Of a model that takes sounds (`make_checkpoint.py tiny-qwen2-audio FOLDER`), told as WAVs of its own rate.
+Needs a model that takes sounds (`make_checkpoint.py tiny-qwen2-audio FOLDER`); they are sent as WAVs of its own rate.
 """
 
 import argparse
@@ -22,7 +22,7 @@ RATE = 16_000
 
 
 def draw_sound(seed: int, seconds: int) -> bytes:
-    """A WAV of noise."""
+    """Return a WAV of noise."""
     noise = np.random.default_rng(seed).normal(0, 3_000, seconds * RATE).astype("<i2")
     written = io.BytesIO()
     with wave.open(written, "wb") as file:

@@ -1,13 +1,13 @@
-"""What a picture costs whose embeddings lie in a tier, beside one on the device and one that is encoded again.
+"""The cost of a picture whose embeddings are in a tier, compared to on the device and to being encoded again.
 
     PYTHONPATH=. python benchmarks/tier_hits.py [--model FOLDER] [--rounds 30] [--device cpu]
 
-Time to first token, without a server, the prefix cache off and room on the device for one picture, so that two pictures
-asked about in turn evict one another: from the device (one picture, again and again), from host memory, from the disk
-(its pages in the page cache), from what an engine before left there (each picture once), encoded again from pixels that
-are held, and decoded too.  Each way has an engine of its own in one process, and all are asked in turn.  Then how long
-tiers hold up the engine's loop, call by call, while many requests load from a disk and write to it: in all; without
-waits for a core, which threads that compute and other processes take from it; and computing itself.
+Time to first token, without a server, with the prefix cache off and room on the device for one picture, so that two
+pictures asked about in turn evict each other: from the device (one picture, again and again), from host memory, from
+the disk (its pages in the page cache), from a disk folder that an earlier engine filled (each picture once), encoded
+again from cached pixels, and decoded again, too.  Each way has an engine of its own in one process, and all take turns.
+Then how long tiers block the engine's loop, call by call, while many requests load from a disk and write to it: in
+total; without waiting for a core, which compute threads and other processes may occupy; and the loop's own computing.
 """
 
 import argparse
@@ -29,7 +29,7 @@ OFF: dict[str, Any] = {"encoder_host_cache_gb": 0}
 
 
 class Pause(NamedTuple):
-    """Milliseconds of one call on the loop's thread: in all, without its waits for a core, and computing."""
+    """Milliseconds of one call on the loop's thread: in total, without waits for a core, and computing."""
 
     whole: float
     with_a_core: float
@@ -41,7 +41,7 @@ def question(seed: int) -> list[dict[str, Any]]:
 
 
 def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
-    """Median milliseconds to the first token, all ways in turn, after two rounds that are not counted."""
+    """Return the median milliseconds to the first token, all ways in turn, after two rounds that are not counted."""
     one, two = [question(1)], [question(1), question(2)]
     each_once = [question(seed) for seed in range(10, 10 + rounds + 2)]
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -57,7 +57,7 @@ def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
             "decoded and encoded again": ({**common, **OFF, "mm_processor_cache_gb": 0}, two),
         }
         ways = {name: asking(stack.enter_context(LLM(**options)), its) for name, (options, its) in asked.items()}
-        # Each follows another one every time: what was encoded before has emptied the processor's cache.
+        # Each way always follows another one: the encoding before it has flushed the CPU's caches.
         taken = time_in_turn(ways, range(rounds + 2), num_warm_up=2)
     return {name: statistics.median(seconds) * 1000 for name, seconds in taken.items()}
 
@@ -70,7 +70,7 @@ def measure_pauses(common: dict[str, Any], num_pictures: int) -> list[Pause]:
     questions = [question(seed) for seed in range(num_pictures)]
     pauses: list[Pause] = []
     with tempfile.TemporaryDirectory() as folder, LLM(**common, encoder_disk_cache=f"{folder}/cache") as llm:
-        # As a server's engine does.
+        # As in a server's engine.
         gc.freeze()
         loop: Any = llm.engine._loop
         loop._load_embeddings = timed(loop._load_embeddings, pauses)
@@ -86,7 +86,7 @@ def timed(function: Callable[..., Any], pauses: list[Pause]) -> Callable[..., An
         waited, began, busy = seconds_without_core(), time.perf_counter(), time.thread_time()
         result = function(*arguments)
         busy, whole = time.thread_time() - busy, time.perf_counter() - began
-        # The clocks are not read at one instant.
+        # The clocks are not read at the same instant.
         with_a_core = max(busy, whole - (seconds_without_core() - waited))
         pauses.append(Pause(whole * 1000, with_a_core * 1000, busy * 1000))
         return result
@@ -95,7 +95,7 @@ def timed(function: Callable[..., Any], pauses: list[Pause]) -> Callable[..., An
 
 
 def seconds_without_core() -> float:
-    """What this thread has waited for one so far: other processes take the cores, too.  0 where Linux does not say."""
+    """Return how long this thread has waited for a core so far, as other processes use them, too; 0 if unknown."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_bytes().split()[1]) / 1e9
     except FileNotFoundError:

@@ -1,13 +1,13 @@
-"""What it costs to get embeddings from a tier, against doing no more than must be done; and what policies save.
+"""The cost of getting embeddings from a tier, compared to the necessary minimum; and what policies save.
 
     PYTHONPATH=. python benchmarks/tiers.py [--entries 24] [--rounds 10] [--folder DIR] [--accesses 60000]
 
-Disk: an entry (27b: 2.75 MB) against a plain read of its file, from the disk itself (its pages dropped before) and from
-the page cache; there also into memory that does not lie in the processor's cache, as when what was read is kept.
-Redis: `get` of an entry against the same server's reply taken off a raw socket, neither parsed nor checked; and against
-as many bytes from a process that does nothing but send them.  Needs `redis-server`.  All take turns, entry by entry.
-Then the share of seconds that each policy saves of each trace, with memory for 5 % of all that is named, beside what
-knows the future.
+Disk: an entry (27b: 2.75 MB), compared to a plain read of its file, from the disk itself (its pages dropped before) and
+from the page cache; from there also into memory that is not in the CPU's cache, as when the content is kept.
+Redis: `get` of an entry, compared to the same server's reply read from a raw socket, neither parsed nor checked, and to
+as many bytes from a process that only sends them.  Needs `redis-server`.  All take turns, entry by entry.  Then the
+share of seconds that each policy saves on each trace, with memory for 5 % of all entries, next to policies that know
+the future.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from keepsight.tiers.tiered_store import TieredStore
 from tests.tiers.arrays import key_of
 from tests.tiers.redis_servers import REAL, real_server
 
-# More than the processor's cache holds.
+# More entries than the CPU's cache can hold.
 NUM_KEPT = 32
 
 
@@ -63,7 +63,7 @@ def measure_disk(folder: Path, entries: int, rounds: int) -> None:
         found: dict[str, list[float]] = {"plain read": [], "tier": []}
         kept: deque[object] = deque(maxlen=num_kept)
         for turn in range(rounds * entries):
-            # Neither reads what the other has just brought into the processor's cache.
+            # So that neither reads what the other has just brought into the CPU's cache.
             plain, tiered = turn % entries, (turn + entries // 2) % entries
             ways: list[tuple[str, Path, Callable[[], object]]] = [
                 ("plain read", paths[plain], paths[plain].read_bytes),
@@ -103,7 +103,7 @@ def measure_get(kind: str, url: str, entries: int, rounds: int) -> None:
         raw = connection._socket
 
         def raw_get(number: int) -> None:
-            """The server's reply as it comes, neither parsed nor checked."""
+            """Read the server's reply, neither parsed nor checked."""
             name = _name(key_of(number))
             raw.sendall(b"*2\r\n$3\r\nGET\r\n$%d\r\n%b\r\n" % (len(name), name))
             fill(raw, HEADER_BYTES + NUM_BYTES + len(b"$%d\r\n\r\n" % (HEADER_BYTES + NUM_BYTES)))
@@ -129,7 +129,7 @@ def fill(connection: socket.socket, num_bytes: int) -> None:
 
 @contextmanager
 def raw_sender(kind: str) -> Iterator[Callable[[], None]]:
-    """The same number of bytes for one byte of question, from another process."""
+    """Another process that sends the same number of bytes for each byte that it receives."""
     listener = socket.create_server(("127.0.0.1", 0)) if kind == "tcp" else socket.socket(socket.AF_UNIX)
     with tempfile.TemporaryDirectory() as folder:
         if kind == "unix":
@@ -162,7 +162,7 @@ def free_port() -> int:
 
 
 def measure_callers(folder: Path, entries: int) -> None:
-    """What storing and asking take of the caller's time, while the tiers are busy."""
+    """Measure how long storing and loading block the caller while the tiers are busy."""
     tiers: list[Tier] = [DiskTier(folder, entries * NUM_BYTES // 2)]
     store = TieredStore(HostTier(entries * NUM_BYTES // 4), tiers)
     arrays = [embeddings(number) for number in range(entries)]

@@ -1,10 +1,10 @@
-"""How evenly answers stream while new pictures keep arriving, against the same streams with nothing beside them.
+"""How evenly answers stream while new pictures keep arriving, compared to the same streams alone.
 
     PYTHONPATH=. python benchmarks/token_gap.py --model FOLDER [--vllm-python PYTHON] [--encoder-shares 0.25 0.5 0.75]
 
-Some texts are answered without end; then pictures never seen before come one after the other, each asked about as soon
-as the one before is answered.  A gap is the time between two tokens of one stream, as its reader sees it.  Keepsight's
-engine is asked in this process (and, as `keepsight serve`, through its server), vLLM through `vllm serve`.
+Some texts are answered without end; then new pictures come one after the other, each sent as soon as the one before is
+answered.  A gap is the time between two tokens of one stream, as its reader sees it.  Keepsight's engine runs in this
+process (and, as `keepsight serve`, in its server), vLLM in `vllm serve`.
 """
 
 import argparse
@@ -43,7 +43,7 @@ class Gap:
 class Findings:
     idle: list[Gap] = field(default_factory=list)
     busy: list[Gap] = field(default_factory=list)
-    # Of the pictures' answers, ms: with no streams, and beside them.
+    # Times to the first token of answers about pictures, in ms: without streams, and beside them.
     first_token_alone: list[float] = field(default_factory=list)
     first_token: list[float] = field(default_factory=list)
 
@@ -58,7 +58,7 @@ async def keepsight_in_process(model: Path, encoder_share: float) -> AsyncIterat
 
     options: dict[str, Any] = {"encoder_share": encoder_share, "performance_mode": "interactivity"}
     with LLM(model, max_model_len=MAX_MODEL_LEN, dtype=precision_of(model), **options) as llm:
-        gc.freeze()  # as the processes of a server do: a full collection takes a tenth of a second
+        gc.freeze()  # as in the processes of a server: a full collection takes a tenth of a second
 
         async def ask(messages: list[dict[str, Any]], max_tokens: int) -> AsyncIterator[None]:
             params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
@@ -74,7 +74,7 @@ async def keepsight_in_process(model: Path, encoder_share: float) -> AsyncIterat
 
 
 async def read_along(ask: Ask, request: Request, gaps: list[Gap]) -> None:
-    """Until it is cancelled; an answer that comes to its end is asked for again."""
+    """Read answers and note their gaps until cancelled; an answer that ends is requested again."""
     while True:
         last = None
         async for _ in ask(to_messages(request, ()), STREAM_TOKENS):
@@ -85,7 +85,7 @@ async def read_along(ask: Ask, request: Request, gaps: list[Gap]) -> None:
 
 
 class Visitor:
-    """Asks about new pictures, one after the other.  They are made before: this process is the reader's, too."""
+    """Asks about new pictures, one after the other.  They are drawn in advance, as this process also reads streams."""
 
     def __init__(self, ask: Ask, num_pictures: int, num_tokens: int, seed: int) -> None:
         self._ask, self._num_tokens = ask, num_tokens
@@ -95,7 +95,7 @@ class Visitor:
         ]
 
     async def visit(self, num_pictures: int) -> list[float]:
-        """The time to the first token of each, ms."""
+        """Return the time to the first token of each, in ms."""
         return [await self._time_next() for _ in range(num_pictures)]
 
     async def _time_next(self) -> float:
@@ -121,7 +121,7 @@ class Streams:
                     reader.result()
 
     def gaps_since(self, started: float) -> list[Gap]:
-        """Those that are over; one that began before counts."""
+        """Return the gaps that ended since then, even if they began before."""
         return [gap for gaps in self._gaps for gap in gaps if gap.end > started]
 
     async def end(self) -> None:

@@ -2,9 +2,9 @@
 
     PYTHONPATH=. python benchmarks/visited_in_turn.py --model FOLDER [--vllm-python PYTHON] [--pictures 12]
 
-One request at a time, one token of answer, so its time is the time to first token; default settings.  New words stand
-before the picture at every visit, so nothing but its embeddings can be used again.  Offline, Keepsight's encodings are
-counted in its plans; vLLM does not tell, its times do, and its defaults are not the same offline and served.
+One request at a time with a one-token answer, so its time is the time to first token; default settings.  New words
+precede the picture at every visit, so only its embeddings can be reused.  Offline, Keepsight's encodings are counted in
+its plans; vLLM does not report them, but its times show them, and its defaults differ between offline and served use.
 """
 
 import argparse

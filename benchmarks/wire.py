@@ -1,11 +1,11 @@
-"""What crossing between two processes costs: a small message, a picture's pixels, a step's tokens.
+"""The cost of communication between two processes: a small message, a picture's pixels, a step's tokens.
 
     PYTHONPATH=. python benchmarks/wire.py [--rounds 300]
 
-An echo in another process answers each message; a round trip is timed on the wall, medians are given.  The contestants
-take turns, so that a busy machine disturbs none more than the others.  The rows below "bare" are the floor: a copy
-within one process, and ZeroMQ without codec, threads or handshake, there and back.  Pixels go one way, and are answered
-by a small message.
+Another process answers each message; round trips are measured in wall-clock time, medians are printed.  The contestants
+take turns, so that a busy machine disturbs none more than the others.  The rows named "bare" are the lower bound: a
+copy within one process, and a round trip through ZeroMQ without codec, threads or handshake.  Pixels go one way, and
+are answered by a small message.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def echo_bare(endpoint: str) -> None:
     context.destroy(linger=0)
 
 
-# This one -----------------------------------------------------------------------------------------------------
+# This process -------------------------------------------------------------------------------------------------
 
 
 def start(mode: str, endpoint: str) -> "subprocess.Popen[bytes]":

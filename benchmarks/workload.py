@@ -1,6 +1,6 @@
-"""Requests and pictures to measure engines with: made from a seed, and carried to another interpreter in a folder.
+"""Requests and pictures to measure engines with: drawn from a seed, and passed to another interpreter in a folder.
 
-Knows no engine, and imports of the package only what draws, so that the environment of a peer can read it too.
+Knows no engine, and imports only the package's drawing code, so that it also works in a peer's environment.
 """
 
 import base64
@@ -13,12 +13,12 @@ from typing import Any
 
 from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, say
 
-# What a user says: texts, and pictures by their number, in the order of the message.
+# A user's message: texts, and pictures by their number, in order.
 Request = list[str | int]
 
 
 def mixed_requests(num_requests: int, num_pictures: int, exponent: float, seed: int) -> list[Request]:
-    """Texts of 20 to 120 words with no to three pictures, some before and some after their text."""
+    """Draw texts of 20 to 120 words with zero to three pictures, some before and some after the text."""
     rng = random.Random(seed)
     counts = rng.choices(list(PICTURE_COUNT_WEIGHTS), list(PICTURE_COUNT_WEIGHTS.values()), k=num_requests)
     requests: list[Request] = []
@@ -31,7 +31,7 @@ def mixed_requests(num_requests: int, num_pictures: int, exponent: float, seed: 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What one engine is to answer, greedily and in full length: batch after batch."""
+    """The batches that an engine answers one after the other, greedily and in full length."""
 
     batches: list[list[Request]]
     pictures: list[bytes]
@@ -51,7 +51,7 @@ class Workload:
 
 
 def to_messages(request: Request, pictures: Sequence[bytes]) -> list[dict[str, Any]]:
-    """OpenAI's form, with the pictures as data URLs."""
+    """Return the request in OpenAI's form, with the pictures as data URLs."""
     content: list[dict[str, Any]] = []
     for part in request:
         if isinstance(part, str):

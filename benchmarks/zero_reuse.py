@@ -1,10 +1,10 @@
-"""What the caches cost where nothing is ever asked for twice: throughput with them on and off, in turn.
+"""The cost of the caches when nothing is ever requested twice: throughput with them on and off, in turn.
 
     PYTHONPATH=. python benchmarks/zero_reuse.py --model FOLDER [--rounds 5]
 
-Two engines in one process, of which one computes at a time; both get the same requests, no picture and no text of which
-came before.  Off means no prefix caching, and caches of size 0.  Who begins changes with every round.  Where a machine
-is noisy these ratios are too, so what the engine's loop does beside the model, caches included, is timed by itself too.
+Two engines in one process, of which one computes at a time; both get the same requests, all of whose pictures and texts
+are new.  Off means no prefix caching, and caches of size 0.  Which engine goes first alternates.  On a noisy machine
+these ratios are noisy, too, so the engine loop's work apart from the model, caches included, is also timed by itself.
 """
 
 import argparse
@@ -33,21 +33,21 @@ Conversation = list[dict[str, Any]]
 
 @dataclass(slots=True)
 class Times:
-    """Seconds of each round, on the clock and of all processors together."""
+    """Seconds of each round: wall-clock time, and processor time of all cores together."""
 
     wall: list[float] = field(default_factory=list)
     processor: list[float] = field(default_factory=list)
-    # Of the engine's loop, without the model.
+    # Processor time of the engine's loop, without the model.
     deciding: list[float] = field(default_factory=list)
 
 
 class LoopClock:
-    """Processor time of the engines' loops: in their steps, but not in what the runner does."""
+    """The processor time of the engines' loops in their steps, without that of the runner."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._count(EngineLoop, "step", 1)
-        for name in ("run", "prepare"):  # what it computes, and memory that it touches while nobody asks
+        for name in ("run", "prepare"):  # the computation, and preparing memory while the engine is idle
             self._count(ModelRunner, name, -1)
 
     def _count(self, owner: type, name: str, sign: int) -> None:
@@ -64,7 +64,7 @@ class LoopClock:
 
 
 class NewRequests:
-    """Each of them once."""
+    """Makes requests that are all new."""
 
     def __init__(self, seed: int) -> None:
         self._rng, self._next_picture = random.Random(seed), seed * 1000

@@ -1,4 +1,4 @@
-"""`keepsight cache inspect|verify|clear|warm`: the contents of a disk tier or a Redis server, whoever wrote them.
+"""`keepsight cache inspect|verify|clear|warm`: the contents of a disk tier or a Redis server, whichever server wrote them.
 
 Invariant: inspecting never evicts an entry, and never creates a tier where there was none; `verify` removes only
 damaged entries, `clear` all.
