@@ -1,7 +1,7 @@
 """Makes a checkpoint in the shape of Qwen3-VL or Qwen2.5-VL: pictures keep their own sizes, text is byte-level.
 
-A picture of 896 x 896 has 784 tokens, or 1024, each of 4 patches, as published; there are fewer and narrower layers.
-The tokenizer of 8192 tokens is trained on Python's own help.
+A picture of 896 x 896 has 784 or 1024 tokens, respectively, of 4 patches each, as published; there are fewer and
+narrower layers.  The tokenizer of 8192 tokens is trained on Python's own help.
 """
 
 import json

@@ -4,7 +4,7 @@
 
 Hit: from the media hash to the pixels in the engine, all of them read (the ring copies them out, the store maps them),
 compared to copying the same bytes out of a map.  Miss: `put`, compared to copying the same bytes into new shared
-memory.  All take turns, picture by picture, in one process, as both sides do the same work in two.  Then the memory
+memory.  All take turns, picture by picture, in one process; in two, both sides would do the same work.  Then the memory
 that each kind of cache takes when it is full, compared to what it reports.
 """
 

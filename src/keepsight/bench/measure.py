@@ -104,7 +104,7 @@ async def _arrive(
 
 
 async def _is_over_within(seconds: float, over: asyncio.Event) -> bool:
-    """Pause for that long.  Return early with True if `over` is set, else False."""
+    """Pause for `seconds` and return False, or return True as soon as `over` is set."""
     try:
         async with asyncio.timeout(seconds):
             return await over.wait()

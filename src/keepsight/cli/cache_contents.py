@@ -1,4 +1,4 @@
-"""`keepsight cache inspect|verify|clear|warm`: the contents of a disk tier or a Redis server, whichever server wrote them.
+"""`keepsight cache inspect|verify|clear|warm`: the entries of a disk tier or a Redis server, no matter who wrote them.
 
 Invariant: inspecting never evicts an entry, and never creates a tier where there was none; `verify` removes only
 damaged entries, `clear` all.
@@ -146,7 +146,7 @@ def _warm(arguments: argparse.Namespace) -> int:
 
     with ending_on_ctrl_c():
         from keepsight.cli.name_entries import name_entries
-        from keepsight.llm import LLM  # after everything that can be refused without torch
+        from keepsight.llm import LLM  # after all checks that do not need torch
         from keepsight.sampling_params import SamplingParams
 
     with LLM.from_config(config) as llm:

@@ -100,6 +100,6 @@ def _find_keys(arguments: argparse.Namespace) -> dict[str, Sequence[str]]:
     config = config_from(arguments)
 
     with ending_on_ctrl_c():
-        from keepsight.cli.name_entries import name_entries  # brings torch, which keys do not need
+        from keepsight.cli.name_entries import name_entries  # imports torch, which keys do not need
 
     return {**keys, **name_entries(config, pictures)}

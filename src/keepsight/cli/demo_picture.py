@@ -62,7 +62,7 @@ def _save(picture: Image.Image, output: Path) -> None:
     try:
         picture.save(output)
     except (OSError, ValueError) as error:
-        # ValueError: Pillow does not know the ending of the name.
+        # ValueError: Pillow does not know the file's extension.
         raise InvalidArgumentError("--output", f"cannot write {output}: {error}") from error
 
 

@@ -35,7 +35,7 @@ def run(arguments: argparse.Namespace) -> int:
     content.append({"type": "text", "text": arguments.prompt})
 
     with ending_on_ctrl_c():
-        from keepsight.llm import LLM  # after everything that can be refused without torch
+        from keepsight.llm import LLM  # after all checks that do not need torch
         from keepsight.sampling_params import SamplingParams
 
     params = SamplingParams(temperature=arguments.temperature, max_tokens=arguments.max_tokens, seed=arguments.seed)

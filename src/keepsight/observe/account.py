@@ -194,7 +194,7 @@ class RequestAccount:
             self.spans.append(Span("generate", self.first_token_at, self.last_token_at))
 
     def begin_again(self) -> None:
-        """Reset what an engine did, as the engine is gone and another one is asked."""
+        """Discard what the lost engine did; the request goes to another one."""
         self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
         self._work = dict.fromkeys(WORK, 0)
         self.had_tokens = self.had_tokens or self.num_tokens > 0

@@ -19,7 +19,7 @@ from keepsight.observe.account import RequestAccount
 SERVICE = "keepsight"
 # Shutdown waits no longer than this for a collector that does not answer.
 MAX_SECONDS_TO_CLOSE = 2.0
-# Pictures described in one span: a span holds 128 attributes, and drops the first ones for those beyond.
+# The most pictures described in one span: a span holds 128 attributes, and drops its first ones if there are more.
 MAX_MEDIA = 40
 Value = str | int | Sequence[str]
 

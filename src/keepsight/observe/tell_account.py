@@ -7,7 +7,7 @@ from itertools import chain
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import STAGES, Stage
 
-# Pictures described in a header: many clients and proxies accept no header of more than 4 or 8 KiB.
+# The most pictures described in a header: many clients and proxies accept no header of more than 4 or 8 KiB.
 MAX_MEDIA = 40
 
 
