@@ -27,7 +27,7 @@ from benchmarks.processes import family_mib, family_processor_seconds
 from benchmarks.servers import ServerProcess
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
-from keepsight.bench.measure import Crowd
+from keepsight.bench.measure import ClientLoad
 from keepsight.bench.report import METRICS, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, wait_until_it_answers
 from keepsight.bench.summary import Summary
@@ -144,7 +144,7 @@ class Contestant:
         await self._process.stop()
 
     async def ask(self, task: Task) -> None:
-        crowd, reuse = Crowd(task.concurrency), self._arguments.reuse
+        crowd, reuse = ClientLoad(task.concurrency), self._arguments.reuse
         settings = RunSettings([task.workload], task.options, crowd, reuse, self._restart)
         run = WorkloadRun(self._server, settings)
         await run.run()

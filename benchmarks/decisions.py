@@ -17,7 +17,7 @@ from keepsight.scheduling.step_plan import Computed, SampledToken, Slice, StepPl
 
 BLOCK_SIZE, VOCAB_SIZE = 16, 8192
 TOKEN = SampledToken(7)
-NOBODY = frozenset({1})
+END_IDS = frozenset({1})
 
 
 def media_hash(name: int | str) -> str:
@@ -53,7 +53,7 @@ def make_scheduler(num_embeddings: int, num_blocks: int, max_seqs: int, max_mode
         kv_cache=KvCacheConfig(num_blocks=num_blocks, block_size=BLOCK_SIZE),
         encoder_cache=EncoderCacheConfig(max_bytes=num_embeddings, bytes_per_embedding=1),
     )
-    return Scheduler(config, NOBODY)
+    return Scheduler(config, END_IDS)
 
 
 def answer(scheduler: Scheduler, requests: Sequence[EngineRequest]) -> int:

@@ -33,7 +33,7 @@ from benchmarks.processes import processor_seconds
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
 from keepsight.bench.drawing import save
-from keepsight.bench.measure import ALONE, Crowd, measure
+from keepsight.bench.measure import ALONE, ClientLoad, measure
 from keepsight.bench.report import to_markdown
 from keepsight.bench.summary import summarize
 from keepsight.bench.workloads import Workload, WorkloadOptions, draw_workload
@@ -129,7 +129,7 @@ async def ask_server(growth: Growth, number: int, server: Server, pid: int, aske
     workload, num_clients = asked
     await measure(server, Workload(workload.before, ()), ALONE, lambda _: None)
     before = processor_ms(pid)
-    summary = summarize(await measure(server, Workload((), workload.timed), Crowd(num_clients), lambda _: None))
+    summary = summarize(await measure(server, Workload((), workload.timed), ClientLoad(num_clients), lambda _: None))
     after = processor_ms(pid)
     assert summary.first_error is None, summary.first_error
     growth.note(RATE, number, summary.requests_per_second)

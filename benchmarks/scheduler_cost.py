@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.decisions import BLOCK_SIZE, NOBODY, compute, make_request, media_hash
+from benchmarks.decisions import BLOCK_SIZE, END_IDS, compute, make_request, media_hash
 from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheConfig, SchedulerConfig
 from keepsight.requests import EngineRequest
 from keepsight.scheduling.block_hash import BlockHasher
@@ -53,7 +53,7 @@ class Streams:
     """A scheduler whose seats are taken by streams, and other requests that it cannot serve yet."""
 
     def __init__(self, num_streams: int, num_steps: int, num_others: int, is_aligned: bool) -> None:
-        self.scheduler = Scheduler(make_config(num_streams, num_steps), NOBODY)
+        self.scheduler = Scheduler(make_config(num_streams, num_steps), END_IDS)
         for index in range(num_others):
             self.scheduler.add(ask(f"parked {index}", PROMPT_TOKENS, 1))
         for index in range(num_streams):

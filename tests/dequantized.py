@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from keepsight.models.layers import Placement
 
-QUANTIZED = Placement(torch.device("cpu"), torch.float32, of_decoder=torch.int8)
+QUANTIZED = Placement(torch.device("cpu"), torch.float32, decoder_matrix_dtype=torch.int8)
 
 
 def dequantize(weight: Tensor) -> Tensor:

@@ -120,7 +120,7 @@ class SmallQwen3VL:
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         pixels = [self._normalized(item) for item in media]
-        films = [item for item in media if item.modality == "video" and item.places_later is None]
+        films = [item for item in media if item.modality == "video" and item.rotary_offset is None]
         seconds = [self.seconds] * len(films)
         prompt = qwen3_vl.Prompt(token_ids, list(media), pixels, seconds=seconds)
         return qwen3_vl.reference_inputs(prompt, self.arguments)

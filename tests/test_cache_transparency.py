@@ -94,11 +94,13 @@ class Judge:
             token_ids += self.answer(first).token_ids + TEXTS["c"]
         return token_ids, media
 
-    def request(self, request_id: str, name: str, *, tells_prompt: bool = False, **options: Any) -> EngineRequest:
+    def request(
+        self, request_id: str, name: str, *, wants_prompt_logprobs: bool = False, **options: Any
+    ) -> EngineRequest:
         token_ids, media = self.prompt(name)
         params = SamplingParams(
             temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1,
-            prompt_logprobs=1 if tells_prompt else None,
+            prompt_logprobs=1 if wants_prompt_logprobs else None,
         )  # fmt: skip
         return EngineRequest(request_id, tuple(token_ids), tuple(media), params, **options)
 
@@ -301,8 +303,8 @@ def run_workload(
         if waiting and (chance.random() < 0.4 or not engine.scheduler.has_requests):
             number, name = waiting.pop(0)
             engine.tokens[str(number)] = []
-            priority, tells_prompt = chance.choice([0, 0, 1]), chance.random() < 0.3
-            request = judge.request(str(number), name, tells_prompt=tells_prompt, priority=priority)
+            priority, wants_prompt_logprobs = chance.choice([0, 0, 1]), chance.random() < 0.3
+            request = judge.request(str(number), name, wants_prompt_logprobs=wants_prompt_logprobs, priority=priority)
             assert engine.scheduler.add(request) is None
         elif engine.needed and chance.random() < 0.7:
             engine.deliver(engine.needed.pop(chance.randrange(len(engine.needed))))
@@ -361,7 +363,7 @@ class Alone:
         nothing = Settings(16, 200, False, 6, False, 1, 1000, 4, None, False, False, 0, 0)
         engine = Engine(self.judge, engine_config(nothing, self.judge.small, longest))
         engine.tokens[name] = []
-        assert engine.scheduler.add(self.judge.request(name, name, tells_prompt=True)) is None
+        assert engine.scheduler.add(self.judge.request(name, name, wants_prompt_logprobs=True)) is None
         while engine.scheduler.has_requests:
             for needed in engine.needed:
                 engine.deliver(needed)
@@ -379,7 +381,7 @@ class Alone:
         ((SmallMixture, 5), ROUNDED),
         ((SmallQwen2Audio, 4), ROUNDED),
         ((SmallGemma3, 8), QUANTIZED),
-        ((SmallQwen3VL, 1), ROUNDED._replace(of_decoder=torch.int8)),
+        ((SmallQwen3VL, 1), ROUNDED._replace(decoder_matrix_dtype=torch.int8)),
         ((SmallMixture, 5), QUANTIZED),
         ((SmallBorrowed, 0), PLACE),
         ((SmallBorrowed, 1), ROUNDED),

@@ -38,7 +38,7 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.testing import FakeRunner, MemoryChannel, answer_alone, pixels_like
+from keepsight.testing import FakeRunner, MemoryChannel, expected_answer, pixels_like
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, make_config, make_request
 from tests.scheduling.long_run import LONG_FACTOR
@@ -127,7 +127,7 @@ class Asked:
     def expect_right_answer(self, max_model_len: int) -> None:
         for choice in range(self.request.sampling_params.n):
             said = self.tokens.get(choice, [])
-            alone = answer_alone(self.request, choice, END_IDS, max_model_len)
+            alone = expected_answer(self.request, choice, END_IDS, max_model_len)
             is_part = self.is_lost or choice in self.stopped
             assert said == (alone[: len(said)] if is_part else alone), self.request_id
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from keepsight.errors import CheckpointConfigError, UnsupportedPictureError
 from keepsight.film_config import FilmConfig
-from keepsight.film_processors import TOLD_BY_ROTATION, Qwen2VLFilmConfig, Qwen3VLFilmConfig, read_film_config
+from keepsight.film_processors import TIMED_BY_ROTARY, Qwen2VLFilmConfig, Qwen3VLFilmConfig, read_film_config
 from keepsight.film_sizes import SizesOfEachFrame
 from keepsight.image_processor_config import DEFAULTS_WHERE_SIZES_FOLLOW, ImageProcessorConfig
 from keepsight.json_fields import JsonFields
@@ -188,8 +188,8 @@ def test_a_film_too_slow_for_its_times_to_be_told_apart_is_refused(published: Qw
     ("said", "kind", "places"),
     [
         ({}, Qwen3VLFilmConfig, None),
-        ({"architectures": [TOLD_BY_ROTATION]}, Qwen2VLFilmConfig, 4),
-        ({"architectures": [TOLD_BY_ROTATION], "vision_config": {"tokens_per_second": 2}}, Qwen2VLFilmConfig, 2),
+        ({"architectures": [TIMED_BY_ROTARY]}, Qwen2VLFilmConfig, 4),
+        ({"architectures": [TIMED_BY_ROTARY], "vision_config": {"tokens_per_second": 2}}, Qwen2VLFilmConfig, 2),
     ],
 )
 def test_the_architecture_says_whose_films_they_are(

@@ -85,14 +85,14 @@ def test_what_is_pinned_stays_until_it_was_unpinned_as_often() -> None:
 
 def test_what_may_go_first_goes_however_it_is_used_until_it_is_to_be_kept_again() -> None:
     cache = cache_of("aaaa", "bbbb")
-    cache.let_go_first("bbbb")
+    cache.evict_first("bbbb")
     cache.touch("bbbb")
     cache.put_if_fits("cccc", "cccc")
     assert held(cache, "aaaa", "bbbb", "cccc") == ["aaaa", "cccc"]
     for word in ("aaaa", "cccc", "zzzz"):
-        cache.let_go_first(word)
+        cache.evict_first(word)
     cache.pin("cccc")
-    cache.keep_again("aaaa")
+    cache.undo_evict_first("aaaa")
     cache.put_if_fits("dddd", "dddd")
     assert held(cache, "aaaa", "cccc", "dddd") == ["cccc", "dddd"]
     cache.check_invariants()
@@ -187,14 +187,14 @@ class CacheAgainstAList(RuleBasedStateMachine):
         self.first = [key for key in self.first if self.find(key) is not None]
 
     @rule(key=KEYS)
-    def let_go_first(self, key: str) -> None:
-        self.cache.let_go_first(key)
+    def evict_first(self, key: str) -> None:
+        self.cache.evict_first(key)
         if self.find(key) is not None:
             self.first = [*(each for each in self.first if each != key), key]
 
     @rule(key=KEYS)
-    def keep_again(self, key: str) -> None:
-        self.cache.keep_again(key)
+    def undo_evict_first(self, key: str) -> None:
+        self.cache.undo_evict_first(key)
         self.first = [each for each in self.first if each != key]
         self.renew(key)
 

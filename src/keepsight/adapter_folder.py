@@ -52,7 +52,7 @@ class AdapterScales:
         rank = self.rank_of(module)
         return _find(self.alphas, module, self.alpha) / (math.sqrt(rank) if self.is_by_root else rank)
 
-    def as_told(self) -> str:
+    def to_digest_text(self) -> str:
         """Return the scales as text for the digest; patterns keep the order in which they are tried."""
         return json.dumps([self.rank, self.alpha, self.is_by_root, [*self.ranks.items()], [*self.alphas.items()]])
 
@@ -83,7 +83,7 @@ class AdapterFolder:
 
     def as_adapter(self, name: str) -> Adapter:
         """Return the adapter as requests name it, with a digest of everything that its results depend on."""
-        told = self.scales.as_told().encode()
+        told = self.scales.to_digest_text().encode()
         digest = blake3(len(told).to_bytes(8, "little") + told, max_threads=blake3.AUTO).update(self.content)
         return Adapter(name, digest.hexdigest(), self.changes_encoder)
 

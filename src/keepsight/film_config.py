@@ -19,7 +19,7 @@ from keepsight.image_processor_config import (
     ImageProcessorConfig,
     check_positive,
     check_steps,
-    faults_told_of,
+    naming_fault_source,
     per_channel,
     read_processor,
 )
@@ -86,11 +86,11 @@ class FilmConfig(ABC):
         path, values = found
         cls._check_processor(path, values)
         _check_names(overrides, FILM_OPERATOR_OPTIONS | {*NORMALISING})
-        with faults_told_of(path, overrides):
+        with naming_fault_source(path, overrides):
             _check_one_table({**cls.normalising, **values}, image_config, overrides)
             sizes = cls._read_sizes({**values, **overrides})
             _check_one_tower(sizes.limits, image_config.sizes)
-            said = {**cls._choose_frames(values), **said_of_frames(overrides)}
+            said = {**cls._choose_frames(values), **frame_options(overrides)}
             return cls(sizes, _frame_of(values, image_config), **said)
 
     @classmethod
@@ -102,7 +102,7 @@ class FilmConfig(ABC):
     @classmethod
     def _choose_frames(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the frame fields above that a file sets."""
-        return said_of_frames(values)
+        return frame_options(values)
 
     @classmethod
     @abstractmethod
@@ -112,7 +112,7 @@ class FilmConfig(ABC):
         """Return a copy changed as a request asks. Refuse changes that let a film have more frames."""
         _check_names(overrides, FILM_REQUEST_OPTIONS)
         said = {name: value for name, value in overrides.items() if value is not None}
-        changed = dataclasses.replace(self, **said_of_frames(said))
+        changed = dataclasses.replace(self, **frame_options(said))
         for name in ("max_frames", "num_frames"):
             if (asked := getattr(changed, name) or 0) > self.most_frames:
                 raise InvalidArgumentError(name, f"may be at most {self.most_frames} here, got {asked}")
@@ -135,7 +135,7 @@ class FilmConfig(ABC):
         side = self.sizes.token_side
         return FilmPlan(
             in_pairs(numbers),
-            dataclasses.replace(layout, **self._tell_times(numbers, geometry.timeline, field)),
+            dataclasses.replace(layout, **self._time_fields(numbers, geometry.timeline, field)),
             dataclasses.replace(self.frame, height=rows * side, width=columns * side),
         )
 
@@ -144,7 +144,7 @@ class FilmConfig(ABC):
         """Return the indices of the frames to show: fewer than a moment needs if the film has no more."""
 
     @abstractmethod
-    def _tell_times(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
+    def _time_fields(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
         """Return the field of `PictureLayout` that holds the time of each moment."""
 
 
@@ -188,7 +188,7 @@ def _check_one_tower(films: ShownSizes, pictures: ShownSizes) -> None:
             raise InvalidArgumentError(name, f"only that of pictures is supported, {shared}; got {own}")
 
 
-def said_of_frames(values: Mapping[str, Any]) -> dict[str, Any]:
+def frame_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the frame fields that are set. Setting either of `num_frames` and `fps` unsets the other."""
     said = {name: values[name] for name in FILM_REQUEST_OPTIONS if name in values}
     if said.get("num_frames") is not None:

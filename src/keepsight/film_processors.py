@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from keepsight.errors import UnsupportedPictureError
-from keepsight.film_config import FilmConfig, in_pairs, said_of_frames
+from keepsight.film_config import FilmConfig, frame_options, in_pairs
 from keepsight.film_sizes import SizesOfAllFrames, SizesOfEachFrame
 from keepsight.image_processor_config import DEFAULTS_WHERE_SIZES_FOLLOW, STEPS, ImageProcessorConfig, read_sizes
 from keepsight.json_fields import JsonFields
 from keepsight.media import FRAMES_PER_MOMENT, Timeline
 
 # The architecture whose decoder gets a moment's time by rotary positions; others get it as text.
-TOLD_BY_ROTATION = "Qwen2_5_VLForConditionalGeneration"
+TIMED_BY_ROTARY = "Qwen2_5_VLForConditionalGeneration"
 # Limit of a moment's rotary position, counted from the film's first: float32, in which the reference computes it,
 # cannot represent every larger integer.
-MAX_PLACES = 2**24
+MAX_ROTARY_POSITION = 2**24
 FILM_FILE = "video_preprocessor_config.json"
 
 
@@ -29,7 +29,7 @@ def read_film_config(
     directory: Path, fields: JsonFields, image_config: ImageProcessorConfig, **overrides: Any
 ) -> FilmConfig | None:
     """Return the film preprocessing, or None if the model takes no films. `fields` is config.json."""
-    if TOLD_BY_ROTATION not in fields.strings("architectures"):
+    if TIMED_BY_ROTARY not in fields.strings("architectures"):
         return Qwen3VLFilmConfig.from_checkpoint(directory, image_config, **overrides)
     config = Qwen2VLFilmConfig.from_checkpoint(directory, image_config, **overrides)
     places_per_second = fields.section("vision_config").integer("tokens_per_second", 4)
@@ -67,7 +67,7 @@ class Qwen3VLFilmConfig(FilmConfig):
         wanted = int(timeline.num_frames / timeline.frames_per_second * self.fps)
         return min(max(wanted, self.min_frames), self.max_frames, timeline.num_frames)
 
-    def _tell_times(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
+    def _time_fields(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
         rate = timeline.frames_per_second
         return {"times": tuple((moment.first / rate + moment.last / rate) / 2 for moment in in_pairs(numbers))}
 
@@ -88,7 +88,7 @@ class Qwen2VLFilmConfig(FilmConfig):
     @classmethod
     def _choose_frames(cls, values: Mapping[str, Any]) -> dict[str, Any]:
         """Ignore nulls: older versions of transformers saved one for every value that was not set."""
-        return said_of_frames({name: value for name, value in values.items() if value is not None})
+        return frame_options({name: value for name, value in values.items() if value is not None})
 
     @classmethod
     def _read_sizes(cls, values: Mapping[str, Any]) -> SizesOfEachFrame:
@@ -116,14 +116,14 @@ class Qwen2VLFilmConfig(FilmConfig):
         wanted = timeline.num_frames / timeline.frames_per_second * self.fps
         return _whole(min(max(wanted, self.min_frames), most))
 
-    def _tell_times(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
+    def _time_fields(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
         """Return each moment's rotary position. Rounding matters, so the order of operations is the reference's."""
         rate = len(numbers) / timeline.num_frames * timeline.frames_per_second
         step = _float32(self.places_per_second * _float32(FRAMES_PER_MOMENT / rate))
         places = tuple(int(_float32(moment * step)) for moment in range(len(in_pairs(numbers))))
-        if places[-1] > MAX_PLACES:
+        if places[-1] > MAX_ROTARY_POSITION:
             seconds = timeline.num_frames / timeline.frames_per_second
-            limit = f"this model tells times apart up to {MAX_PLACES // self.places_per_second} seconds"
+            limit = f"this model tells times apart up to {MAX_ROTARY_POSITION // self.places_per_second} seconds"
             raise UnsupportedPictureError(field, f"a film of {seconds:.0f} seconds; {limit}")
         return {"places": places}
 

@@ -29,7 +29,7 @@ RESAMPLES: dict[Backend, frozenset[int]] = {
 }
 
 # By the processor's name in a file, without the backend: whether a picture's shown size follows from its own size.
-FOLLOWS = {"Gemma3ImageProcessor": False, "Qwen2VLImageProcessor": True}
+HAS_DYNAMIC_SIZE = {"Gemma3ImageProcessor": False, "Qwen2VLImageProcessor": True}
 # Qwen2VLImageProcessor's values in place of the defaults below.
 DEFAULTS_WHERE_SIZES_FOLLOW: dict[str, Any] = {
     "resample": BICUBIC,
@@ -59,7 +59,7 @@ OPERATOR_OPTIONS = REQUEST_OPTIONS | {*NORMALISING}
 
 
 def check_options(options: Mapping[str, object], allowed: Collection[str]) -> None:
-    """Check the names of options. Values are checked where they are used, and reported through `options_named`."""
+    """Check the names of options. Values are checked where they are used, under `prefixing_option_errors`."""
     for name in options:
         if name not in allowed:
             known = ", ".join(sorted(allowed)) or "none"
@@ -67,7 +67,7 @@ def check_options(options: Mapping[str, object], allowed: Collection[str]) -> No
 
 
 @contextmanager
-def options_named() -> Iterator[None]:
+def prefixing_option_errors() -> Iterator[None]:
     """Report an invalid option under the name that the caller wrote."""
     try:
         yield
@@ -127,13 +127,13 @@ class ImageProcessorConfig:
         path, values = found
         check_steps(path, values, STEPS)
         # The overrides may repair what the file says (a resample that only one backend has), so all is checked at once.
-        with faults_told_of(path, overrides):
+        with naming_fault_source(path, overrides):
             fields = _fields_from_json(values)
             return cls(**{**fields, **_fields_from_overrides(overrides, fields.get("sizes"))})
 
     def with_overrides(self, **overrides: Any) -> Self:
         """Return a copy with some fields changed, as a request may ask."""
-        with _told_as_said(overrides):
+        with _naming_given_option(overrides):
             changed = dataclasses.replace(self, **_fields_from_overrides(overrides, self.sizes))
             if changed.sizes is not None and self.sizes is not None:
                 changed.sizes.check_cost_no_more_than(self.sizes)
@@ -174,7 +174,7 @@ def read_processor(directory: Path, section: str, *older_files: str) -> tuple[Pa
 
 
 @contextmanager
-def faults_told_of(path: Path, overrides: Collection[str]) -> Iterator[None]:
+def naming_fault_source(path: Path, overrides: Collection[str]) -> Iterator[None]:
     """Report an invalid field as the override's fault if there is one, else as the file's."""
     try:
         yield
@@ -197,17 +197,17 @@ def _fields_from_json(values: dict[str, Any]) -> dict[str, Any]:
     The file's pan-and-scan values are not read: Gemma3Processor, the reference, passes its own with every call.
     """
     fields: dict[str, Any] = {name: values[name] for name in ("resample", *NORMALISING) if name in values}
-    if _follows(values):
+    if _has_dynamic_size(values):
         return {**DEFAULTS_WHERE_SIZES_FOLLOW, **fields, "sizes": read_sizes(values, 14, DEFAULT_EDGES)}
     if "size" in values:
         fields["height"], fields["width"] = _height_and_width(values["size"])
     return fields
 
 
-def _follows(values: dict[str, Any]) -> bool:
+def _has_dynamic_size(values: dict[str, Any]) -> bool:
     """Return whether sizes follow from the picture's own, by the processor's name or else by the keys of `size`."""
     name, size = values.get("image_processor_type"), values.get("size")
-    known = FOLLOWS.get(str(name).removesuffix("Fast").removesuffix("Pil"))
+    known = HAS_DYNAMIC_SIZE.get(str(name).removesuffix("Fast").removesuffix("Pil"))
     return isinstance(size, dict) and size.keys() == DEFAULT_EDGES.keys() if known is None else known
 
 
@@ -244,12 +244,12 @@ def _fields_from_overrides(overrides: dict[str, Any], sizes: ShownSizes | None) 
     fields = {name: value for name, value in overrides.items() if name not in SIZES_OPTIONS}
     if sizes is None:
         return fields
-    with _told_as_said(overrides):
+    with _naming_given_option(overrides):
         return {**fields, "sizes": dataclasses.replace(sizes, **_read_limits(overrides))}
 
 
 @contextmanager
-def _told_as_said(overrides: dict[str, Any]) -> Iterator[None]:
+def _naming_given_option(overrides: dict[str, Any]) -> Iterator[None]:
     """Report a limit that the caller did not name under the option that it did give: `size`, or the other limit."""
     try:
         yield

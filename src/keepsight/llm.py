@@ -257,7 +257,7 @@ class LLM:
         with bar or nullcontext(), closing(RunningRequests(engine, self.preparer.tokenizer, items, bar)) as running:
             for prepare, adapter in zip(preparing, adapters, strict=True):
                 running.submit(prepare, adapter)
-                running.read_what_came()
+                running.process_arrived()
             yield running
 
 

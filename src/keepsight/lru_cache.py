@@ -140,14 +140,14 @@ class LruCache(Generic[K, V]):
             del self._pins[key]
             self.num_pinned_bytes -= self._entries[key].num_bytes
 
-    def let_go_first(self, key: K) -> None:
+    def evict_first(self, key: K) -> None:
         """Evict this entry before all that are not so marked, however they are used; pins hold. No-op if not held."""
         if key in self._entries:
             self._first.pop(key, None)
             self._first[key] = None
 
-    def keep_again(self, key: K) -> None:
-        """Undo `let_go_first`, and make the entry the most recently used."""
+    def undo_evict_first(self, key: K) -> None:
+        """Undo `evict_first`, and make the entry the most recently used."""
         self._first.pop(key, None)
         self.touch(key)
 

@@ -156,7 +156,7 @@ class MediaItem:
     columns: int = 0
     # For a further moment of the film of the item before it: its rotary position relative to the film's first moment.
     # None: its rotary positions follow those of everything before it.
-    places_later: int | None = None
+    rotary_offset: int | None = None
 
     @property
     def is_picture(self) -> bool:

@@ -9,7 +9,7 @@ from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor, is_bor
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.film_config import FILM_OPERATOR_OPTIONS, FILM_REQUEST_OPTIONS, FilmConfig
 from keepsight.film_processors import read_film_config
-from keepsight.image_processor_config import NORMALISING, ImageProcessorConfig, check_options, options_named
+from keepsight.image_processor_config import NORMALISING, ImageProcessorConfig, check_options, prefixing_option_errors
 from keepsight.image_processor_config import OPERATOR_OPTIONS as IMAGE_OPERATOR_OPTIONS
 from keepsight.json_fields import JsonFields
 from keepsight.sound_config import SoundConfig
@@ -39,7 +39,7 @@ class ProcessorConfig:
             return cls._of_borrowed(directory, overrides) if "vision_config" in fields else None
         if "vision_config" not in fields:
             return cls._of_sounds(directory, fields.section("audio_config"), overrides)
-        with options_named():
+        with prefixing_option_errors():
             config = cls._read(directory, backend, overrides, fields)
         if config is None:
             raise CheckpointConfigError(

@@ -183,7 +183,7 @@ class TokenOutput:
 
 
 @dataclass(frozen=True, slots=True)
-class MediaStory:
+class MediaReport:
     """How one media item of a request was served. Times are the machine's monotonic clock, shared by its processes."""
 
     # The tier whose embeddings were used; "prefix": none were needed; None: they were encoded for this request.
@@ -193,7 +193,7 @@ class MediaStory:
     ended: float = 0.0
     # When its pixels arrived for encoding, and whether they came from the engine's cache.
     arrived: float = 0.0
-    were_kept: bool = False
+    was_cached: bool = False
     # Number of items encoded together, in the same time.
     num_together: int = 1
 
@@ -208,7 +208,7 @@ class RequestBegun:
     began: float
     answered: float
     # In the order of its items.
-    media: tuple[MediaStory, ...]
+    media: tuple[MediaReport, ...]
 
 
 @dataclass(frozen=True, slots=True)

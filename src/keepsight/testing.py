@@ -52,7 +52,7 @@ def pixels_like(media_hash: str) -> Pixels:
     return content.reshape(4, 4, 3)
 
 
-def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], max_model_len: int) -> list[int]:
+def expected_answer(request: EngineRequest, choice: int, end_ids: frozenset[int], max_model_len: int) -> list[int]:
     """Return the tokens of one choice, computed from scratch, without any cache."""
     params = request.sampling_params
     ends = params.ids_that_end(end_ids)
@@ -64,12 +64,12 @@ def answer_alone(request: EngineRequest, choice: int, end_ids: frozenset[int], m
             return token_ids[len(request.token_ids) :]
 
 
-def tell_alone(request: EngineRequest) -> list[TokenLogprobs]:
+def expected_logprobs(request: EngineRequest) -> list[TokenLogprobs]:
     """Return the logprobs of the request's prompt, computed from scratch."""
     return _tell(request, _hold(request, request.token_ids, []))
 
 
-def vector_alone(request: EngineRequest) -> bytes:
+def expected_vector(request: EngineRequest) -> bytes:
     """Return the vector of the request's prompt, computed from scratch."""
     return _vector(_hold(request, request.token_ids, []))
 
@@ -344,7 +344,7 @@ class FakeRunner:
         is_cut = any(item.span.is_cut_by(piece.end) for item in request.media)
         assert self._cuts_items or not is_cut, "a picture was cut"
         values = self._write(piece, sequence, sequence.token_ids)
-        if piece.tells_prompt:
+        if piece.wants_prompt_logprobs:
             del sequence.told[piece.start :]
             sequence.told += _tell(request, values)[piece.start :]
         assert piece.samples == (piece.end == len(sequence.token_ids))
@@ -354,7 +354,7 @@ class FakeRunner:
             self.ends[piece.keep_as] = values
             self._newly_kept.append(piece.keep_as)
         token = self._sample(piece.sequence_id, values)
-        if piece.tells_prompt:
+        if piece.wants_prompt_logprobs:
             token = token._replace(prompt_logprobs=tuple(sequence.told))
         if request.wants_vector:
             token = token._replace(vector=_vector(values))

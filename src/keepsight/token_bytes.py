@@ -27,10 +27,10 @@ class ByteRun:
 
     def __init__(self) -> None:
         self._decoder = _Utf8Decoder("strict" if self.can_be_void else "replace")
-        self.is_void = False
+        self.is_invalid = False
 
     @property
-    def is_amid(self) -> bool:
+    def is_incomplete(self) -> bool:
         """True if the text of its last bytes is not known yet."""
         return bool(self._decoder.getstate()[0])
 
@@ -53,20 +53,20 @@ class _FallbackRun(ByteRun):
         self._num_bytes = 0
 
     @property
-    def is_amid(self) -> bool:
+    def is_incomplete(self) -> bool:
         return True
 
     def push(self, data: bytes) -> str:
         self._num_bytes += len(data)
         try:
-            return "" if self.is_void else super().push(data)
+            return "" if self.is_invalid else super().push(data)
         except UnicodeDecodeError:
-            self.is_void = True
+            self.is_invalid = True
             return ""
 
     def finish(self) -> str:
-        self.is_void = self.is_void or super().is_amid
-        return "\ufffd" * self._num_bytes if self.is_void else ""
+        self.is_invalid = self.is_invalid or super().is_incomplete
+        return "\ufffd" * self._num_bytes if self.is_invalid else ""
 
 
 class TokenBytes(ABC):
@@ -94,7 +94,7 @@ class TokenBytes(ABC):
         run = self.begin_run()
         texts = [run.push(part) for part in parts]
         rest = run.finish()
-        if run.is_void:  # each part is one byte, and each byte a character
+        if run.is_invalid:  # each part is one byte, and each byte a character
             return [*rest]
         return [*texts[:-1], texts[-1] + rest]
 

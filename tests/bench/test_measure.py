@@ -12,7 +12,7 @@ import pytest
 from keepsight.bench import run_workloads
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.measure import ALONE, Crowd, Measurement, draw_gaps, find_words_per_picture, measure
+from keepsight.bench.measure import ALONE, ClientLoad, Measurement, draw_gaps, find_words_per_picture, measure
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun
 from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
@@ -33,7 +33,7 @@ def server_of(script: Script) -> Server:
     return Server(Address.parse(script.url), "first", "a key", {"max_tokens": 3})
 
 
-def run(script: Script, workload: Workload, crowd: Crowd = ALONE) -> tuple[Measurement, list[Answer]]:
+def run(script: Script, workload: Workload, crowd: ClientLoad = ALONE) -> tuple[Measurement, list[Answer]]:
     kept: list[Answer] = []
     return asyncio.run(measure(server_of(script), workload, crowd, kept.append)), kept
 
@@ -156,7 +156,7 @@ def test_an_address_says_its_host_as_http_wants_it() -> None:
 
 
 def test_what_goes_before_is_asked_and_not_counted(script: Script) -> None:
-    found, kept = run(script, draw_workload("cold", OPTIONS), Crowd(3))
+    found, kept = run(script, draw_workload("cold", OPTIONS), ClientLoad(3))
     assert found.answers == kept
     assert (len(kept), len(script.bodies)) == (4, 5)
 
@@ -164,14 +164,14 @@ def test_what_goes_before_is_asked_and_not_counted(script: Script) -> None:
 def test_new_clients_come_whether_or_not_the_others_have_their_answers(script: Script) -> None:
     options = replace(OPTIONS, num_warm_up=0)
     script.together = threading.Barrier(options.num_requests)
-    _, kept = run(script, draw_workload("cold", options), Crowd(new_per_second=100.0))
+    _, kept = run(script, draw_workload("cold", options), ClientLoad(new_per_second=100.0))
     assert [each.error for each in kept] == [None] * options.num_requests
 
 
 def test_texts_beside_pictures_may_come_at_a_rate_too(script: Script) -> None:
     # At a rate that any machine keeps up with, and beside so many pictures that some come.
     workload = draw_workload("text-beside-pictures", replace(OPTIONS, num_requests=30))
-    found, _ = run(script, workload, Crowd(new_per_second=100.0))
+    found, _ = run(script, workload, ClientLoad(new_per_second=100.0))
     assert found.answers
     num_pictures = OPTIONS.num_warm_up + 30
     assert len(script.bodies) == num_pictures + OPTIONS.num_warm_up + len(found.answers), "none is dropped"
@@ -243,8 +243,8 @@ def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
     assert not run.summaries
 
 
-@pytest.mark.parametrize("crowd", [ALONE, Crowd(new_per_second=0.03)])
-def test_nobody_waits_for_a_client_who_comes_when_all_is_over(script: Script, crowd: Crowd) -> None:
+@pytest.mark.parametrize("crowd", [ALONE, ClientLoad(new_per_second=0.03)])
+def test_nobody_waits_for_a_client_who_comes_when_all_is_over(script: Script, crowd: ClientLoad) -> None:
     words = b'{"type":"text","text":"?"}'
     too_late = Workload((), [Conversation(((words,),), pause_seconds=30)], beside=[once(words)])
     found, kept = run(script, too_late, crowd)

@@ -14,7 +14,7 @@ def make_engine(config: EngineConfig, runner: Runner, inbox: Inbox, **differing:
     fields: dict[str, Any] = {
         "max_model_len": config.scheduler.max_model_len,
         "takes_media": True,
-        "takes_unasked": True,
+        "accepts_unrequested_pixels": True,
         "bytes_per_block": 1024,
         "computes_on_cores": False,
         **differing,

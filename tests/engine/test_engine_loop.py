@@ -194,7 +194,7 @@ class Meter:
     def note_arrived(self, request: EngineRequest) -> None:
         pass
 
-    def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
+    def note_pixels(self, media_hash: str, *, was_cached: bool) -> None:
         pass
 
     def note_found_pixels(self, media_hash: str) -> None:

@@ -355,7 +355,7 @@ def test_pixels_that_the_engine_kept_are_hits_of_the_processor_cache() -> None:
     engine.ask("b", 5, "y", 4)
     story = engine.ask("c", 7, "x", 4)
     assert story is not None
-    assert [(each.found_in, each.were_kept) for each in story.media] == [(None, True)]
+    assert [(each.found_in, each.was_cached) for each in story.media] == [(None, True)]
     assert engine.counted(PROCESSOR.queries, PROCESSOR.hits, PROCESSOR.entries) == [1, 1, 2]
 
 
@@ -376,8 +376,8 @@ def test_pixels_that_the_engine_found_once_are_no_hit_when_they_are_made_anew(wh
     engine.inbox.try_put(MediaArrived("x", pixels_like("x")))
     engine.step_until_answered()
     stories = [each for each in engine.sent if isinstance(each, RequestBegun)]
-    were_kept = {story.request_id: [each.were_kept for each in story.media] for story in stories}
-    assert were_kept == {"a": [False], "c": [False]} | ({} if who_found_them_leaves else {"b": [True]})
+    was_cached = {story.request_id: [each.was_cached for each in story.media] for story in stories}
+    assert was_cached == {"a": [False], "c": [False]} | ({} if who_found_them_leaves else {"b": [True]})
 
 
 def test_hits_that_the_engine_checked_are_counted() -> None:
@@ -394,7 +394,7 @@ def test_a_hit_that_nobody_could_make_again_is_not_held_back_to_be_checked() -> 
     engine.ask("b", 5, "y", 4)
     story = engine.ask("c", 7, "x", 4, unsent_media=("x",))
     assert story is not None
-    assert [(each.found_in, each.were_kept) for each in story.media] == [(None, True)]
+    assert [(each.found_in, each.was_cached) for each in story.media] == [(None, True)]
     assert engine.counted(VERIFIED, PROCESSOR.hits) == [0, 1]
 
 

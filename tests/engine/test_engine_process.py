@@ -26,7 +26,7 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.scheduling.step_plan import StepPlan, StepResult
-from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from keepsight.testing import FakeRunner, expected_answer, pixels_like
 from tests.engine.made_up_engine import make_engine
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
@@ -89,7 +89,7 @@ class Frontend:
                 return tokens
 
     def expected(self, request: EngineRequest) -> list[int]:
-        return answer_alone(request, 0, END_IDS, self.engine.config.scheduler.max_model_len)
+        return expected_answer(request, 0, END_IDS, self.engine.config.scheduler.max_model_len)
 
 
 @pytest.fixture
@@ -114,7 +114,7 @@ def endless(request_id: str) -> EngineRequest:
 
 def test_a_frontend_is_told_what_it_must_know(frontends: list[Frontend]) -> None:
     welcome = frontends[0].welcome
-    assert (welcome.max_model_len, welcome.takes_unasked) == (200, True)
+    assert (welcome.max_model_len, welcome.accepts_unrequested_pixels) == (200, True)
 
 
 def test_each_frontend_gets_the_tokens_that_it_asked_for(frontends: list[Frontend]) -> None:

@@ -18,7 +18,7 @@ from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.counters import Counters
 from keepsight.requests import ResetCaches, TokenOutput
-from keepsight.testing import FakeRunner, answer_alone
+from keepsight.testing import FakeRunner, expected_answer
 from keepsight.tiers.entry_key import entry_key
 from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.tier import Tier
@@ -46,7 +46,7 @@ class Engine:
         self.tiers = tiers
         kv_cache = self.config.kv_cache
         self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, None, lambda *told: tiers.keeping()(*told))
-        loaded = make_engine(self.config, self.runner, inbox, tiers=tiers, takes_unasked=False)
+        loaded = make_engine(self.config, self.runner, inbox, tiers=tiers, accepts_unrequested_pixels=False)
         self.engine = InProcessEngine(loaded, MediaPool(1), PixelSource(), None, Counters())
         self.engine.start()
         self._num_asked = 0
@@ -73,7 +73,7 @@ class Answer:
                 tokens.append(output.token_id)
                 if output.finish_reason:
                     max_model_len = self._engine.config.scheduler.max_model_len
-                    assert tokens == answer_alone(self._request, 0, END_IDS, max_model_len)
+                    assert tokens == expected_answer(self._request, 0, END_IDS, max_model_len)
                     return
 
 

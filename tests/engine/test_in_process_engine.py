@@ -27,7 +27,7 @@ from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.scheduling.step_plan import StepPlan, StepResult
-from keepsight.testing import FakeRunner, answer_alone, pixels_like
+from keepsight.testing import FakeRunner, expected_answer, pixels_like
 from tests.engine.made_up_engine import make_engine
 from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, make_config, make_request
@@ -114,7 +114,7 @@ class Bench:
         return cast(PreparedRequest, Prepared(request, self.studio))
 
     def alone(self, request_id: str, choice: int = 0) -> list[int]:
-        return answer_alone(self._asked[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
+        return expected_answer(self._asked[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
 
     async def answer(self, request_id: str, *parts: int | str, **options: Any) -> list[int]:
         return [token.token_id async for token in self.engine.generate(self.prepare(request_id, *parts, **options))]

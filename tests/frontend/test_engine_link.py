@@ -28,7 +28,7 @@ class Client:
         self.send: Send | None = None
         self.was_connected = threading.Event()
 
-    def connect(self, send: Send, rank: int, *, takes_unasked: bool) -> None:
+    def connect(self, send: Send, rank: int, *, accepts_unrequested_pixels: bool) -> None:
         self.send = send
         self.heard.put("connected")
         self.was_connected.set()

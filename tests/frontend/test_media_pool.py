@@ -28,7 +28,7 @@ from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.observe.account import WORK, RequestAccount
 from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
-from keepsight.requests import MediaStory, Pixels, RequestBegun
+from keepsight.requests import MediaReport, Pixels, RequestBegun
 from keepsight.testing import pixels_like
 from tests.counted import counted
 from tests.ipc.killed import stopped_process
@@ -143,7 +143,7 @@ class Asker:
 
     def answered_by(self, *media_hashes: str) -> list[str]:
         """What its account says, once an engine has encoded these."""
-        account, stories = self.prepared.account, [MediaStory(None, 2.0, 3.0)] * len(media_hashes)
+        account, stories = self.prepared.account, [MediaReport(None, 2.0, 3.0)] * len(media_hashes)
         account.media = [(each, 1) for each in media_hashes]
         account.note_begun(RequestBegun(self.prepared.request_id, 1.0, 2.0, 4.0, tuple(stories)))
         return [answered_by for answered_by, _ in account.answers()]

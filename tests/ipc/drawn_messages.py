@@ -20,7 +20,7 @@ from keepsight.requests import (
     MediaDropped,
     MediaHeld,
     MediaNeeded,
-    MediaStory,
+    MediaReport,
     PromptPin,
     RequestBegun,
     RequestFailed,
@@ -114,7 +114,7 @@ logprobs = st.builds(TokenLogprob, token_ids, st.floats(allow_nan=False), counts
 some_logprobs = st.lists(logprobs, max_size=3).map(tuple)
 hashes = st.lists(texts, max_size=3).map(tuple)
 moments = st.floats(allow_nan=False)
-media_stories = st.builds(MediaStory, st.none() | texts, moments, moments, moments, st.booleans(), st.integers(1, 99))
+media_stories = st.builds(MediaReport, st.none() | texts, moments, moments, moments, st.booleans(), st.integers(1, 99))
 outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
     st.builds(
         TokenOutput,

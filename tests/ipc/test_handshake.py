@@ -25,7 +25,7 @@ from keepsight.requests import FromEngine, ToEngine
 from tests.ipc.drawn_messages import names, spoil
 
 # The version, and the digest of the fields of all that is said by it.
-SAID = (12, "cdb2eb6b4c82b838")
+SAID = (13, "c633e06a5ad34329")
 
 
 @given(names)
@@ -34,8 +34,8 @@ def test_a_hello_is_read_as_it_was(name: str) -> None:
 
 
 @given(st.integers(1, 2**40), st.booleans())
-def test_a_welcome_is_read_as_it_was(max_model_len: int, takes_unasked: bool) -> None:
-    welcome = Welcome(max_model_len, takes_unasked)
+def test_a_welcome_is_read_as_it_was(max_model_len: int, accepts_unrequested_pixels: bool) -> None:
+    welcome = Welcome(max_model_len, accepts_unrequested_pixels)
     assert decode_answer(encode_welcome(welcome)) == welcome
 
 

@@ -404,8 +404,8 @@ def test_what_may_go_first_goes_in_whichever_process_but_no_pin(store: SharedSto
     put(store, *range(10))
     put(store, 10)
     for number in (3, 4, 5, 30):
-        other.let_go_first(name_of(number))
-    store.keep_again(name_of(4))
+        other.evict_first(name_of(number))
+    store.undo_evict_first(name_of(4))
     store.read(name_of(3))
     assert store.pin(name_of(5), 100)
     put(store, 11)
@@ -419,14 +419,14 @@ def test_marks_of_what_is_not_there_or_that_cannot_be_written_do_no_harm(store: 
     put(store, *range(10))
     (folder / "first" / name_of(40)).touch()
     (folder / "first" / name_of(3)).touch()
-    store.let_go_first("../name")
+    store.evict_first("../name")
     (store._directory / name_of(3)).unlink()
     put(store, 3)
     put(store, 11)
     assert held(store) == [*range(1, 10), 11]
     assert not list((folder / "first").iterdir())
     (folder / "first").rmdir()
-    store.let_go_first(name_of(4))
+    store.evict_first(name_of(4))
     put(store, 12)
     assert held(store) == [*range(2, 10), 11, 12]
 
@@ -484,14 +484,14 @@ class StoresAgainstAList(RuleBasedStateMachine):
         return min(gone, key=lambda entry: entry[1])
 
     @rule(who=WHO, number=NUMBERS)
-    def let_go_first(self, who: int, number: int) -> None:
-        self.stores[who].let_go_first(name_of(number))
+    def evict_first(self, who: int, number: int) -> None:
+        self.stores[who].evict_first(name_of(number))
         if number in dict(self.model):
             self.first.add(number)
 
     @rule(who=WHO, number=NUMBERS)
-    def keep_again(self, who: int, number: int) -> None:
-        self.stores[who].keep_again(name_of(number))
+    def undo_evict_first(self, who: int, number: int) -> None:
+        self.stores[who].undo_evict_first(name_of(number))
         self.first.discard(number)
         self.renew(number)
 

@@ -128,7 +128,7 @@ def assert_same_in_whatever_company(decoder: Decoder, place: Placement) -> None:
         as_weights(decoder, draw_pairs(decoder, 1), place),
         as_weights(decoder, draw_pairs(decoder, 2, ("q_proj", "up_proj")), place),
     ]
-    size, dtype, attention = decoder.config.hidden_size, place.of_keys, PagedAttention()
+    size, dtype, attention = decoder.config.hidden_size, place.kv_dtype, PagedAttention()
     hidden = [torch.randn(length, size) for length in (7, 1, 520, 1, 40, 1)]
     of_each = [adapters[index] for index in (1, 0, 0, 2, 2, 1)]
     alone = [

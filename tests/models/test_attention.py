@@ -130,7 +130,7 @@ def test_on_a_gpu_a_long_context_among_short_ones_pads_none_of_them_to_its_lengt
     batch = batch_of_tokens(*lengths, device="meta")
     query = torch.empty(256, 8, 256, dtype=torch.bfloat16, device="meta")
     cache = LayerCache(*torch.empty(2, 200_000, 4, 256, dtype=torch.bfloat16, device="meta"))
-    parts = plan(batch, None, paged_attention._Way.of(query, cache, None))
+    parts = plan(batch, None, paged_attention._FallbackLimits.of(query, cache, None))
     copied = [part.slots.numel() for part in parts if isinstance(part, paged_attention._Tokens)]
     bytes_per_key = 2 * cache.keys[0].nbytes
     assert sorted(copied) == [100 * 300, 155 * 300]
@@ -143,9 +143,9 @@ def test_tokens_give_the_same_in_however_many_groups_they_are_attended_to(max_ke
     generator = torch.Generator().manual_seed(0)
     batch = batch_of_tokens(3, 5, 40, 1, 17, 38, 40, 2)
     cache, query = random_cache(2, 16, generator), torch.randn(8, 4, HEAD_DIM, generator=generator)
-    as_on_a_gpu = paged_attention._Way(False, query.dtype, max_keys, len(query), max_keys)
+    as_on_a_gpu = paged_attention._FallbackLimits(False, query.dtype, max_keys, len(query), max_keys)
     plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
-    with patch.object(paged_attention._Way, "of", lambda *_: as_on_a_gpu):
+    with patch.object(paged_attention._FallbackLimits, "of", lambda *_: as_on_a_gpu):
         fast = PagedAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
 

@@ -53,7 +53,7 @@ CONFIGS = {
 }
 FLOAT32 = Placement(CPU, torch.float32)
 ROUNDED = Placement(CPU, torch.float32, torch.bfloat16, rounds=True)
-QUANTIZED = FLOAT32._replace(of_decoder=torch.int8).for_decoder()
+QUANTIZED = FLOAT32._replace(decoder_matrix_dtype=torch.int8).for_decoder()
 
 of_each_config = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 

@@ -163,7 +163,7 @@ def test_a_quantized_model_needs_room_for_what_is_kept_of_it(saved: Path) -> Non
     Gemma3.from_checkpoint(saved, QUANTIZED, num_bytes)
     for place, told in {
         PLACE: r"in float32, .*; --dtype bfloat16 takes half$",
-        PLACE._replace(of_matrices=torch.bfloat16): r"in bfloat16, .*; --quantization int8 takes about half$",
+        PLACE._replace(matrix_dtype=torch.bfloat16): r"in bfloat16, .*; --quantization int8 takes about half$",
         QUANTIZED: r"in float32",  # as most of what is left of it is
     }.items():
         with pytest.raises(ModelTooLargeError, match=told):

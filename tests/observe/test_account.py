@@ -18,10 +18,10 @@ from keepsight.observe.request_observer import (
     PROMPT_TOKENS,
     RequestObserver,
 )
-from keepsight.observe.tell_account import tell_in_header, tell_in_log
-from keepsight.requests import MediaStory, RequestBegun
+from keepsight.observe.tell_account import format_for_log, tell_in_header
+from keepsight.requests import MediaReport, RequestBegun
 
-MADE = MediaStory(None, 1.04, 1.06, 1.03)
+MADE = MediaReport(None, 1.04, 1.06, 1.03)
 # Behind a histogram's buckets.
 SUM = len(BOUNDS) + 1
 
@@ -30,7 +30,7 @@ def account(*hashes: str, request_id: str = "r") -> RequestAccount:
     return RequestAccount(request_id, [(each, 256) for each in hashes], 300, began=1.0)
 
 
-def begun(*stories: MediaStory) -> RequestBegun:
+def begun(*stories: MediaReport) -> RequestBegun:
     return RequestBegun("r", 1.01, 1.02, 1.1, stories)
 
 
@@ -42,7 +42,7 @@ def test_each_picture_says_who_answered_for_it_and_what_that_spared() -> None:
     asked = account("a", "b", "c", "d")
     asked.note_made(1.01, 1.015, 1.02, ("d",))
     asked.note_found_pixels("c")
-    asked.note_begun(begun(MediaStory("prefix"), MediaStory("disk", 1.02, 1.05), MADE, MADE))
+    asked.note_begun(begun(MediaReport("prefix"), MediaReport("disk", 1.02, 1.05), MADE, MADE))
     body = asked.describe()
     assert [(each.answered_by, each.tier) for each in body.media] == [
         ("prefix", "device"),
@@ -81,23 +81,23 @@ def test_all_spans_are_read_as_often_however_many_pictures_there_are() -> None:
 
 def test_pixels_that_the_engine_kept_are_the_processor_cache_s_answer() -> None:
     asked = account("a")
-    asked.note_begun(begun(MediaStory(None, 1.04, 1.06, 1.03, were_kept=True)))
+    asked.note_begun(begun(MediaReport(None, 1.04, 1.06, 1.03, was_cached=True)))
     assert asked.answers() == [("processor", "host")]
 
 
 def test_what_was_done_in_vain_is_not_told_to_have_been_skipped() -> None:
     asked = account("a")
     asked.note_made(1.01, 1.015, 1.02, ("a",))
-    asked.note_begun(begun(MediaStory("device")))
+    asked.note_begun(begun(MediaReport("device")))
     assert asked.describe().media[0].skipped == ["transfer", "encode"]
     assert work_of(asked.describe()) == (1, 1, 0, 0)
 
 
 def test_what_was_made_after_a_first_token_that_the_prefix_cache_gave_is_told_too() -> None:
     asked = account("a", "b")
-    asked.note_begun(begun(MediaStory("prefix"), MediaStory("device")))
-    made = MediaStory(None, 1.14, 1.16, 1.13, were_kept=True)
-    assert asked.note_begun(begun(made, MediaStory("device"))) == {0: made}
+    asked.note_begun(begun(MediaReport("prefix"), MediaReport("device")))
+    made = MediaReport(None, 1.14, 1.16, 1.13, was_cached=True)
+    assert asked.note_begun(begun(made, MediaReport("device"))) == {0: made}
     body = asked.describe()
     assert [(each.answered_by, each.skipped) for each in body.media] == [
         ("processor", ["decode", "resize"]),
@@ -109,7 +109,7 @@ def test_what_was_made_after_a_first_token_that_the_prefix_cache_gave_is_told_to
 
 def test_what_was_encoded_was_transferred_though_nobody_remembers_when() -> None:
     asked = account("a")
-    asked.note_begun(begun(MediaStory(None, 1.04, 1.06)))
+    asked.note_begun(begun(MediaReport(None, 1.04, 1.06)))
     assert asked.describe().work == {"decoded": 0, "preprocessed": 0, "transferred": 1, "encoded": 1}
 
 
@@ -136,7 +136,7 @@ def test_stages_are_told_in_the_order_of_their_beginnings_since_the_request_came
 
 def test_what_was_encoded_together_is_told_by_its_whole_time_and_summed_by_parts() -> None:
     asked = account("a", "b")
-    asked.note_begun(begun(*[MediaStory(None, 1.04, 1.06, 1.03, num_together=2)] * 2))
+    asked.note_begun(begun(*[MediaReport(None, 1.04, 1.06, 1.03, num_together=2)] * 2))
     encoded = [each for each in asked.describe().stages if each.stage == "encode"]
     assert [(each.item, each.begin_ms, each.ms, each.together) for each in encoded] == [(0, 40, 20, 2), (1, 40, 20, 2)]
     assert "encode;dur=20.000" in tell_in_header([asked])
@@ -152,7 +152,7 @@ def test_a_request_that_is_given_to_another_engine_begins_again() -> None:
     asked.note_tokens(1, 0, 1.1)
     asked.note_end("error")
     asked.begin_again()
-    asked.note_begun(begun(MediaStory("device")))
+    asked.note_begun(begun(MediaReport("device")))
     assert asked.note_tokens(1, 0, 1.3) is None
     body = asked.describe()
     assert [each.stage for each in body.stages] == ["identify", "wait", "prefill"]
@@ -161,23 +161,23 @@ def test_a_request_that_is_given_to_another_engine_begins_again() -> None:
 
 def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
     asked = account("a", "b")
-    asked.note_begun(begun(MADE, MediaStory("host", 1.02, 1.025)))
+    asked.note_begun(begun(MADE, MediaReport("host", 1.02, 1.025)))
     told = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
     assert tell_in_header([asked]) == told + 'media1;desc="encoder.host"'
     pictures = "pictures: 1 made, 1 from encoder (host)"
-    assert tell_in_log([asked]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
-    assert tell_in_log([account()]) == tell_in_header([account()]) == ""
+    assert format_for_log([asked]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
+    assert format_for_log([account()]) == tell_in_header([account()]) == ""
 
 
 def test_of_very_many_pictures_the_header_tells_the_first_and_stays_one_that_clients_take() -> None:
     asked = account(*map(str, range(256)))
-    asked.note_begun(begun(*[MediaStory("remote", 1.02, 1.025)] * 256))
+    asked.note_begun(begun(*[MediaReport("remote", 1.02, 1.025)] * 256))
     told = tell_in_header([asked])
     assert len(told) < 4000
     assert told.startswith("wait;dur=")
     assert "prefill;dur=" in told
     assert 'media39;desc="encoder.remote"' in told
-    assert tell_in_log([asked]).startswith("pictures: 256 from encoder (remote)")
+    assert format_for_log([asked]).startswith("pictures: 256 from encoder (remote)")
 
 
 def test_what_an_observer_counts_of_a_request() -> None:

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import MediaStory, RequestBegun
+from keepsight.requests import MediaReport, RequestBegun
 
 memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -21,7 +21,7 @@ def test_a_request_is_a_span_of_its_caller_s_trace_and_its_stages_are_inside() -
     now = time.monotonic()
     asked = RequestAccount("r", [("hash", 256)], 300, began=now - 1)
     asked.name("mine", now - 1, f"00-{TRACE}-{CALLER}-01")
-    asked.note_begun(RequestBegun("r", now - 0.9, now - 0.8, now - 0.5, (MediaStory("disk", now - 0.75, now - 0.7),)))
+    asked.note_begun(RequestBegun("r", now - 0.9, now - 0.8, now - 0.5, (MediaReport("disk", now - 0.75, now - 0.7),)))
     asked.note_end("stop")
     export.export(asked)
     export.close()
@@ -56,7 +56,7 @@ def test_of_very_many_pictures_the_first_are_told_and_all_that_concerns_the_whol
     from keepsight.observe.export_spans import SpanExport
 
     asked = RequestAccount("r", [(f"{index}", 1) for index in range(200)], 300)
-    asked.note_begun(RequestBegun("r", 0.0, 0.0, 0.0, tuple(MediaStory(found_in="disk") for _ in range(200))))
+    asked.note_begun(RequestBegun("r", 0.0, 0.0, 0.0, tuple(MediaReport(found_in="disk") for _ in range(200))))
     asked.note_end("stop")
     collected = memory.InMemorySpanExporter()
     export = SpanExport(collected)

@@ -126,7 +126,7 @@ def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_s
     assert not takes(last._replace(start=sequence.media_end - 1))
     assert not takes(last._replace(length=2))
     assert not takes(last._replace(samples=False))
-    assert not takes(last._replace(tells_prompt=True))
+    assert not takes(last._replace(wants_prompt_logprobs=True))
     # What is laid over the model's weights was not recorded with them.
     sequence.adapter = AdapterWeights([{"out": LowRank(small.model.place, torch.ones(1, 1), torch.ones(1, 1))}])
     assert not takes(last)

@@ -14,7 +14,7 @@ from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWa
 from keepsight.runner.draw_tokens import (
     BLOCK,
     MAX_TOP_K,
-    NUM_OF_TOP_P,
+    NUM_EXAMINED_FOR_TOP_P,
     SPARE,
     draw_tokens,
     filter_likeliest,
@@ -108,12 +108,12 @@ def test_more_equals_than_are_looked_at_at_first_are_all_kept() -> None:
 def test_top_p_keeps_what_transformers_keeps_however_many_that_are(top_p: float) -> None:
     num_kept = set[bool]()
     for temperature in (0.3, 1.0, 5.0, 50.0):
-        scaled = TemperatureLogitsWarper(temperature)(None, logits_of(7, vocab_size=20 * NUM_OF_TOP_P))
+        scaled = TemperatureLogitsWarper(temperature)(None, logits_of(7, vocab_size=20 * NUM_EXAMINED_FOR_TOP_P))
         theirs = TopPLogitsWarper(top_p)(None, scaled).isfinite()
         ours = keep(scaled, SamplingParams(top_p=top_p)).isfinite()
         # Sums of rounded numbers: those at the edge may stay or go.
         assert scaled.softmax(dim=-1)[ours != theirs].sum() < 1e-6
-        num_kept.add(int(ours.sum()) > NUM_OF_TOP_P)
+        num_kept.add(int(ours.sum()) > NUM_EXAMINED_FOR_TOP_P)
     assert num_kept == {False, True}
 
 

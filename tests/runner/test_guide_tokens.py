@@ -22,7 +22,7 @@ from keepsight.frontend.prompt.call_text import TAGGED, write_call
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.requests import EngineRequest, ThoughtTokens
 from keepsight.runner.guide_tokens import Guide, GuideMaker, forbid_tokens
-from keepsight.runner.sample_tokens import SamplingState, Wishes, sample_tokens
+from keepsight.runner.sample_tokens import SamplingState, TokenConstraints, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import Fault
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
@@ -208,7 +208,7 @@ def test_a_grammar_may_demand_a_special_token_itself(maker: GuideMaker, tokenize
 
 def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -> SamplingState:
     end_ids, asked = maker._end_ids, SamplingParams(structured_outputs=form, max_tokens=None, **params)
-    return SamplingState(Wishes(asked, (), end_ids), 0, maker.begin(form))
+    return SamplingState(TokenConstraints(asked, (), end_ids), 0, maker.begin(form))
 
 
 def say(state: SamplingState, logits: Callable[[], torch.Tensor], end_ids: frozenset[int] = END) -> list[int]:

@@ -67,8 +67,8 @@ def test_what_was_published_quantized_is_kept_in_bfloat16_unless_float32_is_aske
     stored: torch.dtype, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path, stored, torch.float32)
-    assert chosen(tmp_path, "auto").of_matrices is torch.bfloat16
-    assert chosen(tmp_path, "float32").of_matrices is None
+    assert chosen(tmp_path, "auto").matrix_dtype is torch.bfloat16
+    assert chosen(tmp_path, "float32").matrix_dtype is None
 
 
 @pytest.mark.parametrize(("asked", "dtype"), [("auto", torch.float32), ("bfloat16", torch.bfloat16)])
@@ -89,8 +89,8 @@ def quantizing(directory: Path, device: str = "cpu") -> Placement:
 def test_of_a_quantized_model_the_decoder_s_matrices_alone_are_others(stored: torch.dtype, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, stored)
     place, usual = quantizing(tmp_path), chosen(tmp_path, "auto")
-    assert place.for_decoder() == place._replace(of_matrices=torch.int8)
-    assert place._replace(of_decoder=None) == usual == usual.for_decoder()
+    assert place.for_decoder() == place._replace(matrix_dtype=torch.int8)
+    assert place._replace(decoder_matrix_dtype=None) == usual == usual.for_decoder()
     # Embeddings of pictures are the same, and found again; keys and values are not.
     assert place.arithmetic == usual.arithmetic == usual.arithmetic_of_decoder
     assert place.arithmetic_of_decoder != usual.arithmetic_of_decoder

@@ -14,9 +14,9 @@ from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.model import DeepRows, Model
+from keepsight.models.mrope_positions import MRopePositions
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.qwen3_vl.model import Qwen3VL
-from keepsight.models.rotary_places import RotaryPlaces
 from keepsight.runner import prompt_graphs, record_steps
 from keepsight.runner.prompt_graphs import PromptGraphs
 from tests.models.borrowed import reference as borrowed
@@ -122,7 +122,7 @@ def test_a_prompt_that_is_told_or_computed_beside_is_launched(
     small: SmallModel, driver: Driver, replays: Replays
 ) -> None:
     told = driver.begin(small.request("told", prompt_logprobs=1))
-    driver.compute(*(piece._replace(tells_prompt=True) for piece in driver.prompt_slices(told)))
+    driver.compute(*(piece._replace(wants_prompt_logprobs=True) for piece in driver.prompt_slices(told)))
     beside = driver.begin(small.request("beside"))
     driver.compute(*driver.prompt_slices(beside), beside=True)
     assert replays.num == 0
@@ -175,8 +175,8 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
     recorded = PromptGraphs(model, caches := make_caches(model), 16, sizes, recorder_for(DEVICE))
     told = []
     for prompt, length in zip(prompts, lengths, strict=True):
-        places = RotaryPlaces(prompt.media).between(0, length) if prompt.media else None
-        piece = RequestSlice(0, length, BlockTable(16, range(-(-length // 16)), DEVICE), rotary_places=places)
+        places = MRopePositions(prompt.media).between(0, length) if prompt.media else None
+        piece = RequestSlice(0, length, BlockTable(16, range(-(-length // 16)), DEVICE), mrope_positions=places)
         told.append((piece, *qwen.merged_embeddings(model, prompt)))
         assert_as_launched(model, recorded, caches, *told[-1])
     (piece, embeddings, deep), text = told

@@ -13,7 +13,7 @@ from transformers import RepetitionPenaltyLogitsProcessor
 
 from keepsight.runner import sample_tokens as sampler
 from keepsight.runner.draw_tokens import draw_tokens
-from keepsight.runner.sample_tokens import SamplingState, Wishes, sample_tokens
+from keepsight.runner.sample_tokens import SamplingState, TokenConstraints, sample_tokens
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import SampledToken
 
@@ -26,7 +26,7 @@ def logits_of(seed: int, rows: int = 1) -> Tensor:
 
 
 def state(prompt: tuple[int, ...] = (), choice: int = 0, **params: Any) -> SamplingState:
-    return SamplingState(Wishes(SamplingParams(**params), prompt, END), choice)
+    return SamplingState(TokenConstraints(SamplingParams(**params), prompt, END), choice)
 
 
 def sample_alone(logits: Tensor, **params: Any) -> SampledToken:
@@ -103,7 +103,7 @@ def test_penalties_and_biases_ask_for_no_number_however_much_was_said() -> None:
 
 def test_bans_ask_for_no_number() -> None:
     params = SamplingParams(temperature=0, min_tokens=2, allowed_token_ids=[2, 4])
-    banning = SamplingState(Wishes(params, (), END, [(5,)]), 0)
+    banning = SamplingState(TokenConstraints(params, (), END, [(5,)]), 0)
     with CallsOfTorch() as calls:
         sample_tokens(logits_of(0), [banning])
     assert calls.num_numbers == 0
@@ -154,14 +154,14 @@ def test_a_banned_run_is_never_completed_and_its_tokens_come_otherwise() -> None
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 2], logits[0, 3], logits[0, 4] = 30.0, 20.0, 10.0
     params = SamplingParams(temperature=0)
-    banning = SamplingState(Wishes(params, (2, 2), END, [(2, 2), (3, 2, 3), (VOCAB_SIZE + 1,)]), 0)
+    banning = SamplingState(TokenConstraints(params, (2, 2), END, [(2, 2), (3, 2, 3), (VOCAB_SIZE + 1,)]), 0)
     # Of the prompt nothing counts.
     assert [sample_tokens(logits, [banning])[0].token_id for _ in range(6)] == [2, 3, 2, 4, 2, 3]
 
 
 @given(st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6), st.integers(0, 99))
 def test_whatever_runs_are_banned_none_of_them_is_ever_said(runs: set[tuple[int, ...]], seed: int) -> None:
-    banning = SamplingState(Wishes(SamplingParams(seed=seed), (), END, runs), 0)
+    banning = SamplingState(TokenConstraints(SamplingParams(seed=seed), (), END, runs), 0)
     said = tuple(sample_tokens(torch.zeros(1, 5), [banning])[0].token_id for _ in range(12))
     assert not any(said[start : start + len(run)] == run for run in runs for start in range(12))
 

@@ -10,10 +10,10 @@ from keepsight.scheduling.step_plan import NewSequence
 from keepsight.structured_outputs import StructuredOutputsParams
 
 
-def make_table(*, turns_by_rows: bool = False) -> SequenceTable:
+def make_table(*, uses_mrope: bool = False) -> SequenceTable:
     guides = GuideMaker(None, frozenset({1}))
     cpu = torch.device("cpu")
-    return SequenceTable(16, frozenset({1}), cpu, guides, sees_pictures_whole=True, turns_by_rows=turns_by_rows)
+    return SequenceTable(16, frozenset({1}), cpu, guides, sees_pictures_whole=True, uses_mrope=uses_mrope)
 
 
 def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_is_remembered() -> None:
@@ -45,9 +45,9 @@ def test_the_guide_of_a_request_that_thinks_first_waits_for_the_end_of_the_thoug
     assert (guide.mask(), guide.fault is None) == (None, False)
 
 
-@pytest.mark.parametrize("turns_by_rows", [True, False])
-def test_a_picture_of_rows_stands_in_them_where_its_model_turns_by_them(turns_by_rows: bool) -> None:
-    table, picture = make_table(turns_by_rows=turns_by_rows), MediaItem("0", TokenSpan(1, 6), Geometry(), columns=3)
+@pytest.mark.parametrize("uses_mrope", [True, False])
+def test_a_picture_of_rows_stands_in_them_where_its_model_turns_by_them(uses_mrope: bool) -> None:
+    table, picture = make_table(uses_mrope=uses_mrope), MediaItem("0", TokenSpan(1, 6), Geometry(), columns=3)
     request = EngineRequest("a", (2, *[9] * 6, 3), (picture,), SamplingParams())
     table.remember(NewSequence(("a", 0), request, 0, ("0",)))
-    assert (table["a", 0].places is not None) == turns_by_rows
+    assert (table["a", 0].places is not None) == uses_mrope

@@ -14,7 +14,7 @@ from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, KeptStretch, StepPlan
 from keepsight.scheduling.stretch_loads import StretchLoad
-from keepsight.testing import FakeRunner, answer_alone, pixels_like, tell_alone, vector_alone
+from keepsight.testing import FakeRunner, expected_answer, expected_logprobs, expected_vector, pixels_like
 from keepsight.tiers.tier import StoredArray
 
 END_IDS = frozenset({7})
@@ -291,7 +291,7 @@ class Drive:
         assert output.request_id not in self.failed, "a token after the failure"
         request, is_first = self.requests[output.request_id], choice not in self.tokens
         self._expect_prompt_told(request, output, is_first=is_first)
-        assert not is_first or output.vector == (vector_alone(request) if request.wants_vector else None)
+        assert not is_first or output.vector == (expected_vector(request) if request.wants_vector else None)
         self.tokens.setdefault(choice, []).append(output.token_id)
         self.cached[choice] = output.num_cached_tokens
         if output.finish_reason:
@@ -300,7 +300,7 @@ class Drive:
     def _expect_prompt_told(self, request: EngineRequest, output: TokenOutput, *, is_first: bool) -> None:
         """Of all of its tokens, whatever of it was computed before; once, and only to who asked."""
         asked = request.sampling_params.prompt_logprobs is not None
-        expected = tuple(tell_alone(request)) if asked and output.choice == 0 and is_first else None
+        expected = tuple(expected_logprobs(request)) if asked and output.choice == 0 and is_first else None
         assert output.prompt_logprobs == expected, request.request_id
 
     def run(self, *requests: EngineRequest, max_steps: int = 1000) -> list[StepPlan]:
@@ -319,7 +319,7 @@ class Drive:
     def expect_right_answers(self) -> None:
         """What was said so far is what each request alone would be told; whole if it finished."""
         for (request_id, choice), token_ids in self.tokens.items():
-            alone = answer_alone(self.requests[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
+            alone = expected_answer(self.requests[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
             is_whole = (request_id, choice) in self.finished
             assert token_ids == (alone if is_whole else alone[: len(token_ids)]), request_id
 

@@ -21,7 +21,7 @@ def picture(media_hash: str, start: int, length: int) -> MediaItem:
 
 def film(*places: int | None) -> EngineRequest:
     """Of so many moments of one block each, and a block of text behind them."""
-    moments = [replace(picture("moment", 16 * index, 16), places_later=own) for index, own in enumerate(places)]
+    moments = [replace(picture("moment", 16 * index, 16), rotary_offset=own) for index, own in enumerate(places)]
     return request(16 * len(places) + 16, *moments)
 
 
@@ -258,7 +258,7 @@ def small_requests(draw: st.DrawFn) -> EngineRequest:
     media: list[MediaItem] = []
     while (start := (media[-1].span.end if media else 0) + draw(st.integers(0, 6))) < 3 * BLOCK:
         shown = picture(draw(st.sampled_from(["a", "b"])), start, draw(st.integers(1, 7)))
-        media.append(replace(shown, places_later=draw(st.sampled_from([None, None, 0, 1]))))
+        media.append(replace(shown, rotary_offset=draw(st.sampled_from([None, None, 0, 1]))))
     adapter = draw(st.sampled_from([None, None, Adapter("a", "bc"), Adapter("ab", "c")]))
     return request(
         0, *media, token_ids=token_ids, cache_salt=draw(st.sampled_from([None, None, "a", "ab"])), adapter=adapter
@@ -280,7 +280,7 @@ def naive_keys(of: EngineRequest, block_start: int) -> tuple[ExtraKey, ...]:
     block = TokenSpan(block_start, BLOCK)
     for item in of.media:
         if item.span.overlaps(block):
-            later = [] if item.places_later is None else [item.places_later]
+            later = [] if item.rotary_offset is None else [item.rotary_offset]
             keys.append(("mm", item.media_hash, item.span.start - block_start, *later))
     if of.cache_salt is not None and block_start == 0:
         keys.append(("cache_salt", of.cache_salt))
@@ -354,7 +354,7 @@ def test_two_blocks_behind_the_same_have_so_many_tokens_in_common_as_depend_on_t
     def depends_on(of: EngineRequest, position: int) -> object:
         """All of an item counts from its first token in the block on."""
         reached = [item for item in of.media if item.span.start <= position and item.span.end > start]
-        places = [(item.media_hash, item.span.start, item.places_later) for item in reached]
+        places = [(item.media_hash, item.span.start, item.rotary_offset) for item in reached]
         return of.token_ids[position], places, of.cache_salt, of.adapter
 
     left, right = pair

@@ -22,7 +22,7 @@ _PROBE_WORDS = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Crowd:
+class ClientLoad:
     """A fixed number of clients, or a rate of new clients, which arrive as a Poisson process."""
 
     concurrency: int = 1
@@ -38,7 +38,7 @@ class Crowd:
         return {"request_rate": self.new_per_second}
 
 
-ALONE = Crowd()
+ALONE = ClientLoad()
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +48,11 @@ class Measurement:
 
 
 async def measure(
-    server: Server, workload: Workload, crowd: Crowd, keep: Keep, restart: Restart | None = None
+    server: Server, workload: Workload, crowd: ClientLoad, keep: Keep, restart: Restart | None = None
 ) -> Measurement:
     """Measure a workload.  `keep` is called with each timed answer as it ends."""
     over = asyncio.Event()
-    await _converse_all(server, iter(workload.before), _insist, over)
+    await _converse_all(server, iter(workload.before), _raise_on_error, over)
     if workload.restarts_before_timed:
         assert restart is not None
         await restart()
@@ -70,7 +70,7 @@ async def measure(
     clients = [asyncio.create_task(each) for each in asking]
     try:
         if workload.beside:
-            await _converse_all(server, iter(workload.beside), _insist, over)
+            await _converse_all(server, iter(workload.beside), _raise_on_error, over)
             over.set()
         # Wait for the requests under way: otherwise the slowest ones would not count.
         await asyncio.gather(*clients)
@@ -130,7 +130,7 @@ async def _converse(server: Server, conversation: Conversation, keep: Keep) -> N
         messages.append(json.dumps({"role": "assistant", "content": answer.text}).encode())
 
 
-def _insist(answer: Answer) -> None:
+def _raise_on_error(answer: Answer) -> None:
     """Raise if a request failed that is not timed: preparation must not fail silently."""
     if answer.error is not None:
         raise NoAnswerError(f"a request before or beside the timed ones failed: {answer.error}")
@@ -145,7 +145,7 @@ async def find_words_per_picture(server: Server, options: WorkloadOptions) -> in
     async def count(*parts: Part) -> int:
         answers: list[Answer] = []
         await _converse(probe, once(*parts), answers.append)
-        _insist(answers[0])
+        _raise_on_error(answers[0])
         if not answers[0].num_prompt_tokens:
             raise NoAnswerError("the server does not say how many tokens a prompt has")
         return answers[0].num_prompt_tokens

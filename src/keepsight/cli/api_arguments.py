@@ -10,7 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from keepsight.api_settings import ApiSettings
-from keepsight.cli.check_least import check_least
+from keepsight.cli.check_minimums import check_minimums
 from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = ApiSettings()
@@ -189,7 +189,7 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _check_numbers(arguments: argparse.Namespace) -> None:
-    check_least(
+    check_minimums(
         arguments, {"max_waiting_requests": 1, "media_quota_count": 1, "media_quota_mb": 0, "response_quota_mb": 0}
     )
     for flag, value in (

@@ -12,15 +12,15 @@ from random import SystemRandom
 
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
-from keepsight.bench.measure import Crowd
+from keepsight.bench.measure import ClientLoad
 from keepsight.bench.plot import check_ending, save_plot
 from keepsight.bench.report import Report, comparison, differences, table, to_markdown
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun, restart_by_command
 from keepsight.bench.workloads import WORKLOADS
 from keepsight.cli.add_command import add_command
-from keepsight.cli.bench_arguments import DEFAULTS, LEAST, add_shape, options_of, to_percent
+from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_shape, options_of, to_percent
 from keepsight.cli.bench_within import add_offline_arguments, add_parts_arguments, run_offline, run_parts
-from keepsight.cli.check_least import check_least
+from keepsight.cli.check_minimums import check_minimums
 from keepsight.cli.openai_server import OpenAIServer, choose_api_key
 from keepsight.cli.strip_controls import strip_controls
 from keepsight.errors import InvalidArgumentError
@@ -133,7 +133,7 @@ def _writing(flag: str, path: Path) -> Iterator[None]:
 
 
 def _check(arguments: argparse.Namespace) -> None:
-    check_least(arguments, LEAST)
+    check_minimums(arguments, MINIMUMS)
     if arguments.plot is not None:
         check_ending(arguments.plot)
     for flag, path in (("--json", arguments.json), ("--plot", arguments.plot)):
@@ -167,7 +167,7 @@ def _settings_of(arguments: argparse.Namespace, server: Server) -> RunSettings:
     options = replace(options_of(arguments, seed), num_warm_up=arguments.warmup, num_turns=arguments.turns)
     command = arguments.restart_command
     restart = None if command is None else partial(restart_by_command, command, server)
-    crowd = Crowd(arguments.concurrency, arguments.request_rate, seed)
+    crowd = ClientLoad(arguments.concurrency, arguments.request_rate, seed)
     return RunSettings(_names_of(arguments), options, crowd, list(dict.fromkeys(arguments.reuse)), restart)
 
 

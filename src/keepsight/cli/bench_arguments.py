@@ -7,7 +7,7 @@ from keepsight.bench.workloads import WorkloadOptions
 DEFAULTS = WorkloadOptions(seed=0)
 MAX_SIDE = 20_000
 # The minimum values of flags, in all commands that have them.
-LEAST = {
+MINIMUMS = {
     "requests": 1,
     "concurrency": 1,
     "max_tokens": 1,

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from keepsight.bench.report import to_markdown
 from keepsight.bench.workloads import WORKLOADS
-from keepsight.cli.bench_arguments import DEFAULTS, LEAST, add_picture_size, add_shape, options_of, to_percent
-from keepsight.cli.check_least import check_least
+from keepsight.cli.bench_arguments import DEFAULTS, MINIMUMS, add_picture_size, add_shape, options_of, to_percent
+from keepsight.cli.check_minimums import check_minimums
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.config import CHOICES, Config
@@ -43,7 +43,7 @@ def run_offline(arguments: argparse.Namespace) -> int:
         from keepsight.llm import LLM
         from keepsight.sampling_params import SamplingParams
 
-    check_least(arguments, LEAST)
+    check_minimums(arguments, MINIMUMS)
     options = replace(options_of(arguments, arguments.seed), reuse_percent=arguments.reuse)
     params = SamplingParams(temperature=0, max_tokens=arguments.max_tokens, ignore_eos=True)
     with LLM.from_config(config_from(arguments)) as llm:
@@ -60,7 +60,7 @@ def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_parts(arguments: argparse.Namespace) -> int:
-    check_least(arguments, LEAST)
+    check_minimums(arguments, MINIMUMS)
     with ending_on_ctrl_c():
         from keepsight.bench.parts import measure_parts
 

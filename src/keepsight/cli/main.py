@@ -32,7 +32,7 @@ NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 def main(arguments: Sequence[str] | None = None) -> int:
     _fill_standard_streams()
-    _let_all_be_written()
+    _escape_unencodable_output()
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     try:
         parsed = _parse(arguments)
@@ -46,12 +46,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        _let_go_of_output()
+        _discard_output()
         return 141
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        _let_go_of_output()
+        _discard_output()
         print(f"keepsight {arguments[0]}: {strip_controls(str(error))}", file=sys.stderr)
         return 1
 
@@ -91,13 +91,13 @@ def _fill_standard_streams() -> None:
             setattr(sys, name, os.fdopen(descriptor, mode))
 
 
-def _let_all_be_written() -> None:
+def _escape_unencodable_output() -> None:
     """Escape characters that the terminal's encoding lacks instead of failing, as standard error does."""
     if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
-def _let_go_of_output() -> None:
+def _discard_output() -> None:
     """Redirect standard output to /dev/null, as its reader is gone or it is full; unflushed output is dropped."""
     with suppress(OSError):
         sys.stdout.flush()

@@ -5,7 +5,7 @@ from pathlib import Path
 from PIL import ImageFile
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.intake.open_picture import open_picture, refusing_damage
+from keepsight.frontend.intake.open_picture import open_picture, translating_parser_errors
 
 
 def read_picture(path: Path, field: str) -> bytes:
@@ -23,5 +23,5 @@ def read_file(path: Path, field: str) -> bytes:
 
 
 def look_at_header(content: bytes, name: str) -> ImageFile.ImageFile:
-    with refusing_damage(name, len(content)):
+    with translating_parser_errors(name, len(content)):
         return open_picture(content, name)

@@ -13,7 +13,7 @@ from contextlib import suppress
 from keepsight.checkpoint_folder import is_checkpoint, list_files
 from keepsight.cli.api_arguments import add_api_arguments, api_settings_from
 from keepsight.cli.check_is_text import check_arguments_are_text
-from keepsight.cli.check_least import check_least
+from keepsight.cli.check_minimums import check_minimums
 from keepsight.cli.model_arguments import add_model, add_model_arguments, config_from
 from keepsight.cli.one_line_parser import flag_of
 from keepsight.cli.vllm_variables import warn_of_vllm_variables
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
     model_name = arguments.served_model_name[0] if arguments.served_model_name else config.model_name
     _check_names(config, (model_name, *api.more_model_names))
     check_arguments_are_text(arguments)
-    check_least(arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0})
+    check_minimums(arguments, {"api_server_count": 1, "data_parallel_size": 1, "shutdown_timeout": 0})
     _allow_many_open_files()
     # Before the model is loaded: a port that is in use should be reported at once.
     with (

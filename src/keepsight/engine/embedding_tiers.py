@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from keepsight.engine.tell_tiers import tell_tiers
+from keepsight.engine.tier_statuses import tier_statuses
 from keepsight.observe.mean_cost import MeanCost
 from keepsight.requests import EngineRequest, TierStatus
 from keepsight.scheduling.embedding_loads import Load
@@ -75,7 +75,7 @@ class EmbeddingTiers:
         self._num_loading = 0
         self._encoding_cost = MeanCost()
         # Their keys are encoder keys until they are recorded.
-        self._untold_uses: deque[Access] = deque(maxlen=MAX_UNTOLD_USES)
+        self._unrecorded_uses: deque[Access] = deque(maxlen=MAX_UNTOLD_USES)
 
     @property
     def has_answers(self) -> bool:
@@ -149,9 +149,9 @@ class EmbeddingTiers:
         now, seconds = time.time(), self._encoding_cost.seconds
         for item in request.media:
             num_bytes = item.span.length * self._embeddings.num_bytes
-            self._untold_uses.append(Access(now, encoder_key(item, request.adapter), num_bytes, seconds))
-        while seconds and self._untold_uses:
-            use = self._untold_uses.popleft()
+            self._unrecorded_uses.append(Access(now, encoder_key(item, request.adapter), num_bytes, seconds))
+        while seconds and self._unrecorded_uses:
+            use = self._unrecorded_uses.popleft()
             self._trace.record(msgspec.structs.replace(use, key=self._name(use.key), seconds=seconds))
 
     def close(self) -> None:
@@ -182,7 +182,7 @@ class EmbeddingTiers:
             self._media[name] = media_hash
         self._changed.append(name)
 
-    def list_asked(self, tier: str | None) -> Sequence[str]:
+    def searched_tiers(self, tier: str | None) -> Sequence[str]:
         """Return the tiers that were searched, given the one that had the entry (None: no tier had it)."""
         return self._tier_names if tier is None else self._tier_names[: self._tier_names.index(tier) + 1]
 
@@ -190,7 +190,7 @@ class EmbeddingTiers:
 
     def status(self) -> tuple[TierStatus, ...]:
         """Return the status of each tier, nearest first."""
-        return tell_tiers(self._store, "encoder")
+        return tier_statuses(self._store, "encoder")
 
     def check_invariants(self) -> None:
         with self._lock:

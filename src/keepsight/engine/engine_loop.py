@@ -138,13 +138,13 @@ class EngineLoop:
 
     def _take_pixels(self, message: MediaArrived) -> None:
         # Receive pixels even if they are no longer wanted: this frees their place, and they may be kept for others.
-        pixels, were_kept = self._source.receive(message), message.media_hash in self._found
+        pixels, was_cached = self._source.receive(message), message.media_hash in self._found
         self._found.discard(message.media_hash)
         if pixels is None:
             self._scheduler.media.pixels.lose(message.media_hash)
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
-            self._meter.note_pixels(message.media_hash, were_kept=were_kept)
+            self._meter.note_pixels(message.media_hash, was_cached=was_cached)
 
     def _load_stretches(self) -> None:
         """Request the stretches that newly arrived prompts want, and give blocks to those that were found."""

@@ -28,7 +28,7 @@ from keepsight.observe.catalogue import (
 )
 from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import BulkCost, MeanCost
-from keepsight.requests import EngineRequest, MediaStory, RequestBegun, TierStatus
+from keepsight.requests import EngineRequest, MediaReport, RequestBegun, TierStatus
 from keepsight.scheduling.embedding_loads import Load
 from keepsight.scheduling.request_state import Begun
 from keepsight.scheduling.scheduler import Scheduler
@@ -74,7 +74,7 @@ class EngineMeter:
         self._source, self._tiers, self._prefixes, self._clock = source, tiers, prefixes, clock
         self._copied_at, self._num_sequences = 0.0, 0
         # Whether a request has arrived since the last copy: if as many have ended, their number alone does not show it.
-        self._has_somebody_come = False
+        self._has_new_request = False
         self._encoding, self._prompt_token = {modality: MeanCost() for modality in MODALITIES}, BulkCost()
         # Keyed by media hash and by encoder key.
         self._modalities = _Recent[Modality]()
@@ -92,14 +92,14 @@ class EngineMeter:
         self._arrivals.put(request.request_id, self._clock())
         # Left over if a request with this id was aborted and has come again.
         self._begins.pop(request.request_id, None)
-        self._has_somebody_come = True
+        self._has_new_request = True
         for item in request.media:
             self._modalities.put(item.media_hash, item.modality)
 
-    def note_pixels(self, media_hash: str, *, were_kept: bool) -> None:
+    def note_pixels(self, media_hash: str, *, was_cached: bool) -> None:
         """Note that the runner now has these pixels."""
         self._counters.add(TRANSFERRED[self._modality_of(media_hash)])
-        self._pixels.put(media_hash, (self._clock(), were_kept))
+        self._pixels.put(media_hash, (self._clock(), was_cached))
 
     def note_found_pixels(self, media_hash: str) -> None:
         """Count a hit among the engine's own pixels; the frontend that is asked for missing ones counts the misses."""
@@ -118,7 +118,7 @@ class EngineMeter:
     def note_looked_in_tiers(self, encoder_key: str, tier: str | None) -> None:
         """Count a query for each tier up to the one that had it (None: all, as none had it)."""
         assert self._tiers is not None
-        for name in self._tiers.list_asked(tier):
+        for name in self._tiers.searched_tiers(tier):
             self._counters.add(ENCODER[name].queries[self._modality_of(encoder_key)])
 
     def note_loaded(self, encoder_key: str, tier: str, seconds_to_make: float) -> None:
@@ -150,9 +150,9 @@ class EngineMeter:
             self._note_encoded(key, took)
         stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
         num_sequences = len(self._scheduler.lineup)
-        has_changed = self._has_somebody_come or self._num_sequences != num_sequences
+        has_changed = self._has_new_request or self._num_sequences != num_sequences
         if has_changed or now - self._copied_at > SECONDS or (plan.is_empty and result.is_empty):
-            self._copied_at, self._num_sequences, self._has_somebody_come = now, num_sequences, False
+            self._copied_at, self._num_sequences, self._has_new_request = now, num_sequences, False
             self._copy()
         return stories
 
@@ -181,18 +181,18 @@ class EngineMeter:
         media = tuple(self._tell_of_item(begun, index) for index in range(len(begun.request.media)))
         return RequestBegun(request_id, arrived, self._begins.pop(request_id, now), now, media)
 
-    def _tell_of_item(self, begun: Begun, index: int) -> MediaStory:
+    def _tell_of_item(self, begun: Begun, index: int) -> MediaReport:
         match begun.origins.get(index):
             case None:
-                return MediaStory("prefix")
+                return MediaReport("prefix")
             case "tier":
-                return MediaStory(*self._loads.get(begun.encoder_keys[index], ("remote", 0.0, 0.0)))
+                return MediaReport(*self._loads.get(begun.encoder_keys[index], ("remote", 0.0, 0.0)))
             case "made":
-                arrived, were_kept = self._pixels.get(begun.request.media[index].media_hash, (0.0, False))
+                arrived, was_cached = self._pixels.get(begun.request.media[index].media_hash, (0.0, False))
                 took = self._encodings.get(begun.encoder_keys[index], EncodeTime(0.0, 0.0))
-                return MediaStory(None, took.began, took.ended, arrived, were_kept, took.num_together)
+                return MediaReport(None, took.began, took.ended, arrived, was_cached, took.num_together)
             case origin:
-                return MediaStory(origin)
+                return MediaReport(origin)
 
     # Numbers counted elsewhere --------------------------------------------------------------------------------
 

@@ -37,7 +37,7 @@ class EngineProcess:
         mode = start.pixel_mode if engine.takes_media else "none"
         self._inbox, self._router = engine.inbox, OutputRouter(engine.inbox)
         self._computes_on_cores = engine.computes_on_cores
-        welcome = Welcome(engine.max_model_len, takes_unasked=engine.takes_unasked)
+        welcome = Welcome(engine.max_model_len, accepts_unrequested_pixels=engine.accepts_unrequested_pixels)
         run_directory = Path(start.run_directory)
         source = open_pixel_source(mode, config, run_directory)
         counters = Counters.open(run_directory, f"engine-{start.rank}")
@@ -74,7 +74,7 @@ class EngineProcess:
     def _tell_new_listener(self) -> None:
         self._loop.tell_all_held()
         if self._reporter is not None:
-            self._reporter.tell_again()
+            self._reporter.report_again()
 
     def _take(self, frontend_id: str, message: ToEngine) -> None:
         refusal = self._router.take(frontend_id, message)

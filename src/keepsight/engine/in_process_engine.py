@@ -38,7 +38,7 @@ class InProcessEngine(EngineClient):
         self._loop: EngineLoop | None = engine.make_loop(self.receive, source, self._meter)
         self._running = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
-        self.connect(engine.inbox.try_put, takes_unasked=engine.takes_unasked)
+        self.connect(engine.inbox.try_put, accepts_unrequested_pixels=engine.accepts_unrequested_pixels)
 
     def start(self) -> None:
         """Start the engine's thread. The caller must call `close`, too, even if this was interrupted."""

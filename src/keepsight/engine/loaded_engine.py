@@ -25,7 +25,7 @@ class LoadedEngine:
     max_model_len: int
     takes_media: bool
     # See `Welcome`.
-    takes_unasked: bool
+    accepts_unrequested_pixels: bool
     # Size of the keys and values of one block.
     bytes_per_block: int
     # True if a step keeps the same cores busy that the frontends run on.

@@ -180,6 +180,6 @@ class StoreSource(PixelSource):
 def _order(cache: LruCache[str, Pixels] | SharedStore, held: Iterable[str], dropped: Iterable[str]) -> None:
     """Evict pixels first while their embeddings are held; for either kind of cache."""
     for media_hash in held:
-        cache.let_go_first(media_hash)
+        cache.evict_first(media_hash)
     for media_hash in dropped:
-        cache.keep_again(media_hash)
+        cache.undo_evict_first(media_hash)

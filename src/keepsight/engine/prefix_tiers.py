@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from keepsight.engine.tell_tiers import tell_tiers
+from keepsight.engine.tier_statuses import tier_statuses
 from keepsight.requests import TierStatus
 from keepsight.scheduling.step_plan import KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
@@ -181,7 +181,7 @@ class PrefixTiers:
     # Status ---------------------------------------------------------------------------------------------------
 
     def status(self) -> tuple[TierStatus, ...]:
-        return tell_tiers(self._store, "prefix")
+        return tier_statuses(self._store, "prefix")
 
     def check_invariants(self) -> None:
         assert all(reading.num_taken < reading.num_there for reading in self._readings)

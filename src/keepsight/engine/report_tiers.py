@@ -22,7 +22,7 @@ class TierReporter:
         self._thread = threading.Thread(target=self._run, name="tier reports", daemon=True)
         self._thread.start()
 
-    def tell_again(self) -> None:
+    def report_again(self) -> None:
         """Report the status again, for a new listener."""
         self._told = None
 

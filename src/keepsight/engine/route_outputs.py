@@ -44,7 +44,7 @@ class OutputRouter:
         # Requests of lost frontends, whose aborts the engine may not have read yet.
         self._lost: set[str] = set()
         # Those of them that were made again before it had: its outputs may still belong to the first request.
-        self._made_again: dict[str, EngineRequest] = {}
+        self._resubmitted: dict[str, EngineRequest] = {}
 
     def take(self, frontend_id: str, message: ToEngine) -> str | None:
         """Put a message into the inbox. Return why the engine will not see it; None if it will."""
@@ -83,7 +83,7 @@ class OutputRouter:
     def check_invariants(self) -> None:
         with self._lock:
             assert set(self._routes) == set(self._unanswered)
-            assert set(self._made_again) <= set(self._routes)
+            assert set(self._resubmitted) <= set(self._routes)
 
     def _forget(self, frontend_id: str) -> None:
         self._lost = {request_id for request_id in self._lost if self._inbox.holds(AbortRequest(request_id))}
@@ -93,10 +93,10 @@ class OutputRouter:
             self._lost.add(request_id)
 
     def _find_route(self, request_id: str) -> str | None:
-        if (again := self._made_again.get(request_id)) is not None:
+        if (again := self._resubmitted.get(request_id)) is not None:
             if self._inbox.holds(again):
                 return None
-            del self._made_again[request_id]
+            del self._resubmitted[request_id]
         return self._routes.get(request_id)
 
     def _refuse(self, frontend_id: str, message: ToEngine) -> str | None:
@@ -114,7 +114,7 @@ class OutputRouter:
             case EngineRequest(request_id):
                 self._routes[request_id] = frontend_id
                 if request_id in self._lost and self._inbox.holds(AbortRequest(request_id)):
-                    self._made_again[request_id] = message
+                    self._resubmitted[request_id] = message
             case AbortRequest(request_id):
                 self._drop_ended(request_id)
 
@@ -125,4 +125,4 @@ class OutputRouter:
     def _drop_ended(self, request_id: str) -> None:
         if request_id not in self._unanswered:
             self._routes.pop(request_id, None)
-            self._made_again.pop(request_id, None)
+            self._resubmitted.pop(request_id, None)

@@ -24,7 +24,7 @@ class AnswerPiece:
     # The stop string, or the id of the caller's own stop token, that ended the choice.
     stop_reason: str | int | None = None
     # The text of the token's bytes is not known yet and comes with a later token.
-    is_amid_bytes: bool = False
+    has_undecoded_bytes: bool = False
     # The text it added to the thought before the answer; and whether the token belongs to the thought, tags included.
     thought: str = ""
     is_of_thought: bool = False
@@ -70,7 +70,7 @@ class AnswerAssembler:
         ends_by_token = token.finish_reason == "stop"
         text = streamer.push(token.token_id, is_stop_token=ends_by_token)
         if streamer.stop_string is None and token.finish_reason is None:
-            return AnswerPiece(token, text, is_amid_bytes=streamer.is_amid_bytes)
+            return AnswerPiece(token, text, has_undecoded_bytes=streamer.has_undecoded_bytes)
         text += streamer.finish()
         del self._streamers[token.choice]
         if streamer.stop_string is not None:

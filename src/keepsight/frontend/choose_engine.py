@@ -27,10 +27,10 @@ MAX_PREFIXES = 1 << 16
 class EngineView:
     """A frontend's view of one engine. Requests of other frontends show up only through hints."""
 
-    def __init__(self, rank: int = 0, *, takes_unasked: bool = True) -> None:
-        """`takes_unasked`: whether the engine wants pixels that it did not ask for."""
+    def __init__(self, rank: int = 0, *, accepts_unrequested_pixels: bool = True) -> None:
+        """`accepts_unrequested_pixels`: whether the engine wants pixels that it did not ask for."""
         self.rank = rank
-        self.hints = MediaHints() if takes_unasked else MediaHints(max_promises=0)
+        self.hints = MediaHints() if accepts_unrequested_pixels else MediaHints(max_promises=0)
         self.num_tokens_in_flight = 0
         self._requests: dict[str, EngineRequest] = {}
         # Media hashes of the requests in flight: the engine holds them, or soon will.

@@ -49,8 +49,8 @@ Send = Callable[[ToEngine], bool]
 
 
 class _Engine(EngineView):
-    def __init__(self, send: Send, rank: int, *, takes_unasked: bool) -> None:
-        super().__init__(rank, takes_unasked=takes_unasked)
+    def __init__(self, send: Send, rank: int, *, accepts_unrequested_pixels: bool) -> None:
+        super().__init__(rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
         self.send = send
         self.tiers: tuple[TierStatus, ...] = ()
 
@@ -94,7 +94,7 @@ class EngineClient:
         """Return the last reported tiers of each engine that has any, by rank."""
         return {rank: engine.tiers for rank, engine in sorted(self._engines.items()) if engine.tiers}
 
-    def connect(self, send: Send, rank: int = 0, *, takes_unasked: bool = True) -> None:
+    def connect(self, send: Send, rank: int = 0, *, accepts_unrequested_pixels: bool = True) -> None:
         """Add an engine that is ready, and give it the waiting requests.
 
         `send` is called from many threads and must not wait. If it returns False, `disconnect` is about to be called
@@ -102,7 +102,7 @@ class EngineClient:
         """
         with self._lock:
             assert rank not in self._engines, rank
-            self._engines[rank] = _Engine(send, rank, takes_unasked=takes_unasked)
+            self._engines[rank] = _Engine(send, rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
             waiting = [caller for caller in self._callers.values() if caller.engine is None]
             making = [(caller, self._send_request(caller)) for caller in waiting]
         for caller, coming in making:
@@ -147,7 +147,7 @@ class EngineClient:
                     if caller := self._callers.get(request_id):
                         news = caller.account.note_begun(output)
                         media = caller.prepared.engine_request.media
-                        self._media_pool.note_spared(media[index] for index, item in news.items() if item.were_kept)
+                        self._media_pool.note_spared(media[index] for index, item in news.items() if item.was_cached)
                 case RequestFailed(request_id):
                     heard[request_id].append(_to_error(output))
                 case MediaNeeded(request_id, media_hashes, inline):

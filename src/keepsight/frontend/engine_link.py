@@ -105,7 +105,9 @@ class EngineLink:
             if self._channel is channel:  # it may already be lost again
                 self._has_failed, self._is_welcomed = False, True
                 self._on_welcome(welcome)
-                self._client.connect(channel.send, self._rank, takes_unasked=welcome.takes_unasked)
+                self._client.connect(
+                    channel.send, self._rank, accepts_unrequested_pixels=welcome.accepts_unrequested_pixels
+                )
 
     def _lose(self, channel: FrontendChannel, reason: str) -> None:
         with self._changed:

@@ -22,7 +22,7 @@ from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.api.request_log import RequestIdFilter
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
-from keepsight.frontend.http.accept_in_turn import ServerInTurn
+from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
@@ -91,7 +91,7 @@ class FrontendProcess:
         self._listener = socket.socket(fileno=start.listener_fd)
         # Set by the first engine, or by draining, when none is needed any more.
         self._may_go_on = threading.Event()
-        self._server: ServerInTurn | None = None
+        self._server: FairAcceptServer | None = None
         self._is_draining = False
 
     def serve(self, control: ProcessEnd) -> None:

@@ -45,7 +45,7 @@ from keepsight.frontend.prompt.spell_params import spell_banned, spell_predictio
 from keepsight.frontend.prompt.thought_text import find_thought
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.frontend.prompt.unfold_documents import unfold_documents
-from keepsight.image_processor_config import check_options, options_named
+from keepsight.image_processor_config import check_options, prefixing_option_errors
 from keepsight.media import KINDS, TokenSpan
 from keepsight.model_limits import ModelLimits
 from keepsight.observe.account import RequestAccount
@@ -67,7 +67,7 @@ class _Terms:
     cache_salt: str | None
     priority: int
     # See `PromptLimits`.
-    max_told: int | None = None
+    max_counted_tokens: int | None = None
 
     def __post_init__(self) -> None:
         salt, priority = self.cache_salt, self.priority
@@ -150,7 +150,7 @@ class RequestPreparer:
         adapters = [AdapterFolder.read(path).as_adapter(name) for name, path in config.adapter_folders.items()]
         return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults, adapters)
 
-    def may_look(self, conversation: Conversation) -> bool:
+    def may_wait_for_workers(self, conversation: Conversation) -> bool:
         """Return whether some of its media, unless already known, are read by worker processes, which may be busy."""
         is_borrowed = self.processor is not None and self.processor.borrowed is not None
         kinds = KINDS if is_borrowed else ("video", "audio")
@@ -174,14 +174,14 @@ class RequestPreparer:
         priority: int = 0,
         tools: Sequence[Mapping[str, Any]] = (),
         downloaded: Downloaded = NOTHING_DOWNLOADED,
-        max_told: int | None = None,
+        max_counted_tokens: int | None = None,
     ) -> PreparedRequest:
         """Prepare a chat. `downloaded`: the results of `pictures_to_download`; without them the downloads are awaited.
 
-        With `max_told`, the prompt is prepared only to report its tokens, and may have that many, whatever the context
-        length.
+        With `max_counted_tokens`, the prompt is prepared only to report its tokens, and may have that many, whatever
+        the context length.
         """
-        terms = _Terms(params, cache_salt, priority, max_told)
+        terms = _Terms(params, cache_salt, priority, max_counted_tokens)
         conversation = read_messages(messages)
         # Before the template runs, whose errors say less about media that the model does not take.
         config = self._processor_for(conversation.pictures, mm_processor_kwargs, "messages")
@@ -203,7 +203,7 @@ class RequestPreparer:
         told = (pages_of, self.tokenizer.as_plain_text, self.intake.check_count)
         return unfold_documents(replace(conversation, pictures=fetched), *told)
 
-    def part_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
+    def split_off_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """Split off the thought that answers may begin with, if any, and exempt it from the answers' form."""
         form = self.template.thought_form
         if form is None or prepared.text is None:
@@ -291,7 +291,7 @@ class RequestPreparer:
                     field, f"must not hold {token_id}, {token}: what it stands for cannot be sent along"
                 )
         prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
-        self._limits.check_expanded(prompt, field, terms.max_told)
+        self._limits.check_expanded(prompt, field, terms.max_counted_tokens)
         request = self._finish(prompt, (), terms)
         return PreparedRequest(request, account=_open_account(request, began, began))
 
@@ -319,7 +319,7 @@ class RequestPreparer:
         ends = list(itertools.accumulate(lengths))
         spans = tuple(TokenSpan(end - length, length) for end, length in zip(ends, lengths, strict=True))
         token_ids = (PLACEHOLDER,) * ends[-1]
-        self._limits.check_expanded(ExpandedPrompt(token_ids, ()), field, terms.max_told)
+        self._limits.check_expanded(ExpandedPrompt(token_ids, ()), field, terms.max_counted_tokens)
         named = self._identifier.name(strips, terms.cache_salt)
         request = self._finish(ExpandedPrompt(token_ids, spans), named, terms)
         return PreparedRequest(request, named, account=_open_account(request, began, began))
@@ -345,7 +345,7 @@ class RequestPreparer:
                 pictures.append(self._identifier.look_at(part, config, terms.cache_salt))
                 if config.borrowed is not None:
                     # A new size takes a worker's time to lay out: spend none on pictures after the limit is exceeded.
-                    self._limits.check_pictures([each.layout for each in pictures], field, terms.max_told)
+                    self._limits.check_pictures([each.layout for each in pictures], field, terms.max_counted_tokens)
             request, named = self._prepare_looked_at(text, pictures, terms, field, kept, add_bos=add_bos)
         except Exception:
             self._identifier.forget(pictures)
@@ -364,11 +364,11 @@ class RequestPreparer:
         add_bos: bool,
     ) -> tuple[EngineRequest, Sequence[NamedPicture]]:
         layouts = [picture.layout for picture in pictures]
-        self._limits.check_pictures(layouts, field, terms.max_told)
-        self._limits.check_text(text, field, terms.max_told)
+        self._limits.check_pictures(layouts, field, terms.max_counted_tokens)
+        self._limits.check_text(text, field, terms.max_counted_tokens)
         expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt)
         # Checked before any content is hashed.
-        self._limits.check_expanded(expanded, field, terms.max_told, layouts)
+        self._limits.check_expanded(expanded, field, terms.max_counted_tokens, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)
         count = self.expander.count_tokens_of
         told = (expanded, layouts, terms.cache_salt)
@@ -387,7 +387,7 @@ class RequestPreparer:
                 raise refuse_all(parts, field)
             return NO_PROCESSOR
         check_kinds(parts, self.processor)
-        with options_named():
+        with prefixing_option_errors():
             return self.processor.with_overrides(overrides) if overrides else self.processor
 
     def _finish(

@@ -60,7 +60,7 @@ class PreparedRequest:
 
     def hashes_at(self, field: str) -> tuple[str, ...]:
         """Return the hashes of the picture that the caller sent at `field`, as requests that come now would name it."""
-        return tuple(each for named in self._pictures if named.picture.field == field for each in named.names_by_now())
+        return tuple(each for named in self._pictures if named.picture.field == field for each in named.current_names())
 
     def forget_names(self) -> None:
         """Free the uuids of media that could not be made, unless they named something before."""

@@ -34,9 +34,9 @@ class TextStreamer:
         return self._stop.found
 
     @property
-    def is_amid_bytes(self) -> bool:
+    def has_undecoded_bytes(self) -> bool:
         """True while the text of the last bytes is not known yet."""
-        return self._open_run is not None and self._open_run.bytes.is_amid
+        return self._open_run is not None and self._open_run.bytes.is_incomplete
 
     def push(self, token_id: int, is_stop_token: bool = False) -> str:
         """Return the text that is now certain.
@@ -73,7 +73,7 @@ class TextStreamer:
         if run is None:
             return self._stop.push(text, self._can_end)
         rest, said = run.bytes.finish(), ""
-        if not run.bytes.is_void:
+        if not run.bytes.is_invalid:
             self._stop, said = run.stop, run.take()
         return said + self._stop.push(rest + text, self._can_end)
 

@@ -191,7 +191,7 @@ def _check_request(request: EngineRequest) -> None:
         _check(all(0 < side <= MAX_COUNT for side in sides), "a geometry out of range")
         is_grid = item.columns == 0 or (item.columns > 0 and span.length % item.columns == 0)
         _check(is_grid, "tokens that fill no rows")
-        later = item.places_later
+        later = item.rotary_offset
         _check(later is None or (item.is_further_part and 0 <= later <= MAX_COUNT), "a time of no further moment")
     _check(all(a.span.end <= b.span.start for a, b in pairwise(media)), "spans out of order")
     own = {item.media_hash for item in media}

@@ -16,7 +16,7 @@ from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import Frame
 
 # Must go up with every change of a greeting, or of what codec.py writes, including the message types.
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 _VERSION = b"%d" % PROTOCOL_VERSION
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 MAX_GREETING_BYTES = 2**16
@@ -34,7 +34,7 @@ class Welcome:
     max_model_len: int
     # Whether the engine wants pixels of media that it is not known to hold before it asks for them. It does not if it
     # may find the media in a tier that is older than itself.
-    takes_unasked: bool = True
+    accepts_unrequested_pixels: bool = True
 
 
 G = TypeVar("G", Hello, Welcome)

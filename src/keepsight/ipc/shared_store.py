@@ -153,13 +153,13 @@ class SharedStore:
         if _MEDIA_HASH.fullmatch(media_hash):
             self._pins.remove(media_hash)
 
-    def let_go_first(self, media_hash: str) -> None:
+    def evict_first(self, media_hash: str) -> None:
         """Let it be evicted before all items not so marked, however they are used; pins hold. Takes no lock."""
         if self.is_held(media_hash):
             self._first.add(media_hash)
 
-    def keep_again(self, media_hash: str) -> None:
-        """Undo `let_go_first`, and count as a use."""
+    def undo_evict_first(self, media_hash: str) -> None:
+        """Undo `evict_first`, and count as a use."""
         if self.touch(media_hash):
             self._first.remove(media_hash)
 

@@ -33,7 +33,7 @@ class RequestSlice:
     # Subtracted from positions in the request to get rotary positions.
     rotary_shift: int = 0
     # [3, length]: time, row and column of every token; None if no token of the slice needs them.
-    rotary_places: Tensor | None = None
+    mrope_positions: Tensor | None = None
     # The LoRA adapter applied to its tokens.
     adapter: AdapterWeights | None = None
 
@@ -43,8 +43,8 @@ class RequestSlice:
 
     def rotary_positions(self) -> Tensor:
         """Return the rotary time, row and column of each token, [3, length]."""
-        if self.rotary_places is not None:
-            return self.rotary_places
+        if self.mrope_positions is not None:
+            return self.mrope_positions
         return torch.arange(self.start - self.rotary_shift, self.end - self.rotary_shift).expand(3, -1)
 
 
@@ -87,15 +87,15 @@ class DeviceRows:
 
 
 # A padding row: it has no slot and sees nothing.
-_NOBODY = (0, 0, -1, 0, 0, 0)
+_PADDING_ROW = (0, 0, -1, 0, 0, 0)
 
 
 def _tell_rows(slices: Sequence[RequestSlice], tokens: Sequence[int] | None, num_rows: int) -> Tensor:
     """Return [6, rows]: rotary position, position, slot, end of the visible interval, address of the sequence's slot
     table, and token index."""
     rows = list(map(_tell_row, slices, range(len(slices)) if tokens is None else tokens))
-    rows += [_NOBODY] * (num_rows - len(rows))
-    return torch.tensor(rows, dtype=torch.int64).view(-1, len(_NOBODY)).T.contiguous()
+    rows += [_PADDING_ROW] * (num_rows - len(rows))
+    return torch.tensor(rows, dtype=torch.int64).view(-1, len(_PADDING_ROW)).T.contiguous()
 
 
 def _tell_row(piece: RequestSlice, token: int) -> tuple[int, int, int, int, int, int]:
@@ -179,7 +179,7 @@ class AttentionBatch:
         # Set if every slice is one token.
         self.rows = DeviceRows(slices, self.device) if self.num_tokens == len(slices) else None
         # A recorded step is replayed with as many rows or fewer; the rest are padding rows, which have no slot.
-        self.may_have_nobody = self.rows is not None
+        self.may_have_padding = self.rows is not None
         self.positions: Tensor  # [tokens]
         self.slots: Tensor  # [tokens]
         if self.rows is not None:
@@ -193,7 +193,7 @@ class AttentionBatch:
     @made_once
     def rotary_positions(self) -> Tensor:
         """Rotary positions [tokens], or [3, tokens] if some tokens have a time, a row and a column."""
-        if any(piece.rotary_places is not None for piece in self.slices):
+        if any(piece.mrope_positions is not None for piece in self.slices):
             return torch.cat([piece.rotary_positions() for piece in self.slices], dim=1).to(self.device)
         if self.rows is not None:
             return self.rows.rotary_positions

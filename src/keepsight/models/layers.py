@@ -31,23 +31,23 @@ class Placement(NamedTuple):
     device: torch.device
     dtype: torch.dtype
     # The dtype of weight matrices where the CPU's kernels multiply: it may be narrower than that of their inputs.
-    of_matrices: torch.dtype | None = None
+    matrix_dtype: torch.dtype | None = None
     # Whether the inputs of products are rounded to that dtype, too, which is faster.
     rounds: bool = False
     # The library whose modules compute, if not ours.
     modules: str = ""
     # The dtype of the decoder's matrices if they are quantized: int8, with a scale for each output.
-    of_decoder: torch.dtype | None = None
+    decoder_matrix_dtype: torch.dtype | None = None
 
     def for_decoder(self) -> "Placement":
-        return self._replace(of_matrices=self.of_decoder or self.of_matrices)
+        return self._replace(matrix_dtype=self.decoder_matrix_dtype or self.matrix_dtype)
 
     def for_router(self) -> "Placement":
         """Return a placement that neither rounds inputs nor quantizes: either would sometimes choose other experts."""
-        return self._replace(rounds=False, of_matrices=None if self.of_decoder else self.of_matrices)
+        return self._replace(rounds=False, matrix_dtype=None if self.decoder_matrix_dtype else self.matrix_dtype)
 
     @property
-    def of_keys(self) -> torch.dtype:
+    def kv_dtype(self) -> torch.dtype:
         """The dtype of cached keys and values."""
         return torch.bfloat16 if self.rounds else self.dtype
 
@@ -56,13 +56,13 @@ class Placement(NamedTuple):
         """A description of what numeric results depend on; part of the keys of stored results."""
         # Rounding matrices changes results even if the rows they multiply are not rounded.
         rounded = "products" if self.rounds else "matrices"
-        of_matrices = f", {rounded} of {name_of(self.of_matrices)}" if self.of_matrices else ""
+        matrix_dtype = f", {rounded} of {name_of(self.matrix_dtype)}" if self.matrix_dtype else ""
         by = f" by {self.modules}" if self.modules else ""
-        return f"{name_of(self.dtype)}{of_matrices} on {self.device.type}{by}"
+        return f"{name_of(self.dtype)}{matrix_dtype} on {self.device.type}{by}"
 
     @property
     def arithmetic_of_decoder(self) -> str:
-        quantized = f", quantized to {name_of(self.of_decoder)}" if self.of_decoder else ""
+        quantized = f", quantized to {name_of(self.decoder_matrix_dtype)}" if self.decoder_matrix_dtype else ""
         return self.arithmetic + quantized
 
 
@@ -139,7 +139,7 @@ def empty_parameter(place: Placement, *shape: int) -> nn.Parameter:
 
 
 def empty_matrices(place: Placement, *shape: int) -> nn.Parameter:
-    return empty_parameter(place._replace(dtype=place.of_matrices or place.dtype), *shape)
+    return empty_parameter(place._replace(dtype=place.matrix_dtype or place.dtype), *shape)
 
 
 def empty_scales(matrices: Tensor) -> Tensor | None:

@@ -38,8 +38,8 @@ class ModelShape:
     tokens_per_image: int
     # Whether a picture's tokens see each other in both directions, so that all must be computed in one step.
     sees_pictures_whole: bool
-    # Whether a picture's tokens have rotary times, rows and columns, as in RotaryPlaces.
-    turns_by_rows: bool = False
+    # Whether a picture's tokens have rotary times, rows and columns, as in MRopePositions.
+    uses_mrope: bool = False
     # Whether a picture is given as the arrays that its checkpoint's own processor made of it, and encoded alone.
     takes_arrays: bool = False
     # Positions beyond these are meaningless, or change the answers of other requests; None: unlimited.

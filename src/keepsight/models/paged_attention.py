@@ -84,7 +84,7 @@ class PagedAttention:
             if kernels := kernels_for(query.device):
                 self._plans[window] = plan_on_device(batch, window, kernels, kernels.rows_per_block(query, cache.keys))
             else:
-                self._plans[window] = plan(batch, window, _Way.of(query, cache, softcap))
+                self._plans[window] = plan(batch, window, _FallbackLimits.of(query, cache, softcap))
         parts = self._plans[window]
         if len(parts) == 1:
             return parts[0].attend(query, cache, scale, softcap)
@@ -94,7 +94,7 @@ class PagedAttention:
         return output
 
 
-class _Way(NamedTuple):
+class _FallbackLimits(NamedTuple):
     """How attention is computed without our GPU kernels; the same for all layers of a step."""
 
     by_kernel: bool
@@ -118,7 +118,7 @@ class _Way(NamedTuple):
         return cls(by_kernel, query.dtype, max_keys, MAX_TOKENS_TOGETHER, MAX_TOKENS_TOGETHER * max_keys)
 
 
-def plan(batch: AttentionBatch, window: int | None, way: _Way) -> list[_Part]:
+def plan(batch: AttentionBatch, window: int | None, way: _FallbackLimits) -> list[_Part]:
     if way.by_kernel:
         return [_AllRows(sight_of(batch, window))]
     parts: list[_Part] = []
@@ -185,7 +185,9 @@ class _Token:
         return attended.reshape(query.shape)
 
 
-def plan_tokens(batch: AttentionBatch, singles: Mapping[int, int], window: int | None, way: _Way) -> list[_Part]:
+def plan_tokens(
+    batch: AttentionBatch, singles: Mapping[int, int], window: int | None, way: _FallbackLimits
+) -> list[_Part]:
     parts: list[_Part] = []
     together: list[_Token] = []
     for index, row in singles.items():
@@ -229,7 +231,7 @@ class _Tokens:
         return attended.reshape(query.shape)
 
 
-def _groups(tokens: Sequence[_Token], way: _Way) -> Iterator[list[_Token]]:
+def _groups(tokens: Sequence[_Token], way: _FallbackLimits) -> Iterator[list[_Token]]:
     """Yield groups of tokens to compute together."""
     group: list[_Token] = []
     longest = 0

@@ -21,14 +21,14 @@ MOST_POSITIONS = 2**15
 
 
 class RecordedBatch(AttentionBatch):
-    def __init__(self, num_tokens: int, block_size: int, device: torch.device, *, turns_by_rows: bool) -> None:
+    def __init__(self, num_tokens: int, block_size: int, device: torch.device, *, uses_mrope: bool) -> None:
         # No request has pages yet: the trial run may write to page 0 repeatedly.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
         super().__init__([RequestSlice(0, num_tokens, table)], device, [0])
-        self.may_have_nobody = True
+        self.may_have_padding = True
         # All positions are 0: some models do not have as many positions as there are tokens.
         self.positions = torch.zeros_like(self.positions)
-        self.rotary_positions = self.positions.repeat(3, 1) if turns_by_rows else self.positions.clone()
+        self.rotary_positions = self.positions.repeat(3, 1) if uses_mrope else self.positions.clone()
         self._num_rows = min(num_tokens, MOST_ROWS)
         self._singles = self.single_rows = DeviceRows([], self.device, num_rows=self._num_rows)
         self.read_part = AttentionBatch([RequestSlice(0, 1, table)] * self._num_rows, device)

@@ -59,7 +59,7 @@ class VisionLanguageModel(nn.Module):
             patch_size=patch_size,
             tokens_per_image=tokens_per_image,
             sees_pictures_whole=sees_pictures_whole,
-            turns_by_rows=any(layer.rotary.by_row_and_column for layer in config.layers),
+            uses_mrope=any(layer.rotary.by_row_and_column for layer in config.layers),
         )
         self.decoder = Decoder(config, place.for_decoder())
         self.head: Linear | None = None

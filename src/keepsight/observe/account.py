@@ -14,11 +14,11 @@ from typing import Literal
 import msgspec
 
 from keepsight.observe.catalogue import Stage
-from keepsight.requests import MediaStory, RequestBegun
+from keepsight.requests import MediaReport, RequestBegun
 
 AnsweredBy = Literal["prefix", "encoder", "processor", "nobody"]
 # The stages that a hit in each cache spares.
-SPARED: dict[AnsweredBy, tuple[Stage, ...]] = {
+STAGES_SPARED_BY: dict[AnsweredBy, tuple[Stage, ...]] = {
     "prefix": ("decode", "resize", "transfer", "encode", "prefill"),
     "encoder": ("decode", "resize", "transfer", "encode"),
     "processor": ("decode", "resize"),
@@ -119,7 +119,7 @@ class RequestAccount:
     _sent: dict[str, float] = field(default_factory=dict)
     # Media hashes whose pixels were found and did not have to be made.
     _found_pixels: set[str] = field(default_factory=set)
-    _stories: Sequence[MediaStory] = ()
+    _stories: Sequence[MediaReport] = ()
 
     # Writing --------------------------------------------------------------------------------------------------
 
@@ -148,7 +148,7 @@ class RequestAccount:
     def note_asked(self) -> None:
         self.asked_at = time.monotonic()
 
-    def note_begun(self, story: RequestBegun) -> dict[int, MediaStory]:
+    def note_begun(self, story: RequestBegun) -> dict[int, MediaReport]:
         """Record the engine's report of the first token.  Return the stories that are new, by item index."""
         known, self._stories = self._stories, story.media
         if known:
@@ -161,13 +161,13 @@ class RequestAccount:
         self.spans.append(Span("prefill", story.began, story.answered))
         return news
 
-    def _note_items(self, indices: Iterable[int]) -> dict[int, MediaStory]:
+    def _note_items(self, indices: Iterable[int]) -> dict[int, MediaReport]:
         news = {index: self._stories[index] for index in indices}
         for index, item in news.items():
             self._note_item(index, item)
         return news
 
-    def _note_item(self, index: int, story: MediaStory) -> None:
+    def _note_item(self, index: int, story: MediaReport) -> None:
         if story.found_in is not None:
             if story.ended:
                 self.spans.append(Span("load", story.began, story.ended, index))
@@ -244,7 +244,7 @@ class RequestAccount:
         if index >= len(self._stories):
             return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=None, tier=None, skipped=[])
         answered_by, tier = self._answer_of(index, done)
-        skipped: list[str] = [stage for stage in SPARED[answered_by] if stage not in done]
+        skipped: list[str] = [stage for stage in STAGES_SPARED_BY[answered_by] if stage not in done]
         return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=answered_by, tier=tier, skipped=skipped)
 
     def _answer_of(self, index: int, done: Set[Stage]) -> tuple[AnsweredBy, str | None]:
@@ -253,7 +253,7 @@ class RequestAccount:
             return "prefix", "device"
         if story.found_in is not None:
             return "encoder", story.found_in
-        if "decode" not in done and (story.were_kept or self.media[index][0] in self._found_pixels):
+        if "decode" not in done and (story.was_cached or self.media[index][0] in self._found_pixels):
             return "processor", "host"
         return "nobody", None
 

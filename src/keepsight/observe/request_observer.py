@@ -43,7 +43,7 @@ class RequestObserver:
         """`reason` is the finish reason sent to the client, "abort" if it left, "error" if it was sent an error."""
         with self._lock:
             account.note_end(reason)
-            self._tell_end(account)
+            self._report_end(account)
 
     @contextmanager
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> Iterator[None]:
@@ -56,9 +56,9 @@ class RequestObserver:
             for account in accounts:
                 with self._lock:
                     account.is_held = False
-                    self._tell_end(account)
+                    self._report_end(account)
 
-    def _tell_end(self, account: RequestAccount) -> None:
+    def _report_end(self, account: RequestAccount) -> None:
         """Report the end if there is one and it is not held."""
         if account.end_reason is None or account.is_held:
             return

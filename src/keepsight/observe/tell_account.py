@@ -11,7 +11,7 @@ from keepsight.observe.catalogue import STAGES, Stage
 MAX_MEDIA = 40
 
 
-def tell_in_log(accounts: Sequence[RequestAccount]) -> str:
+def format_for_log(accounts: Sequence[RequestAccount]) -> str:
     """Return the line for the log; empty if there is nothing to report."""
     answers = [answer for each in accounts for answer in each.answers()]
     pictures = ", ".join(f"{answers.count(each)} {_name(*each)}" for each in dict.fromkeys(answers))

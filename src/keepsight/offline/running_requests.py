@@ -100,7 +100,7 @@ class RunningRequests:
         self._unfinished[answer.request.request_id] = answer
         self._engine.submit(prepared, partial(self._hear, answer))
 
-    def read_what_came(self) -> None:
+    def process_arrived(self) -> None:
         while not self._arrived.empty():
             self._read(*self._arrived.get())
 

@@ -38,7 +38,7 @@ class DecodeGraphs:
         return len(slices) <= self._sizes[-1] and all(
             piece.length == 1
             and piece.samples
-            and not piece.tells_prompt
+            and not piece.wants_prompt_logprobs
             and piece.start >= sequence.media_end
             and sequence.adapter is None
             for piece, sequence in zip(slices, sequences, strict=True)

@@ -20,7 +20,7 @@ MAX_TOP_K = 1024
 # For `top_k`, twice as many tokens and this many are examined: ties with the last one are kept, and bfloat16 has many.
 SPARE = 64
 # The number examined where only `top_p` limits them.
-NUM_OF_TOP_P = 256
+NUM_EXAMINED_FOR_TOP_P = 256
 # A whole vocabulary is summed in blocks of this size first: a running sum of all tokens is ten times as much to write.
 BLOCK = 512
 
@@ -58,7 +58,7 @@ def num_looked_at(params: SamplingParams) -> int:
     """Return how many of the likeliest tokens to examine; 0 if the whole vocabulary is needed."""
     if params.top_k == 0:
         # Which of the other tokens min-p leaves is not known without them.
-        return 0 if params.min_p else NUM_OF_TOP_P
+        return 0 if params.min_p else NUM_EXAMINED_FOR_TOP_P
     return 2 * params.top_k + SPARE if params.top_k <= MAX_TOP_K else 0
 
 

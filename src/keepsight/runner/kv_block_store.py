@@ -22,7 +22,7 @@ class KvBlockStore:
     def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement) -> None:
         num_tensors, slots = 2 * shape.num_layers, (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
         memory: list[mmap.mmap] = []
-        dtype = place.of_keys
+        dtype = place.kv_dtype
         num_bytes = math.prod(slots) * dtype.itemsize
         try:
             if place.device.type == "cpu":

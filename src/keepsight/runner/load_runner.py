@@ -67,7 +67,7 @@ def _tell_quantized(model: Model) -> None:
         return
     numbers, rows = sum(each.numel() for each in quantized), sum(each.shape[:-1].numel() for each in quantized)
     place = model.place
-    before, after = numbers * (place.of_matrices or place.dtype).itemsize, numbers + rows * torch.float32.itemsize
+    before, after = numbers * (place.matrix_dtype or place.dtype).itemsize, numbers + rows * torch.float32.itemsize
     logger.info(
         "quantized to int8: %.1f M of %.1f M parameters, which take %.1f MiB for %.1f; all else is kept as it was",
         numbers / 1e6, count_parameters(model) / 1e6, after / 2**20, before / 2**20,
@@ -140,7 +140,7 @@ def choose_place(config: Config) -> Placement:
     place = _place_on_cpu(config) if device == "cpu" else Placement(torch.device(device), dtype_on_gpu)
     if config.quantization:
         _check_quantizes(place)
-        place = place._replace(of_decoder=torch.int8)
+        place = place._replace(decoder_matrix_dtype=torch.int8)
     logger.info(
         "computing in %s (device=%s, dtype=%s, CUDA %s)",
         place.arithmetic_of_decoder, config.device, config.dtype, "present" if has_cuda else "absent",

@@ -20,6 +20,7 @@ from keepsight.engine_config import KvCacheConfig
 from keepsight.models.model import Model, count_parameters
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.requests import Pixels
+from keepsight.runner.compute_prompt_logprobs import compute_prompt_logprobs
 from keepsight.runner.draw_tokens import take_rows
 from keepsight.runner.encode_media import Normalizer, encode_media, group_encodings, keep_embeddings
 from keepsight.runner.encoder_output_store import EncoderOutputStore
@@ -27,7 +28,6 @@ from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.held_adapters import HeldAdapters, find_weights
 from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.merge_embeddings import merge_embeddings
-from keepsight.runner.read_prompt import read_prompt
 from keepsight.runner.record_steps import record_steps
 from keepsight.runner.run_beside import BesideThread
 from keepsight.runner.sample_tokens import sample_tokens
@@ -100,7 +100,7 @@ class ModelRunner:
             device,
             self._guides,
             sees_pictures_whole=model.shape.sees_pictures_whole,
-            turns_by_rows=model.shape.turns_by_rows,
+            uses_mrope=model.shape.uses_mrope,
             adapters=adapters,
         )
         self._pixels: dict[str, Pixels] = {}
@@ -305,7 +305,7 @@ class ModelRunner:
         model = self.model
         embeddings = model.embed_tokens(inputs.token_ids)
         deep = merge_embeddings(embeddings, inputs.media)
-        tells_prompts = any(piece.tells_prompt for piece in inputs.slices)
+        tells_prompts = any(piece.wants_prompt_logprobs for piece in inputs.slices)
         graphs = None if between_layers or tells_prompts else self._recorded.of_prompts
         if graphs is not None and (step := graphs.find(inputs.batch)):
             return self._read(step.compute(embeddings, inputs.batch, deep), inputs.slices, inputs.sequences)
@@ -331,8 +331,8 @@ class ModelRunner:
         ends = []
         parts = torch.split(hidden, [piece.length for piece in inputs.slices])
         for piece, sequence, part in zip(inputs.slices, inputs.sequences, parts, strict=True):
-            if piece.tells_prompt:
-                read_prompt(part, sequence, piece.start, self.model.logits, between_parts)
+            if piece.wants_prompt_logprobs:
+                compute_prompt_logprobs(part, sequence, piece.start, self.model.logits, between_parts)
             if piece.samples:
                 ends.append(part[-1])
         return torch.stack(ends) if ends else hidden[:0]
@@ -348,7 +348,7 @@ class ModelRunner:
         logits = self.model.logits(hidden)
         drawn = _draw_in_turn(logits, sampling)
         for row, (piece, sequence) in enumerate(sampling.items()):
-            if piece.tells_prompt:
+            if piece.wants_prompt_logprobs:
                 told, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
                 drawn[piece.sequence_id][0] = drawn[piece.sequence_id][0]._replace(prompt_logprobs=told)
             if sequence.request.wants_vector:

@@ -67,7 +67,7 @@ class RecordedPrompt:
         num_tokens: int,
         record: Record,
     ) -> None:
-        self.batch = RecordedBatch(num_tokens, block_size, model.place.device, turns_by_rows=model.shape.turns_by_rows)
+        self.batch = RecordedBatch(num_tokens, block_size, model.place.device, uses_mrope=model.shape.uses_mrope)
         self._inputs = inputs
         embeddings, added = inputs.embeddings[:num_tokens], inputs.deep[:num_tokens]
         deep, attention = [DeepRows(0, added)] if added.numel() else [], PagedAttention()

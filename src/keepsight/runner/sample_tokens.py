@@ -28,7 +28,7 @@ ROWS_AT_ONCE = 64
 class SamplingState:
     """The sampler's state of one sequence: its parameters and its output so far."""
 
-    def __init__(self, wishes: "Wishes", choice: int, guide: Guide | None = None) -> None:
+    def __init__(self, wishes: "TokenConstraints", choice: int, guide: Guide | None = None) -> None:
         """Initialize; all choices of a request share its `wishes`."""
         self.params, self.wishes, self.guide = wishes.params, wishes, guide
         self.output_counts: Counter[int] = Counter()
@@ -67,7 +67,7 @@ def _begin_points(seed: int | None, choice: int) -> Random:
     return Random() if seed is None else Random((seed + choice) % 2**64)
 
 
-class Wishes:
+class TokenConstraints:
     """A request's demands on single tokens.
 
     Their tensors may be as large as the vocabulary, so they are made once for all choices.

@@ -12,11 +12,11 @@ import torch
 from keepsight.media import TokenSpan
 from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.block_table import BlockTable
-from keepsight.models.rotary_places import RotaryPlaces
+from keepsight.models.mrope_positions import MRopePositions
 from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.held_adapters import HeldAdapters, find_weights
-from keepsight.runner.sample_tokens import SamplingState, Wishes
+from keepsight.runner.sample_tokens import SamplingState, TokenConstraints
 from keepsight.scheduling.step_plan import NewSequence, SequenceId, Slice
 
 
@@ -32,7 +32,7 @@ class RunningSequence:
     # The spans of pictures whose tokens attend to each other in both directions.
     whole_spans: tuple[TokenSpan, ...] = ()
     # None if all rotary positions equal the positions.
-    places: RotaryPlaces | None = None
+    places: MRopePositions | None = None
     adapter: AdapterWeights | None = None
     # If requested: of each prompt token but the first, as far as the prompt is computed.
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -47,13 +47,13 @@ class SequenceTable:
         guides: GuideMaker,
         *,
         sees_pictures_whole: bool,
-        turns_by_rows: bool,
+        uses_mrope: bool,
         adapters: HeldAdapters | None = None,
     ) -> None:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
-        self._sees_pictures_whole, self._turns_by_rows, self._adapters = sees_pictures_whole, turns_by_rows, adapters
+        self._sees_pictures_whole, self._turns_by_rows, self._adapters = sees_pictures_whole, uses_mrope, adapters
         self._sequences: dict[SequenceId, RunningSequence] = {}
-        self._wishes = WeakValueDictionary[str, Wishes]()
+        self._wishes = WeakValueDictionary[str, TokenConstraints]()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -76,15 +76,17 @@ class SequenceTable:
             SamplingState(self._find_wishes(request), new.choice, guide),
             max((item.span.end for item in request.media), default=0),
             tuple(pictures) if self._sees_pictures_whole else (),
-            RotaryPlaces(request.media) if has_rows else None,
+            MRopePositions(request.media) if has_rows else None,
             find_weights(self._adapters, request.adapter),
         )
 
-    def _find_wishes(self, request: EngineRequest) -> Wishes:
+    def _find_wishes(self, request: EngineRequest) -> TokenConstraints:
         """Return the request's wishes, which its choices share as long as one of them is remembered."""
         wishes = self._wishes.get(request.request_id)
         if wishes is None:
-            wishes = Wishes(request.sampling_params, request.known_token_ids, self._end_ids, request.banned_runs)
+            wishes = TokenConstraints(
+                request.sampling_params, request.known_token_ids, self._end_ids, request.banned_runs
+            )
             self._wishes[request.request_id] = wishes
         return wishes
 

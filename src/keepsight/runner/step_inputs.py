@@ -36,7 +36,7 @@ def make_step_inputs(
         pieces.append(make_request_slice(piece, sequence))
         token_ids.extend(tokens_of(piece, sequence))
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
-    tells_prompts = any(piece.tells_prompt for piece in slices)
+    tells_prompts = any(piece.wants_prompt_logprobs for piece in slices)
     batch = AttentionBatch(pieces, device, None if tells_prompts else sampling)
     return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
 
@@ -53,4 +53,4 @@ def make_request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
     span = TokenSpan(piece.start, piece.length)
     pictures = tuple(each for each in sequence.whole_spans if each.overlaps(span))
     stands = None if places is None else places.between(piece.start, piece.end)
-    return RequestSlice(piece.start, piece.length, sequence.table, pictures, rotary_places=stands, adapter=adapter)
+    return RequestSlice(piece.start, piece.length, sequence.table, pictures, mrope_positions=stands, adapter=adapter)

@@ -12,7 +12,7 @@ from keepsight.scheduling.guess_tokens import make_guesser
 from keepsight.scheduling.request_state import RequestState
 
 
-def why_never(request: EngineRequest, config: SchedulerConfig) -> str | None:
+def refusal_reason(request: EngineRequest, config: SchedulerConfig) -> str | None:
     """Return which limit the request exceeds, with the numbers; None if it can run."""
     num_tokens = len(request.token_ids)
     if num_tokens >= config.max_model_len:

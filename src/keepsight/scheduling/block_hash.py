@@ -82,7 +82,7 @@ def _media_key(item: MediaItem, offset: int) -> ExtraKey:
     if not item.is_picture:
         return ("prompt_embeds", item.media_hash)
     # A moment at another time is the same to the tower but different to the decoder.
-    later = () if item.places_later is None else (item.places_later,)
+    later = () if item.rotary_offset is None else (item.rotary_offset,)
     return ("mm", item.media_hash, offset, *later)
 
 

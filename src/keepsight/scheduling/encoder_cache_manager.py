@@ -60,7 +60,7 @@ class EncoderCacheManager:
         return self._config.max_bytes
 
     @property
-    def num_embeddings_to_be_had(self) -> int:
+    def num_free_embeddings(self) -> int:
         """The number of embeddings for which there is free or evictable room."""
         return (self._config.max_bytes - self.num_bytes + self._num_idle_bytes) // self._config.bytes_per_embedding
 

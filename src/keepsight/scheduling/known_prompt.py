@@ -14,21 +14,21 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
 
     A sequence that holds pages goes on where it was, unless other sequences got further by now: then it releases them.
     """
-    hit = NO_HIT if state.tells_prompt else kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
+    hit = NO_HIT if state.wants_prompt_logprobs else kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
     if kv_cache.num_blocks_of(state.sequence_id):
         if hit.num_tokens <= state.num_computed:
             is_next = hit.num_tokens + kv_cache.block_size > state.num_computed
             return PrefixHit((), state.num_computed, is_next and hit.is_being_computed)
         kv_cache.release(state.sequence_id)
         state.begin_again()
-    if state.tells_prompt:
+    if state.wants_prompt_logprobs:
         return hit
     return kv_cache.reach_further(hit, state.hasher.name_of(len(hit.block_ids)), state.num_tokens)
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:
     """Return the name of the kept end from which the first token can be drawn; None unless all before it was hit."""
-    if state.num_computed or state.num_sampled or state.tells_prompt or state.request.wants_vector:
+    if state.num_computed or state.num_sampled or state.wants_prompt_logprobs or state.request.wants_vector:
         return None
     return kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
 
@@ -45,5 +45,5 @@ def note_hit(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> N
     if state.num_computed or state.num_sampled or state.num_preemptions:
         return
     state.num_cached_tokens = hit.num_tokens
-    if state.is_first_choice and not state.tells_prompt:
+    if state.is_first_choice and not state.wants_prompt_logprobs:
         kv_cache.count(hit, state.num_tokens, state.num_loaded_tokens)

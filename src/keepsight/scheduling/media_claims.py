@@ -15,7 +15,7 @@ from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.encodings import Encodings
 from keepsight.scheduling.lineup import Lineup, last_of
-from keepsight.scheduling.pixel_asks import PixelAsks
+from keepsight.scheduling.pixel_requests import PixelRequests
 from keepsight.scheduling.request_state import EncoderTurn, Origin, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_plan import Encoding, SequenceId
 
@@ -24,7 +24,7 @@ class MediaClaims:
     def __init__(self, config: EngineConfig, encoder_cache: EncoderCacheManager, lineup: Lineup) -> None:
         self.encoder_cache, self._lineup = encoder_cache, lineup
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
-        self.pixels = PixelAsks()
+        self.pixels = PixelRequests()
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
         self._states: dict[SequenceId, RequestState] = {}
@@ -102,7 +102,7 @@ class MediaClaims:
 
         Of those that lack only room: as many as there is room for, and always the first, as it may take from others.
         """
-        room, is_first = self.encoder_cache.num_embeddings_to_be_had, True
+        room, is_first = self.encoder_cache.num_free_embeddings, True
         for state in self._lineup.parked_for(ParkedFor.ENCODER):
             if self._waits_for_its_first(state):
                 continue

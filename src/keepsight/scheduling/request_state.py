@@ -127,7 +127,7 @@ class RequestState:
         return self.choice == 0
 
     @property
-    def tells_prompt(self) -> bool:
+    def wants_prompt_logprobs(self) -> bool:
         """True if it must report the log-probabilities of its prompt's tokens, which no cache holds."""
         is_first = self.is_first_choice and not self.num_sampled
         return is_first and self.request.sampling_params.prompt_logprobs is not None

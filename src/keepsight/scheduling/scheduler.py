@@ -10,7 +10,7 @@ import itertools
 
 from keepsight.engine_config import EngineConfig, SchedulerConfig
 from keepsight.requests import EngineRequest, RequestFailed, TokenOutput
-from keepsight.scheduling.admit_request import make_states, why_never
+from keepsight.scheduling.admit_request import make_states, refusal_reason
 from keepsight.scheduling.cut_piece import cut_piece
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
@@ -71,7 +71,7 @@ class Scheduler:
     def add(self, request: EngineRequest) -> RequestFailed | None:
         """Add a request.  Return a refusal if it can never run or its id is already in use; otherwise None."""
         request_id = request.request_id
-        refusal = why_never(request, self.config)
+        refusal = refusal_reason(request, self.config)
         if request_id in self._choices:
             refusal = f"a request with the id {request_id!r} is running"
         if refusal is not None:
@@ -327,7 +327,9 @@ class Scheduler:
         samples = end == state.num_tokens
         is_prompts_end = samples and not state.num_sampled and not state.request.wants_vector
         keep_as = self.kv_cache.name_end(state.sequence_id, state.hasher.prompt_end) if is_prompts_end else None
-        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, keep_as, state.tells_prompt)
+        prompt = Slice(
+            state.sequence_id, start, end - start, first_block, added, samples, keep_as, state.wants_prompt_logprobs
+        )
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
@@ -407,15 +409,15 @@ class Scheduler:
             del self._choices[state.request.request_id]
         self.media.leave(state, is_last=not choices)
         if not state.is_under_way:
-            self._bury(state)
+            self._remove_finished(state)
 
     def _end_beside(self, state: RequestState) -> None:
         state.is_under_way = False
         self._beside.remove(state.sequence_id)
         if state.status is Status.FINISHED:
-            self._bury(state)
+            self._remove_finished(state)
 
-    def _bury(self, state: RequestState) -> None:
+    def _remove_finished(self, state: RequestState) -> None:
         del self._states[state.sequence_id]
         give_back(state, self.kv_cache)
         self.media.remove(state)

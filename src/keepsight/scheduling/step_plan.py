@@ -51,7 +51,7 @@ class Slice(NamedTuple):
     # The name under which to keep these logits, for other requests with the same prompt.
     keep_as: EndName | None = None
     # True if the prompt's log-probabilities are reported, which needs the logits of all positions.
-    tells_prompt: bool = False
+    wants_prompt_logprobs: bool = False
     # The slice's one token, if it is a guess.  Guesses follow each other and the slice of their sequence's last token;
     # from the logits of a right guess the next token is drawn, a wrong guess and those behind it are void.
     guess: int | None = None

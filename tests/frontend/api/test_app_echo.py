@@ -148,7 +148,7 @@ def test_no_more_is_told_than_an_answer_may_hold(
     client: Client, monkeypatch: pytest.MonkeyPatch, field: str, fields: dict[str, Any]
 ) -> None:
     num_tokens = len(client.preparer.tokenizer.encode("Hello", add_bos=True))
-    monkeypatch.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", 2 * 3 * num_tokens)
+    monkeypatch.setattr(prepare_answer, "MAX_PROMPT_LOGPROBS_IN_ANSWER", 2 * 3 * num_tokens)
     assert complete(client, ["Hello"] * 3, **fields).status_code == 200
     # Each choice tells of its prompt anew.
     for prompts, n in ((4, 1), (2, 2), (1, 4)):
@@ -160,7 +160,7 @@ def test_no_more_is_told_than_an_answer_may_hold(
 def test_a_chat_s_choices_are_no_more_to_tell_of_its_prompt(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"messages": ask("Hello"), "prompt_logprobs": 0}
     num_tokens = client.send("POST", "/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"]
-    monkeypatch.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", num_tokens)
+    monkeypatch.setattr(prepare_answer, "MAX_PROMPT_LOGPROBS_IN_ANSWER", num_tokens)
     assert client.send("POST", "/v1/chat/completions", json={**asked, "n": 4}).status_code == 200
 
 

@@ -58,7 +58,7 @@ def test_what_an_answer_may_be_is_a_text_or_parts_of_one(content: object) -> Non
     request = parse(prediction={"type": "content", "content": content})
     assert request.to_sampling_params().prediction == "a red circle"
     # Of what may be megabytes it is kept that there was something.
-    assert request.without_words().prediction == Prediction("")
+    assert request.without_bulky_fields().prediction == Prediction("")
 
 
 @pytest.mark.parametrize(

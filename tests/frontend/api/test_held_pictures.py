@@ -11,7 +11,7 @@ from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
-from keepsight.frontend.api.held_pictures import MAX_LISTED, SIDE
+from keepsight.frontend.api.held_pictures import MAX_LISTED, THUMBNAIL_SIDE
 from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.pixels import carry_embeddings
@@ -67,7 +67,7 @@ def test_a_picture_is_shown_small(admin: Admin, cache: LocalCache) -> None:
     cache.put(name_of(1), WIDE)
     response = admin.send("GET", f"/{name_of(1)}")
     shown = Image.open(io.BytesIO(response.content))
-    assert shown.size == (SIDE, SIDE * 3 // 4)
+    assert shown.size == (THUMBNAIL_SIDE, THUMBNAIL_SIDE * 3 // 4)
     assert np.abs(np.asarray(shown).astype(int) - (10, 200, 30)).max() < 5
     assert response.headers["cache-control"] == "no-store"
     assert error_of(admin.send("GET", f"/{name_of(2)}"))[0] == 404

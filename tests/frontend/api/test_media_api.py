@@ -369,7 +369,7 @@ def test_what_is_refused_once_it_is_prepared_leaves_a_new_uuid_free(
 ) -> None:
     small, large = ({**by_url(Image.new("RGB", (size, size))), "uuid": "free"} for size in (8, 16))
     with monkeypatch.context() as patched:
-        patched.setattr(prepare_answer, "MAX_TOLD_OF_PROMPTS", 1)
+        patched.setattr(prepare_answer, "MAX_PROMPT_LOGPROBS_IN_ANSWER", 1)
         assert error_of(server.chat(small, prompt_logprobs=1))[:2] == (400, "prompt_logprobs")
     assert server.chat(large).status_code == 200
 

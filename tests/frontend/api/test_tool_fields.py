@@ -59,7 +59,7 @@ def test_a_choice_may_repeat_whole_tools_and_goes_by_their_names() -> None:
         assert asked.read_call_terms() == same.read_call_terms()
         assert asked.shown_tools == tools
         # An answer that takes minutes keeps no more of them than their names.
-        assert asked.without_words() == same.without_words()
+        assert asked.without_bulky_fields() == same.without_bulky_fields()
 
 
 def test_whoever_chooses_a_tool_that_there_is_not_is_told_which_there_are() -> None:
@@ -228,8 +228,8 @@ def test_without_llguidance_tools_are_refused(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_what_an_engine_finds_at_fault_is_told_of_the_tools_even_once_their_words_are_forgotten() -> None:
-    asked = parse(tools=[tool("look", description="Looks.")], tool_choice=named("look")).without_words()
-    assert asked.name_as_asked("structured_outputs.grammar") == "tools"
+    asked = parse(tools=[tool("look", description="Looks.")], tool_choice=named("look")).without_bulky_fields()
+    assert asked.client_field_name("structured_outputs.grammar") == "tools"
     assert asked.read_call_terms().names == ("look",)
     assert (asked.messages, asked.shown_tools) == (None, [tool("look")])
 

@@ -9,7 +9,7 @@ from keepsight.frontend.api.chat_request import parse_chat_request
 from keepsight.frontend.api.completion_request import MAX_CHOICES, parse_completion_request
 from keepsight.frontend.api.read_upload import read_upload
 from keepsight.frontend.api.tokenize_request import parse_tokenize_request
-from keepsight.frontend.http.decode_body import MOST_OF_EACH, BodyDecoder, Buffer
+from keepsight.frontend.http.decode_body import MAX_MARKS_IN_BODY, BodyDecoder, Buffer
 
 SEPARATED = {b",": b"1,", b"[": b"[],", b"{": b"{},"}
 
@@ -18,12 +18,12 @@ def chat(value: bytes) -> bytes:
     return b'{"messages":[{"role":"user","content":[{"type":"text","text":"a","x":%s}]}]}' % value
 
 
-@pytest.mark.parametrize("mark", MOST_OF_EACH)
+@pytest.mark.parametrize("mark", MAX_MARKS_IN_BODY)
 @pytest.mark.parametrize("parse", [parse_chat_request, parse_tokenize_request, parse_completion_request])
 def test_a_body_of_too_many_values_is_refused_before_any_is_made(
     mark: bytes, parse: Callable[[Buffer], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(MOST_OF_EACH, mark, 1000)
+    monkeypatch.setitem(MAX_MARKS_IN_BODY, mark, 1000)
     with pytest.raises(InvalidArgumentError, match=r"body: has more than 1000 of .*too many values"):
         parse(memoryview(chat(b"[" + SEPARATED[mark] * 1001 + b"1]")))
 

@@ -99,7 +99,7 @@ def test_who_is_downloading_beside_one_that_is_given_up_is_not_disturbed(plain_s
     async def run() -> None:
         fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context())
         staying, leaving = (asyncio.create_task(fetcher.fetch(url)) for _ in range(2))
-        while fetcher._num_coming_bytes < 2 * len("pictur"):
+        while fetcher._num_in_flight_bytes < 2 * len("pictur"):
             await asyncio.sleep(0.005)
         leaving.cancel()
         await asyncio.wait([leaving])

@@ -298,7 +298,7 @@ def test_all_that_is_coming_at_once_has_a_limit_and_what_has_come_does_not_count
         for _ in range(3):
             assert (await fetcher.fetch(second)).content == bytes(500)
         slow = asyncio.create_task(fetcher.fetch(first))
-        while not fetcher._num_coming_bytes:
+        while not fetcher._num_in_flight_bytes:
             await asyncio.sleep(0.005)
         with pytest.raises(UrlFault, match="too much else") as caught:
             await fetcher.fetch(second)

@@ -183,18 +183,18 @@ def test_a_schema_that_cannot_be_compiled_is_known_by_its_function() -> None:
     grammar = CallGrammar(SCHEMAS | {"touch": unknown, "last": {"type": "object"}})
     with pytest.raises(InvalidArgumentError) as caught:
         check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
-    name, why = grammar.place_fault(caught.value.message) or ("", "")
+    name, why = grammar.find_function_at_fault(caught.value.message) or ("", "")
     assert name == "touch"
     assert why.endswith('Unimplemented keys: ["uniqueItems"]')
-    assert grammar.place_fault("it takes more than 5 seconds") is None
-    assert grammar.place_fault("at 1(1): something else") is None
+    assert grammar.find_function_at_fault("it takes more than 5 seconds") is None
+    assert grammar.find_function_at_fault("at 1(1): something else") is None
 
 
 def test_all_of_what_is_wrong_with_arguments_is_told_and_no_line_of_the_grammar() -> None:
     grammar = CallGrammar({"look": {"type": "object", "properties": {"a": {"type": "string", "pattern": "("}}}})
     with pytest.raises(InvalidArgumentError) as caught:
         check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
-    name, why = grammar.place_fault(caught.value.message) or ("", "")
+    name, why = grammar.find_function_at_fault(caught.value.message) or ("", "")
     assert name == "look"
     assert why.endswith("error: unclosed group")
 

@@ -7,7 +7,7 @@ import pytest
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError, PictureError
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.prompt.tell_tools import join_contents, tell_results, tell_tools
+from keepsight.frontend.prompt.tell_tools import join_contents, tell_tools, write_results_as_text
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import draw
 
@@ -103,7 +103,7 @@ def test_several_results_and_what_the_user_says_behind_them_are_one_turn(prepare
 
 def test_turns_without_results_are_left_as_they_are() -> None:
     messages = [say("user", "a"), say("user", "b"), say("assistant", "c")]
-    assert tell_results(messages) == messages
+    assert write_results_as_text(messages) == messages
 
 
 def test_a_result_may_be_a_picture(preparer: RequestPreparer) -> None:

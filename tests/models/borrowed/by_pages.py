@@ -10,8 +10,8 @@ from keepsight.media import MediaItem
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import Model
+from keepsight.models.mrope_positions import MRopePositions
 from keepsight.models.paged_attention import PagedAttention
-from keepsight.models.rotary_places import RotaryPlaces
 
 BLOCK_SIZE, NUM_BLOCKS = 4, 64
 
@@ -20,7 +20,7 @@ class Pages:
     def __init__(self, model: Model, media: Sequence[MediaItem] = ()) -> None:
         """`media`: of the first prompt, where a picture's tokens turn by its rows and columns."""
         self.model, shape = model, model.shape
-        self._places = RotaryPlaces(media) if media else None
+        self._places = MRopePositions(media) if media else None
         size = (2, NUM_BLOCKS * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         self.caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
         self.attention: Attention = PagedAttention()
@@ -40,7 +40,7 @@ class Pages:
 
     def _slice(self, index: int, start: int, length: int) -> RequestSlice:
         places = self._places.between(start, start + length) if self._places is not None and index == 0 else None
-        return RequestSlice(start, length, self.tables[index], rotary_places=places)
+        return RequestSlice(start, length, self.tables[index], mrope_positions=places)
 
 
 def at_once(model: Model, embeddings: Tensor, media: Sequence[MediaItem] = ()) -> Tensor:

@@ -14,8 +14,8 @@ from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import DeepRows
+from keepsight.models.mrope_positions import MRopePositions
 from keepsight.models.qwen_model import QwenModel
-from keepsight.models.rotary_places import RotaryPlaces
 from keepsight.runner.gather_embeddings import MediaRows
 from keepsight.runner.merge_embeddings import merge_embeddings
 
@@ -189,7 +189,7 @@ def _grids(prompt: Prompt, modality: str, size: int) -> list[list[int]]:
     """Of a film without text between its moments, one; otherwise of each moment."""
     grids = list[list[int]]()
     for item, pixels in zip(prompt.media, prompt.pixels, strict=True):
-        if item.modality == modality and item.places_later is None:
+        if item.modality == modality and item.rotary_offset is None:
             grids.append([1, pixels.shape[-3] // size, pixels.shape[-2] // size])
         elif item.modality == modality:
             grids[-1][0] += 1
@@ -224,9 +224,9 @@ def run_together(
         length = len(prompt.token_ids)
         end = first + -(-length // BLOCK_SIZE)
         has_rows = any(item.columns for item in prompt.media)
-        places = RotaryPlaces(prompt.media).between(0, length) if has_rows else None
+        places = MRopePositions(prompt.media).between(0, length) if has_rows else None
         table = BlockTable(BLOCK_SIZE, range(first, end), device)
-        pieces.append(RequestSlice(0, length, table, rotary_places=places))
+        pieces.append(RequestSlice(0, length, table, mrope_positions=places))
         own, its_deep = merged_embeddings(model, prompt)
         embeddings.append(own)
         deep += [DeepRows(row + start, rows) for start, rows in its_deep]

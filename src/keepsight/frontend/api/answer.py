@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 # Builds answers with prompt log-probabilities (tens of thousands of numbers), one at a time: each further thread would
 # delay the event loop more.
-_prompt_teller = ThreadPoolExecutor(1, "prompt teller")
+_prompt_logprobs_executor = ThreadPoolExecutor(1, "prompt teller")
 # Capacity of the queue that merges several prompts' pieces: how far they may run ahead of the consumer.
 MAX_MERGED_PIECES = 64
 Told = TypeVar("Told", bound=msgspec.Struct)
@@ -111,7 +111,7 @@ class Answer(AskedPrompts, ABC):
     """A generation request in progress: the engine continues each of its prompts."""
 
     # The last bytes of every stream, failed or not.
-    FAREWELL: ClassVar[bytes] = b""
+    STREAM_END: ClassVar[bytes] = b""
 
     def __init__(self, asked: GenerationFields, terms: AnswerTerms) -> None:
         super().__init__(terms.prompts, terms.model_name, wants_account=asked.wants_account)
@@ -141,7 +141,7 @@ class Answer(AskedPrompts, ABC):
             completion = self._completion(choices)
         else:
             loop = asyncio.get_running_loop()
-            completion = await loop.run_in_executor(_prompt_teller, self._completion, choices)
+            completion = await loop.run_in_executor(_prompt_logprobs_executor, self._completion, choices)
         return await self._settle(self._with_account(completion))
 
     async def _settle(self, body: Told) -> Told:
@@ -186,8 +186,8 @@ class Answer(AskedPrompts, ABC):
                 is_foreseen = isinstance(error, RequestFailedError)
                 logger.error("the answer %s failed: %s", self.id, error, exc_info=not is_foreseen)
             yield self._tell_failure(error)
-        if self.FAREWELL:
-            yield self.FAREWELL
+        if self.STREAM_END:
+            yield self.STREAM_END
 
     async def _events(self, engine: Engine) -> AsyncGenerator[bytes, None]:
         has_begun = False
@@ -229,7 +229,7 @@ class Answer(AskedPrompts, ABC):
                     if assembler.is_finished:
                         return
         except InvalidArgumentError as error:
-            raise type(error)(self._asked.name_as_asked(error.field), error.message) from error
+            raise type(error)(self._asked.client_field_name(error.field), error.message) from error
 
     def _is_shown(self, piece: AnswerPiece) -> bool:
         return not piece.is_of_thought or self._asked.shows_thoughts

@@ -80,7 +80,7 @@ class CompletionAnswer(ChunkedAnswer):
         """Return one choice, or none while log-probabilities wait: incomplete bytes have no text offset yet."""
         pieces = self._held[index]
         pieces.append(piece)
-        if piece.is_amid_bytes and self._asked.choose_logprobs() is not None:
+        if piece.has_undecoded_bytes and self._asked.choose_logprobs() is not None:
             return ()
         del self._held[index]
         choice = CompletionChoice(

@@ -30,7 +30,7 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class Keeping:
+class KeepCallbacks:
     """Callbacks that keep one answer.  They do not refer to it: a cycle would hold it until a garbage collection."""
 
     # Called with the response and its items' ids before the final event is sent.  False: it cannot be kept.
@@ -47,7 +47,7 @@ class ResponsesAnswer(Answer):
         self._items = ItemTeller(asked.read_call_terms(terms.call_form))
         self._is_cut = False
         # Set if the answer is to be kept.
-        self.keeping: Keeping | None = None
+        self.keeping: KeepCallbacks | None = None
         self._num_events = 0
         params = terms.prompts[0].engine_request.sampling_params
         self._begun = Response(

@@ -40,7 +40,7 @@ from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.prompt_fields import PromptFields
-from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, tell_asked
+from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, format_request_line
 from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
 from keepsight.frontend.api.response_object import InputTokens
 from keepsight.frontend.api.responses_api import ResponsesApi
@@ -399,7 +399,7 @@ def _middleware(settings: ApiSettings) -> list[Middleware]:
 
 
 async def _note_client_left(http: Request, _error: Exception) -> Response:
-    logger.info("%s: the client left", tell_asked(http.scope))
+    logger.info("%s: the client left", format_request_line(http.scope))
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
@@ -410,7 +410,7 @@ async def _refuse(http: Request, error: Exception) -> Response:
 
 async def _answer_failed_request(http: Request, error: Exception) -> Response:
     assert isinstance(error, RequestFailedError)
-    logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s: %s", tell_asked(http.scope), error)
+    logger.log(logging.INFO if error.is_refusal else logging.ERROR, "%s: %s", format_request_line(http.scope), error)
     return error_response(error, http.scope)
 
 
@@ -434,5 +434,5 @@ def _allowed_at(http: Request) -> str:
 
 
 async def _fail(http: Request, _error: Exception) -> Response:
-    logger.error("%s failed", tell_asked(http.scope))  # uvicorn logs the traceback
+    logger.error("%s failed", format_request_line(http.scope))  # uvicorn logs the traceback
     return fault_response(SERVER_FAILED, 500, http.scope)

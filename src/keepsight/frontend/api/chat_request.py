@@ -140,10 +140,12 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         is_parallel = self.parallel_tool_calls is not False
         return read_terms(self.tools or (), self.tool_choice, form, is_parallel=is_parallel)
 
-    def without_words(self) -> Self:
+    def without_bulky_fields(self) -> Self:
         """Return only what the answer needs: the rest may be megabytes, and the answer may take minutes."""
         named = [Tool(tool.type, Function(tool.function.name)) for tool in self.tools or ()]
-        choice = self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.without_words()
+        choice = (
+            self.tool_choice if isinstance(self.tool_choice, str | None) else self.tool_choice.without_bulky_fields()
+        )
         # The usage in the answer depends on whether there was a prediction.
         predicted = None if self.prediction is None else Prediction("")
         return msgspec.structs.replace(
@@ -166,19 +168,19 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
             return form
         if self.ignore_eos:
             raise InvalidArgumentError("ignore_eos", "cannot go with tools: a call that is complete has ended")
-        return guide_calls(self.tools or (), terms, form, "" if form is None else super().name_as_asked(form.path))
+        return guide_calls(self.tools or (), terms, form, "" if form is None else super().client_field_name(form.path))
 
     @property
     def wants_form(self) -> bool:
         return super().wants_form or bool(self.read_call_terms().names)
 
-    def name_as_asked(self, field: str) -> str:
+    def client_field_name(self, field: str) -> str:
         if field.startswith("structured_outputs.") and self.read_call_terms().names:
             return "tools"
         newer = {"max_tokens": "max_completion_tokens", "logprobs": "top_logprobs"}.get(field)
-        return newer if newer and getattr(self, newer) is not None else super().name_as_asked(field)
+        return newer if newer and getattr(self, newer) is not None else super().client_field_name(field)
 
-    def name_own(self, field: str) -> str:
+    def own_field_name(self, field: str) -> str:
         """Return this request's own name for a field of the chat API."""
         return field
 

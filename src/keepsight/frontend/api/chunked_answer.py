@@ -17,7 +17,7 @@ from keepsight.requests import TokenLogprob, TokenOutput
 
 
 class ChunkedAnswer(Answer):
-    FAREWELL = b"data: [DONE]\n\n"
+    STREAM_END = b"data: [DONE]\n\n"
 
     def _open(self) -> Iterable[bytes]:
         return map(write_event, self._openings())

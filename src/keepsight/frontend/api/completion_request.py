@@ -50,17 +50,17 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         return self.logprobs
 
     @property
-    def tops_of_prompt(self) -> list[int]:
+    def prompt_top_logprobs(self) -> list[int]:
         echoed = [self.logprobs] if self.echo and self.logprobs is not None else []
-        return super().tops_of_prompt + echoed
+        return super().prompt_top_logprobs + echoed
 
     @property
     def wants_answer(self) -> bool:
         return not (self.echo and self.max_tokens == 0)
 
-    def name_as_asked(self, field: str) -> str:
+    def client_field_name(self, field: str) -> str:
         is_by_echo = field == "prompt_logprobs" and self.prompt_logprobs is None
-        return "echo" if is_by_echo else super().name_as_asked(field)
+        return "echo" if is_by_echo else super().client_field_name(field)
 
     def choose_max_tokens(self) -> int | None:
         # To report on a prompt, the engine samples a token, too.

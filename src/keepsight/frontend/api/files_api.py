@@ -32,7 +32,7 @@ MAX_NAMED = 100
 # Those of OpenAI's purposes whose files can be used in prompts; all mean the same here.
 PURPOSES = ("user_data", "vision", "assistants")
 # Form fields for the lifetime: OpenAI's anchor; the seconds by OpenAI's name and by Anthropic's.
-_ANCHOR, LIVES = "expires_after[anchor]", ("expires_after[seconds]", "expires_in_seconds")
+_ANCHOR, LIFETIME_FIELDS = "expires_after[anchor]", ("expires_after[seconds]", "expires_in_seconds")
 _PAGE_PREFIX = "page_"
 # Parameters that page through Anthropic's lists: `page`, and `after_id` and `before_id` of older clients.
 _STARTS = ("page", "after_id", "before_id")
@@ -220,7 +220,7 @@ def read_file(content_type: str, body: Buffer) -> tuple[Upload, FileLabel]:
 
 def _read_life(parts: dict[str, FormPart]) -> float:
     """Return the lifetime in seconds; a week by default, as clients of this API delete files once they are done."""
-    anchor, given = parts.pop(_ANCHOR, None), [name for name in LIVES if name in parts]
+    anchor, given = parts.pop(_ANCHOR, None), [name for name in LIFETIME_FIELDS if name in parts]
     if anchor is not None and anchor.as_text() != "created_at":
         raise UnsupportedFieldError(_ANCHOR, "must be created_at")
     if not given:
@@ -234,7 +234,9 @@ def _read_life(parts: dict[str, FormPart]) -> float:
 def _read_label(file: FormPart, others: Mapping[str, FormPart]) -> FileLabel:
     for name in others:
         if name != "purpose":
-            raise UnsupportedFieldError(name[:80], f"is unknown; known: file, purpose, {_ANCHOR}, {', '.join(LIVES)}")
+            raise UnsupportedFieldError(
+                name[:80], f"is unknown; known: file, purpose, {_ANCHOR}, {', '.join(LIFETIME_FIELDS)}"
+            )
     purpose = others["purpose"].as_text() if "purpose" in others else PURPOSES[0]
     if purpose not in PURPOSES:
         raise UnsupportedFieldError("purpose", f"must be one of {', '.join(PURPOSES)}, not {purpose[:80]!r}")

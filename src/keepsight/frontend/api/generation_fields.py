@@ -184,7 +184,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         try:
             return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked})
         except InvalidArgumentError as error:
-            raise type(error)(self.name_as_asked(error.field), error.message) from error
+            raise type(error)(self.client_field_name(error.field), error.message) from error
 
     def read_form(self, call_form: CallForm = BARE) -> StructuredOutputsParams | None:
         """Return the form that the answer must have, if any."""
@@ -194,7 +194,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def wants_form(self) -> bool:
         return bool(self._forms)
 
-    def name_as_asked(self, field: str) -> str:
+    def client_field_name(self, field: str) -> str:
         """Return the client's name for a field: later stages report faults by our own names."""
         forms = self._forms
         return forms[0][0] if forms and field.startswith("structured_outputs.") else field
@@ -214,10 +214,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def choose_prompt_logprobs(self) -> int | None:
         """Return the same for the prompt's tokens: the most that any part of the answer reports."""
         # A negative number goes before all others, so that SamplingParams sees and refuses it.
-        return max(self.tops_of_prompt, default=None, key=lambda num_top: (num_top < 0, num_top))
+        return max(self.prompt_top_logprobs, default=None, key=lambda num_top: (num_top < 0, num_top))
 
     @property
-    def tops_of_prompt(self) -> list[int]:
+    def prompt_top_logprobs(self) -> list[int]:
         """The numbers of likeliest tokens that the parts of the answer report for the prompt."""
         return [] if self.prompt_logprobs is None else [self.prompt_logprobs]
 

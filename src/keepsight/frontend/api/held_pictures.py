@@ -20,7 +20,7 @@ from keepsight.requests import Pixels
 
 MAX_LISTED = 60
 # Length in pixels of a thumbnail's longer side.
-SIDE = 160
+THUMBNAIL_SIDE = 160
 PIN_SECONDS = 3600.0
 
 
@@ -78,7 +78,7 @@ class HeldPictures:
 
 def draw_small(pixels: Pixels) -> bytes:
     picture = Image.fromarray(pixels)
-    picture.thumbnail((SIDE, SIDE))
+    picture.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
     content = io.BytesIO()
     picture.save(content, "JPEG", quality=85)
     return content.getvalue()

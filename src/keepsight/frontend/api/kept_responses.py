@@ -97,7 +97,7 @@ class KeptResponses:
             if not is_whole or sum(each.num_bytes for each in earlier) + turn.num_bytes > self.max_bytes:
                 return False
             self._use(earlier)  # so that it is evicted last
-            self._let_go(tenant, turn.num_bytes)
+            self._evict(tenant, turn.num_bytes)
             if not self._has_room(turn.num_bytes):
                 return False
             self._database.execute(
@@ -195,7 +195,7 @@ class KeptResponses:
         numbers = zip(itertools.count(last + 1), (each.id for each in known))
         self._database.executemany("UPDATE responses SET used = ? WHERE id = ?", [*numbers])
 
-    def _let_go(self, tenant: str, num_bytes: int) -> None:
+    def _evict(self, tenant: str, num_bytes: int) -> None:
         """Delete the tenant's least recently used responses until `num_bytes` more fit into its limit."""
         held = self._database.execute("SELECT num_bytes FROM held WHERE tenant = ?", (tenant,)).fetchone()
         excess = (held[0] if held else 0) + num_bytes - self.max_bytes

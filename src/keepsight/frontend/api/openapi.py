@@ -16,7 +16,7 @@ from keepsight.frontend.api.completion_request import CompletionRequest
 from keepsight.frontend.api.completion_response import Completion
 from keepsight.frontend.api.embeddings_request import EmbeddingList, EmbeddingsRequest
 from keepsight.frontend.api.files_api import (
-    LIVES,
+    LIFETIME_FIELDS,
     MAX_FILES,
     MAX_NAMED,
     PURPOSES,
@@ -235,7 +235,7 @@ def _file_operations() -> Sequence[Operation]:
     one, failures = FILES_PATH + "/{id}", (400, 404, 408, 413, 415, 500, 503, 507)
     file, page, deleted = (_json_content({"anyOf": [refer(each) for each in shapes]}) for shapes in FILES)
     life: Json = {"type": "integer", "minimum": 1, "maximum": int(MAX_TTL_SECONDS)}
-    lives: dict[str, Json] = {"expires_after[anchor]": {"const": "created_at"}, **dict.fromkeys(LIVES, life)}
+    lives: dict[str, Json] = {"expires_after[anchor]": {"const": "created_at"}, **dict.fromkeys(LIFETIME_FIELDS, life)}
     sent = object_of("file", file=BINARY, purpose={"enum": [*PURPOSES]}, **lives)
     body: Json = {"required": True, "content": {"multipart/form-data": {"schema": sent}}}
     ids: Json = {"type": "array", "items": {"type": "string"}, "maxItems": MAX_NAMED}

@@ -51,7 +51,7 @@ MAX_BYTES_ON_LOOP = 2048
 # So many pictures are decoded to bytes and named in a third of that: screenshots, and photographs as chats send them.
 MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**20
 # Limit on log-probabilities of prompts: the answer then has some megabytes.
-MAX_TOLD_OF_PROMPTS = 2**16
+MAX_PROMPT_LOGPROBS_IN_ANSWER = 2**16
 # Limit on token ids of prompts, for the same size.
 MAX_TOLD_TOKEN_IDS = 2**20
 # Out of the 40 threads that all requests share.  Not fewer: most forms and films are already known and do not wait.
@@ -75,7 +75,7 @@ class AnswerPreparer:
         self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
     ) -> ChatAnswer | ResponsesAnswer | MessagesAnswer:
         """Prepare the answer to a chat.  `num_bytes`: the size of all that the request was read from."""
-        little = self.preparer.recognize(asked.messages, cache_salt) if _may_be_little(asked, num_bytes) else None
+        little = self.preparer.recognize(asked.messages, cache_salt) if _may_prepare_on_loop(asked, num_bytes) else None
         prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
         with _naming_places_of(asked):
             if little:
@@ -84,7 +84,7 @@ class AnswerPreparer:
                 prepared = await self._on_thread(prepare, asked.messages, compiles=asked.wants_form)
             with prepared.free_names_if_refused():
                 _check_told_prompts(asked, [prepared])
-        answered = asked.without_words()
+        answered = asked.without_bulky_fields()
         name, call_form = self.models.name_answer(asked.model), self.preparer.template.call_form
         terms = AnswerTerms([prepared], self.preparer.tokenizer, name, call_form)
         if isinstance(answered, ResponsesChat):
@@ -97,8 +97,8 @@ class AnswerPreparer:
         self, prepare: Callable[[], Prepared], conversation: Conversation | None = None, *, compiles: bool = False
     ) -> Prepared:
         """Run `prepare` on a thread, where it may wait for workers that examine unknown media, or for a compiler."""
-        may_look = conversation is not None and self.preparer.may_look(conversation)
-        if not (compiles or may_look):
+        may_wait_for_workers = conversation is not None and self.preparer.may_wait_for_workers(conversation)
+        if not (compiles or may_wait_for_workers):
             return await run_in_threadpool(prepare)
         async with self._waiting_threads:
             return await run_in_threadpool(prepare)
@@ -109,7 +109,7 @@ class AnswerPreparer:
         params = asked.to_sampling_params(self.preparer.sampling_defaults, self.preparer.template.call_form)
         terms = (cache_salt, asked.priority or 0, asked.shown_tools)
         prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(asked), *terms, downloaded)
-        return self._as_asked(asked, self.preparer.part_thought(prepared, conversation))
+        return self._as_asked(asked, self.preparer.split_off_thought(prepared, conversation))
 
     async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, asked, cache_salt)
@@ -224,7 +224,7 @@ def _naming_places_of(asked: ChatRequest) -> Iterator[None]:
     try:
         yield
     except InvalidArgumentError as error:
-        raise type(error)(asked.name_own(error.field), error.message) from error
+        raise type(error)(asked.own_field_name(error.field), error.message) from error
 
 
 def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
@@ -234,15 +234,16 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
             "return_token_ids",
             f"asks for {num_token_ids} of prompts; at most {MAX_TOLD_TOKEN_IDS} are told in one answer",
         )
-    num_told = num_token_ids * sum(1 + num_top for num_top in asked.tops_of_prompt)
-    if num_told > MAX_TOLD_OF_PROMPTS:
+    num_told = num_token_ids * sum(1 + num_top for num_top in asked.prompt_top_logprobs)
+    if num_told > MAX_PROMPT_LOGPROBS_IN_ANSWER:
         raise InvalidArgumentError(
-            asked.name_as_asked("prompt_logprobs"),
-            f"asks for {num_told} log-probabilities of prompts; at most {MAX_TOLD_OF_PROMPTS} are told in one answer",
+            asked.client_field_name("prompt_logprobs"),
+            f"asks for {num_told} log-probabilities of prompts; "
+            f"at most {MAX_PROMPT_LOGPROBS_IN_ANSWER} are told in one answer",
         )
 
 
-def _may_be_little(asked: ChatRequest, num_bytes: int) -> bool:
+def _may_prepare_on_loop(asked: ChatRequest, num_bytes: int) -> bool:
     """Return whether the request is quick to prepare if its pictures are known.
 
     One with a form is not, as its grammar has to be compiled, nor one with a film, which has hundreds of names.

@@ -7,11 +7,11 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.chat_request import ChatRequest
-from keepsight.frontend.prompt.places import NOWHERE, Places
+from keepsight.frontend.prompt.places import NO_PATHS, Places
 
 
 class RenamedChat(ChatRequest, frozen=True, kw_only=True):
-    places: Places = NOWHERE
+    places: Places = NO_PATHS
 
     # The other API's names of fields, by those of a chat.  Longer paths come before their prefixes.
     OWN_NAMES: ClassVar[Mapping[str, str]] = {}
@@ -20,16 +20,16 @@ class RenamedChat(ChatRequest, frozen=True, kw_only=True):
         try:
             self.check()
         except InvalidArgumentError as error:
-            raise type(error)(self.name_own(error.field), error.message) from error
+            raise type(error)(self.own_field_name(error.field), error.message) from error
         return self
 
-    def without_words(self) -> Self:
-        return msgspec.structs.replace(super().without_words(), places=NOWHERE)
+    def without_bulky_fields(self) -> Self:
+        return msgspec.structs.replace(super().without_bulky_fields(), places=NO_PATHS)
 
-    def name_as_asked(self, field: str) -> str:
-        return self.name_own(super().name_as_asked(field))
+    def client_field_name(self, field: str) -> str:
+        return self.own_field_name(super().client_field_name(field))
 
-    def name_own(self, field: str) -> str:
+    def own_field_name(self, field: str) -> str:
         if field.startswith(("tools[", "tool_choice.")):
             return self._name_of_tool(field.replace(".function", "", 1))
         for name, own in self.OWN_NAMES.items():

@@ -17,7 +17,7 @@ from keepsight.frontend.api.access import path_within
 from keepsight.frontend.api.response_parts import Usage
 from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
-from keepsight.observe.tell_account import tell_in_log
+from keepsight.observe.tell_account import format_for_log
 
 logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
@@ -26,10 +26,10 @@ _RAW_HEADER = HEADER.encode()
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Polled every few seconds by monitoring.
-UNTOLD_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
+UNLOGGED_PATHS = frozenset({"/health", "/ready", "/metrics", "/debug/state"})
 
 
-def tell_asked(scope: Scope) -> str:
+def format_request_line(scope: Scope) -> str:
     """Format a request for the log, quoting its path: line breaks and terminal escapes must not forge log lines."""
     return f"{scope['method']} {quote(scope['path'])}"
 
@@ -44,7 +44,7 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record, is_told = _Record(scope), path_within(scope) not in UNTOLD_PATHS
+        record, is_told = _Record(scope), path_within(scope) not in UNLOGGED_PATHS
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -76,7 +76,7 @@ class _Record:
     def __init__(self, scope: Scope) -> None:
         asked = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"").decode("latin-1")
         self.request_id = asked if _SANE_ID.fullmatch(asked) else os.urandom(16).hex()
-        self._asked = tell_asked(scope)
+        self._asked = format_request_line(scope)
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._begin = time.monotonic()
         self._state |= {"request_id": self.request_id, "began": self._begin}
@@ -90,7 +90,11 @@ class _Record:
         answer = self._state.get("answer")
         if answer is None:
             return told
-        parts = (f"{told}, {self._first_ms:.1f} to the first byte", _tell(answer.usage), tell_in_log(answer.accounts))
+        parts = (
+            f"{told}, {self._first_ms:.1f} to the first byte",
+            _tell(answer.usage),
+            format_for_log(answer.accounts),
+        )
         return "; ".join(filter(None, parts))
 
     def _elapsed_ms(self) -> float:

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import ResponseStoreError, UnknownResponseError, UnsupportedFieldError
-from keepsight.frontend.api.answer_responses import Keeping, ResponsesAnswer
+from keepsight.frontend.api.answer_responses import KeepCallbacks, ResponsesAnswer
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
 from keepsight.frontend.api.media_api import tenant_of
 from keepsight.frontend.api.responses_fields import Includable
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 # The input of a body up to this size is extracted on the event loop, that of a larger one on a thread.
 MAX_BYTES_ON_LOOP = 2**16
 # Query parameters and values that are accepted because they change nothing.
-_SAYS_NOTHING = {"stream": ("false",), "include": get_args(Includable), "include[]": get_args(Includable)}
+_NO_OP_QUERY_VALUES = {"stream": ("false",), "include": get_args(Includable), "include[]": get_args(Includable)}
 _T = TypeVar("_T")
 # The response's tenant, its id, and the id of the response before it.
 _Name = tuple[str, str, str | None]
@@ -64,7 +64,7 @@ class ResponsesApi:
 
     async def tell(self, http: Request) -> Response:
         for name, value in http.query_params.multi_items():
-            if value not in _SAYS_NOTHING.get(name, ()):
+            if value not in _NO_OP_QUERY_VALUES.get(name, ()):
                 raise UnsupportedFieldError(name[:64], "is not supported: a response is told whole, as it was")
         response = await self._run(self._kept.get, tenant_of(http), http.path_params["id"])
         return json_response(msgspec.Raw(response))
@@ -101,7 +101,7 @@ class ResponsesApi:
             is_little = len(body) <= MAX_BYTES_ON_LOOP
             asked = _read_asked(body) if is_little else self._run(_read_asked, body)
             name = (tenant_of(http), answer.id, answer.previous_id)
-            answer.keeping = Keeping(partial(self._keep_turn, name, asked), partial(self._note_ended, len(body)))
+            answer.keeping = KeepCallbacks(partial(self._keep_turn, name, asked), partial(self._note_ended, len(body)))
 
     async def _keep_turn(
         self, name: _Name, asked: bytes | Awaitable[bytes], response: bytes, item_ids: Sequence[str]

@@ -30,7 +30,7 @@ LOGPROBS = "message.output_text.logprobs"
 # OpenAI's limits on metadata, which the answer repeats.
 MAX_LABELS, MAX_LABEL_NAME, MAX_LABEL = 16, 64, 512
 # Limit on a field that the answer repeats, in bytes of JSON: they are held until the answer is finished.
-MAX_TOLD_AGAIN = 2**20
+MAX_ECHOED_BYTES = 2**20
 
 
 class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -100,8 +100,8 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             )
         self._check_labels()
         for name in ("tools", "tool_choice", "text"):
-            if len(told := _write(getattr(self, name))) > MAX_TOLD_AGAIN:
-                what = f"has {len(told)} bytes; an answer tells it again, which {MAX_TOLD_AGAIN} may be"
+            if len(told := _write(getattr(self, name))) > MAX_ECHOED_BYTES:
+                what = f"has {len(told)} bytes; an answer tells it again, which {MAX_ECHOED_BYTES} may be"
                 raise InvalidArgumentError(name, what)
 
     def _check_labels(self) -> None:

@@ -42,7 +42,7 @@ class NamedTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_fie
 
     function: Function
 
-    def without_words(self) -> "NamedTool":
+    def without_bulky_fields(self) -> "NamedTool":
         return NamedTool(Function(self.function.name))
 
 
@@ -54,8 +54,8 @@ class AllowedTools(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class ToolsChoice(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="allowed_tools"):
     allowed_tools: AllowedTools
 
-    def without_words(self) -> "ToolsChoice":
-        named = [tool.without_words() for tool in self.allowed_tools.tools]
+    def without_bulky_fields(self) -> "ToolsChoice":
+        named = [tool.without_bulky_fields() for tool in self.allowed_tools.tools]
         return ToolsChoice(msgspec.structs.replace(self.allowed_tools, tools=named))
 
 
@@ -131,7 +131,7 @@ def _find_to_free(
     error: InvalidArgumentError, grammar: CallGrammar, functions: Mapping[str, tuple[int, Function]], freed: set[str]
 ) -> set[str]:
     """Return the functions to free from their argument schemas, if that can repair the grammar; otherwise raise."""
-    if (fault := grammar.place_fault(error.message)) is None:
+    if (fault := grammar.find_function_at_fault(error.message)) is None:
         raise type(error)("tools", error.message) from error
     name, why = fault
     index, function = functions[name]

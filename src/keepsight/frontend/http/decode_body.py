@@ -8,7 +8,7 @@ from typing import Annotated, Any, Generic, Literal, TypeVar, get_args, get_orig
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.http.other_servers import ELSEWHERE, propose_field
+from keepsight.frontend.http.other_servers import FIELD_ALTERNATIVES, propose_field
 
 Body = TypeVar("Body", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview
@@ -19,7 +19,7 @@ NeutralValues = Mapping[str, tuple[Any, ...]]
 MAX_SHOWN_CHARACTERS = 80
 # Each value needs a comma or a bracket, and becomes an object of 50 bytes or more before it can be checked.  Commas and
 # brackets in strings count too, so the limits leave room for those of any prompt; token ids are cheap, and may be many.
-MOST_OF_EACH = {b",": 2**23, b"[": 2**18, b"{": 2**18}
+MAX_MARKS_IN_BODY = {b",": 2**23, b"[": 2**18, b"{": 2**18}
 # Bytes to scan at a time: they stay in the processor's cache.
 PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
@@ -107,7 +107,7 @@ def _find_foreign(body: Buffer) -> UnicodeDecodeError | None:
 
 def check_num_values(body: Buffer) -> None:
     """Refuse a body with too many values before any is created."""
-    for mark, most in MOST_OF_EACH.items():
+    for mark, most in MAX_MARKS_IN_BODY.items():
         if len(body) > most and _count(body, mark) > most:
             raise InvalidArgumentError(
                 "body", f"has more than {most} of {mark.decode()!r}, in texts or outside: too many values to be read"
@@ -126,7 +126,7 @@ def check_refused(request: msgspec.Struct, parent: str = "") -> None:
         if value is not None and not _is_neutral(value, neutral):
             taken = " or ".join(msgspec.json.encode(each).decode() for each in neutral)
             but_for = f" but for {taken}, which asks for nothing" if taken else ""
-            hint = f"; {ELSEWHERE[name]} says the same" if name in ELSEWHERE else ""
+            hint = f"; {FIELD_ALTERNATIVES[name]} says the same" if name in FIELD_ALTERNATIVES else ""
             raise UnsupportedFieldError(_join(parent, name), f"is not supported by this server{but_for}{hint}")
 
 

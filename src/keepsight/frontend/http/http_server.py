@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from keepsight.api_settings import ApiSettings
-from keepsight.frontend.http.accept_in_turn import ServerInTurn
 from keepsight.frontend.http.direct_reader import Connection, DirectReader
 from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
+from keepsight.frontend.http.fair_accept import FairAcceptServer
 from keepsight.frontend.http.read_body import COLLECT_BODY, MIN_BYTES_PER_SECOND, Body
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,13 @@ MAX_PIPELINED = 32
 IDLE_SECONDS = 75
 # Messages that asyncio (and uvloop) log for each write, from the sixth on, between a client's disconnect and their
 # report of it: an answer with many choices writes more than five times.
-UNHEARD = frozenset({"SSL connection is closed", "socket.send() raised exception."})
+SUPPRESSED_LOG_MESSAGES = frozenset({"SSL connection is closed", "socket.send() raised exception."})
 
 
-def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> ServerInTurn:
+def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> FairAcceptServer:
     """Create the server.  `on_refused` is called for each 4xx that the app does not see."""
     logging.getLogger("asyncio").addFilter(_is_heard)
-    base = _PastHttptools if hasattr(AutoHTTPProtocol, "on_body") else _Impatient
+    base = _DirectBodyProtocol if hasattr(AutoHTTPProtocol, "on_body") else _SlowClientLimits
     terms = {"patience_seconds": settings.slow_client_seconds, "on_refused": staticmethod(on_refused)}
     protocol = type("Protocol", (base, AutoHTTPProtocol), terms)
     config = uvicorn.Config(
@@ -65,11 +65,11 @@ def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], ob
         ssl_keyfile=settings.ssl_keyfile,
         ssl_keyfile_password=settings.ssl_keyfile_password,
     )
-    return ServerInTurn(config)
+    return FairAcceptServer(config)
 
 
 def _is_heard(record: logging.LogRecord) -> bool:
-    return record.msg not in UNHEARD
+    return record.msg not in SUPPRESSED_LOG_MESSAGES
 
 
 class _Deadline:
@@ -101,7 +101,7 @@ class _Deadline:
         transport.abort()
 
 
-class _Impatient(asyncio.Protocol):
+class _SlowClientLimits(asyncio.Protocol):
     """A mixin before one of uvicorn's protocols, h11's or httptools': limits how slowly a client may send or read."""
 
     patience_seconds: ClassVar[float]
@@ -168,7 +168,7 @@ class _Impatient(asyncio.Protocol):
         super().connection_lost(error)
 
 
-class _PastHttptools(_Impatient, Connection):
+class _DirectBodyProtocol(_SlowClientLimits, Connection):
     """Writes bodies directly to their destination.  (With h11 each piece is passed on separately.)"""
 
     tells_bodies = True
@@ -266,7 +266,7 @@ class _PastHttptools(_Impatient, Connection):
         headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self._renew_parser()
         self._received = b"\r\n".join([asked, *headers, b"", self._received[wish.args[0] :]])
-        super(_Impatient, self).data_received(self._received)  # already counted
+        super(_SlowClientLimits, self).data_received(self._received)  # already counted
 
     def _collect_body(self, cycle: Any, body: Body) -> bool:
         if cycle is not self.cycle or not cycle.more_body or cycle.disconnected:

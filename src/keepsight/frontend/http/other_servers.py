@@ -27,7 +27,7 @@ FIELDS = {
     "with_pieces": "return_token_strs",
 }
 # Alternatives to refused fields.
-ELSEWHERE = {
+FIELD_ALTERNATIVES = {
     "max_tokens": "max_output_tokens",
     "request_id": "the header X-Request-Id",
     "response_format": "text.format",

@@ -7,7 +7,7 @@ import threading
 
 from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor
 from keepsight.errors import PictureTooLargeError
-from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.frontend.identity.single_flight import SingleFlight
 from keepsight.frontend.pixels.readers import LayOutBorrowed
 from keepsight.lru_cache import LruCache
 from keepsight.media import Geometry, PictureLayout
@@ -23,7 +23,7 @@ class BorrowedLayouts:
     def __init__(self, processor: BorrowedProcessor, lay_out: LayOutBorrowed) -> None:
         self._processor, self._lay_out, self._lock = processor, lay_out, threading.Lock()
         self._cache = LruCache[Geometry, PictureLayout](MAX_BYTES, _count_bytes)
-        self._looks = SharedLooks[Geometry, PictureLayout](self._recall, self._learn)
+        self._looks = SingleFlight[Geometry, PictureLayout](self._recall, self._learn)
 
     def knows(self, geometry: Geometry) -> bool:
         return self._recall(geometry) is not None
@@ -32,7 +32,7 @@ class BorrowedLayouts:
         """Return the layout; raise PictureError if the processor refuses this size, or its output is too large."""
         # Many processors first enlarge the shorter side, without limiting the longer one: a few bytes become gigabytes.
         check_can_show(geometry, field)
-        layout = self._looks.recall_or_look(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
+        layout = self._looks.get_or_compute(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
         if layout.num_tokens > MAX_TOKENS_OF_BORROWED:
             of_size = f"a picture of {geometry.width} x {geometry.height} pixels has {layout.num_tokens} tokens"
             raise PictureTooLargeError(field, f"{of_size} to this model; at most {MAX_TOKENS_OF_BORROWED} are taken")

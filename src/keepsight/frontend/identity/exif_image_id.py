@@ -8,13 +8,13 @@ import uuid
 import numpy as np
 from PIL import ExifTags, Image
 
-from keepsight.frontend.intake.open_picture import PictureSource, exif_of, open_picture, refusing_damage
+from keepsight.frontend.intake.open_picture import PictureSource, exif_of, open_picture, translating_parser_errors
 
 
 def read_image_id(source: PictureSource, field: str) -> uuid.UUID | None:
     if isinstance(source, np.ndarray):
         return None
-    with refusing_damage(field, len(source) if isinstance(source, bytes) else None):
+    with translating_parser_errors(field, len(source) if isinstance(source, bytes) else None):
         exif = (
             Image.Image.getexif(source)
             if isinstance(source, Image.Image)

@@ -81,7 +81,7 @@ def hash_content(source: Source, algorithm: str) -> str:
     )
 
 
-def hash_shown_content(
+def hash_content_for_tenant(
     content: str, modality: Modality | Literal["document"], cache_salt: str | None, algorithm: str
 ) -> str:
     """Hash content with its tenant's salt, so that timing does not reveal to others what a tenant has sent."""

@@ -10,8 +10,8 @@ from functools import cache, partial
 from importlib import metadata
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.identity.hash_media import hash_content, hash_shown_content, hash_values
-from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.frontend.identity.hash_media import hash_content, hash_content_for_tenant, hash_values
+from keepsight.frontend.identity.single_flight import SingleFlight
 from keepsight.frontend.intake.read_document import Document, PageSource, ReadDocument
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.lru_cache import LruCache
@@ -29,7 +29,7 @@ class DocumentIdentifier:
         self._algorithm, self._read = algorithm, read
         self._lock = threading.Lock()
         self._known = LruCache[str, Document](MAX_KNOWN_BYTES, _size_of)
-        self._looks = SharedLooks(self._recall, self._learn)
+        self._looks = SingleFlight(self._recall, self._learn)
 
     def pages_of(self, part: PicturePart, cache_salt: str | None) -> Iterator[tuple[PicturePart, str]]:
         """Yield each page as a picture, and the text on it.  `part` has been fetched."""
@@ -37,8 +37,8 @@ class DocumentIdentifier:
         if not isinstance(content, bytes):
             raise InvalidArgumentError(field, f"must be a PDF's bytes or a URL, not {type(content).__name__}")
         name = hash_values(self._algorithm, content=hash_content(content, self._algorithm), drawn_by=_version())
-        shown_as = hash_shown_content(name, "document", cache_salt, self._algorithm)
-        pages = self._looks.recall_or_look(shown_as, field, partial(self._read, content, field))
+        shown_as = hash_content_for_tenant(name, "document", cache_salt, self._algorithm)
+        pages = self._looks.get_or_compute(shown_as, field, partial(self._read, content, field))
         for number, page in enumerate(pages):
             yield PicturePart(PageSource(content, name, number, page.geometry), field), page.text
 

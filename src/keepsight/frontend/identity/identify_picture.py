@@ -25,13 +25,13 @@ from keepsight.frontend.identity.hash_media import (
     Source,
     hash_client_uuid,
     hash_content,
+    hash_content_for_tenant,
     hash_exif_image_id,
-    hash_shown_content,
 )
 from keepsight.frontend.identity.identify_document import DocumentIdentifier
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.frontend.identity.pan_and_scan import count_crops, plan_crops
-from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.frontend.identity.single_flight import SingleFlight
 from keepsight.frontend.intake.check_kinds import check_is_picture, guess_kind
 from keepsight.frontend.intake.fetch_media import freeze, scheme_of, take_source
 from keepsight.frontend.intake.open_picture import PictureSource
@@ -40,7 +40,7 @@ from keepsight.frontend.intake.read_document import PageSource
 from keepsight.frontend.intake.read_embeds import Embeds, Values, read_embeds
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.intake.read_header import check_size, read_geometry
-from keepsight.frontend.intake.read_sound import check_model_hears
+from keepsight.frontend.intake.read_sound import check_sound_length
 from keepsight.frontend.intake.take_film import take_film
 from keepsight.frontend.intake.take_sound import take_sound
 from keepsight.frontend.pixels.make_pixels import BorrowedJob, FilmJob, MakingJob, PictureJob, SoundJob
@@ -88,7 +88,7 @@ class Picture:
     # Only of a film.
     moments: tuple[Moment, ...] = ()
     # Its uuid was not known before this request, and is forgotten if the request fails.
-    is_first_of_its_name: bool = False
+    introduced_uuid: bool = False
 
     @property
     def kind(self) -> Kind:
@@ -132,7 +132,7 @@ class NamedPicture:
     def forget(self) -> None:
         forget_name(self.picture, self._known)
 
-    def names_by_now(self) -> Iterator[str]:
+    def current_names(self) -> Iterator[str]:
         """Yield the current names of its parts: its pixels may since have proved equal to those of other content."""
         return map(self._known.canonical_name, self.parts)
 
@@ -165,7 +165,7 @@ class PictureIdentifier:
         self._model_id, self._algorithm, self._max_pixels = model_id, algorithm, max_pixels
         self._trusts_exif_image_id, self._embeds_shape = trusts_exif_image_id, embeds_shape
         self._known = KnownMedia(common=common)
-        self._looks = SharedLooks(self._known.recall_content, self._known.learn_content)
+        self._looks = SingleFlight(self._known.recall_content, self._known.learn_content)
         self._layouts = layouts
         # Yields the pages of a PDF, each as a picture.
         self.pages_of = DocumentIdentifier(algorithm, self._readers.document).pages_of
@@ -271,7 +271,7 @@ class PictureIdentifier:
             return plan.layout, plan.config, plan.moments
         if part.kind == "audio":
             assert config.sound is not None, "a sound for a model that takes none"
-            check_model_hears(geometry.num_samples, config.sound, part.field)
+            check_sound_length(geometry.num_samples, config.sound, part.field)
             return PictureLayout(config.sound.num_tokens(geometry.num_samples), kind="audio"), config.sound, ()
         if image.sizes is None:
             return PictureLayout(self._embeds_shape[0], count_crops(geometry, image)), image, ()
@@ -286,9 +286,9 @@ class PictureIdentifier:
         # Hashing is faster than opening.
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
-            shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
+            shown_as = hash_content_for_tenant(name, part.modality, cache_salt, self._algorithm)
             look = partial(self._readers.film, source, part.field, self._max_pixels)
-            geometry = self._looks.recall_or_look(shown_as, part.field, look)
+            geometry = self._looks.get_or_compute(shown_as, part.field, look)
         else:
             geometry = read_film(source, part.field, self._max_pixels, rate)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
@@ -300,9 +300,9 @@ class PictureIdentifier:
         rate = config.sound.sampling_rate
         source = take_sound(part.source, part.field, rate)
         name = hash_content(source, self._algorithm)
-        shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
+        shown_as = hash_content_for_tenant(name, part.modality, cache_salt, self._algorithm)
         look = partial(self._readers.sound, source, part.field, rate)
-        geometry = self._looks.recall_or_look(shown_as, part.field, look)
+        geometry = self._looks.get_or_compute(shown_as, part.field, look)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
 
     def _look_at_embeds(self, part: PicturePart, processor: ProcessorConfig, given_name: str | None) -> Picture:
@@ -330,7 +330,7 @@ class PictureIdentifier:
     def _name_content(self, source: Source, geometry: Geometry, cache_salt: str | None) -> str:
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
-            self._known.learn_content(hash_shown_content(name, "image", cache_salt, self._algorithm), geometry)
+            self._known.learn_content(hash_content_for_tenant(name, "image", cache_salt, self._algorithm), geometry)
         return name
 
     def _recognize(self, part: PicturePart, cache_salt: str | None) -> PicturePart | None:
@@ -347,7 +347,7 @@ class PictureIdentifier:
         except UnreadablePictureError:
             return None
         name = hash_content(content, self._algorithm)
-        shown_as = hash_shown_content(name, part.modality, cache_salt, self._algorithm)
+        shown_as = hash_content_for_tenant(name, part.modality, cache_salt, self._algorithm)
         geometry = self._known.recall_content(shown_as)
         if geometry is None or (self._layouts is not None and not self._layouts.knows(geometry)):
             return None
@@ -378,7 +378,7 @@ class PictureIdentifier:
                 "what is another needs another uuid"
             )
             raise MediaConflictError(picture.field, message)
-        return replace(picture, is_first_of_its_name=known is geometry)
+        return replace(picture, introduced_uuid=known is geometry)
 
 
 def _parts_of(picture: Picture) -> tuple[Part, ...]:
@@ -409,7 +409,7 @@ def _as_strip(values: Values, field: str, config: ImageProcessorConfig) -> Pictu
 
 
 def forget_name(picture: Picture, known: KnownMedia) -> None:
-    if picture.is_first_of_its_name:
+    if picture.introduced_uuid:
         assert picture.given_name is not None
         known.forget_geometry(picture.given_name)
 

@@ -3,7 +3,7 @@
 from PIL import Image
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.intake.open_picture import PictureSource, refusing_damage
+from keepsight.frontend.intake.open_picture import PictureSource, translating_parser_errors
 from keepsight.frontend.intake.picture_array import try_freeze_array
 from keepsight.frontend.intake.read_data_url import read_data_url
 
@@ -45,7 +45,7 @@ def freeze(source: PictureSource, field: str) -> PictureSource:
     if not isinstance(source, Image.Image):
         return source
     # Its pixels may not have been read from its file yet.
-    with refusing_damage(field, None):
+    with translating_parser_errors(field, None):
         copy = source.copy()
     _check_transparency(copy.info.get("transparency"), field)
     return copy

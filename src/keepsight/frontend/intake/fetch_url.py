@@ -21,7 +21,7 @@ from keepsight.frontend.intake.web_url import UrlFault, WebUrl, parse_web_url
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Bytes received by all running downloads together.
-MAX_COMING_BYTES = 2**30
+MAX_IN_FLIGHT_BYTES = 2**30
 FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError, OSError)
 # Messages that replace the exceptions' own, which may contain addresses.
 WORDS: Mapping[type[Exception], str] = {
@@ -56,11 +56,11 @@ class UrlFetcher:
         max_bytes: int,
         timeout_seconds: float,
         ssl_context: ssl.SSLContext | None = None,
-        max_coming_bytes: int = MAX_COMING_BYTES,
+        max_coming_bytes: int = MAX_IN_FLIGHT_BYTES,
     ) -> None:
         """The timeout is for a whole download: host lookup, connecting, redirects and all bytes."""
         self._guard, self._max_bytes, self._timeout_seconds = guard, max_bytes, timeout_seconds
-        self._max_coming_bytes, self._num_coming_bytes = max_coming_bytes, 0
+        self._max_coming_bytes, self._num_in_flight_bytes = max_coming_bytes, 0
         self._connections = Connections(guard, ssl_context or _trust_authorities())
 
     async def fetch(self, url: str, known: Validators | None = None) -> Fetched:
@@ -112,19 +112,19 @@ class UrlFetcher:
         try:
             async for chunk in answer.aiter_stream():
                 content += chunk
-                self._num_coming_bytes += len(chunk)
+                self._num_in_flight_bytes += len(chunk)
                 self._check_size(len(content))
                 self._check_room()
             return bytes(content)
         finally:
-            self._num_coming_bytes -= len(content)
+            self._num_in_flight_bytes -= len(content)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self._max_bytes:
             raise UrlFault(MediaTooLargeError, f"has more than the {self._max_bytes} bytes that a picture may have")
 
     def _check_room(self) -> None:
-        if self._num_coming_bytes > self._max_coming_bytes:
+        if self._num_in_flight_bytes > self._max_coming_bytes:
             raise UrlFault(MediaBusyError, "was not downloaded, as too much else is being downloaded; try again")
 
 

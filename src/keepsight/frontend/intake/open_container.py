@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, NoReturn
 
 from keepsight.errors import PictureTooLargeError, UnsupportedPictureError
-from keepsight.frontend.intake.open_picture import refusing_damage
+from keepsight.frontend.intake.open_picture import translating_parser_errors
 from keepsight.media import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ def open_container(
         "max_pixels": str(MAX_PIXELS),
     }
     with (
-        refusing_damage(field, len(data), kind),
+        translating_parser_errors(field, len(data), kind),
         _refusing_bombs(av, field, kind),
         av.open(
-            io.BytesIO(data), "r", format_, options, io_open=_open_nothing_else, **_reading_any_title(av)
+            io.BytesIO(data), "r", format_, options, io_open=_open_nothing_else, **_metadata_options(av)
         ) as container,
     ):
         yield container
@@ -64,7 +64,7 @@ def _import_av(field: str, kind: str) -> ModuleType:
     return av
 
 
-def _reading_any_title(av: ModuleType) -> dict[str, str]:
+def _metadata_options(av: ModuleType) -> dict[str, str]:
     """Return options that accept titles in any encoding, which PyAV does by default only from version 19 on."""
     return {"metadata_errors": "replace"} if hasattr(av.container.InputContainer, "metadata_errors") else {}
 

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.open_picture import TEXT_HINT, looks_like_text, refusing_damage
+from keepsight.frontend.intake.open_picture import TEXT_HINT, looks_like_text, translating_parser_errors
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument, PdfPage
@@ -38,7 +38,7 @@ def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
     if b"%PDF-" not in data[:_MAX_BYTES_BEFORE]:
         hint = TEXT_HINT if looks_like_text(data) else ": a picture? (image_url)"
         raise UnreadablePictureError(field, f"{len(data)} bytes that are no PDF{hint}")
-    with _alone, refusing_damage(field, len(data), "PDF"), closing(_open(pdfium, data, field)) as document:
+    with _alone, translating_parser_errors(field, len(data), "PDF"), closing(_open(pdfium, data, field)) as document:
         document.init_forms()
         yield document
 

@@ -79,11 +79,11 @@ def _video_stream(container: "InputContainer", field: str, max_pixels: int) -> "
     check_frame_size(stream.width, stream.height, field, max_pixels)
     # A media worker has one core, and threads would hold many frames in memory at once.
     stream.codec_context.thread_count = 1
-    stream.codec_context.options = {"max_pixels": str(_count_laid_out(stream, max_pixels))}
+    stream.codec_context.options = {"max_pixels": str(_decoder_pixel_limit(stream, max_pixels))}
     return stream
 
 
-def _count_laid_out(stream: "VideoStream", max_pixels: int) -> int:
+def _decoder_pixel_limit(stream: "VideoStream", max_pixels: int) -> int:
     """Return the limit a decoder needs for frames of `max_pixels`, should frames grow in the course of the film.
 
     A decoder counts rows padded to multiples of 64 pixels; those of MPEG-4 count 280 such rows beside the frame.

@@ -80,7 +80,7 @@ def _parse(file: io.BytesIO, format_: str) -> ImageFile.ImageFile:
 
 
 @contextmanager
-def refusing_damage(field: str, num_bytes: int | None, kind: str = "picture") -> Iterator[None]:
+def translating_parser_errors(field: str, num_bytes: int | None, kind: str = "picture") -> Iterator[None]:
     """Turn the exceptions of Pillow's and ffmpeg's parsers, which may be of any type, into errors of ours.
 
     `num_bytes` is None for an image that a caller opened.

@@ -8,7 +8,12 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, TiffImagePlugin, WebPImagePlugin
 
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.open_picture import PictureSource, open_picture, orientation_of, refusing_damage
+from keepsight.frontend.intake.open_picture import (
+    PictureSource,
+    open_picture,
+    orientation_of,
+    translating_parser_errors,
+)
 from keepsight.frontend.intake.picture_array import view_as_rgb
 from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
 
@@ -27,7 +32,7 @@ def read_geometry(source: PictureSource, field: str, max_pixels: int = DEFAULT_M
         height, width, _ = view_as_rgb(source).shape
         geometry = Geometry(width, height)
     else:
-        with refusing_damage(field, len(source)):
+        with translating_parser_errors(field, len(source)):
             geometry, mode = _parse_header(source, field, max_pixels)
     check_size(geometry, field, max_pixels)
     if mode not in MODES:
@@ -49,7 +54,7 @@ def check_size(geometry: Geometry, field: str, max_pixels: int) -> None:
 
 def shows_several_frames(data: bytes, field: str, max_pixels: int) -> bool:
     """Return whether a picture has more than one frame.  Refuses one whose header cannot be read."""
-    with refusing_damage(field, len(data)):
+    with translating_parser_errors(field, len(data)):
         return _has_several_frames(_open_checked(data, field, max_pixels))
 
 

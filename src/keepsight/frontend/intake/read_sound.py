@@ -34,7 +34,7 @@ def check_sound(geometry: Geometry, field: str, sampling_rate: int) -> None:
         raise PictureTooLargeError(field, f"more than {MAX_SECONDS} seconds, the most that a sound may have")
 
 
-def check_model_hears(num_samples: int, config: SoundConfig, field: str) -> None:
+def check_sound_length(num_samples: int, config: SoundConfig, field: str) -> None:
     """Check that the model takes all of a sound; the reference silently truncates longer ones."""
     rate = config.sampling_rate
     if num_samples > config.max_samples:

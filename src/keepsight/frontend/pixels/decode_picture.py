@@ -30,7 +30,12 @@ import numpy.typing as npt
 from PIL import Image, ImageFile
 
 from keepsight.errors import UnreadablePictureError
-from keepsight.frontend.intake.open_picture import PictureSource, open_to_decode, orientation_of, refusing_damage
+from keepsight.frontend.intake.open_picture import (
+    PictureSource,
+    open_to_decode,
+    orientation_of,
+    translating_parser_errors,
+)
 from keepsight.frontend.intake.picture_array import view_as_rgb
 from keepsight.frontend.intake.png_chunks import is_plain_png
 from keepsight.frontend.intake.read_header import read_geometry
@@ -58,9 +63,9 @@ def decode_picture(source: PictureSource, field: str = "image", max_pixels: int 
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(view_as_rgb(source))
     if isinstance(source, Image.Image):
-        with refusing_damage(field, None):
+        with translating_parser_errors(field, None):
             return _padded_pixels(_to_rgb(source))
-    with refusing_damage(field, len(source)):
+    with translating_parser_errors(field, len(source)):
         pixels = _decode(source)
     height, width, _ = pixels.shape
     if Geometry(width, height) != told:

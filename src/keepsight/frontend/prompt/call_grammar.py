@@ -33,7 +33,7 @@ class CallGrammar:
         arguments = [f"args_{index}: %json {json.dumps(each)}" for index, each in enumerate(self.schemas.values())]
         return "\n".join((*rules, *arguments))
 
-    def place_fault(self, message: str) -> tuple[str, str] | None:
+    def find_function_at_fault(self, message: str) -> tuple[str, str] | None:
         """Return the function whose arguments keep the grammar from compiling, and why; None if it is not in them."""
         found = _PLACE.search(message)
         if found is None:

@@ -31,10 +31,10 @@ class Places:
         return place
 
 
-NOWHERE = Places({})
+NO_PATHS = Places({})
 
 
-def read_placed(
+def read_with_paths(
     messages: Sequence[Any], places: Places, end: PromptEnd = "answer", variables: Mapping[str, Any] | None = None
 ) -> Conversation:
     try:
@@ -45,7 +45,7 @@ def read_placed(
     return replace(read, pictures=pictures)
 
 
-def convert_placed(fields: Fields, place: str, kind: type[_Kind]) -> _Kind:
+def convert_at_path(fields: Fields, place: str, kind: type[_Kind]) -> _Kind:
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:

@@ -13,8 +13,8 @@ _PARTS: Mapping[Kind, str] = {**SEVERAL, "video": "moments of videos"}
 
 
 class PromptLimits:
-    """The limits of prompts. `max_told` is None for a prompt that is to be answered and must fit into the context;
-    otherwise only its tokens are returned, up to that many.
+    """The limits of prompts. `max_counted_tokens` is None for a prompt that is to be answered and must fit into the
+    context; otherwise only its tokens are returned, up to that many.
     """
 
     def __init__(self, tokenizer: Tokenizer, max_model_len: int, vocab_size: int) -> None:
@@ -23,28 +23,32 @@ class PromptLimits:
     def has_token(self, token_id: int) -> bool:
         return 0 <= token_id < self._vocab_size
 
-    def check_pictures(self, layouts: Sequence[PictureLayout], field: str, max_told: int | None) -> None:
+    def check_pictures(self, layouts: Sequence[PictureLayout], field: str, max_counted_tokens: int | None) -> None:
         """Check the number of media tokens, before any crops and tokens are laid out."""
         num_media_tokens = sum(layout.num_tokens for layout in layouts)
-        if num_media_tokens > self._longest(max_told):
+        if num_media_tokens > self._longest(max_counted_tokens):
             what = f"has {num_media_tokens} tokens of {_count_pictures(layouts)} alone"
-            raise self._too_long(field, what, max_told)
+            raise self._too_long(field, what, max_counted_tokens)
 
-    def check_text(self, text: str, field: str, max_told: int | None) -> None:
+    def check_text(self, text: str, field: str, max_counted_tokens: int | None) -> None:
         """Check a text's length before it is encoded."""
-        if self._tokenizer.is_far_too_long(text, self._longest(max_told), field):
-            raise self._too_long(field, f"has {len(text)} characters, far more than fit", max_told)
+        if self._tokenizer.is_far_too_long(text, self._longest(max_counted_tokens), field):
+            raise self._too_long(field, f"has {len(text)} characters, far more than fit", max_counted_tokens)
 
     def check_expanded(
-        self, expanded: ExpandedPrompt, field: str, max_told: int | None, layouts: Sequence[PictureLayout] = ()
+        self,
+        expanded: ExpandedPrompt,
+        field: str,
+        max_counted_tokens: int | None,
+        layouts: Sequence[PictureLayout] = (),
     ) -> None:
         if not expanded.token_ids:
             raise InvalidArgumentError(field, "is empty")
         num_tokens = len(expanded.token_ids)
-        if num_tokens > self._longest(max_told):
+        if num_tokens > self._longest(max_counted_tokens):
             num_media_tokens = sum(span.length for span in expanded.spans)
             of_pictures = f", {num_media_tokens} of them of {_count_pictures(layouts)}" if layouts else ""
-            raise self._too_long(field, f"has {num_tokens} tokens{of_pictures}", max_told)
+            raise self._too_long(field, f"has {num_tokens} tokens{of_pictures}", max_counted_tokens)
         largest = max(expanded.token_ids)
         if largest >= self._vocab_size:
             token = self._tokenizer.token(largest)
@@ -64,13 +68,13 @@ class PromptLimits:
         for token_id in params.logit_bias or ():
             self.check_is_token(token_id, f"logit_bias[{token_id}]")
 
-    def _longest(self, max_told: int | None) -> int:
+    def _longest(self, max_counted_tokens: int | None) -> int:
         """Return the length of the longest prompt in tokens: an answer has at least one."""
-        return self.max_model_len - 1 if max_told is None else max_told
+        return self.max_model_len - 1 if max_counted_tokens is None else max_counted_tokens
 
-    def _too_long(self, field: str, what: str, max_told: int | None) -> InvalidArgumentError:
-        if max_told is not None:
-            return InvalidArgumentError(field, f"{what}; at most {max_told} are told in one answer")
+    def _too_long(self, field: str, what: str, max_counted_tokens: int | None) -> InvalidArgumentError:
+        if max_counted_tokens is not None:
+            return InvalidArgumentError(field, f"{what}; at most {max_counted_tokens} are told in one answer")
         # LangChain recognizes by the first of these words, and LiteLLM by the others (which are OpenAI's and vLLM's),
         # that a longer context would help. (They are not shown the error's code.)
         limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"

@@ -16,7 +16,7 @@ import msgspec
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.check_fields import check_is_list, check_is_object, refuse
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
-from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
+from keepsight.frontend.prompt.places import Places, convert_at_path, read_with_paths
 from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, Conversation, PromptEnd
 
 # A text block of Claude Code's that differs in each request, so that no cache would find what follows it.
@@ -215,10 +215,10 @@ def read_blocks(
         turns.add_system(system)
     for index, message in enumerate(check_is_list(messages, "messages", "messages")):
         fields = check_is_object(message, f"messages[{index}]")
-        turns.add_message(convert_placed(fields, f"messages[{index}]", SentMessage), f"messages[{index}]")
+        turns.add_message(convert_at_path(fields, f"messages[{index}]", SentMessage), f"messages[{index}]")
     places = Places(turns.find_places())
     end: PromptEnd = "text" if turns.ends_with_assistant else "answer"
-    return read_placed([turn.as_message() for turn in turns.turns], places, end, variables), places
+    return read_with_paths([turn.as_message() for turn in turns.turns], places, end, variables), places
 
 
 class _Turns:
@@ -300,7 +300,7 @@ def _read_content(content: object, place: str, kinds: _Kinds) -> Iterator[tuple[
         fields = check_is_object(block, own)
         if not isinstance(kind := fields.get("type"), str) or kind not in kinds:
             refuse(f"{own}.type", kind, f"one of {', '.join(kinds)}")
-        yield convert_placed(fields, own, kinds[kind]), own
+        yield convert_at_path(fields, own, kinds[kind]), own
 
 
 def _read_parts(block: SentBlock, place: str) -> Iterator[_Part]:
@@ -315,20 +315,20 @@ def _read_parts(block: SentBlock, place: str) -> Iterator[_Part]:
 
 def _read_text(block: SentText, place: str) -> _Part:
     told = {"type": "text", BREAKPOINT: block.prompt_cache_breakpoint}
-    return _Part(_without_nothing(told), {"": place}, [block.text])
+    return _Part(_drop_nones(told), {"": place}, [block.text])
 
 
 def _read_picture(block: SentImage, place: str) -> _Part:
     url, name = _read_source(block.source, f"{place}.source")
     told = {"type": "image_url", "uuid": block.uuid, BREAKPOINT: block.prompt_cache_breakpoint}
-    return _Part({**_without_nothing(told), "image_url": url}, {"": place, ".image_url": f"{place}.source{name}"})
+    return _Part({**_drop_nones(told), "image_url": url}, {"": place, ".image_url": f"{place}.source{name}"})
 
 
 def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
     """Yield a document's parts. The text about the document comes before it."""
     if block.citations is not None and block.citations.enabled:
         raise UnsupportedFieldError(f"{place}.citations.enabled", "is not supported: answers cite nothing")
-    source, told = block.source, _without_nothing({BREAKPOINT: block.prompt_cache_breakpoint})
+    source, told = block.source, _drop_nones({BREAKPOINT: block.prompt_cache_breakpoint})
     said = list(filter(None, (block.title, block.context)))
     if isinstance(source, TextSource):
         yield _Part({"type": "text", **told}, {"": place}, [*said, source.data])
@@ -345,7 +345,7 @@ def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
     kind, url, name = _read_pdf(source, f"{place}.source")
     yield from _say_before(list(filter(None, [block.context])), place)
     places = {f".file.{kind}": f"{place}.source{name}", ".file.filename": f"{place}.title", ".file": place, "": place}
-    file = _without_nothing({kind: url, "filename": block.title})
+    file = _drop_nones({kind: url, "filename": block.title})
     yield _Part({"type": "file", "file": file, **told}, places)
 
 
@@ -385,5 +385,5 @@ def _read_call(call: SentToolUse, place: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _without_nothing(told: dict[str, Any]) -> dict[str, Any]:
+def _drop_nones(told: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in told.items() if value is not None}

@@ -18,7 +18,7 @@ from keepsight.frontend.prompt.check_fields import (
     check_is_text,
     refuse,
 )
-from keepsight.frontend.prompt.places import Places, convert_placed, read_placed
+from keepsight.frontend.prompt.places import Places, convert_at_path, read_with_paths
 from keepsight.frontend.prompt.read_messages import BREAKPOINT, DETAILS, HANDLE_PREFIX, Conversation
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
@@ -89,7 +89,7 @@ def read_items(
         for index, item in enumerate(check_is_list(items, "input", "items, or a string")):
             messages.add_item(check_is_object(item, f"input[{index}]"), f"input[{index}]")
     places = Places(messages.places)
-    return read_placed(messages.messages, places, variables=variables), places
+    return read_with_paths(messages.messages, places, variables=variables), places
 
 
 class _Messages:
@@ -105,11 +105,11 @@ class _Messages:
     def add_item(self, item: Fields, place: str) -> None:
         kind = item.get("type")
         if kind == "function_call":
-            self._add_call(convert_placed(item, place, CallItem), place)
+            self._add_call(convert_at_path(item, place, CallItem), place)
         elif kind == "function_call_output":
-            self._add_result(convert_placed(item, place, ResultItem), place)
+            self._add_result(convert_at_path(item, place, ResultItem), place)
         elif kind == "reasoning":
-            self._add_thought(convert_placed(item, place, ThoughtItem), place)
+            self._add_thought(convert_at_path(item, place, ThoughtItem), place)
         elif kind in (None, "message"):
             self._add_message(item, place)
         elif kind == "item_reference":

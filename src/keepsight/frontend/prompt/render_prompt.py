@@ -23,7 +23,7 @@ from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidAr
 from keepsight.frontend.prompt.call_text import BARE, TAGGED
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
-from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_results, tell_tools
+from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_tools, write_results_as_text
 from keepsight.frontend.prompt.thought_text import TAGS
 from keepsight.json_fields import read_json_object, read_optional_json_object
 from keepsight.media import KINDS, SEVERAL, Kind
@@ -161,7 +161,7 @@ class ChatTemplate:
     def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
         """Write tools, calls and results as text where the template does not know them and would silently drop them."""
         if "tool" not in self._tool_words:
-            messages = tell_results(messages)
+            messages = write_results_as_text(messages)
         messages = [self._tell_calls(message) if "tool_calls" in message else message for message in messages]
         return tell_tools(messages, tools) if tools and "tools" not in self._tool_words else messages
 

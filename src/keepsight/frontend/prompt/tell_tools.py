@@ -40,7 +40,7 @@ def tell_calls(message: Message, form: CallForm = BARE) -> Message:
     return {**others, "content": join_contents(message["content"], written, "\n")}
 
 
-def tell_results(messages: Sequence[Message]) -> list[Message]:
+def write_results_as_text(messages: Sequence[Message]) -> list[Message]:
     """Write results as the user's messages, merged with one another and with the user's messages around them."""
     told: list[Message] = []
     names: dict[str, str] = {}

@@ -106,7 +106,7 @@ def _as_wide_as_keys(heads: HeadsOfLayer) -> Tensor:
 
 def _rows_to_write(batch: AttentionBatch) -> Tensor | None:
     """Return the row to write for each row, if some may be padding: for padding it is row 0, written again."""
-    if not batch.may_have_nobody or kernels_for(batch.device) is None:
+    if not batch.may_have_padding or kernels_for(batch.device) is None:
         return None
     return torch.arange(batch.num_tokens, device=batch.device).masked_fill(batch.slots < 0, 0)
 

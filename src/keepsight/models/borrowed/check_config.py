@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.errors import CheckpointConfigError
-from keepsight.models.borrowed.picture_places import places_as_ours, turns_by_rows
+from keepsight.models.borrowed.picture_places import places_as_ours, uses_mrope
 
 # Layer types in which a token sees an interval of positions that ends with its own.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -57,7 +57,7 @@ def check_structure(model: Any, path: Path) -> None:
         raise refuse("adds to what pictures are behind several layers, which is not supported")
     if any(name.endswith("mm_token_type_ids") for name in decoder_takes):
         raise refuse("computes tokens of pictures otherwise than those of words, which is not supported")
-    if turns_by_rows(body):
+    if uses_mrope(body):
         if not places_as_ours(body):
             raise refuse("has the tokens of pictures in other places than by their rows and columns")
     elif hasattr(body, "get_image_features") and (told := _KINDS_OF_TOKENS & _taken_by(body)):

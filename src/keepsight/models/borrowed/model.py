@@ -28,7 +28,7 @@ from keepsight.models.borrowed.attention import (
 )
 from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
 from keepsight.models.borrowed.load_modules import load_modules
-from keepsight.models.borrowed.picture_places import position_ids, turns_by_rows
+from keepsight.models.borrowed.picture_places import position_ids, uses_mrope
 from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
 from keepsight.models.layers import Placement, run_to_end
@@ -53,7 +53,7 @@ class BorrowedModel:
             patch_size=0,
             tokens_per_image=0,
             sees_pictures_whole=False,
-            turns_by_rows=turns_by_rows(self._body),
+            uses_mrope=uses_mrope(self._body),
             takes_arrays=hasattr(self._body, "get_image_features"),
             max_positions=decoder.max_positions,
         )

@@ -10,21 +10,21 @@ from torch import Tensor
 
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.models.attention import AttentionBatch
-from keepsight.models.rotary_places import RotaryPlaces
+from keepsight.models.mrope_positions import MRopePositions
 
 # Rows and columns of the test's pictures, once wide and once tall, with words around them.
 GRIDS = ((2, 3), (4, 1))
 NUM_WORDS = 3
 
 
-def turns_by_rows(body: Any) -> bool:
+def uses_mrope(body: Any) -> bool:
     """Return whether transformers' body (with or without weights) rotates by rows and columns."""
     return hasattr(body, "get_rope_index")
 
 
 def position_ids(body: Any, batch: AttentionBatch) -> Tensor:
     """Return the body's position ids: [1, tokens], or [3, 1, tokens] if it rotates by rows and columns."""
-    return batch.rotary_positions.expand(3, -1)[:, None] if turns_by_rows(body) else batch.positions[None]
+    return batch.rotary_positions.expand(3, -1)[:, None] if uses_mrope(body) else batch.positions[None]
 
 
 def mark_pictures(is_picture: Tensor) -> Tensor:
@@ -46,4 +46,4 @@ def places_as_ours(body: Any) -> bool:
         places, _ = body.get_rope_index(image_grid_thw=grids, **told)
     except Exception:  # it takes other arguments
         return False
-    return torch.equal(places, RotaryPlaces(media).between(0, end)[:, None])
+    return torch.equal(places, MRopePositions(media).between(0, end)[:, None])

@@ -59,7 +59,7 @@ class PackedWeight(nn.Parameter):
 def pack_products(modules: Any, place: Placement) -> None:
     """Pack the weights of transformers' model, one after another, so that little is in memory twice."""
     if not is_read_in_panels(modules.get_input_embeddings().weight, place):
-        assert place.of_decoder is None
+        assert place.decoder_matrix_dtype is None
         return
     # Experts one by one: batched implementations do not call `F.linear`.
     modules.set_experts_implementation("eager")
@@ -98,7 +98,7 @@ def _pack(weight: Tensor, place: Placement, *, is_linear: bool) -> PackedWeight:
         # Usually a router: rounding rows would sometimes choose other experts.
         return PackedWeight.of(weight.data, [Panels(weight.data, None)], weight.dtype)
     products = weight.data if weight.dim() == 3 else weight.data[None]
-    kept_in = place.of_matrices or place.dtype
+    kept_in = place.matrix_dtype or place.dtype
     packed = [_make_panels(each, kept_in, rounds_rows=place.rounds) for each in products]
     return PackedWeight.of(without_memory(weight).data, packed, kept_in)
 

@@ -20,12 +20,12 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending
-from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, turns_by_rows
+from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
+from keepsight.models.mrope_positions import MRopePositions
 from keepsight.models.paged_attention import PagedAttention
-from keepsight.models.rotary_places import RotaryPlaces
 
 BLOCK_SIZE = 16
 # A prompt is longer than the narrowest window if that is very narrow, as in models made for tests.
@@ -64,12 +64,12 @@ def prove_picture(
     table = BlockTable(BLOCK_SIZE, range(num_blocks), model.place.device)
     columns = count_columns(arrays, len(token_ids))
     item = MediaItem("", TokenSpan(0, len(token_ids)), Geometry(), columns=columns)
-    piece = RequestSlice(0, len(token_ids), table, rotary_places=RotaryPlaces([item]).between(0, len(token_ids)))
+    piece = RequestSlice(0, len(token_ids), table, mrope_positions=MRopePositions([item]).between(0, len(token_ids)))
     batch = AttentionBatch([piece], model.place.device)
     # All layers share one cache: a layer's keys are read before the next layer's are written.
     caches = _make_caches(model, num_blocks * BLOCK_SIZE, 1) * model.shape.num_layers
     with attending(attend_to_pages(PagedAttention(), caches, batch)):
-        told = {"mm_token_type_ids": mark_pictures(is_seen)} if turns_by_rows(body) else {}
+        told = {"mm_token_type_ids": mark_pictures(is_seen)} if uses_mrope(body) else {}
         seen = body(input_ids=token_ids[None], use_cache=False, **arrays, **told)
         ours = body(inputs_embeds=embeddings[None], position_ids=position_ids(body, batch), use_cache=False)
     hidden, expected = ours.last_hidden_state[0], seen.last_hidden_state[0]
@@ -132,4 +132,4 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
 def _make_caches(model: Model, num_slots: int, num_layers: int) -> list[LayerCache]:
     shape, place = model.shape, model.place
     size = (num_layers, 2, num_slots, shape.num_kv_heads, shape.head_dim)
-    return [LayerCache(*each) for each in torch.zeros(size, device=place.device, dtype=place.of_keys)]
+    return [LayerCache(*each) for each in torch.zeros(size, device=place.device, dtype=place.kv_dtype)]

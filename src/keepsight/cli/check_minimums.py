@@ -8,7 +8,7 @@ from keepsight.cli.one_line_parser import flag_of
 from keepsight.errors import InvalidArgumentError
 
 
-def check_least(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
+def check_minimums(arguments: argparse.Namespace, least: Mapping[str, int]) -> None:
     """Raise if a flag is below its minimum; flags that the command lacks are ignored."""
     for name, lowest in least.items():
         value = getattr(arguments, name, lowest)

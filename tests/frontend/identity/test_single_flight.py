@@ -9,18 +9,18 @@ import pytest
 
 from keepsight.errors import UnreadablePictureError
 from keepsight.frontend.identity.known_media import KnownMedia
-from keepsight.frontend.identity.shared_looks import SharedLooks
+from keepsight.frontend.identity.single_flight import SingleFlight
 from keepsight.media import Geometry
 
 LENGTH = Geometry(num_samples=8_000)
 
 
-def shared_looks() -> SharedLooks[str, Geometry]:
+def single_flight() -> SingleFlight[str, Geometry]:
     known = KnownMedia()
-    return SharedLooks(known.recall_content, known.learn_content)
+    return SingleFlight(known.recall_content, known.learn_content)
 
 
-def ask_at_once(looks: SharedLooks[str, Geometry], look: Callable[[], Geometry]) -> list[Geometry | Exception | None]:
+def ask_at_once(looks: SingleFlight[str, Geometry], look: Callable[[], Geometry]) -> list[Geometry | Exception | None]:
     """Four, of whom the first looks until the others have come."""
     is_looking, have_come = threading.Event(), threading.Event()
 
@@ -30,9 +30,9 @@ def ask_at_once(looks: SharedLooks[str, Geometry], look: Callable[[], Geometry])
         return look()
 
     with ThreadPoolExecutor(4) as threads:
-        asked = [threads.submit(looks.recall_or_look, "a sound", "first", wait_and_look)]
+        asked = [threads.submit(looks.get_or_compute, "a sound", "first", wait_and_look)]
         assert is_looking.wait(10)
-        asked += [threads.submit(looks.recall_or_look, "a sound", f"later {each}", wait_and_look) for each in range(3)]
+        asked += [threads.submit(looks.get_or_compute, "a sound", f"later {each}", wait_and_look) for each in range(3)]
         time.sleep(0.05)  # or they find it known
         have_come.set()
         return [each.exception() or each.result() for each in asked]  # type: ignore[misc]
@@ -45,11 +45,11 @@ def test_one_looks_for_all_who_ask_at_once_and_for_those_who_come_later() -> Non
         looked.append(1)
         return LENGTH
 
-    looks = shared_looks()
+    looks = single_flight()
     assert ask_at_once(looks, look) == [LENGTH] * 4
-    assert looks.recall_or_look("a sound", "last", look) == LENGTH
+    assert looks.get_or_compute("a sound", "last", look) == LENGTH
     assert looked == [1]
-    looks.recall_or_look("another", "last", look)
+    looks.get_or_compute("another", "last", look)
     assert looked == [1, 1]
 
 
@@ -57,19 +57,19 @@ def test_what_is_refused_is_refused_to_each_by_his_own_name_for_it_and_tried_aga
     def refuse() -> Geometry:
         raise UnreadablePictureError("first", "is no sound")
 
-    looks = shared_looks()
+    looks = single_flight()
     errors = ask_at_once(looks, refuse)
     assert [str(each) for each in errors] == [
         f"{name}: is no sound" for name in ("first", "later 0", "later 1", "later 2")
     ]
-    assert looks.recall_or_look("a sound", "last", lambda: LENGTH) == LENGTH
+    assert looks.get_or_compute("a sound", "last", lambda: LENGTH) == LENGTH
 
 
 def test_what_fails_otherwise_fails_for_all_and_no_two_raise_one_object() -> None:
     def fail() -> Geometry:
         raise OSError("no memory")
 
-    errors = ask_at_once(shared_looks(), fail)
+    errors = ask_at_once(single_flight(), fail)
     assert [str(each) for each in errors] == ["no memory"] * 4
     with pytest.raises(OSError, match="no memory"):
         raise errors[1]  # type: ignore[misc]

@@ -15,13 +15,13 @@ K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
 
 
-class SharedLooks(Generic[K, V]):
+class SingleFlight(Generic[K, V]):
     def __init__(self, recall: Callable[[K], V | None], learn: Callable[[K, V], object]) -> None:
         """`recall` and `learn` access what is known already; both may be called from several threads."""
         self._recall, self._learn, self._lock = recall, learn, threading.Lock()
         self._running: dict[K, Future[V]] = {}
 
-    def recall_or_look(self, key: K, field: str, look: Callable[[], V]) -> V:
+    def get_or_compute(self, key: K, field: str, look: Callable[[], V]) -> V:
         """Return the known value, or look once for all waiting callers.  `field` is the caller's name for it."""
         with self._lock:
             if (known := self._recall(key)) is not None:

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from keepsight.models.block_table import BlockTable
 from keepsight.requests import EngineRequest
-from keepsight.runner import read_prompt as module
-from keepsight.runner.read_prompt import read_prompt
-from keepsight.runner.sample_tokens import SamplingState, Wishes
+from keepsight.runner import compute_prompt_logprobs as module
+from keepsight.runner.compute_prompt_logprobs import compute_prompt_logprobs
+from keepsight.runner.sample_tokens import SamplingState, TokenConstraints
 from keepsight.runner.sequence_table import RunningSequence
 from keepsight.sampling_params import SamplingParams
 
@@ -24,13 +24,13 @@ LOGITS = torch.randn(len(PROMPT), VOCAB_SIZE, generator=torch.Generator().manual
 def sequence(num_top: int = 2) -> RunningSequence:
     params = SamplingParams(prompt_logprobs=num_top)
     device = torch.device("cpu")
-    sampling = SamplingState(Wishes(params, PROMPT, frozenset()), 0)
+    sampling = SamplingState(TokenConstraints(params, PROMPT, frozenset()), 0)
     table = BlockTable(16, device=device)
     return RunningSequence(EngineRequest("r", PROMPT, (), params), (), list(PROMPT), table, sampling, 0)
 
 
 def read(of: RunningSequence, start: int, end: int, to_logits: Callable[[Tensor], Tensor] = lambda rows: rows) -> None:
-    read_prompt(LOGITS[start:end], of, start, to_logits, lambda: None)
+    compute_prompt_logprobs(LOGITS[start:end], of, start, to_logits, lambda: None)
 
 
 def test_each_token_is_told_with_its_rank_and_those_that_were_likelier() -> None:
@@ -82,5 +82,5 @@ def test_one_that_begins_anew_is_told_once() -> None:
 def test_others_may_compute_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
     pauses = list[None]()
-    read_prompt(LOGITS, sequence(), 0, lambda rows: rows, lambda: pauses.append(None))
+    compute_prompt_logprobs(LOGITS, sequence(), 0, lambda rows: rows, lambda: pauses.append(None))
     assert len(pauses) == 4

@@ -26,7 +26,7 @@ GOODBYE_SECONDS = 1.0
 HAND_OVER_SECONDS = 0.1
 
 
-class ServerInTurn(uvicorn.Server):
+class FairAcceptServer(uvicorn.Server):
     # Called once connections are accepted: nothing else can fail at startup.
     on_accepting: Callable[[], None] = staticmethod(lambda: None)
     _should_exit = False

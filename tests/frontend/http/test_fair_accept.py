@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 import uvicorn
 
-from keepsight.frontend.http import accept_in_turn
-from keepsight.frontend.http.accept_in_turn import Acceptor, ServerInTurn
+from keepsight.frontend.http import fair_accept
+from keepsight.frontend.http.fair_accept import Acceptor, FairAcceptServer
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
 SOON = 20  # seconds, for what takes milliseconds
@@ -65,12 +65,12 @@ def test_those_who_wait_on_one_socket_all_get_connections_that_come_at_once(list
 
 
 def test_a_server_tells_that_it_accepts_once_nothing_is_left_that_could_fail(listener: socket.socket) -> None:
-    server, told = ServerInTurn(uvicorn.Config("no.such:app", log_config=None)), list[bool]()
+    server, told = FairAcceptServer(uvicorn.Config("no.such:app", log_config=None)), list[bool]()
     server.on_accepting = lambda: told.append(server.started)
     with pytest.raises(ModuleNotFoundError):
         server.run(sockets=[listener])
     assert not told
-    server = ServerInTurn(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None))
+    server = FairAcceptServer(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None))
     server.should_exit = True
     server.on_accepting = lambda: told.append(server.started)
     server.run(sockets=[listener])
@@ -80,7 +80,7 @@ def test_a_server_tells_that_it_accepts_once_nothing_is_left_that_could_fail(lis
 def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
     listener: socket.socket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(accept_in_turn, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(fair_accept, "RETRY_SECONDS", 0.01)
 
     class Exhausted:
         """A listener, after three failures."""
@@ -110,15 +110,15 @@ def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
     assert asyncio.run(run()) == "me"
 
 
-async def started(listener: socket.socket, **options: Any) -> ServerInTurn:
-    server = ServerInTurn(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None, **options))
+async def started(listener: socket.socket, **options: Any) -> FairAcceptServer:
+    server = FairAcceptServer(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None, **options))
     server.config.load()
     server.lifespan = server.config.lifespan_class(server.config)
     await server.startup([listener])
     return server
 
 
-def accept_one_more(server: ServerInTurn, client: socket.socket, listener: socket.socket) -> None:
+def accept_one_more(server: FairAcceptServer, client: socket.socket, listener: socket.socket) -> None:
     client.settimeout(SOON)
     client.connect(listener.getsockname())
     [acceptor] = server._acceptors
@@ -142,8 +142,8 @@ def test_a_connection_that_is_accepted_just_before_the_end_is_told_of_it(
 
 
 def test_a_server_that_is_told_to_end_does_not_sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accept_in_turn, "TICK_SECONDS", 1000 * SOON)
-    server = ServerInTurn(uvicorn.Config(lambda: None))
+    monkeypatch.setattr(fair_accept, "TICK_SECONDS", 1000 * SOON)
+    server = FairAcceptServer(uvicorn.Config(lambda: None))
 
     async def run() -> None:
         serving = asyncio.create_task(server.main_loop())

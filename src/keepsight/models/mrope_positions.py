@@ -15,7 +15,7 @@ from torch import Tensor
 from keepsight.media import MediaItem
 
 
-class RotaryPlaces:
+class MRopePositions:
     def __init__(self, media: Iterable[MediaItem]) -> None:
         """`media`: in order of position."""
         # `begin`: rotary position where the current picture or film begins; `place`: where the next token would be.
@@ -24,7 +24,7 @@ class RotaryPlaces:
             text = item.span.start - position
             parts.append(_line(place, text))
             place += text
-            begin = place if item.places_later is None else begin
+            begin = place if item.rotary_offset is None else begin
             parts.append(_grid(item) + begin)
             place = max(place, begin + _extent(item))
             position = item.span.end
@@ -50,10 +50,10 @@ def _grid(item: MediaItem) -> Tensor:
         return _line(0, item.span.length)
     rows = torch.arange(item.span.length) // item.columns
     columns = torch.arange(item.span.length) % item.columns
-    return torch.stack((torch.full_like(rows, item.places_later or 0), rows, columns))
+    return torch.stack((torch.full_like(rows, item.rotary_offset or 0), rows, columns))
 
 
 def _extent(item: MediaItem) -> int:
     if not item.columns:
         return item.span.length
-    return max(item.columns, item.span.length // item.columns, 1 + (item.places_later or 0))
+    return max(item.columns, item.span.length // item.columns, 1 + (item.rotary_offset or 0))

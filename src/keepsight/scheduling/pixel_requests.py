@@ -9,7 +9,7 @@ from keepsight.requests import EngineRequest, MediaNeeded
 from keepsight.scheduling.request_state import RequestState
 
 
-class PixelAsks:
+class PixelRequests:
     def __init__(self) -> None:
         self._here: set[str] = set()
         self._unneeded: list[str] = []

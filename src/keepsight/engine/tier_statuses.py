@@ -4,7 +4,7 @@ from keepsight.requests import CacheWithTiers, TierStatus
 from keepsight.tiers.tiered_store import TieredStore
 
 
-def tell_tiers(store: TieredStore, cache: CacheWithTiers) -> tuple[TierStatus, ...]:
+def tier_statuses(store: TieredStore, cache: CacheWithTiers) -> tuple[TierStatus, ...]:
     reasons, hits, left_out = store.why_unused(), dict(store.hits), store.num_left_out
     return tuple(
         TierStatus(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from keepsight.media import Geometry, MediaItem, TokenSpan
-from keepsight.models.rotary_places import RotaryPlaces
+from keepsight.models.mrope_positions import MRopePositions
 from tests.models.qwen2_5_vl.reference import rope_index
 from tests.models.qwen3_vl import reference as ref
 
@@ -44,7 +44,7 @@ def test_they_are_the_reference_s(pictures: list[tuple[int, int, int]], behind: 
         media.append(MediaItem(str(index), span, Geometry(1, 1), columns=columns))
     token_ids += [5] * behind
     expected = reference_places(token_ids, [(rows, columns) for _, rows, columns in pictures])
-    places = RotaryPlaces(media)
+    places = MRopePositions(media)
     start = data.draw(st.integers(0, len(token_ids) - 1))
     end = data.draw(st.integers(start + 1, len(token_ids)))
     assert torch.equal(places.between(start, end), expected[:, start:end])
@@ -89,7 +89,7 @@ def test_so_are_those_of_films_whose_moments_lie_one_behind_the_other(
         "video_grid_thw": torch.tensor([(moments, 2 * rows, 2 * columns) for _, moments, rows, columns, _ in films]),
         "second_per_grid_ts": torch.tensor([eighths / 8 for *_, eighths in films]),
     }
-    places = RotaryPlaces(media)
+    places = MRopePositions(media)
     found = places.between(0, len(token_ids))
     find: Any = partial(rope_index, tokens=ref.TOKENS, merge_size=ref.MERGE_SIZE, places_per_second=PLACES_PER_SECOND)
     expected, shift = find(torch.tensor([token_ids]), **theirs)
@@ -102,6 +102,6 @@ def test_so_are_those_of_films_whose_moments_lie_one_behind_the_other(
 
 def test_what_has_no_rows_is_a_line_as_text_is() -> None:
     strip = MediaItem("strip", TokenSpan(2, 3), Geometry(1, 3), "prompt_embeds")
-    places = RotaryPlaces([strip])
+    places = MRopePositions([strip])
     assert places.shift == 0
     assert places.between(0, 8).tolist() == [list(range(8))] * 3

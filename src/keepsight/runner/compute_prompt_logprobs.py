@@ -14,7 +14,7 @@ from keepsight.runner.sequence_table import RunningSequence
 ROWS_AT_ONCE = 64
 
 
-def read_prompt(
+def compute_prompt_logprobs(
     hidden: Tensor,  # [tokens, hidden], of a slice that begins at `start`
     sequence: RunningSequence,
     start: int,
