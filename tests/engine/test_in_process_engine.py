@@ -333,6 +333,15 @@ def test_closing_fails_what_runs_and_refuses_what_comes_and_may_be_done_twice() 
         assert not made.engine._thread.is_alive()
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """A process that was started in the background ignores SIGINT."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_a_closing_that_is_interrupted_is_finished_by_the_next(tmp_path: Path) -> None:
     def interrupt(made: Bench) -> None:
         wait_until(lambda: made.engine._inbox.is_closed)
