@@ -54,13 +54,13 @@ def test_scales_are_peft_s(tmp_path: Path) -> None:
         ({"trainable_token_indices": [1]}, "trainable_token_indices"),
         ({"lora_bias": True}, "lora_bias"),
         ({"of_tomorrow": 1}, "of_tomorrow: 1 is not supported"),
-        ({"init_lora_weights": "pissa"}, "changes the model's weights, too"),
+        ({"init_lora_weights": "pissa"}, "also changes the model's weights"),
         ({"peft_type": "IA3"}, "peft_type: must be one of"),
         ({"r": 0}, "r: must be an integer of at least 1"),
         ({"lora_alpha": None}, "lora_alpha: is missing"),
-        ({"rank_pattern": {"(": 2}}, "is no regular expression"),
-        ({"rank_pattern": {"(?i)q_proj": 2}}, "is no regular expression"),
-        ({"alpha_pattern": {"q{99999999999}": 2}}, "is no regular expression"),
+        ({"rank_pattern": {"(": 2}}, "is not a regular expression"),
+        ({"rank_pattern": {"(?i)q_proj": 2}}, "is not a regular expression"),
+        ({"alpha_pattern": {"q{99999999999}": 2}}, "is not a regular expression"),
         ({"rank_pattern": [2]}, "rank_pattern: must be an object"),
     ],
     ids=str,
@@ -74,7 +74,7 @@ def test_what_asks_for_more_than_a_low_rank_is_refused_by_name(
 
 
 def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"there is no adapter_config\.json"):
+    with pytest.raises(CheckpointError, match=r"it has no adapter_config\.json"):
         AdapterFolder.read(tmp_path)
     (write(tmp_path) / "adapter_model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"adapter_model\.safetensors: cannot be read"):

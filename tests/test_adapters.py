@@ -195,7 +195,7 @@ def test_what_cannot_be_held_is_refused_and_nothing_else(served: Served) -> None
 def test_without_the_switch_and_without_a_folder_nothing_is_loaded(served: Served) -> None:
     with LLM(served.directory, **placed()) as llm, pytest.raises(InvalidArgumentError, match="enable_lora=True"):
         llm.chat(ask(TEXT), GREEDY, lora_request=served.adapters[0])
-    with pytest.raises(CheckpointError, match=r"there is no adapter_config\.json"):
+    with pytest.raises(CheckpointError, match=r"it has no adapter_config\.json"):
         LLM(**placed(enable_lora=True, lora_modules=[{"name": "a", "path": str(served.directory)}]))
 
 

@@ -45,7 +45,9 @@ def test_where_transformers_is_missing_it_is_named(tmp_path: Path, monkeypatch: 
         raise PackageNotFoundError(name)
 
     monkeypatch.setattr(borrowed, "version", lack)
-    with pytest.raises(CheckpointError, match=r"transformers is missing: pip install 'keepsight\[transformers\]'"):
+    with pytest.raises(
+        CheckpointError, match=r"transformers is not installed: pip install 'keepsight\[transformers\]'"
+    ):
         BorrowedProcessor.from_checkpoint(named(tmp_path, "LlavaForConditionalGeneration"))
 
 

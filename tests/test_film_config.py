@@ -149,7 +149,7 @@ def test_frames_are_resized_as_the_reference_resizes_them_whatever_becomes_of_pi
 
 
 def test_a_film_of_one_frame_is_refused_and_its_caller_told_what_to_do(published: FilmConfig) -> None:
-    with pytest.raises(UnsupportedPictureError, match=r"^here: a film of 1 frame; send it as a picture"):
+    with pytest.raises(UnsupportedPictureError, match=r"^here: has only 1 frame; send it as a picture"):
         published.plan(film(1), "here")
 
 
@@ -243,7 +243,7 @@ def test_a_request_may_say_how_many_frames_it_wants_in_either_way(published: Fil
 @pytest.mark.parametrize("name", ["num_frames", "max_frames"])
 def test_no_request_may_have_more_frames_than_the_setting_allows(published: FilmConfig, name: str) -> None:
     setting = published.with_overrides(max_frames=32)
-    with pytest.raises(InvalidArgumentError, match=f"^{name}: may be at most 32 here, got 33"):
+    with pytest.raises(InvalidArgumentError, match=f"^{name}: must be at most 32 here, got 33"):
         setting.with_overrides(**{name: 33})
     assert len(setting.with_overrides(fps=2**31 - 1).plan(film(2**31 - 1)).moments) == 16
 

@@ -351,7 +351,7 @@ def test_an_operator_may_allow_larger_pictures_than_the_file_and_a_request_none_
     assert config.sizes is not None
     assert config.sizes.max_pixels == 20_000_000
     for said in ({"max_pixels": 20_000_001}, {"size": {"longest_edge": 20_000_001}}):
-        with pytest.raises(InvalidArgumentError, match=r"may be at most 20000000 here, got 20000001") as caught:
+        with pytest.raises(InvalidArgumentError, match=r"must be at most 20000000 here, got 20000001") as caught:
             config.with_overrides(**said)
         assert caught.value.field in said
 
@@ -359,7 +359,7 @@ def test_an_operator_may_allow_larger_pictures_than_the_file_and_a_request_none_
 def test_a_request_cannot_have_pictures_enlarged_beyond_the_tokens_that_there_is_room_for(tmp_path: Path) -> None:
     """By so large a `min_pixels` that rounding up exceeds `max_pixels`."""
     config = read(write(tmp_path, PUBLISHED_BY_QWEN))
-    with pytest.raises(InvalidArgumentError, match=r"min_pixels: may enlarge .* at most 16384 are allowed"):
+    with pytest.raises(InvalidArgumentError, match=r"min_pixels: would enlarge .* at most 16384 are allowed"):
         config.with_overrides(min_pixels=16_777_216)
 
 

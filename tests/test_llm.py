@@ -898,8 +898,8 @@ if (child := os.fork()) == 0:
     sys.exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 assert llm.generate("Hello", one)
-advice = "make one in each process, or start them by spawn"
-print(f"this LLM belongs to process {{os.getpid()}}, and this is {{child}}: {{advice}}")
+advice = "create one in each process, or start processes by spawn"
+print(f"this LLM belongs to process {{os.getpid()}}, but this is {{child}}: {{advice}}")
 """
 
 
@@ -1014,7 +1014,7 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], me
 @pytest.mark.parametrize(
     ("prompt", "message"),
     [
-        ({"promt": "a"}, "promt: is no part of a prompt"),
+        ({"promt": "a"}, "promt: is not a field of a prompt"),
         ({}, "prompt: must be a string"),
         ({"prompt": 5}, "prompt: must be a string, not 5"),
         (5, "prompts: must be"),

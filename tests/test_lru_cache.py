@@ -102,7 +102,7 @@ def test_where_everything_is_pinned_the_error_has_the_numbers_and_nothing_goes()
     cache = cache_of("aaaa", "bb", "ccc")
     cache.pin("aaaa")
     cache.pin("ccc")
-    with pytest.raises(EverythingPinnedError, match="no room for 4 bytes: of the cache's 10, 7 are pinned"):
+    with pytest.raises(EverythingPinnedError, match="no room for 4 bytes: 7 of the cache's 10 are pinned"):
         cache.put_if_fits("dddd", "dddd")
     assert held(cache, "aaaa", "bb", "ccc") == ["aaaa", "bb", "ccc"]
 

@@ -166,7 +166,7 @@ def test_an_answer_may_be_kept_to_a_grammar(llm: LLM) -> None:
     [
         (2010, 10, {}, "200"),
         (40, 40, {"do_pan_and_scan": True}, "cannot be changed; these can: fps, max_frames, max_pixels, "),
-        (40, 40, {"max_pixels": 2 * MAX_PIXELS}, f"may be at most {MAX_PIXELS} here"),
+        (40, 40, {"max_pixels": 2 * MAX_PIXELS}, f"must be at most {MAX_PIXELS} here"),
     ],
 )
 def test_what_cannot_be_shown_is_refused_with_the_limit(

@@ -47,7 +47,7 @@ def test_the_defaults_are_those_of_vllm() -> None:
 
 def test_fields_are_given_by_name_as_the_order_of_vllm_s_is_another() -> None:
     of_any_form: Any = SamplingParams
-    with pytest.raises(TypeError, match="takes its fields by name, such as temperature=0"):
+    with pytest.raises(TypeError, match="takes only keyword arguments, such as temperature=0"):
         of_any_form(1, 0.5)
     assert copy.copy(SamplingParams(n=2)) == SamplingParams(n=2)
 

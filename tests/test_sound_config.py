@@ -74,8 +74,8 @@ def test_a_sound_has_as_many_tokens_as_transformers_gives_it() -> None:
         ({"hop_length": 320}, "hop_length: only 160 is supported, got 320"),
         ({"feature_extractor_type": "ClapFeatureExtractor"}, "feature_extractor_type: only 'WhisperFeatureExtractor'"),
         ({"sampling_rate": 16_010}, "chunk_length: must be a multiple of 320 samples"),
-        ({"feature_size": 80}, r"audio_config\.num_mel_bins: is 128, but 80 to the feature extractor"),
-        ({"chunk_length": 20}, r"audio_config\.max_source_positions: is 1500, but 1000 to the feature extractor"),
+        ({"feature_size": 80}, r"audio_config\.num_mel_bins: is 128, but the feature extractor has 80"),
+        ({"chunk_length": 20}, r"audio_config\.max_source_positions: is 1500, but the feature extractor has 1000"),
     ],
 )
 def test_what_would_be_heard_otherwise_is_refused_by_name(changed: dict[str, Any], told: str, tmp_path: Path) -> None:

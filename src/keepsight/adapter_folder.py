@@ -78,7 +78,7 @@ class AdapterFolder:
         """Read the folder at `path`. Raise CheckpointError if it is not a usable adapter."""
         config = path / CONFIG_FILE
         if not config.is_file():
-            raise CheckpointError(path, f"is no adapter's folder, as PEFT writes it: there is no {CONFIG_FILE}")
+            raise CheckpointError(path, f"is not an adapter folder as saved by PEFT: it has no {CONFIG_FILE}")
         return cls(path, _read_scales(config), _read_content(path / TENSOR_FILE))
 
     def as_adapter(self, name: str) -> Adapter:
@@ -97,7 +97,7 @@ class AdapterFolder:
 def _read_content(path: Path) -> bytes:
     try:
         if (size := path.stat().st_size) > MAX_BYTES:
-            raise CheckpointError(path, f"has {size} bytes; an adapter may have {MAX_BYTES}")
+            raise CheckpointError(path, f"has {size} bytes; an adapter may have at most {MAX_BYTES}")
         return path.read_bytes()
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
@@ -112,7 +112,7 @@ def _read_scales(path: Path) -> AdapterScales:
         if name not in _HARMLESS | _READ and not says_nothing:
             raise fields.refuse(name, f"{value!r:.80} is not supported")
     if values.get("init_lora_weights") not in _PLAIN_BEGINNINGS:
-        told = f"{values['init_lora_weights']!r} changes the model's weights, too; save it converted to plain LoRA"
+        told = f"{values['init_lora_weights']!r} also changes the model's weights; save it converted to plain LoRA"
         raise fields.refuse("init_lora_weights", told)
     ranks, alphas = fields.section("rank_pattern"), fields.section("alpha_pattern")
     return AdapterScales(
@@ -129,5 +129,5 @@ def _patterns_of(fields: JsonFields) -> list[str]:
         try:
             re.compile(_ending(name))
         except (re.error, OverflowError, RecursionError) as error:
-            raise fields.refuse(name, f"is no regular expression: {error}") from error
+            raise fields.refuse(name, f"is not a regular expression: {error}") from error
     return fields.names()

@@ -15,7 +15,7 @@ from keepsight.errors import CheckpointConfigError, CheckpointError
 from keepsight.json_fields import JsonFields, get_optional_int, read_json_object, read_optional_json_object
 
 TRANSFORMERS_MISSING = (
-    "none of Keepsight's own models, and transformers is missing: pip install 'keepsight[transformers]'"
+    "not one of Keepsight's own models, and transformers is not installed: pip install 'keepsight[transformers]'"
 )
 # Architectures that the package implements itself; `models/registry.py` holds them.
 OWN_ARCHITECTURES = (
@@ -77,7 +77,9 @@ class BorrowedProcessor:
 def read_image_token_id(path: Path) -> int:
     token_id = get_optional_int(path, read_json_object(path), "image_token_id", "image_token_index")
     if token_id is None:
-        raise CheckpointConfigError(path, "image_token_id: is missing, so nothing says what stands for a picture")
+        raise CheckpointConfigError(
+            path, "image_token_id: is missing, so the token that stands for a picture is unknown"
+        )
     return token_id
 
 

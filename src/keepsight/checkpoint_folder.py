@@ -25,13 +25,13 @@ def check_is_folder(directory: Path) -> None:
         os.stat(f"{directory}/.")  # noqa: PTH116 - a Path would drop the dot
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: the path contains a NUL
         if os.path.isfile(directory):  # noqa: PTH113 - as above
-            raise CheckpointError(directory, "is a file, not a checkpoint's folder") from None
+            raise CheckpointError(directory, "is a file, not a checkpoint folder") from None
         raise MissingCheckpointError(directory) from None
     except OSError as error:
-        raise CheckpointError(directory, f"cannot be looked into: {error.strerror}") from error
+        raise CheckpointError(directory, f"cannot be accessed: {error.strerror}") from error
     if not is_checkpoint(directory):
         # Absolute: for `.`, the message would otherwise name no folder.
-        raise CheckpointError(directory.absolute() / "config.json", "is missing, so its folder is no checkpoint")
+        raise CheckpointError(directory.absolute() / "config.json", "is missing, so its folder is not a checkpoint")
 
 
 def list_files(*folders: Path) -> Files:
@@ -54,4 +54,4 @@ def check_is_unchanged(directory: Path, before: Files, *others: Path) -> None:
     check_is_folder(directory)
     if changed := before.items() ^ list_files(directory, *others).items():
         path, _ = min(changed)
-        raise CheckpointError(path, "was changed since the server started: start the server anew")
+        raise CheckpointError(path, "was changed since the server started: restart the server")

@@ -265,8 +265,8 @@ class OtherProcessError(KeepsightError):
     """An `LLM` was used in a process forked from the one that created it."""
 
     def __init__(self, process: int) -> None:
-        told = "make one in each process, or start them by spawn"
-        super().__init__(f"this LLM belongs to process {process}, and this is {os.getpid()}: {told}")
+        told = "create one in each process, or start processes by spawn"
+        super().__init__(f"this LLM belongs to process {process}, but this is {os.getpid()}: {told}")
 
 
 class WireError(KeepsightError):
@@ -297,7 +297,7 @@ class EverythingPinnedError(KeepsightError):
     """A cache has no room for an item that would fit: the entries to evict are pinned."""
 
     def __init__(self, num_bytes: int, max_bytes: int, num_pinned_bytes: int) -> None:
-        super().__init__(f"no room for {num_bytes} bytes: of the cache's {max_bytes}, {num_pinned_bytes} are pinned")
+        super().__init__(f"no room for {num_bytes} bytes: {num_pinned_bytes} of the cache's {max_bytes} are pinned")
 
 
 class CheckpointError(KeepsightError):
@@ -314,7 +314,7 @@ class MissingCheckpointError(CheckpointError):
 
     def __init__(self, path: Path) -> None:
         is_like_the_hubs = len(path.parts) == 2 and not path.is_absolute()
-        hint = f"; if that is its name on the Hugging Face Hub: hf download {path} --local-dir FOLDER, then give FOLDER"
+        hint = f"; if that is its name on the Hugging Face Hub: hf download {path} --local-dir FOLDER, then use FOLDER"
         super().__init__(path, "no such folder" + (hint if is_like_the_hubs else ""))
 
 
@@ -382,8 +382,8 @@ class PagesTooLargeError(KeepsightError):
     """There is no memory for the keys and values, as the system or a GPU reported."""
 
     def __init__(self, num_blocks: int, num_bytes: int, reason: str) -> None:
-        told = f"{num_blocks} pages of keys and values take {num_bytes / 2**30:.1f} GiB, more than can be had"
-        hint = "--kv-cache-memory-bytes or --num-gpu-blocks-override may ask for fewer"
+        told = f"{num_blocks} KV blocks take {num_bytes / 2**30:.1f} GiB, more than is available"
+        hint = "--kv-cache-memory-bytes or --num-gpu-blocks-override can request fewer"
         super().__init__(f"{told} ({hint}): {reason}")
 
 
@@ -392,4 +392,4 @@ class UntiedTensorsError(CheckpointError):
 
     def __init__(self, path: Path | str, copy: str, original: str) -> None:
         message = f"{copy} differs from {original}, though config.json says or implies tie_word_embeddings: true"
-        super().__init__(path, f"{message}; with false, as its outermost value, both are used")
+        super().__init__(path, f"{message}; set it to false at the top level to use both")

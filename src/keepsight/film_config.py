@@ -70,7 +70,7 @@ class FilmConfig(ABC):
         if self.fps is not None:
             object.__setattr__(self, "fps", _check_rate(self.fps))
         if self.num_frames is not None and self.fps is not None:
-            raise InvalidArgumentError("num_frames", "and fps exclude one another: give one of them")
+            raise InvalidArgumentError("num_frames", "cannot be combined with fps: give only one of them")
 
     @classmethod
     def from_checkpoint(
@@ -115,7 +115,7 @@ class FilmConfig(ABC):
         changed = dataclasses.replace(self, **frame_options(said))
         for name in ("max_frames", "num_frames"):
             if (asked := getattr(changed, name) or 0) > self.most_frames:
-                raise InvalidArgumentError(name, f"may be at most {self.most_frames} here, got {asked}")
+                raise InvalidArgumentError(name, f"must be at most {self.most_frames} here, got {asked}")
         return changed
 
     @property
@@ -128,7 +128,7 @@ class FilmConfig(ABC):
         assert geometry.timeline is not None, geometry
         numbers = self._frame_numbers(geometry.timeline)
         if len(numbers) < FRAMES_PER_MOMENT:
-            raise UnsupportedPictureError(field, "a film of 1 frame; send it as a picture (image_url)")
+            raise UnsupportedPictureError(field, "has only 1 frame; send it as a picture (image_url)")
         self.sizes.check_can_show(geometry, field)
         rows, columns = self.sizes.grid_of(geometry, len(numbers))
         layout = PictureLayout(rows * columns, columns=columns, kind="video")
@@ -156,13 +156,13 @@ def in_pairs(numbers: Sequence[int]) -> tuple[Moment, ...]:
 def _check_makes_a_moment(name: str, value: object) -> None:
     check_positive_int(name, value)
     if value == 1:
-        raise InvalidArgumentError(name, f"must be at least {FRAMES_PER_MOMENT}, as many as are shown together")
+        raise InvalidArgumentError(name, f"must be at least {FRAMES_PER_MOMENT}, the number of frames shown together")
 
 
 def _check_rate(value: object) -> float:
     rate = check_positive("fps", value)
     if rate > MAX_COUNT:
-        raise InvalidArgumentError("fps", f"may be at most {MAX_COUNT}, got {value!r}")
+        raise InvalidArgumentError("fps", f"must be at most {MAX_COUNT}, got {value!r}")
     return rate
 
 
@@ -170,7 +170,7 @@ def _check_names(overrides: Collection[str], known: Collection[str]) -> None:
     for name in overrides:
         if name not in known:
             changeable = ", ".join(sorted(known))
-            raise UnsupportedFieldError(name, f"is no option of films; these can be changed: {changeable}")
+            raise UnsupportedFieldError(name, f"is not an option of films; these can be changed: {changeable}")
 
 
 def _check_one_table(values: Mapping[str, Any], image_config: ImageProcessorConfig, said: Collection[str]) -> None:
@@ -179,13 +179,13 @@ def _check_one_table(values: Mapping[str, Any], image_config: ImageProcessorConf
         value, pictures = values[name], getattr(image_config, name)
         own = check_positive(name, value) if name == "rescale_factor" else per_channel(name, value)
         if name not in said and own != pictures:
-            raise InvalidArgumentError(name, f"only that of pictures is supported, {pictures}; got {value!r}")
+            raise InvalidArgumentError(name, f"must be {pictures}, as for pictures, got {value!r}")
 
 
 def _check_one_tower(films: ShownSizes, pictures: ShownSizes) -> None:
     for name in ("patch_size", "merge_size"):
         if (own := getattr(films, name)) != (shared := getattr(pictures, name)):
-            raise InvalidArgumentError(name, f"only that of pictures is supported, {shared}; got {own}")
+            raise InvalidArgumentError(name, f"must be {shared}, as for pictures, got {own}")
 
 
 def frame_options(values: Mapping[str, Any]) -> dict[str, Any]:

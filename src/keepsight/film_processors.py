@@ -123,8 +123,8 @@ class Qwen2VLFilmConfig(FilmConfig):
         places = tuple(int(_float32(moment * step)) for moment in range(len(in_pairs(numbers))))
         if places[-1] > MAX_ROTARY_POSITION:
             seconds = timeline.num_frames / timeline.frames_per_second
-            limit = f"this model tells times apart up to {MAX_ROTARY_POSITION // self.places_per_second} seconds"
-            raise UnsupportedPictureError(field, f"a film of {seconds:.0f} seconds; {limit}")
+            limit = f"this model distinguishes times up to {MAX_ROTARY_POSITION // self.places_per_second} seconds"
+            raise UnsupportedPictureError(field, f"is {seconds:.0f} seconds long; {limit}")
         return {"places": places}
 
 

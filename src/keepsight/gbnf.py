@@ -63,22 +63,22 @@ def _read_rules(text: str) -> dict[str, list[_Token]]:
     num_open, last = 0, "head"
     for kind, token, place in _split(text):
         if kind == "times" and last not in {"name", "text", "class", "any", "close"}:
-            raise _fault(text, place, f"nothing that {token} could repeat")
+            raise _fault(text, place, f"nothing for {token} to repeat")
         num_open += (kind == "open") - (kind == "close")
         if num_open < 0 or (kind == "head" and num_open):
-            raise _fault(text, place, "a parenthesis without its other half")
+            raise _fault(text, place, "unmatched parenthesis")
         last = kind
         if kind == "head":
             name = token.removesuffix("::=").rstrip()
             if name in rules:
-                raise _fault(text, place, f"a second rule {_show(name)}")
+                raise _fault(text, place, f"rule {_show(name)} is defined twice")
             rules[name] = []
         elif not rules:
-            raise _fault(text, place, "no rule begins here")
+            raise _fault(text, place, "expected the start of a rule")
         else:
             rules[next(reversed(rules))].append((kind, token, place))
     if num_open:
-        raise _fault(text, len(text), "a parenthesis without its other half")
+        raise _fault(text, len(text), "unmatched parenthesis")
     return rules
 
 
@@ -87,7 +87,7 @@ def _split(text: str) -> list[_Token]:
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
-            raise _fault(text, place, f"not understood: {_show(text[place:])}")
+            raise _fault(text, place, f"cannot be parsed: {_show(text[place:])}")
         if match.lastgroup != "space":
             tokens.append((str(match.lastgroup), match[0], place))
         place = match.end()
@@ -124,9 +124,9 @@ def _spell_class(inner: str, text: str, place: int) -> str:
     negation = "^" if inner.startswith("^") else ""
     ranges = _read_characters(_IN_CLASS, inner[len(negation) :], text, place)
     if not ranges:
-        raise _fault(text, place, "a class of no characters")
+        raise _fault(text, place, "empty character class")
     if any(last and last < first for first, last in ranges):
-        raise _fault(text, place, f"a range that ends before it begins: {_show(inner)}")
+        raise _fault(text, place, f"range ends before it begins: {_show(inner)}")
     return f"/[{negation}{''.join('-'.join(map(_in_pattern, filter(None, each))) for each in ranges)}]/"
 
 
@@ -140,7 +140,7 @@ def _read_characters(expression: re.Pattern[str], inner: str, text: str, place: 
     while end < len(inner):
         match = expression.match(inner, end)
         if match is None:
-            raise _fault(text, place, f"no escape: {_show(inner[end:])}")
+            raise _fault(text, place, f"invalid escape: {_show(inner[end:])}")
         first, last = (_unescape(each or "", text, place) for each in match.groups())
         read.append((first, last))
         end = match.end()
@@ -152,11 +152,11 @@ def _unescape(spelled: str, text: str, place: int) -> str:
         return spelled
     if spelled[1] not in "xuU":
         if spelled[1] not in _ESCAPES:
-            raise _fault(text, place, f"no escape: {_show(spelled)}")
+            raise _fault(text, place, f"invalid escape: {_show(spelled)}")
         return _ESCAPES[spelled[1]]
     code = int(spelled[2:], 16)
     if code > 0x10FFFF or 0xD800 <= code <= 0xDFFF:
-        raise _fault(text, place, f"no character: {spelled}")
+        raise _fault(text, place, f"not a character: {spelled}")
     return chr(code)
 
 

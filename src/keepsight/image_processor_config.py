@@ -232,7 +232,7 @@ def _read_limits(said: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits. `min_pixels` and `max_pixels` take precedence over the edges in `size`."""
     size = said.get("size")
     if size is not None and not (isinstance(size, dict) and size.keys() <= DEFAULT_EDGES.keys()):
-        raise InvalidArgumentError("size", f"can give a {' and a '.join(DEFAULT_EDGES)}, got {size!r}")
+        raise InvalidArgumentError("size", f"may only give a {' and a '.join(DEFAULT_EDGES)}, got {size!r}")
     limits = {name: (size or {}).get(edge) for name, edge in zip(LIMITS, DEFAULT_EDGES, strict=True)}
     limits.update({name: said[name] for name in LIMITS if said.get(name) is not None})
     return {name: value for name, value in limits.items() if value is not None}
@@ -277,7 +277,7 @@ def _check_names(overrides: dict[str, Any], sizes: ShownSizes | None) -> None:
         if name not in known:
             changeable = ", ".join(sorted(known & OPERATOR_OPTIONS))
             raise UnsupportedFieldError(
-                name, f"is no option of this checkpoint's image processor; these can be changed: {changeable}"
+                name, f"is not an option of this checkpoint's image processor; these can be changed: {changeable}"
             )
 
 

@@ -177,7 +177,7 @@ class LruCache(Generic[K, V]):
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "an item of %d bytes exceeds the cache of %d: such items are served, but not kept",
+                "an item of %d bytes exceeds the cache of %d bytes: such items are served but not cached",
                 num_bytes,
                 self._max_bytes,
             )

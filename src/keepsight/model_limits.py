@@ -61,7 +61,11 @@ class ModelLimits:
             raise InvalidArgumentError(
                 "max_model_len", f"{max_model_len} exceeds the {longest} positions of the checkpoint"
             )
-        reason = "the checkpoint's positions" if max_model_len is None else f"as asked, of {longest} positions"
+        reason = (
+            "the checkpoint's positions"
+            if max_model_len is None
+            else f"as requested (the checkpoint has {longest} positions)"
+        )
         logger.info("max_model_len is %d: %s", max_model_len or longest, reason)
         vocab_size = text.integer("vocab_size", defaults.vocab_size)
         widths = [text.integer(name) for name in NAMES_OF_HIDDEN_SIZE if name in text]

@@ -71,7 +71,7 @@ class ProcessorConfig:
         of_both = {name: value for name, value in of_pictures.items() if name in NORMALISING}
         film = read_film_config(directory, fields, image, **of_both, **of_films)
         if film is None and of_films:
-            raise InvalidArgumentError(next(iter(of_films)), "is an option of videos, and this model takes none")
+            raise InvalidArgumentError(next(iter(of_films)), "is an option of videos, which this model does not take")
         return cls(image, film)
 
     def with_overrides(self, overrides: Mapping[str, Any]) -> "ProcessorConfig":
@@ -111,7 +111,7 @@ def _check_agree(vision: JsonFields, config: ImageProcessorConfig) -> None:
         expected = {"patch_size": config.sizes.patch_size, "spatial_merge_size": config.sizes.merge_size}
         for name, value in {**expected, "temporal_patch_size": 2}.items():
             if vision.integer(name) != value:
-                raise vision.refuse(name, f"is {vision.integer(name)}, but {value} to the image processor")
+                raise vision.refuse(name, f"is {vision.integer(name)}, but the image processor has {value}")
     elif "spatial_merge_size" in vision:
         message = f"is for pictures of many sizes, but all are resized to {config.width} x {config.height}"
         raise vision.refuse("spatial_merge_size", message)
@@ -128,4 +128,4 @@ def _check_hears_all(audio: JsonFields, sound: SoundConfig) -> None:
     expected = {"num_mel_bins": (128, sound.num_mels), "max_source_positions": (1500, sound.max_frames // 2)}
     for name, (default, value) in expected.items():
         if (own := audio.integer(name, default)) != value:
-            raise audio.refuse(name, f"is {own}, but {value} to the feature extractor")
+            raise audio.refuse(name, f"is {own}, but the feature extractor has {value}")

@@ -131,7 +131,7 @@ class SamplingParams:
     def __new__(cls, *unnamed: object, **named: object) -> "SamplingParams":
         """Refuse what the generated `__init__` would, with a better message than its TypeError."""
         if unnamed:  # if the order differs from vLLM's, they would mean something else
-            raise TypeError("SamplingParams takes its fields by name, such as temperature=0")
+            raise TypeError("SamplingParams takes only keyword arguments, such as temperature=0")
         for name in named:
             _check_is_known(name)
         return object.__new__(cls)
@@ -165,7 +165,9 @@ class SamplingParams:
         if not isinstance(self.structured_outputs, StructuredOutputsParams):
             _refuse("structured_outputs", self.structured_outputs, "StructuredOutputsParams")
         if self.ignore_eos:
-            raise InvalidArgumentError("ignore_eos", "cannot go with structured outputs: what has its form has ended")
+            raise InvalidArgumentError(
+                "ignore_eos", "cannot be combined with structured outputs: a complete form ends the answer"
+            )
 
     def _settle_special_values(self) -> None:
         if 0 < self.temperature < MIN_TEMPERATURE:
@@ -219,7 +221,7 @@ def _check_is_known(name: str) -> None:
         raise UnsupportedFieldError(name, "is not supported by this server")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-    raise UnsupportedFieldError(name, f"is no sampling parameter; {hint}")
+    raise UnsupportedFieldError(name, f"is not a sampling parameter; {hint}")
 
 
 def _to_finite_float(value: numbers.Real) -> float | None:
@@ -284,7 +286,7 @@ def _to_logit_bias(bias: object) -> dict[int, float] | None:
         field = f"logit_bias[{key!r}]"
         token_id = _to_biased_id(key, field)
         if token_id in read:
-            raise InvalidArgumentError(field, f"must be a token without a bias, and {token_id} has one already")
+            raise InvalidArgumentError(field, f"must be given once, but token {token_id} has a bias already")
         read[token_id] = _BIAS.accept(field, value)
     return read or None
 

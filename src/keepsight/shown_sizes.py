@@ -37,7 +37,7 @@ def check_can_show(geometry: Geometry, field: str) -> None:
 
 
 def too_long(field: str, size: str) -> UnsupportedPictureError:
-    limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other to this model"
+    limit = f"no side may be more than {MAX_ASPECT_RATIO} times as long as the other for this model"
     return UnsupportedPictureError(field, f"{size}: {limit}")
 
 
@@ -66,7 +66,7 @@ class ShownSizes:
         for field in dataclasses.fields(self):
             check_positive_int(field.name, getattr(self, field.name))
         if self.min_pixels > self.max_pixels:
-            message = f"min_pixels may be at most max_pixels, but {self.min_pixels} exceeds {self.max_pixels}"
+            message = f"must be at least min_pixels, which is {self.min_pixels}, not {self.max_pixels}"
             raise InvalidArgumentError("max_pixels", message)
 
     @property
@@ -81,9 +81,11 @@ class ShownSizes:
     def check_cost_no_more_than(self, limit: "ShownSizes") -> None:
         """Refuse sizes that may need more tokens or pixels than `limit`, for which room was reserved."""
         if self.max_pixels > limit.max_pixels:
-            raise InvalidArgumentError("max_pixels", f"may be at most {limit.max_pixels} here, got {self.max_pixels}")
+            raise InvalidArgumentError("max_pixels", f"must be at most {limit.max_pixels} here, got {self.max_pixels}")
         if self.max_tokens > limit.max_tokens:
-            message = f"may enlarge pictures to {self.max_tokens} tokens, at most {limit.max_tokens} are allowed here"
+            message = (
+                f"would enlarge pictures to up to {self.max_tokens} tokens; at most {limit.max_tokens} are allowed here"
+            )
             raise InvalidArgumentError("min_pixels", message)
 
     def size_of(self, geometry: Geometry) -> Geometry:

@@ -46,7 +46,7 @@ class SoundConfig:
         found = read_processor(directory, "feature_extractor", "preprocessor_config.json")
         if found is None:
             path = directory / "preprocessor_config.json"
-            raise CheckpointConfigError(path, "is missing, though config.json has a tower for sounds")
+            raise CheckpointConfigError(path, "is missing, though config.json has an audio tower")
         path, values = found
         _check_supported(path, values)
         fields, default = JsonFields(path, values), cls()

@@ -49,7 +49,7 @@ class StructuredOutputsParams:
     def __post_init__(self) -> None:
         said = self._said
         if len(said) != 1:
-            what = f"{said[1]} is given together with {said[0]}" if said else "nothing is asked for"
+            what = f"{said[0]} and {said[1]} are given together" if said else "nothing is given"
             raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(_CHECKS)}")
         [name] = said
         object.__setattr__(self, name, _CHECKS[name](f"{_FIELD}.{name}", getattr(self, name)))
@@ -61,9 +61,11 @@ class StructuredOutputsParams:
         if not isinstance(asked, bool):
             raise InvalidArgumentError(field, "must be true or false")
         if asked and self.field not in ("json", "json_object"):
-            raise InvalidArgumentError(field, f"is about JSON, and the answer is to be a {self.field}")
+            raise InvalidArgumentError(field, f"applies only to JSON, not to a {self.field}")
         if asked and "x-guidance" in json.loads(str(self.json or "{}")):
-            raise InvalidArgumentError(field, "cannot go with a schema's own x-guidance: say whitespace_flexible there")
+            raise InvalidArgumentError(
+                field, "cannot be combined with a schema's own x-guidance: set whitespace_flexible there"
+            )
 
     @property
     def field(self) -> str:
@@ -189,18 +191,18 @@ def _check_schema(field: str, schema: object) -> str:
     try:
         is_object = isinstance(json.loads(text), dict)
     except (ValueError, RecursionError) as error:
-        raise InvalidArgumentError(field, f"is no JSON: {error}") from error
+        raise InvalidArgumentError(field, f"is not valid JSON: {error}") from error
     if not is_object:
-        raise InvalidArgumentError(field, "must be a JSON schema: an object")
+        raise InvalidArgumentError(field, "must be a JSON schema (an object)")
     return text
 
 
 def _check_text(field: str, text: object) -> str:
     if not isinstance(text, str) or not text:
-        raise InvalidArgumentError(field, "must be a text that is not empty")
+        raise InvalidArgumentError(field, "must be a non-empty string")
     _check_length(field, len(text))
     if any("\ud800" <= character <= "\udfff" for character in text):
-        raise InvalidArgumentError(field, "holds half of a surrogate pair")
+        raise InvalidArgumentError(field, "contains an unpaired surrogate")
     return text
 
 
@@ -214,7 +216,7 @@ def _check_grammar(field: str, grammar: object) -> str:
 
 def _check_choice(field: str, choice: object) -> tuple[str, ...]:
     if isinstance(choice, str | Mapping) or not isinstance(choice, Iterable):
-        raise InvalidArgumentError(field, "must be a list of texts")
+        raise InvalidArgumentError(field, "must be a list of strings")
     texts = tuple(choice)
     _check_length(field, len(texts))
     _check_length(field, sum(len(each) for each in texts if isinstance(each, str)))

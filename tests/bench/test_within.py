@@ -36,7 +36,7 @@ def test_a_folder_that_is_no_checkpoint_is_called_so(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", command, "--model", str(tmp_path)]) == 2
-    assert capsys.readouterr().err.endswith("config.json: is missing, so its folder is no checkpoint\n")
+    assert capsys.readouterr().err.endswith("config.json: is missing, so its folder is not a checkpoint\n")
 
 
 def test_a_model_that_reads_text_only_has_no_picture_s_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

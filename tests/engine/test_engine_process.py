@@ -157,7 +157,7 @@ def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]
     assert one.channel.send(endless("same"))
     one.outputs.get(timeout=SOON)
     assert two.channel.send(make_request("same", 1))
-    assert two.outputs.get(timeout=SOON) == RequestFailed("same", "there is a request 'same' already")
+    assert two.outputs.get(timeout=SOON) == RequestFailed("same", "request 'same' exists already")
 
 
 @pytest.mark.parametrize("is_told", [True, False])

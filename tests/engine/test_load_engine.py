@@ -77,7 +77,7 @@ def test_a_device_that_has_no_room_for_a_model_is_told_in_a_line(monkeypatch: py
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
 
     monkeypatch.setattr(load_runner, "load_model", refuse)
-    with pytest.raises(CheckpointError, match=r"does not fit the device: CUDA out of memory\. Tried"):
+    with pytest.raises(CheckpointError, match=r"does not fit into the device's memory: CUDA out of memory\. Tried"):
         load_engine_alone(Config(device="cpu"))
 
 
@@ -86,7 +86,9 @@ def test_a_weight_that_no_memory_could_hold_is_told_in_a_line(tmp_path: Path) ->
     fields = json.loads((folder / "config.json").read_text())
     fields["text_config"]["vocab_size"] = 10**15
     (folder / "config.json").write_text(json.dumps(fields))
-    with pytest.raises(CheckpointError, match=r"demo: does not fit the device: .*can't allocate memory.*$"):
+    with pytest.raises(
+        CheckpointError, match=r"demo: does not fit into the device's memory: .*can't allocate memory.*$"
+    ):
         load_engine_alone(Config(device="cpu", model=str(folder)))
 
 

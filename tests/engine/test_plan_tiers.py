@@ -124,11 +124,11 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "one folder for both by another spelling": (
         lambda path: {"prefix_disk_cache": f"{path}/../{path.name}", "encoder_disk_cache": str(path)},
-        "prefix_disk_cache: .* is that of encoder_disk_cache: name another",
+        "prefix_disk_cache: must not be .*, the folder of encoder_disk_cache",
     ),
     "one folder for both": (
         lambda path: {"prefix_disk_cache": f"{path}:1G", "encoder_disk_cache": str(path)},
-        "prefix_disk_cache: .* is that of encoder_disk_cache: name another",
+        "prefix_disk_cache: must not be .*, the folder of encoder_disk_cache",
     ),
     "nothing is kept": (
         lambda _: {"encoder_cache_gb": 0, "encoder_disk_cache": True},

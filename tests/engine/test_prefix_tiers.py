@@ -214,7 +214,7 @@ def test_one_of_another_shape_is_none(tiers: Tiers, caplog: pytest.LogCaptureFix
     tiers.tiers.keep(KeptStretch(b"0", ()), lambda: StoredArray("uint8", (8,), memoryview(bytes(8))))
     assert tiers.store.wait_written(SOON)
     assert tiers.load(row(1)) == {row(1): []}
-    assert "where uint8 (2, 1, 4) was kept" in caplog.text
+    assert "instead of uint8 (2, 1, 4): ignored" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a fault of our own")])
@@ -252,6 +252,6 @@ def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pyte
     tiers = Tiers(tier)
     monkeypatch.setattr("keepsight.engine.prefix_tiers.OPENING_SECONDS", 0.01)
     tiers.tiers.wait_opened()
-    assert "what is kept of prompts is not known yet" in caplog.text
+    assert "stored prefixes are not known yet" in caplog.text
     tier.may_open.set()
     tiers.tiers.close()

@@ -78,7 +78,7 @@ def test_a_request_is_known_until_its_last_choice_has_ended(router: OutputRouter
     router.take("one", request("a", n=2))
     sent = Sent()
     router.send([TokenOutput("a", 0, 5, finish_reason="stop")], sent)
-    assert router.take("two", request("a")) == "there is a request 'a' already"
+    assert router.take("two", request("a")) == "request 'a' exists already"
     router.send([TokenOutput("a", 1, 5, finish_reason="stop")], sent)
     assert len(sent.to["one"]) == 2
     assert router.take("two", request("a")) is None

@@ -144,7 +144,7 @@ def test_a_request_that_cannot_be_written_is_its_caller_s_to_hear_of_and_then_fo
     client: EngineClient, ask: Ask
 ) -> None:
     def refuse(_: ToEngine) -> bool:
-        raise WireError("half of a surrogate pair is no text")
+        raise WireError("an unpaired surrogate is not text")
 
     client.connect(refuse)
     with pytest.raises(WireError, match="surrogate"):

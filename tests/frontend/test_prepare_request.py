@@ -552,7 +552,7 @@ def test_the_context_is_the_checkpoint_s_or_a_shorter_one(tmp_path: Path) -> Non
 def test_a_folder_that_is_none_is_called_so(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path / "nothing", "no such folder"),
-        (checkpoint_path() / "config.json", "is a file, not a checkpoint's folder"),
+        (checkpoint_path() / "config.json", "is a file, not a checkpoint folder"),
     ):
         with pytest.raises(CheckpointError, match=reason) as caught:
             RequestPreparer.from_config(Config(model=path))
@@ -563,5 +563,5 @@ def test_a_folder_that_is_no_checkpoint_is_named_also_where_one_is_in_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match=f"{tmp_path}/config.json: is missing, so its folder is no checkpoint"):
+    with pytest.raises(CheckpointError, match=f"{tmp_path}/config.json: is missing, so its folder is not a checkpoint"):
         RequestPreparer.from_config(Config(model="."))

@@ -148,7 +148,7 @@ def test_the_operator_s_limit_is_that_of_requests(checkpoint: Path) -> None:
     preparer = RequestPreparer.from_config(config)
     [item] = items_of(preparer, picture(640, 300))
     assert item.span.length <= 100_000 // 32**2
-    with pytest.raises(InvalidArgumentError, match="may be at most 100000 here"):
+    with pytest.raises(InvalidArgumentError, match="must be at most 100000 here"):
         items_of(preparer, max_pixels=100_001)
 
 

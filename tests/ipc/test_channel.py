@@ -231,7 +231,7 @@ class TestHandshake:
     ) -> None:
         again: Frontend = opened(Frontend(endpoint)).connect()
         assert engine.lost.get(timeout=LIMIT) == "a"
-        assert "another one" in frontend.lost.get(timeout=LIMIT)
+        assert "another frontend" in frontend.lost.get(timeout=LIMIT)
         engine.listener.send("a", [MediaHeld(())])
         assert again.heard.get(timeout=LIMIT) == [MediaHeld(())]
         assert frontend.heard.empty()
@@ -274,7 +274,7 @@ class TestStrangers:
         assert b"could not read" in body
         stranger.socket.send_multipart(encode_to_engine(REQUEST))
         assert engine.heard.get(timeout=LIMIT) == ("b", REQUEST)
-        assert sum("cannot be read" in record.message for record in caplog.records) == 1
+        assert sum("unreadable message" in record.message for record in caplog.records) == 1
 
     def test_an_engine_that_cannot_be_understood_is_as_good_as_lost(
         self, endpoint: str, opened: Callable[[Any], Any]
@@ -362,7 +362,7 @@ class TestEnds:
     def test_a_forgotten_frontend_hears_that_it_is(self, engine: Engine, frontend: Frontend) -> None:
         engine.listener.forget("a")
         engine.listener.forget("nobody")
-        assert "has given up this frontend" in frontend.lost.get(timeout=LIMIT)
+        assert "has dropped this frontend" in frontend.lost.get(timeout=LIMIT)
         assert engine.lost.empty()
 
     def test_a_callback_may_close_its_own_end(

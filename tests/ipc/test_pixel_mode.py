@@ -61,7 +61,7 @@ def test_shared_needs_no_fallback(asked: str | None, caplog: pytest.LogCaptureFi
 @pytest.mark.parametrize(
     ("folder", "reason"),
     [
-        (None, "all is in one process"),
+        (None, "everything runs in one process"),
         (Folder(is_shared_memory=False), "no shared memory"),
         (Folder(num_free_bytes=64 << 20), "67108864 bytes free"),
     ],

@@ -178,9 +178,9 @@ def test_there_is_a_scale_for_all_for_each_row_or_for_each_block(
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"quant_method": "hqq"}, "quant_method: 'hqq' is not taken, .*--quantization int8"),
-        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "'bitsandbytes' is not taken"),
-        ({"bits": 4}, "quant_method: None is not taken"),
+        ({"quant_method": "hqq"}, "quant_method: 'hqq' is not supported, .*--quantization int8"),
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "'bitsandbytes' is not supported"),
+        ({"bits": 4}, "quant_method: None is not supported"),
         (CONFIGS["fp8"] | {"weight_block_size": [64, 128]}, "weight_block_size: must be"),
         (compressed("marlin-24", strategy="channel"), "format: must be one of float-quantized"),
         (compressed("int-quantized", num_bits=4, strategy="channel"), "group_0.weights.num_bits: must be 8"),
@@ -189,7 +189,7 @@ def test_there_is_a_scale_for_all_for_each_row_or_for_each_block(
         (packed.AWQ | {"bits": 8}, "bits: must be 4, not 8"),
         (packed.AWQ | {"version": "GEMV"}, "version: must be gemm, not 'gemv'"),
         (packed.AWQ | {"version": None, "format": "gemv_fast"}, "format: must be gemm, not 'gemv_fast'"),
-        (packed.AWQ | {"backend": "llm-awq"}, "backend: 'llm-awq' packs otherwise"),
+        (packed.AWQ | {"backend": "llm-awq"}, "backend: 'llm-awq' is not supported"),
         (packed.AWQ | {"zero_point": False}, "zero_point: must be true"),
         (packed.AWQ | {"group_size": 0}, "group_size: must be an integer of at least 1"),
         (packed.GPTQ | {"bits": 3}, "bits: must be 4 or 8, not 3"),
@@ -197,8 +197,8 @@ def test_there_is_a_scale_for_all_for_each_row_or_for_each_block(
         (packed.compressed_config(num_bits=2), "num_bits: must be 4 or 8, not 2"),
         (packed.compressed_config(type="float"), "type: must be one of int"),
         (packed.compressed_config(strategy="block"), "strategy: must be one of group, channel"),
-        (packed.compressed_config() | {"config_groups": {}}, "config_groups: must be there, and all alike"),
-        (UNLIKE, "config_groups: must be there, and all alike"),
+        (packed.compressed_config() | {"config_groups": {}}, "config_groups: must be present and all alike"),
+        (UNLIKE, "config_groups: must be present and all alike"),
     ],
 )
 def test_what_is_not_taken_is_refused_by_name(config: dict[str, Any], told: str) -> None:

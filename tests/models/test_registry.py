@@ -31,7 +31,7 @@ def test_an_architecture_of_neither_ours_nor_transformers_is_named(tmp_path: Pat
     for name in ("NobodysForCausalLM", "LlamaModel", "logging"):
         (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
         with pytest.raises(
-            UnknownArchitectureError, match=rf"config\.json: .*{name}.*transformers \d.* by none of them"
+            UnknownArchitectureError, match=rf"config\.json: .*{name}.*transformers \d.* with none of them"
         ):
             load_model(tmp_path, PLACE)
 
@@ -44,7 +44,7 @@ def test_a_folder_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_looked_into_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     for name, reason in (("loop", "Too many levels"), ("long" * 100, "File name too long")):
-        with pytest.raises(CheckpointError, match=f"{name}: cannot be looked into: {reason}"):
+        with pytest.raises(CheckpointError, match=f"{name}: cannot be accessed: {reason}"):
             load_model(tmp_path / name, PLACE)
 
 

@@ -172,7 +172,7 @@ def test_an_input_of_no_group_is_told(method: str, group: int, load: Callable[..
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[PREFIX + part][3] = group
 
-    with pytest.raises(CheckpointError, match=f"{PREFIX}{part} names groups other than the 4 that there are"):
+    with pytest.raises(CheckpointError, match=f"{PREFIX}{part} names groups beyond the 4 that exist"):
         load(method, change)
 
 

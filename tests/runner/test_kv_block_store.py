@@ -13,7 +13,7 @@ SHAPE = ModelShape(2, 1, 8, 300, 8, 0, 0, sees_pictures_whole=True)
 
 @pytest.mark.parametrize("num_blocks", [10**12, 10**18])
 def test_pages_that_a_cpu_s_memory_has_no_room_for_are_refused_with_their_size(num_blocks: int) -> None:
-    told = rf"^{num_blocks} pages of keys and values take \d+\.\d GiB, .*--num-gpu-blocks-override may ask"
+    told = rf"^{num_blocks} KV blocks take \d+\.\d GiB, .*--num-gpu-blocks-override can request"
     with pytest.raises(PagesTooLargeError, match=told):
         KvBlockStore(SHAPE, num_blocks, 16, Placement(torch.device("cpu"), torch.float32))
 

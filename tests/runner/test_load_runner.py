@@ -99,11 +99,11 @@ def test_of_a_quantized_model_the_decoder_s_matrices_alone_are_others(stored: to
 def test_where_it_cannot_be_quantized_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_checkpoint(tmp_path, torch.float32)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    with pytest.raises(InvalidArgumentError, match=r"quantization: int8 is for a CPU \(device=cpu\)"):
+    with pytest.raises(InvalidArgumentError, match=r"quantization: int8 needs a CPU \(device=cpu\)"):
         quantizing(tmp_path, "cuda")
     for module in (cpu_library, load_runner):
         monkeypatch.setattr(module, "has_library", lambda: False)
-    with pytest.raises(InvalidArgumentError, match="quantization: int8 needs the kernels for a CPU"):
+    with pytest.raises(InvalidArgumentError, match="quantization: int8 needs the kernels for the CPU"):
         quantizing(tmp_path)
 
 

@@ -42,6 +42,6 @@ def test_a_model_s_folder_is_refused_as_nobody_means_to_fill_it(size: str, tmp_p
 
 @pytest.mark.parametrize("text", ["", ":1G", "~/x", "~nobody.of.this.name/x"])
 def test_without_a_home_a_folder_has_to_be_named(text: str, without_home: None) -> None:
-    with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* name one by its whole path"):
+    with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* give a full path"):
         parse_disk_place(text)
     assert parse_disk_place("/x:1G") == DiskPlace(Path("/x"), 2**30)

@@ -112,7 +112,7 @@ def test_a_folder_full_of_pins_says_so_once_takes_nothing_and_still_gives(
         for number in range(10, 13):
             assert not tier.put(key_of(number), array_of(number))
     assert [record.message for record in caplog.records] == [
-        f"{tmp_path} takes nothing more: of 40960 bytes 40960 are pinned (keepsight cache unpin)"
+        f"{tmp_path} accepts no more entries: 40960 of 40960 bytes are pinned (keepsight cache unpin)"
     ]
     for number in range(10):
         assert_equal(tier.get(key_of(number)), array_of(number))

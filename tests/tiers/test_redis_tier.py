@@ -153,7 +153,7 @@ def test_a_server_that_takes_nothing_is_told_of_once_and_gives_what_it_has(
     for _ in range(2):
         assert not tier.put(key_of(2), array_of(2))
         assert_equal(tier.get(key_of(1)), array_of(1))
-    assert caplog.text.count(f"takes nothing more: {why}") == 1
+    assert caplog.text.count(f"accepts no more entries: {why}") == 1
 
 
 def test_replies_within_replies_without_end_are_not_the_protocol(tier: RedisTier, server: FakeServer) -> None:
@@ -429,7 +429,7 @@ def test_a_real_server_that_is_full_gives_what_it_has(max_bytes: int | None, cap
         assert are_kept[0]
         assert not are_kept[-1]
         assert [tier.get(key_of(number)) is not None for number in range(12)] == are_kept
-        assert caplog.text.count("takes nothing more") == 1
+        assert caplog.text.count("accepts no more entries") == 1
         tier.close()
 
 

@@ -85,7 +85,7 @@ def test_what_is_larger_than_the_tier_is_refused_told_once_and_disturbs_nobody(
         assert not tier.put(key_of(number), array_of(number, 2 * MAX_BYTES))
     [told] = caplog.messages
     assert int(re.findall(r"\d+", told)[0]) >= 2 * MAX_BYTES
-    assert f"exceeds the {MAX_BYTES} of" in told
+    assert f"exceeds the {MAX_BYTES} bytes of" in told
     assert_equal(tier.get(key_of(0)), array_of(0))
 
 

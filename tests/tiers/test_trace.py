@@ -72,7 +72,7 @@ def test_what_could_not_be_written_is_told_once_and_counted_at_the_end(caplog: p
     told = [each.getMessage() for each in caplog.records]
     assert told == [
         "the trace cannot be written: [Errno 28] No space left on device",
-        "3 uses are missing in the trace",
+        "3 uses are missing from the trace",
     ]
 
 

@@ -114,7 +114,7 @@ class EmbeddingTiers:
         expected = (self._embeddings.dtype, (load.num_tokens, self._embeddings.width))
         if (array.dtype, array.shape) == expected:
             return True
-        logger.error("an entry of %s %s where %s %s was kept", array.dtype, array.shape, *expected)
+        logger.error("a tier returned an entry of %s %s instead of %s %s: ignored", array.dtype, array.shape, *expected)
         return False
 
     def take_changes(self) -> tuple[list[str], list[str]]:

@@ -97,7 +97,9 @@ def plan_tiers(config: Config) -> TierPlan:
     disk = _plan_disk(config.encoder_disk_cache, "encoder_disk_cache", "embeddings")
     prefix_disk = _plan_disk(config.prefix_disk_cache, "prefix_disk_cache", "prefixes")
     if disk and prefix_disk and disk.directory.resolve() == prefix_disk.directory.resolve():
-        raise InvalidArgumentError("prefix_disk_cache", f"{disk.directory} is that of encoder_disk_cache: name another")
+        raise InvalidArgumentError(
+            "prefix_disk_cache", f"must not be {disk.directory}, the folder of encoder_disk_cache"
+        )
     url, remote = config.encoder_remote_cache, None
     if url is not None:
         parse_address(url, "encoder_remote_cache")

@@ -88,7 +88,7 @@ class PrefixTiers:
     def wait_opened(self) -> None:
         """Wait until the tiers know what they hold: only known entries are requested many at a time."""
         if not self._store.wait_opened(OPENING_SECONDS):
-            logger.warning("what is kept of prompts is not known yet: at first it is looked for piece by piece")
+            logger.warning("stored prefixes are not known yet: at first they are looked up piece by piece")
 
     # On the engine's loop -------------------------------------------------------------------------------------
 
@@ -157,7 +157,9 @@ class PrefixTiers:
     def _fits(self, array: StoredArray) -> bool:
         if (array.dtype, array.shape) == self._pages:
             return True
-        logger.error("a stretch of %s %s where %s %s was kept", array.dtype, array.shape, *self._pages)
+        logger.error(
+            "a tier returned a stretch of %s %s instead of %s %s: ignored", array.dtype, array.shape, *self._pages
+        )
         return False
 
     def keep(self, kept: KeptStretch, make_array: Callable[[], StoredArray]) -> None:

@@ -103,7 +103,7 @@ class OutputRouter:
         """Return why a message is refused, if it is: no frontend may touch another's requests."""
         match message:
             case EngineRequest(request_id) if request_id in self._routes:
-                return f"there is a request {request_id!r} already"
+                return f"request {request_id!r} exists already"
             case AbortRequest(request_id) if self._routes.get(request_id) != frontend_id:
                 return f"there is no request {request_id!r}"
         return None

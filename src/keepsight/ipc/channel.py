@@ -115,7 +115,7 @@ class FrontendChannel:
         if is_cut and self._welcome is not None:
             raise ConnectionLostError("the engine's process ended")
         if self._has_missed_something:
-            raise ConnectionLostError("the engine does not read what it is sent")
+            raise ConnectionLostError("the engine does not read its messages")
         self._has_greeted = (self._has_greeted and not is_cut) or self._io.try_send(self._hello)
         if self._welcome is not None:
             self._io.send_waiting(self._io.try_send)
@@ -240,7 +240,7 @@ class EngineListener:
 
     def _welcome_peer(self, peer: Peer) -> None:
         self._lose(self._peers.at_fd(peer.source.fd))
-        self._lose(self._peers.named(peer.frontend_id), "another one came under this name")
+        self._lose(self._peers.named(peer.frontend_id), "another frontend connected under this name")
         # Waiting messages are only for frontends that were connected already.
         self._io.send_waiting(self._send)
         with self._io.lock:  # no other thread sends it anything before
@@ -254,7 +254,7 @@ class EngineListener:
     def _complain(self, peer: Peer, frames: list[Frame], error: WireError) -> None:
         if not peer.has_sent_unreadable:
             peer.has_sent_unreadable = True
-            logger.error("frontend %s sends what cannot be read: %s", peer.frontend_id, error)
+            logger.error("frontend %s sent an unreadable message: %s", peer.frontend_id, error)
         if (request_id := try_read_request_id(frames)) is not None:
             failed = RequestFailed(request_id, f"the engine could not read the request: {error}")
             self._send_to(peer, encode_from_engine([failed]))
@@ -266,7 +266,7 @@ class EngineListener:
             if peer is None:
                 continue
             if frames is None:
-                self._drop(peer, "the engine has given up this frontend")
+                self._drop(peer, "the engine has dropped this frontend")
             else:
                 self._send_to(peer, frames)
         return True

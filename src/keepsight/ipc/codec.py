@@ -73,7 +73,7 @@ def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
     with _refusing_what_does_not_fit():
         decoder = _DECODERS.get(kind)
         if decoder is None:
-            raise WireError(f"{kind!r} is no kind of message to an engine")
+            raise WireError(f"{kind!r} is not a kind of message to an engine")
         message = _as_message(decoder.decode(body), payload)
         _check_is_own_form([kind, body], encode_to_engine(message))
     return message
@@ -107,7 +107,7 @@ def encode_from_engine(outputs: Sequence[FromEngine]) -> list[Frame]:
 def decode_from_engine(frames: Sequence[Frame]) -> list[FromEngine]:
     kind, body, _ = _open(frames, num_payloads=0)
     with _refusing_what_does_not_fit():
-        _check(kind == OUTPUTS, f"{kind!r} is no kind of message from an engine")
+        _check(kind == OUTPUTS, f"{kind!r} is not a kind of message from an engine")
         outputs = [output for code, run in _RUNS.decode(body) for output in _read_run(code, run)]
         _check_is_own_form([kind, body], encode_from_engine(outputs))
     return outputs
@@ -207,7 +207,9 @@ def _check_request(request: EngineRequest) -> None:
 def _check_shape(shape: Sequence[int]) -> None:
     _check(len(shape) == 3, "pixels have three dimensions")
     height, width, num_channels = shape
-    _check(0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and num_channels in (3, 4), f"no shape of pixels: {shape}")
+    _check(
+        0 < height <= MAX_SIDE and 0 < width <= MAX_SIDE and num_channels in (3, 4), f"not a shape of pixels: {shape}"
+    )
     num_bytes = height * width * num_channels
     _check(num_bytes <= MAX_PIXEL_BYTES, f"pixels of {num_bytes} bytes; at most {MAX_PIXEL_BYTES}")
 
@@ -234,7 +236,7 @@ _RUN_READERS = [msgspec.msgpack.Decoder(list[type_]) for type_ in _OUTPUT_TYPES]
 
 
 def _read_run(code: int, run: msgspec.Raw) -> list[FromEngine]:
-    _check(0 <= code < len(_RUN_READERS), f"{code} is no type of output")
+    _check(0 <= code < len(_RUN_READERS), f"{code} is not a type of output")
     outputs: list[FromEngine] = _RUN_READERS[code].decode(run)
     for output in outputs:
         if isinstance(output, TokenOutput):
@@ -278,7 +280,7 @@ def _pack(value: Any) -> bytes:
     try:
         return _ENCODER.encode(value)
     except UnicodeEncodeError as error:
-        raise WireError(f"half of a surrogate pair is no text: {error.object[:80]!r}") from error
+        raise WireError(f"an unpaired surrogate is not text: {error.object[:80]!r}") from error
 
 
 def _pack_runs(runs: list[list[FromEngine]]) -> bytes:

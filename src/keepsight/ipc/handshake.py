@@ -70,13 +70,13 @@ def decode_answer(frames: Sequence[Frame]) -> Welcome:
 def _decode_greeting(frames: Sequence[Frame], type_: type[G]) -> G:
     kind, speaker, listener = (HELLO, "frontend", "engine") if type_ is Hello else (WELCOME, "engine", "frontend")
     if len(frames) < 2 or frames[0] != kind:
-        raise WireError("the handshake comes first")
+        raise WireError("the handshake must come first")
     if frames[1] != _VERSION:
         its = bytes(frames[1][:20]).decode("ascii", "backslashreplace")
         raise HandshakeError(f"the {speaker} speaks version {its} of the protocol, the {listener} {PROTOCOL_VERSION}")
     if len(frames) != 3 or len(frames[2]) > MAX_GREETING_BYTES:
-        raise WireError("no greeting")
+        raise WireError("not a greeting")
     try:
         return msgspec.msgpack.decode(frames[2], type=type_)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise WireError(f"no greeting: {error}") from error
+        raise WireError(f"not a greeting: {error}") from error

@@ -26,7 +26,9 @@ def choose_mode(
         return "none"
     asked, is_one_to_one = config.mm_processor_cache_type, num_frontends == num_engines == 1
     if asked in ("lru", "shm") and not is_one_to_one:
-        logger.warning("processor cache: %s needs one frontend and one engine; each frontend keeps its own", asked)
+        logger.warning(
+            "processor cache: %s needs one frontend and one engine; each frontend keeps its own cache", asked
+        )
         return "processor_only"
     if asked == "lru":
         return "lru"
@@ -46,9 +48,9 @@ def cache_bytes(config: Config) -> int:
 def _why_unusable(config: Config, run_directory: RunDirectory | None) -> str | None:
     """Return why pixels cannot be kept in the run directory; None if they can."""
     if run_directory is None:
-        return "all is in one process"
+        return "everything runs in one process"
     if not run_directory.is_shared_memory:
         return "there is no shared memory"
     if run_directory.num_free_bytes < cache_bytes(config):
-        return f"shared memory has {run_directory.num_free_bytes} bytes free, of {cache_bytes(config)}"
+        return f"shared memory has {run_directory.num_free_bytes} bytes free, {cache_bytes(config)} are needed"
     return None

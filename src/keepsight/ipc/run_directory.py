@@ -141,7 +141,7 @@ def _refuse_if_full(folder: Path, num_frontends: int) -> None:
 
 def _refuse_if_long(folder: Path) -> None:
     if len(os.fsencode(folder)) > MAX_PARENT_OF_SOCKETS:
-        told = f"a folder whose name is longer than {MAX_PARENT_OF_SOCKETS} bytes can hold no sockets (see TMPDIR)"
+        told = f"a folder whose path is longer than {MAX_PARENT_OF_SOCKETS} bytes cannot hold sockets (see TMPDIR)"
         raise OSError(errno.ENAMETOOLONG, told)
 
 
@@ -159,7 +159,7 @@ def _try_lock(path: Path) -> int | None:
         lock = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         stack.callback(os.close, lock)
         if os.fstat(lock).st_uid != os.geteuid():
-            raise PermissionError(errno.EPERM, "is another user's", str(path))
+            raise PermissionError(errno.EPERM, "belongs to another user", str(path))
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         # The previous holder may have removed the folder.
         if os.path.samestat(os.fstat(lock), path.lstat()):

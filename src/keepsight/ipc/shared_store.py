@@ -125,7 +125,7 @@ class SharedStore:
             return True
         num_bytes = -(-(_HEADER.size + pixels.nbytes) // _PAGE) * _PAGE
         if num_bytes > self._max_bytes:
-            self._warn_once("an item of %d bytes exceeds the store of %d", num_bytes, self._max_bytes)
+            self._warn_once("an item of %d bytes exceeds the store of %d bytes", num_bytes, self._max_bytes)
             return False
         try:
             with self._changing() as is_held:
@@ -303,7 +303,7 @@ class SharedStore:
     def _warn_once(self, message: str, *arguments: object) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            logger.warning(f"{message}: such items are served, but not kept", *arguments)
+            logger.warning(f"{message}: such items are served but not stored", *arguments)
 
 
 def _add_up(files: Collection[_File]) -> Held:

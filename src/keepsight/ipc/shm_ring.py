@@ -260,7 +260,7 @@ class RingReader:
         ring = self._ring
         if ring is None or ring.ring_id != ring_id:
             if os.fstat(descriptor).st_size < _FIRST:
-                raise FileNotFoundError(f"{ring_id} is no ring")
+                raise FileNotFoundError(f"{ring_id} is not a ring")
             content = np.frombuffer(mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ), np.uint8)
             magic, key = _FILE.unpack(content[: _FILE.size].tobytes())
             self._ring = ring = _MappedRing(ring_id, magic, key, content)

@@ -61,7 +61,7 @@ def builds_for_this_processor() -> Sequence[str]:
 def _library() -> ctypes.CDLL | None:
     paths = [spec.origin for build in builds_for_this_processor() if (spec := find_spec(f"keepsight.models.{build}"))]
     if not paths:
-        logger.warning("No kernels for the CPU: there was no compiler when this was installed; torch's are slower")
+        logger.warning("No kernels for the CPU: there was no compiler at installation; torch's are slower")
     return next((library for path in paths if (library := _load(path))), None)
 
 

@@ -104,6 +104,6 @@ def _load() -> GpuKernels | None:
     try:
         from keepsight.models import gpu_kernels
     except ImportError as error:
-        logger.warning("No kernels for the GPU: Triton is not there (%s); torch's operations are slower", error)
+        logger.warning("No kernels for the GPU: Triton is not available (%s); torch's operations are slower", error)
         return None
     return gpu_kernels

@@ -41,10 +41,10 @@ def load_adapter(
         product, output = found
         its = pairs.setdefault(product, {})
         if output in its:
-            raise tensors.refuse(first, "this matrix is adapted by another name, too")
+            raise tensors.refuse(first, "this matrix is also adapted under another name")
         rank = folder.scales.rank_of(module)
         if rank > max_rank:
-            raise tensors.refuse(first, f"its rank is {rank}, and at most {max_rank} is taken: max_lora_rank")
+            raise tensors.refuse(first, f"its rank is {rank}, but max_lora_rank is {max_rank}")
         scale = folder.scales.scale_of(module)
         its[output] = tensors.read(module, rank, product.in_features, product.outputs[output], scale)
     return {product: LowRank(place, *stack(product.outputs, its)) for product, its in pairs.items()}
@@ -68,18 +68,16 @@ class _Tensors:
         except SafetensorError as error:
             raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
         except KeyError as error:  # raised for dtypes that torch does not have
-            raise UnreadableTensorsError(path, f"holds tensors of {error}, which are not read") from error
+            raise UnreadableTensorsError(path, f"holds tensors of {error}, which is not supported") from error
 
     def modules(self) -> list[str]:
         """Return the names of the adapted modules, each of which must have both of its tensors."""
         modules = dict[str, None]()
         for name in sorted(self.by_name):
             if (match := _NAME.fullmatch(name)) is None:
-                raise self.refuse(
-                    name, "this is neither the lora_A nor the lora_B of a matrix, and nothing else is read"
-                )
+                raise self.refuse(name, "is neither lora_A nor lora_B of a matrix; nothing else is supported")
             if lacking := [each for each in _names_of(match[1]) if each not in self.by_name]:
-                raise self.refuse(name, f"there is no {lacking[0]} with it")
+                raise self.refuse(name, f"{lacking[0]} is missing")
             modules[match[1]] = None
         if not modules:
             raise CheckpointError(self.path, "holds no tensors")
@@ -89,16 +87,16 @@ class _Tensors:
         down, up = _names_of(module)
         scaled = self._read(up, [outputs, rank]) * scale
         if not scaled.isfinite().all():
-            raise self.refuse(up, f"times its scale, {scale:g}, it is beyond the largest number")
+            raise self.refuse(up, f"multiplied by its scale, {scale:g}, it overflows")
         return self._read(down, [rank, inputs]), scaled
 
     def _read(self, name: str, shape: list[int]) -> Tensor:
         tensor = self.by_name[name]
         if list(tensor.shape) != shape:
-            raise self.refuse(name, f"its shape is {list(tensor.shape)}, and must be {shape}")
+            raise self.refuse(name, f"its shape is {list(tensor.shape)}, but must be {shape}")
         if tensor.dtype not in _FLOATS:
             raise self.refuse(
-                name, f"it is of {name_of(tensor.dtype)}, and must be of {', '.join(map(name_of, _FLOATS))}"
+                name, f"its type is {name_of(tensor.dtype)}, but must be {', '.join(map(name_of, _FLOATS))}"
             )
         if not tensor.isfinite().all():
             raise NotFiniteError(self.path, name, name_of(tensor.dtype))

@@ -33,8 +33,8 @@ def read_packing(fields: JsonFields) -> Packing | None:
     section = fields.section("quantization_config")
     read = _READERS.get(str(section.get("quant_method")))
     if read is None:
-        instead = "take the checkpoint that it was made of, on a CPU with --quantization int8"
-        told = f"{section.get('quant_method')!r} is not taken, only {', '.join(_READERS)}; {instead}"
+        instead = "use the original checkpoint, on a CPU with --quantization int8"
+        told = f"{section.get('quant_method')!r} is not supported, only {', '.join(_READERS)}; {instead}"
         raise section.refuse("quant_method", told)
     return read(section)
 
@@ -48,7 +48,7 @@ def _read_awq(section: JsonFields) -> Packing:
     _check_bits(section, "bits", (4,))
     _read_format(section, ("version", "format", "checkpoint_format"), ("gemm",))
     if section.get("backend") == "llm-awq":
-        raise section.refuse("backend", "'llm-awq' packs otherwise than is known here")
+        raise section.refuse("backend", "'llm-awq' is not supported: it packs differently")
     if not section.flag("zero_point", True):
         raise section.refuse("zero_point", "must be true")
     return awq(_read_group_size(section))
@@ -87,7 +87,7 @@ def _read_compressed(section: JsonFields) -> Packing | None:
     read = _read_packed if is_packed else _check_scaled
     packings = {read(groups.section(name).section("weights")) for name in groups.names()}
     if len(packings) > 1 or (is_packed and not packings):
-        raise section.refuse("config_groups", "must be there, and all alike")
+        raise section.refuse("config_groups", "must be present and all alike")
     return packings.pop() if packings else None
 
 
@@ -95,7 +95,7 @@ def _check_scaled(weights: JsonFields) -> None:
     _check_bits(weights, "num_bits", (8,))
     weights.choice("strategy", ("tensor", "channel"))
     if not weights.flag("symmetric", True):
-        raise weights.refuse("symmetric", "must be true: zero points are taken of packed weights alone")
+        raise weights.refuse("symmetric", "must be true: zero points are supported only for packed weights")
 
 
 def _read_packed(weights: JsonFields) -> Packing:

@@ -9,7 +9,7 @@ NORM_EPS = 1e-6
 
 def check_patches(fields: JsonFields) -> None:
     if fields.integer("in_channels", 3) != 3:
-        raise fields.refuse("in_channels", "pictures are RGB, so this must be 3")
+        raise fields.refuse("in_channels", "must be 3, as pictures are RGB")
     if fields.integer("temporal_patch_size", FRAMES_PER_MOMENT) != FRAMES_PER_MOMENT:
         raise fields.refuse("temporal_patch_size", f"only {FRAMES_PER_MOMENT} is supported")
 
@@ -17,7 +17,7 @@ def check_patches(fields: JsonFields) -> None:
 def check_layer(fields: JsonFields, layer: VisionLayerConfig) -> None:
     """Check the size of heads: their elements rotate in pairs, half of them by rows and half by columns."""
     if layer.hidden_size % layer.num_heads or layer.head_dim % 4:
-        raise fields.refuse("hidden_size", f"{layer.hidden_size} is no multiple of 4 * num_heads {layer.num_heads}")
+        raise fields.refuse("hidden_size", f"{layer.hidden_size} is not a multiple of 4 * num_heads {layer.num_heads}")
 
 
 def read_rotary_theta(fields: JsonFields) -> float:

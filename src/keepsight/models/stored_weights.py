@@ -124,7 +124,7 @@ class PackedWeight:
             raise self._refuse(names.shape, f"says {told.tolist()}, must say {[outputs, inputs]}")
         groups, count = tensors.get(names.groups), self.packing.count_groups(inputs)
         if groups is not None and not 0 <= int(groups.min()) <= int(groups.max()) < count:
-            raise self._refuse(names.groups, f"names groups other than the {count} that there are")
+            raise self._refuse(names.groups, f"names groups beyond the {count} that exist")
 
     def _refuse(self, name: str, told: str) -> CheckpointError:
         tensor = self.tensors[name]

@@ -33,7 +33,7 @@ def list_prompts(prompts: str | Mapping[str, Any] | Sequence[Any]) -> list[Promp
     """Return the prompts as a list; as in vLLM, a list of integers is one prompt."""
     if isinstance(prompts, str | Mapping) or (_are_token_ids(prompts) and prompts):
         return [prompts]
-    kinds = "a text, token ids, a mapping such as {'prompt': ...}"
+    kinds = "a string, token ids, or a mapping such as {'prompt': ...}"
     if not isinstance(prompts, Sequence):
         raise InvalidArgumentError("prompts", f"must be {kinds}, or a list of these")
     for index, each in enumerate(prompts):
@@ -70,7 +70,9 @@ def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prom
     if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
         raise InvalidArgumentError("sampling_params", "must be SamplingParams, or a list of them")
     if len(params) != num_prompts:
-        raise InvalidArgumentError("sampling_params", f"holds {len(params)} for {num_prompts} prompts")
+        raise InvalidArgumentError(
+            "sampling_params", f"must have one for each of {num_prompts} prompts, not {len(params)}"
+        )
     return [replace(each) for each in params]
 
 
@@ -112,14 +114,16 @@ def _text_of(prompt: Mapping[str, Any]) -> str:
 def _check_fields(prompt: Mapping[str, Any]) -> None:
     for name in prompt:
         if name not in PROMPT_FIELDS:
-            raise UnsupportedFieldError(name, f"is no part of a prompt; known are {', '.join(sorted(PROMPT_FIELDS))}")
+            raise UnsupportedFieldError(
+                name, f"is not a field of a prompt; known are {', '.join(sorted(PROMPT_FIELDS))}"
+            )
 
 
 def _prepare_embeds(
     preparer: RequestPreparer, prompt: Mapping[str, Any], params: SamplingParams, priority: int
 ) -> PreparedRequest:
     if others := prompt.keys() - {"prompt_embeds", "cache_salt"}:
-        raise InvalidArgumentError(min(others), "must not be given beside prompt_embeds")
+        raise InvalidArgumentError(min(others), "must not be given together with prompt_embeds")
     embeds = {"prompt_embeds": prompt["prompt_embeds"]}
     [prepared] = preparer.prepare_embeds(embeds, params, prompt.get("cache_salt"), priority)
     return prepared

@@ -88,7 +88,7 @@ class Guide:
             except GrammarError as error:
                 self._blame_grammar(str(error))
             except Exception as error:
-                logger.exception("no guide for this grammar")
+                logger.exception("cannot make a guide for this grammar")
                 self.fault = Fault(f"structured outputs: {error}")
         return None if self.fault else self._matcher
 
@@ -97,7 +97,7 @@ class Guide:
             self._blame_grammar(_tell_error(matcher))
 
     def _blame_grammar(self, error: str) -> None:
-        self.fault = Fault(f"the answer cannot be kept to it: {error}", self._field)
+        self.fault = Fault(f"the answer cannot be constrained to it: {error}", self._field)
 
 
 class GuideMaker:

@@ -41,14 +41,14 @@ class HeldAdapters:
                 weights = self._load(folder)
                 assert adapter.changes_encoder or weights.tower is None, "its embeddings would be everybody's"
                 self._weights[adapter] = weights
-                logger.info("adapter %s of %s loaded in %.1f s", name, path, time.monotonic() - began)
+                logger.info("adapter %s from %s loaded in %.1f s", name, path, time.monotonic() - began)
         return adapter
 
     def _load(self, folder: AdapterFolder) -> AdapterWeights:
         try:
             weights = self._model.load_adapter(folder, self._max_rank)
         except torch.OutOfMemoryError as error:
-            raise CheckpointError(folder.path, f"does not fit the device: {error}") from error
+            raise CheckpointError(folder.path, f"does not fit into the device's memory: {error}") from error
         if self._model.place.device.type == "cuda":  # before another thread's stream reads them
             torch.cuda.current_stream().synchronize()
         return weights
@@ -56,7 +56,7 @@ class HeldAdapters:
     def _check_room(self) -> None:
         if len(self._weights) >= self._max_adapters:
             raise InvalidArgumentError(
-                "max_loras", f"allows {self._max_adapters}, and so many adapters are held already"
+                "max_loras", f"allows {self._max_adapters} adapters, and as many are loaded already"
             )
 
 

@@ -25,7 +25,7 @@ def keep_freed_memory() -> bool:
     # With one arena, as threads that compute in turn would each keep memory of their own.
     for name, value in ((_MMAP_THRESHOLD, 32 * _MIB), (_TRIM_THRESHOLD, 256 * _MIB), (_ARENA_MAX, 1)):
         if not mallopt(name, value):
-            logger.info("this C library keeps to its own rules: %d cannot be set", name)
+            logger.info("this C library does not allow setting the malloc option %d", name)
             return False
     return True
 

@@ -51,7 +51,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
     try:
         model = load_model(config.directory, place, room, config.model_impl)
     except torch.OutOfMemoryError as error:  # memory is allocated before anything is read
-        raise CheckpointError(config.directory, f"does not fit the device: {error}") from error
+        raise CheckpointError(config.directory, f"does not fit into the device's memory: {error}") from error
     _tell_quantized(model)
     prove_kernels(model)
     _limit_threads(model)
@@ -69,7 +69,7 @@ def _tell_quantized(model: Model) -> None:
     place = model.place
     before, after = numbers * (place.matrix_dtype or place.dtype).itemsize, numbers + rows * torch.float32.itemsize
     logger.info(
-        "quantized to int8: %.1f M of %.1f M parameters, which take %.1f MiB for %.1f; all else is kept as it was",
+        "quantized to int8: %.1f M of %.1f M parameters, which take %.1f MiB instead of %.1f; all others are unchanged",
         numbers / 1e6, count_parameters(model) / 1e6, after / 2**20, before / 2**20,
     )  # fmt: skip
 
@@ -134,7 +134,7 @@ def describe_kernels(device: torch.device) -> str:
 def choose_place(config: Config) -> Placement:
     has_cuda = torch.cuda.is_available()
     if config.device == "cuda" and not has_cuda:
-        raise InvalidArgumentError("device", "cuda was asked for, but torch sees no CUDA device on this machine")
+        raise InvalidArgumentError("device", "is cuda, but torch sees no CUDA device on this machine")
     device = config.device if config.device != "auto" else ("cuda" if has_cuda else "cpu")
     dtype_on_gpu = torch.float32 if config.dtype == "float32" else torch.bfloat16
     place = _place_on_cpu(config) if device == "cpu" else Placement(torch.device(device), dtype_on_gpu)
@@ -150,10 +150,10 @@ def choose_place(config: Config) -> Placement:
 
 def _check_quantizes(place: Placement) -> None:
     if place.device.type != "cpu":
-        raise InvalidArgumentError("quantization", "int8 is for a CPU (device=cpu), and the model is on a GPU")
+        raise InvalidArgumentError("quantization", "int8 needs a CPU (device=cpu), but the model is on a GPU")
     if not has_library():
-        reason = "there was no compiler when this was installed, or the processor is another"
-        raise InvalidArgumentError("quantization", f"int8 needs the kernels for a CPU, which are not here: {reason}")
+        reason = "there was no compiler at installation, or the processor is a different one"
+        raise InvalidArgumentError("quantization", f"int8 needs the kernels for the CPU, which are missing: {reason}")
 
 
 def _place_on_cpu(config: Config) -> Placement:

@@ -51,18 +51,18 @@ def prove_kernels(model: Model) -> None:
             expected = _compute(model)
         difference = _largest_difference(_compute(model), expected)
     except torch.AcceleratorError:
-        logger.error("the kernels for this GPU have lost it; --enforce-eager does without them")
+        logger.error("the kernels made this GPU fail; --enforce-eager does without them")
         raise
     except Exception as error:
         _do_without(f"{type(error).__name__}: {error}")
         return
     # `not ... <`, so that NaN counts as a difference.
     if not difference < MAX_DIFFERENCE[model.place.dtype]:
-        _do_without(f"their numbers differ by {difference:.0%} of torch's")
+        _do_without(f"their results differ by {difference:.0%} from torch's")
 
 
 def _do_without(reason: str) -> None:
-    logger.warning("the kernels for the GPU are not used, all is torch's and slower: %s", reason)
+    logger.warning("the kernels for the GPU are not used; torch's are slower: %s", reason)
     use_kernels(False)
 
 

@@ -49,10 +49,10 @@ def record_steps(
         try:
             made = graphs(model, caches, block_size, some, record)
         except torch.AcceleratorError:
-            logger.error("recording steps has lost this GPU; --enforce-eager does without")
+            logger.error("recording steps made this GPU fail; --enforce-eager does without it")
             raise
         except Exception as error:
-            logger.warning("%s are launched one kernel at a time, as they could not be recorded: %s", kind, error)
+            logger.warning("%s could not be recorded and are launched one kernel at a time: %s", kind, error)
             return None
         logger.info("%s of up to %d tokens recorded in %.1f s", kind, some[-1], time.monotonic() - began)
         return made

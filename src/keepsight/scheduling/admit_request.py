@@ -16,7 +16,7 @@ def refusal_reason(request: EngineRequest, config: SchedulerConfig) -> str | Non
     """Return which limit the request exceeds, with the numbers; None if it can run."""
     num_tokens = len(request.token_ids)
     if num_tokens >= config.max_model_len:
-        return f"the prompt has {num_tokens} tokens; with one of answer, {config.max_model_len} is the most"
+        return f"the prompt has {num_tokens} tokens; with one token of answer, at most {config.max_model_len} fit"
     return None
 
 

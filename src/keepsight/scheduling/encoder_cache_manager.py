@@ -122,7 +122,7 @@ class EncoderCacheManager:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "embeddings of %d bytes exceed the encoder cache of %d: such items are served one at a time, not kept",
+                "embeddings of %d bytes exceed the encoder cache of %d: they are served one at a time, not cached",
                 newcomer.num_bytes,
                 self._config.max_bytes,
             )

@@ -31,9 +31,9 @@ def parse_disk_place(text: str, field: str = "--encoder-disk-cache", content: st
     try:
         directory = Path(path).expanduser().absolute() if path else default_disk_directory(content)
     except RuntimeError as error:  # the user has no home
-        raise InvalidArgumentError(field, f"{text!r} is no folder, name one by its whole path: {error}") from error
+        raise InvalidArgumentError(field, f"{text!r} is not a folder, give a full path: {error}") from error
     if is_checkpoint(directory):
-        raise InvalidArgumentError(field, f"{directory} looks like a model, not like a cache: it holds a config.json")
+        raise InvalidArgumentError(field, f"{directory} looks like a model, not a cache: it holds a config.json")
     return DiskPlace(directory, _parse_size(size, field) if colon else DEFAULT_DISK_BYTES)
 
 

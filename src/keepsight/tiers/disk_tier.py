@@ -284,8 +284,8 @@ class DiskTier:
         """Log that pins take the room. Raises TierError if it is not they that take it."""
         num_pinned_bytes = self._known.num_bytes
         if num_pinned_bytes + num_bytes <= self._max_bytes:
-            raise TierError(f"{self._directory} is full of what is being written")
-        self._fullness.tell(f"of {self._max_bytes} bytes {num_pinned_bytes} are pinned (keepsight cache unpin)")
+            raise TierError(f"{self._directory} is full of entries being written")
+        self._fullness.tell(f"{num_pinned_bytes} of {self._max_bytes} bytes are pinned (keepsight cache unpin)")
 
     def _reserve(self, num_bytes: int) -> tuple[Path, int]:
         """Create a file of its final size, so that every count includes it and a full disk is noticed now."""
@@ -404,7 +404,7 @@ def _remove_dead(path: Path) -> None:
 def _refuse_if_shared(folder: Path) -> None:
     about = folder.stat()
     if about.st_uid != os.geteuid() or stat.S_IMODE(about.st_mode) & 0o077:
-        raise TierError(f"{folder} is open to others, who must not see what is derived from what users sent")
+        raise TierError(f"{folder} must be this user's and closed to others: it holds data derived from requests")
 
 
 def _warn_if_open(folder: Path) -> None:
@@ -412,5 +412,5 @@ def _warn_if_open(folder: Path) -> None:
     about = folder.stat()
     all_write = about.st_mode & stat.S_IWOTH and not about.st_mode & stat.S_ISVTX
     if all_write or about.st_uid not in (0, os.geteuid()):
-        whose = "everybody may write to it" if all_write else f"it belongs to the user {about.st_uid}"
-        logger.warning("whoever replaces what lies in %s changes answers: %s", folder, whose)
+        whose = "everyone can write to it" if all_write else f"it belongs to user {about.st_uid}"
+        logger.warning("others can change answers by replacing files in %s: %s", folder, whose)

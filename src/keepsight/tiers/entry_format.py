@@ -53,7 +53,7 @@ def read_seconds(key: str, header: bytes) -> float | None:
 def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
     """Read an entry. `num_bytes` is the size of all that there is to read."""
     if num_bytes < HEADER_BYTES:
-        raise DamagedEntryError(f"{num_bytes} bytes are no entry")
+        raise DamagedEntryError(f"{num_bytes} bytes are not an entry")
     # Of the actual size, not of one that a damaged header claims; not zeroed first, which a bytearray would be.
     entry = np.empty(num_bytes, np.uint8).data
     hasher = xxh3_128()

@@ -17,7 +17,7 @@ class Fullness:
         if not self._has_turned_away:
             self._has_turned_away = True
             logger.warning(
-                "an entry of %d bytes exceeds the %d of %s: such entries are not kept there",
+                "an entry of %d bytes exceeds the %d bytes of %s: such entries are not stored there",
                 num_bytes,
                 self._max_bytes,
                 self._place,
@@ -28,7 +28,7 @@ class Fullness:
         """Log that the tier accepts nothing more; not again until it has kept something (`end`)."""
         if not self._is_told:
             self._is_told = True
-            logger.error("%s takes nothing more: %s", self._place, why)
+            logger.error("%s accepts no more entries: %s", self._place, why)
 
     def end(self) -> None:
         self._is_told = False

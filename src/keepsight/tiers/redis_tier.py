@@ -294,5 +294,5 @@ def _int(reply: Reply) -> int:
     if isinstance(reply, bytes):
         reply = int(reply)
     if not isinstance(reply, int):
-        raise TierError(f"a reply {reply!r} in place of a number")
+        raise TierError(f"reply {reply!r} instead of a number")
     return reply

@@ -60,15 +60,15 @@ def parse_address(url: str, field: str = "redis") -> RedisAddress:
     parts = _split(url, field)
     named = parse_qs(parts.query, keep_blank_values=True)
     if parts.fragment or named.keys() - ({"db"} if parts.scheme == "unix" else set()):
-        raise InvalidArgumentError(field, "nothing may follow the address but ?db= of a unix socket")
+        raise InvalidArgumentError(field, "only ?db= of a unix socket may follow the address")
     try:
         port = parts.port
         database = named.get("db", [""])[0] if parts.scheme == "unix" else parts.path.strip("/")
         number = int(database or 0)
     except ValueError:
-        raise InvalidArgumentError(field, "neither port nor database may be other than a number") from None
+        raise InvalidArgumentError(field, "port and database must be numbers") from None
     if number < 0:
-        raise InvalidArgumentError(field, f"databases are counted from 0: {number} is none")
+        raise InvalidArgumentError(field, f"the database must be at least 0, not {number}")
     return RedisAddress(
         host=parts.hostname or "localhost",
         port=port or 6379,
@@ -159,7 +159,7 @@ class RespConnection:
         """Return the size of a value, which `read_into` reads next and `end_value` ends; None if there is no value."""
         kind, rest = self._read_head()
         if kind != b"$":
-            raise TierError(f"a reply {kind!r} in place of a value")
+            raise TierError(f"reply {kind!r} instead of a value")
         return _size(rest, _MAX_VALUE)
 
     def read_into(self, target: memoryview) -> int:

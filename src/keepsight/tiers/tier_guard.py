@@ -108,7 +108,7 @@ class TierGuard:
             if failure is not None:
                 self._set_aside(f"{type(failure).__name__}: {failure}")
             elif self._is_slow():
-                self._set_aside(f"slow: of 20 operations one takes more than {self._limits.slow_seconds:g} s")
+                self._set_aside(f"slow: one of 20 operations takes more than {self._limits.slow_seconds:g} s")
             else:
                 self._note_well()
 

@@ -138,7 +138,7 @@ class TierWorker:
     def _read_all(self) -> None:
         while (read := self._next_read()) is not None:
             array = self._read(read) if read.is_wanted() else None
-            with self._safely("an entry could not be given"):
+            with self._safely("an entry could not be delivered"):
                 read.on_read(array)
 
     def _next_read(self) -> Read | None:

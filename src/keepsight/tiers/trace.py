@@ -68,7 +68,7 @@ class TraceRecorder:
         self._thread.join()
         self._file.close()
         if self.num_left_out:
-            logger.warning("%d uses are missing in the trace", self.num_left_out)
+            logger.warning("%d uses are missing from the trace", self.num_left_out)
 
     def _write_all(self) -> None:
         encoder, has_warned, rest = msgspec.json.Encoder(), False, b""

@@ -54,9 +54,9 @@ def test_keywords_that_say_nothing_are_let_pass() -> None:
         ({"s_aux": torch.zeros(1)}, r"is given attention sinks \(s_aux\)"),
         ({"dropout": 0.1}, "is given dropout"),
         ({"some_new_bias": 2}, "is given some_new_bias"),
-        ({"mask": torch.zeros(1, 1, 1, 1)}, "has a mask of its own"),
-        ({"is_causal": False}, "sees tokens behind a token"),
-        ({"module": nn.Module()}, "does not tell its layer's number"),
+        ({"mask": torch.zeros(1, 1, 1, 1)}, "uses its own mask"),
+        ({"is_causal": False}, "sees later tokens"),
+        ({"module": nn.Module()}, "does not give its layer's number"),
     ],
 )
 def test_what_would_change_the_result_is_refused(options: dict[str, Any], message: str) -> None:

@@ -64,7 +64,7 @@ def test_another_picture_in_the_same_place_is_another(pair: Pair) -> None:
 
 
 def test_a_picture_laid_out_otherwise_than_it_is_encoded_fails_with_the_numbers(pair: Pair) -> None:
-    with pytest.raises(ValueError, match=r"not laid out as it is encoded: 3 tokens stand for .*\[\d+, 64\]"):
+    with pytest.raises(ValueError, match=r"layout does not match its encoding: 3 tokens stand for .*\[\d+, 64\]"):
         pair.encode(0, [IMAGE] * 3)
 
 
@@ -86,7 +86,7 @@ def test_pictures_that_are_more_to_the_modules_than_their_embeddings_are_found_b
 
     monkeypatch.setattr(LlavaModel, "forward", compute_with_more)
     for seed in range(2):
-        with pytest.raises(ValueError, match=r"pictures cannot be served: .* \d+\.\d% otherwise"):
+        with pytest.raises(ValueError, match=r"pictures cannot be served: .* \d+\.\d% differently"):
             Pair(model, reference, LLAVA).encode(seed)
 
 
@@ -100,5 +100,5 @@ def test_pictures_that_the_modules_make_no_embeddings_of_fail_with_the_reason(
     reference, model = LLAVA.make_checkpoint(tmp_path), load_model(tmp_path, PLACE)
     assert isinstance(model, BorrowedModel)
     monkeypatch.setattr(LlavaModel, "get_image_features", lambda *_, **__: BaseModelOutputWithPooling())
-    with pytest.raises(ValueError, match="pictures cannot be served: to its layers they are more than embeddings"):
+    with pytest.raises(ValueError, match="pictures cannot be served: its layers need more than their embeddings"):
         Pair(model, reference, LLAVA).encode(0)

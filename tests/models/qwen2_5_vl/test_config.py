@@ -64,7 +64,7 @@ def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        (changed(quantization_config={"quant_method": "hqq"}), "'hqq' is not taken"),
+        (changed(quantization_config={"quant_method": "hqq"}), "'hqq' is not supported"),
         (changed(use_sliding_window=True), "use_sliding_window: windows of the decoder are not supported"),
         (changed(layer_types=["sliding_attention"] * 36), "layer_types: only full_attention is supported"),
         (changed(rope_scaling={"type": "yarn", "mrope_section": [16, 24, 24]}), "type: must be one of default, mrope"),
@@ -73,7 +73,7 @@ def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
         (changed_tower(out_hidden_size=64), "out_hidden_size: is 64, but the decoder's is 2048"),
         (changed_tower(temporal_patch_size=1), "temporal_patch_size: only 2 is supported"),
         (changed_tower(window_size=27), "window_size: is 27 pixels, but a token's side is 28"),
-        (changed_tower(num_heads=15), "1280 is no multiple of 4 \\* num_heads 15"),
+        (changed_tower(num_heads=15), "1280 is not a multiple of 4 \\* num_heads 15"),
     ],
 )
 def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

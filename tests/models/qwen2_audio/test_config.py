@@ -50,11 +50,14 @@ def test_transformers_own_layout_is_read_likewise_and_defaults_are_its_own(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({**PUBLISHED, "quantization_config": {"quant_method": "hqq"}}, "'hqq' is not taken"),
+        ({**PUBLISHED, "quantization_config": {"quant_method": "hqq"}}, "'hqq' is not supported"),
         (changed("text_config", use_sliding_window=True), "use_sliding_window: windows of the decoder"),
         (changed("text_config", rope_scaling={"type": "yarn"}), "type: must be one of default, not 'yarn'"),
         (changed("audio_config", activation_function="relu"), "activation_function: must be one of gelu_pytorch_tanh"),
-        (changed("audio_config", encoder_attention_heads=3), "d_model: 1280 is no multiple of encoder_attention_heads"),
+        (
+            changed("audio_config", encoder_attention_heads=3),
+            "d_model: 1280 is not a multiple of encoder_attention_heads",
+        ),
     ],
 )
 def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

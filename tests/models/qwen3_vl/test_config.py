@@ -76,20 +76,20 @@ def read_as_saved(tmp_path: Path, reference: Any) -> Qwen3VLConfig:
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({**PUBLISHED, "quantization_config": {"quant_method": "hqq"}}, "'hqq' is not taken"),
-        (changed("vision_config", in_channels=1), "in_channels: pictures are RGB"),
+        ({**PUBLISHED, "quantization_config": {"quant_method": "hqq"}}, "'hqq' is not supported"),
+        (changed("vision_config", in_channels=1), "in_channels: must be 3"),
         (changed("vision_config", temporal_patch_size=1), "temporal_patch_size: only 2 is supported"),
         (changed("vision_config", out_hidden_size=2048), "is 2048, but the decoder's is 2560"),
-        (changed("vision_config", deepstack_visual_indexes=[5, 24]), "must name layers of 24, ascending"),
-        (changed("vision_config", deepstack_visual_indexes=[5, 3]), "must name layers of 24, ascending"),
+        (changed("vision_config", deepstack_visual_indexes=[5, 24]), "must name layers of 24 in ascending order"),
+        (changed("vision_config", deepstack_visual_indexes=[5, 3]), "must name layers of 24 in ascending order"),
         (changed("vision_config", deepstack_visual_indexes="5"), "must be a list of some integers"),
-        (changed("vision_config", num_heads=15), "1024 is no multiple of 4 \\* num_heads 15"),
+        (changed("vision_config", num_heads=15), "1024 is not a multiple of 4 \\* num_heads 15"),
         (changed("text_config", num_hidden_layers=3), "names 3 layers, but what is behind"),
         (changed("text_config", rope_scaling={"rope_type": "yarn", "factor": 4}), "rope_type: must be one of"),
         (changed("text_config", rope_scaling={"mrope_section": [24, 20]}), "must be a list of 3 integers"),
         (changed("text_config", num_key_value_heads=7), "is not a multiple of num_key_value_heads 7"),
-        (changed("text_config", MIXTURE, num_experts=4), "num_experts_per_tok: 8 are more than the 4 experts"),
-        (changed("text_config", MIXTURE, moe_intermediate_size=70), "must be a multiple of 8 where"),
+        (changed("text_config", MIXTURE, num_experts=4), "num_experts_per_tok: 8 exceeds the 4 experts"),
+        (changed("text_config", MIXTURE, moe_intermediate_size=70), "must be a multiple of 8 in"),
     ],
 )
 def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:

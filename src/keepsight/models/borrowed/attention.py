@@ -133,9 +133,9 @@ def _attend_for_module(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if attention_mask is not None:
-        raise UnknownAttentionError("its attention has a mask of its own")
+        raise UnknownAttentionError("its attention uses its own mask")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        raise UnknownAttentionError("its attention sees tokens behind a token")
+        raise UnknownAttentionError("its attention sees later tokens")
     for name, given in {**others, "dropout": dropout}.items():
         if name not in _OF_NO_EFFECT and not _is_nothing(given):
             raise UnknownAttentionError(f"its attention is given {_KNOWN_AS.get(name, name)}")
@@ -160,7 +160,7 @@ def _is_nothing(given: Any) -> bool:
 def _layer_of(module: nn.Module) -> int:
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
-        raise UnknownAttentionError("its attention does not tell its layer's number")
+        raise UnknownAttentionError("its attention does not give its layer's number")
     return layer
 
 

@@ -22,10 +22,10 @@ def check_config(config: Any, path: Path) -> None:
     text = config.get_text_config(decoder=True)
 
     def refuse(name: str, why: str) -> CheckpointConfigError:
-        return CheckpointConfigError(path, f"{name}: {why}; transformers' modules are used as they are")
+        return CheckpointConfigError(path, f"{name}: {why}; transformers' modules are used unchanged")
 
     if config.is_encoder_decoder or text.is_encoder_decoder:
-        raise refuse("is_encoder_decoder", "a decoder that looks at an encoder's states, too, is not supported")
+        raise refuse("is_encoder_decoder", "a decoder that also attends to an encoder is not supported")
     if getattr(config, "quantization_config", None) is not None:
         raise refuse("quantization_config", "quantized weights are not supported")
     for layer_type in getattr(text, "layer_types", None) or ():
@@ -34,9 +34,9 @@ def check_config(config: Any, path: Path) -> None:
     if getattr(text, "num_kv_shared_layers", None):
         raise refuse("num_kv_shared_layers", "layers that share keys and values are not supported")
     if getattr(text, "hidden_size_per_layer_input", None):
-        raise refuse("hidden_size_per_layer_input", "layers that look at the tokens themselves, too, are not supported")
+        raise refuse("hidden_size_per_layer_input", "layers that also read the tokens themselves are not supported")
     if seen := getattr(text, "use_bidirectional_attention", None):
-        raise refuse("use_bidirectional_attention", f"{seen!r}: tokens that see those behind them are not supported")
+        raise refuse("use_bidirectional_attention", f"{seen!r}: tokens that see later ones are not supported")
 
 
 def check_structure(model: Any, path: Path) -> None:
@@ -44,24 +44,24 @@ def check_structure(model: Any, path: Path) -> None:
     name, body = type(model).__name__, model.base_model
 
     def refuse(why: str) -> CheckpointConfigError:
-        return CheckpointConfigError(path, f"architectures: {name}, of transformers, {why}")
+        return CheckpointConfigError(path, f"architectures: transformers' {name} {why}")
 
     if body is model or not hasattr(body.get_decoder(), "set_attn_implementation"):
         raise refuse("has no decoder apart from its head")
     if not body.get_decoder()._can_set_attn_implementation():
-        raise refuse("attends in a way of its own (not by transformers' AttentionInterface)")
+        raise refuse("has its own attention (not transformers' AttentionInterface)")
     if getattr(model.config, "vision_config", None) is not None and not hasattr(body, "get_image_features"):
-        raise refuse("sees pictures in a way of its own (there is no get_image_features apart from its head)")
+        raise refuse("encodes pictures in its own way (it has no get_image_features apart from its head)")
     decoder_takes = _taken_by(body.get_decoder())
     if "deepstack_visual_embeds" in decoder_takes:
-        raise refuse("adds to what pictures are behind several layers, which is not supported")
+        raise refuse("adds to pictures' hidden states after several layers, which is not supported")
     if any(name.endswith("mm_token_type_ids") for name in decoder_takes):
-        raise refuse("computes tokens of pictures otherwise than those of words, which is not supported")
+        raise refuse("computes tokens of pictures differently from text, which is not supported")
     if uses_mrope(body):
         if not places_as_ours(body):
-            raise refuse("has the tokens of pictures in other places than by their rows and columns")
+            raise refuse("places the tokens of pictures otherwise than by their rows and columns")
     elif hasattr(body, "get_image_features") and (told := _KINDS_OF_TOKENS & _taken_by(body)):
-        why = "as it is where these see each other in both directions, which is not supported"
+        why = "as in models where these see each other in both directions, which is not supported"
         raise refuse(f"is told which tokens are pictures' ({', '.join(sorted(told))}), {why}")
 
 

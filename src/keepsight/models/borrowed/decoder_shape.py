@@ -44,11 +44,11 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     _check_layers([heads.layer for heads in seen], config.num_hidden_layers, path)
     shapes = {(heads.key.shape[1:], heads.value.shape[1:]) for heads in seen}
     if len(shapes) > 1:
-        raise _refuse(path, f"its layers' keys and values are of several shapes: {sorted(map(str, shapes))}")
+        raise _refuse(path, f"its layers' keys and values have several shapes: {sorted(map(str, shapes))}")
     [(key, value)] = shapes
     if key[0] != value[0] or key[1] < value[1]:
-        told = f"its keys are of the shape {list(key)}, its values of {list(value)}"
-        raise _refuse(path, f"{told}: they must be as many, and values no wider")
+        told = f"its keys have the shape {list(key)}, its values {list(value)}"
+        raise _refuse(path, f"{told}: there must be as many of both, and values no wider than keys")
     seen.sort(key=lambda heads: heads.layer)
     windows = tuple(heads.window for heads in seen)
     _check_windows(windows, config, path)
@@ -79,7 +79,7 @@ def _layers_around(attentions: list[nn.Module], body: nn.Module) -> tuple[nn.Mod
 
 def _check_layers(layers: list[int], num_layers: int, path: Path) -> None:
     if sorted(layers) != list(range(num_layers)):
-        raise _refuse(path, f"of its {num_layers} layers those that attend are {layers}: each must, once")
+        raise _refuse(path, f"of its {num_layers} layers, {layers} attend: each must attend once")
 
 
 def _check_windows(windows: tuple[int | None, ...], config: Any, path: Path) -> None:
@@ -99,4 +99,4 @@ def _check_windows(windows: tuple[int | None, ...], config: Any, path: Path) -> 
 
 
 def _refuse(path: Path, why: str) -> CheckpointConfigError:
-    return CheckpointConfigError(path, f"a decoder of another kind than can be served: {why}")
+    return CheckpointConfigError(path, f"this kind of decoder is not supported: {why}")

@@ -35,7 +35,7 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
         raise CheckpointError(directory, TRANSFORMERS_MISSING) from error
 
     if (adapter := directory / "adapter_config.json").exists():
-        why = "transformers would add this adapter where peft is installed, and none where it is not: take it out"
+        why = "transformers would load this adapter only where peft is installed: remove it"
         raise CheckpointConfigError(adapter, why)
     path = directory / "config.json"
     architecture = _find_class(path)
@@ -66,7 +66,8 @@ def _find_class(path: Path) -> Any:
         if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel) and found.can_generate():
             return found
     raise UnknownArchitectureError(
-        path, f"architectures: {list(names)}; transformers {transformers.__version__} generates text by none of them"
+        path,
+        f"architectures: {list(names)}; transformers {transformers.__version__} can generate text with none of them",
     )
 
 
@@ -92,7 +93,9 @@ def _read_weights(architecture: Any, config: Any, directory: Path, place: Placem
             directory, missing=sorted(told["missing_keys"]), misshapen=[str(each) for each in told["mismatched_keys"]]
         )
     if told["unexpected_keys"]:
-        logger.warning("%s: tensors that its model has no place for: %s", directory, sorted(told["unexpected_keys"]))
+        logger.warning(
+            "%s: ignored tensors that its model does not have: %s", directory, sorted(told["unexpected_keys"])
+        )
     for name, parameter in model.named_parameters():
         if not all(math.isfinite(extreme) for extreme in torch.aminmax(parameter.detach())):
             raise NotFiniteError(directory, name, name_of(parameter.dtype))

@@ -66,7 +66,7 @@ class BorrowedModel:
         except (KeepsightError, torch.OutOfMemoryError):
             raise
         except UnknownAttentionError as error:
-            told = f"a decoder of another kind than can be served: {error}"
+            told = f"this kind of decoder is not supported: {error}"
             raise CheckpointConfigError(directory / "config.json", told) from error
         except Exception as error:  # modules may raise anything
             why = " ".join(f"{type(error).__name__}: {error}".split())
@@ -101,7 +101,7 @@ class BorrowedModel:
         embeddings, is_seen = self.embed_tokens(token_ids), token_ids == self._image_token
         if features.shape != (int(is_seen.sum()), embeddings.shape[1]):
             told = f"{int(is_seen.sum())} tokens stand for embeddings of the shape {list(features.shape)}"
-            raise ValueError(f"a picture was not laid out as it is encoded: {told}")
+            raise ValueError(f"a picture's layout does not match its encoding: {told}")
         embeddings[is_seen] = features.to(embeddings.dtype)
         if not self._pictures_are_proven:
             prove_picture(self, self._modules, token_ids, is_seen, given, embeddings)
@@ -109,7 +109,7 @@ class BorrowedModel:
         return embeddings[None]
 
     def load_adapter(self, folder: AdapterFolder, max_rank: int) -> AdapterWeights:
-        raise CheckpointError(folder.path, "a model computed by transformers' modules takes no adapters")
+        raise CheckpointError(folder.path, "models computed by transformers' modules do not support adapters")
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         # The picture token lies outside the embedding tables of some models.
@@ -153,7 +153,7 @@ class BorrowedModel:
         """Return the embeddings of the picture, [embeddings, hidden]."""
         features = self._body.get_image_features(**arrays).pooler_output
         if features is None:
-            raise ValueError("this model's pictures cannot be served: to its layers they are more than embeddings")
+            raise ValueError("this model's pictures cannot be served: its layers need more than their embeddings")
         parts = [features] if isinstance(features, Tensor) else features
         return torch.cat([part.flatten(0, -2) for part in parts])
 

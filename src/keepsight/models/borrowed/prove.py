@@ -48,8 +48,8 @@ def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: 
     with without_kernels():  # they are verified separately
         computed = _compute_in_parts(model, token_ids)
     if (found := _find_difference(computed, _compute_plainly(modules, token_ids), model.place)) is not None:
-        told = f"computed in parts and beside another prompt they differ by {found:.1%}"
-        raise CheckpointError(directory, f"transformers' modules answer otherwise than they should: {told}")
+        told = f"computed in parts and beside another prompt, they differ by {found:.1%}"
+        raise CheckpointError(directory, f"transformers' modules give wrong results: {told}")
 
 
 def prove_picture(
@@ -74,7 +74,7 @@ def prove_picture(
         ours = body(inputs_embeds=embeddings[None], position_ids=position_ids(body, batch), use_cache=False)
     hidden, expected = ours.last_hidden_state[0], seen.last_hidden_state[0]
     if (found := _find_difference(hidden, expected, model.place)) is not None:
-        raise ValueError(f"this model's pictures cannot be served: by its own way they are seen {found:.1%} otherwise")
+        raise ValueError(f"this model's pictures cannot be served: its own code computes them {found:.1%} differently")
 
 
 def _find_difference(computed: Tensor, expected: Tensor, place: Placement) -> float | None:

@@ -76,7 +76,7 @@ def _read_tokens_per_image(fields: JsonFields, vision: VisionConfig) -> int:
 def _read_vision(fields: JsonFields) -> VisionConfig:
     fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
     if (num_channels := fields.integer("num_channels", 3)) != 3:
-        raise fields.refuse("num_channels", f"pictures are RGB, so this must be 3, not {num_channels}")
+        raise fields.refuse("num_channels", f"must be 3, as pictures are RGB, not {num_channels}")
     layer = VisionLayerConfig(
         hidden_size=fields.integer("hidden_size", 768),
         intermediate_size=fields.integer("intermediate_size", 3072),
@@ -102,7 +102,9 @@ def _read_vision(fields: JsonFields) -> VisionConfig:
 
 def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
     if fields.flag("use_bidirectional_attention", False):
-        raise fields.refuse("use_bidirectional_attention", "an embedding model: it generates no text")
+        raise fields.refuse(
+            "use_bidirectional_attention", "is set: this is an embedding model, which generates no text"
+        )
     hidden_size = fields.integer("hidden_size", 2304)
     has_bias = fields.flag("attention_bias", False)
     config = DecoderConfig(
@@ -150,7 +152,7 @@ def _read_layer_types(fields: JsonFields, num_layers: int) -> tuple[str, ...]:
         return tuple(LAYER_TYPES[(index + 1) % pattern == 0] for index in range(num_layers))
     layer_types = fields.strings("layer_types")
     if len(layer_types) != num_layers:
-        raise fields.refuse("layer_types", f"names {len(layer_types)} layers, num_hidden_layers is {num_layers}")
+        raise fields.refuse("layer_types", f"names {len(layer_types)} layers, but num_hidden_layers is {num_layers}")
     for layer_type in layer_types:
         if layer_type not in LAYER_TYPES:
             raise fields.refuse("layer_types", f"{layer_type!r} is not one of {', '.join(LAYER_TYPES)}")

@@ -59,6 +59,6 @@ def _read_layer(fields: JsonFields) -> VisionLayerConfig:
         unbiased=("k_proj",),
     )
     if layer.hidden_size % layer.num_heads:
-        message = f"{layer.hidden_size} is no multiple of encoder_attention_heads {layer.num_heads}"
+        message = f"{layer.hidden_size} is not a multiple of encoder_attention_heads {layer.num_heads}"
         raise fields.refuse("d_model", message)
     return layer

@@ -110,7 +110,9 @@ def _read_deep_layers(fields: JsonFields) -> tuple[int, ...]:
     depth = fields.integer("depth", 27)
     indexes = fields.indexes("deepstack_visual_indexes", (8, 16, 24))
     if sorted(set(indexes)) != list(indexes) or any(index >= depth for index in indexes):
-        raise fields.refuse("deepstack_visual_indexes", f"must name layers of {depth}, ascending, not {list(indexes)}")
+        raise fields.refuse(
+            "deepstack_visual_indexes", f"must name layers of {depth} in ascending order, not {list(indexes)}"
+        )
     return indexes
 
 
@@ -157,12 +159,12 @@ def _read_mixture(fields: JsonFields, hidden_size: int) -> MixtureConfig:
     num_experts = fields.integer("num_experts", fields.integer("num_local_experts", 60))
     num_chosen = fields.integer("num_experts_per_tok", 4)
     if num_chosen > num_experts:
-        raise fields.refuse("num_experts_per_tok", f"{num_chosen} are more than the {num_experts} experts")
+        raise fields.refuse("num_experts_per_tok", f"{num_chosen} exceeds the {num_experts} experts")
     wide = fields.integer("moe_intermediate_size", 1408)
     # The grouped product on a GPU needs rows that begin at multiples of 16 bytes.
     for name, size in (("hidden_size", hidden_size), ("moe_intermediate_size", wide)):
         if size % 8:
-            raise fields.refuse(name, f"must be a multiple of 8 where there are experts, not {size}")
+            raise fields.refuse(name, f"must be a multiple of 8 in models with experts, not {size}")
     return MixtureConfig(num_experts, num_chosen, wide)
 
 
