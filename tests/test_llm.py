@@ -1047,7 +1047,7 @@ def test_a_prompt_of_the_wrong_shape_is_refused_by_name(llm: LLM, prompt: Any, m
 @pytest.mark.parametrize(
     ("params", "message"),
     [
-        ([SamplingParams()], "sampling_params: holds 1 for 2 prompts"),
+        ([SamplingParams()], "sampling_params: must have one for each of 2 prompts, not 1"),
         ({"temperature": 0}, "sampling_params: must be SamplingParams"),
         ([SamplingParams(), {"temperature": 0}], "sampling_params: must be SamplingParams"),
     ],

@@ -23,5 +23,5 @@ def test_pages_that_a_gpu_has_no_room_for_are_refused_with_their_size(monkeypatc
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 1.00 GiB.")
 
     monkeypatch.setattr(torch, "empty", refuse)
-    with pytest.raises(PagesTooLargeError, match=r"^2097152 pages .* take 1\.0 GiB, .*: CUDA out of memory\. Tried"):
+    with pytest.raises(PagesTooLargeError, match=r"^2097152 KV blocks take 1\.0 GiB, .*: CUDA out of memory\. Tried"):
         KvBlockStore(SHAPE, 2**21, 8, Placement(torch.device("meta"), torch.bfloat16))
