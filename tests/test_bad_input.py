@@ -278,10 +278,10 @@ def test_a_model_that_reads_text_only_says_so_of_pictures(tmp_path: Path) -> Non
     with pytest.raises(PictureCountError, match="reads text only"):
         llm.generate({"prompt": "<start_of_image>", "multi_modal_data": {"image": draw(1).picture}})
     # Its tokenizer knows this token, its embedding does not.
-    with pytest.raises(ReservedTokenError, match="the text holds <image_soft_token>") as reserved:
+    with pytest.raises(ReservedTokenError, match="the text contains <image_soft_token>") as reserved:
         llm.chat(ask("<image_soft_token>"))
     assert reserved.value.field == "messages"
-    with pytest.raises(InvalidArgumentError, match="909 is no token of this model's 909"):
+    with pytest.raises(InvalidArgumentError, match="909 is not one of this model's 909 tokens"):
         llm.generate({"prompt_token_ids": [909]})
     [output] = llm.chat(ask("Hello"), SamplingParams(max_tokens=3, ignore_eos=True))
     assert len(output.outputs[0].token_ids) == 3

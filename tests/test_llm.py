@@ -307,7 +307,7 @@ def test_token_ids_may_be_integers_of_numpy(llm: LLM) -> None:
     [output] = llm.generate({"prompt_token_ids": list(np.array([2, 30, 40]))}, params)
     assert (output.prompt_token_ids, output.outputs) == (plain.prompt_token_ids, plain.outputs)
     for wrong in (2.0, True, "2", None):
-        with pytest.raises(InvalidArgumentError, match="is no token: it must be an integer"):
+        with pytest.raises(InvalidArgumentError, match="is not a token: it must be an integer"):
             llm.generate({"prompt_token_ids": [wrong]}, params)
 
 
@@ -1030,7 +1030,7 @@ def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], me
         ({"prompt_token_ids": ["a"]}, "prompt_token_ids: 'a' is no token"),
         ({"prompt_token_ids": []}, "prompt_token_ids: is empty"),
         ({"prompt_token_ids": 5}, "prompt_token_ids: must be a list"),
-        ({"prompt_token_ids": [2, 7, 909, 8]}, "prompt_token_ids: must not hold"),
+        ({"prompt_token_ids": [2, 7, 909, 8]}, "prompt_token_ids: must not contain"),
         ({"prompt": "a", "multi_modal_data": {"smell": []}}, "multi_modal_data.smell: only image, video, audio"),
         ({"prompt": "a", "multi_modal_data": 5}, "multi_modal_data: must be a mapping"),
         ({"prompt": "a", "mm_processor_kwargs": [5]}, "mm_processor_kwargs: must be a mapping"),

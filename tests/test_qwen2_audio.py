@@ -111,7 +111,7 @@ def _check_other_endpoints(client: OpenAI, url: str, model: str, part: dict[str,
     assert told.usage.input_tokens == counted["count"]
     wrong = httpx.post(f"{url}/v1/chat/completions", json=asked | {"messages": [_with(wav(RATE + 160))]})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (413, "picture_too_large")
-    assert "has 1.01 seconds, at most 1 seconds are taken by this model" in wrong.json()["error"]["message"]
+    assert "has 1.01 seconds, this model takes at most 1 seconds" in wrong.json()["error"]["message"]
 
 
 def _with(data: bytes) -> dict[str, Any]:

@@ -123,7 +123,7 @@ def test_a_list_of_more_tokens_than_there_are_is_refused_by_its_name(preparer: R
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
 def test_a_token_that_this_model_has_not_is_refused_by_its_place(preparer: RequestPreparer, name: str) -> None:
     anothers: dict[str, Any] = {name: [5, 151_645]}
-    with pytest.raises(InvalidArgumentError, match=rf"^{name}\[1\]: 151645 is no token of this model's"):
+    with pytest.raises(InvalidArgumentError, match=rf"^{name}\[1\]: 151645 is not one of this model's"):
         preparer.prepare_text("Hello", {}, SamplingParams(**anothers))
 
 
@@ -132,7 +132,7 @@ def test_what_the_model_can_say_and_no_text_spells_can_be_asked_for_and_sent_bac
     assert preparer.tokenizer.token(last) is None
     params = SamplingParams(logit_bias={last: 1.0}, allowed_token_ids=[last], stop_token_ids=[last])
     assert preparer.prepare_tokens([2, last], params).engine_request.token_ids == (2, last)
-    with pytest.raises(InvalidArgumentError, match=r"prompt_token_ids: 960 is no token of this model's 960"):
+    with pytest.raises(InvalidArgumentError, match=r"prompt_token_ids: 960 is not one of this model's 960 tokens"):
         preparer.prepare_tokens([2, VOCAB_SIZE], PARAMS)
 
 

@@ -169,5 +169,5 @@ def test_the_strips_of_an_embedded_prompt_are_all_as_long(preparer: RequestPrepa
 def test_token_ids_that_stand_for_pictures_are_refused(preparer: RequestPreparer, token: str) -> None:
     token_id = preparer.tokenizer.token_id(token)
     assert token_id is not None
-    with pytest.raises(ReservedTokenError, match=f"must not hold {token_id}"):
+    with pytest.raises(ReservedTokenError, match=f"must not contain {token_id}"):
         preparer.prepare_tokens([5, token_id], PARAMS)

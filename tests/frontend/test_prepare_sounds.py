@@ -179,7 +179,7 @@ def test_a_sound_is_asked_about_by_its_uuid_alone_and_another_length_needs_anoth
         named = prepare(preparer, left_out | {"uuid": "bark"})
         assert hashes_of(named) == hashes_of(sent)
         assert named.engine_request.token_ids == sent.engine_request.token_ids
-    with pytest.raises(MediaConflictError, match="has 9000 samples, but the uuid 'bark' already names what has 8000"):
+    with pytest.raises(MediaConflictError, match="has 9000 samples, but the uuid 'bark' already names one with 8000"):
         prepare(preparer, as_part(wav(9_000), uuid="bark"))
     with pytest.raises(UnknownMediaError):
         prepare(preparer, {"type": "input_audio", "input_audio": None, "uuid": "meow"})
@@ -195,7 +195,7 @@ def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_num
     assert caught.value.field == "messages[0].content[0].input_audio.data"
     assert caught.value.status == 413
     assert prepare(preparer, as_part(wav(321))).engine_request.num_audio_tokens == 1
-    with pytest.raises(UnsupportedPictureError, match="has 320 samples of 16000 in a second, at least 321"):
+    with pytest.raises(UnsupportedPictureError, match="has 320 samples at 16000 per second, this model takes at least 321"):
         prepare(preparer, as_part(wav(320)))
 
 
@@ -242,14 +242,14 @@ def test_a_request_has_so_many_sounds_and_no_more(checkpoint: Path) -> None:
 
 
 def test_a_model_is_sent_only_what_it_takes(preparer: RequestPreparer) -> None:
-    with pytest.raises(UnsupportedFieldError, match="is a picture, and this model takes none"):
+    with pytest.raises(UnsupportedFieldError, match="is a picture, but this model takes none"):
         prepare(preparer, by_url(draw(1).picture))
     with pytest.raises(UnsupportedFieldError, match="is a PDF, whose pages would be pictures, and this"):
         prepare(preparer, {"type": "file", "file": {"file_data": "JVBERi0="}})
-    with pytest.raises(UnsupportedFieldError, match=r"is a video, and this model takes none$"):
+    with pytest.raises(UnsupportedFieldError, match=r"is a video, but this model takes none$"):
         prepare(preparer, {"type": "video_url", "video_url": "data:video/mp4;base64,AAAA"})
     seeing = RequestPreparer.from_config(Config(model=str(DEMO)))
-    with pytest.raises(UnsupportedFieldError, match="is a sound, and this model takes none"):
+    with pytest.raises(UnsupportedFieldError, match="is a sound, but this model takes none"):
         prepare(seeing, as_part(wav()))
     for data in (wav(), sound("mp3", "libmp3lame", rate=44_100)):
         with pytest.raises(UnsupportedPictureError, match="is a sound, not a picture; this model takes none"):

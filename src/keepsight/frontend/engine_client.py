@@ -209,7 +209,7 @@ class EngineClient:
                 raise EngineLostError(self._reason_of_end)
             if not self._engines:
                 # The next engine begins with empty caches, except for those that outlive an engine.
-                raise EngineLostError("no engine is ready to be told: reset again once one is")
+                raise EngineLostError("no engine is ready: reset again once one is")
             for engine in self._engines.values():
                 engine.send(ResetCaches(prefix, encoder, processor))
                 if prefix:

@@ -74,7 +74,7 @@ class _Terms:
         if salt is not None and (type(salt) is not str or not 0 < len(salt) <= MAX_SALT_CHARACTERS):
             shown = repr(salt)[:80]
             raise InvalidArgumentError(
-                "cache_salt", f"must be a text of 1 to {MAX_SALT_CHARACTERS} characters, not {shown}"
+                "cache_salt", f"must be a string of 1 to {MAX_SALT_CHARACTERS} characters, not {shown}"
             )
         if type(priority) is not int or abs(priority) > MAX_PRIORITY:
             raise InvalidArgumentError("priority", f"must be an integer of at most 63 bits, not {priority!r}")
@@ -288,7 +288,7 @@ class RequestPreparer:
             if token_id in self._media_token_ids:
                 token = self.tokenizer.token(token_id)
                 raise ReservedTokenError(
-                    field, f"must not hold {token_id}, {token}: what it stands for cannot be sent along"
+                    field, f"must not contain {token_id}, {token}: the media it stands for cannot be sent along"
                 )
         prompt, terms = ExpandedPrompt(tuple(token_ids), ()), _Terms(params, cache_salt, priority)
         self._limits.check_expanded(prompt, field, terms.max_counted_tokens)
@@ -304,7 +304,7 @@ class RequestPreparer:
     ) -> list[PreparedRequest]:
         """Prepare prompts of one request, by the caller's name for each: [tokens, hidden], the first layer's input."""
         if params.prompt_logprobs is not None:
-            raise InvalidArgumentError("prompt_logprobs", "tells of a prompt's tokens, and one of embeddings has none")
+            raise InvalidArgumentError("prompt_logprobs", "is about a prompt's tokens, but one of embeddings has none")
         terms = _Terms(params, cache_salt, priority)
         try:
             fetched = self.intake.fetch_prompts(sources)

@@ -14,7 +14,7 @@ PARAMS_OF_VECTORS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
 
 def check_dimensions(dimensions: int | None, hidden_size: int) -> None:
     if dimensions is not None and dimensions > hidden_size:
-        told = f"must be at most {hidden_size}, the numbers that this model's vectors have"
+        told = f"must be at most {hidden_size}, the size of this model's vectors"
         raise InvalidArgumentError("dimensions", f"{told}, not {dimensions}")
 
 

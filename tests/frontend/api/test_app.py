@@ -356,7 +356,7 @@ def test_other_routes_and_methods_are_refused_in_the_same_shape(client: Client) 
     assert error_of(client.send("DELETE", "/v1/models")) == (405, None, None)
     assert error_of(client.send("GET", "/v1/models/other/one")) == (404, "model", "model_not_found")
     message = client.send("POST", "/v1/batches").json()["error"]["message"]
-    assert message == "POST /v1/batches: Not Found; GET /openapi.json lists what there is"
+    assert message == "POST /v1/batches: Not Found; GET /openapi.json lists all paths"
     message = client.send("POST", "/generate").json()["error"]["message"]
     assert message.startswith("POST /generate: Not Found; did you mean /v1/completions? GET /openapi.json")
 

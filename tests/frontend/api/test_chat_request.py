@@ -148,14 +148,14 @@ def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(na
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"service_tier": "flex"}, 'service_tier: {} but for "auto" or "default", which asks for nothing'),
+        ({"service_tier": "flex"}, 'service_tier: {} except for "auto" or "default", which has no effect'),
         (
             {"structured_outputs": {"regex": "a", "disable_additional_properties": True}},
-            "structured_outputs.disable_additional_properties: {} but for false, which asks for nothing",
+            "structured_outputs.disable_additional_properties: {} except for false, which has no effect",
         ),
         ({"web_search_options": {}}, "web_search_options: {}"),
-        ({"request_id": "mine"}, "request_id: {}; the header X-Request-Id says the same"),
-        ({"cache_prompt": False}, "cache_prompt: {} but for true, which asks for nothing"),
+        ({"request_id": "mine"}, "request_id: {}; the header X-Request-Id does the same"),
+        ({"cache_prompt": False}, "cache_prompt: {} except for true, which has no effect"),
     ],
 )
 def test_whoever_is_refused_is_told_what_would_pass(fields: dict[str, Any], said: str) -> None:
@@ -203,7 +203,7 @@ def test_a_field_of_a_few_words_is_refused_with_those_that_it_takes(kind: object
 
 @pytest.mark.parametrize("tool", [{"tool": 1}, {"function": {"name": "look", "stopp": 1}}])
 def test_no_field_is_proposed_of_another_place(tool: dict[str, Any]) -> None:
-    with pytest.raises(UnsupportedFieldError, match=r"tools\[0\].* is no field that this server knows$"):
+    with pytest.raises(UnsupportedFieldError, match=r"tools\[0\].* is not a field of this API$"):
         parse(tools=[{"type": "function", "function": {"name": "look"}} | tool])
 
 

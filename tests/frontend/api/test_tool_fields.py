@@ -64,9 +64,9 @@ def test_a_choice_may_repeat_whole_tools_and_goes_by_their_names() -> None:
 
 def test_whoever_chooses_a_tool_that_there_is_not_is_told_which_there_are() -> None:
     for choice in (named("touch"), allowed("auto", "touch")):
-        with pytest.raises(InvalidArgumentError, match=r"'touch', which is no tool's name: there are look, a\.b-c$"):
+        with pytest.raises(InvalidArgumentError, match=r"'touch', which is not a tool's name: there are look, a\.b-c$"):
             parse(tools=[tool("look"), tool("a.b-c")], tool_choice=choice)
-    with pytest.raises(InvalidArgumentError, match=r"which is no tool's name: there are no tools$"):
+    with pytest.raises(InvalidArgumentError, match=r"which is not a tool's name: there are no tools$"):
         parse(tool_choice=named("touch"))
     many = [tool(f"n{index}") for index in range(128)]
     with pytest.raises(InvalidArgumentError, match=r"n14, n15 and 112 more$"):

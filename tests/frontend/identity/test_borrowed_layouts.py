@@ -48,7 +48,7 @@ def test_what_is_refused_is_asked_about_again_and_refused_by_its_caller_s_name()
 def test_a_picture_of_more_tokens_than_an_engine_has_room_for_is_refused_with_both_numbers() -> None:
     layouts = BorrowedLayouts(PROCESSOR, Processor())
     assert layouts.of(Geometry(MAX_TOKENS_OF_BORROWED, 100), "picture").num_tokens == MAX_TOKENS_OF_BORROWED
-    with pytest.raises(PictureTooLargeError, match=r"16385 x 100 pixels has 16385 tokens .* at most 16384 are taken"):
+    with pytest.raises(PictureTooLargeError, match=r"16385 x 100 pixels has 16385 tokens .* at most 16384 are allowed"):
         layouts.of(Geometry(MAX_TOKENS_OF_BORROWED + 1, 100), "picture")
 
 

@@ -58,7 +58,7 @@ def test_what_was_written_in_part_is_not_there(position: int) -> None:
 def test_without_room_each_frontend_knows_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     assert CommonGeometries.open(tmp_path / "file") is None
-    assert "alone" in caplog.text
+    assert "only the frontend" in caplog.text
 
 
 def test_known_media_asks_what_others_know_and_tells_what_it_learns(tmp_path: Path) -> None:

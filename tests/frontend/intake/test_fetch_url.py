@@ -358,7 +358,7 @@ BROKEN = {
     "206": (response(b"part", 206), "answered 206"),
     "packed": (response(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"), "compressed ('gzip')"),
     "packed twice": (response(b"a", Content_Encoding="br, gzip"), "compressed"),
-    "no HTTP": (b"SSH-2.0-OpenSSH\r\n\r\n", "its server answered otherwise than HTTP says"),
+    "no HTTP": (b"SSH-2.0-OpenSSH\r\n\r\n", "its server violated HTTP"),
     "a redirect to nowhere": (response(b"", 302), "without saying where"),
     "a head without end": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 50_000, "could not be downloaded"),
     "two lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "could not be downloaded"),
@@ -381,7 +381,7 @@ def test_a_body_that_ends_too_soon_is_no_picture(server: PictureServer, head: st
         writer.write(f"HTTP/1.1 200 OK\r\n{head}\r\n\r\n".encode() + b"10\r\nabc")
         writer.close()
 
-    assert "or broke off (RemoteProtocolError)" in fault_of(server.serve("/a", break_off)).message
+    assert "or closed the connection (RemoteProtocolError)" in fault_of(server.serve("/a", break_off)).message
 
 
 def test_nobody_listening_is_told_without_the_address() -> None:

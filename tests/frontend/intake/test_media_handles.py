@@ -122,7 +122,7 @@ def test_content_is_pinned_while_any_handle_of_it_is(handles: MediaHandles, cloc
 
 def test_what_would_exceed_the_quota_is_refused_and_nothing_goes_for_it(handles: MediaHandles, clock: Clock) -> None:
     kept = handles.add("a", bytes(60), SIZE, 10)
-    with pytest.raises(MediaQuotaError, match="60 that are kept for you would exceed your 100"):
+    with pytest.raises(MediaQuotaError, match="60 that are stored for you would exceed your 100"):
         handles.add("a", bytes(41), SIZE)
     assert handles.page("a", 9) == [kept]
     handles.add("b", bytes(100), SIZE)
@@ -216,7 +216,7 @@ def test_an_upload_leaves_room_for_the_largest_to_go_again(
 ) -> None:
     handles.add("a", bytes(60), SIZE, 10)
     monkeypatch.setattr(RunDirectory, "num_free_bytes", (1 << 20) + 65)
-    with pytest.raises(MediaStoreError, match="no room for 6 bytes"):
+    with pytest.raises(MediaStoreError, match="no room for 6 more bytes"):
         handles.add("b", bytes(6), SIZE)
     handles.add("b", bytes(5), SIZE)
     clock.now += 10

@@ -70,7 +70,7 @@ def test_other_arrays_are_refused_with_what_is_allowed(described: str) -> None:
     with pytest.raises(UnsupportedPictureError) as caught:
         take_source(REFUSED[described], "messages[0].content[0].image_pil")
     assert caught.value.field == "messages[0].content[0].image_pil"
-    assert f"an array of {described} is not taken; allowed are uint8 [height, width, 3]" in caught.value.message
+    assert f"an array of {described} is not supported; allowed are uint8 [height, width, 3]" in caught.value.message
     assert ("image_embeds" in caught.value.message) == ("float" in described)
 
 

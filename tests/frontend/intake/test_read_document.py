@@ -50,11 +50,11 @@ def test_words_that_another_space_parts_stay_parted(character: str, read: str) -
 @pytest.mark.parametrize(
     ("data", "error", "said"),
     [
-        (b"", UnreadablePictureError, "0 bytes that are no PDF"),
+        (b"", UnreadablePictureError, "0 bytes that are not a PDF"),
         (b"\x89PNG\r\n\x1a\n", UnreadablePictureError, "a picture?"),
         (b"%PDF-1.7 and nothing else", UnreadablePictureError, "damaged or truncated"),
         (write_pdf(), UnreadablePictureError, "damaged or truncated"),
-        (write_pdf(Page(more="/CropBox [2000 2000 2100 2100]")), UnreadablePictureError, "nothing would be seen"),
+        (write_pdf(Page(more="/CropBox [2000 2000 2100 2100]")), UnreadablePictureError, "no visible area"),
         (write_pdf(Page(["secret"]), trailer=ENCRYPTED), UnsupportedPictureError, "a password"),
     ],
 )

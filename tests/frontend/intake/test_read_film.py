@@ -67,7 +67,7 @@ def test_an_array_is_a_film_of_24_frames_a_second_unless_somebody_says_otherwise
 
 @pytest.mark.parametrize("shape", [(48, 64, 3), (9, 48, 64, 4), (9, 3, 48, 64)])
 def test_an_array_of_another_shape_is_no_film(shape: tuple[int, ...]) -> None:
-    with pytest.raises(UnsupportedPictureError, match=r"is no film; allowed are uint8 \[frames, height, width, 3\]"):
+    with pytest.raises(UnsupportedPictureError, match=r"is not a film; allowed are uint8 \[frames, height, width, 3\]"):
         read_film(np.zeros(shape, np.uint8), FIELD)
 
 
@@ -116,7 +116,7 @@ def test_a_frame_may_have_as_many_pixels_as_the_limit_says(format_: str, codec: 
 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
-    with pytest.raises(UnreadablePictureError, match="frames in a second"):
+    with pytest.raises(UnreadablePictureError, match="frames per second"):
         read_film(drawn_frames(), FIELD, frames_per_second=rate)
 
 

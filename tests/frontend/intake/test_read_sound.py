@@ -43,7 +43,7 @@ def test_the_length_of_a_wav_and_of_samples_is_known_without_pyav(monkeypatch: p
 
 
 def test_of_a_film_its_sound_is_taken_and_one_without_is_refused() -> None:
-    with pytest.raises(UnreadablePictureError, match="a file without a sound"):
+    with pytest.raises(UnreadablePictureError, match="a file without sound"):
         read_sound(film(), FIELD, RATE)
 
 
@@ -81,7 +81,7 @@ def test_a_sound_without_samples_is_refused(source: SoundSource) -> None:
 def test_a_rate_that_nobody_records_with_is_refused(rate: int) -> None:
     data = bytearray(wav_of(bytes(8)))
     data[24:28] = rate.to_bytes(4, "little")
-    with pytest.raises(UnreadablePictureError, match=f"a sound with {rate} samples in a second; from 1000 to 384000"):
+    with pytest.raises(UnreadablePictureError, match=f"a sound with {rate} samples per second; 1000 to 384000"):
         read_sound(bytes(data), FIELD, RATE)
 
 

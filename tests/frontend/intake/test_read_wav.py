@@ -61,10 +61,10 @@ def test_of_a_file_that_was_never_closed_all_that_lies_there_is_read(whole: int)
 @pytest.mark.parametrize(
     ("data", "error", "said"),
     [
-        (wav()[:12], UnreadablePictureError, "has no samples, or does not say before them what they are"),
+        (wav()[:12], UnreadablePictureError, "has no samples, or does not describe them first"),
         (wav()[:12] + b"LIST\0\0\0\0" * 2000, UnreadablePictureError, "has no samples"),
-        (wav()[:12] + b"data\0\0\0\0", UnreadablePictureError, "does not say before them what they are"),
-        (wav()[:12] + b"fmt \x04\0\0\0\1\0\1\0", UnreadablePictureError, "ends in the description"),
+        (wav()[:12] + b"data\0\0\0\0", UnreadablePictureError, "does not describe them first"),
+        (wav()[:12] + b"fmt \x04\0\0\0\1\0\1\0", UnreadablePictureError, "ends within the description"),
         (wav_of(b"", 7, 8), UnsupportedPictureError, "a WAV of the kind 7 with 8 bits; these are read: PCM of 8"),
         (wav_of(b"", 1, 16, 0), UnreadablePictureError, "says that 0 channels of 16 bits take 0 bytes"),
     ],

@@ -54,7 +54,7 @@ def test_the_bytes_of_a_file_are_one_film_and_a_list_of_them_several() -> None:
     [
         (5, InvalidArgumentError, "must be a URL, a file's bytes"),
         ([], InvalidArgumentError, "not list"),
-        (FRAMES[0], UnsupportedPictureError, r"uint8 \[4, 6, 3\] is no film"),
+        (FRAMES[0], UnsupportedPictureError, r"uint8 \[4, 6, 3\] is not a film"),
         (FRAMES.astype(np.float32), UnsupportedPictureError, "float32"),
         ([FRAMES[0], FRAMES[1][:2]], UnsupportedPictureError, r"one shape, not \[\(2, 6, 3\), \(4, 6, 3\)\]"),
         ((FRAMES, {"fps": 0}), InvalidArgumentError, "fps of 0: it must be a number above 0"),

@@ -49,11 +49,11 @@ def test_the_bytes_of_a_file_are_one_sound_and_a_list_of_them_several() -> None:
     [
         (5, InvalidArgumentError, "must be a URL, a file's bytes"),
         ([], InvalidArgumentError, "not list"),
-        ((VALUES * 9).astype(np.int16), UnsupportedPictureError, r"int16 \[50\] is no sound; .* divided by 32768"),
-        (VALUES[None, None], UnsupportedPictureError, r"float32 \[1, 1, 50\] is no sound"),
+        ((VALUES * 9).astype(np.int16), UnsupportedPictureError, r"int16 \[50\] is not a sound; .* divided by 32768"),
+        (VALUES[None, None], UnsupportedPictureError, r"float32 \[1, 1, 50\] is not a sound"),
         ((VALUES, 8_000.5), InvalidArgumentError, "sampling rate must be a whole number, not 8000.5"),
         ((VALUES, float("nan")), InvalidArgumentError, "sampling rate must be a whole number, not nan"),
-        ((VALUES, -1), InvalidArgumentError, "a sound with -1 samples in a second"),
+        ((VALUES, -1), InvalidArgumentError, "a sound with -1 samples per second"),
         (VALUES / 0.0, InvalidArgumentError, "a sound with a NaN, an infinity, or a sample beyond"),
     ],
 )

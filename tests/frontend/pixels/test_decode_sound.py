@@ -37,7 +37,7 @@ def test_as_many_channels_as_a_frame_has_addresses_are_taken_and_no_more(monkeyp
     num_samples = read_sound(data, "audio", RATE).num_samples
     assert 0.01 < np.abs(decode_sound(data, RATE, num_samples)).max() < 1
     monkeypatch.setattr(open_sound, "MAX_CHANNELS", 7)
-    with pytest.raises(UnsupportedPictureError, match="a sound of 8 channels; at most 7 are taken"):
+    with pytest.raises(UnsupportedPictureError, match="a sound of 8 channels; at most 7 are allowed"):
         decode_sound(data, RATE, num_samples)
 
 

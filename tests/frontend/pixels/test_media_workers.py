@@ -466,7 +466,7 @@ def test_one_that_takes_too_long_is_refused_and_not_tried_again(
     # As in the workers.
     monkeypatch.setattr(media_worker, "MAX_CPU_SECONDS", 1)
     num_crashes = misbehaving.num_crashes
-    with pytest.raises(PictureTooLargeError, match="takes more than 1 seconds of a processor to be decoded"):
+    with pytest.raises(PictureTooLargeError, match="takes more than 1 seconds of processor time to be decoded"):
         misbehaving.make(job_of_bytes(SPIN))
     assert misbehaving.num_crashes == num_crashes + 1
     assert_works(misbehaving)

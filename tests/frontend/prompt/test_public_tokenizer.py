@@ -33,7 +33,7 @@ def test_texts_and_ids_are_those_of_transformers(directory: Path) -> None:
         judged = judge.apply_chat_template(messages, tokenize=False, **end)
         assert ours.apply_chat_template(messages, tokenize=False, **end) == judged
         assert ours.apply_chat_template(messages, **end) == judge.encode(judged, add_special_tokens=False)
-    with pytest.raises(InvalidArgumentError, match="which of the two"):
+    with pytest.raises(InvalidArgumentError, match="together with add_generation_prompt"):
         ours.apply_chat_template(TURNS, add_generation_prompt=True, continue_final_message=True)
 
 
@@ -41,5 +41,5 @@ def test_texts_and_ids_are_those_of_transformers(directory: Path) -> None:
 def test_what_is_no_text_is_refused_as_that(value: Any) -> None:
     inner = Tokenizer.from_checkpoint(DEMO)
     ours = PublicTokenizer(inner, ChatTemplate.from_checkpoint(DEMO, inner.special_tokens))
-    with pytest.raises(InvalidArgumentError, match=f"text: must be a text, not {type(value).__name__}"):
+    with pytest.raises(InvalidArgumentError, match=f"text: must be a string, not {type(value).__name__}"):
         ours.encode(value)

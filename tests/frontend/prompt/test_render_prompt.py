@@ -204,7 +204,7 @@ def test_a_role_that_nobody_knows_is_refused_and_not_written_into_the_prompt(rol
             [user(text_part("Hi")), {"role": role, "content": "x"}],
         )
     assert refused.value.field == "messages[1].role"
-    assert ("of the role tool" in refused.value.message) == (role == "function")
+    assert ("have the role tool" in refused.value.message) == (role == "function")
 
 
 def test_a_role_that_a_template_names_is_one() -> None:
@@ -265,7 +265,7 @@ SHOWS_SOME = (
 def test_a_system_s_message_is_refused_where_the_template_would_leave_it_out(role: str) -> None:
     said, asked = {"role": role, "content": [text_part("Be brief.")]}, user(text_part("Hi"))
     assert render(SHOWS_SOME, [said, asked]) == "Be brief.Hi"
-    with pytest.raises(UnsupportedFieldError, match=r"^messages\[1\]\.role: .* only where it is the first"):
+    with pytest.raises(UnsupportedFieldError, match=r"^messages\[1\]\.role: .* only if it is the first"):
         render(SHOWS_SOME, [asked, said, asked])
     every = "{% for each in messages %}{% for part in each.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
     assert render(every, [asked, said]) == "<Hi><Be brief.>"

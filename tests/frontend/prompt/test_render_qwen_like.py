@@ -89,7 +89,7 @@ def test_the_last_message_is_gone_on_with_as_by_transformers(judge: Any, source:
 def test_variables_are_those_that_the_template_looks_at() -> None:
     read = read_messages([{"role": "user", "content": "Hi"}], "answer", {"enable_thinking": False})
     assert TEMPLATES[QWEN_LIKE].render(read).endswith("<|im_start|>assistant\n<think>\n\n</think>\n\n")
-    with pytest.raises(UnsupportedFieldError, match="it looks at enable_thinking"):
+    with pytest.raises(UnsupportedFieldError, match="it uses enable_thinking"):
         TEMPLATES[QWEN_LIKE].render(read_messages([{"role": "user", "content": "Hi"}], "answer", {"add_vision": True}))
 
 

@@ -136,7 +136,7 @@ def test_a_tokenizer_s_own_end_that_ends_no_answer_is_told(tmp_path: Path, caplo
     assert not caplog.text
     (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": 6}))
     assert Tokenizer.from_checkpoint(tmp_path).eos_token_ids == {6}
-    assert "eos_token <eos> (1) ends no answer" in caplog.text
+    assert "eos_token <eos> (1) does not end answers" in caplog.text
 
 
 def test_byte_tokens_give_their_byte_and_others_their_text() -> None:
@@ -339,7 +339,7 @@ WITHOUT_DECODER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"<bos>"
     ("name", "content", "said"),
     [
         ("tokenizer.json", None, "is missing"),
-        ("tokenizer.json", "{", "is no tokenizer"),
+        ("tokenizer.json", "{", "cannot be read as a tokenizer"),
         ("tokenizer.json", WITHOUT_DECODER, "decoder"),
         ("tokenizer_config.json", "[]", "JSON object"),
         ("tokenizer_config.json", "{", "not valid JSON"),

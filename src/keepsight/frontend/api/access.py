@@ -54,7 +54,7 @@ class Access:
         if is_for_admins(path) and self._admin_keys:
             return _find_key(headers, self._admin_keys, "the administrator's key")
         if is_for_admins(path) and not _is_local(scope, headers):
-            message = "only the machine that the server runs on may ask for this: it has no admin key"
+            message = "only requests from the server's own machine may do this, as it has no admin key"
             raise ForbiddenError(message, "admin_only")
         if keys := self._watching_keys if path == METRICS_PATH else self._keys:
             return _find_key(headers, keys, other_header=MESSAGES_HEADER if asks_anthropic(scope) else None)
@@ -72,7 +72,7 @@ class Access:
         if _is_of_own_page(headers) or is_behind_proxy or headers.get("sec-fetch-site") == "same-origin":
             return
         if origin not in allowed and "*" not in allowed:
-            message = f"a web page of {origin!r:.80} may not ask: --allowed-origins names those that may"
+            message = f"a web page of {origin!r:.80} is not allowed: --allowed-origins lists those that are"
             raise ForbiddenError(message, "origin_not_allowed")
 
 
@@ -129,7 +129,7 @@ def _find_key(
     # All keys are compared, by digests of one length, so that the time taken reveals nothing about any key.
     matching = [key for key in keys if hmac.compare_digest(_digest(key), digest)]
     if not matching:
-        raise AccessError(f"{wanted} is needed, and this is none that is known here", "invalid_api_key")
+        raise AccessError(f"{wanted} is needed: the one given is unknown", "invalid_api_key")
     return matching[0]
 
 

@@ -181,7 +181,7 @@ class Answer(AskedPrompts, ABC):
                 raise
             if isinstance(error, InvalidArgumentError):
                 # The message is not logged: it may quote the caller's input.
-                logger.info("the answer %s failed: what was asked as %s is at fault", self.id, error.field)
+                logger.info("the answer %s failed because of the request's %s", self.id, error.field)
             else:
                 is_foreseen = isinstance(error, RequestFailedError)
                 logger.error("the answer %s failed: %s", self.id, error, exc_info=not is_foreseen)

@@ -421,7 +421,7 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
         path = http.url.path[:80]
         meant = propose_path(path, [route.path for route in http.app.routes]) if error.status_code == 404 else None
         hint = f"did you mean {meant}? " if meant else ""
-        message = f"{http.method} {path}: {message}; {hint}GET /openapi.json lists what there is"
+        message = f"{http.method} {path}: {message}; {hint}GET /openapi.json lists all paths"
     detail = ErrorDetail(message=message, type="invalid_request_error")
     headers = {"Allow": _allowed_at(http)} if error.status_code == 405 else error.headers
     return fault_response(ErrorResponse(error=detail), error.status_code, http.scope, headers)

@@ -53,7 +53,7 @@ class MediaProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=T
             if name not in self.FREE and not are_trusted:
                 raise UnsupportedFieldError(
                     f"mm_processor_kwargs.{name}",
-                    "is taken from a request only with --trust-request-mm-processor-kwargs",
+                    "is accepted in requests only with --trust-request-mm-processor-kwargs",
                 )
         return overrides
 
@@ -167,7 +167,9 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         if not terms.names:
             return form
         if self.ignore_eos:
-            raise InvalidArgumentError("ignore_eos", "cannot go with tools: a call that is complete has ended")
+            raise InvalidArgumentError(
+                "ignore_eos", "must not be given together with tools: a complete call ends the answer"
+            )
         return guide_calls(self.tools or (), terms, form, "" if form is None else super().client_field_name(form.path))
 
     @property

@@ -68,16 +68,16 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
 
     def _check_prompts(self) -> None:
         if self.prompt is None:
-            raise InvalidArgumentError("prompt", "is required, or prompt_embeds in place of it")
+            raise InvalidArgumentError("prompt", "is required, unless prompt_embeds is given")
         # Checked before looking at any prompt: there may be millions.
         self._check_num_choices("prompt", 1 if is_prompt(self.prompt) else len(self.prompt))
         for field, prompt in self.prompts.items():
             if not is_prompt(prompt):
-                raise InvalidArgumentError(field, "must be a text or a list of token ids, or a list of such")
+                raise InvalidArgumentError(field, "must be a string, a list of token ids, or a list of either")
 
     def _check_embedded_prompts(self) -> None:
         if self.echo:
-            raise InvalidArgumentError("echo", "repeats a prompt's text, and one of embeddings has none")
+            raise InvalidArgumentError("echo", "repeats the prompt's text, but prompt_embeds have none")
         if self.prompt not in (None, ""):
             raise InvalidArgumentError(
                 "prompt_embeds", "exactly one of prompt and prompt_embeds must be given, not both"
@@ -86,7 +86,7 @@ class CompletionRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkn
         self._check_num_choices("prompt_embeds", 1 if is_one else len(self.prompt_embeds or ()))
         for field, prompt in self.embedded_prompts.items():
             if not isinstance(prompt, str):
-                raise InvalidArgumentError(field, "must be the base64 of a file, or a list of such")
+                raise InvalidArgumentError(field, "must be the base64 of a file, or a list of these")
             if not prompt:
                 raise InvalidArgumentError(field, "is empty")
 

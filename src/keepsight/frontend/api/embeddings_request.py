@@ -64,7 +64,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
         self.check_one_of("input")
         check_cache_key(self.prompt_cache_key)
         if self.input is not None and self.add_special_tokens is False:
-            raise UnsupportedFieldError("add_special_tokens", "must be true, or left out: a text begins as prompts do")
+            raise UnsupportedFieldError("add_special_tokens", "must be true or left out: texts begin as prompts do")
         if self.dimensions is not None and self.dimensions < 1:
             raise InvalidArgumentError("dimensions", f"must be at least 1, not {self.dimensions}")
         # Checked before looking at any input: there may be millions.
@@ -72,7 +72,7 @@ class EmbeddingsRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_
             raise InvalidArgumentError("input", f"must hold 1 to {MAX_INPUTS} texts, not {len(self.input)}")
         for field, each in self.inputs.items():
             if not is_prompt(each):
-                kinds = "a text or a list of token ids, or a list of such; pictures go into messages"
+                kinds = "a string, a list of token ids, or a list of either; pictures go into messages"
                 raise InvalidArgumentError(field, f"must be {kinds}")
 
 

@@ -162,7 +162,7 @@ class FilesApi:
         """Return a page in Anthropic's format, newest first in both directions of paging."""
         query = http.query_params
         if "scope_id" in query:
-            raise UnsupportedFieldError("scope_id", "no file here is of a scope")
+            raise UnsupportedFieldError("scope_id", "is not supported: files here have no scope")
         start = _read_start(query)
         if media_ids := list(dict.fromkeys(query.getlist("ids[]"))):
             if start or "limit" in query:

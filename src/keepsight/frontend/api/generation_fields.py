@@ -158,10 +158,10 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             check_refused(self.structured_outputs, "structured_outputs")
         for key, value in (self.metadata or {}).items():
             if not isinstance(value, str):
-                raise InvalidArgumentError(f"metadata[{key!r:.80}]", f"must be a text, not {value!r:.80}")
+                raise InvalidArgumentError(f"metadata[{key!r:.80}]", f"must be a string, not {value!r:.80}")
         check_cache_key(self.prompt_cache_key)
         if self.stream and self.choose_prompt_logprobs() is not None:
-            raise InvalidArgumentError("stream", "must not be true where a prompt's log-probabilities are to be told")
+            raise InvalidArgumentError("stream", "must not be true if log-probabilities of the prompt are requested")
         options = self.stream_options
         if options is None:
             return

@@ -50,7 +50,7 @@ class HeldPictures:
         """Return a thumbnail of the picture as the model sees it: resized for the tower."""
         content = await run_in_threadpool(self._draw, http.path_params["media_hash"])
         if content is None:
-            raise HTTPException(404, "its pixels are not held (any more), or it never had any")
+            raise HTTPException(404, "its pixels are not cached (any more), or it never had any")
         # The content of a hash never changes, so it could be cached forever, but it must not stay on a browser's disk.
         return Response(content, headers={"Cache-Control": "no-store"}, media_type="image/jpeg")
 
@@ -58,7 +58,7 @@ class HeldPictures:
         """Pin the picture for an hour from now."""
         is_pinned = await run_in_threadpool(self._cache.pin, http.path_params["media_hash"], PIN_SECONDS)
         if not is_pinned:
-            raise HTTPException(409, "it is not held any more, or pins would leave too little room for others")
+            raise HTTPException(409, "it is no longer cached, or its pin would leave too little room for others")
         return json_response({"is_pinned": True})
 
     async def unpin(self, http: Request) -> Response:

@@ -183,7 +183,7 @@ class KeptResponses:
         if not known:
             raise _unknown(response_id, field)
         if not _is_whole(known):
-            raise UnknownResponseError(field, "an earlier response of its conversation is not kept here any more")
+            raise UnknownResponseError(field, "an earlier response of its conversation is no longer stored here")
         return known
 
     def _read(self, known: _Known) -> Turn:
@@ -217,4 +217,4 @@ def _is_whole(known: Sequence[_Known]) -> bool:
 
 
 def _unknown(response_id: str, field: str) -> UnknownResponseError:
-    return UnknownResponseError(field, f"no response of the id {response_id[:64]!r} is kept here, or not any more")
+    return UnknownResponseError(field, f"no response with the id {response_id[:64]!r} is stored here (any more)")

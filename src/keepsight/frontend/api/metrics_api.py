@@ -128,7 +128,7 @@ class MetricsApi:
         accounts = await run_in_threadpool(self._view.read_accounts)
         found = [account for account in accounts if account.id == request_id]
         if not found:
-            raise HTTPException(404, f"no request {request_id!r} is among the last that have ended")
+            raise HTTPException(404, f"request {request_id!r} is not among the last that ended")
         return json_response(AccountList(found))
 
 

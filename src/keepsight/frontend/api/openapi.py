@@ -120,18 +120,18 @@ _NAME = re.compile(r"\{(\w+)\}")
 PROMETHEUS: Json = {"text/plain": {"schema": {"type": "string"}}}
 BINARY: Json = {"type": "string", "format": "binary"}
 STATUSES = {
-    400: "The request is mistaken; the error names the field.",
-    401: "A key is needed, or this one is not known.",
-    403: "Not for this caller.",
-    404: "Nothing is here, or the model is not served.",
-    408: "The rest of the body did not come.",
-    409: "That cannot be promised now.",
+    400: "The request is invalid; the error names the field.",
+    401: "The key is missing or unknown.",
+    403: "Not allowed for this caller.",
+    404: "Not found, or the model is not served.",
+    408: "The rest of the body did not arrive.",
+    409: "The picture cannot be pinned now.",
     413: "The body or a picture is too large.",
-    415: "The body comes in a form that is not read here.",
-    429: "So many pictures are being downloaded that there is no room for more: try again.",
+    415: "The form of the body is not supported.",
+    429: "Too many pictures are being downloaded: try again.",
     500: "The server failed.",
-    503: "No room for one more request, or nobody who could do it at this moment: try again after Retry-After seconds.",
-    507: "What is kept has no room at this moment, or cannot be reached.",
+    503: "The server is full, or no process can serve the request now: try again after Retry-After seconds.",
+    507: "The storage is full or unreachable at the moment.",
 }
 KEYS = {
     "key": {"type": "http", "scheme": "bearer"},
@@ -180,27 +180,25 @@ def _operations() -> Sequence[Operation]:
     response, message = _named_event(RESPONSE_EVENTS), _named_event(MESSAGE_EVENTS)
     return (
         _ask("/v1/chat/completions", "Answers a conversation.", ChatRequest, ChatCompletion, chunk),
-        _ask("/v1/completions", "Goes on with each prompt.", CompletionRequest, Completion, completion),
-        _ask(
-            "/v1/embeddings", "Of each input the vector that the model makes of it.", EmbeddingsRequest, EmbeddingList
-        ),
+        _ask("/v1/completions", "Continues each prompt.", CompletionRequest, Completion, completion),
+        _ask("/v1/embeddings", "Returns the model's vector for each input.", EmbeddingsRequest, EmbeddingList),
         _ask("/v1/responses", "Answers items.", ResponsesRequest, Response, response),
         _ask("/v1/responses/input_tokens", "Counts the input's tokens.", ResponsesRequest, InputTokens),
         _ask("/v1/messages", "Answers messages.", MessagesRequest, Message, message),
-        _ask("/v1/messages/count_tokens", "Counts their tokens.", CountTokensRequest, MessageTokens),
-        _ask("/tokenize", "The tokens of a prompt or of a conversation.", TokenizeRequest, TokenizeResponse),
+        _ask("/v1/messages/count_tokens", "Counts the messages' tokens.", CountTokensRequest, MessageTokens),
+        _ask("/tokenize", "The tokens of a prompt or a conversation.", TokenizeRequest, TokenizeResponse),
         _ask("/detokenize", "The text of tokens.", DetokenizeRequest, DetokenizeResponse),
         _reset("/reset_prefix_cache", "Forgets the keys and values of earlier prompts."),
         _reset("/reset_encoder_cache", "Forgets the embeddings of earlier pictures."),
         _reset("/reset_mm_cache", "Forgets the pixels of earlier pictures."),
         _get("/v1/models", "The models that are served.", refer(ModelList)),
         _get("/v1/models/{model}", "One model.", refer(ModelCard), (404,)),
-        _get("/health", "That the process is alive, and how it is.", {"type": "object"}),
+        _get("/health", "Whether the process is alive, and its state.", {"type": "object"}),
         _get("/ready", "Whether a request would be answered now.", {"type": "object"}, (503,)),
-        _get("/version", "Of the server.", {"type": "object"}),
+        _get("/version", "The server's version.", {"type": "object"}),
         _get("/openapi.json", "This description.", {"type": "object"}),
-        _operate("get", "/metrics", "What the server counts.", PROMETHEUS),
-        _get("/debug/state", "What is held, what was done, the last requests.", refer(ServerState), (400,), LIMIT),
+        _operate("get", "/metrics", "Metrics in Prometheus format.", PROMETHEUS),
+        _get("/debug/state", "What is cached, the work done, the last requests.", refer(ServerState), (400,), LIMIT),
         _get("/debug/requests", "Accounts of the last requests.", refer(AccountList), (400,), LIMIT),
         _get("/debug/requests/{id}", "The accounts of one request.", refer(AccountList), (404,)),
     )
@@ -212,17 +210,17 @@ def _media_operations() -> Sequence[Operation]:
     sent: Json = {kind: {"schema": BINARY} for kind in ("image/*", "application/pdf", "application/octet-stream")}
     sent["multipart/form-data"] = {"schema": _options(file=BINARY)}
     sent |= _json_content(_options(url={"type": "string"}, data={"type": "string"}))
-    kept = "Keeps a picture, to be named in messages as media://ID."
+    kept = "Stores a picture, which messages may name as media://ID."
     failures, of_one = (400, 408, 413, 415, 429, 500, 503, 507), (400, 404, 408, 413, 415, 500, 503, 507)
     return (
         _operate("post", "/v1/media", kept, media, failures, *in_query, body={"required": True, "content": sent}),
-        _get("/v1/media", "What the caller keeps here.", refer(MediaPage), (400, 404, 507), *PAGE),
-        _operate("get", one, "One picture, and what holds it.", media, of_one, SALT),
-        _operate("delete", one, "Forgets it.", _json_content(refer(DeletedMedia)), of_one, SALT),
+        _get("/v1/media", "What the caller has stored.", refer(MediaPage), (400, 404, 507), *PAGE),
+        _operate("get", one, "One picture, and where it is cached.", media, of_one, SALT),
+        _operate("delete", one, "Deletes it.", _json_content(refer(DeletedMedia)), of_one, SALT),
         _operate(
             "post",
             f"{one}/pin",
-            "Keeps it for at least so long from now.",
+            "Keeps it for at least ttl_seconds from now.",
             media,
             of_one,
             body={"content": _json_content(_options())},
@@ -243,19 +241,21 @@ def _file_operations() -> Sequence[Operation]:
     of_openai = (*PAGE[1:], _parameter("purpose", {"type": "string"}))
     listed = (_number_of_items(MAX_FILES, MAX_FILES), *of_openai, *of_anthropic)
     return (
-        _operate("post", FILES_PATH, "Keeps a picture, a film, a sound or a PDF.", file, failures, body=body),
-        _operate("get", FILES_PATH, "What the caller keeps here.", page, (400, 404, 507), *listed),
-        _operate("get", one, "One of them.", file, (404, 507)),
-        _operate("delete", one, "Forgets it.", deleted, failures),
-        _operate("get", f"{one}/content", "Its bytes.", {"application/octet-stream": {"schema": BINARY}}, (404, 507)),
+        _operate("post", FILES_PATH, "Stores a picture, a film, a sound or a PDF.", file, failures, body=body),
+        _operate("get", FILES_PATH, "What the caller has stored.", page, (400, 404, 507), *listed),
+        _operate("get", one, "One file.", file, (404, 507)),
+        _operate("delete", one, "Deletes it.", deleted, failures),
+        _operate(
+            "get", f"{one}/content", "The file's bytes.", {"application/octet-stream": {"schema": BINARY}}, (404, 507)
+        ),
     )
 
 
 def _response_operations() -> Sequence[Operation]:
     one = "/v1/responses/{id}"
     return (
-        _get(one, "One that is kept.", refer(Response), (404, 507)),
-        _operate("delete", one, "Forgets it.", _json_content(refer(DeletedResponse)), (404, 507)),
+        _get(one, "One stored response.", refer(Response), (404, 507)),
+        _operate("delete", one, "Deletes it.", _json_content(refer(DeletedResponse)), (404, 507)),
     )
 
 
@@ -263,10 +263,10 @@ def _picture_operations() -> Sequence[Operation]:
     one = "/debug/pictures/{media_hash}"
     pinned = _json_content({"type": "object", "properties": {"is_pinned": {"type": "boolean"}}})
     return (
-        _get("/debug/pictures", "The pictures that the processor cache holds, the last used first.", refer(HeldList)),
-        _operate("get", one, "One of them, small.", {"image/jpeg": {"schema": BINARY}}, (404,)),
-        _operate("post", f"{one}/pin", "Keeps it for an hour.", pinned, (409,)),
-        _operate("delete", f"{one}/pin", "Lets it go.", pinned),
+        _get("/debug/pictures", "The pictures in the processor cache, most recently used first.", refer(HeldList)),
+        _operate("get", one, "A thumbnail of one of them.", {"image/jpeg": {"schema": BINARY}}, (404,)),
+        _operate("post", f"{one}/pin", "Pins it for an hour.", pinned, (409,)),
+        _operate("delete", f"{one}/pin", "Unpins it.", pinned),
     )
 
 
@@ -317,7 +317,7 @@ def _operate(
     body: Json | None = None,
 ) -> Operation:
     """Return an operation.  `content`: of the answer; `parameters`: besides those in the path."""
-    answered = {"200": {"description": "It is done.", "content": content}}
+    answered = {"200": {"description": "Success.", "content": content}}
     operation: Json = {"summary": summary, "responses": answered | _failures(failures)}
     of_path = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in _NAME.findall(path)

@@ -41,7 +41,7 @@ def _part(kind: str, *required: str, **properties: Json) -> Json:
     breakpoint_ = object_of("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
     told = {
         "type": ["object", "null"],
-        "description": "All pictures up to here are kept for so long, as far as they can be.",
+        "description": "All pictures up to here are kept for this time, as far as possible.",
     }
     return object_of("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
 
@@ -51,7 +51,7 @@ _UUID = _text("The caller's own name for the picture, the video or the sound.")
 
 def _named_part(kind: str) -> Json:
     """Return the schema of a media part in transformers' form."""
-    url, media_id = _text("The same, in place of it."), _text("Of an upload, in place of a URL.")
+    url, media_id = _text("The same URL, under another name."), _text("The id of an upload, instead of a URL.")
     return _part(kind, **{kind: _text("A URL.")}, url=url, media_id=media_id, uuid=_UUID)
 
 
@@ -62,58 +62,62 @@ def _url_part(kind: str, description: str, **options: Json) -> Json:
     return _part(f"{kind}_url", uuid=_UUID, **{f"{kind}_url": told})
 
 
-_URL = "A data:, http:, https:, file: or media: URL.  Where the uuid is known: null."
+_URL = "A data:, http:, https:, file: or media: URL.  May be null if the uuid is known."
 INPUT_AUDIO = _part(
     "input_audio",
     uuid=_UUID,
     input_audio={
-        "description": "Of a model that takes sounds.  Where the uuid is known: null.",
+        "description": "Only for models that take sounds.  May be null if the uuid is known.",
         "anyOf": [
             {"type": "null"},
             object_of(
                 "data",
                 data={"type": "string", "description": "Base64 of a WAV, MP3, FLAC, OGG, Opus, AAC, M4A or WebM."},
-                format={"type": ["string", "null"], "description": "As the file itself says.", "examples": ["wav"]},
+                format={
+                    "type": ["string", "null"],
+                    "description": "Ignored: the file itself tells it.",
+                    "examples": ["wav"],
+                },
             ),
         ],
     },
 )
 _FILE: Json = {
-    "file_data": _text("A data: URL of a PDF, or its base64 alone; or else:"),
-    "file_url": _text("Its URL."),
-    "file_id": _text("Of an upload."),
-    "filename": _text("What the model is told that it is called."),
+    "file_data": _text("A PDF as a data: URL, or as base64 alone."),
+    "file_url": _text("The PDF's URL."),
+    "file_id": _text("The id of an upload."),
+    "filename": _text("The name that the model is shown."),
 }
 CONTENT_PART: Json = {
     "anyOf": [
         _part("text", "text", text={"type": "string"}),
-        _part("refusal", "refusal", refusal={"type": "string"}) | {"description": "Read as a text."},
+        _part("refusal", "refusal", refusal={"type": "string"}) | {"description": "Read as text."},
         _url_part("image", _URL, detail={"enum": [*DETAILS, None]}),
         _named_part("image"),
-        _url_part("video", "As an image_url's; of a model that takes videos."),
+        _url_part("video", "As image_url; only for models that take videos."),
         _named_part("video"),
         INPUT_AUDIO,
-        _url_part("audio", "As an image_url's; of a model that takes sounds."),
+        _url_part("audio", "As image_url; only for models that take sounds."),
         _named_part("audio"),
-        _part("file", "file", file=object_of(**_FILE)) | {"description": "A PDF; of a model that takes pictures."},
+        _part("file", "file", file=object_of(**_FILE)) | {"description": "A PDF; only for models that take pictures."},
         _part(
             "image_embeds",
             image_embeds=_text(
                 "The base64 (or a data: URL) of a .npy file or a .safetensors file of one tensor; float32, float16 or, "
-                "in safetensors, bfloat16; [tokens_per_image, hidden_size].  Where the uuid is known: null."
+                "in safetensors, bfloat16; [tokens_per_image, hidden_size].  May be null if the uuid is known."
             ),
             uuid=_UUID,
         )
-        | {"description": "Embeddings in place of a picture; only of a server with --enable-mm-embeds."},
+        | {"description": "Embeddings instead of a picture; only with --enable-mm-embeds."},
     ]
 }
 # Fields of an answer that a client sends back whole.
 _OF_ANSWERS: dict[str, Json] = {
     **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
-    **{name: _text("Of an assistant: what it thought before this answer.") for name in THOUGHT_NAMES},
-    "tool_calls": {"type": ["array", "null"], "description": "Of an assistant: what it called."},
-    "refusal": {"type": ["string", "null"], "description": "Of an assistant: read in place of its content."},
-    "parsed": {"description": "Of an assistant: its content, as OpenAI's own client has parsed it."},
+    **{name: _text("Only for assistants: the thought before this answer.") for name in THOUGHT_NAMES},
+    "tool_calls": {"type": ["array", "null"], "description": "Only for assistants: the tool calls."},
+    "refusal": {"type": ["string", "null"], "description": "Only for assistants: read instead of content."},
+    "parsed": {"description": "Only for assistants: the content as parsed by OpenAI's own client."},
 }
 # A message, as read by `read_messages`.
 _MESSAGE = object_of(
@@ -121,14 +125,14 @@ _MESSAGE = object_of(
     role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
     name={"type": ["string", "null"]},
     type={"enum": [*MESSAGE_TYPES]},
-    tool_call_id=_text("Of a tool's result: the id of its call."),
+    tool_call_id=_text("Only for tool results: the id of the call."),
     content={
         "anyOf": [
             {"type": "string"},
             {"type": "array", "items": {"$ref": REFERENCE.format(name="ContentPart")}},
             {"type": "null"},
         ],
-        "description": "Null, empty or left out only beside tool_calls or a refusal, and of a tool's result.",
+        "description": "May be null, empty or left out only with tool_calls or a refusal, and in tool results.",
     },
     **_OF_ANSWERS,
 )
@@ -136,12 +140,12 @@ MESSAGES: Json = _list_of(_MESSAGE) | {"maxItems": MAX_MESSAGES}
 SOME_TEXT: Json = {"type": "string", "minLength": 1}
 _TOKEN_IDS = _list_of({"type": "integer"})
 PROMPT: Json = {
-    "description": "One or several, each as a text or as token ids.",
+    "description": "One or several, each a string or a list of token ids.",
     "anyOf": [{"type": "string"}, _TOKEN_IDS, _list_of({"type": "string"}), _list_of(_TOKEN_IDS)],
 }
 PROMPT_EMBEDS: Json = {
-    "description": "In place of a prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
-    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only of a server with "
+    "description": "Instead of prompt, one or several: the base64 (or a data: URL) of a .npy file or a .safetensors "
+    "file of one tensor, [tokens, hidden_size]; float32, float16 or, in safetensors, bfloat16.  Only with "
     "--enable-prompt-embeds.",
     "anyOf": [SOME_TEXT, _list_of(SOME_TEXT), {"type": "null"}],
 }
@@ -149,7 +153,7 @@ _INPUT_TEXT = _part("input_text", "text", text={"type": "string"})
 _INPUT_IMAGE = _part(
     "input_image",
     image_url=_text(_URL),
-    file_id=_text("Of an upload, in place of a URL."),
+    file_id=_text("The id of an upload, instead of a URL."),
     detail={"enum": [*DETAILS, None]},
     uuid=_UUID,
 )
@@ -179,7 +183,7 @@ ITEM: Json = {
             type={"enum": ["message", None]},
             role={"type": "string", "examples": ["system", "developer", "user", "assistant"]},
             content=_TEXT_OR_PARTS,
-            id=_text("As it was answered."),
+            id=_text("As in the answer."),
             status={"enum": ["in_progress", "completed", "incomplete", None]},
         ),
         *map(refer, SENT_ITEMS),

@@ -177,7 +177,7 @@ class AnswerPreparer:
         counts: dict[str, int] = {}
         if asked.prompt is not None:
             if tokenizer.is_far_too_long(asked.prompt, MAX_TOLD_TOKEN_IDS):
-                told = f"far more than those of the {MAX_TOLD_TOKEN_IDS} tokens that are told in one answer"
+                told = f"far more than the {MAX_TOLD_TOKEN_IDS} tokens that one answer may list"
                 raise InvalidArgumentError("prompt", f"has {len(asked.prompt)} characters, {told}")
             add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
             token_ids = tokenizer.encode(asked.prompt, add_bos)
@@ -215,7 +215,7 @@ class AnswerPreparer:
     def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
         for index, token_id in enumerate(asked.tokens):
             if not self.preparer.has_token(token_id):
-                raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is no token of this model")
+                raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is not a token of this model")
         return DetokenizeResponse(prompt=self.preparer.tokenizer.decode(asked.tokens, skip_special_tokens=False))
 
 
@@ -232,14 +232,14 @@ def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedReque
     if asked.return_token_ids and num_token_ids > MAX_TOLD_TOKEN_IDS:
         raise InvalidArgumentError(
             "return_token_ids",
-            f"asks for {num_token_ids} of prompts; at most {MAX_TOLD_TOKEN_IDS} are told in one answer",
+            f"asks for {num_token_ids} token ids of prompts; one answer lists at most {MAX_TOLD_TOKEN_IDS}",
         )
     num_told = num_token_ids * sum(1 + num_top for num_top in asked.prompt_top_logprobs)
     if num_told > MAX_PROMPT_LOGPROBS_IN_ANSWER:
         raise InvalidArgumentError(
             asked.client_field_name("prompt_logprobs"),
             f"asks for {num_told} log-probabilities of prompts; "
-            f"at most {MAX_PROMPT_LOGPROBS_IN_ANSWER} are told in one answer",
+            f"one answer lists at most {MAX_PROMPT_LOGPROBS_IN_ANSWER}",
         )
 
 

@@ -49,7 +49,7 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
             raise InvalidArgumentError(name, f"exactly one of {name} and messages must be given")
         for each in _OF_MESSAGES:
             if self.messages is None and getattr(self, each) is not None:
-                raise InvalidArgumentError(each, "is of messages, and a prompt has none")
+                raise InvalidArgumentError(each, "applies to messages only, and a prompt has none")
 
     def with_read_messages(self, *, begins_answer: bool = True) -> Self:
         """Parse the messages.  `begins_answer`: the default for whether the beginning of an answer follows them."""

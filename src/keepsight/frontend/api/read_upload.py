@@ -63,10 +63,10 @@ def _read_json(body: bytes) -> tuple[str, str, dict[str, Any]]:
     given = {name: said.pop(name, None) for name in ("url", "data")}
     sources = {name: source for name, source in given.items() if source is not None}
     if len(sources) != 1:
-        raise InvalidArgumentError("url", "either url or data (base64) must be given, and only one of them")
+        raise InvalidArgumentError("url", "exactly one of url and data (base64) must be given")
     [(field, source)] = sources.items()
     if not isinstance(source, str) or not source:
-        raise InvalidArgumentError(field, "must be a string that is not empty")
+        raise InvalidArgumentError(field, "must be a non-empty string")
     return field, source if field == "url" or source.startswith("data:") else _BASE64 + source, said
 
 
@@ -75,7 +75,7 @@ def _decode(body: bytes) -> dict[str, Any]:
     try:
         return msgspec.json.decode(body, type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise InvalidArgumentError("body", f"is no JSON object that can be read: {error}") from error
+        raise InvalidArgumentError("body", f"cannot be read as a JSON object: {error}") from error
 
 
 def _read_form(body: bytes, boundary: str) -> tuple[str, bytes, dict[str, Any]]:
@@ -87,7 +87,7 @@ def _read_form(body: bytes, boundary: str) -> tuple[str, bytes, dict[str, Any]]:
 def take_file(parts: dict[str, FormPart]) -> FormPart:
     """Remove the part named `file` from a form's parts and return it."""
     if "file" not in parts:
-        raise InvalidArgumentError("file", "is required: the form has no part of this name")
+        raise InvalidArgumentError("file", "is required: the form has no part with this name")
     return parts.pop("file")
 
 
@@ -118,7 +118,7 @@ def _as_options(said: Mapping[str, Any]) -> UploadOptions:
     if warm is not None and not isinstance(warm, bool):
         raise InvalidArgumentError("warm", f"must be true or false, not {warm!r}"[:200])
     if salt is not None and (not isinstance(salt, str) or not salt):
-        raise InvalidArgumentError("cache_salt", "must be a text that is not empty")
+        raise InvalidArgumentError("cache_salt", "must be a non-empty string")
     return UploadOptions(read_ttl(said.get("ttl_seconds")), bool(warm), salt)
 
 

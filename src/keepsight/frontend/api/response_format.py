@@ -62,7 +62,9 @@ def read_structured_outputs(
     is_compact = structured_outputs is not None and bool(structured_outputs.disable_any_whitespace)
     if not asked:
         if is_compact:
-            raise InvalidArgumentError("structured_outputs.disable_any_whitespace", "is about JSON: none is asked for")
+            raise InvalidArgumentError(
+                "structured_outputs.disable_any_whitespace", "applies to JSON only, and none is requested"
+            )
         return None
     if len(asked) > 1:
         raise InvalidArgumentError(asked[1][0], f"cannot be given together with {asked[0][0]}")
@@ -82,7 +84,9 @@ def _read_response_format(asked: ResponseFormat | None) -> Iterator[Asked]:
     if asked is None:
         return
     if (asked.type == "json_schema") != (asked.json_schema is not None):
-        raise InvalidArgumentError("response_format.json_schema", 'belongs to the type "json_schema", and only to it')
+        raise InvalidArgumentError(
+            "response_format.json_schema", 'must be given with the type "json_schema", and only with it'
+        )
     if asked.json_schema is not None and asked.json_schema.schema is not None:
         yield "response_format.json_schema.schema", "json", asked.json_schema.schema
     elif asked.type != "text":

@@ -65,7 +65,7 @@ class ResponsesApi:
     async def tell(self, http: Request) -> Response:
         for name, value in http.query_params.multi_items():
             if value not in _NO_OP_QUERY_VALUES.get(name, ()):
-                raise UnsupportedFieldError(name[:64], "is not supported: a response is told whole, as it was")
+                raise UnsupportedFieldError(name[:64], "is not supported: a response is always returned whole")
         response = await self._run(self._kept.get, tenant_of(http), http.path_params["id"])
         return json_response(msgspec.Raw(response))
 
@@ -133,7 +133,7 @@ class ResponsesApi:
         found = {item["id"]: item for each in responses for item in msgspec.json.decode(_told.decode(each).output)}
         for at, item in enumerate(items):
             if _is_reference(item) and item["id"] not in found:
-                why = f"names no item of a response that is kept here, or not any more: {item['id'][:64]!r}"
+                why = f"names no item of a response that is stored here (any more): {item['id'][:64]!r}"
                 raise UnknownResponseError(field.format(at), why)
         return [found[item["id"]] if _is_reference(item) else item for item in items]
 

@@ -95,13 +95,11 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         if self.stream_options is not None and not self.stream:
             raise InvalidArgumentError("stream_options", "needs stream to be true")
         if self.top_logprobs and not self._tells_logprobs:
-            raise InvalidArgumentError(
-                "top_logprobs", f"is {self.top_logprobs}, which needs include to have {LOGPROBS!r}"
-            )
+            raise InvalidArgumentError("top_logprobs", f"is {self.top_logprobs}, which needs {LOGPROBS!r} in include")
         self._check_labels()
         for name in ("tools", "tool_choice", "text"):
             if len(told := _write(getattr(self, name))) > MAX_ECHOED_BYTES:
-                what = f"has {len(told)} bytes; an answer tells it again, which {MAX_ECHOED_BYTES} may be"
+                what = f"has {len(told)} bytes; it may have {MAX_ECHOED_BYTES}, as answers repeat it"
                 raise InvalidArgumentError(name, what)
 
     def _check_labels(self) -> None:

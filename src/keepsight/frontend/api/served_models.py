@@ -35,7 +35,7 @@ class ServedModels:
         """Raise ModelNotFoundError if `name` is not served; no name means the model itself."""
         if name and name not in self._names:
             served = ", ".join(map(repr, self._names))
-            raise ModelNotFoundError("model", f"{name!r} is not served here; what is: {served}")
+            raise ModelNotFoundError("model", f"{name!r} is not served here; served are: {served}")
 
     def find_adapter(self, name: str | None) -> Adapter | None:
         return self._adapters.get(name or "")

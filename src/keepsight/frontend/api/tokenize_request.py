@@ -19,7 +19,9 @@ class TokenizeRequest(PromptFields, frozen=True, kw_only=True, forbid_unknown_fi
     def check(self) -> None:
         self.check_one_of("prompt")
         if self.messages is not None and self.add_special_tokens:
-            raise InvalidArgumentError("add_special_tokens", "must be false with messages: their template writes them")
+            raise InvalidArgumentError(
+                "add_special_tokens", "must be false with messages: the chat template writes them"
+            )
 
 
 class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

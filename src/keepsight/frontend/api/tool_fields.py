@@ -83,7 +83,7 @@ def check_tools(tools: Sequence[Tool]) -> None:
             characters = "letters, digits, '_', '-' and '.'"
             raise InvalidArgumentError(field, f"must be 1 to {MAX_NAME_LENGTH} of {characters}")
         if name in names:
-            raise InvalidArgumentError(field, f"is {name!r}, as another's is")
+            raise InvalidArgumentError(field, f"is {name!r}, the name of another tool")
         names.add(name)
 
 
@@ -98,7 +98,7 @@ def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm,
         mode, allowed = choice.allowed_tools.mode, choice.allowed_tools.tools
         names = _choose(allowed, names, "tool_choice.allowed_tools.tools[{}].function.name")
     if mode == "required" and not names:
-        raise InvalidArgumentError("tool_choice", "asks for a call, and there are no tools")
+        raise InvalidArgumentError("tool_choice", "asks for a call, but there are no tools")
     return CallTerms() if mode == "none" else CallTerms(names, mode == "required", is_single, form=form)
 
 
@@ -110,7 +110,7 @@ def guide_calls(
     `form`: the form of an answer without calls; `form_field`: the field that requested it.
     """
     if form is not None and form.field not in ("json", "json_object"):
-        raise InvalidArgumentError(form_field, "cannot be asked for beside tools: JSON can, or any form with none")
+        raise InvalidArgumentError(form_field, "cannot be requested together with tools; only JSON can")
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
     white_space = terms.form.spacing if terms.must_call else WHITE_SPACE
     form_schema = None if form is None else form.to_schema()
@@ -146,7 +146,7 @@ def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tu
     """Return the chosen names, each once.  `field`: the name's field, to be formatted with its index."""
     for index, tool in enumerate(chosen):
         if tool.function.name not in names:
-            why = f"is {tool.function.name!r}, which is no tool's name: {_tell_names(names)}"
+            why = f"is {tool.function.name!r}, which is not a tool's name: {_tell_names(names)}"
             raise InvalidArgumentError(field.format(index), why)
     return tuple(dict.fromkeys(tool.function.name for tool in chosen))
 

@@ -13,7 +13,7 @@ from keepsight.frontend.http.other_servers import FIELD_ALTERNATIVES, propose_fi
 Body = TypeVar("Body", bound=msgspec.Struct)
 Buffer = bytes | bytearray | memoryview
 # The type of a field that clients know but this server does not implement.
-Refused = Annotated[Any, msgspec.Meta(description="Not supported: only what asks for nothing is accepted.")]
+Refused = Annotated[Any, msgspec.Meta(description="Not supported: only values without effect are accepted.")]
 # The type of a struct's `NEUTRAL_VALUES`: for each such field, the values besides null that ask for nothing.
 NeutralValues = Mapping[str, tuple[Any, ...]]
 MAX_SHOWN_CHARACTERS = 80
@@ -41,7 +41,7 @@ class BodyDecoder(Generic[Body]):
         except UnicodeDecodeError as error:
             raise InvalidArgumentError("body", f"is not UTF-8: {_find_foreign(body) or error}") from error
         except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidArgumentError("body", f"is not JSON that can be read: {error}") from error
+            raise InvalidArgumentError("body", f"cannot be read as JSON: {error}") from error
 
 
 def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place: str = "") -> InvalidArgumentError:
@@ -93,7 +93,7 @@ def _refuse_unknown(name: str, parent: str, structs: Sequence[type[msgspec.Struc
     name = name if len(name) <= MAX_SHOWN_CHARACTERS else name[: MAX_SHOWN_CHARACTERS - 3] + "..."
     meant = propose_field(name, [field for each in structs for field in _served_fields(each)])
     hint = f"; did you mean {meant!r}?" if meant else ""
-    return UnsupportedFieldError(_join(parent, name), f"is no field that this server knows{hint}")
+    return UnsupportedFieldError(_join(parent, name), f"is not a field of this API{hint}")
 
 
 def _find_foreign(body: Buffer) -> UnicodeDecodeError | None:
@@ -110,7 +110,7 @@ def check_num_values(body: Buffer) -> None:
     for mark, most in MAX_MARKS_IN_BODY.items():
         if len(body) > most and _count(body, mark) > most:
             raise InvalidArgumentError(
-                "body", f"has more than {most} of {mark.decode()!r}, in texts or outside: too many values to be read"
+                "body", f"has more than {most} of {mark.decode()!r}, inside strings or outside: too many values to read"
             )
 
 
@@ -125,8 +125,8 @@ def check_refused(request: msgspec.Struct, parent: str = "") -> None:
         value, neutral = getattr(request, name), neutral_values.get(name, ())
         if value is not None and not _is_neutral(value, neutral):
             taken = " or ".join(msgspec.json.encode(each).decode() for each in neutral)
-            but_for = f" but for {taken}, which asks for nothing" if taken else ""
-            hint = f"; {FIELD_ALTERNATIVES[name]} says the same" if name in FIELD_ALTERNATIVES else ""
+            but_for = f" except for {taken}, which has no effect" if taken else ""
+            hint = f"; {FIELD_ALTERNATIVES[name]} does the same" if name in FIELD_ALTERNATIVES else ""
             raise UnsupportedFieldError(_join(parent, name), f"is not supported by this server{but_for}{hint}")
 
 

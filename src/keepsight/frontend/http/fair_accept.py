@@ -111,7 +111,7 @@ class Acceptor:
         except (BlockingIOError, ConnectionAbortedError):  # another process was faster; the client has left
             return
         except OSError as error:
-            logger.error("no connection can be accepted, again in %g s: %s", RETRY_SECONDS, error)
+            logger.error("no connection can be accepted; retrying in %g s: %s", RETRY_SECONDS, error)
             self._event_loop.remove_reader(self._listener)
             self._retry = self._event_loop.call_later(RETRY_SECONDS, self._listen)
             return
@@ -127,4 +127,4 @@ class Acceptor:
                 self._make_protocol, connection, ssl=self._tls, ssl_shutdown_timeout=patience
             )
         except OSError as error:  # includes TLS errors
-            logger.info("a connection did not come about: %s", error)
+            logger.info("a connection could not be set up: %s", error)

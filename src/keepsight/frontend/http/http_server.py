@@ -116,7 +116,7 @@ class _SlowClientLimits(asyncio.Protocol):
         super().connection_made(transport)
         # Bytes received that belong to no body, since the last that did, or the end of a request.
         self._num_header_bytes = 0
-        self._to_ask = _Deadline(self.patience_seconds, "sent no whole request")
+        self._to_ask = _Deadline(self.patience_seconds, "sent no complete request")
         self._to_read = _Deadline(self.patience_seconds, "did not read its answer", partial(_count_unread, transport))
         self._to_ask.start(transport)
 
@@ -260,7 +260,7 @@ class _DirectBodyProtocol(_SlowClientLimits, Connection):
         wish = sys.exception()
         assert wish is not None
         if self.scope["method"] == "CONNECT":
-            self.send_400_response("this is no proxy")
+            self.send_400_response("this server is not a proxy")
             return
         asked = f"{self.scope['method']} ".encode() + self.url + f" HTTP/{self.scope['http_version']}".encode()
         headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]

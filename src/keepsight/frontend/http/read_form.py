@@ -57,7 +57,7 @@ def _find_parts(body: bytes, delimiter: bytes) -> list[tuple[int, int]]:
             return parts
         end = body.find(delimiter, begin)
         parts.append((begin, end))
-    raise InvalidArgumentError("body", f"is no form of at most {MAX_PARTS} parts that ends with its boundary")
+    raise InvalidArgumentError("body", f"must be a form of at most {MAX_PARTS} parts that ends with its boundary")
 
 
 def parse_header(value: str) -> tuple[str, dict[str, str]]:

@@ -24,7 +24,7 @@ class WaitingRoom:
     @contextmanager
     def admit(self) -> Iterator[None]:
         if self.num_requests >= self._max_requests:
-            raise ServerOverloadedError("the server has as many requests as it takes: try again")
+            raise ServerOverloadedError("the server has reached its limit of requests: try again")
         self.num_requests += 1
         try:
             yield
@@ -34,7 +34,7 @@ class WaitingRoom:
     def take_bytes(self, num_bytes: int) -> None:
         """Take room for a body that is being read; the caller has to give it back."""
         if self.num_bytes + num_bytes > self._max_bytes:
-            raise ServerOverloadedError("the server is reading as much as it takes: try again")
+            raise ServerOverloadedError("the server is reading as many bytes as it can: try again")
         self.num_bytes += num_bytes
 
     def try_reserve_bytes(self, num_bytes: int) -> bool:

@@ -35,7 +35,7 @@ class BorrowedLayouts:
         layout = self._looks.get_or_compute(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
         if layout.num_tokens > MAX_TOKENS_OF_BORROWED:
             of_size = f"a picture of {geometry.width} x {geometry.height} pixels has {layout.num_tokens} tokens"
-            raise PictureTooLargeError(field, f"{of_size} to this model; at most {MAX_TOKENS_OF_BORROWED} are taken")
+            raise PictureTooLargeError(field, f"{of_size} in this model; at most {MAX_TOKENS_OF_BORROWED} are allowed")
         return layout
 
     def _recall(self, geometry: Geometry) -> PictureLayout | None:

@@ -36,7 +36,7 @@ class CommonGeometries:
         try:
             return cls(open_shared_page(run_directory / FILE, NUM_PLACES * PLACE_BYTES))
         except OSError as error:
-            logger.warning("a picture's uuid will be known to the frontend that was sent the picture alone: %s", error)
+            logger.warning("only the frontend that was sent a picture will know its uuid: %s", error)
             return None
 
     def get(self, name: str) -> Geometry | None:

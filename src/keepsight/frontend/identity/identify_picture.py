@@ -225,7 +225,7 @@ class PictureIdentifier:
         """Cut a prompt's embeddings into strips, named like pictures: prompts that begin alike share strips."""
         tokens, hidden = self._embeds_shape
         if not hidden:
-            raise PictureEmbedsError(field, "are not taken by this model: its config.json has no hidden_size")
+            raise PictureEmbedsError(field, "are not supported by this model: its config.json has no hidden_size")
         length = tokens or TOKENS_PER_STRIP
         values = read_embeds(source, field, (None, hidden)).values
         strips = [values[first : first + length] for first in range(0, len(values), length)]
@@ -309,7 +309,7 @@ class PictureIdentifier:
         """Treat embeddings as a picture of the tower's size: whatever its own size, they are those of the whole."""
         config = processor.image
         if config.sizes is not None or processor.borrowed is not None:
-            message = "are not taken by this model: they do not tell in how many rows and columns a picture was"
+            message = "are not supported by this model: they do not say how many rows and columns a picture had"
             raise PictureEmbedsError(part.field, message)
         source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
         geometry = Geometry(config.width, config.height) if part.source is not None else self._recall(part, given_name)
@@ -374,8 +374,8 @@ class PictureIdentifier:
         known = self._known.remember_geometry(given_name, geometry)
         if known != geometry:
             message = (
-                f"has {_describe(geometry)}, but the uuid {picture.uuid!r} already names what has {_describe(known)}; "
-                "what is another needs another uuid"
+                f"has {_describe(geometry)}, but the uuid {picture.uuid!r} already names one with {_describe(known)}; "
+                "different media need different uuids"
             )
             raise MediaConflictError(picture.field, message)
         return replace(picture, introduced_uuid=known is geometry)

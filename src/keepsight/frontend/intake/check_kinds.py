@@ -18,11 +18,11 @@ from keepsight.processor_config import ProcessorConfig
 def check_kinds(parts: Sequence[PicturePart], processor: ProcessorConfig) -> None:
     frames = "; send its frames as pictures" if processor.takes_pictures else ""
     reasons = {
-        "image": None if processor.takes_pictures else "is a picture, and this model takes none",
-        "video": None if processor.film else f"is a video, and this model takes none{frames}",
-        "audio": None if processor.sound else "is a sound, and this model takes none",
+        "image": None if processor.takes_pictures else "is a picture, but this model takes none",
+        "video": None if processor.film else f"is a video, but this model takes none{frames}",
+        "audio": None if processor.sound else "is a sound, but this model takes none",
     }
-    of_pages = "is a PDF, whose pages would be pictures, and this model takes none"
+    of_pages = "is a PDF, whose pages are read as pictures, but this model takes none"
     for part in parts:
         if (why := reasons[part.kind]) is not None:
             raise UnsupportedFieldError(part.field, of_pages if isinstance(part, DocumentPart) else why)

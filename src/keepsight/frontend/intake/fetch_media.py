@@ -21,7 +21,7 @@ def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
     """Return the content of a `data:` URL; one larger than `max_bytes` is refused before it is decoded."""
     scheme = scheme_of(url)
     if scheme is None:
-        raise InvalidArgumentError(field, f"{url[:20]!r} is no URL; send it as a data: URL")
+        raise InvalidArgumentError(field, f"{url[:20]!r} is not a URL; send it as a data: URL")
     if scheme != "data":
         raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send it as a data: URL")
     return read_data_url(url, field, max_bytes)

@@ -26,10 +26,10 @@ FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutExcep
 # Messages that replace the exceptions' own, which may contain addresses.
 WORDS: Mapping[type[Exception], str] = {
     httpcore.ConnectError: "its server could not be reached",
-    httpcore.ProtocolError: "its server answered otherwise than HTTP says, or broke off",
-    httpcore.NetworkError: "its server broke off",
+    httpcore.ProtocolError: "its server violated HTTP, or closed the connection",
+    httpcore.NetworkError: "its server closed the connection",
     httpcore.TimeoutException: "its server took too long",
-    ssl.SSLError: "its server and this one found no way to speak in secret",
+    ssl.SSLError: "no TLS connection to its server could be set up",
 }
 HEADERS = [
     (b"User-Agent", f"keepsight/{__version__}".encode()),
@@ -106,7 +106,7 @@ class UrlFetcher:
             raise _failure(f"its server answered {answer.status}, not 200")
         encoding = find_header(answer.headers, "content-encoding") or "identity"
         if encoding.lower() != "identity":
-            raise _failure(f"its server sent it compressed ({encoding[:20]!r}), which was not asked for")
+            raise _failure(f"its server sent it compressed ({encoding[:20]!r}), which was not requested")
         self._check_size(_announced_size(answer))
         content = bytearray()
         try:
@@ -125,13 +125,13 @@ class UrlFetcher:
 
     def _check_room(self) -> None:
         if self._num_in_flight_bytes > self._max_coming_bytes:
-            raise UrlFault(MediaBusyError, "was not downloaded, as too much else is being downloaded; try again")
+            raise UrlFault(MediaBusyError, "was not downloaded: too much else is being downloaded; try again")
 
 
 def _next_url(url: WebUrl, answer: httpcore.Response) -> WebUrl:
     location = find_header(answer.headers, "location")
     if location is None:
-        raise _failure(f"its server answered {answer.status} without saying where to look")
+        raise _failure(f"its server answered {answer.status} without a Location")
     # Bytes beyond ASCII are sent back unchanged: most servers mean UTF-8, and the others recognize their own bytes.
     following = url.join(location.encode("latin-1").decode(errors="surrogateescape"))
     if url.scheme == "https" and following.scheme == "http":
@@ -155,7 +155,9 @@ def _tell(error: BaseException) -> str:
     """Describe a failure.  A certificate error is quoted, as at most it names the host that was asked for."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return f"its server's certificate is not trusted: {error.__context__.verify_message}"
-    words = next((words for kind, words in WORDS.items() if isinstance(error, kind)), "for a fault of this machine")
+    words = next(
+        (words for kind, words in WORDS.items() if isinstance(error, kind)), "because of a fault of this machine"
+    )
     return f"could not be downloaded: {words} ({type(error).__name__})"
 
 

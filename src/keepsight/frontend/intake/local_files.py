@@ -19,7 +19,7 @@ class LocalFiles:
 
     def read(self, url: str, field: str) -> bytes:
         if self._folder is None:
-            raise MediaRefusedError(field, "file: URLs are not allowed here: allowed_local_media_path names no folder")
+            raise MediaRefusedError(field, "file: URLs are not allowed here: allowed_local_media_path is not set")
         try:
             path = self._find(_path_of(url, field), self._folder, field)
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
@@ -32,15 +32,15 @@ class LocalFiles:
         found = Path(path).resolve()
         if not found.is_relative_to(folder):
             # The same message whether the file exists or not.
-            raise MediaRefusedError(field, "the file lies outside of the folder that pictures may come from")
+            raise MediaRefusedError(field, "the file is outside the folder that pictures may come from")
         return found
 
     def _check(self, path: Path, opened: os.stat_result, field: str) -> None:
         if not stat.S_ISREG(opened.st_mode):
-            raise MediaRefusedError(field, "is no regular file")
+            raise MediaRefusedError(field, "is not a regular file")
         # A folder on the path may have been replaced by a link after the check.
         if path.resolve() != path or not os.path.samestat(opened, path.stat()):
-            raise MediaRefusedError(field, "the file was exchanged while it was opened")
+            raise MediaRefusedError(field, "the file was replaced while it was being opened")
 
     def _read_at_most(self, content: bytes, field: str) -> bytes:
         if len(content) > self._max_bytes:

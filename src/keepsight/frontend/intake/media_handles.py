@@ -277,7 +277,7 @@ class MediaHandles:
         """Refuse an upload that would leave too little room for deleting the largest one."""
         [(largest,)] = self._database.execute("SELECT coalesce(max(num_bytes), 0) FROM media")
         if not self._shared.has_room(num_bytes, largest):
-            raise MediaStoreError("media", f"no room for {num_bytes} bytes more")
+            raise MediaStoreError("media", f"no room for {num_bytes} more bytes")
 
     def _check_quota(self, tenant: str, num_bytes: int) -> None:
         [(count, num_held_bytes)] = self._database.execute(
@@ -285,10 +285,10 @@ class MediaHandles:
         )
         max_bytes, max_count = self._quota.max_bytes, self._quota.max_count
         if num_held_bytes + num_bytes > max_bytes:
-            beside = f"beside the {num_held_bytes} that are kept for you"
+            beside = f"besides the {num_held_bytes} that are stored for you"
             raise MediaQuotaError("media", f"{num_bytes} bytes {beside} would exceed your {max_bytes}")
         if count >= max_count:
-            raise MediaQuotaError("media", f"{count} handles are kept for you already, the most there may be")
+            raise MediaQuotaError("media", f"{count} handles are already stored for you, the most allowed")
 
     def _draw_id(self, now: float) -> str:
         """Return a new id, greater than all others even if the clock was set back."""
@@ -313,4 +313,4 @@ class MediaHandles:
 
 
 def _unknown(media_id: str, field: str) -> UnknownHandleError:
-    return UnknownHandleError(field, f"there is no media of the id {media_id[:64]!r} here, or none any more")
+    return UnknownHandleError(field, f"no media with the id {media_id[:64]!r} is stored here (any more)")

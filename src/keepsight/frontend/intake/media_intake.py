@@ -83,7 +83,7 @@ class MediaIntake:
         for field in sources:
             if not self._takes_prompt_embeds:
                 raise UnsupportedFieldError(
-                    field, "embeddings are taken in place of a prompt only with --enable-prompt-embeds"
+                    field, "embeddings instead of a prompt are accepted only with --enable-prompt-embeds"
                 )
         fetched = {field: fetch_embeds(each, field, self._limits.max_bytes) for field, each in sources.items()}
         self._check_sizes(fetched.items())
@@ -113,7 +113,7 @@ class MediaIntake:
         for part in parts:
             if part.modality == "image_embeds" and not self._takes_embeds:
                 raise UnsupportedFieldError(
-                    part.field, "embeddings are taken in place of a picture only with --enable-mm-embeds"
+                    part.field, "embeddings instead of a picture are accepted only with --enable-mm-embeds"
                 )
 
     def _fetch(self, part: PicturePart, downloaded: Downloaded) -> PicturePart:

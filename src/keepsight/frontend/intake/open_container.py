@@ -58,7 +58,7 @@ def _import_av(field: str, kind: str) -> ModuleType:
         import av
     except ImportError as error:
         message = (
-            f"a {kind} of this format is not read here, as PyAV is missing: pip install 'keepsight[{_EXTRAS[kind]}]'"
+            f"a {kind} of this format cannot be read here, as PyAV is missing: pip install 'keepsight[{_EXTRAS[kind]}]'"
         )
         raise UnsupportedPictureError(field, message) from error
     return av
@@ -75,9 +75,9 @@ def _refusing_bombs(av: ModuleType, field: str, kind: str) -> Iterator[None]:
     try:
         yield
     except av.error.MemoryError as error:
-        raise PictureTooLargeError(field, f"the {kind} takes more memory than there is") from error
+        raise PictureTooLargeError(field, f"the {kind} needs more memory than is available") from error
 
 
 def _open_nothing_else(url: str, flags: int, options: object) -> NoReturn:
     """Refuse to open anything that a file refers to."""
-    raise PermissionError("a film or a sound may not name other files")
+    raise PermissionError("a film or a sound must not refer to other files")

@@ -37,7 +37,7 @@ def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
     pdfium = _import_pdfium(field)
     if b"%PDF-" not in data[:_MAX_BYTES_BEFORE]:
         hint = TEXT_HINT if looks_like_text(data) else ": a picture? (image_url)"
-        raise UnreadablePictureError(field, f"{len(data)} bytes that are no PDF{hint}")
+        raise UnreadablePictureError(field, f"{len(data)} bytes that are not a PDF{hint}")
     with _alone, translating_parser_errors(field, len(data), "PDF"), closing(_open(pdfium, data, field)) as document:
         document.init_forms()
         yield document
@@ -47,7 +47,7 @@ def scale_of(page: "PdfPage", field: str) -> float:
     """Return the scale for a page, slightly reduced, or the longer side might be rounded up to one pixel more."""
     longer = max(page.get_size())
     if not longer > 0:
-        raise UnreadablePictureError(field, "a PDF with a page of which nothing would be seen")
+        raise UnreadablePictureError(field, "a PDF with a page that has no visible area")
     return math.nextafter(PAGE_SIDE / longer, 0)
 
 
@@ -56,7 +56,7 @@ def _open(pdfium: ModuleType, data: bytes, field: str) -> "PdfDocument":
         document: PdfDocument = pdfium.PdfDocument(data)
     except pdfium.PdfiumError as error:
         if error.err_code == _ENCRYPTED:
-            raise UnsupportedPictureError(field, "a PDF that asks for a password; send it without one") from error
+            raise UnsupportedPictureError(field, "a PDF that needs a password; send it without one") from error
         raise
     return document
 
@@ -65,7 +65,7 @@ def _import_pdfium(field: str) -> ModuleType:
     try:
         import pypdfium2
     except ImportError as error:
-        message = "PDFs are not read here, as pypdfium2 is missing: pip install 'keepsight[pdf]'"
+        message = "PDFs cannot be read here, as pypdfium2 is missing: pip install 'keepsight[pdf]'"
         raise UnsupportedPictureError(field, message) from error
     module: ModuleType = pypdfium2
     return module

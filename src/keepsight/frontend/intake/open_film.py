@@ -95,7 +95,7 @@ def _decoder_pixel_limit(stream: "VideoStream", max_pixels: int) -> int:
 def check_is_film(array: npt.NDArray[Any], field: str) -> None:
     if array.dtype != np.uint8 or array.ndim != 4 or array.shape[3] != 3:
         message = (
-            f"an array of {array.dtype} {list(array.shape)} is no film; allowed are uint8 [frames, height, width, 3]"
+            f"an array of {array.dtype} {list(array.shape)} is not a film; allowed are uint8 [frames, height, width, 3]"
         )
         raise UnsupportedPictureError(field, message)
 

@@ -31,7 +31,7 @@ from keepsight.frontend.intake.png_chunks import with_metadata_first
 
 PictureSource = bytes | Image.Image | PictureArray
 
-TEXT_HINT = ", but look like a text: send that as one"
+TEXT_HINT = ", but look like text: send them as text"
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM")
 
 

@@ -43,7 +43,7 @@ def decode_pieces(data: bytes, field: str) -> Iterator[tuple[int, Mono]]:
         for frame in container.decode(_sound_stream(container, field)):
             first_rate = first_rate or frame.sample_rate
             if frame.sample_rate != first_rate:
-                message = f"a sound that goes on with {frame.sample_rate} samples in a second after {first_rate}"
+                message = f"a sound that changes to {frame.sample_rate} samples per second from {first_rate}"
                 raise UnsupportedPictureError(field, message)
             check_rate(first_rate, field)
             yield first_rate, _mix_down_frame(frame, field)
@@ -70,7 +70,7 @@ def _find_own_format(data: bytes) -> str | None:
 def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":
     stream = next(iter(container.streams.audio), None)
     if stream is None:
-        raise UnreadablePictureError(field, "a file without a sound")
+        raise UnreadablePictureError(field, "a file without sound")
     codec = stream.codec_context.name if stream.codec_context else "unknown"
     if codec not in DECODERS:
         raise UnsupportedPictureError(field, f"a sound in {codec}; these are read: {', '.join(DECODERS)}")
@@ -85,7 +85,7 @@ def _mix_down_frame(frame: "AudioFrame", field: str) -> Mono:
 
     num_channels, kind = frame.layout.nb_channels, np.dtype(format_dtypes[frame.format.name])
     if not 0 < num_channels <= MAX_CHANNELS:
-        raise UnsupportedPictureError(field, f"a sound of {num_channels} channels; at most {MAX_CHANNELS} are taken")
+        raise UnsupportedPictureError(field, f"a sound of {num_channels} channels; at most {MAX_CHANNELS} are allowed")
     if not frame.format.is_planar:
         packed = np.frombuffer(bytes(AudioPlane(frame, 0)), kind, frame.samples * num_channels)
         return mix_down(packed.reshape(frame.samples, num_channels).T)

@@ -14,7 +14,7 @@ from keepsight.requests import Pixels
 
 PictureArray = npt.NDArray[np.uint8]  # in the caller's shape
 
-ALLOWED = "uint8 [height, width, 3], [3, height, width] or, for grey, [height, width] or 1 channel in the place of 3"
+ALLOWED = "uint8 [height, width, 3], [3, height, width] or, for grey, [height, width] or 1 channel instead of 3"
 # The reference takes a first axis of one of these lengths to be the channels, whatever the last axis is.
 _CHANNEL_COUNTS = (1, 3, 4)
 
@@ -48,8 +48,8 @@ def _check_kind(dtype: str, shape: tuple[int, ...], field: str) -> None:
         channels = shape[0] if shape[0] in _CHANNEL_COUNTS else shape[2]
     if dtype != "uint8" or len(shape) not in (2, 3) or channels not in (1, 3):
         # vLLM accepts float arrays as embeddings where it accepts pictures.
-        hint = "; embeddings are a content part of their own, image_embeds of LLM.chat" if "float" in dtype else ""
-        message = f"an array of {dtype} {list(shape)} is not taken; allowed are {ALLOWED}{hint}"
+        hint = "; embeddings are a separate content part, image_embeds of LLM.chat" if "float" in dtype else ""
+        message = f"an array of {dtype} {list(shape)} is not supported; allowed are {ALLOWED}{hint}"
         raise UnsupportedPictureError(field, message)
 
 

@@ -31,7 +31,7 @@ def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, wha
     try:
         # Python's base64 accepts any padding after whole groups, pybase64 none.
         if len(text) % 4 or text[-3:] in ("===", b"==="):
-            raise ValueError("it does not end with a whole group of four characters")
+            raise ValueError("it does not end with a complete group of four characters")
         return b64decode(text, validate=True)
     except ValueError as error:  # binascii.Error
         raise UnreadablePictureError(field, f"{what} is not base64: {_find_fault(text) or error}") from error

@@ -70,7 +70,7 @@ def check_document(pages: Document, field: str) -> None:
     sides = (side for page in pages for side in (page.geometry.width, page.geometry.height))
     num_bytes = sum(len(page.text.encode()) for page in pages)
     if not all(1 <= side <= PAGE_SIDE for side in sides) or num_bytes > MAX_TEXT_BYTES:
-        raise UnreadablePictureError(field, "a PDF that is said to be as none can be")
+        raise UnreadablePictureError(field, "a PDF with impossible page sizes or text")
 
 
 def _check_num_pages(num_pages: int, field: str) -> None:

@@ -69,7 +69,7 @@ def _refuse(field: str, message: str) -> NoReturn:
 def _check_kind(dtype: str, found: Shape, wanted: Wanted, field: str) -> Shape:
     """Check the dtype and the shape; return the shape without a leading 1."""
     if dtype not in _ITEM_BYTES:
-        _refuse(field, f"embeddings of {dtype[:40]} are not taken; allowed is {ALLOWED}")
+        _refuse(field, f"embeddings of {dtype[:40]} are not supported; allowed is {ALLOWED}")
     shape = found[1:] if len(found) == 3 and found[0] == 1 else found
     num_tokens, width = wanted
     if len(shape) != 2 or shape[1] != width or shape[0] < 1 or num_tokens not in (None, shape[0]):

@@ -64,7 +64,7 @@ def check_film(geometry: Geometry, field: str, max_pixels: int) -> None:
     if num_frames > MAX_FRAMES:
         raise PictureTooLargeError(field, f"more than {MAX_FRAMES} frames, the most that a film may have")
     if not MIN_RATE <= rate <= MAX_RATE:
-        raise UnreadablePictureError(field, f"a film that says to have {rate} frames in a second")
+        raise UnreadablePictureError(field, f"a film that claims {rate} frames per second")
 
 
 def _describe_array(array: FilmArray, field: str, frames_per_second: float) -> Geometry:
@@ -88,6 +88,6 @@ def _look_through(container: "InputContainer", stream: "VideoStream", field: str
     if first is None:
         raise UnreadablePictureError(field, "a film without frames")
     if not stream.average_rate:
-        raise UnreadablePictureError(field, "a film that does not say how many frames it has in a second")
+        raise UnreadablePictureError(field, "a film that does not say how many frames per second it has")
     width, height = (first.width, first.height) if turns_of(first) % 2 == 0 else (first.height, first.width)
     return Geometry(width, height, Timeline(num_frames, float(stream.average_rate)))

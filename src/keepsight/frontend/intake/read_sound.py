@@ -38,11 +38,11 @@ def check_sound_length(num_samples: int, config: SoundConfig, field: str) -> Non
     """Check that the model takes all of a sound; the reference silently truncates longer ones."""
     rate = config.sampling_rate
     if num_samples > config.max_samples:
-        longest = f"at most {config.chunk_length} seconds are taken by this model"
+        longest = f"this model takes at most {config.chunk_length} seconds"
         raise PictureTooLargeError(field, f"has {num_samples / rate:.9g} seconds, {longest}: cut it into several")
     if num_samples < config.min_samples:
-        shortest = f"at least {config.min_samples} are taken by this model"
-        raise UnsupportedPictureError(field, f"has {num_samples} samples of {rate} in a second, {shortest}")
+        shortest = f"this model takes at least {config.min_samples}"
+        raise UnsupportedPictureError(field, f"has {num_samples} samples at {rate} per second, {shortest}")
 
 
 def count_resampled(num_samples: int, rate: int, wanted_rate: int) -> int:

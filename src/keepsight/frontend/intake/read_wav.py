@@ -66,7 +66,7 @@ def read_wav_header(data: bytes, field: str) -> WavHeader:
             num_bytes = behind if _was_left_open(data, begin, length) else min(length, behind)
             return WavHeader(found, begin, num_bytes // found.bytes_at_once)
         begin += length + length % 2
-    raise _refusal(field, "has no samples, or does not say before them what they are")
+    raise _refusal(field, "has no samples, or does not describe them first")
 
 
 def decode_wav(data: bytes, field: str) -> Mono:
@@ -85,7 +85,7 @@ def _was_left_open(data: bytes, begin: int, length: int) -> bool:
 
 def _read_format(description: bytes, field: str) -> _Format:
     if len(description) < _DESCRIPTION.size:
-        raise _refusal(field, "ends in the description of its samples")
+        raise _refusal(field, "ends within the description of its samples")
     kind, num_channels, sampling_rate, _, bytes_at_once, bits = _DESCRIPTION.unpack_from(description)
     if kind == _EXTENSIBLE:
         kind = int.from_bytes(description[24:26], "little")

@@ -41,8 +41,8 @@ def mix_down(channels: npt.NDArray[Any]) -> Mono:
 
 def check_rate(sampling_rate: int, field: str) -> None:
     if not MIN_RATE <= sampling_rate <= MAX_RATE:
-        allowed = f"from {MIN_RATE} to {MAX_RATE} are taken"
-        raise UnreadablePictureError(field, f"a sound with {sampling_rate} samples in a second; {allowed}")
+        allowed = f"{MIN_RATE} to {MAX_RATE} are allowed"
+        raise UnreadablePictureError(field, f"a sound with {sampling_rate} samples per second; {allowed}")
 
 
 def check_values(values: Mono, field: str) -> None:

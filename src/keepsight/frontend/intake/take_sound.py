@@ -51,7 +51,7 @@ def _freeze(source: Any, field: str) -> Mono:
     if array.dtype.kind != "f" or array.ndim not in (1, 2):
         taken = "floats [samples], [channels, samples] or [samples, channels]; whole numbers are divided by 32768 first"
         raise UnsupportedPictureError(
-            field, f"an array of {array.dtype} {list(array.shape)} is no sound; taken are {taken}"
+            field, f"an array of {array.dtype} {list(array.shape)} is not a sound; allowed are {taken}"
         )
     channels = array.astype(np.float32)
     if channels.ndim == 2:

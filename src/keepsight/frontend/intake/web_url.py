@@ -50,11 +50,11 @@ class WebUrl:
     def join(self, location: str) -> "WebUrl":
         """Return the URL to which a redirect leads."""
         if _AMBIGUOUS.search(location):
-            raise _refusal("redirects to what is no URL")
+            raise _refusal("redirects to something that is not a URL")
         try:
             return parse_web_url(urljoin(str(self), location))
         except ValueError as error:
-            raise _refusal("redirects to what is no URL") from error
+            raise _refusal("redirects to something that is not a URL") from error
 
 
 def parse_web_url(text: str) -> WebUrl:
@@ -66,7 +66,7 @@ def parse_web_url(text: str) -> WebUrl:
     try:
         return _split(text)
     except ValueError as error:  # from urllib, or for characters that no URL may have
-        raise _refusal(f"is no URL that can be fetched: {error}") from error
+        raise _refusal(f"is not a URL that can be fetched: {error}") from error
 
 
 def _split(text: str) -> WebUrl:
@@ -86,7 +86,7 @@ def to_ascii_host(host: str) -> str:
     """Return the spelling by which hosts are compared; raise ValueError if there is none."""
     ascii_host = host if ":" in host else host.removesuffix(".").encode("idna").decode().lower()
     if not _HOST.fullmatch(ascii_host):
-        raise ValueError(f"{host[:80]!r} is no host")
+        raise ValueError(f"{host[:80]!r} is not a host")
     return ascii_host
 
 

@@ -62,7 +62,9 @@ class BorrowedPictures:
             for token_ids, other in zip(written, others, strict=True):
                 expected += (*token_ids, *self._encode(other))
             if _token_ids_of(self._process(text.format(self._marker), *blanks)) != expected:
-                raise ValueError(f"what it writes for a picture changes in the text {text.format(self._marker)!r}")
+                raise ValueError(
+                    f"what it writes for a picture depends on the text around it: {text.format(self._marker)!r}"
+                )
 
     def _prepare(self, rgb: Pixels, field: str) -> tuple[Pixels, tuple[int, ...], int]:
         """Return everything made of a picture, its tokens, and how many of them form a row."""
@@ -148,7 +150,7 @@ def _find_class(directory: Path) -> Any:
         return _import_pixtral().PixtralProcessor
     found = auto.processor_class_from_name(name) if isinstance(name, str) else None
     if found is None:
-        raise ValueError(f"transformers {transformers.__version__} knows none of the name {name!r}")
+        raise ValueError(f"transformers {transformers.__version__} knows no processor named {name!r}")
     return found
 
 

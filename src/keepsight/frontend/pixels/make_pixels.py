@@ -172,9 +172,9 @@ class BorrowedJob(_Job, frozen=True):
         """Raises ValueError if the result does not fit the prompt, which was laid out by the picture's size alone."""
         arrays = carried_arrays(pixels)
         if pixels.shape != self.shape or tuple(arrays.pop("token_ids").tolist()) != self.layout.token_ids:
-            raise ValueError("the checkpoint's processor has laid out a picture otherwise than a blank one of its size")
+            raise ValueError("the checkpoint's processor laid out a picture differently from a blank one of its size")
         if not all(np.isfinite(array).all() for array in arrays.values() if array.dtype.kind == "f"):
-            raise ValueError("the checkpoint's processor has made of a picture what are no numbers")
+            raise ValueError("the checkpoint's processor made NaN or infinite values of a picture")
 
 
 def _draw(job: PictureJob | BorrowedJob) -> Pixels:

@@ -166,7 +166,7 @@ class MediaWorkers:
                 return answer
             self._note_crash(job)
             if time.monotonic() - began >= max_seconds:  # ended by the kernel: another would take as long
-                message = f"takes more than {max_seconds} seconds of a processor to be decoded"
+                message = f"takes more than {max_seconds} seconds of processor time to be decoded"
                 return PictureTooLargeError(job.field, message)
         return UnreadablePictureError(job.field, f"the {job.what} could not be decoded: the decoder crashed")
 
@@ -175,7 +175,7 @@ class MediaWorkers:
             if self._is_closed:
                 return
             self._on_crash()
-        logger.warning("%s: a media worker ended while it was at this", job.field)
+        logger.warning("%s: a media worker died while processing this", job.field)
 
     def _worker_in(self, seat: "_Seat") -> "_Worker":
         if seat.worker is None or seat.worker.has_ended():
@@ -205,7 +205,7 @@ class MediaWorkers:
             worker = _Worker.try_meet(connection)
             if worker is not None:
                 return worker
-            logger.warning("no media worker came: its template has ended, or will be")
+            logger.warning("no media worker started: its template process is replaced")
             with self._lock:
                 template.end()
         raise MediaWorkersLostError("media workers cannot be started")
@@ -288,7 +288,7 @@ class _Worker:
             if len(pid) == 4:
                 return cls(connection, int.from_bytes(pid))
         except OSError:
-            logger.debug("no worker came", exc_info=True)
+            logger.debug("no media worker started", exc_info=True)
         connection.close()
         return None
 

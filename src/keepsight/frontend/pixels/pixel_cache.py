@@ -122,7 +122,7 @@ def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None
             return _open_in_shared_memory(mode, config, folder)
         except OSError as error:
             # The engine accepts pixels themselves in any mode.
-            logger.warning("processor cache: processor_only instead of %s, which cannot be made: %s", mode, error)
+            logger.warning("processor cache: processor_only instead of %s, which failed: %s", mode, error)
     return LocalCache(cache_bytes(config), _open_reset_mark(folder))
 
 
@@ -131,7 +131,7 @@ def _open_reset_mark(folder: Path | None) -> mmap.mmap | bytearray:
         try:
             return open_shared_page(folder / "reset", _MARK_BYTES)
         except OSError as error:
-            logger.warning("a reset will reach the pixels of the frontend alone that is asked for it: %s", error)
+            logger.warning("a reset will only clear the pixels of the frontend that receives it: %s", error)
     return bytearray(_MARK_BYTES)
 
 
@@ -295,7 +295,7 @@ class RingCache(_CacheInFiles[RingWriter]):
         place = self._files.put(media_hash, pixels)
         if place is None and not self._has_warned:
             self._has_warned = True
-            logger.warning("%d bytes found no room in the ring: such items are served, but not kept", pixels.nbytes)
+            logger.warning("%d bytes do not fit into the ring: such items are served, but not cached", pixels.nbytes)
         return pixels if place is None else place
 
     def is_held(self, media_hash: str) -> bool:

@@ -114,7 +114,7 @@ def _read_format_of_borrowed(
         names = {each: tokenizer.token(each) for each in token_ids}
         if None in names.values():
             lacking = sorted(each for each, name in names.items() if name is None)
-            message = f"the processor writes the tokens {lacking} for a picture, which are not there"
+            message = f"the processor writes the tokens {lacking} for a picture, which are missing here"
             raise CheckpointConfigError(path.parent / "tokenizer.json", message)
         reserved |= {each: name for each, name in names.items() if name is not None and tokenizer.is_special(each)}
     return MediaPromptFormat({"image": WrittenForm(read_marker(path.parent) or token, token_id)}, reserved)
@@ -207,7 +207,7 @@ class PromptExpander:
                 raise PictureCountError(field, message)
         if marked != sent:
             kinds = " and ".join(SEVERAL[kind] for kind in self._format.forms)
-            raise PictureCountError(field, f"the prompt has its {kinds} in another order than they came in")
+            raise PictureCountError(field, f"the prompt has its {kinds} in another order than they were sent in")
         return around[::2]
 
     def _write_out_pictures(self, around: Sequence[str], layouts: Sequence[PictureLayout]) -> list[str]:
@@ -260,7 +260,7 @@ class PromptExpander:
         reserved = self._format.reserved if self._format else {}
         for token_id in token_ids:
             if token_id in reserved:
-                raise ReservedTokenError(field, f"the text must not hold {reserved[token_id]}")
+                raise ReservedTokenError(field, f"the text must not contain {reserved[token_id]}")
 
     def _find_boundaries(self) -> dict[str, int]:
         """Return the tokens at which a text may be split without changing its ids: those between turns."""

@@ -52,11 +52,11 @@ class PromptLimits:
         largest = max(expanded.token_ids)
         if largest >= self._vocab_size:
             token = self._tokenizer.token(largest)
-            raise ReservedTokenError(field, f"the text holds {token}, which is no token of this model")
+            raise ReservedTokenError(field, f"the text contains {token}, which is not a token of this model")
 
     def check_is_token(self, token_id: int, place: str) -> None:
         if not self.has_token(token_id):
-            raise InvalidArgumentError(place, f"{token_id} is no token of this model's {self._vocab_size}")
+            raise InvalidArgumentError(place, f"{token_id} is not one of this model's {self._vocab_size} tokens")
 
     def check_named_tokens(self, params: SamplingParams) -> None:
         for name in ("allowed_token_ids", "stop_token_ids"):
@@ -74,7 +74,7 @@ class PromptLimits:
 
     def _too_long(self, field: str, what: str, max_counted_tokens: int | None) -> InvalidArgumentError:
         if max_counted_tokens is not None:
-            return InvalidArgumentError(field, f"{what}; at most {max_counted_tokens} are told in one answer")
+            return InvalidArgumentError(field, f"{what}; one answer lists at most {max_counted_tokens}")
         # LangChain recognizes by the first of these words, and LiteLLM by the others (which are OpenAI's and vLLM's),
         # that a longer context would help. (They are not shown the error's code.)
         limit = f"this model's maximum context length is {self.max_model_len} tokens, at least one of them the answer's"

@@ -327,7 +327,7 @@ def _read_picture(block: SentImage, place: str) -> _Part:
 def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
     """Yield a document's parts. The text about the document comes before it."""
     if block.citations is not None and block.citations.enabled:
-        raise UnsupportedFieldError(f"{place}.citations.enabled", "is not supported: answers cite nothing")
+        raise UnsupportedFieldError(f"{place}.citations.enabled", "is not supported: answers have no citations")
     source, told = block.source, _drop_nones({BREAKPOINT: block.prompt_cache_breakpoint})
     said = list(filter(None, (block.title, block.context)))
     if isinstance(source, TextSource):

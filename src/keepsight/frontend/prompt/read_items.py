@@ -113,7 +113,7 @@ class _Messages:
         elif kind in (None, "message"):
             self._add_message(item, place)
         elif kind == "item_reference":
-            raise InvalidArgumentError(f"{place}.id", "must be that of an item that is kept here; or send itself")
+            raise InvalidArgumentError(f"{place}.id", "must be the id of an item stored here; or send the item itself")
         else:
             refuse(f"{place}.type", kind, f"one of {', '.join(_KINDS)}")
 
@@ -201,7 +201,7 @@ class _Messages:
         if kind not in ("input_text", "output_text", "refusal"):
             refuse(f"{place}.type", kind, f"one of {', '.join(_PARTS)}")
         if part.get("annotations"):
-            raise InvalidArgumentError(f"{place}.annotations", "must be empty: none is read here")
+            raise InvalidArgumentError(f"{place}.annotations", "must be empty: annotations are not read")
         told = {name: value for name, value in part.items() if kind != "output_text" or name not in _OF_TEXTS}
         return told | {"type": "refusal" if kind == "refusal" else "text"}
 

@@ -139,9 +139,7 @@ class Conversation:
 def choose_end(add_generation_prompt: bool | None, continue_final_message: bool | None) -> PromptEnd:
     """Return the end that transformers' parameters ask for, which vLLM has too; None stands for the default."""
     if continue_final_message and add_generation_prompt:
-        raise InvalidArgumentError(
-            "continue_final_message", "does not go with add_generation_prompt: which of the two?"
-        )
+        raise InvalidArgumentError("continue_final_message", "must not be given together with add_generation_prompt")
     if continue_final_message:
         return "text"
     return "message" if add_generation_prompt is False else "answer"
@@ -158,7 +156,7 @@ def read_messages(
     read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
     if end == "text" and "tool_calls" in read[-1]:
         # A continuation would be a text after the call: nothing would constrain it to the tool's arguments.
-        why = "goes on with a text only: leave out the last message's tool_calls, or tell their results"
+        why = "continues only text: leave out the last message's tool_calls, or send their results"
         raise InvalidArgumentError("continue_final_message", why)
     breakpoints = _find_breakpoints(listed)
     pinned = pin_pictures(pictures, breakpoints) if breakpoints else tuple(pictures)
@@ -211,7 +209,7 @@ def _read_thought(message: Fields, field: str) -> str:
     told = {name: check_is_text(message[name], f"{field}.{name}") for name in THOUGHT_NAMES if message.get(name)}
     if len(set(told.values())) > 1:
         first, second = THOUGHT_NAMES
-        raise InvalidArgumentError(f"{field}.{second}", f"must say what {first} says, or nothing")
+        raise InvalidArgumentError(f"{field}.{second}", f"must be the same as {first}, or empty")
     return next(iter(told.values()), "")
 
 

@@ -17,4 +17,4 @@ def _to_integer(value: object, field: str) -> int:
             raise TypeError
         return operator.index(value)  # type: ignore[arg-type]
     except TypeError as error:
-        raise InvalidArgumentError(field, f"{value!r} is no token: it must be an integer") from error
+        raise InvalidArgumentError(field, f"{value!r} is not a token: it must be an integer") from error

@@ -134,24 +134,24 @@ class ChatTemplate:
         for name, value in asked.items():
             field = f"chat_template_kwargs.{name[:64]}"
             if name in _OWN_VARIABLES or name in self._special_tokens:
-                raise UnsupportedFieldError(field, "is said by other fields, or by the checkpoint")
+                raise UnsupportedFieldError(field, "is set by other fields, or by the checkpoint")
             if name not in self._variables and value:
                 known = sorted(self._variables - _OWN_VARIABLES - self._special_tokens.keys())
-                told = f"it looks at {', '.join(known)}" if known else "it looks at none"
-                raise UnsupportedFieldError(field, f"is no variable of this model's chat template; {told}")
+                told = f"it uses {', '.join(known)}" if known else "it uses none"
+                raise UnsupportedFieldError(field, f"is not a variable of this model's chat template; {told}")
         return {name: value for name, value in asked.items() if name in self._variables}
 
     def _check_role(self, role: str, field: str) -> None:
         """Refuse an unknown role: many templates would write any role into the prompt."""
         if role in ROLES or role in self._texts:
             return
-        hint = "; results of calls are of the role tool now" if role == "function" else ""
+        hint = "; results of calls now have the role tool" if role == "function" else ""
         raise InvalidArgumentError(field, f"must be one of {', '.join(ROLES)}, not {role[:40]!r}{hint}")
 
     def _check_is_shown(self, index: int, message: TemplateMessage) -> None:
         role = "system" if _is_of_system(message) else message["role"]
         if index and role == "system" and self._drops_later_systems:
-            what = "this model's chat template shows a system's message only where it is the first"
+            what = "this model's chat template shows a system message only if it is the first"
             raise UnsupportedFieldError(f"messages[{index}].role", what)
         for kind in _kinds_in(message["content"]):
             if role in self._roles_without[kind]:
@@ -242,7 +242,7 @@ def _mark(content: str | list[Mapping[str, Any]]) -> str | list[Mapping[str, Any
     if isinstance(content, str):
         return content + _GOES_ON
     if not content or content[-1]["type"] != "text":
-        raise InvalidArgumentError("continue_final_message", "the last message does not end with a text to go on with")
+        raise InvalidArgumentError("continue_final_message", "the last message does not end with text to continue")
     *before, last = content
     return [*before, {**last, "text": last["text"] + _GOES_ON}]
 

@@ -54,11 +54,9 @@ def read_sampling_defaults(directory: Path, generation_config: str | Path) -> Ma
     except InvalidArgumentError as error:
         raise CheckpointConfigError(path, str(error)) from error
     if left_out := [name for name in _LEFT_OUT if values.get(name) not in _NEUTRAL]:
-        logger.warning("%s: %s is not supported, and left out", path, ", ".join(left_out))
+        logger.warning("%s: %s is not supported and ignored", path, ", ".join(left_out))
     if defaults:
-        logger.info(
-            "where a request does not say, %s: %s says so (generation_config=%s)", defaults, path, generation_config
-        )
+        logger.info("defaults for requests: %s, from %s (generation_config=%s)", defaults, path, generation_config)
     return defaults
 
 
@@ -74,6 +72,6 @@ def _read(directory: Path, generation_config: str | Path) -> tuple[Path, dict[st
         raise CheckpointConfigError(path, f"cannot be read: {error.strerror}") from error
     if not is_there:
         raise CheckpointConfigError(
-            path, "cannot be read: generation_config must be auto, none, or a file or folder that is there"
+            path, "cannot be read: generation_config must be auto, none, or an existing file or folder"
         )
     return path, read_json_object(path)

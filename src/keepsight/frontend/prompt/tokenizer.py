@@ -197,7 +197,7 @@ def _load_backend(path: Path) -> tokenizers.Tokenizer:
     try:
         backend = tokenizers.Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises nothing more precise
-        raise CheckpointConfigError(path, f"is no tokenizer that can be read: {error}") from error
+        raise CheckpointConfigError(path, f"cannot be read as a tokenizer: {error}") from error
     backend.no_truncation()
     backend.no_padding()
     return backend
@@ -261,7 +261,7 @@ def _read_eos_token_ids(
         return frozenset() if eos_token_id is None else frozenset({eos_token_id})
     if eos_token_id is not None and eos_token_id not in configured:
         logger.warning(
-            "the tokenizer's eos_token %s (%d) ends no answer: the checkpoint's eos_token_id says %s",
+            "the tokenizer's eos_token %s (%d) does not end answers: the checkpoint's eos_token_id is %s",
             eos_token, eos_token_id, sorted(configured),
         )  # fmt: skip
     return configured
