@@ -230,7 +230,7 @@ EMBEDS = {"type": "image_embeds", "image_embeds": np.zeros((4, 64), np.float32)}
     [
         ({"type": "video_url", "video_url": {"url": MP4}}, UnsupportedFieldError, "takes none; send its frames"),
         ({"type": "input_audio", "input_audio": WAV}, UnsupportedFieldError, "is a sound, but this model takes none"),
-        (EMBEDS, PictureEmbedsError, "are not taken by this model"),
+        (EMBEDS, PictureEmbedsError, "are not supported by this model"),
     ],
 )
 def test_what_a_borrowed_model_is_not_shown_is_refused_by_name(

@@ -154,7 +154,7 @@ def test_the_operator_s_limit_is_that_of_requests(checkpoint: Path) -> None:
 
 def test_embeddings_in_place_of_a_picture_are_refused_with_the_reason(preparer: RequestPreparer) -> None:
     part = PicturePart(np.zeros((64, 128), np.float32), "a picture", modality="image_embeds")
-    with pytest.raises(PictureEmbedsError, match=r"a picture: are not taken by this model: .* rows and columns"):
+    with pytest.raises(PictureEmbedsError, match=r"a picture: are not supported by this model: .* rows and columns"):
         preparer.name_media(part, None)
 
 

@@ -190,7 +190,7 @@ def test_a_sound_is_asked_about_by_its_uuid_alone_and_another_length_needs_anoth
 
 def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_numbers(preparer: RequestPreparer) -> None:
     assert prepare(preparer, as_part(wav(480_000))).engine_request.num_audio_tokens == 750
-    with pytest.raises(PictureTooLargeError, match=r"has 30\.0000625 seconds, at most 30 seconds are") as caught:
+    with pytest.raises(PictureTooLargeError, match=r"has 30\.0000625 seconds, this model takes at most 30 seconds") as caught:
         prepare(preparer, as_part(wav(480_001)))
     assert caught.value.field == "messages[0].content[0].input_audio.data"
     assert caught.value.status == 413
@@ -244,7 +244,7 @@ def test_a_request_has_so_many_sounds_and_no_more(checkpoint: Path) -> None:
 def test_a_model_is_sent_only_what_it_takes(preparer: RequestPreparer) -> None:
     with pytest.raises(UnsupportedFieldError, match="is a picture, but this model takes none"):
         prepare(preparer, by_url(draw(1).picture))
-    with pytest.raises(UnsupportedFieldError, match="is a PDF, whose pages would be pictures, and this"):
+    with pytest.raises(UnsupportedFieldError, match="is a PDF, whose pages are read as pictures, but this"):
         prepare(preparer, {"type": "file", "file": {"file_data": "JVBERi0="}})
     with pytest.raises(UnsupportedFieldError, match=r"is a video, but this model takes none$"):
         prepare(preparer, {"type": "video_url", "video_url": "data:video/mp4;base64,AAAA"})

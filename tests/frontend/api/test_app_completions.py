@@ -397,7 +397,7 @@ def test_a_conversation_longer_than_the_context_is_counted_so_that_it_can_be_cut
         monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", most)
         refused = client.send("POST", "/tokenize", json={"messages": messages})
         assert error_of(refused) == (400, "messages", "invalid_argument")
-        assert f"at most {most} are told" in refused.json()["error"]["message"]
+        assert f"one answer lists at most {most}" in refused.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_what_an_answer_may_be_is_a_text_or_parts_of_one(content: object) -> Non
         ({"type": "words", "content": "text"}, r"prediction\.type: .*it may be 'content'"),
         ({"type": "content"}, r"prediction\.content: is required"),
         ({"type": "content", "content": [{"type": "image_url", "text": "a"}]}, r"prediction\.content\[0\]\.type: "),
-        ({"type": "content", "content": "a", "text": "b"}, r"prediction\.text: is no field"),
+        ({"type": "content", "content": "a", "text": "b"}, r"prediction\.text: is not a field"),
     ],
     ids=str,
 )
@@ -176,15 +176,15 @@ def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
     ("fields", "field", "said"),
     [
         ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
-        ({"x" * 500: 1}, "x" * 77 + "...", "no field"),
+        ({"x" * 500: 1}, "x" * 77 + "...", "not a field"),
         ({"n_predict": 8}, "n_predict", "did you mean 'max_tokens'"),
         ({"max_new_tokens": 8}, "max_new_tokens", "did you mean 'max_tokens'"),
         ({"json_schema": {}}, "json_schema", "did you mean 'response_format'"),
         ({"regex": "a+"}, "regex", "did you mean 'structured_outputs.regex'"),
-        ({"response_format": {"regex": "a+"}}, "response_format.regex", "knows$"),
+        ({"response_format": {"regex": "a+"}}, "response_format.regex", "of this API$"),
         ({"separate_reasoning": True}, "separate_reasoning", "did you mean 'include_reasoning'"),
         ({"stream": True, "stream_options": {"include": 1}}, "stream_options.include", "include_usage"),
-        ({"mm_processor_kwargs": {"do_resize": 1}}, "mm_processor_kwargs.do_resize", "no field"),
+        ({"mm_processor_kwargs": {"do_resize": 1}}, "mm_processor_kwargs.do_resize", "not a field"),
         (OBFUSCATED, "stream_options.include_obfuscation", "not supported"),
     ],
 )  # fmt: skip

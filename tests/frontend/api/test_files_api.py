@@ -172,7 +172,7 @@ def test_a_file_lives_as_long_as_its_sender_says(server: Server) -> None:
 
 def test_a_text_is_refused_with_what_would_help(server: Server) -> None:
     answer = server.send("POST", "/v1/files", files={"file": ("a.txt", b"A note.")})
-    assert "look like a text: send that as one" in answer.json()["error"]["message"]
+    assert "look like text: send them as text" in answer.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(

@@ -127,7 +127,7 @@ def test_an_agent_may_bring_its_hundred_tools() -> None:
 
 def test_no_answer_goes_on_behind_a_call_and_who_asks_for_that_is_told_of_the_tools() -> None:
     asked = {"tools": [tool("look")], "ignore_eos": True}
-    with pytest.raises(InvalidArgumentError, match=r"^ignore_eos: cannot go with tools"):
+    with pytest.raises(InvalidArgumentError, match=r"^ignore_eos: must not be given together with tools"):
         parse(**asked).to_sampling_params()
     assert parse(**asked, tool_choice="none").to_sampling_params().ignore_eos
 
@@ -216,7 +216,7 @@ def test_a_pattern_that_the_grammar_can_express_is_held_to(pattern: str) -> None
 def test_beside_tools_an_answer_may_have_a_form_of_json_and_no_other() -> None:
     assert "form: %json" in grammar_of(tools=[tool("look")], response_format={"type": "json_object"})
     for name, value in {"guided_regex": "a", "guided_choice": ["a"], "structured_outputs": {"regex": "a"}}.items():
-        with pytest.raises(InvalidArgumentError, match=f"{name}.*beside tools"):
+        with pytest.raises(InvalidArgumentError, match=f"{name}.*together with tools"):
             parse(tools=[tool("look")], **{name: value}).to_sampling_params()
         assert parse(tools=[tool("look")], tool_choice="none", **{name: value}).to_sampling_params()
 

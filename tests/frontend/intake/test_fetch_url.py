@@ -359,7 +359,7 @@ BROKEN = {
     "packed": (response(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"), "compressed ('gzip')"),
     "packed twice": (response(b"a", Content_Encoding="br, gzip"), "compressed"),
     "no HTTP": (b"SSH-2.0-OpenSSH\r\n\r\n", "its server violated HTTP"),
-    "a redirect to nowhere": (response(b"", 302), "without saying where"),
+    "a redirect to nowhere": (response(b"", 302), "without a Location"),
     "a head without end": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 50_000, "could not be downloaded"),
     "two lengths": (b"HTTP/1.1 200 OK\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nab", "could not be downloaded"),
     "no number": (b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\nab", "could not be downloaded"),

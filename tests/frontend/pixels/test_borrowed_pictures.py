@@ -116,7 +116,7 @@ def test_a_picture_that_is_laid_out_otherwise_than_by_its_size_is_not_shown(tmp_
     BorrowedJob(BLANK, "picture", {"": None}, processor, layout).run()
     other = load_pictures(processor).lay_out(Geometry(3, 2), "picture")
     object.__setattr__(other, "token_ids", other.token_ids[1:])
-    with pytest.raises(ValueError, match="otherwise than a blank one of its size"):
+    with pytest.raises(ValueError, match="differently from a blank one of its size"):
         BorrowedJob(BLANK, "picture", {"": None}, processor, other).run()
 
 

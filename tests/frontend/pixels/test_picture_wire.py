@@ -159,9 +159,9 @@ def test_a_borrowed_model_s_picture_and_its_arrays_arrive() -> None:
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"token_ids": np.array([7, 7, 7], np.int32)}, "laid out a picture otherwise"),
-        ({"pixel_values": np.full((1, 3, 2, 2), np.nan, np.float32)}, "no numbers"),
-        ({"pixel_values": np.full((1, 3, 2, 2), -np.inf, np.float32)}, "no numbers"),
+        ({"token_ids": np.array([7, 7, 7], np.int32)}, "laid out a picture differently"),
+        ({"pixel_values": np.full((1, 3, 2, 2), np.nan, np.float32)}, "NaN or infinite values"),
+        ({"pixel_values": np.full((1, 3, 2, 2), -np.inf, np.float32)}, "NaN or infinite values"),
     ],
 )
 def test_arrays_of_another_layout_or_of_no_numbers_are_not_taken(changed: dict[str, Any], message: str) -> None:

@@ -198,7 +198,7 @@ function kindOf(file) {
   const kind = file.type.split("/")[0];
   if (["image", "video", "audio"].includes(kind)) return kind;
   if (file.type === "application/pdf") return "file";
-  throw new Refused(`${file.name} is no picture, film, recording or PDF.`);
+  throw new Refused(`${file.name} is not a picture, film, recording or PDF.`);
 }
 
 function write({ name, kind, url }) {
