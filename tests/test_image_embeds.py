@@ -185,7 +185,7 @@ def test_a_name_depends_on_the_numbers_and_on_the_salt(preparer: RequestPreparer
     ("make", "error", "message"),
     [
         (lambda good: to_npy(good)[:-1], PictureEmbedsError, "is followed by"),
-        (lambda good: to_npy(good.astype(object)), PictureEmbedsError, "'|O' are not taken"),
+        (lambda good: to_npy(good.astype(object)), PictureEmbedsError, "'|O' are not supported"),
         (lambda good: to_npy(good[:, 1:]), PictureEmbedsError, "have the shape"),
         (lambda good: to_npy(good[0]), PictureEmbedsError, "have the shape"),
         (lambda good: to_npy(good * np.nan), PictureEmbedsError, "hold a NaN"),

@@ -129,5 +129,5 @@ def test_what_cannot_be_is_refused(llm: LLM) -> None:
         llm.embed("Hello", pooling_params=[PoolingParams()])  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFieldError, match="tokenization_kwargs"):
         llm.embed("Hello", tokenization_kwargs={})  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgumentError, match=r"prompts\[1\].*1000000 is no token"):
+    with pytest.raises(InvalidArgumentError, match=r"prompts\[1\].*1000000 is not one of"):
         llm.embed(["Hello", [1_000_000]], use_tqdm=False)

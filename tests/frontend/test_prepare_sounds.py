@@ -190,12 +190,12 @@ def test_a_sound_is_asked_about_by_its_uuid_alone_and_another_length_needs_anoth
 
 def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_numbers(preparer: RequestPreparer) -> None:
     assert prepare(preparer, as_part(wav(480_000))).engine_request.num_audio_tokens == 750
-    with pytest.raises(PictureTooLargeError, match=r"has 30\.0000625 seconds, this model takes at most 30 seconds") as caught:
+    with pytest.raises(PictureTooLargeError, match=r"has 30\.0000625 seconds, this model takes at most 30") as caught:
         prepare(preparer, as_part(wav(480_001)))
     assert caught.value.field == "messages[0].content[0].input_audio.data"
     assert caught.value.status == 413
     assert prepare(preparer, as_part(wav(321))).engine_request.num_audio_tokens == 1
-    with pytest.raises(UnsupportedPictureError, match="has 320 samples at 16000 per second, this model takes at least 321"):
+    with pytest.raises(UnsupportedPictureError, match=r"has 320 samples at 16000 per second, .* at least 321"):
         prepare(preparer, as_part(wav(320)))
 
 

@@ -195,7 +195,7 @@ def test_a_picture_can_be_pasted_and_dropped(page: Page, drawn: Drawn, event: st
 
 def test_what_is_no_picture_is_said_to_be_none(page: Page) -> None:
     give(page, "drop", "notes.txt", "text/plain", b"hello")
-    expect(page.get_by_role("alert")).to_have_text("notes.txt is no picture, film, recording or PDF.")
+    expect(page.get_by_role("alert")).to_have_text("notes.txt is not a picture, film, recording or PDF.")
     expect(waiting_pictures(page)).to_have_count(0)
 
 
