@@ -1,7 +1,7 @@
-"""Checkpoints of other families than ours, without weights: tiny processors, as published files describe large ones.
+"""Checkpoints of borrowed model families, without weights: tiny versions of the published processors.
 
-Each has a byte-level tokenizer with its family's special tokens; its template is what that family's is, in short.
-`load_reference` builds transformers' processor by its class, for the judge.
+Each has a byte-level tokenizer with its family's special tokens, and a shortened version of its family's template.
+`load_reference` builds transformers' processor, the reference, by its class.
 """
 
 import importlib
@@ -15,7 +15,7 @@ from tests.byte_level_tokenizer import write_byte_level_tokenizer
 
 
 def say_by_marker(marker: str) -> str:
-    """A template of messages between `<|im_start|>` and `<|im_end|>`."""
+    """Return a template that puts messages between `<|im_start|>` and `<|im_end|>`."""
     return (
         "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' }}"
         "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
@@ -73,7 +73,7 @@ LLAMA_TEMPLATE = (
 
 class Family(NamedTuple):
     architecture: str
-    # What config.json calls it, and where in transformers its processor is.
+    # The model type in config.json, and the module of its processor in transformers.
     model_type: str
     module: str
     image_token: str
@@ -81,10 +81,10 @@ class Family(NamedTuple):
     processor: dict[str, Any]
     image_processor: dict[str, Any]
     template: str
-    # What tokenizer_config.json says besides.
+    # Further fields of tokenizer_config.json.
     named_tokens: dict[str, Any] = {}  # noqa: RUF012 - never changed
     has_bos: bool = False
-    # That of each embedding, where the template writes another for a picture.
+    # The token of each embedding, if the template writes a different one for a picture.
     soft_token: str = ""
 
 
@@ -149,7 +149,7 @@ PIXTRAL = Family(
     {"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 112}, "patch_size": 14, "resample": 3},
     PIXTRAL_TEMPLATE, has_bos=True,
 )  # fmt: skip
-# Whose template writes for a picture what is no token at all.
+# Its template writes a marker for a picture that is not a token.
 AYA = Family(
     "AyaVisionForConditionalGeneration", "aya_vision", "aya_vision", "<image>",
     ["<|START_OF_IMG|>", "<|END_OF_IMG|>", "<|IMG_PATCH|>", "<|IMG_LINE_BREAK|>"],
@@ -157,7 +157,7 @@ AYA = Family(
     INTERNVL.image_processor | {"crop_to_patches": True},
     SMOLVLM_TEMPLATE, soft_token="<|IMG_PATCH|>",
 )  # fmt: skip
-# Of patches as Qwen's, of which squares are a token.
+# Patches as Qwen's; each square of merged patches is a token.
 PATCHES = {"size": {"shortest_edge": 28 * 28, "longest_edge": 28 * 28 * 16}, "patch_size": 14, "merge_size": 2}
 QWEN2_VL = Family(
     "Qwen2VLForConditionalGeneration", "qwen2_vl", "qwen2_vl", "<|image_pad|>",
@@ -191,7 +191,7 @@ NUMBERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 600, "max_
 
 
 def write_borrowed_checkpoint(directory: Path, family: Family, **changed: dict[str, Any]) -> dict[str, int]:
-    """Returns the ids of the added tokens; `changed`: what else its files say, by their names without the suffix."""
+    """Write a checkpoint; return the ids of added tokens. `changed`: further fields, by file name without suffix."""
     directory.mkdir(exist_ok=True)
     ids = write_tokenizer(directory, family.special, family.named_tokens, has_bos=family.has_bos)
     contents = {
@@ -214,10 +214,10 @@ def write_borrowed_checkpoint(directory: Path, family: Family, **changed: dict[s
 def write_tokenizer(
     directory: Path, special: list[str], named_tokens: dict[str, Any] | None = None, *, has_bos: bool = False
 ) -> dict[str, int]:
-    """With `has_bos` its post-processor writes an `<s>` before every text, as Llama's does."""
+    """Write a tokenizer; return its ids. With `has_bos` it writes an `<s>` before every text, as Llama's does."""
     ids = write_byte_level_tokenizer(directory, special=[*special, "<s>"])
     path = directory / "tokenizer_config.json"
-    # No tokenizer of Qwen's: transformers would build that anew.
+    # Not a tokenizer class of Qwen's: transformers would rebuild that one.
     said = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"} | (named_tokens or {})
     if has_bos:
         backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -230,7 +230,7 @@ def write_tokenizer(
 
 
 def load_reference(directory: Path, family: Family) -> Any:
-    """By hand, as AutoProcessor wants torchvision for what takes films, and for all of Pixtral's.
+    """Build the processor by hand: AutoProcessor needs torchvision for those that take films, and for Pixtral's.
 
     Pixtral's module has to be imported already: see `borrowed_pictures`.
     """

@@ -1,4 +1,4 @@
-"""Fixtures: the demo's frontend, and the API in process before an engine that says what it is told to."""
+"""Fixtures: the demo's frontend, and the API in process with a fake engine."""
 
 import pytest
 

@@ -1,7 +1,7 @@
-"""A tokenizer with everything that Gemma's has and the demo's has not, and transformers as the judge of both.
+"""A tokenizer with the features of Gemma's that the demo's lacks, and transformers as the reference for both.
 
-Runs of newlines and of spaces are added tokens that are not special, so is markup; the soft token comes last; the
-end of a turn is an end of answer only by generation_config.json.
+Runs of newlines, runs of spaces, and markup are added tokens that are not special; the soft token comes last; only
+generation_config.json makes the end of a turn the end of an answer.
 """
 
 import functools
@@ -31,7 +31,7 @@ CORPUS = [
 
 
 def build_gemma_like_checkpoint(directory: Path) -> None:
-    """The demo checkpoint's folder, without its weights, around another tokenizer."""
+    """Write a copy of the demo checkpoint, without its weights and with another tokenizer."""
     ignored = shutil.ignore_patterns("*.safetensors", "special_tokens_map.json")
     shutil.copytree(DEMO, directory, ignore=ignored, dirs_exist_ok=True)
     ids = _write_tokenizer(directory / "tokenizer.json")
@@ -42,7 +42,7 @@ def build_gemma_like_checkpoint(directory: Path) -> None:
 
 
 def build_checkpoint_with_hole(directory: Path) -> range:
-    """Of a pruned vocabulary: its hole, ids that no token has, with some behind it."""
+    """Write one with a pruned vocabulary; return its hole: ids without tokens, with some tokens after them."""
     build_gemma_like_checkpoint(directory)
     hole = range(400, 420)
 
@@ -52,7 +52,7 @@ def build_checkpoint_with_hole(directory: Path) -> range:
     def widen(tokenizer: dict[str, Any]) -> dict[str, Any]:
         added = [token | {"id": move(token["id"])} for token in tokenizer["added_tokens"]]
         moved = {text: move(token_id) for text, token_id in tokenizer["model"]["vocab"].items()}
-        # An added token keeps its id where the vocabulary has it, too.
+        # An added token that is also in the vocabulary has the same id there.
         moved |= {token["content"]: token["id"] for token in added}
         return tokenizer | {"added_tokens": added, "model": tokenizer["model"] | {"vocab": moved}}
 
@@ -68,7 +68,7 @@ def gemma_like_checkpoint() -> Path:
 
 @functools.cache
 def _built_checkpoint() -> "tempfile.TemporaryDirectory[str]":
-    """As long as this process lives."""
+    """Return a checkpoint that lasts as long as this process."""
     directory = tempfile.TemporaryDirectory(prefix="gemma-like-")
     build_gemma_like_checkpoint(Path(directory.name))
     return directory

@@ -1,6 +1,6 @@
-"""The template process of media workers that do, on demand, what a broken decoder might.
+"""The template process of media workers that fail on demand as a broken decoder might.
 
-A picture whose bytes are one of these words is none; all others are made as ever.
+Bytes that are one of the words below trigger a failure; all other pictures are made as usual.
 """
 
 import ctypes

@@ -1,4 +1,4 @@
-"""A web server for tests: real sockets in this process, whose answers are written byte by byte."""
+"""A web server for tests, on real sockets in this process, whose answers are given as raw bytes."""
 
 import asyncio
 import ssl
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 class Asked:
     path: str
     headers: dict[str, str]  # names in lower case
-    has_left: Callable[[], bool]  # whoever asked
+    has_left: Callable[[], bool]  # returns whether the client has left
 
 
 Answer = Callable[[Asked, asyncio.StreamWriter], Awaitable[None]]
@@ -20,14 +20,14 @@ LOCAL = ["127.0.0.0/8"]
 
 
 def response(content: bytes = b"", status: int = 200, **headers: str) -> bytes:
-    """Underscores in names are hyphens."""
+    """Return an HTTP response; underscores in header names become hyphens."""
     named = {"Content-Length": str(len(content)), **{name.replace("_", "-"): text for name, text in headers.items()}}
     lines = [f"HTTP/1.1 {status} Words", *(f"{name}: {text}" for name, text in named.items() if text), "", ""]
     return "\r\n".join(lines).encode("latin-1") + content
 
 
 def answering(*answers: bytes) -> Answer:
-    """One after another; the last for ever."""
+    """Give these answers one after another, and repeat the last one forever."""
     left = list(answers)
 
     async def answer(_asked: Asked, writer: asyncio.StreamWriter) -> None:

@@ -1,7 +1,7 @@
-"""A checkpoint whose pictures are shown at sizes that follow from their own, as Qwen3-VL's; without weights.
+"""A checkpoint, without weights, that shows pictures at sizes that depend on their own, like Qwen3-VL.
 
-Its files say what Qwen publishes, its template what that of Qwen writes for a picture.  Its tokenizer is another, with
-Qwen's special tokens.
+Its configuration is the one that Qwen publishes, and its template writes for a picture what Qwen's does. Its tokenizer
+is a different one, with Qwen's special tokens.
 """
 
 import json
@@ -31,7 +31,7 @@ VISION = {"patch_size": 16, "spatial_merge_size": 2, "temporal_patch_size": 2}
 
 
 def build_qwen_like_checkpoint(directory: Path, vision: Mapping[str, Any] = VISION, **processor: Any) -> dict[str, int]:
-    """The ids of its special tokens; `processor`: what else the image processor's file says."""
+    """Write the checkpoint; return the ids of its special tokens. `processor`: further image processor fields."""
     for name in ("tokenizer.json", "config.json"):
         shutil.copy(DEMO / name, directory)
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
@@ -61,7 +61,7 @@ def build_qwen_like_checkpoint(directory: Path, vision: Mapping[str, Any] = VISI
 
 
 def build_thinking_checkpoint(directory: Path, template: str = THINKING_QWEN_LIKE) -> None:
-    """The same, with tokens for a thought's tags, which are text."""
+    """Write the same checkpoint with tokens for a thought's tags, which are not special tokens."""
     build_qwen_like_checkpoint(directory)
     tokenizer = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     tokenizer.add_tokens([tokenizers.AddedToken(tag, normalized=False) for tag in ("<think>", "</think>")])

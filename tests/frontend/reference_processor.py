@@ -1,4 +1,4 @@
-"""What transformers makes of a case; the classes of its image processors are the caller's choice."""
+"""Runs a case through transformers; the caller chooses the classes of its image processors."""
 
 import dataclasses
 import io
@@ -14,7 +14,7 @@ from tests.frontend.sample_films import FilmCase
 from tests.frontend.sample_pictures import BASE, Case
 
 Floats = npt.NDArray[np.float32]
-# As Qwen publishes it with Qwen3-VL.
+# The configuration that Qwen publishes with Qwen3-VL.
 PUBLISHED_FOR_FILMS: dict[str, Any] = {
     "size": {"longest_edge": 25_165_824, "shortest_edge": 4096},
     "patch_size": 16,
@@ -26,7 +26,7 @@ PUBLISHED_FOR_FILMS: dict[str, Any] = {
 
 
 def skip_where_the_reference_is_older() -> None:
-    """Than what `convert_to_rgb` has made of pictures since transformers 5.23."""
+    """Skip the test if transformers is older than 5.23, which changed `convert_to_rgb`."""
     import transformers
 
     if tuple(map(int, transformers.__version__.split(".")[:2])) < (5, 23):
@@ -38,7 +38,7 @@ def config_of(case: Case, backend: Backend) -> ImageProcessorConfig:
 
 
 def reference_pixels(case: Case, gemma_class: Any, qwen_class: Any) -> Floats:
-    """float32 [1 + crops, 3, height, width], or [patches, values] of Qwen's; through `load_image` if it is bytes."""
+    """Return float32 [1 + crops, 3, height, width], or [patches, values] for Qwen; bytes are read by `load_image`."""
     from transformers.image_utils import load_image
 
     config = config_of(case, "pil")
@@ -70,7 +70,7 @@ def _options_of_qwen(config: ImageProcessorConfig) -> dict[str, Any]:
 
 
 def reference_film(case: FilmCase, processor_class: Any) -> Floats:
-    """float32 [patches, values]; read by transformers' PyAV reader if it is bytes."""
+    """Return float32 [patches, values]; bytes are read by transformers' PyAV reader."""
     from transformers import video_utils
 
     read_video_pyav: Any = video_utils.read_video_pyav

@@ -1,4 +1,4 @@
-"""PDFs as small as they can be."""
+"""Minimal PDFs."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -8,14 +8,14 @@ A4 = (595, 842)
 
 class Page(NamedTuple):
     lines: Sequence[str] = ()
-    # In points: 72 are an inch.
+    # In points, 72 per inch.
     size: tuple[float, float] = A4
-    # What else is said of it.
+    # Further entries of the page's dictionary.
     more: str = ""
 
 
 def write_pdf(*pages: Page, more: Sequence[str] = (), trailer: str = "") -> bytes:
-    """`more`: further objects, of which the first is number 4 + 2 for each page."""
+    """Write a PDF. `more`: further objects; the first of them has number 4 + 2 * pages."""
     first = 4
     kids = " ".join(f"{first + 2 * index} 0 R" for index in range(len(pages)))
     objects = [

@@ -1,4 +1,4 @@
-"""Small films in the formats that people have, made when they are asked for."""
+"""Small films in common formats, made on demand."""
 
 import io
 from dataclasses import dataclass, field
@@ -15,7 +15,7 @@ WIDTH, HEIGHT, RATE = 64, 48, 10
 
 @cache
 def drawn_frames(num_frames: int = 20) -> FilmArray:
-    """Each of its own brightness, which its number can be told by, with a grain that all have."""
+    """Return frames that can be told apart by their brightness, all with the same grain."""
     grain = np.random.default_rng(0).integers(0, 40, (HEIGHT, WIDTH, 3), np.uint8)
     return np.stack([grain + np.uint8(10 * number) for number in range(num_frames)])
 
@@ -57,13 +57,13 @@ KINDS = [
 
 
 def trimmed(data: bytes, num_kept: int) -> bytes:
-    """An MP4 whose list of edits says that only its first frames are to be shown."""
+    """Return an MP4 whose edit list shows only its first frames."""
     place = data.index(b"elst") + 12
     return data[:place] + (num_kept * 1000 // RATE).to_bytes(4) + data[place + 4 :]
 
 
 def covered(data: bytes, cover: bytes) -> bytes:
-    """An MP4, whose index is its end, with a JPEG before all streams, as music has it."""
+    """Return an MP4 (with its index at the end) with a JPEG cover before all streams, as music files have."""
     names = bytes(4) + _box(b"hdlr", bytes(8) + b"mdirappl" + bytes(9))
     listed = _box(b"covr", _box(b"data", (13).to_bytes(4) + bytes(4) + cover))
     added = _box(b"udta", _box(b"meta", names + _box(b"ilst", listed)))
@@ -79,7 +79,7 @@ def _box(name: bytes, content: bytes) -> bytes:
 class FilmCase:
     name: str
     source: FilmSource
-    # What the processor is told beside what is published.
+    # Options of the processor besides the published ones.
     options: dict[str, Any] = field(default_factory=dict)
     processor: str = "Qwen3VLVideoProcessor"
 
@@ -99,7 +99,7 @@ def film_cases() -> tuple[FilmCase, ...]:
         FilmCase("film: made larger", noise, {"size": enlarged}),
         FilmCase("film: capped", noise, {"size": enlarged, **capped}),
         FilmCase("film: bilinear", noise, {"resample": 2}),
-        # What else it decides depends in its last bits on what the process did before, and these are made in two.
+        # qp is fixed, as rate control depends in its last bits on what the process did before; two processes make this.
         FilmCase("film: h264", film(codec="libx264", qp="20"), {"fps": 5}),
         FilmCase("film: mpeg4", film(), {"max_frames": 6, "fps": 10}),
         FilmCase("film: each frame as a picture", noise, {"fps": 14}, older),

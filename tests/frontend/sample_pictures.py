@@ -1,6 +1,6 @@
 """Pictures of every mode, format and awkward size, each with the options under which it is prepared.
 
-Made from a seed, so that two processes that call `all_cases` speak of the same bytes.
+They are made from a seed, so that `all_cases` returns the same bytes in every process.
 """
 
 import io
@@ -36,13 +36,13 @@ BASE: dict[str, Any] = {"height": 37, "width": 53}
 
 
 def random_picture(mode: str, size: tuple[int, int], seed: int = 0) -> Image.Image:
-    """Coarse areas and fine noise, so that smoothing has something to do."""
+    """Return a picture of coarse areas and fine noise, so that smoothing has an effect."""
     channels = 4 if mode in ("RGBA", "CMYK") else 2 if mode == "LA" else 3
     pixels = _random_pixels(size, seed, channels)
     if channels != 3:
         return Image.frombytes(mode, size, pixels.tobytes())
     image = Image.fromarray(pixels)
-    # The quickest way; which colours it chooses does not matter.
+    # The fastest method; the choice of colors does not matter.
     return image.quantize(17, Image.Quantize.FASTOCTREE) if mode == "P" else image.convert(mode)
 
 
@@ -122,7 +122,7 @@ def _from_pil() -> Iterator[Case]:
 
 
 def _from_arrays() -> Iterator[Case]:
-    # Of the last three, both the first and the last axis could be the channels.
+    # In the last three, either the first or the last axis could be the channels.
     shapes = (
         (43, 61, 3),
         (3, 43, 61),

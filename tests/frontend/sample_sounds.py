@@ -1,4 +1,4 @@
-"""Small sounds in the formats that people have, made when they are asked for."""
+"""Small sounds in common formats, made on demand."""
 
 import io
 import struct
@@ -15,21 +15,21 @@ Ints = npt.NDArray[np.int16]
 
 @cache
 def drawn(num_samples: int = 8_000, num_channels: int = 1) -> Ints:
-    """[samples, channels]: a tone that rises, and a little noise; each channel's is another."""
+    """Return [samples, channels]: a rising tone with a little noise, different in each channel."""
     seconds = np.arange(num_samples)[:, None] / RATE
     tones = np.sin(2 * np.pi * (300 + 400 * seconds + 100 * np.arange(num_channels)) * seconds) * 9_000
     return (tones + np.random.default_rng(0).normal(0, 300, tones.shape)).astype(np.int16)
 
 
 def as_floats(ints: Ints) -> npt.NDArray[np.float32]:
-    """As soundfile reads them, and what librosa makes of several channels."""
+    """Convert as soundfile does, and mix several channels to one as librosa does."""
     floats: npt.NDArray[np.float32] = np.mean((ints / np.float32(32_768)).T, axis=0)
     return floats
 
 
 @cache
 def wav(num_samples: int = 8_000, num_channels: int = 1, rate: int = RATE) -> bytes:
-    """By Python's own writer."""
+    """Return a WAV file written by Python's `wave` module."""
     written = io.BytesIO()
     with wave.open(written, "wb") as file:
         file.setnchannels(num_channels)
@@ -42,7 +42,7 @@ def wav(num_samples: int = 8_000, num_channels: int = 1, rate: int = RATE) -> by
 def wav_of(
     values: bytes, kind: int = 1, bits: int = 16, num_channels: int = 1, rate: int = RATE, extension: bytes = b""
 ) -> bytes:
-    """Of any kind, with a chunk that nobody reads before its samples."""
+    """Return a WAV file of any kind, with an unknown chunk before its samples."""
     block = num_channels * bits // 8
     described = struct.pack("<HHIIHH", kind, num_channels, rate, rate * block, block, bits) + extension
     chunks = _chunk(b"fmt ", described) + _chunk(b"LIST", b"odd") + _chunk(b"data", values)
@@ -72,7 +72,7 @@ def sound(
     return encoded.getvalue()
 
 
-# Format, codec, and a rate that it knows.
+# Format, codec, and a sample rate that the codec supports.
 KINDS = [
     ("flac", "flac", 16_000),
     ("mp3", "libmp3lame", 44_100),

@@ -1,6 +1,7 @@
-"""A checkpoint that takes sounds, as Qwen2-Audio's; without weights.
+"""A checkpoint, without weights, that takes sounds like Qwen2-Audio.
 
-Its files say what Qwen publishes, its template is the processor's.  Its tokenizer is another, with Qwen's tokens.
+Its configuration is the one that Qwen publishes, its template the processor's. Its tokenizer is a different one, with
+Qwen's special tokens.
 """
 
 import json
@@ -39,7 +40,7 @@ def build_sound_like_checkpoint(directory: Path) -> None:
 
 
 def load_sound_processor(directory: Path) -> Any:
-    """The reference's."""
+    """Return transformers' processor, the reference."""
     tokenizer = PreTrainedTokenizerFast.from_pretrained(directory)
     make: Any = Qwen2AudioProcessor
     return make(WhisperFeatureExtractor.from_pretrained(directory), tokenizer)

@@ -1,4 +1,4 @@
-"""Each choice's tokens become its text, and each choice ends exactly once."""
+"""Each choice's tokens are assembled into its text, and each choice ends exactly once."""
 
 from typing import Any
 

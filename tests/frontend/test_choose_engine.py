@@ -1,4 +1,4 @@
-"""Where media are held, else where there is least to do; and never where there is far too much."""
+"""A request goes to the engine that holds its media, else to the least busy; never to one that is far busier."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ NUMBERS = iter(range(1_000_000))
 
 
 def request(*media: str, length: int = 40, first: int = 7, salt: str | None = None, n: int = 1) -> EngineRequest:
-    """Of `length` tokens, that begin with its media of 4 each."""
+    """Return a request of `length` tokens that begins with its media, 4 tokens each."""
     items = tuple(MediaItem(each, TokenSpan(4 * index, 4), Geometry(1, 1)) for index, each in enumerate(media))
     tokens = (first, *range(1, length))
     return EngineRequest(f"{next(NUMBERS)}", tokens, items, SamplingParams(max_tokens=10, n=n), cache_salt=salt)
@@ -90,7 +90,7 @@ def test_a_prompt_follows_an_earlier_one_that_began_alike_as_far_as_that_is_wort
     again = request(length=400)
     assert choose_engine(again, [idle, seen]) is seen
     seen.note_sent(request(length=290, first=8))
-    assert choose_engine(again, [idle, seen]) is idle  # 300 tokens to do first, for 256
+    assert choose_engine(again, [idle, seen]) is idle  # 256 cached tokens are not worth waiting for 300 others
     seen.forget_prefixes()
     assert choose_engine(again, [seen, idle]) is idle
 
@@ -112,7 +112,7 @@ def test_a_key_has_an_engine_of_its_own_in_every_frontend() -> None:
     places = {key: chosen(key, (0, 1, 2)) for key in keys}
     assert all(Counter(places.values())[rank] > 40 for rank in range(3))
     assert all(chosen(key, (2, 0, 1)) == place for key, place in places.items())
-    # Where an engine is missing only its own keys move, and another tenant's equal keys lie elsewhere.
+    # If an engine is missing, only its own keys move; equal keys of another tenant are placed independently.
     assert all(chosen(key, (0, 2)) == place for key, place in places.items() if place != 1)
     assert any(chosen(key, (0, 1, 2), salt="other") != place for key, place in places.items())
 
@@ -157,7 +157,7 @@ def test_what_comes_behind_a_prefix_does_not_change_it() -> None:
 
 
 class AnyTraffic(RuleBasedStateMachine):
-    """Three engines; whoever is chosen gets it."""
+    """Three engines; each request is sent to the one chosen."""
 
     def __init__(self) -> None:
         super().__init__()

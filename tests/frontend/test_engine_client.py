@@ -1,4 +1,4 @@
-"""Engines come and go; whoever asks gets one answer, and pixels are made when somebody needs them and not before."""
+"""Engines come and go; each request is answered once, and pixels are made only when an engine needs them."""
 
 import asyncio
 import threading
@@ -38,7 +38,7 @@ from keepsight.sampling_params import SamplingParams
 from tests.clock import Clock
 from tests.made_up_request import MadeUpRequest
 
-SOON = 20  # seconds, for what takes milliseconds
+SOON = 20  # seconds; normally takes milliseconds
 
 
 @dataclass
@@ -55,7 +55,7 @@ class Prepared(MadeUpRequest):
 
 
 class Cropped(Prepared):
-    """A picture's parts begin with its letter."""
+    """Media hashes that begin with the same letter are parts of one picture."""
 
     def group_by_picture(self, media_hashes: Collection[str]) -> list[tuple[str, ...]]:
         letters = dict.fromkeys(each[0] for each in media_hashes)
@@ -70,7 +70,7 @@ def prepared(request_id: str, *media: str) -> Prepared:
 
 
 class Engine:
-    """Notes what it is told."""
+    """Records the messages it is sent."""
 
     def __init__(self) -> None:
         self.told: list[ToEngine] = []
@@ -327,7 +327,7 @@ def test_an_engine_s_refusal_is_the_last_that_is_heard(client: EngineClient, ask
     client.connect(Engine().send)
     caller = ask(prepared("1"))
     client.receive([RequestFailed("1", "too long", is_refusal=True), last("1")])
-    assert len(caller.answer()) == 2  # of one message; nothing of later ones
+    assert len(caller.answer()) == 2  # both from one message; later ones are dropped
     client.receive([last("1")])
     assert len(caller.answer()) == 2
     assert not client.leave("1")
@@ -352,7 +352,7 @@ def test_a_caller_that_leaves_ends_the_request_everywhere(client: EngineClient, 
 
 
 def test_who_takes_what_has_piled_up_lets_others_have_their_turn_between(client: EngineClient) -> None:
-    """As of a stream whose client had stopped reading and then left: all of it would be written to nobody first."""
+    """Else a stream whose client stopped reading and then left would first be written to the end, in one turn."""
     client.connect(Engine().send)
 
     async def take_late() -> list[str]:
@@ -491,7 +491,7 @@ def test_a_reset_is_for_all_engines(client: EngineClient) -> None:
 
 
 class ManyEngines(RuleBasedStateMachine):
-    """Engines of three ranks that come and go, and answer as they like: to each request there is one end."""
+    """Engines of three ranks come and go and answer in any order; each request ends exactly once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -501,10 +501,10 @@ class ManyEngines(RuleBasedStateMachine):
         self.engines: dict[int, Engine] = {}
         self.callers: dict[str, Caller] = {}
         self.has_left: set[str] = set()
-        # Who has begun, and when the first engine ended that one was with.
+        # Requests that have begun, and when each lost its first engine.
         self.begun: set[str] = set()
         self.first_losses: dict[str, float] = {}
-        # Who died, and how much it had been asked by then.
+        # Dead engines, and how many messages each had been sent by then.
         self.graves: list[tuple[Engine, int]] = []
 
     def teardown(self) -> None:
@@ -561,7 +561,7 @@ class ManyEngines(RuleBasedStateMachine):
         return [each for each in self.callers if not self.callers[each].num_ends and each not in self.has_left]
 
     def asked_of(self, engine: Engine) -> dict[str, EngineRequest]:
-        """What it was asked last and still owes."""
+        """Return the requests that the engine still has to answer, each as last sent."""
         running = self.running()
         return {each.request_id: each for each in engine.of(EngineRequest) if each.request_id in running}
 

@@ -1,4 +1,4 @@
-"""Over real sockets, to engines that only listen."""
+"""The link over real sockets, to engines that only listen."""
 
 import threading
 import time
@@ -17,11 +17,11 @@ from keepsight.ipc.channel import EngineListener, FrontendChannel
 from keepsight.ipc.handshake import Welcome
 from keepsight.requests import FromEngine, MediaHeld, ResetCaches, TokenOutput
 
-SOON = 20  # seconds, for what takes milliseconds
+SOON = 20  # seconds; normally takes milliseconds
 
 
 class Client:
-    """Notes what the link does with it; each of these can be waited for."""
+    """Records the link's calls, which a test can wait for."""
 
     def __init__(self) -> None:
         self.heard = SimpleQueue[Any]()
@@ -69,7 +69,7 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
     started: list[EngineListener] = []
 
     def start(number: int) -> EngineListener:
-        """Its number is what it tells of itself."""
+        """Start an engine that sends its number in its welcome."""
         engine = EngineListener(f"ipc://{tmp_path}/engine-{number}", Welcome(number), lambda *_: None, lambda _: None)
         started.append(engine)
         return engine
@@ -81,7 +81,7 @@ def start_engine(tmp_path: Path) -> Iterator[StartEngine]:
 
 @pytest.fixture
 def first(link: EngineLink, client: Client, start_engine: StartEngine, tmp_path: Path) -> EngineListener:
-    """Engine 1, which the client is connected to."""
+    """Engine 1, with the client connected to it."""
     engine = start_engine(1)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
     assert client.next() == "connected"
@@ -130,7 +130,7 @@ def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
     heard = [client.next()]
     while welcomes[-1:] != [2] or heard[-1] != "connected":
         heard.append(client.next())
-    # The first may have been left before it answered.
+    # The link may have left the first engine before it answered.
     assert heard in (["connected"], ["connected", "disconnected", "connected"], ["disconnected", "connected"])
 
 
@@ -144,7 +144,7 @@ def test_nothing_of_a_replaced_engine_is_heard_after_its_end(
         assert may_read.wait(SOON)
         client.heard.put(outputs)
 
-    # Before the link is told of an engine: what it hands on to is bound then.
+    # Set before the link learns of an engine, as it binds this method then.
     monkeypatch.setattr(client, "receive", read_slowly)
     first, _ = start_engine(1), start_engine(2)
     link.engine_is_ready(f"ipc://{tmp_path}/engine-1")
@@ -190,7 +190,7 @@ def test_what_an_engine_tells_of_itself_at_once_is_heard_once_the_client_is_conn
         engine.send_to_all([held])
 
     engine = EngineListener(endpoint, Welcome(99), lambda *_: None, lambda _: None, on_welcomed=tell_held)
-    # To act on the welcome takes longer than to hear what comes behind it.
+    # Handling the welcome takes longer than receiving the next message.
     link = EngineLink(cast(EngineClient, client), "one", lambda _: time.sleep(0.1))
     link.engine_is_ready(endpoint)
     assert [client.next(), client.next()] == ["connected", [held]]

@@ -1,4 +1,4 @@
-"""When a frontend ends, and what it does without; the rest of it is tried with whole servers."""
+"""When a frontend drains, and what it can do without; tests of whole servers cover the rest."""
 
 import gc
 import logging
@@ -15,7 +15,7 @@ from keepsight.ipc.control import Drain
 
 
 class StartingFrontend(FrontendProcess):
-    """Without engines and workers; it is asked to drain just after it has looked whether it was."""
+    """A frontend without engines and workers that is asked to drain just after it checked for that."""
 
     def __init__(self, run_directory: Path) -> None:
         self._was_asked, self._run_directory = False, run_directory
@@ -38,7 +38,7 @@ class StartingFrontend(FrontendProcess):
 
 @pytest.fixture
 def created(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The server that a frontend makes, and what it made its app of."""
+    """The server that a frontend makes, and the arguments of its app."""
     server = SimpleNamespace(should_exit=False, run=lambda sockets: None, app_of=())
     monkeypatch.setattr(frontend_process, "make_server", lambda *_: server)
     monkeypatch.setattr(frontend_process, "create_app", lambda *given: setattr(server, "app_of", given))

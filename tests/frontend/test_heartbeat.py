@@ -1,6 +1,7 @@
-"""The event loop goes on whatever the frontend does for requests with pictures: each long step waits here until it has.
+"""The event loop keeps running whatever the frontend does for requests with pictures.
 
-So a step on the loop, or one that keeps it waiting, is found out whatever the machine's speed.
+Each long step is made to wait until the loop has run a number of turns, so a step that runs on the loop, or blocks it,
+is detected on a machine of any speed.
 """
 
 import asyncio
@@ -30,7 +31,7 @@ from tests.frontend.api.app_client import MODEL, FakeEngine
 
 NUM_CLIENTS = 8
 BEATS = 20
-PATIENCE = 20  # seconds, for what takes milliseconds
+PATIENCE = 20  # seconds; normally takes milliseconds
 
 
 class Heart:
@@ -45,7 +46,7 @@ class Heart:
             await asyncio.sleep(0.0001)
 
     def hold(self, step: str) -> None:
-        """Until the loop has gone on for a while."""
+        """Wait until the loop has run for a while."""
         self.held.add(step)
         enough, waited = self.num_beats + BEATS, threading.Event()
         for _ in range(PATIENCE * 1000):
@@ -85,7 +86,7 @@ STEPS: Steps = (
     (identify_picture, "hash_content"),
     (make_pixels, "decode_picture"),
 )
-# Of uploads, beside what is done for pictures in messages, too.
+# The steps that only uploads have, besides those for pictures in messages.
 UPLOAD_STEPS: Steps = ((files_api, "read_file"), (media_api, "read_upload"))
 
 
@@ -106,7 +107,7 @@ def _holding(heart: Heart, step: str, do: Callable[..., Any]) -> Callable[..., A
 
 
 def large_picture(seed: int) -> dict[str, Any]:
-    """What is smaller has its name on the loop, sooner than a thread would be awake."""
+    """Return a picture too large to be hashed on the loop; smaller ones are, as waking a thread would take longer."""
     content = to_png(draw(seed).picture) + bytes(MAX_URL_BYTES_ON_LOOP)
     return {"type": "image_url", "image_url": {"url": to_data_url(content)}}
 

@@ -1,4 +1,4 @@
-"""What is promised is what nothing is known of, once, and never too much of it."""
+"""Only media that the engine is not known to hold are promised: once, and within a limit."""
 
 from hypothesis import settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Pixels are made once for all who wait, and not at all for nobody; the pictures here are made up."""
+"""Pixels are made once for all requests that wait for them, and only if one does; the pictures here are made up."""
 
 import gc
 import mmap
@@ -36,13 +36,13 @@ from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import make_request
 from tests.wait_until import wait_until
 
-SOON = 20  # seconds, for what takes milliseconds
-BYTES = 3  # of one picture here
+SOON = 20  # seconds; normally takes milliseconds
+BYTES = 3  # per picture in these tests
 
 
 @dataclass
 class Studio:
-    """Notes what is made; nothing is finished before the doors are opened."""
+    """Records what is made; nothing is finished before `door` is open."""
 
     made: list[tuple[str, ...]] = field(default_factory=list)
     error: Exception | None = None
@@ -70,13 +70,13 @@ class _EngineRequest:
 
 @dataclass
 class FakePrepared:
-    """A hash is a picture, and perhaps its crop: "a", "a/1"; in capitals it is a film."""
+    """A media hash is a picture, or a crop of it: "a", "a/1". In capitals it is a film."""
 
     request_id: str
     studio: Studio
-    # Whatever of it may be asked for.
+    # All media that may be asked for.
     media_hashes: tuple[str, ...] = ()
-    # Only the uuids of these came.
+    # Media sent by uuid only, without content.
     unknown: frozenset[str] = frozenset()
     learned: list[str] = field(default_factory=list)
     account: RequestAccount = field(default_factory=lambda: RequestAccount("", (), 1))
@@ -114,7 +114,7 @@ def break_down(*_: object) -> None:
 
 
 class Asker:
-    """One request, and all that it hears."""
+    """A request, and everything that is delivered to it."""
 
     def __init__(self, pool: MediaPool, studio: Studio, request_id: str, *unknown: str) -> None:
         self.pool, self.prepared = pool, FakePrepared(request_id, studio, unknown=frozenset(unknown))
@@ -142,7 +142,7 @@ class Asker:
         return sorted(self.heard, key=str)
 
     def answered_by(self, *media_hashes: str) -> list[str]:
-        """What its account says, once an engine has encoded these."""
+        """Return which cache answered each item by the request's account, once an engine has encoded them."""
         account, stories = self.prepared.account, [MediaReport(None, 2.0, 3.0)] * len(media_hashes)
         account.media = [(each, 1) for each in media_hashes]
         account.note_begun(RequestBegun(self.prepared.request_id, 1.0, 2.0, 4.0, tuple(stories)))
@@ -474,7 +474,7 @@ def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Stud
             assert counted(pool, PREPROCESSED) == [len(names)]
 
 
-# What is kept -------------------------------------------------------------------------------------------------
+# The cache ----------------------------------------------------------------------------------------------------
 
 
 def test_what_is_held_is_given_without_being_made_again(studio: Studio) -> None:
@@ -670,7 +670,7 @@ def test_who_wants_the_pixels_themselves_gets_no_place_where_they_lie(studio: St
     assert studio.made == [("a",)]
 
 
-# Pictures of which only the uuid came, and what pixels teach ------------------------------------------------------
+# Pictures sent by uuid only, and what is learned from pixels ------------------------------------------------------
 
 
 def test_who_sent_no_picture_is_refused_at_once_and_nobody_with_it(studio: Studio) -> None:
@@ -695,7 +695,7 @@ def test_who_sent_no_picture_shares_what_is_held_or_being_made_of_another_s(stud
         studio.door.set()
         assert having.await_heard(1) == early.await_heard(1) == ["a"]
         assert Asker(pool, studio, "late", "a").ask("a").await_heard(1) == ["a"]
-        # A hit that nobody can make again is not checked.
+        # A hit is not checked if the request lacks the content to make it again.
         assert studio.made == [("a",)]
 
 
@@ -774,7 +774,7 @@ def test_embeddings_in_place_of_a_picture_are_not_told_or_counted_as_decoded_or_
     pool = MediaPool(1)
     pool.make(cast(PreparedRequest, asked), ["a"], lambda *_: arrived.set(), break_down)
     assert arrived.wait(SOON)
-    # What it takes to make a picture is not known by it.
+    # The time that embeddings took is no estimate of what making a picture takes.
     pool.note_spared(asked.engine_request.media)
     pool.close()
     assert (asked.account.spans, asked.account.describe().work) == ([], dict.fromkeys(WORK, 0))

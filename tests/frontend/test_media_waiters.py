@@ -1,4 +1,4 @@
-"""Who waits for what, against a model: pairs of a hash and a request."""
+"""Which request waits for which hash, compared with a model: a set of such pairs."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule

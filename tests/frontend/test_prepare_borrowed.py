@@ -1,4 +1,4 @@
-"""A request for a borrowed model: its tokens and arrays are those of transformers' processor; what is refused."""
+"""Requests for a borrowed model: tokens and arrays equal those of transformers' processor; what is refused."""
 
 import json
 import re
@@ -78,7 +78,7 @@ def render(preparer: RequestPreparer, messages: list[dict[str, Any]]) -> str:
 
 
 def render_by_reference(reference: Any, family: Family, messages: list[dict[str, Any]]) -> str:
-    """As its users write it: pictures as parts that say no more, texts as parts where its template knows no others."""
+    """Render as users of transformers do: pictures as bare parts, text as parts if the template takes no strings."""
     shown: list[dict[str, Any]] = []
     for message in messages:
         content = message["content"]
@@ -108,7 +108,7 @@ def test_a_prompt_of_several_pictures_has_the_ids_of_the_reference(borrowed: Bor
 
 
 def test_a_prompt_in_a_vocabulary_like_llama_s_has_the_ids_of_the_reference(tmp_path: Path) -> None:
-    """As LLaVA-1.5 has it: a space before every text, behind a picture, too."""
+    """As with LLaVA-1.5: a space before every text, also after a picture."""
     write_borrowed_checkpoint(tmp_path, LLAVA)
     ids = write_llama_like_tokenizer(tmp_path, ["<image>"])
     said = json.loads((tmp_path / "config.json").read_text()) | {"image_token_id": ids["<image>"]}
@@ -300,7 +300,7 @@ def test_a_token_that_the_processor_does_not_write_stands_for_no_picture(llava: 
 
 
 def test_a_processor_that_writes_tokens_of_its_own_making_is_refused(tmp_path: Path) -> None:
-    """transformers' class adds what it misses to its tokenizer; the model has no such token."""
+    """transformers' class adds tokens that its tokenizer lacks; the model has no such tokens."""
     special = [each for each in IDEFICS3.special if each != "<fake_token_around_image>"]
     ids = write_borrowed_checkpoint(tmp_path / "a", IDEFICS3._replace(special=special))
     message = rf"tokenizer\.json: the processor writes the tokens \[{max(ids.values()) + 1}\] for a picture"

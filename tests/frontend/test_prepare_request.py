@@ -1,4 +1,4 @@
-"""The frontend's whole work on a request, and above all the order of it: geometry first, pixels last."""
+"""All frontend work on a request, and above all its order: geometry first, pixels last."""
 
 import io
 import json
@@ -107,7 +107,7 @@ def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: Request
     assert chatted.token_ids.count(2) == 1
 
 
-# What is refused is refused early -----------------------------------------------------------------------------
+# Early refusals -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
@@ -290,7 +290,7 @@ def test_an_image_that_was_closed_is_refused_with_what_to_do(preparer: RequestPr
     preparer.prepare_text("<start_of_image>", {"image": [loaded]}, PARAMS)
 
 
-# Pixels of those that are asked for ---------------------------------------------------------------------------
+# Pixels on request --------------------------------------------------------------------------------------------
 
 
 def test_nothing_is_decoded_but_what_is_asked_for(preparer: RequestPreparer, decoded: list[str]) -> None:
@@ -317,7 +317,7 @@ def test_a_picture_and_its_crops_are_decoded_once(preparer: RequestPreparer, dec
 
 
 def test_a_crop_s_pixels_keep_no_others_in_memory(preparer: RequestPreparer) -> None:
-    """One of exactly the model's size passes without being resized."""
+    """A crop of exactly the model's size is not resized, so it could be a view of the whole picture."""
     options = CROPPED | {"pan_and_scan_min_crop_size": 50}
     photo = encode(Image.linear_gradient("L").resize((112, 224)).convert("RGB"), "JPEG")
     prepared = preparer.prepare_text("<start_of_image>", {"image": [photo]}, PARAMS, options)
@@ -350,7 +350,7 @@ def test_no_two_who_wait_are_given_the_same_error(
     assert own.__cause__ in (None, error)
 
 
-# What is the same and what is not -----------------------------------------------------------------------------
+# Names of media -----------------------------------------------------------------------------------------------
 
 
 def test_a_picture_has_one_name_wherever_and_however_often_it_is_sent(preparer: RequestPreparer) -> None:
@@ -432,7 +432,7 @@ def test_another_salt_backend_or_model_is_another_picture(preparer: RequestPrepa
         *(preparer.prepare_chat(messages, PARAMS, cache_salt=salt) for salt in ("None", "a", "b")),
     ]
     assert len({hashes_of(each)[0] for each in prepared}) == len(prepared)
-    # Wherever it lies, and on whatever machine.
+    # The checkpoint's path and the machine do not matter.
     assert hashes_of(moved.prepare_chat(messages, PARAMS)) == hashes_of(prepared[0])
 
 
@@ -478,7 +478,7 @@ def test_half_a_surrogate_pair_is_told_of_where_it_stands(preparer: RequestPrepa
         assert caught.value.field == field
 
 
-# What may be changed ------------------------------------------------------------------------------------------
+# Options and context ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -502,7 +502,7 @@ def test_processor_options_are_checked_whether_or_not_there_are_pictures(
         assert caught.value.field == field
 
 
-# What is shared between requests ------------------------------------------------------------------------------
+# Isolation of requests ----------------------------------------------------------------------------------------
 
 
 def test_requests_prepared_on_several_threads_are_as_if_prepared_alone(preparer: RequestPreparer) -> None:

@@ -1,4 +1,4 @@
-"""A request for a model whose pictures are shown at sizes that follow from their own: its items, names and refusals."""
+"""Requests for a model that shows pictures at sizes that depend on their own: items, names and refusals."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A request for a model that takes sounds: its tokens are the reference's, its names content's; what is refused."""
+"""Requests for a model that takes sounds: tokens equal to the reference's, names by content, and refusals."""
 
 import base64
 from collections.abc import Iterator
@@ -62,12 +62,12 @@ def preparer(checkpoint: Path, looked_at: list[SoundSource]) -> Iterator[Request
 
 
 def as_part(data: bytes, **others: Any) -> dict[str, Any]:
-    """OpenAI's."""
+    """Return a content part in OpenAI's format."""
     return {"type": "input_audio", "input_audio": {"data": base64.b64encode(data).decode(), "format": "wav"}} | others
 
 
 def as_url(data: bytes, **others: Any) -> dict[str, Any]:
-    """vLLM's."""
+    """Return a content part in vLLM's format."""
     return {
         "type": "audio_url",
         "audio_url": {"url": f"data:audio/wav;base64,{base64.b64encode(data).decode()}"},
@@ -165,7 +165,7 @@ def test_files_of_the_same_samples_go_by_one_name_once_that_is_known(preparer: R
 
 
 def test_samples_of_another_rate_are_another_sound(preparer: RequestPreparer) -> None:
-    """Though as many come of both."""
+    """Even if resampling gives the same number of samples for both."""
     values = as_floats(drawn())[:1_000]
     parts = [{"type": "audio", "audio": (values, rate)} for rate in (44_100, 44_101)]
     first, second = prepare(preparer, *parts).engine_request.media

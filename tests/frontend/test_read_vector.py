@@ -1,4 +1,4 @@
-"""A vector is of length 1 however large or small its numbers are."""
+"""A vector is normalized to length 1 however large or small its numbers are."""
 
 import numpy as np
 import pytest

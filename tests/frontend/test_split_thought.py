@@ -1,4 +1,4 @@
-"""A thought is what the tokens of its tags enclose, and the rest is the answer."""
+"""The thought is the text between the tokens of its tags; the rest is the answer."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -16,7 +16,7 @@ texts = st.lists(fragments | st.text(max_size=3), max_size=8).map("".join)
 
 
 def split(tokens: Iterable[tuple[str, str]], is_open: bool) -> tuple[str, str]:
-    """Each a text, and the tag that it is."""
+    """Split tokens, each given as its text and the tag that it is (or an empty string)."""
     splitter = ThoughtSplitter(Thought(TAGS, is_open))
     said = [splitter.push(*token) for token in tokens] + [splitter.push("", is_last=True)]
     return "".join(thought for thought, _ in said), "".join(answer for _, answer in said)
@@ -27,7 +27,7 @@ def spell(text: str) -> list[tuple[str, str]]:
 
 
 def read(text: str) -> Iterator[tuple[str, str]]:
-    """As a tokenizer does that has a token for each tag."""
+    """Split a text like a tokenizer that has a token for each tag."""
     return ((piece, piece if piece.endswith("think>") else "") for piece in re.split("(</?think>)", text))
 
 

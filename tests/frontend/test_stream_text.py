@@ -22,7 +22,7 @@ TOKENIZERS = DEMO_TOKENIZER, _, BYTE_LEVEL, LLAMA_LIKE = [
 
 @functools.cache
 def single_bytes(tokenizer: Tokenizer) -> dict[bytes, int]:
-    """The tokens that say one each."""
+    """Return the ids of the tokens of one byte each, by that byte."""
     ids = filter(tokenizer.is_in_run, range(tokenizer.num_tokens))
     return {tokenizer.token_bytes(each): each for each in ids if len(tokenizer.token_bytes(each)) == 1}
 
@@ -32,7 +32,7 @@ def byte_ids(tokenizer: Tokenizer, data: bytes) -> list[int]:
 
 
 def random_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Any ids, among them ones beyond the vocabulary; whole characters in bytes; and broken ones."""
+    """Draw any ids, including some beyond the vocabulary; characters in bytes; and broken characters."""
     pieces = st.one_of(
         st.lists(st.integers(0, tokenizer.num_tokens + 5), max_size=3),
         st.text(max_size=3).map(lambda text: byte_ids(tokenizer, text.encode())),
@@ -54,7 +54,7 @@ def stream(tokenizer: Tokenizer, token_ids: list[int], params: SamplingParams) -
 
 
 def search_naively(text: str, stop: list[str], first_end: int) -> tuple[int, str] | None:
-    """Where the stop string that ends first, at `first_end` or after it, starts."""
+    """Return the start and text of the stop string that ends first, at or after `first_end`."""
     for end in range(first_end, len(text) + 1):
         for length in range(end, 0, -1):
             if text[end - length : end] in stop:
@@ -63,7 +63,7 @@ def search_naively(text: str, stop: list[str], first_end: int) -> tuple[int, str
 
 
 def read_so_far(tokenizer: Tokenizer, token_ids: list[int]) -> str:
-    """What is said of them by now: of bytes at their end the whole characters; nothing if one bad byte spoils all."""
+    """Return the text so far: of a run of bytes at its end, the whole characters, or nothing if a byte is invalid."""
     visible = [each for each in token_ids if tokenizer.token(each) and not tokenizer.is_special(each)]
     run = list(itertools.takewhile(tokenizer.is_in_run, reversed(visible)))[::-1]
     errors = "replace" if tokenizer is BYTE_LEVEL else "strict"
@@ -77,13 +77,13 @@ def read_so_far(tokenizer: Tokenizer, token_ids: list[int]) -> str:
 def end_naively(
     tokenizer: Tokenizer, token_ids: list[int], stop: list[str], min_tokens: int
 ) -> tuple[str, tuple[int, str] | None]:
-    """The text by the token that ends it, and the stop string that does: none that ends in what min_tokens said."""
+    """Return the text when it ends, and the stop string that ends it: none that ends within the first min_tokens."""
     said = [read_so_far(tokenizer, token_ids[:end]) for end in range(1, len(token_ids) + 1)]
     texts = [*said, tokenizer.decode(token_ids)]
     num_exempt = 0
     for num_tokens, (before, text) in enumerate(itertools.pairwise(["", *texts]), 1):
         is_exempt = min(num_tokens, len(token_ids)) <= min_tokens
-        num_kept = sum(itertools.takewhile(bool, map(str.__eq__, before, text)))  # a bad byte takes some back
+        num_kept = sum(itertools.takewhile(bool, map(str.__eq__, before, text)))  # an invalid byte may retract text
         num_exempt = len(text) if is_exempt else min(num_exempt, num_kept)
         match = search_naively(text, stop, num_exempt + 1)
         if match is not None:
@@ -108,7 +108,7 @@ STOP_STRINGS = st.text("abcdé\n ", min_size=1, max_size=4) | st.text(min_size=1
 
 
 def telling_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
-    """Those that stop strings are more often found in."""
+    """Draw tokens in which stop strings are found more often."""
     letters = LETTERS.map(lambda text: byte_ids(tokenizer, text.encode()))
     letters |= LETTERS.map(lambda text: list(tokenizer.encode(text)))
     in_bytes = CHARACTERS.map(lambda characters: byte_ids(tokenizer, b"".join(characters)))

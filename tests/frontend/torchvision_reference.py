@@ -1,9 +1,9 @@
-"""Writes what transformers' torchvision backend makes of all cases, and of films, into an npz: `python -m ... FOLDER
-OUTPUT`.
+"""Writes the output of transformers' torchvision backend for all cases, and for films, to an npz file: `python -m ...
+FOLDER OUTPUT`.
 
-There is no torchvision for a CPU torch.  The ordinary wheel does as well, from a FOLDER of its own (`pip install
---no-deps --target FOLDER torchvision==0.28.0`, or whichever goes with the torch), once the operators exist whose
-library it cannot load then.  A process of its own, because transformers behaves differently from then on.
+There is no torchvision for a CPU torch. The ordinary wheel works too, from its own FOLDER (`pip install --no-deps
+--target FOLDER torchvision==0.28.0`, or the version that matches torch), once the operators are defined whose library
+it cannot load. This needs its own process, because transformers behaves differently once torchvision is imported.
 """
 
 import sys
@@ -20,7 +20,7 @@ def import_torchvision(folder: Path) -> None:
     sys.path.insert(0, str(folder))
     try:
         import torchvision  # noqa: F401
-    except RuntimeError:  # there are none of its operators
+    except RuntimeError:  # its operators are missing
         _import_without_library()
 
 
@@ -40,7 +40,7 @@ def _import_without_library() -> None:
         import torchvision  # noqa: F401
     finally:
         torch.library.register_fake = register_fake
-    # Kept alive: its definitions go when it does.
+    # Kept alive, as its definitions last only as long as it does.
     globals()["_library"] = library
 
 

@@ -1,4 +1,4 @@
-"""The API in process, with the demo's frontend and an engine that says what it is told to."""
+"""The API in process, with the demo's frontend and a fake engine whose answers are scripted."""
 
 import asyncio
 import json
@@ -25,18 +25,18 @@ HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 
 @dataclass
 class FakeEngine:
-    """Says `text` in every choice, choice after choice, then ends it as asked."""
+    """Answers every choice with `text`, one choice after another, and ends each as `end` says."""
 
     preparer: RequestPreparer
     text: str = "Red. Blue."
-    # Said in place of `text`.
+    # Generated instead of `text` if not empty.
     token_ids: Sequence[int] = ()
     end: FinishReason = "stop"
     fails_after: int | None = None
     failure: Exception = field(default_factory=lambda: RuntimeError("the engine broke"))
     is_endless: bool = False
     num_engines: int = 1
-    # Set once the first token may come.
+    # If given, no token comes before it is set.
     is_ready: asyncio.Event | None = None
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
     num_guessed: dict[int, int] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class FakeEngine:
     on_abandoned: Callable[[], object] = bool
 
     def vector_of(self, request: EngineRequest) -> bytes:
-        """As long as the demo's, and another for each prompt."""
+        """Return a vector as long as the demo model's, different for each prompt."""
         numbers = np.arange(self.preparer.hidden_size) + sum(request.token_ids)
         return numbers.astype("<f4").tobytes()
 
@@ -109,7 +109,7 @@ class FakeEngine:
 
 
 def tell_prompt(request: EngineRequest) -> tuple[TokenLogprobs, ...] | None:
-    """Each as likely as it has places before it; others are likelier."""
+    """Return prompt log-probabilities: minus its position for each token, and -0.5 for its alternatives."""
     num_top = request.sampling_params.prompt_logprobs
     if num_top is None:
         return None
@@ -149,7 +149,7 @@ class Client:
 
 
 def error_of(response: httpx.Response) -> tuple[int, str | None, str | None]:
-    """And checks the shape of OpenAI's errors."""
+    """Return status, param and code of an error, after checking that it has the shape of OpenAI's."""
     body = response.json()
     assert body.keys() == {"error"}
     assert body["error"].keys() == {"message", "type", "param", "code"}

@@ -19,6 +19,6 @@ def server(preparer: RequestPreparer, tmp_path: Path) -> Iterator[Server]:
 
 @pytest.fixture
 def shared(server: Server) -> Server:
-    """By two keys."""
+    """A server with two API keys."""
     server.settings = ApiSettings(api_keys=("ours", "theirs"))
     return server

@@ -1,4 +1,4 @@
-"""The whole API with uploads, and an engine that says what it is told to and notes what it is asked to keep."""
+"""The whole API with uploads, and a fake engine that also records what it is asked to keep."""
 
 import asyncio
 from collections.abc import AsyncGenerator
@@ -24,7 +24,7 @@ PNG = {"content-type": "image/png"}
 
 @dataclass
 class KeepingEngine(FakeEngine, PixelCache):
-    """Holds what it was asked about once, and is the processor cache, with pixels of it."""
+    """Holds every item that a request has had, and is also the processor cache, with the pixels of those items."""
 
     held: set[str] = field(default_factory=set)
     pins: dict[str, float] = field(default_factory=dict)
@@ -53,7 +53,7 @@ class KeepingEngine(FakeEngine, PixelCache):
 
 @dataclass
 class Server:
-    """`key`: of the caller."""
+    """A server in process; `key` is the caller's API key."""
 
     preparer: RequestPreparer
     engine: KeepingEngine

@@ -1,4 +1,4 @@
-"""Chats, and whatever else the API answers, with the app in process."""
+"""Chat completions and the smaller routes of the API, with the app in process."""
 
 import asyncio
 import gc
@@ -164,7 +164,7 @@ def test_a_choice_that_a_stop_string_ended_is_stopped_while_the_others_go_on(
 
 def test_a_choice_that_the_engine_ended_is_not_stopped_once_more(client: Client, engine: FakeEngine) -> None:
     engine.end = "length"
-    client.chat(n=2, stop=["."])  # of the last token, which the engine has called the last
+    client.chat(n=2, stop=["."])  # each choice ends at its first period
     client.chat(n=2, stop=["never said"])
     assert {choice for _, choice in engine.stopped} == {0, 1}
     assert {request_id for request_id, _ in engine.stopped} == {engine.requests[0].request_id}
@@ -464,7 +464,7 @@ def test_a_client_that_leaves_is_not_answered_to_the_end_nor_counted_as_answered
 
         async def send(message: Any) -> None:
             sent.append(message["type"])
-            await asyncio.sleep(0.01)  # so that it leaves while something is being sent, as clients mostly do
+            await asyncio.sleep(0.01)  # so that it leaves while a chunk is being sent, as most clients do
 
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
         app = create_app(client.preparer, engine, MODEL, counters=counters)
@@ -477,14 +477,14 @@ def test_a_client_that_leaves_is_not_answered_to_the_end_nor_counted_as_answered
         has_left.set()
         await asyncio.wait_for(running, timeout=10)
         await asyncio.sleep(0.05)
-        assert engine.num_abandoned == 1  # here, for the end of the loop would cancel whatever still runs
+        assert engine.num_abandoned == 1  # checked here, as closing the loop would cancel whatever still runs
 
     asyncio.run(call_and_leave())
     counted = {digit: counters.numbers()[slot] for digit, slot in RESPONSES.items()}
     assert counted == {2: int(stream and has_begun), 3: 0, 4: 0, 5: 0}
 
 
-# Anything at all ----------------------------------------------------------------------------------------------
+# Arbitrary bodies ---------------------------------------------------------------------------------------------
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
@@ -548,7 +548,7 @@ def test_no_body_whatsoever_makes_the_server_fail(client: Client, body: Any) -> 
 
 
 def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(client: Client, engine: FakeEngine) -> None:
-    """Others may have bodies as large meanwhile."""
+    """Memory for the body is released early, as other requests may have bodies as large meanwhile."""
     num_begun = 0
 
     def nothing_is_held() -> bool:
@@ -557,7 +557,7 @@ def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(clien
 
     def expect_nothing_held() -> None:
         nonlocal num_begun
-        # The thread that prepared it may be about to return.
+        # The thread that prepared the request may still be returning.
         wait_until(nothing_is_held)
         num_begun += 1
 
@@ -571,7 +571,7 @@ def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(clien
 
 
 def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A caller may send as many as compile for seconds, two at a time."""
+    """A caller may send many grammars that compile for seconds; only two compile at a time."""
     may_end = threading.Event()
     monkeypatch.setattr(check_grammar, "_try_to_compile", lambda _: "" if may_end.wait(30) else "late")
     app = create_app(client.preparer, client.engine, MODEL)
@@ -597,7 +597,7 @@ def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, mo
 
 
 def test_an_answer_that_has_ended_is_gone_though_nobody_looks_for_garbage(client: Client, tmp_path: Path) -> None:
-    """It has its request's prompt, and pictures."""
+    """An answer refers to its request's prompt and pictures, so it must not wait for the garbage collector."""
     client.kept = KeptResponses(tmp_path, 2**20)
     gc.collect()
     gc.disable()

@@ -1,4 +1,4 @@
-"""Who may ask for what, with the app in process."""
+"""Access control: which caller may use which path, with the app in process."""
 
 import threading
 
@@ -89,7 +89,7 @@ def test_caches_are_reset_with_the_administrator_s_key_and_no_other(
 def test_a_reset_keeps_no_other_request_waiting(
     client: Client, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may have gigabytes to give back."""
+    """A reset may have gigabytes to free, so it runs outside the event loop."""
     threads: list[threading.Thread] = []
     monkeypatch.setattr(engine, "reset_caches", lambda **_: threads.append(threading.current_thread()))
     assert client.send("POST", path).json() == {}
@@ -106,7 +106,7 @@ def test_a_reset_keeps_no_other_request_waiting(
         {"X-Forwarded-For": "203.0.113.5"},
         {"Forwarded": "for=203.0.113.5"},
         {"Via": "1.1 proxy.example"},
-        # Its owner has it lead here.
+        # A domain whose owner points it at this machine (DNS rebinding).
         {"Host": "evil.example"},
         {"Host": "evil.example", "Origin": "http://evil.example"},
         {"Host": "[localhost"},
@@ -122,7 +122,7 @@ def test_without_an_administrator_s_key_only_the_machine_itself_may_reset(
     client.address = "::ffff:203.0.113.5"
     assert error_of(client.send("POST", "/reset_mm_cache")) == (403, None, "admin_only")
     assert not engine.resets
-    # The last as one socket for both kinds of addresses tells of it.
+    # The second is how a dual-stack socket reports an IPv4 address.
     for address in ("::1", "::ffff:127.0.0.1"):
         client.address = address
         assert client.send("POST", "/reset_mm_cache").status_code == 200
@@ -179,13 +179,13 @@ def test_a_web_page_may_ask_only_if_its_origin_is_allowed(client: Client) -> Non
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 def test_where_no_key_is_asked_for_no_other_page_has_its_form_sent(client: Client, path: str) -> None:
-    """Browsers ask nobody before they send what a form could, and say whose it is."""
+    """Browsers send a request that a form could make without a preflight, and name its origin."""
     form = {"Content-Type": "text/plain", "Host": "localhost:8000", "Origin": "https://a.example"}
     for origin in ("https://a.example", "null", "http://localhost:3000"):
         refused = client.send("POST", path, headers=form | {"Origin": origin}, content=b"{}")
         assert error_of(refused) == (403, None, "origin_not_allowed")
         assert repr(origin) in refused.json()["error"]["message"]
-    # The server's own page, also through a proxy that changes the host; who is no page; and whose key is asked for.
+    # The server's own page, also through a proxy that changes the host; a client that is no page; one with a key.
     own = form | {"Origin": "http://localhost:8000"}
     proxied = form | {"Sec-Fetch-Site": "same-origin"}
     told = form | {"X-Forwarded-Host": "A.example:443"}

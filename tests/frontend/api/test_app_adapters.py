@@ -1,4 +1,4 @@
-"""An adapter is a model by its own name, wherever a request may name one."""
+"""An adapter is served as a model under its own name, wherever a request may name a model."""
 
 from typing import Any
 

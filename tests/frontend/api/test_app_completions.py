@@ -175,19 +175,19 @@ def test_a_token_may_end_a_character_and_begin_another(
 
 
 def choices_of(response: httpx.Response, stream: bool) -> list[dict[str, Any]]:
-    """The first of each chunk, or of the whole."""
+    """Return the first choice of each chunk, or of the whole response."""
     return [each["choices"][0] for each in (events_of(response) if stream else [response.json()])]
 
 
 def take_byte_level_tokenizer(client: Client, monkeypatch: pytest.MonkeyPatch) -> dict[bytes, int]:
-    """Its tokens, by what they say."""
+    """Give the preparer a byte-level tokenizer; return its token ids by their bytes."""
     tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
     monkeypatch.setattr(client.preparer, "tokenizer", tokenizer)
     return {tokenizer.token_bytes(each): each for each in range(tokenizer.num_tokens)}
 
 
 def find_ids(tokenizer: Tokenizer, said: str) -> list[int]:
-    """Of tokens, of which those of bytes are written as two digits."""
+    """Return the ids of tokens separated by spaces; two hex digits stand for a byte token."""
     found = [tokenizer.token_id(f"<0x{each}>" if len(each) == 2 else each) for each in said.split()]
     return [each for each in found if each is not None]
 
@@ -228,7 +228,7 @@ def test_usage_can_come_with_every_chunk(client: Client) -> None:
 def test_usage_counts_what_was_told_so_far_and_no_more(
     client: Client, engine: FakeEngine, asked: dict[str, Any]
 ) -> None:
-    """What opens a stream tells of no token yet, and of two prompts one may be ahead of what is told."""
+    """The opening chunk has no tokens yet, and of two prompts one may be ahead of what was sent."""
     engine.num_cached_tokens = {0: 1}
     path = "/v1/completions" if "prompt" in asked else "/v1/chat/completions"
     options = {"include_usage": True, "continuous_usage_stats": True}
@@ -258,7 +258,7 @@ def test_a_prompt_that_fails_ends_the_others(client: Client) -> None:
 
 
 class DyingEngine:
-    """The first of its kind answers the first of two prompts, ends amid the second, and is replaced."""
+    """The first instance answers the first of two prompts, dies in the middle of the second, and is replaced."""
 
     def __init__(self, client: EngineClient) -> None:
         self.client, self.asked = client, list[str]()
@@ -392,7 +392,7 @@ def test_a_conversation_longer_than_the_context_is_counted_so_that_it_can_be_cut
     assert error_of(client.chat(messages=messages)) == (400, "messages", "context_length_exceeded")
     body = client.send("POST", "/tokenize", json={"messages": messages}).json()
     assert body["count"] == len(body["tokens"]) > 20_000 > body["max_model_len"]
-    # Not without end.
+    # There is a limit, though.
     for most in (body["count"] - 1, 15):
         monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", most)
         refused = client.send("POST", "/tokenize", json={"messages": messages})
@@ -474,7 +474,7 @@ def test_a_body_that_does_not_go_on_is_given_up(client: Client) -> None:
     assert error_of(client.send("POST", "/tokenize", content=slow())) == (408, "body", "body_timeout")
 
 
-# Anything at all ----------------------------------------------------------------------------------------------
+# Arbitrary bodies ---------------------------------------------------------------------------------------------
 
 prompts = st.one_of(
     texts, st.lists(texts | st.lists(st.integers(-1, 700)), max_size=3), st.lists(st.integers(-1, 700)), json_values
@@ -500,7 +500,7 @@ def test_no_body_whatsoever_makes_the_smaller_endpoints_fail(client: Client, pat
         error_of(response)
 
 
-# Names and the log --------------------------------------------------------------------------------------------
+# Request ids and the log --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("asked", "is_kept"), [("abc-1.2_3:4", True), ("a b", False), ("x" * 129, False), ("", False)])

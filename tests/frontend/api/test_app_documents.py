@@ -1,4 +1,4 @@
-"""PDFs by each of the APIs, and texts that Anthropic calls documents, of an engine that says what it is told to."""
+"""PDFs through each of the APIs, and Anthropic's text documents, with a fake engine."""
 
 import base64
 from typing import Any
@@ -31,7 +31,7 @@ def prompt_of(client: Client, body: dict[str, Any], path: str = "/v1/chat/comple
 
 
 def shown_in(prompt: str) -> str:
-    """Without what the template writes around a picture."""
+    """Return the prompt without what the template writes around a picture."""
     for around in ("<start_of_image>", "<end_of_image>", "\n"):
         prompt = prompt.replace(around, "")
     return prompt

@@ -1,4 +1,4 @@
-"""What is told of a prompt besides its answer: its text, and how likely each of its tokens was."""
+"""What a response contains of its prompt: `echo`, and the log-probabilities of the prompt's tokens."""
 
 import asyncio
 import time
@@ -53,7 +53,7 @@ def test_logprobs_go_from_the_prompt_s_second_token_to_the_answer_s_last(client:
         assert told["token_logprobs"] == expected
         assert told["top_logprobs"][0] is None
         assert {len(top) for top in told["top_logprobs"][1:]} == {3}
-        # `<bos>` was not written, so it takes no place in the text.
+        # The caller did not write `<bos>`, so it has no characters in the text.
         assert told["tokens"][0] == "<bos>"
         assert told["text_offset"][:2] == [0, 0]
         for token, offset in zip(told["tokens"][1:], told["text_offset"][1:], strict=True):
@@ -150,7 +150,7 @@ def test_no_more_is_told_than_an_answer_may_hold(
     num_tokens = len(client.preparer.tokenizer.encode("Hello", add_bos=True))
     monkeypatch.setattr(prepare_answer, "MAX_PROMPT_LOGPROBS_IN_ANSWER", 2 * 3 * num_tokens)
     assert complete(client, ["Hello"] * 3, **fields).status_code == 200
-    # Each choice tells of its prompt anew.
+    # Each choice repeats the log-probabilities of its prompt.
     for prompts, n in ((4, 1), (2, 2), (1, 4)):
         response = complete(client, ["Hello"] * prompts, n=n, **fields)
         assert error_of(response) == (400, field, "invalid_argument")

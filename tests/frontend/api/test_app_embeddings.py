@@ -1,4 +1,4 @@
-"""`POST /v1/embeddings`: of each prompt the vector that the model makes of it, in OpenAI's shapes."""
+"""`POST /v1/embeddings`: the vector that the model computes for each input, in OpenAI's shapes."""
 
 import asyncio
 import base64
@@ -109,7 +109,7 @@ def test_messages_with_a_picture_are_read_and_not_answered(client: Client, engin
     begun = engine.requests[-1].token_ids
     assert begun[: len(by_default)] == by_default
     assert len(begun) > len(by_default)
-    # As vLLM's own client of it asks.
+    # As vLLM's own client sends it.
     for said in (True, False):
         embed(client, messages=messages, add_generation_prompt=False, add_special_tokens=said)
         assert engine.requests[-1].token_ids == by_default
@@ -135,7 +135,7 @@ def test_who_leaves_has_nothing_more_computed(
     client: Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_embeddings, "MAX_AT_ONCE", 2)
-    engine.is_ready = asyncio.Event()  # which never comes
+    engine.is_ready = asyncio.Event()  # never set
     body = json.dumps({"input": ["Hello"] * 5}).encode()
 
     async def call_and_leave() -> None:
@@ -159,7 +159,7 @@ def test_who_leaves_has_nothing_more_computed(
 
         scope = {"type": "http", "method": "POST", "path": "/v1/embeddings", "headers": [], "query_string": b""}
         await asyncio.wait_for(create_app(client.preparer, engine, MODEL)(scope, receive, send), timeout=10)
-        # Here, for the end of the loop would cancel whatever still runs.
+        # Checked here, as closing the loop would cancel whatever still runs.
         assert (len(engine.requests), engine.num_abandoned) == (2, 2)
 
     asyncio.run(call_and_leave())
@@ -201,7 +201,7 @@ def test_an_input_that_is_too_long_is_refused_by_its_place(client: Client) -> No
 
 
 def test_the_official_client_reads_vectors_as_it_asks_for_them(client: Client, engine: FakeEngine) -> None:
-    """By base64, of which its caller sees nothing."""
+    """The client asks for base64 and decodes it, unseen by its caller."""
     http_client: Any = httpx.Client(transport=httpx.MockTransport(partial(pass_on, client)))
     official = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http_client)
     told = official.embeddings.create(model=MODEL, input=["Hello", "Red"])

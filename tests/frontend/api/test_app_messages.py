@@ -1,5 +1,5 @@
-"""Anthropic's Messages API, of an engine that says what it is told to; asked by Anthropic's own client, which is the
-judge of its shapes and of the order of its events.
+"""Anthropic's Messages API, with a fake engine. Anthropic's own client sends the requests, and judges the shapes and
+the order of events.
 """
 
 import asyncio
@@ -47,7 +47,7 @@ def ask(client: Client, **fields: Any) -> dict[str, Any]:
 
 
 def stream(client: Client, **fields: Any) -> list[dict[str, Any]]:
-    """Each event by itself, and of Anthropic's shape."""
+    """Return the events of a stream, after checking that each has Anthropic's shape."""
     response = post(client, stream=True, **fields)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -75,7 +75,7 @@ def by_client(client: Client, do: Callable[[anthropic.AsyncAnthropic], Awaitable
 
 
 def gather(client: Client, **fields: Any) -> Message:
-    """As the client puts a stream together."""
+    """Return the message that the official client assembles from a stream."""
 
     async def run(official: anthropic.AsyncAnthropic) -> Any:
         asked: Any = {"model": MODEL, "max_tokens": 99, "messages": HELLO} | fields
@@ -113,7 +113,7 @@ def document(**source: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def tagged(preparer: RequestPreparer) -> Client:
-    """Of a template that lets a text stand before calls."""
+    """A client of a model whose template allows text before calls."""
     tagged = copy.copy(preparer)
     tagged.template = ChatTemplate(QWEN_LIKE, {})
     return Client(tagged, FakeEngine(tagged))

@@ -1,4 +1,4 @@
-"""The Responses API, of an engine that says what it is told to; OpenAI's own types are the judge of its shapes."""
+"""The Responses API, with a fake engine; OpenAI's own types are the judge of its shapes."""
 
 import copy
 import json
@@ -43,7 +43,7 @@ def ask(client: Client, **fields: Any) -> dict[str, Any]:
 
 
 def as_billed(response: dict[str, Any]) -> dict[str, Any]:
-    """With what OpenAI charges for: nothing here says it."""
+    """Return the response with a field that OpenAI's types require for billing and this server does not send."""
     if (usage := response["usage"]) is None:
         return response
     details = usage["input_tokens_details"] | {"cache_write_tokens": 0}
@@ -51,7 +51,7 @@ def as_billed(response: dict[str, Any]) -> dict[str, Any]:
 
 
 def stream(client: Client, **fields: Any) -> list[dict[str, Any]]:
-    """Each event by itself, in order, and of OpenAI's shape."""
+    """Return the events of a stream, after checking their order and that each has OpenAI's shape."""
     response = post(client, stream=True, **fields)
     assert response.status_code == 200, response.text
     assert response.headers["content-type"].startswith("text/event-stream")
@@ -358,7 +358,7 @@ def test_faults_are_told_by_the_names_of_this_api(client: Client, fields: dict[s
     assert client.engine.requests == []
 
 
-# Kept ---------------------------------------------------------------------------------------------------------
+# Kept responses -----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -449,7 +449,7 @@ def test_a_response_is_told_whole_or_not_at_all(keeper: Client) -> None:
 def test_what_is_asked_is_held_only_while_it_is_answered(keeper: Client) -> None:
     for fails_after in (None, 0, 2):
         keeper.engine.fails_after = fails_after
-        for _ in range(30):  # of 400 bytes each, of 9,000
+        for _ in range(30):  # of 400 bytes each; there is room for 9,000
             post(keeper, input="x" * 300, stream=fails_after != 0)
     keeper.engine.fails_after = None
     assert ask(keeper)["store"] is True

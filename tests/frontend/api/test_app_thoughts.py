@@ -1,4 +1,4 @@
-"""What a model thinks before it answers is told apart, of an engine that says what it is told to."""
+"""A model's thought is separated from its answer, with a fake engine."""
 
 import json
 from collections.abc import Iterator
@@ -32,13 +32,13 @@ def preparer(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 
 
 def opens(client: Client) -> bool:
-    """Whether the prompt does."""
+    """Return whether the prompt itself ends with the opening tag."""
     assert client.preparer.template.source is not None
     return client.preparer.template.source == THINKING_QWEN_LIKE
 
 
 def say(client: Client, text: str) -> None:
-    """Behind the opening tag, whoever writes it."""
+    """Make the engine say `text` after the opening tag, whether the prompt or the model writes that tag."""
     client.engine.text = text if opens(client) else f"<think>\n{text}"
 
 
@@ -79,7 +79,7 @@ def test_a_thought_that_is_cut_off_has_no_answer(client: Client) -> None:
 
 
 def test_a_tag_that_is_only_spelled_ends_no_thought(client: Client) -> None:
-    """Nor does it for the engine, which keeps what is behind the tag's token to a form."""
+    """The engine does the same: it applies a grammar only after the token of the closing tag."""
     encode = client.preparer.tokenizer.encode
     opened = () if opens(client) else encode("<think>")
     client.engine.token_ids = [*opened, *encode("Is </thi"), *encode("nk> a tag?"), *encode("</think>Red.")]
@@ -128,7 +128,7 @@ def test_a_thought_that_is_not_to_be_told_is_in_no_part_of_the_answer(client: Cl
 
 def test_a_thought_that_comes_with_its_answer_in_one_piece_is_not_told_either(client: Client) -> None:
     say(client, "Hm.</think>Red.")
-    # What may begin it is held back.
+    # Text that may begin the stop string is held back, so all of it comes in one piece.
     asked: dict[str, Any] = {"include_reasoning": False, "stop": f"{client.engine.text}!"}
     message = client.chat(**asked).json()["choices"][0]["message"]
     assert (message["reasoning_content"], message["content"]) == (None, "Red.")
@@ -154,7 +154,7 @@ def test_a_completion_is_all_of_the_text(client: Client) -> None:
 @pytest.mark.parametrize("asked", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}])
 def test_a_model_that_is_told_not_to_think_answers_as_one_that_cannot(client: Client, asked: dict[str, Any]) -> None:
     if opens(client):
-        return  # whatever it is told
+        return  # this template always opens a thought
     client.engine.text = "<think>Red."
     body = client.chat(**asked).json()
     assert body["choices"][0]["message"] == {"role": "assistant", "content": "<think>Red.", "refusal": None}

@@ -1,4 +1,4 @@
-"""Token ids told beside an answer's text: `return_token_ids`, and log-probabilities `return_tokens_as_token_ids`."""
+"""Token ids beside an answer's text: `return_token_ids`, and `return_tokens_as_token_ids` for log-probabilities."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Calls of tools in OpenAI's shapes, of an engine that says what it is told to."""
+"""Tool calls in OpenAI's shapes, with a fake engine."""
 
 import copy
 import json
@@ -28,7 +28,7 @@ def chat(client: Client, text: str, **fields: Any) -> dict[str, Any]:
 
 
 def join(chunks: list[dict[str, Any]], index: int = 0) -> tuple[str, list[tuple[str, str]], str | None]:
-    """What a stream says of one choice: its text, its calls, how it ended."""
+    """Return the text, the calls and the finish reason of one choice of a stream."""
     own = [choice for chunk in chunks for choice in chunk["choices"] if choice["index"] == index]
     text, calls = "", list[list[str]]()
     for delta in (choice["delta"] for choice in own):
@@ -186,7 +186,7 @@ def test_engines_are_given_the_grammar(client: Client, engine: FakeEngine) -> No
     assert str(guide.grammar).startswith("start: TEXT | call+")
 
 
-# Of a template that teaches calls with tags ------------------------------------------------------------------------
+# A template with tagged calls --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -24,7 +24,7 @@ spaces = st.text(" \n\t", max_size=3)
 
 @st.composite
 def calls(draw: st.DrawFn) -> tuple[str, str, str]:
-    """As a model may write one: the text, the name, the arguments."""
+    """Draw a call as a model may write it; return the text, the name and the arguments."""
     name = draw(st.sampled_from(NAMES))
     value = draw(st.dictionaries(st.text(), json_values, max_size=3))
     indent, is_ascii = draw(st.sampled_from([None, 0, 2])), draw(st.booleans())
@@ -47,7 +47,7 @@ def parse(pieces: Sequence[str]) -> tuple[list[Event], CallParser]:
 
 
 def join(events: Sequence[Event]) -> Iterator[Event]:
-    """Of one kind, that follow one another, what they say."""
+    """Merge consecutive text events of the same kind into one."""
     last: Event | None = None
     for event in events:
         if isinstance(last, Said | ArgumentsSaid) and type(event) is type(last):
@@ -128,7 +128,7 @@ def test_a_call_that_is_cut_off_is_known_for_it() -> None:
     assert parser.is_amid_arguments
 
 
-# Of the form with tags ------------------------------------------------------------------------------------------------
+# Tagged calls ---------------------------------------------------------------------------------------------------------
 
 
 @st.composite

@@ -57,7 +57,7 @@ def test_every_field_arrives() -> None:
 def test_what_an_answer_may_be_is_a_text_or_parts_of_one(content: object) -> None:
     request = parse(prediction={"type": "content", "content": content})
     assert request.to_sampling_params().prediction == "a red circle"
-    # Of what may be megabytes it is kept that there was something.
+    # A prediction may be megabytes, so only the fact that there was one is kept.
     assert request.without_bulky_fields().prediction == Prediction("")
 
 
@@ -121,7 +121,7 @@ def test_a_cache_key_has_at_most_its_length() -> None:
 
 
 def test_what_vllm_s_own_requests_say_by_default_asks_for_nothing() -> None:
-    """All that a `ChatCompletionRequest` of vLLM 0.32 dumps by itself, but for what only its other endpoints read."""
+    """All defaults that a `ChatCompletionRequest` of vLLM 0.32 dumps, except those that only other endpoints read."""
     switches = ("logprobs", "stream", "use_beam_search", "include_stop_str_in_output", "ignore_eos", "echo")
     off = dict.fromkeys((*switches, "continue_final_message", "add_special_tokens"), False)
     on = dict.fromkeys(

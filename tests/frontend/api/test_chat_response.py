@@ -20,10 +20,10 @@ from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
 
 
 def answer_with(body: Any, status: int = 200, kind: str = "application/json") -> openai.OpenAI:
-    """The official client, whose every request gets `body`."""
+    """Return an official client whose every request is answered with `body`."""
     content = body if isinstance(body, bytes) else msgspec.json.encode(body)
     transport = httpx.MockTransport(lambda _: httpx.Response(status, content=content, headers={"content-type": kind}))
-    http_client: Any = httpx.Client(transport=transport)  # the client's own is httpx2, which takes it as it is
+    http_client: Any = httpx.Client(transport=transport)  # the client's own is an httpx2 client; httpx works too
     return openai.OpenAI(base_url="http://test/v1", api_key="x", http_client=http_client, max_retries=0)
 
 

@@ -1,4 +1,4 @@
-"""`prompt_embeds` of completions, with the app in process: what is prepared of them, and what is refused."""
+"""`prompt_embeds` of completions, with the app in process: the request made from them, and what is refused."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from keepsight.pixels import carried_embeddings
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine
 from tests.precomputed import to_npy, to_text
 
-HIDDEN = 128  # the demo's
+HIDDEN = 128  # the demo model's
 VALUES = np.random.default_rng(0).standard_normal((40, HIDDEN)).astype(np.float32)
 TEXT = to_text(to_npy(VALUES))
 

@@ -1,4 +1,4 @@
-"""The page at `/dashboard` in a real Chromium: its files are a real server's, its numbers mostly made up."""
+"""The page at `/dashboard` in a real Chromium: a real server's files, with mostly made-up numbers."""
 
 import copy
 import io
@@ -64,7 +64,7 @@ STATE = {
 
 
 class Server:
-    """What the page is told, and what it asked."""
+    """Answers the page's requests, and records them."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] = copy.deepcopy(STATE)
@@ -108,7 +108,7 @@ def server() -> Server:
 
 @pytest.fixture
 def page(browser: Browser, url: str, server: Server) -> Iterator[Page]:
-    """On a phone, not yet gone to.  It must not complain, nor ask any other host for anything."""
+    """A phone-sized page that has not loaded the dashboard yet. It must log no errors and contact no other host."""
     with browser.new_context(viewport={"width": PHONE, "height": 800}) as context:
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
@@ -128,7 +128,7 @@ def shown(page: Page, url: str) -> Page:
 
 
 def look_again(page: Page) -> None:
-    """Now, as when a reader comes back, rather than within a second."""
+    """Make the page refresh now, as when its tab becomes visible, rather than within a second."""
     page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")
 
 
@@ -147,7 +147,7 @@ def stage(line: Locator, name: str) -> Locator:
 def test_each_cache_tells_how_full_it_is_how_often_it_is_right_and_what_that_saved(shown: Page) -> None:
     encoder = cache(shown, "Encoder cache")
     expect(encoder).to_contain_text("2 MiB of 4 MiB")
-    # What one tier lacks the next is asked for: of 10 items 7 were found.
+    # Items missing in one tier are looked up in the next: 7 of 10 were found.
     expect(encoder.locator(".hits")).to_have_text("70 %")
     expect(encoder.locator(".saved")).to_have_text("1.5 s")
     expect(encoder).to_contain_text("Set aside: it does not answer")
@@ -181,7 +181,7 @@ def test_nobody_is_asked_while_nobody_looks(shown: Page, server: Server) -> None
         Object.defineProperty(document, "hidden", { value: true, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
     }""")
-    shown.wait_for_timeout(300)  # for what is on its way
+    shown.wait_for_timeout(300)  # for requests in flight
     before = len(server.asked)
     shown.wait_for_timeout(1300)
     assert len(server.asked) == before
@@ -265,7 +265,7 @@ def test_a_picture_is_pinned_and_a_cache_cleared_by_the_keyboard_alone(shown: Pa
     first, second = (f"Pin picture {name_of(number)[:8]}" for number in (1, 2))
     clear = [f"Clear the {each} cache" for each in ("processor", "encoder", "prefix")]
     assert reached == ["Chat", *clear, first, second]
-    server.order = (2, 1)  # a pin is a use
+    server.order = (2, 1)  # pinning counts as a use
     shown.keyboard.press("Enter")
     expect(shown.get_by_role("status")).to_have_text("Not pinned any more.")
     expect(shown.get_by_role("button", name=second)).to_have_attribute("aria-pressed", "false")
@@ -361,7 +361,7 @@ def test_it_fits_a_phone_that_shows_everything_twice_as_large(shown: Page) -> No
     shown.set_viewport_size({"width": 180, "height": 320})
     lines(shown).nth(1).locator("summary").click()
     assert shown.evaluate("document.documentElement.scrollWidth") <= 180
-    # In words, not letter below letter.
+    # Wide enough for words, not one letter per line.
     assert shown.locator(".what").first.evaluate("(what) => what.clientWidth") > 80
 
 
@@ -384,7 +384,7 @@ def test_it_is_dark_where_the_reader_likes_it_dark(shown: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_each_bar_stands_out_from_what_lies_behind_it(shown: Page, scheme: Literal["light", "dark"]) -> None:
-    """By WCAG 2.2, 1.4.11: three to one."""
+    """WCAG 2.2, 1.4.11, asks for a contrast of 3:1."""
     shown.emulate_media(color_scheme=scheme)
     for name in ("prepare", "wait", "encode", "prefill"):
         bar, behind = (
@@ -396,7 +396,7 @@ def test_each_bar_stands_out_from_what_lies_behind_it(shown: Page, scheme: Liter
 
 
 def luminance(colour: str) -> float:
-    """Of `rgb(255, 0, 0)`."""
+    """Return the relative luminance of a color like `rgb(255, 0, 0)`."""
     parts = (int(each) / 255 for each in re.findall(r"\d+", colour))
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
@@ -413,7 +413,7 @@ def test_a_real_server_fills_and_the_second_request_about_a_picture_is_spared_mo
     browser: Browser, url: str
 ) -> None:
     drawn = draw(4711)
-    # Nobody has shown it to this server, even if it is not the first that this test asks.
+    # A picture that is new to this server, even if this test has run against it before.
     drawn.picture.paste(Image.frombytes("RGB", (4, 4), os.urandom(48)))
     with browser.new_context(viewport={"width": PHONE, "height": 800}) as context:
         page = context.new_page()

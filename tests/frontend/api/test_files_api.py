@@ -1,4 +1,4 @@
-"""Uploads by the names that OpenAI's and Anthropic's clients have for them."""
+"""Uploads through the files APIs of OpenAI's and Anthropic's clients."""
 
 import base64
 from collections.abc import Callable
@@ -182,7 +182,7 @@ def test_a_text_is_refused_with_what_would_help(server: Server) -> None:
         ("ü.pdf", "ü.pdf"),
         ('a "b".pdf', 'a "b".pdf'),
         ("C:\\Files\\a.pdf", "a.pdf"),
-        # Persian, Hindi, an emoji of four, Hebrew turned round, and an emoji that is newer than some Pythons.
+        # Persian, Hindi, a joined emoji, right-to-left Hebrew, and an emoji that is newer than some Pythons.
         *[(name, name) for name in ("می\u200cخواهم", "क्\u200dष", "👩\u200d💻", "\u200fא (1)\u200e", "\U0001fae9")],
     ],
 )

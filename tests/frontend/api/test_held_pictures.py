@@ -1,4 +1,4 @@
-"""What an administrator sees of the processor cache, with the app in process."""
+"""The processor cache as an administrator sees it, with the app in process."""
 
 import io
 from typing import Any
@@ -85,7 +85,7 @@ def test_pins_are_set_and_taken_away(admin: Admin, cache: LocalCache) -> None:
         cache.put(name_of(number), WIDE)
     for number in (1, 2):
         assert admin.send("POST", f"/{name_of(number)}/pin").json() == {"is_pinned": True}
-    # Half of the cache is for what is not pinned, and what is not there cannot be.
+    # At most half of the cache can be pinned, and a missing picture cannot be.
     for number in (3, 4):
         assert error_of(admin.send("POST", f"/{name_of(number)}/pin"))[0] == 409
     assert dict(admin.listed()) == {name_of(1): True, name_of(2): True, name_of(3): False}

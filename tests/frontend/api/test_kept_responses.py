@@ -1,4 +1,4 @@
-"""Responses that are kept: whose they are, how much there may be of them, and that a conversation goes as a whole."""
+"""Kept responses: their owners, their size limit, and that a conversation is evicted as a whole."""
 
 import tempfile
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ def kept(tmp_path: Path) -> Iterator[KeptResponses]:
 
 
 def keep(kept: KeptResponses, name: str, previous: str | None = None, size: int = 10, tenant: str = "a") -> bool:
-    """Half of its bytes are what is asked."""
+    """Keep a turn of `size` bytes, half of them its input."""
     return kept.keep(tenant, name, previous, Turn(b"?" * (size // 2), b"!" * (size - size // 2)))
 
 
@@ -176,13 +176,13 @@ def test_whoever_writes_for_too_long_is_not_waited_for(tmp_path: Path, monkeypat
 
 
 class Histories(RuleBasedStateMachine):
-    """Against what should be there: by tenant, the least recently used first."""
+    """Compares with a model of what should be kept: by tenant, the least recently used first."""
 
     def __init__(self) -> None:
         super().__init__()
         self._folder = tempfile.TemporaryDirectory()
         self._kept = KeptResponses(Path(self._folder.name), MAX_BYTES)
-        # Of each: its size, what it goes on from.
+        # Each response's size, and the one it continues.
         self._expected: dict[str, dict[str, tuple[int, str | None]]] = {"a": {}, "b": {}}
         self._number = 0
 
@@ -205,7 +205,7 @@ class Histories(RuleBasedStateMachine):
 
     @staticmethod
     def _chain(own: dict[str, tuple[int, str | None]], last: str | None) -> list[str] | None:
-        """The first turn first; None: one of them has gone."""
+        """Return a conversation's turns, the first one first; None if one of them is gone."""
         chain: list[str] = []
         while last is not None:
             if last not in own:

@@ -1,4 +1,4 @@
-"""Uploads through the API, with an engine that says what it is told to and notes what it is asked to keep."""
+"""Uploads through the API, with a fake engine that records what it is asked to keep."""
 
 import asyncio
 import base64
@@ -31,7 +31,7 @@ from tests.frontend.sample_documents import Page, write_pdf
 from tests.frontend.sample_pictures import encode
 
 OTHER = to_png(draw(2).picture)
-SOON = 10  # seconds, for what takes much less
+SOON = 10  # seconds; normally takes much less
 
 
 def by_handle(media_id: str) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def test_what_cannot_be_made_warm_is_not_kept(server: Server, content: bytes, fa
 
 
 def test_who_leaves_while_an_upload_is_made_warm_has_nothing_made_or_kept(server: Server) -> None:
-    server.engine.is_ready = asyncio.Event()  # which never comes
+    server.engine.is_ready = asyncio.Event()  # never set
 
     async def call_and_leave() -> None:
         messages: list[Any] = [{"type": "http.request", "body": PICTURE, "more_body": False}]
@@ -213,7 +213,7 @@ def test_who_leaves_while_an_upload_is_made_warm_has_nothing_made_or_kept(server
         headers = [(b"content-type", b"image/png")]
         await asyncio.wait_for(app({**scope, "headers": headers}, receive, send), timeout=10)
         await asyncio.sleep(0.05)
-        assert server.engine.num_abandoned == 1  # here, for the end of the loop would cancel whatever still runs
+        assert server.engine.num_abandoned == 1  # checked here, as closing the loop would cancel whatever still runs
 
     asyncio.run(call_and_leave())
     assert not server.get("/v1/media")["data"]

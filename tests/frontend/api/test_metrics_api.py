@@ -1,4 +1,4 @@
-"""What a frontend tells of its server, and who may hear it; and where an answer tells its account."""
+"""A server's metrics and state, who may read them, and the account of an answer."""
 
 import json
 from dataclasses import dataclass, field
@@ -30,7 +30,7 @@ class Watched(Client):
 
 @pytest.fixture
 def watched(engine: FakeEngine, tmp_path: Path) -> Watched:
-    """Two frontends counted and answered; the processor cache is theirs together."""
+    """Two frontends with their counters and answers; they share one processor cache."""
     for rank in range(2):
         counters = Counters.open(tmp_path, f"frontend-{rank}")
         counters.add(DECODED["image"], 2)

@@ -1,4 +1,4 @@
-"""The description says what is served, and the bodies that it allows by name are read."""
+"""The OpenAPI description matches the routes that are served and the fields that bodies may have."""
 
 import ast
 from pathlib import Path

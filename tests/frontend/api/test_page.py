@@ -1,4 +1,4 @@
-"""The page at `/` in a real Chromium, before a real server with the demo model."""
+"""The page at `/` in a real Chromium, served by a real server with the demo model."""
 
 import base64
 import json
@@ -26,10 +26,10 @@ from tests.frontend.sample_films import film
 from tests.frontend.sample_sounds import wav
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-# As root there is no sandbox to have; and it shall not look for Google.
+# Chromium has no sandbox as root; and it should not contact Google.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update"]
 PATIENCE_MS = 20_000
-# Of both pages.
+# For both pages together.
 MAX_PAGE_BYTES = 45_000
 expect.set_options(timeout=PATIENCE_MS)
 
@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def page(browser: Browser, url: str) -> Iterator[Page]:
-    """On a phone: whatever works there works.  It must not complain, nor ask any other host for anything."""
+    """A phone-sized page: what works there works anywhere. It must log no errors and contact no other host."""
     with browser.new_context(viewport={"width": 320, "height": 560}) as context:
         context.set_default_timeout(PATIENCE_MS)
         page = context.new_page()
@@ -60,7 +60,7 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
         page.goto(url)
         expect(page.get_by_text("keepsight-demo")).to_be_visible()
         yield page
-        # The browser itself tells of a refusal; those are wanted here.
+        # The browser itself logs refused requests, which are intended here.
         assert [each for each in complaints if not each.startswith("Failed to load resource")] == []
 
 
@@ -118,7 +118,7 @@ def answer(page: Page, turn: int = 0) -> Locator:
 
 
 def give(page: Page, event: str, name: str, kind: str, content: bytes) -> None:
-    """As the browser does when a file is dropped or pasted."""
+    """Dispatch the event of a file that is dropped or pasted."""
     page.evaluate(
         """([event, name, type, content]) => {
             const bytes = Uint8Array.from(atob(content), (each) => each.charCodeAt(0));
@@ -134,7 +134,7 @@ def give(page: Page, event: str, name: str, kind: str, content: bytes) -> None:
 
 
 def answer_with_the_likeliest(route: Route) -> None:
-    """The page leaves it to the server how to draw, and one answer in 4000 to "Hello" does not say "Hello!"."""
+    """Sample greedily: the page uses the server's default, and one answer in 4000 to "Hello" is not "Hello!"."""
     route.continue_(post_data={**body_of(route.request), "temperature": 0})
 
 
@@ -347,7 +347,7 @@ def test_a_thought_is_in_sight_until_an_answer_comes(page: Page) -> None:
 
 
 def tell(page: Page, *deltas: dict[str, str], end: str = "stop") -> None:
-    """In place of the server, whose model does not think."""
+    """Answer in place of the server, whose model does not think."""
     chunks: list[Any] = [{"choices": [{"delta": each, "finish_reason": None}]} for each in deltas]
     chunks += [{"choices": [{"delta": {}, "finish_reason": end}]}]
     chunks += [{"choices": [], "usage": {"prompt_tokens": 1, "completion_tokens": 9}}]
@@ -465,7 +465,7 @@ def test_it_fits_a_phone_with_long_words_and_wide_pictures(page: Page, drawn: Dr
 def test_it_fits_a_phone_that_shows_everything_twice_as_large(page: Page) -> None:
     page.set_viewport_size({"width": 180, "height": 320})
     assert page.evaluate("document.documentElement.scrollWidth") <= 180
-    # Its name is not written over the button beside it.
+    # The name does not overlap the button beside it.
     assert page.get_by_role("heading").evaluate("(name) => name.scrollWidth <= name.clientWidth")
 
 

@@ -1,4 +1,4 @@
-"""Where a request is prepared: on the event loop only if that is quickly done, whoever sent it."""
+"""Where a request is prepared: on the event loop only if that is quick, else in a thread."""
 
 import asyncio
 import gc
@@ -28,10 +28,10 @@ from keepsight.frontend.prompt.read_messages import Conversation
 from tests.drawn import ask, by_url, to_data_url, to_png
 from tests.wait_until import wait_until
 
-# Smaller than what may be on the loop; others of its kind are files.
+# Small enough to be prepared on the loop if it is known; larger ones never are.
 PICTURE = by_url(Image.new("RGB", (8, 8)))
 FILM = {"type": "video_url", "video_url": {"url": "data:video/mp4;base64,AAAA"}}
-SOON = 20  # seconds, for what takes much less
+SOON = 20  # seconds; normally takes much less
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def make_answers(preparer: RequestPreparer) -> AnswerPreparer:
 
 
 def prepare_in_turn(requests: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, **options: Any) -> list[bool]:
-    """Which of them were prepared on the loop."""
+    """Prepare the requests in turn; return for each whether that happened on the loop."""
     threads: list[threading.Thread] = []
     preparer = RequestPreparer.from_config(Config(**options))
     prepare_chat = preparer.prepare_chat
@@ -171,6 +171,6 @@ def test_what_an_answer_does_not_need_is_not_kept_while_it_takes(name: str) -> N
     answer = asyncio.run(answers.chat(parse_chat_request(body), None, NOTHING_DOWNLOADED, len(body)))
     assert answer.prompts
     gc.collect()
-    # The thread that has prepared it lets go of what it was given a little later.
+    # The thread that prepared it releases its arguments a little later.
     wait_until(lambda: tracemalloc.get_traced_memory()[0] < len(text) // 2)
     tracemalloc.stop()

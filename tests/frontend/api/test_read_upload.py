@@ -1,4 +1,4 @@
-"""Uploads in all their forms; what several other programs write as `multipart/form-data` is read as it was meant."""
+"""Uploads in all their forms, with `multipart/form-data` as several other programs write it."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a chat request says of tools: checked, and made a form of the answer."""
+"""The tool fields of a chat request: how they are checked and made a grammar for the answer."""
 
 import json
 from dataclasses import replace
@@ -58,7 +58,7 @@ def test_a_choice_may_repeat_whole_tools_and_goes_by_their_names() -> None:
         asked, same = (parse(tools=tools, tool_choice=choice) for choice in (whole, short))
         assert asked.read_call_terms() == same.read_call_terms()
         assert asked.shown_tools == tools
-        # An answer that takes minutes keeps no more of them than their names.
+        # While it is answered, which may take minutes, a request keeps only the names of its tools.
         assert asked.without_bulky_fields() == same.without_bulky_fields()
 
 
@@ -109,7 +109,7 @@ def test_a_schema_that_cannot_be_kept_is_refused_by_its_tool(parameters: Any, fi
 
 
 def test_an_agent_may_bring_its_hundred_tools() -> None:
-    """Of MCP servers: 200 KB as they are sent."""
+    """As with MCP servers: 200 KB of tools in a request."""
     item = {"type": "object", "properties": {"id": {"type": "string"}, "value": {"type": "number"}}, "required": ["id"]}
     kinds: list[dict[str, Any]] = [
         {"type": "string"},
@@ -139,7 +139,7 @@ def test_arguments_that_have_to_be_written_have_little_white_space() -> None:
     assert bound not in grammar_of(tools=[tool("look")])
 
 
-# The second is how pydantic describes a decimal number.
+# The second is pydantic's schema of a decimal number.
 @pytest.mark.parametrize(
     "one",
     [
@@ -176,7 +176,7 @@ def test_a_value_that_no_grammar_can_keep_leaves_the_other_arguments_as_they_are
 
 
 def test_whose_schema_no_grammar_can_keep_has_its_arguments_by_name_and_with_any_values() -> None:
-    bad = {"type": "string", "pattern": "[^]"}  # JavaScript's
+    bad = {"type": "string", "pattern": "[^]"}  # valid in JavaScript
     parameters = {"type": "object", "properties": {"a": bad, "b": {"type": "integer"}}, "required": ["b"]}
     good = {"type": "object", "properties": {"c": {"type": "integer"}}}
     lines = grammar_of(tools=[tool("look", parameters=parameters), tool("touch", parameters=good)]).split("\n")

@@ -1,4 +1,4 @@
-"""What of an error is told, and how."""
+"""What a client is told about an error, and in which shape."""
 
 import json
 

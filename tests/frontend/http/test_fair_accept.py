@@ -1,4 +1,4 @@
-"""Over real sockets; whoever answers says who it is."""
+"""Fair accepting over real sockets; each acceptor answers with its name."""
 
 import asyncio
 import errno
@@ -17,7 +17,7 @@ from keepsight.frontend.http import fair_accept
 from keepsight.frontend.http.fair_accept import Acceptor, FairAcceptServer
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
-SOON = 20  # seconds, for what takes milliseconds
+SOON = 20  # seconds; normally takes milliseconds
 
 
 class Greeter(asyncio.Protocol):
@@ -49,7 +49,7 @@ def test_those_who_wait_on_one_socket_all_get_connections_that_come_at_once(list
         port = listener.getsockname()[1]
         greeted = Counter[str]()
         waiting = [asyncio.create_task(greeting(port)) for _ in range(64)]
-        # As processes have it: each its own descriptor of the one socket.
+        # As with several processes: each has its own descriptor of the one socket.
         others = [listener.dup() for _ in range(4)]
         acceptors = [Acceptor(each, partial(Greeter, greeted, str(index))) for index, each in enumerate(others)]
         heard = Counter(await asyncio.gather(*waiting))
@@ -83,7 +83,7 @@ def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
     monkeypatch.setattr(fair_accept, "RETRY_SECONDS", 0.01)
 
     class Exhausted:
-        """A listener, after three failures."""
+        """A listener whose first three accepts fail."""
 
         num_failures = 0
 
@@ -126,7 +126,7 @@ def accept_one_more(server: FairAcceptServer, client: socket.socket, listener: s
         acceptor._accept_one()
 
 
-# By TLS the handshake takes longer than a server waits for it at its end.
+# A TLS handshake takes longer than a server waits for it while shutting down.
 @pytest.mark.parametrize("options", [{}, {"ssl_certfile": PEM}], ids=["plain", "tls"])
 def test_a_connection_that_is_accepted_just_before_the_end_is_told_of_it(
     listener: socket.socket, options: dict[str, Any]
@@ -153,6 +153,6 @@ def test_a_server_that_is_told_to_end_does_not_sleep_on(monkeypatch: pytest.Monk
         telling.start()
         await asyncio.wait_for(serving, SOON)
         telling.join()
-        server.should_exit = True  # again, when there is nothing to wake
+        server.should_exit = True  # again, with no sleeper left to wake
 
     asyncio.run(run())

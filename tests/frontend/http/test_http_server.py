@@ -1,4 +1,4 @@
-"""The server over real sockets, with an engine that says what it is told to."""
+"""The server over real sockets, with a fake engine."""
 
 import asyncio
 import hashlib
@@ -39,7 +39,7 @@ PATIENCE = 20  # seconds
 
 @contextmanager
 def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
-    """Its port."""
+    """Run a server; yield its port."""
     api = ApiSettings(**{"slow_client_seconds": 0.3} | settings)
     with running(create_app(engine.preparer, engine, MODEL, api), api) as port:
         yield port
@@ -109,7 +109,7 @@ def test_a_connection_may_rest_for_longer_than_clients_keep_theirs(engine: FakeE
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     with serving(engine) as port, connected(port, request) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
-        time.sleep(5.5)  # for which httpx keeps it; so does uvicorn, and then who is first is chance
+        time.sleep(5.5)  # longer than httpx keeps an idle connection, or uvicorn by default: a race
         connection.sendall(request)
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
 
@@ -172,7 +172,7 @@ def test_what_is_written_to_a_client_that_leaves_is_not_logged_piece_by_piece(
         await receive()
         leaving = asyncio.ensure_future(receive())
         while not leaving.done():
-            for _ in range(20):  # asyncio says nothing of the first five
+            for _ in range(20):  # asyncio does not log the first five failed writes
                 await send({"type": "http.response.body", "body": b"x", "more_body": True})
             await asyncio.sleep(0)
 
@@ -219,7 +219,7 @@ def test_who_reads_a_large_body_is_woken_once() -> None:
 
 
 async def tell_body(scope: Scope, receive: Receive, send: Send) -> None:
-    """An app that answers with a digest of what it was sent."""
+    """An app that answers with a digest of the request's body."""
     async with reading_body(Request(scope, receive), WaitingRoom(4, 2**26), 2**26, PATIENCE) as body:
         await Response(hashlib.sha256(body).hexdigest())(scope, receive, send)
 
@@ -298,7 +298,7 @@ def test_headers_that_are_too_many_are_refused(engine: FakeEngine, is_one_too_ma
 def test_headers_that_end_with_what_makes_them_too_long_are_refused(
     engine: FakeEngine, header: bytes, is_too_long: bool
 ) -> None:
-    # All but the last come before, and are not too long.
+    # These are sent first, and are not too long on their own.
     headers = LAST[:-2] + header * ((MAX_HEADER_BYTES - len(LAST)) // len(header))
     with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, headers) as connection:
         connection.sendall(header * is_too_long * 9 + b"\r\n")
@@ -366,7 +366,7 @@ def test_without_httptools_it_is_the_same(engine: FakeEngine, monkeypatch: pytes
 def test_who_speaks_http_1_0_gets_streams_that_end_with_the_connection(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, implementation: Any
 ) -> None:
-    # As nginx does unless it is told otherwise.
+    # nginx speaks HTTP/1.0 to its upstreams by default.
     monkeypatch.setattr(http_server, "AutoHTTPProtocol", implementation)
     cases = {"/v1/chat/completions": ENDLESS, "/tokenize": b'{"prompt": "Hello"}', "/none": b"{}"}
     with serving(engine) as port:
@@ -421,7 +421,7 @@ def test_a_server_that_ends_does_not_wait_for_the_goodbye_of_a_client_that_rests
             client = context.wrap_socket(connection)
             client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
             assert client.recv(65536).startswith(b"HTTP/1.1 200")
-        # By now it has ended, within less time than asyncio's own patience.
+        # The server has ended by now, sooner than asyncio's own timeout for closing.
         client.close()
 
 

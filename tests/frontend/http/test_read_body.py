@@ -1,4 +1,4 @@
-"""Bodies in pieces, as servers pass them on, and as a server that collects them adds them."""
+"""Bodies in pieces, received as ASGI messages or from a server that collects them."""
 
 import asyncio
 from collections.abc import Callable, Iterator
@@ -17,7 +17,7 @@ MAX_BYTES = 100
 
 
 class Server:
-    """Has a body's pieces, and passes them on one by one, or adds them all before it says anything."""
+    """Has a body's pieces; passes them on one by one, or adds them all before its first message."""
 
     def __init__(
         self, pieces: list[bytes], collects: bool, ends: bool = True, delay: float = 0.0, is_there: bool = False
@@ -94,7 +94,7 @@ def test_it_counts_as_long_as_it_is_used(collects: bool, room: WaitingRoom) -> N
 
 
 def test_a_body_that_is_slow_but_goes_on_is_waited_for(room: WaitingRoom) -> None:
-    # Each piece comes within the pause after the one before, all of them do not.
+    # Each piece comes within the allowed pause after the previous one; all of them together take longer.
     piece = b"x" * int(MIN_BYTES_PER_SECOND * PAUSE)
     assert read(Server([piece] * 4, collects=True, delay=PAUSE / 2), room) == piece * 4
 

@@ -1,4 +1,4 @@
-"""Forms as nobody should write them; as others do: `test_read_upload`."""
+"""Malformed and odd forms; `test_read_upload` has those of common programs."""
 
 from collections.abc import Mapping
 from urllib.parse import quote
@@ -13,7 +13,7 @@ from tests.scheduling.long_run import thorough
 
 BOUNDARY = "limit"
 DELIMITER = f"\r\n--{BOUNDARY}".encode()
-# What means something to a reader, whole and in pieces.
+# Strings with a meaning in a form, whole and in part.
 WORDS = [
     DELIMITER, DELIMITER[2:], DELIMITER[2:-1], b"--", b"\r\n", b"\r\n\r\n", b"\r", b"\n", b" ", b":", b";", b"a", b"/",
     b"Content-Disposition: form-data", b"content-type:", b"image/PNG", b"; name=", b'; name="a"', b'; filename="b.png"',
@@ -21,7 +21,7 @@ WORDS = [
 ]  # fmt: skip
 pieces = st.lists(st.sampled_from(WORDS) | st.binary(max_size=3), max_size=8).map(b"".join)
 names = st.sampled_from([b"a", b'"a"', b'"b"', b'"c;"', b'"\\""', b'"\\\\"']) | pieces
-# Most are read, or the most of them are.
+# Mostly well-formed parts.
 parts = st.tuples(names, pieces, pieces).map(
     lambda said: b"\r\nContent-Disposition: form-data; name=%b%b\r\n\r\n%b" % said
 )
@@ -29,7 +29,7 @@ forms = st.lists(parts, max_size=3).map(lambda parts: DELIMITER[2:] + DELIMITER.
 
 
 def write_form(parts: Mapping[str, FormPart]) -> bytes:
-    """As RFC 7578 has it, but for names of files, which RFC 5987 can write whatever is in them."""
+    """Write a form by RFC 7578, except that file names are written by RFC 5987, which can encode any name."""
     written = b""
     for name, part in parts.items():
         escaped = name.replace("\\", "\\\\").replace('"', '\\"')

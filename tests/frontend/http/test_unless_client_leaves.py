@@ -1,4 +1,4 @@
-"""Work ends with its client, and is over when that is known."""
+"""Work is cancelled when its client leaves, and is over when that is reported."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -22,7 +22,7 @@ class Client:
 
 
 class Work:
-    """Waits to be told what to do, and takes a while to be cancelled."""
+    """Waits for permission to end, and takes a while to be cancelled."""
 
     def __init__(self) -> None:
         self.may_end, self.is_over = asyncio.Event(), False
@@ -57,7 +57,7 @@ def test_work_has_ended_when_its_client_is_known_to_have_left() -> None:
         with pytest.raises(ClientDisconnect):
             await unless_client_leaves(client.receive, work.run())
         assert work.is_over
-        # Nothing of it is left over for what this task does next.
+        # No cancellation is left over for the next await of this task.
         await asyncio.sleep(0.01)
 
     run(scene)
@@ -106,7 +106,7 @@ def test_work_that_ends_otherwise_when_its_client_leaves_leaves_nothing_behind()
         asyncio.get_running_loop().call_later(0.01, client.leaves.set)
         with pytest.raises(ValueError, match="of the work"):
             await unless_client_leaves(client.receive, fail_when_cancelled())
-        # Else the next client's leaving would be taken for another's wish to end.
+        # Otherwise the next client's leaving would be taken for a cancellation from outside.
         with pytest.raises(ClientDisconnect):
             await unless_client_leaves(client.receive, Work().run())
 

@@ -1,4 +1,4 @@
-"""Limits that hold, and give back what was taken however it ends."""
+"""Limits are never exceeded, and what was taken is given back however a request ends."""
 
 import contextlib
 
