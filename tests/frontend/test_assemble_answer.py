@@ -47,7 +47,7 @@ def text_of(pieces: list[AnswerPiece]) -> str:
 
 
 @pytest.mark.parametrize("end", ["stop", "length"])
-def test_the_last_piece_and_no_other_says_how_the_answer_ended(tokenizer: Tokenizer, end: FinishReason) -> None:
+def test_only_the_last_piece_has_a_finish_reason(tokenizer: Tokenizer, end: FinishReason) -> None:
     pieces = assemble(tokenizer, tokens_of(tokenizer, end))
     assert text_of(pieces) == TEXT
     assert [piece.finish_reason for piece in pieces] == [None] * (len(pieces) - 1) + [end]
@@ -82,7 +82,7 @@ def test_bytes_that_end_with_the_answer_are_given_at_the_end(tokenizer: Tokenize
     assert assemble(tokenizer, tokens, stop="漢")[-1].stop_reason == "漢"
 
 
-def test_only_a_stop_token_of_the_caller_s_own_is_named(tokenizer: Tokenizer) -> None:
+def test_only_a_stop_token_set_by_the_caller_is_named(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT)
     tokens = [TokenOutput("7", 0, ids[0]), TokenOutput("7", 0, ids[1], finish_reason="stop")]
     pieces = assemble(tokenizer, tokens, stop_token_ids=[ids[1]])
@@ -93,7 +93,7 @@ def test_only_a_stop_token_of_the_caller_s_own_is_named(tokenizer: Tokenizer) ->
     assert text_of(shown) == tokenizer.decode(ids[:2])
 
 
-def test_choices_end_each_for_itself_and_what_comes_later_is_dropped(tokenizer: Tokenizer) -> None:
+def test_choices_end_independently_and_later_tokens_are_dropped(tokenizer: Tokenizer) -> None:
     params = SamplingParams(n=2, stop=" circle")
     assembler = AnswerAssembler(tokenizer, params)
     plain = [TokenOutput("7", 1, each) for each in tokenizer.encode("A blue ring")]

@@ -40,20 +40,20 @@ def busy(num_tokens: int) -> EngineView:
     return engine
 
 
-def test_an_answer_is_taken_for_as_long_as_it_may_be_up_to_what_is_usual() -> None:
+def test_an_answer_is_expected_to_be_of_max_tokens_or_typical_length() -> None:
     assert count_tokens(request(length=40, n=3)) == 40 + 3 * 10
     endless = EngineRequest("e", (1, 2), (), SamplingParams(max_tokens=None))
     assert count_tokens(endless) == 2 + TYPICAL_ANSWER_TOKENS
 
 
-def test_a_request_goes_where_its_picture_is_held_even_if_others_have_less_to_do() -> None:
+def test_a_request_goes_where_its_picture_is_held_even_if_others_are_less_busy() -> None:
     holder, idle = busy(500), EngineView()
     holder.hints.note_held(["a"])
     assert choose_engine(request("a"), [idle, holder]) is holder
     assert choose_engine(request("b"), [holder, idle]) is idle
 
 
-def test_a_picture_that_is_on_its_way_to_an_engine_draws_others_there() -> None:
+def test_a_picture_in_flight_to_an_engine_attracts_other_requests() -> None:
     engines = [EngineView(), EngineView()]
     first = request("a")
     chosen = choose_engine(first, engines)
@@ -63,26 +63,26 @@ def test_a_picture_that_is_on_its_way_to_an_engine_draws_others_there() -> None:
     assert choose_engine(request("a"), [each for each in engines if each is not chosen] + [chosen]) is not chosen
 
 
-def test_of_two_holders_it_is_the_one_that_holds_more() -> None:
+def test_the_engine_that_holds_more_media_is_chosen() -> None:
     one, two = EngineView(), busy(500)
     one.hints.note_held(["a"])
     two.hints.note_held(["a", "b"])
     assert choose_engine(request("a", "b", "c"), [one, two]) is two
 
 
-def test_a_picture_that_everybody_asks_about_comes_to_others_too() -> None:
+def test_a_popular_picture_spreads_to_other_engines() -> None:
     holder, idle = busy(SLACK_TOKENS + 1), EngineView()
     holder.hints.note_held(["a"])
     assert choose_engine(request("a"), [holder, idle]) is idle
     assert choose_engine(request("a"), [holder, busy(600)]) is holder
 
 
-def test_text_goes_where_there_is_least_to_do() -> None:
+def test_text_goes_to_the_least_busy_engine() -> None:
     engines = [busy(300), busy(200), busy(400)]
     assert choose_engine(request(), engines) is engines[1]
 
 
-def test_a_prompt_follows_an_earlier_one_that_began_alike_as_far_as_that_is_worth_it() -> None:
+def test_a_prompt_follows_an_earlier_one_with_its_prefix_if_that_saves_work() -> None:
     seen, idle = EngineView(), EngineView()
     earlier = request(length=300)
     seen.note_sent(earlier)
@@ -95,7 +95,7 @@ def test_a_prompt_follows_an_earlier_one_that_began_alike_as_far_as_that_is_wort
     assert choose_engine(again, [seen, idle]) is idle
 
 
-def test_of_prefixes_those_sent_last_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_recently_sent_prefixes_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(choosing, "MAX_PREFIXES", 2)
     engine = EngineView()
     for first in (1, 2, 1, 3):
@@ -117,14 +117,14 @@ def test_a_key_has_an_engine_of_its_own_in_every_frontend() -> None:
     assert any(chosen(key, (0, 1, 2), salt="other") != place for key, place in places.items())
 
 
-def test_where_nobody_has_anything_to_do_each_picture_and_each_text_has_an_engine_in_every_frontend() -> None:
+def test_idle_engines_are_chosen_by_content_alike_in_every_frontend() -> None:
     for requests in ([request(f"{number}") for number in range(200)], [request(first=first) for first in range(200)]):
         chosen = [choose_engine(each, [EngineView(rank) for rank in range(3)]).rank for each in requests]
         assert all(count > 40 for count in Counter(chosen).values())
         assert chosen == [choose_engine(each, [EngineView(rank) for rank in (2, 0, 1)]).rank for each in requests]
 
 
-def test_a_key_comes_after_what_is_held_and_before_what_is_in_flight() -> None:
+def test_a_key_ranks_below_held_media_and_above_load() -> None:
     engines = [EngineView(rank) for rank in range(2)]
     own = choose_engine(request(), engines, "k")
     [other] = [each for each in engines if each is not own]
@@ -137,7 +137,7 @@ def test_a_key_comes_after_what_is_held_and_before_what_is_in_flight() -> None:
     assert choose_engine(request(), engines, "k") is other
 
 
-def test_prefixes_are_alike_only_if_all_is_that_they_depend_on() -> None:
+def test_prefixes_are_equal_only_if_everything_they_depend_on_is() -> None:
     names = list(name_prefixes(request("a", length=300)))
     assert len(names) == 3  # 64, 128, 256
     assert list(name_prefixes(request("a", length=SHORTEST_PREFIX))) == names[:1]
@@ -149,7 +149,7 @@ def test_prefixes_are_alike_only_if_all_is_that_they_depend_on() -> None:
         assert not set(names) & set(name_prefixes(other))
 
 
-def test_what_comes_behind_a_prefix_does_not_change_it() -> None:
+def test_tokens_after_a_prefix_do_not_change_it() -> None:
     text = request(length=300)
     picture = MediaItem("a", TokenSpan(SHORTEST_PREFIX, 4), Geometry(1, 1))
     names, others = (list(name_prefixes(each)) for each in (text, replace(text, media=(picture,))))

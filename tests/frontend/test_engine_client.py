@@ -140,9 +140,7 @@ def ask(client: EngineClient) -> Callable[[Prepared], Caller]:
 Ask = Callable[[Prepared], Caller]
 
 
-def test_a_request_that_cannot_be_written_is_its_caller_s_to_hear_of_and_then_forgotten(
-    client: EngineClient, ask: Ask
-) -> None:
+def test_a_request_that_cannot_be_encoded_fails_and_is_forgotten(client: EngineClient, ask: Ask) -> None:
     def refuse(_: ToEngine) -> bool:
         raise WireError("an unpaired surrogate is not text")
 
@@ -154,7 +152,7 @@ def test_a_request_that_cannot_be_written_is_its_caller_s_to_hear_of_and_then_fo
     client.check_invariants()
 
 
-def test_where_no_pixels_can_be_asked_for_the_request_fails_and_leaves_nothing_behind(
+def test_a_request_whose_pixels_cannot_be_requested_fails_and_leaves_nothing(
     client: EngineClient, pool: MediaPool, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -176,7 +174,7 @@ def test_where_no_pixels_can_be_asked_for_the_request_fails_and_leaves_nothing_b
     engine.await_pixels("cat", "dog")
 
 
-def test_a_request_that_cannot_be_sent_for_lack_of_memory_leaves_nothing_behind(client: EngineClient, ask: Ask) -> None:
+def test_a_request_that_cannot_be_sent_for_lack_of_memory_leaves_nothing(client: EngineClient, ask: Ask) -> None:
     def fail(_: ToEngine) -> bool:
         raise MemoryError
 
@@ -199,7 +197,7 @@ def test_a_request_waits_for_the_first_engine(client: EngineClient, ask: Ask) ->
     assert caller.answer() == [last("1")]
 
 
-def test_a_new_picture_comes_unasked_and_once(client: EngineClient, ask: Ask) -> None:
+def test_a_new_picture_is_sent_unrequested_and_once(client: EngineClient, ask: Ask) -> None:
     engine = Engine()
     client.connect(engine.send)
     ask(first := prepared("1", "a"))
@@ -238,7 +236,7 @@ def test_a_wrong_hint_costs_a_round_trip(client: EngineClient, ask: Ask) -> None
     engine.await_pixels("a")
 
 
-def test_what_was_dropped_comes_unasked_again(client: EngineClient, ask: Ask) -> None:
+def test_a_dropped_picture_is_sent_unrequested_again(client: EngineClient, ask: Ask) -> None:
     engine = Engine()
     client.connect(engine.send)
     client.receive([MediaHeld(("a",)), MediaDropped(("a",))])
@@ -254,7 +252,7 @@ def test_a_promise_that_cannot_be_kept_fails_the_request_and_frees_the_engine(cl
     assert engine.of(AbortRequest) == [AbortRequest("1")]
 
 
-def test_who_has_heard_nothing_is_answered_by_the_next_engine(client: EngineClient, ask: Ask) -> None:
+def test_a_request_without_tokens_so_far_is_moved_to_the_next_engine(client: EngineClient, ask: Ask) -> None:
     first, second = Engine(), Engine()
     client.connect(first.send)
     caller = ask(prepared("1", "a"))
@@ -267,7 +265,7 @@ def test_who_has_heard_nothing_is_answered_by_the_next_engine(client: EngineClie
     assert caller.answer() == [last("1")]
 
 
-def test_who_has_heard_a_token_is_told_that_the_engine_was_lost(client: EngineClient, ask: Ask) -> None:
+def test_a_request_with_tokens_fails_when_its_engine_is_lost(client: EngineClient, ask: Ask) -> None:
     client.connect(Engine().send)
     caller = ask(prepared("1"))
     client.receive([TokenOutput("1", 0, 7)])
@@ -277,9 +275,7 @@ def test_who_has_heard_a_token_is_told_that_the_engine_was_lost(client: EngineCl
     assert (error.status, str(error), error.had_begun) == (503, "it was killed", True)
 
 
-def test_who_waits_for_an_engine_and_for_the_step_that_it_is_in_has_waited_all_that_time(
-    client: EngineClient, ask: Ask
-) -> None:
+def test_the_wait_includes_the_time_for_an_engine_and_its_current_step(client: EngineClient, ask: Ask) -> None:
     asked = prepared("1")
     began = time.monotonic()
     ask(asked)
@@ -292,7 +288,7 @@ def test_who_waits_for_an_engine_and_for_the_step_that_it_is_in_has_waited_all_t
     assert wait.ended == arrived + 1
 
 
-def test_each_who_lost_the_engine_has_an_error_of_their_own(client: EngineClient, ask: Ask) -> None:
+def test_each_request_that_lost_its_engine_has_its_own_error(client: EngineClient, ask: Ask) -> None:
     client.connect(Engine().send)
     callers = [ask(prepared(name)) for name in ("1", "2")]
     client.receive([TokenOutput("1", 0, 7), TokenOutput("2", 0, 7)])
@@ -301,9 +297,7 @@ def test_each_who_lost_the_engine_has_an_error_of_their_own(client: EngineClient
     assert first is not second
 
 
-def test_a_request_that_two_engines_died_of_is_not_given_to_a_third(
-    client: EngineClient, clock: Clock, ask: Ask
-) -> None:
+def test_a_request_that_lost_two_engines_is_not_sent_to_a_third(client: EngineClient, clock: Clock, ask: Ask) -> None:
     caller = ask(prepared("1"))
     for _ in range(2):
         client.connect(Engine().send)
@@ -315,7 +309,7 @@ def test_a_request_that_two_engines_died_of_is_not_given_to_a_third(
     assert not third.told
 
 
-def test_when_no_engine_will_come_everyone_is_told_also_who_asks_later(client: EngineClient, ask: Ask) -> None:
+def test_when_no_engine_will_come_all_requests_fail_also_later_ones(client: EngineClient, ask: Ask) -> None:
     caller = ask(prepared("1"))
     client.give_up("the model does not load")
     assert isinstance(caller.answer()[0], EngineLostError)
@@ -323,7 +317,7 @@ def test_when_no_engine_will_come_everyone_is_told_also_who_asks_later(client: E
         ask(prepared("2"))
 
 
-def test_an_engine_s_refusal_is_the_last_that_is_heard(client: EngineClient, ask: Ask) -> None:
+def test_nothing_is_delivered_after_an_engine_s_refusal(client: EngineClient, ask: Ask) -> None:
     client.connect(Engine().send)
     caller = ask(prepared("1"))
     client.receive([RequestFailed("1", "too long", is_refusal=True), last("1")])
@@ -333,7 +327,7 @@ def test_an_engine_s_refusal_is_the_last_that_is_heard(client: EngineClient, ask
     assert not client.leave("1")
 
 
-def test_of_a_refusal_that_names_a_field_the_caller_hears_which(client: EngineClient, ask: Ask) -> None:
+def test_a_refusal_s_field_is_passed_to_the_caller(client: EngineClient, ask: Ask) -> None:
     client.connect(Engine().send)
     caller = ask(prepared("1"))
     client.receive([RequestFailed("1", "too large", is_refusal=True, field="structured_outputs.regex")])
@@ -351,7 +345,7 @@ def test_a_caller_that_leaves_ends_the_request_everywhere(client: EngineClient, 
     assert not client.leave("1")
 
 
-def test_who_takes_what_has_piled_up_lets_others_have_their_turn_between(client: EngineClient) -> None:
+def test_reading_buffered_tokens_lets_other_tasks_run_in_between(client: EngineClient) -> None:
     """Else a stream whose client stopped reading and then left would first be written to the end, in one turn."""
     client.connect(Engine().send)
 
@@ -403,7 +397,7 @@ def test_a_request_of_two_choices_ends_as_the_last_of_them_or_as_its_client_leav
     assert asked.account.end_reason == reason
 
 
-def test_a_choice_that_its_reader_stops_does_not_end_the_other(client: EngineClient, ask: Ask) -> None:
+def test_stopping_one_choice_does_not_end_the_other(client: EngineClient, ask: Ask) -> None:
     client.connect(Engine().send)
     ask(asked := asked_for_two())
     client.stop_choice("1", 0)
@@ -421,9 +415,7 @@ def connect_two(client: EngineClient) -> list[Engine]:
     return engines
 
 
-def test_a_request_goes_to_the_engine_that_holds_its_picture_and_so_do_pixels_aborts_and_stops(
-    client: EngineClient, ask: Ask
-) -> None:
+def test_requests_pixels_aborts_and_stops_go_to_the_engine_with_the_picture(client: EngineClient, ask: Ask) -> None:
     other, holder = connect_two(client)
     client.receive([MediaHeld(("a",))], rank=1)
     ask(prepared("1", "a"))
@@ -434,7 +426,7 @@ def test_a_request_goes_to_the_engine_that_holds_its_picture_and_so_do_pixels_ab
     assert not other.told
 
 
-def test_requests_for_one_new_picture_go_to_one_engine_and_others_to_the_idle_one(
+def test_requests_for_one_new_picture_share_an_engine_and_others_go_to_the_idle_one(
     client: EngineClient, ask: Ask
 ) -> None:
     engines = connect_two(client)
@@ -447,9 +439,7 @@ def test_requests_for_one_new_picture_go_to_one_engine_and_others_to_the_idle_on
     engines[counts.index(1)].await_pixels("b")
 
 
-def test_what_waits_for_an_engine_that_dies_goes_to_the_other_at_once_with_its_picture(
-    client: EngineClient, ask: Ask
-) -> None:
+def test_requests_of_an_engine_that_dies_go_to_the_other_with_their_pictures(client: EngineClient, ask: Ask) -> None:
     _, second = connect_two(client)
     client.receive([MediaHeld(("a",))], rank=0)
     waiting, begun = ask(prepared("1", "a")), ask(prepared("2", "a"))
@@ -464,7 +454,7 @@ def test_what_waits_for_an_engine_that_dies_goes_to_the_other_at_once_with_its_p
     client.check_invariants()
 
 
-def test_who_asks_two_engines_that_died_at_once_is_answered_by_the_next(
+def test_a_request_that_loses_two_engines_at_once_is_answered_by_the_next(
     client: EngineClient, clock: Clock, ask: Ask
 ) -> None:
     connect_two(client)
@@ -477,14 +467,14 @@ def test_who_asks_two_engines_that_died_at_once_is_answered_by_the_next(
     assert caller.answer() == [last("1")]
 
 
-def test_a_reset_that_no_engine_hears_of_is_not_said_to_be_one() -> None:
+def test_a_reset_that_reaches_no_engine_is_an_error() -> None:
     client = EngineClient(MediaPool(1))
     with pytest.raises(EngineLostError, match="reset again"):
         client.reset_caches(encoder=True)
     client.close()
 
 
-def test_a_reset_is_for_all_engines(client: EngineClient) -> None:
+def test_a_reset_reaches_all_engines(client: EngineClient) -> None:
     engines = connect_two(client)
     client.reset_caches(prefix=True)
     assert [engine.told for engine in engines] == [[ResetCaches(prefix=True)]] * 2

@@ -98,7 +98,7 @@ def test_the_client_is_connected_once_an_engine_has_welcomed_it(
     assert client.next() == [TokenOutput("r", 0, 5)]
 
 
-def test_what_a_dying_engine_said_last_is_heard_before_its_end(
+def test_a_dying_engine_s_last_message_comes_before_its_disconnect(
     first: EngineListener, link: EngineLink, client: Client
 ) -> None:
     first.send("one", [TokenOutput("r", 0, 5)])
@@ -108,7 +108,7 @@ def test_what_a_dying_engine_said_last_is_heard_before_its_end(
     assert client.next() == "disconnected"
 
 
-def test_the_next_engine_takes_the_place_of_the_last(
+def test_the_next_engine_replaces_the_last(
     link: EngineLink, client: Client, welcomes: list[int], start_engine: StartEngine, tmp_path: Path
 ) -> None:
     for number in (1, 2, 3):
@@ -121,7 +121,7 @@ def test_the_next_engine_takes_the_place_of_the_last(
     assert welcomes == [1, 2, 3]
 
 
-def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
+def test_an_engine_that_is_replaced_is_disconnected_even_if_it_still_answers(
     link: EngineLink, client: Client, welcomes: list[int], start_engine: StartEngine, tmp_path: Path
 ) -> None:
     for number in (1, 2):
@@ -134,7 +134,7 @@ def test_an_engine_that_is_replaced_is_left_even_if_it_still_answers(
     assert heard in (["connected"], ["connected", "disconnected", "connected"], ["disconnected", "connected"])
 
 
-def test_nothing_of_a_replaced_engine_is_heard_after_its_end(
+def test_nothing_of_a_replaced_engine_is_delivered_after_its_disconnect(
     link: EngineLink, client: Client, start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_reading, may_read = threading.Event(), threading.Event()
@@ -181,9 +181,7 @@ def test_an_engine_that_is_replaced_before_there_is_a_channel_to_it_is_never_con
     assert welcomes == [2]
 
 
-def test_what_an_engine_tells_of_itself_at_once_is_heard_once_the_client_is_connected(
-    client: Client, tmp_path: Path
-) -> None:
+def test_an_engine_s_first_messages_are_delivered_once_the_client_is_connected(client: Client, tmp_path: Path) -> None:
     held, endpoint = MediaHeld(("0" * 64,)), f"ipc://{tmp_path}/engine-1"
 
     def tell_held() -> None:
@@ -198,7 +196,7 @@ def test_what_an_engine_tells_of_itself_at_once_is_heard_once_the_client_is_conn
     engine.close()
 
 
-def test_one_who_is_welcomed_too_late_is_connected_and_disconnected(
+def test_a_link_that_is_welcomed_too_late_connects_and_disconnects(
     client: Client, start_engine: StartEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     late = threading.Event()
@@ -221,7 +219,7 @@ def test_one_who_is_welcomed_too_late_is_connected_and_disconnected(
     link.close()
 
 
-def test_a_connection_that_broke_while_its_engine_lives_is_made_again(
+def test_a_connection_that_breaks_while_its_engine_lives_is_restored(
     first: EngineListener, client: Client, welcomes: list[int]
 ) -> None:
     first.forget("one")
@@ -235,7 +233,7 @@ def test_a_link_can_be_closed_while_it_waits_for_an_engine_that_is_not_there(tmp
     link.close()
 
 
-def test_where_threads_are_short_it_tries_again(
+def test_without_a_free_thread_the_link_tries_again(
     link: EngineLink,
     client: Client,
     start_engine: StartEngine,
@@ -257,7 +255,7 @@ def test_where_threads_are_short_it_tries_again(
     assert not failures
 
 
-def test_where_descriptors_are_short_it_tries_again(
+def test_without_a_free_descriptor_the_link_tries_again(
     link: EngineLink,
     client: Client,
     start_engine: StartEngine,

@@ -46,12 +46,12 @@ def created(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     return server
 
 
-def test_a_drain_that_is_asked_for_as_the_server_is_made_is_not_lost(tmp_path: Path, created: SimpleNamespace) -> None:
+def test_a_drain_requested_while_the_server_is_made_is_not_lost(tmp_path: Path, created: SimpleNamespace) -> None:
     StartingFrontend(tmp_path).serve(MagicMock())
     assert created.should_exit
 
 
-def test_without_room_for_uploads_or_responses_all_else_is_served(
+def test_without_room_for_uploads_or_responses_everything_else_is_served(
     tmp_path: Path, created: SimpleNamespace, caplog: pytest.LogCaptureFixture
 ) -> None:
     StartingFrontend(tmp_path).serve(MagicMock())

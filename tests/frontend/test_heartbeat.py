@@ -112,7 +112,7 @@ def large_picture(seed: int) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": to_data_url(content)}}
 
 
-def test_no_step_holds_the_event_loop(preparer: RequestPreparer, heart: Heart) -> None:
+def test_no_step_of_a_request_blocks_the_event_loop(preparer: RequestPreparer, heart: Heart) -> None:
     engines = EngineClient(MediaPool(2))
     engines.connect(Engine(engines).send)
     app = create_app(preparer, engines, MODEL)
@@ -134,7 +134,7 @@ def test_no_step_holds_the_event_loop(preparer: RequestPreparer, heart: Heart) -
     assert heart.held == {name for _, name in STEPS}
 
 
-def test_no_step_of_an_upload_holds_it(preparer: RequestPreparer, heart: Heart, tmp_path: Path) -> None:
+def test_no_step_of_an_upload_blocks_the_event_loop(preparer: RequestPreparer, heart: Heart, tmp_path: Path) -> None:
     handles = MediaHandles(tmp_path, MediaQuota(2**20, 2))
     app = create_app(preparer, FakeEngine(preparer), MODEL, handles=handles)
     file: Any = {"files": {"file": ("a.png", to_png(draw(1).picture))}}

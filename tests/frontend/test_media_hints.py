@@ -7,13 +7,13 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from keepsight.frontend.media_hints import MediaHints
 
 
-def test_what_the_engine_knows_nothing_of_is_promised_once() -> None:
+def test_media_unknown_to_the_engine_are_promised_once() -> None:
     hints = MediaHints()
     assert hints.promise("1", ["a", "b"]) == ("a", "b")
     assert hints.promise("2", ["b", "c"]) == ("c",)
 
 
-def test_what_the_engine_holds_is_not_promised_until_it_drops_it() -> None:
+def test_held_media_are_not_promised_until_they_are_dropped() -> None:
     hints = MediaHints()
     hints.note_held(["a"])
     assert hints.promise("1", ["a"]) == ()
@@ -21,14 +21,14 @@ def test_what_the_engine_holds_is_not_promised_until_it_drops_it() -> None:
     assert hints.promise("1", ["a"]) == ("a",)
 
 
-def test_a_request_that_ended_promises_nothing_any_more() -> None:
+def test_an_ended_request_s_promises_are_withdrawn() -> None:
     hints = MediaHints()
     hints.promise("1", ["a"])
     hints.forget("1")
     assert hints.promise("2", ["a"]) == ("a",)
 
 
-def test_what_was_promised_and_came_makes_room_for_other_promises() -> None:
+def test_a_fulfilled_promise_makes_room_for_others() -> None:
     hints = MediaHints(max_promises=2)
     assert hints.promise("1", ["a", "b", "c"]) == ()
     assert hints.promise("1", ["a", "b"]) == ("a", "b")
@@ -37,7 +37,7 @@ def test_what_was_promised_and_came_makes_room_for_other_promises() -> None:
     assert hints.promise("2", ["c"]) == ("c",)
 
 
-def test_of_more_than_may_be_known_the_longest_known_is_forgotten() -> None:
+def test_beyond_the_limit_the_oldest_held_hash_is_forgotten() -> None:
     hints = MediaHints(max_held=2)
     hints.note_held(["a", "b", "c"])
     assert [hints.is_held(each) for each in "abc"] == [False, True, True]
@@ -83,7 +83,7 @@ TestAnyHistory = AnyHistory.TestCase
 TestAnyHistory.settings = settings(max_examples=40, stateful_step_count=30)
 
 
-def test_what_is_held_can_be_asked_and_what_is_promised_is_not_held() -> None:
+def test_promised_media_do_not_count_as_held() -> None:
     hints = MediaHints()
     hints.promise("r", ["a"])
     hints.note_held(["b"])

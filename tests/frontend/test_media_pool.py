@@ -184,7 +184,7 @@ def ask(pool: MediaPool, studio: Studio) -> Ask:
     return lambda request_id, *media_hashes: Asker(pool, studio, request_id).ask(*media_hashes)
 
 
-def test_what_is_asked_for_by_many_at_once_is_made_once_and_given_to_each(ask: Ask, studio: Studio) -> None:
+def test_pixels_requested_by_many_at_once_are_made_once_for_all(ask: Ask, studio: Studio) -> None:
     first = ask("first", "a", "b")
     studio.await_begun()
     others = [ask(str(number), "b", "a") for number in range(20)]
@@ -194,7 +194,7 @@ def test_what_is_asked_for_by_many_at_once_is_made_once_and_given_to_each(ask: A
     assert studio.made == [("a",), ("b",)]
 
 
-def test_without_a_cache_what_was_delivered_is_made_anew_for_those_who_come_later(ask: Ask, studio: Studio) -> None:
+def test_without_a_cache_delivered_pixels_are_made_again_for_later_requests(ask: Ask, studio: Studio) -> None:
     studio.door.set()
     for number in range(3):
         assert ask(str(number), "a").await_heard(1) == ["a"]
@@ -207,7 +207,7 @@ def test_a_picture_and_its_crops_are_made_together_and_several_pictures_apart(as
     assert studio.made == [("a", "a/1", "a/2"), ("b",)]
 
 
-def test_what_four_frontends_with_one_store_want_at_once_is_made_by_one_of_them(studio: Studio) -> None:
+def test_pixels_wanted_by_four_frontends_with_one_store_are_made_by_one(studio: Studio) -> None:
     name = f"{7:064x}"
     with RunDirectory.create() as directory, ExitStack() as closing:
         pools = [MediaPool(1, StoreCache(SharedStore(directory.path, 1 << 20))) for _ in range(4)]
@@ -233,7 +233,7 @@ with shared_store.SharedStore(folder, 1 << 20).making(sys.argv[2:]):
 """
 
 
-def test_a_frontend_that_was_stopped_while_it_made_pictures_holds_up_no_other_nor_its_end(
+def test_a_frontend_stopped_while_making_pictures_delays_no_other(
     studio: Studio, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shared_store, "_PATIENCE_SECONDS", 0.02)
@@ -247,7 +247,7 @@ def test_a_frontend_that_was_stopped_while_it_made_pictures_holds_up_no_other_no
         pool.close()
 
 
-def test_parts_of_a_picture_that_push_one_another_out_of_a_small_store_are_sent_themselves(studio: Studio) -> None:
+def test_parts_that_evict_one_another_from_a_small_store_are_sent_as_pixels(studio: Studio) -> None:
     parts = [f"{number:064x}" for number in range(3)]
     delivered: dict[str, Any] = {}
     prepared: Any = FakePrepared("one", studio)
@@ -261,7 +261,7 @@ def test_parts_of_a_picture_that_push_one_another_out_of_a_small_store_are_sent_
     assert studio.made == [tuple(parts)]
 
 
-def test_only_what_is_not_yet_in_the_making_is_begun(ask: Ask, studio: Studio) -> None:
+def test_only_pixels_not_yet_being_made_are_begun(ask: Ask, studio: Studio) -> None:
     first, second = ask("first", "a", "a/1"), ask("second", "a/1", "a/2")
     studio.door.set()
     assert first.await_heard(2) == ["a", "a/1"]
@@ -269,9 +269,7 @@ def test_only_what_is_not_yet_in_the_making_is_begun(ask: Ask, studio: Studio) -
     assert studio.made == [("a", "a/1"), ("a/2",)]
 
 
-def test_who_joins_a_making_is_told_that_the_pixels_were_found_and_its_maker_that_they_were_not(
-    ask: Ask, studio: Studio
-) -> None:
+def test_a_request_that_joins_a_job_counts_a_hit_and_its_starter_a_miss(ask: Ask, studio: Studio) -> None:
     first, second = ask("first", "a", "a/1"), ask("second", "a/1", "a/2")
     studio.door.set()
     first.await_heard(2)
@@ -280,7 +278,7 @@ def test_who_joins_a_making_is_told_that_the_pixels_were_found_and_its_maker_tha
     assert second.answered_by("a/1", "a/2") == ["processor", "nobody"]
 
 
-def test_a_failure_reaches_everyone_who_waits_once_and_in_their_own_words(ask: Ask, studio: Studio) -> None:
+def test_a_failure_reaches_each_waiting_request_once_with_its_own_error(ask: Ask, studio: Studio) -> None:
     studio.error = ValueError("damaged")
     first = ask("first", "a", "a/1", "b")
     studio.await_begun()
@@ -301,7 +299,7 @@ def test_a_failure_is_not_remembered(ask: Ask, studio: Studio) -> None:
     assert ask("second", "a").await_heard(1) == ["a"]
 
 
-def test_what_nobody_waits_for_any_more_is_not_begun(ask: Ask, studio: Studio) -> None:
+def test_pixels_that_no_request_waits_for_any_more_are_not_begun(ask: Ask, studio: Studio) -> None:
     running, leaving, staying = ask("running", "a"), ask("leaving", "b", "c", "c/1"), ask("staying", "c", "d")
     studio.await_begun()
     leaving.forget()
@@ -312,7 +310,7 @@ def test_what_nobody_waits_for_any_more_is_not_begun(ask: Ask, studio: Studio) -
     assert leaving.heard == []
 
 
-def test_others_are_served_when_the_request_that_began_it_leaves(ask: Ask, studio: Studio) -> None:
+def test_others_are_served_when_the_request_that_began_the_job_leaves(ask: Ask, studio: Studio) -> None:
     first = ask("first", "a", "b")
     studio.await_begun()
     second = ask("second", "a", "b")
@@ -325,7 +323,7 @@ def test_others_are_served_when_the_request_that_began_it_leaves(ask: Ask, studi
     assert studio.made == [("a",), ("b",)]
 
 
-def test_who_comes_back_while_it_is_being_made_is_served_once(ask: Ask, studio: Studio) -> None:
+def test_a_request_that_returns_while_its_pixels_are_made_is_served_once(ask: Ask, studio: Studio) -> None:
     first = ask("first", "a")
     studio.await_begun()
     first.forget()
@@ -338,7 +336,7 @@ def test_who_comes_back_while_it_is_being_made_is_served_once(ask: Ask, studio: 
     assert studio.made == [("a",), ("b",)]
 
 
-def test_what_was_cancelled_can_be_asked_for_again(ask: Ask, studio: Studio) -> None:
+def test_cancelled_pixels_can_be_requested_again(ask: Ask, studio: Studio) -> None:
     ask("running", "a")
     studio.await_begun()
     ask("leaving", "b").forget()
@@ -348,7 +346,7 @@ def test_what_was_cancelled_can_be_asked_for_again(ask: Ask, studio: Studio) -> 
     assert studio.made == [("a",), ("b",)]
 
 
-def test_who_leaves_looks_at_no_picture_that_others_wait_for(pool: MediaPool, studio: Studio, ask: Ask) -> None:
+def test_leaving_does_not_look_at_pictures_of_other_requests(pool: MediaPool, studio: Studio, ask: Ask) -> None:
     looked_at: list[str] = []
 
     class Noted(str):
@@ -368,7 +366,7 @@ def test_who_leaves_looks_at_no_picture_that_others_wait_for(pool: MediaPool, st
     pool.check_invariants()
 
 
-def test_a_request_that_was_cancelled_is_let_go(pool: MediaPool, studio: Studio, ask: Ask) -> None:
+def test_a_cancelled_request_is_released(pool: MediaPool, studio: Studio, ask: Ask) -> None:
     ask("running", "a")
     studio.await_begun()
     leaving = ask("leaving", "b")
@@ -415,7 +413,7 @@ def test_without_a_cache_pixels_that_were_delivered_are_not_kept(pool: MediaPool
     assert pixels[0]() is None
 
 
-def test_one_who_cannot_be_told_does_not_keep_the_others_from_it(
+def test_a_failed_delivery_does_not_affect_the_others(
     pool: MediaPool, studio: Studio, ask: Ask, caplog: pytest.LogCaptureFixture
 ) -> None:
     prepared: Any = FakePrepared("broken", studio)
@@ -427,7 +425,7 @@ def test_one_who_cannot_be_told_does_not_keep_the_others_from_it(
     assert "could not be delivered" in caplog.text
 
 
-def test_after_closing_nobody_hears_of_anything_and_nothing_is_begun(studio: Studio) -> None:
+def test_after_closing_nothing_is_delivered_or_begun(studio: Studio) -> None:
     with open_pool(studio, num_workers=1) as pool:
         asker = Asker(pool, studio, "first").ask("a", "b")
         studio.await_begun()
@@ -443,7 +441,7 @@ def test_after_closing_nobody_hears_of_anything_and_nothing_is_begun(studio: Stu
 
 
 @pytest.mark.parametrize("num_kept", [0, 2, 100])
-def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Studio, num_kept: int) -> None:
+def test_many_threads_that_ask_and_leave_get_what_they_wait_for(studio: Studio, num_kept: int) -> None:
     studio.door.set()
     names = [f"{picture}{part}" for picture in "abc" for part in ("", "/1")]
     with open_pool(studio, num_workers=4, max_cache_bytes=num_kept * BYTES) as pool:
@@ -477,7 +475,7 @@ def test_many_threads_that_ask_and_leave_all_get_what_they_stay_for(studio: Stud
 # The cache ----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_held_is_given_without_being_made_again(studio: Studio) -> None:
+def test_held_pixels_are_delivered_without_being_made_again(studio: Studio) -> None:
     studio.door.set()
     with open_pool(studio, max_cache_bytes=2 * BYTES) as pool:
         for number in range(3):
@@ -486,7 +484,7 @@ def test_what_is_held_is_given_without_being_made_again(studio: Studio) -> None:
         assert counted(pool, DECODED, PREPROCESSED) == [1, 2]
 
 
-def test_what_is_held_is_given_while_every_worker_is_busy(studio: Studio) -> None:
+def test_held_pixels_are_delivered_while_every_worker_is_busy(studio: Studio) -> None:
     with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
         studio.door.set()
         Asker(pool, studio, "first").ask("a").await_heard(1)
@@ -498,7 +496,7 @@ def test_what_is_held_is_given_while_every_worker_is_busy(studio: Studio) -> Non
         assert studio.made == [("a",), ("b",), ("c",)]
 
 
-def test_none_of_a_request_is_evicted_by_its_siblings(studio: Studio) -> None:
+def test_a_request_s_pixels_do_not_evict_one_another(studio: Studio) -> None:
     studio.door.set()
     with open_pool(studio, max_cache_bytes=2 * BYTES) as pool:
         Asker(pool, studio, "first").ask("a").await_heard(1)
@@ -510,7 +508,7 @@ def test_none_of_a_request_is_evicted_by_its_siblings(studio: Studio) -> None:
         assert studio.made == [("a",), ("x",), ("b",)]
 
 
-def test_no_more_is_held_than_there_is_room_for_and_the_oldest_goes(studio: Studio) -> None:
+def test_the_cache_stays_within_its_size_and_evicts_the_oldest(studio: Studio) -> None:
     studio.door.set()
     with open_pool(studio, max_cache_bytes=2 * BYTES + 1) as pool:
         for number, name in enumerate("abcbca"):
@@ -518,7 +516,7 @@ def test_no_more_is_held_than_there_is_room_for_and_the_oldest_goes(studio: Stud
         assert studio.made == [("a",), ("b",), ("c",), ("a",)]
 
 
-def test_what_is_larger_than_the_cache_is_given_and_not_kept(studio: Studio) -> None:
+def test_pixels_larger_than_the_cache_are_delivered_and_not_kept(studio: Studio) -> None:
     studio.door.set()
     with open_pool(studio, max_cache_bytes=BYTES - 1) as pool:
         for number in range(2):
@@ -526,7 +524,7 @@ def test_what_is_larger_than_the_cache_is_given_and_not_kept(studio: Studio) -> 
         assert studio.made == [("a",)] * 2
 
 
-def test_a_failure_is_never_kept(studio: Studio) -> None:
+def test_a_failure_is_never_cached(studio: Studio) -> None:
     studio.door.set()
     studio.error = ValueError("damaged")
     with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
@@ -536,7 +534,7 @@ def test_a_failure_is_never_kept(studio: Studio) -> None:
         assert Asker(pool, studio, "second").ask("a").await_heard(1) == ["a"]
 
 
-def test_what_is_made_for_nobody_any_more_is_kept_for_the_next(studio: Studio) -> None:
+def test_pixels_whose_request_left_are_kept_for_the_next(studio: Studio) -> None:
     with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
         leaving = Asker(pool, studio, "leaving").ask("a")
         studio.await_begun()
@@ -547,7 +545,7 @@ def test_what_is_made_for_nobody_any_more_is_kept_for_the_next(studio: Studio) -
         assert studio.made == [("a",), ("b",)]
 
 
-def test_after_a_reset_it_is_made_anew(studio: Studio) -> None:
+def test_after_a_reset_pixels_are_made_again(studio: Studio) -> None:
     studio.door.set()
     with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
         Asker(pool, studio, "first").ask("a").await_heard(1)
@@ -556,7 +554,7 @@ def test_after_a_reset_it_is_made_anew(studio: Studio) -> None:
         assert studio.made == [("a",)] * 2
 
 
-def test_a_view_is_kept_without_what_it_was_cut_from(studio: Studio) -> None:
+def test_a_cached_view_does_not_keep_its_base_array(studio: Studio) -> None:
     large = np.zeros((100, 100, 3), np.uint8)
     delivered: list[Pixels] = []
     with open_pool(studio, max_cache_bytes=BYTES) as pool:
@@ -589,7 +587,7 @@ def test_a_pool_that_is_closed_holds_nothing(studio: Studio) -> None:
     assert kept[0]() is None
 
 
-def test_what_an_engine_found_by_itself_saved_what_making_it_took(studio: Studio) -> None:
+def test_media_that_an_engine_found_itself_count_as_saved_time(studio: Studio) -> None:
     class ByJob(FakePrepared):
         def pixels_of(self, media_hashes: Collection[str], make: MakePixels = run_job) -> dict[str, Pixels]:
             return make(PictureJob(b"", "", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
@@ -609,7 +607,7 @@ def test_what_an_engine_found_by_itself_saved_what_making_it_took(studio: Studio
     pool.close()
 
 
-def test_a_checked_hit_is_made_again_and_served_as_it_was_made(studio: Studio) -> None:
+def test_a_verified_hit_is_made_again_and_served(studio: Studio) -> None:
     studio.door.set()
     with open_pool(studio, max_cache_bytes=9 * BYTES, verify_hits=1) as pool:
         for number in range(3):
@@ -618,7 +616,7 @@ def test_a_checked_hit_is_made_again_and_served_as_it_was_made(studio: Studio) -
         assert counted(pool, VERIFIED, MISMATCHED) == [2, 0]
 
 
-def test_a_hit_that_proves_wrong_is_dropped_and_told_loudly(studio: Studio, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_hit_that_fails_verification_is_dropped_and_logged(studio: Studio, caplog: pytest.LogCaptureFixture) -> None:
     cache, delivered, heard = LocalCache(9 * BYTES), list[Any](), threading.Semaphore(0)
     cache.put("a", np.ones((1, 1, 3), np.uint8))
     studio.door.set()
@@ -640,7 +638,7 @@ def test_a_hit_that_proves_wrong_is_dropped_and_told_loudly(studio: Studio, capl
     assert "OTHER PIXELS under a" in caplog.text
 
 
-def test_who_wants_the_pixels_themselves_gets_no_place_where_they_lie(studio: Studio) -> None:
+def test_a_request_for_the_pixels_themselves_gets_no_reference_to_a_store(studio: Studio) -> None:
     class Places(LocalCache):
         def put(self, media_hash: str, pixels: Pixels) -> Any:
             super().put(media_hash, pixels)
@@ -673,7 +671,7 @@ def test_who_wants_the_pixels_themselves_gets_no_place_where_they_lie(studio: St
 # Pictures sent by uuid only, and what is learned from pixels ------------------------------------------------------
 
 
-def test_who_sent_no_picture_is_refused_at_once_and_nobody_with_it(studio: Studio) -> None:
+def test_an_unknown_uuid_is_refused_at_once_and_affects_no_other_request(studio: Studio) -> None:
     with open_pool(studio) as pool:
         Asker(pool, studio, "busy").ask("z")
         studio.await_begun()
@@ -687,7 +685,7 @@ def test_who_sent_no_picture_is_refused_at_once_and_nobody_with_it(studio: Studi
         assert len(without.heard) == 1
 
 
-def test_who_sent_no_picture_shares_what_is_held_or_being_made_of_another_s(studio: Studio) -> None:
+def test_a_uuid_alone_shares_pixels_held_or_being_made_for_another_request(studio: Studio) -> None:
     with open_pool(studio, max_cache_bytes=9 * BYTES, verify_hits=1) as pool:
         having = Asker(pool, studio, "having").ask("a")
         studio.await_begun()
@@ -699,7 +697,7 @@ def test_who_sent_no_picture_shares_what_is_held_or_being_made_of_another_s(stud
         assert studio.made == [("a",)]
 
 
-def test_what_was_made_is_learned_before_anyone_has_it_and_what_was_held_is_not(studio: Studio) -> None:
+def test_made_pixels_are_learned_before_delivery_and_held_ones_are_not(studio: Studio) -> None:
     studio.door.set()
     with open_pool(studio, max_cache_bytes=9 * BYTES) as pool:
         first, second = Asker(pool, studio, "first"), Asker(pool, studio, "second")
@@ -718,7 +716,7 @@ def test_what_was_made_is_learned_before_anyone_has_it_and_what_was_held_is_not(
         assert second.prepared.learned == []
 
 
-def test_what_is_looked_for_found_and_driven_out_is_counted(studio: Studio) -> None:
+def test_queries_hits_and_evictions_are_counted(studio: Studio) -> None:
     studio.door.set()
     counters = Counters()
     pool = MediaPool(1, LocalCache(2 * BYTES), counters=counters)
@@ -732,7 +730,7 @@ def test_what_is_looked_for_found_and_driven_out_is_counted(studio: Studio) -> N
     assert counted(pool, PROCESSOR.entries, PROCESSOR.num_bytes) == [2, 2 * BYTES]
 
 
-def test_where_nobody_keeps_pixels_none_are_looked_for(studio: Studio) -> None:
+def test_without_a_cache_no_queries_are_counted(studio: Studio) -> None:
     studio.door.set()
     counters = Counters()
     pool = MediaPool(1, open_pixel_cache("none", Config()), counters=counters)
@@ -743,7 +741,7 @@ def test_where_nobody_keeps_pixels_none_are_looked_for(studio: Studio) -> None:
     assert counted(pool, PROCESSOR.queries, PROCESSOR.budget_bytes, DECODED) == [0, 0, 1]
 
 
-def test_films_are_counted_as_what_they_are(studio: Studio) -> None:
+def test_films_are_counted_as_videos(studio: Studio) -> None:
     studio.door.set()
     pool = MediaPool(1, LocalCache(9 * BYTES))
     try:
@@ -769,7 +767,7 @@ class MadeByJob(MadeUpRequest):
         return make(PictureJob(self.source, "picture", dict.fromkeys(media_hashes), ImageProcessorConfig())).pixels
 
 
-def test_embeddings_in_place_of_a_picture_are_not_told_or_counted_as_decoded_or_resized() -> None:
+def test_embeddings_are_not_counted_as_decoded_or_resized() -> None:
     asked, arrived = MadeByJob(make_request("r", "a"), Embeds(np.zeros((6, 8), np.float32))), threading.Event()
     pool = MediaPool(1)
     pool.make(cast(PreparedRequest, asked), ["a"], lambda *_: arrived.set(), break_down)
@@ -782,7 +780,7 @@ def test_embeddings_in_place_of_a_picture_are_not_told_or_counted_as_decoded_or_
 
 
 @pytest.mark.parametrize("told", [(0.0, 0.0), (-1.0, 0.0), (1e9, 0.0), (0.0, float("nan"))])
-def test_what_a_worker_says_of_its_times_is_believed_only_within_what_passed(told: tuple[float, float]) -> None:
+def test_times_reported_by_a_worker_are_clamped_to_the_elapsed_time(told: tuple[float, float]) -> None:
     def make(job: MakingJob) -> Made:
         return Made({media_hash: pixels_like(media_hash) for media_hash in job.parts}, told)
 

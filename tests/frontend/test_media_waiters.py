@@ -9,7 +9,7 @@ from tests.scheduling.long_run import thorough
 HASHES, REQUESTS = st.sampled_from("abcd"), st.sampled_from(["1", "2", "3"])
 
 
-def test_a_hash_is_known_until_it_is_taken_though_all_who_waited_have_left() -> None:
+def test_a_hash_is_known_until_taken_even_if_all_waiting_requests_left() -> None:
     waiters = MediaWaiters[str]()
     waiters.add("a", "1", "first")
     assert waiters.leave("1") == ["a"]

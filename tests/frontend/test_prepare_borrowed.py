@@ -157,7 +157,7 @@ class CountedLayouts:
         return lay_out_borrowed(processor, geometry, field)
 
 
-def test_a_size_is_laid_out_once_and_known_pictures_are_recognized_with_it(
+def test_a_size_is_laid_out_once_and_known_pictures_use_that_layout(
     llava: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layouts = CountedLayouts()
@@ -173,7 +173,7 @@ def test_a_size_is_laid_out_once_and_known_pictures_are_recognized_with_it(
     assert layouts.asked[asked_at_first:] == [Geometry(60, 41)]
 
 
-def test_a_picture_is_asked_about_by_its_uuid_alone(preparer: RequestPreparer) -> None:
+def test_a_picture_can_be_sent_by_its_uuid_alone(preparer: RequestPreparer) -> None:
     part = by_url(noise(60, 40)) | {"uuid": "mine"}
     [sent] = preparer.prepare_chat(ask(part, "What?"), PARAMS).engine_request.media
     named = {"type": "image_url", "image_url": None, "uuid": "mine"}
@@ -182,9 +182,7 @@ def test_a_picture_is_asked_about_by_its_uuid_alone(preparer: RequestPreparer) -
         preparer.prepare_chat(ask(named | {"uuid": "other"}, "What?"), PARAMS)
 
 
-def test_the_name_of_a_picture_covers_how_its_checkpoint_prepares_it_but_not_where_that_lies(
-    llava: Path, tmp_path: Path
-) -> None:
+def test_the_hash_of_a_picture_covers_its_processor_but_not_the_checkpoint_s_path(llava: Path, tmp_path: Path) -> None:
     def name_in(directory: Path) -> str:
         preparer = RequestPreparer.from_config(Config(model=directory))
         [item] = preparer.prepare_chat(ask(by_url(noise(60, 40)), "What?"), PARAMS).engine_request.media
@@ -212,7 +210,7 @@ def test_a_picture_is_one_item_with_its_markers(tmp_path: Path) -> None:
     ("family", "text"),
     [(PIXTRAL, "[IMG_BREAK]"), (INTERNVL, "<img>"), (IDEFICS3, "<row_1_col_2>"), (IDEFICS3, "<global-img>")],
 )
-def test_a_text_must_not_hold_what_stands_for_a_picture_or_in_one(tmp_path: Path, family: Family, text: str) -> None:
+def test_a_text_must_not_contain_a_picture_s_marker_or_tokens(tmp_path: Path, family: Family, text: str) -> None:
     write_borrowed_checkpoint(tmp_path / "a", family)
     preparer = RequestPreparer.from_config(Config(model=tmp_path / "a"))
     with pytest.raises(ReservedTokenError, match=re.escape(f"must not contain {text}")):
@@ -233,7 +231,7 @@ EMBEDS = {"type": "image_embeds", "image_embeds": np.zeros((4, 64), np.float32)}
         (EMBEDS, PictureEmbedsError, "are not supported by this model"),
     ],
 )
-def test_what_a_borrowed_model_is_not_shown_is_refused_by_name(
+def test_media_that_a_borrowed_model_does_not_take_are_refused_by_name(
     preparer: RequestPreparer, part: dict[str, Any], error: type[InvalidArgumentError], message: str
 ) -> None:
     with pytest.raises(error, match=message) as caught:
@@ -252,7 +250,7 @@ def test_no_option_of_a_borrowed_processor_can_be_changed(
         RequestPreparer.from_config(Config(model=llava, mm_processor_kwargs=option))
 
 
-def test_a_picture_that_the_processor_does_not_take_is_refused_where_it_stands(tmp_path: Path) -> None:
+def test_a_picture_that_the_processor_rejects_is_refused_by_its_path(tmp_path: Path) -> None:
     write_borrowed_checkpoint(tmp_path / "a", PIXTRAL)
     preparer = RequestPreparer.from_config(Config(model=tmp_path / "a"))
     with pytest.raises(UnsupportedPictureError, match="takes no picture of 1 x 190 pixels") as caught:
@@ -260,7 +258,7 @@ def test_a_picture_that_the_processor_does_not_take_is_refused_where_it_stands(t
     assert caught.value.field == "messages[0].content[1].image_url.url"
 
 
-def test_of_pictures_that_do_not_fit_no_more_are_laid_out_than_show_it(llava: Path) -> None:
+def test_pictures_that_do_not_fit_are_refused_without_laying_out_the_rest(llava: Path) -> None:
     layouts = CountedLayouts()
     preparer = RequestPreparer.from_config(Config(model=llava, max_model_len=40), readers=Readers(borrowed=layouts))
     asked_at_first = len(layouts.asked)
@@ -269,7 +267,7 @@ def test_of_pictures_that_do_not_fit_no_more_are_laid_out_than_show_it(llava: Pa
     assert layouts.asked[asked_at_first:] == [Geometry(60, height) for height in range(50, 53)]
 
 
-def test_where_nothing_tells_how_wide_embeddings_are_no_prompt_is_taken_as_such(tmp_path: Path) -> None:
+def test_without_a_known_hidden_size_embedded_prompts_are_refused(tmp_path: Path) -> None:
     text = {name: value for name, value in NUMBERS.items() if name not in ("hidden_size", "num_attention_heads")}
     write_borrowed_checkpoint(tmp_path / "a", LLAVA, config={"text_config": text})
     preparer = RequestPreparer.from_config(Config(model=tmp_path / "a", enable_prompt_embeds=True))
@@ -284,22 +282,20 @@ def test_where_nothing_tells_how_wide_embeddings_are_no_prompt_is_taken_as_such(
         (300, "is not a plain special token"),
     ],
 )
-def test_a_checkpoint_that_does_not_say_what_stands_for_a_picture_is_refused(
-    tmp_path: Path, token_id: int | None, message: str
-) -> None:
+def test_a_checkpoint_without_a_picture_token_is_refused(tmp_path: Path, token_id: int | None, message: str) -> None:
     write_borrowed_checkpoint(tmp_path / "a", LLAVA, config={"image_token_id": token_id})
     with pytest.raises(CheckpointConfigError, match=message):
         RequestPreparer.from_config(Config(model=tmp_path / "a"))
 
 
-def test_a_token_that_the_processor_does_not_write_stands_for_no_picture(llava: Path) -> None:
+def test_a_picture_token_that_the_processor_does_not_write_is_refused(llava: Path) -> None:
     ids = write_borrowed_checkpoint(llava, LLAVA)
     write_borrowed_checkpoint(llava, LLAVA, config={"image_token_id": ids["<s>"]})
     with pytest.raises(CheckpointConfigError, match="image_token_id: <s> is not what the processor writes for a pic"):
         RequestPreparer.from_config(Config(model=llava))
 
 
-def test_a_processor_that_writes_tokens_of_its_own_making_is_refused(tmp_path: Path) -> None:
+def test_a_processor_that_adds_tokens_of_its_own_is_refused(tmp_path: Path) -> None:
     """transformers' class adds tokens that its tokenizer lacks; the model has no such tokens."""
     special = [each for each in IDEFICS3.special if each != "<fake_token_around_image>"]
     ids = write_borrowed_checkpoint(tmp_path / "a", IDEFICS3._replace(special=special))
@@ -308,7 +304,7 @@ def test_a_processor_that_writes_tokens_of_its_own_making_is_refused(tmp_path: P
         RequestPreparer.from_config(Config(model=tmp_path / "a"))
 
 
-def test_a_text_only_model_of_another_family_is_asked_in_its_own_template(tmp_path: Path) -> None:
+def test_a_text_only_model_of_another_family_uses_its_own_template(tmp_path: Path) -> None:
     from transformers import AutoTokenizer
 
     write_tokenizer(tmp_path, ["<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>"], {"bos_token": "<s>"})

@@ -111,7 +111,7 @@ def test_a_chat_begins_with_one_bos_and_so_does_a_plain_prompt(preparer: Request
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
-def test_a_list_of_more_tokens_than_there_are_is_refused_by_its_name(preparer: RequestPreparer, name: str) -> None:
+def test_a_list_of_more_tokens_than_the_vocabulary_has_is_refused_by_name(preparer: RequestPreparer, name: str) -> None:
     tokens = [5] * VOCAB_SIZE
     fitting: dict[str, Any] = {name: tokens}
     assert preparer.prepare_text("Hello", {}, SamplingParams(**fitting))
@@ -121,13 +121,13 @@ def test_a_list_of_more_tokens_than_there_are_is_refused_by_its_name(preparer: R
 
 
 @pytest.mark.parametrize("name", ["allowed_token_ids", "stop_token_ids"])
-def test_a_token_that_this_model_has_not_is_refused_by_its_place(preparer: RequestPreparer, name: str) -> None:
+def test_a_token_outside_the_vocabulary_is_refused_by_its_index(preparer: RequestPreparer, name: str) -> None:
     anothers: dict[str, Any] = {name: [5, 151_645]}
     with pytest.raises(InvalidArgumentError, match=rf"^{name}\[1\]: 151645 is not one of this model's"):
         preparer.prepare_text("Hello", {}, SamplingParams(**anothers))
 
 
-def test_what_the_model_can_say_and_no_text_spells_can_be_asked_for_and_sent_back(preparer: RequestPreparer) -> None:
+def test_ids_of_the_model_without_a_token_can_be_sent(preparer: RequestPreparer) -> None:
     last = VOCAB_SIZE - 1
     assert preparer.tokenizer.token(last) is None
     params = SamplingParams(logit_bias={last: 1.0}, allowed_token_ids=[last], stop_token_ids=[last])
@@ -136,21 +136,21 @@ def test_what_the_model_can_say_and_no_text_spells_can_be_asked_for_and_sent_bac
         preparer.prepare_tokens([2, VOCAB_SIZE], PARAMS)
 
 
-def test_tokens_behind_a_hole_in_the_vocabulary_are_like_any_other(tmp_path: Path) -> None:
+def test_tokens_after_a_hole_in_the_vocabulary_are_like_any_other(tmp_path: Path) -> None:
     build_checkpoint_with_hole(tmp_path)
     preparer = RequestPreparer.from_config(Config(model=str(tmp_path)))
     request = preparer.prepare_chat(ask(by_url(draw(1).picture), "What?"), PARAMS).engine_request
     assert max(request.token_ids) >= preparer.tokenizer.num_tokens
 
 
-def test_bad_words_are_banned_as_they_are_written_first_and_behind_a_space(preparer: RequestPreparer) -> None:
+def test_bad_words_are_banned_both_at_a_start_and_after_a_space(preparer: RequestPreparer) -> None:
     params = SamplingParams(bad_words=["red", " ", " dark blue"])
     request = preparer.prepare_text("a", {}, params).engine_request
     spelled = ["red", " red", " ", "dark blue", " dark blue"]
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in spelled}
 
 
-def test_bad_words_are_spelled_by_tokens_that_hold_their_space(
+def test_bad_words_may_be_spelled_by_tokens_that_include_the_space(
     preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
@@ -168,7 +168,7 @@ def test_banned_white_space_does_not_ban_the_space(preparer: RequestPreparer) ->
     assert set(request.banned_runs) == {preparer.tokenizer.encode(each) for each in ("\n", " \n\n", "\tred", "  ")}
 
 
-def test_what_is_predicted_is_sent_as_the_tokens_that_the_model_can_say(
+def test_a_prediction_is_sent_as_tokens_that_the_model_can_generate(
     preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = SamplingParams(prediction="a red circle", max_tokens=5)
@@ -182,7 +182,7 @@ def test_what_is_predicted_is_sent_as_the_tokens_that_the_model_can_say(
         assert not preparer.prepare_text("a", {}, SamplingParams(prediction=nothing)).engine_request.predicted
 
 
-def test_of_a_prediction_as_much_is_sent_as_an_answer_may_have() -> None:
+def test_a_prediction_is_cut_to_the_length_of_the_answer() -> None:
     preparer = RequestPreparer.from_config(Config(max_model_len=50))
     request = preparer.prepare_text("a", {}, SamplingParams(prediction="a red circle " * 30)).engine_request
     assert len(request.predicted) == 50
@@ -208,7 +208,7 @@ def test_a_prompt_that_is_too_long_is_refused_before_any_content_is_hashed(monke
     assert len(hashed) == 1
 
 
-def test_crops_that_do_not_fit_are_refused_before_any_is_planned_or_written_out(
+def test_crops_that_do_not_fit_are_refused_before_any_is_planned(
     preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     laid_out: list[object] = []
@@ -228,7 +228,7 @@ def test_a_prompt_may_be_one_token_shorter_than_the_context_and_no_longer(prepar
         preparer.prepare_tokens([30] * length, PARAMS)
 
 
-def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(
+def test_only_the_beginning_of_a_far_too_long_text_is_encoded(
     preparer: RequestPreparer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     encode, lengths = preparer.tokenizer.encode, list[int]()
@@ -244,7 +244,7 @@ def test_of_a_text_that_is_far_too_long_only_the_beginning_is_encoded(
     assert sum(lengths) < 100_000
 
 
-def test_one_picture_that_cannot_be_read_spares_the_others_their_decoding(
+def test_an_unreadable_picture_is_refused_before_the_others_are_decoded(
     preparer: RequestPreparer, decoded: list[str]
 ) -> None:
     broken = {"type": "image_url", "image_url": {"url": to_data_url(b"no picture")}}
@@ -262,7 +262,7 @@ def test_markers_that_do_not_match_the_pictures_are_refused_before_anything_is_d
     assert not decoded
 
 
-def test_a_picture_cut_behind_its_header_is_refused_when_its_pixels_are_made(preparer: RequestPreparer) -> None:
+def test_a_picture_truncated_after_its_header_is_refused_when_decoded(preparer: RequestPreparer) -> None:
     png = to_png(draw(7).picture)
     prepared = preparer.prepare_text("<start_of_image>", {"image": [png[: len(png) // 2]]}, PARAMS)
     with pytest.raises(UnreadablePictureError, match="damaged or truncated") as caught:
@@ -278,7 +278,7 @@ def test_a_file_that_pillow_opened_and_cannot_load_is_refused_by_its_field(prepa
     assert caught.value.field == "multi_modal_data.image[0]"
 
 
-def test_an_image_that_was_closed_is_refused_with_what_to_do(preparer: RequestPreparer, tmp_path: Path) -> None:
+def test_a_closed_image_is_refused_with_advice(preparer: RequestPreparer, tmp_path: Path) -> None:
     draw(7).picture.save(tmp_path / "a.png")
     with Image.open(tmp_path / "a.png") as left, Image.open(tmp_path / "a.png") as loaded:
         loaded.load()
@@ -293,7 +293,7 @@ def test_an_image_that_was_closed_is_refused_with_what_to_do(preparer: RequestPr
 # Pixels on request --------------------------------------------------------------------------------------------
 
 
-def test_nothing_is_decoded_but_what_is_asked_for(preparer: RequestPreparer, decoded: list[str]) -> None:
+def test_only_requested_pictures_are_decoded(preparer: RequestPreparer, decoded: list[str]) -> None:
     pictures = [draw(seed).picture for seed in range(3)]
     prepared = preparer.prepare_chat(ask(*map(by_url, pictures), "What?"), PARAMS)
     assert not decoded
@@ -316,7 +316,7 @@ def test_a_picture_and_its_crops_are_decoded_once(preparer: RequestPreparer, dec
     assert not np.array_equal(pixels[left], pixels[right])
 
 
-def test_a_crop_s_pixels_keep_no_others_in_memory(preparer: RequestPreparer) -> None:
+def test_a_crop_s_pixels_do_not_keep_the_whole_picture_in_memory(preparer: RequestPreparer) -> None:
     """A crop of exactly the model's size is not resized, so it could be a view of the whole picture."""
     options = CROPPED | {"pan_and_scan_min_crop_size": 50}
     photo = encode(Image.linear_gradient("L").resize((112, 224)).convert("RGB"), "JPEG")
@@ -329,7 +329,7 @@ def test_a_crop_s_pixels_keep_no_others_in_memory(preparer: RequestPreparer) -> 
         assert pixels.nbytes <= 112 * 112 * 4
 
 
-def test_an_error_of_the_same_picture_elsewhere_is_told_under_the_own_field(preparer: RequestPreparer) -> None:
+def test_an_error_of_a_shared_picture_names_the_request_s_own_field(preparer: RequestPreparer) -> None:
     prepared = preparer.prepare_chat(ask(by_url(draw(1).picture), by_url(draw(2).picture)), PARAMS)
     error = prepared.as_own(UnreadablePictureError("messages[7]", "is damaged"), hashes_of(prepared)[1])
     assert type(error) is UnreadablePictureError
@@ -339,7 +339,7 @@ def test_an_error_of_the_same_picture_elsewhere_is_told_under_the_own_field(prep
 @pytest.mark.parametrize(
     ("error", "told"), [(MemoryError(), RuntimeError), (MediaWorkersLostError("none comes"), MediaWorkersLostError)]
 )
-def test_no_two_who_wait_are_given_the_same_error(
+def test_each_waiting_request_gets_its_own_error_object(
     preparer: RequestPreparer, error: Exception, told: type[Exception]
 ) -> None:
     prepared = preparer.prepare_chat(ask(by_url(draw(1).picture)), PARAMS)
@@ -353,7 +353,7 @@ def test_no_two_who_wait_are_given_the_same_error(
 # Names of media -----------------------------------------------------------------------------------------------
 
 
-def test_a_picture_has_one_name_wherever_and_however_often_it_is_sent(preparer: RequestPreparer) -> None:
+def test_a_picture_has_one_hash_wherever_and_however_often_it_is_sent(preparer: RequestPreparer) -> None:
     picture, other = by_url(draw(1).picture), by_url(draw(2).picture)
     first = hashes_of(preparer.prepare_chat(ask("What?", picture), PARAMS))
     second = hashes_of(preparer.prepare_chat(ask(other, picture, "And?", picture), SamplingParams(n=3)))
@@ -361,7 +361,7 @@ def test_a_picture_has_one_name_wherever_and_however_often_it_is_sent(preparer: 
     assert second[0] != second[1]
 
 
-def test_the_whole_of_a_cropped_picture_is_the_picture_that_is_not_cropped(preparer: RequestPreparer) -> None:
+def test_a_cropped_picture_s_whole_has_the_hash_of_the_uncropped_picture(preparer: RequestPreparer) -> None:
     messages = ask(by_url(draw(1).picture.resize((640, 300))))
     [alone] = hashes_of(preparer.prepare_chat(messages, PARAMS))
     whole, left, right = hashes_of(preparer.prepare_chat(messages, PARAMS, CROPPED))
@@ -369,7 +369,7 @@ def test_the_whole_of_a_cropped_picture_is_the_picture_that_is_not_cropped(prepa
     assert len({whole, left, right}) == 3
 
 
-def test_an_array_that_is_changed_afterwards_changes_nothing(preparer: RequestPreparer) -> None:
+def test_changing_an_array_afterwards_has_no_effect(preparer: RequestPreparer) -> None:
     array = np.asarray(draw(3).picture).copy()
     for source in (array, torch.from_numpy(array.copy())):
         expected = preparer.prepare_chat(ask(by_object(source), "What?"), PARAMS)
@@ -384,7 +384,7 @@ def test_an_array_that_is_changed_afterwards_changes_nothing(preparer: RequestPr
         assert hashes_of(later) != hashes_of(expected)
 
 
-def test_a_pil_image_that_is_changed_afterwards_changes_nothing(preparer: RequestPreparer) -> None:
+def test_changing_a_pil_image_afterwards_has_no_effect(preparer: RequestPreparer) -> None:
     image = draw(3).picture.copy()
     expected = preparer.prepare_chat(ask(by_object(image.copy()), "What?"), PARAMS)
     prepared = preparer.prepare_chat(ask(by_object(image), "What?"), PARAMS)
@@ -405,7 +405,7 @@ def test_a_picture_has_the_pixels_of_its_array(preparer: RequestPreparer) -> Non
     assert all(np.array_equal(made[0], each) for each in made)
 
 
-def test_the_algorithm_of_the_names_is_the_option_s_else_the_environment_s(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hash_algorithm_is_set_by_option_or_else_by_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     def name_under(option: str | None, variable: str) -> str:
         monkeypatch.setenv("KEEPSIGHT_MM_HASHER_ALGORITHM", variable)
         preparer = RequestPreparer.from_config(Config(mm_hasher_algorithm=option))
@@ -418,7 +418,7 @@ def test_the_algorithm_of_the_names_is_the_option_s_else_the_environment_s(monke
     assert name_under("sha512", "sha256") == names["sha512"]
 
 
-def test_another_salt_backend_or_model_is_another_picture(preparer: RequestPreparer, tmp_path: Path) -> None:
+def test_another_salt_backend_or_model_gives_another_hash(preparer: RequestPreparer, tmp_path: Path) -> None:
     for folder in ("moved", "other"):
         shutil.copytree(checkpoint_path(), tmp_path / folder, ignore=shutil.ignore_patterns("*.safetensors"))
     with (tmp_path / "other" / "config.json").open("a") as configuration:
@@ -465,7 +465,7 @@ def test_a_salt_or_priority_of_the_wrong_kind_or_length_is_refused(
 
 
 @pytest.mark.parametrize("text", ["\ud800", "\ud800" + "a" * 2**17])
-def test_half_a_surrogate_pair_is_told_of_where_it_stands(preparer: RequestPreparer, text: str) -> None:
+def test_an_unpaired_surrogate_is_refused_by_field_name(preparer: RequestPreparer, text: str) -> None:
     ways: dict[str, Callable[[], object]] = {
         "messages": lambda: preparer.prepare_chat(ask(text), PARAMS),
         "prompt": lambda: preparer.prepare_text(text, {}, PARAMS),
@@ -531,7 +531,7 @@ def test_one_request_s_options_do_not_reach_the_next(preparer: RequestPreparer) 
 # Checkpoints --------------------------------------------------------------------------------------------------
 
 
-def test_the_context_is_the_checkpoint_s_or_a_shorter_one(tmp_path: Path) -> None:
+def test_the_context_length_is_the_checkpoint_s_or_shorter(tmp_path: Path) -> None:
     directory = tmp_path / "checkpoint"
     shutil.copytree(checkpoint_path(), directory, ignore=shutil.ignore_patterns("*.safetensors"))
     path = directory / "config.json"
@@ -549,7 +549,7 @@ def test_the_context_is_the_checkpoint_s_or_a_shorter_one(tmp_path: Path) -> Non
         max_model_len(500, 501)
 
 
-def test_a_folder_that_is_none_is_called_so(tmp_path: Path) -> None:
+def test_a_missing_folder_and_a_file_are_reported_as_such(tmp_path: Path) -> None:
     for path, reason in (
         (tmp_path / "nothing", "no such folder"),
         (checkpoint_path() / "config.json", "is a file, not a checkpoint folder"),
@@ -559,7 +559,7 @@ def test_a_folder_that_is_none_is_called_so(tmp_path: Path) -> None:
         assert caught.value.path == path
 
 
-def test_a_folder_that_is_no_checkpoint_is_named_also_where_one_is_in_it(
+def test_a_folder_that_is_no_checkpoint_is_named_even_if_it_is_the_current_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

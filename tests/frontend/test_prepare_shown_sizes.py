@@ -72,7 +72,7 @@ def test_every_picture_has_its_own_number_of_tokens_its_columns_and_pixels_of_it
     assert places == [place for item in request.media for place in range(item.span.start, item.span.end)]
 
 
-def test_a_picture_known_by_its_uuid_alone_is_laid_out_as_it_was(preparer: RequestPreparer) -> None:
+def test_a_picture_sent_by_uuid_alone_has_the_same_layout(preparer: RequestPreparer) -> None:
     part = by_url(picture(640, 300)) | {"uuid": "mine"}
     [sent] = preparer.prepare_chat(ask(part, "What?"), PARAMS).engine_request.media
     for options in ({}, {"max_pixels": 70_000}):
@@ -83,7 +83,7 @@ def test_a_picture_known_by_its_uuid_alone_is_laid_out_as_it_was(preparer: Reque
         assert request.unsent_media == (request.media[0].media_hash,)
 
 
-def test_a_recognized_picture_is_laid_out_as_it_was(preparer: RequestPreparer) -> None:
+def test_a_recognized_picture_has_the_same_layout(preparer: RequestPreparer) -> None:
     conversation = read_messages(ask(by_url(picture(640, 300)), "What?"))
     sent = preparer.prepare_chat(conversation, PARAMS).engine_request
     recognized = preparer.recognize(conversation, None)
@@ -91,7 +91,7 @@ def test_a_recognized_picture_is_laid_out_as_it_was(preparer: RequestPreparer) -
     assert preparer.prepare_chat(recognized, PARAMS).engine_request.media == sent.media
 
 
-def test_a_picture_that_is_shown_as_large_has_one_name_whatever_its_limits(preparer: RequestPreparer) -> None:
+def test_a_picture_shown_at_the_same_size_has_one_hash_whatever_its_limits(preparer: RequestPreparer) -> None:
     drawn = picture(640, 300)
     [whole], [same], [smaller] = (
         items_of(preparer, drawn, **options) for options in ({}, {"max_pixels": 1_000_000}, {"max_pixels": 100_000})
@@ -104,7 +104,7 @@ def test_a_picture_that_is_shown_as_large_has_one_name_whatever_its_limits(prepa
 
 
 @pytest.mark.parametrize("size", [(201, 1), (1, 201), (4001, 20)])
-def test_a_picture_that_is_too_long_is_refused_by_its_header(
+def test_a_picture_that_is_too_elongated_is_refused_by_its_header(
     preparer: RequestPreparer, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(make_pixels, "decode_picture", None)
@@ -118,7 +118,7 @@ def test_a_picture_that_is_too_long_is_refused_by_its_header(
         preparer.name_media(PicturePart(picture(*size), "file"), None)
 
 
-def test_pictures_of_too_many_tokens_are_refused_with_their_number(preparer: RequestPreparer) -> None:
+def test_pictures_with_too_many_tokens_are_refused_with_their_number(preparer: RequestPreparer) -> None:
     large = by_object(Image.new("L", (4096, 4096)))
     with pytest.raises(PromptTooLongError, match="has 49152 tokens of 3 pictures alone: "):
         preparer.prepare_chat(ask(large, large, large), PARAMS)
@@ -135,7 +135,7 @@ def test_pictures_of_too_many_tokens_are_refused_with_their_number(preparer: Req
         ({"image_mean": 0.5}, "image_mean"),
     ],
 )
-def test_options_of_a_request_are_refused_as_it_named_them(
+def test_options_of_a_request_are_refused_under_their_own_names(
     preparer: RequestPreparer, options: dict[str, Any], field: str
 ) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
@@ -143,7 +143,7 @@ def test_options_of_a_request_are_refused_as_it_named_them(
     assert caught.value.field == f"mm_processor_kwargs.{field}"
 
 
-def test_the_operator_s_limit_is_that_of_requests(checkpoint: Path) -> None:
+def test_the_operator_s_size_limit_applies_to_requests(checkpoint: Path) -> None:
     config = Config(model=str(checkpoint), mm_processor_kwargs={"max_pixels": 100_000})
     preparer = RequestPreparer.from_config(config)
     [item] = items_of(preparer, picture(640, 300))
@@ -158,7 +158,7 @@ def test_embeddings_in_place_of_a_picture_are_refused_with_the_reason(preparer: 
         preparer.name_media(part, None)
 
 
-def test_the_strips_of_an_embedded_prompt_are_all_as_long(preparer: RequestPreparer) -> None:
+def test_all_strips_of_an_embedded_prompt_but_the_last_have_equal_lengths(preparer: RequestPreparer) -> None:
     [prepared] = preparer.prepare_embeds({"prompt": np.zeros((150, 128), np.float32)}, PARAMS)
     media = prepared.engine_request.media
     assert [item.span.length for item in media] == [TOKENS_PER_STRIP, TOKENS_PER_STRIP, 150 - 2 * TOKENS_PER_STRIP]

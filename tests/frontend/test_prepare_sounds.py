@@ -82,7 +82,7 @@ def hashes_of(prepared: PreparedRequest) -> list[str]:
     return [item.media_hash for item in prepared.engine_request.media]
 
 
-def test_the_tokens_are_those_of_the_reference_s_processor(preparer: RequestPreparer, checkpoint: Path) -> None:
+def test_the_tokens_equal_those_of_the_reference(preparer: RequestPreparer, checkpoint: Path) -> None:
     processor = load_sound_processor(checkpoint)
 
     @settings(max_examples=12)
@@ -112,7 +112,7 @@ def _as_in_templates(content: Any) -> Any:
 _KINDS = {"input_audio": {"type": "audio"}}
 
 
-def test_a_sound_is_made_into_the_reference_s_samples_however_it_came(preparer: RequestPreparer) -> None:
+def test_a_sound_gives_the_reference_s_samples_however_it_is_sent(preparer: RequestPreparer) -> None:
     floats = as_floats(drawn())
     forms: list[Any] = [
         as_part(wav()),
@@ -130,7 +130,7 @@ def test_a_sound_is_made_into_the_reference_s_samples_however_it_came(preparer: 
     assert at_another_rate.geometry == Geometry(num_samples=16_000)
 
 
-def test_a_prompt_has_its_sounds_where_its_markers_are(preparer: RequestPreparer) -> None:
+def test_a_prompt_s_sounds_are_at_its_markers(preparer: RequestPreparer) -> None:
     prompt = f"{SOUND} or {SOUND}?"
     media: dict[Kind, Any] = {"audio": [wav(9_000), (as_floats(drawn()), RATE)]}
     first, second = preparer.prepare_text(prompt, media, PARAMS, uuids={"audio": ["first", None]}).engine_request.media
@@ -142,9 +142,7 @@ def test_a_prompt_has_its_sounds_where_its_markers_are(preparer: RequestPreparer
 # Names --------------------------------------------------------------------------------------------------------
 
 
-def test_a_sound_is_named_by_its_content_and_looked_at_once(
-    preparer: RequestPreparer, looked_at: list[SoundSource]
-) -> None:
+def test_a_sound_is_hashed_by_content_and_read_once(preparer: RequestPreparer, looked_at: list[SoundSource]) -> None:
     flac = sound("flac", "flac")
     [name], [again] = hashes_of(prepare(preparer, as_part(flac))), hashes_of(prepare(preparer, as_url(flac)))
     assert name == again
@@ -154,7 +152,7 @@ def test_a_sound_is_named_by_its_content_and_looked_at_once(
     assert hashes_of(prepare(preparer, as_part(wav()))) != [name]
 
 
-def test_files_of_the_same_samples_go_by_one_name_once_that_is_known(preparer: RequestPreparer) -> None:
+def test_files_with_the_same_samples_share_a_hash_once_decoded(preparer: RequestPreparer) -> None:
     forms = [as_part(wav()), as_part(sound("flac", "flac")), {"type": "audio", "audio": as_floats(drawn())}]
     names = [hashes_of(prepare(preparer, form))[0] for form in forms]
     assert len(set(names)) == 3
@@ -173,7 +171,7 @@ def test_samples_of_another_rate_are_another_sound(preparer: RequestPreparer) ->
     assert first.media_hash != second.media_hash
 
 
-def test_a_sound_is_asked_about_by_its_uuid_alone_and_another_length_needs_another(preparer: RequestPreparer) -> None:
+def test_a_sound_can_be_sent_by_uuid_alone_and_another_length_needs_another_uuid(preparer: RequestPreparer) -> None:
     sent = prepare(preparer, as_part(wav(), uuid="bark"))
     for left_out in ({"type": "input_audio", "input_audio": None}, {"type": "audio_url", "audio_url": None}):
         named = prepare(preparer, left_out | {"uuid": "bark"})
@@ -188,7 +186,7 @@ def test_a_sound_is_asked_about_by_its_uuid_alone_and_another_length_needs_anoth
 # Refusals -----------------------------------------------------------------------------------------------------
 
 
-def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_numbers(preparer: RequestPreparer) -> None:
+def test_too_long_and_too_short_sounds_are_refused_with_both_numbers(preparer: RequestPreparer) -> None:
     assert prepare(preparer, as_part(wav(480_000))).engine_request.num_audio_tokens == 750
     with pytest.raises(PictureTooLargeError, match=r"has 30\.0000625 seconds, this model takes at most 30") as caught:
         prepare(preparer, as_part(wav(480_001)))
@@ -211,13 +209,13 @@ def test_what_is_longer_or_shorter_than_the_model_takes_is_refused_with_both_num
         ({"type": "audio", "audio": 3}, "audio", "must be a URL, not 3"),
     ],
 )
-def test_a_wrong_part_is_refused_where_it_stands(preparer: RequestPreparer, part: Any, field: str, said: str) -> None:
+def test_an_invalid_part_is_refused_by_its_path(preparer: RequestPreparer, part: Any, field: str, said: str) -> None:
     with pytest.raises(InvalidArgumentError, match=said) as caught:
         prepare(preparer, part)
     assert caught.value.field == f"messages[0].content[0].{field}"
 
 
-def test_base64_that_is_none_and_bytes_that_are_no_sound_are_refused(preparer: RequestPreparer) -> None:
+def test_invalid_base64_and_bytes_that_are_no_sound_are_refused(preparer: RequestPreparer) -> None:
     part = as_part(b"") | {"input_audio": {"data": "%%%%", "format": "wav"}}
     with pytest.raises(UnreadablePictureError, match="is not base64"):
         prepare(preparer, part)
@@ -225,7 +223,7 @@ def test_base64_that_is_none_and_bytes_that_are_no_sound_are_refused(preparer: R
         prepare(preparer, as_part(b"no sound"))
 
 
-def test_a_text_must_not_hold_what_stands_for_a_sound(preparer: RequestPreparer) -> None:
+def test_a_text_must_not_contain_a_sound_s_marker(preparer: RequestPreparer) -> None:
     with pytest.raises(InvalidArgumentError, match=r"2 <\|AUDIO\|> markers for 1 sounds"):
         prepare(preparer, as_part(wav()), SOUND)
     token_id = preparer.tokenizer.token_id(SOUND)
@@ -234,14 +232,14 @@ def test_a_text_must_not_hold_what_stands_for_a_sound(preparer: RequestPreparer)
         preparer.prepare_tokens([token_id], PARAMS)
 
 
-def test_a_request_has_so_many_sounds_and_no_more(checkpoint: Path) -> None:
+def test_the_number_of_sounds_in_a_request_is_limited(checkpoint: Path) -> None:
     preparer = RequestPreparer.from_config(Config(model=str(checkpoint), limit_mm_per_prompt={"audio": 1}))
     with pytest.raises(TooManyPicturesError, match="is one of 2 sounds, at most 1 may be sent"):
         prepare(preparer, as_part(wav()), as_part(wav()))
     preparer.close()
 
 
-def test_a_model_is_sent_only_what_it_takes(preparer: RequestPreparer) -> None:
+def test_media_that_a_model_does_not_take_are_refused(preparer: RequestPreparer) -> None:
     with pytest.raises(UnsupportedFieldError, match="is a picture, but this model takes none"):
         prepare(preparer, by_url(draw(1).picture))
     with pytest.raises(UnsupportedFieldError, match="is a PDF, whose pages are read as pictures, but this"):
@@ -257,7 +255,7 @@ def test_a_model_is_sent_only_what_it_takes(preparer: RequestPreparer) -> None:
     seeing.close()
 
 
-def test_samples_that_are_changed_afterwards_change_nothing(preparer: RequestPreparer) -> None:
+def test_changing_samples_afterwards_has_no_effect(preparer: RequestPreparer) -> None:
     values = as_floats(drawn()).copy()
     prepared = prepare(preparer, {"type": "audio", "audio": values})
     values[:] = 0

@@ -32,9 +32,7 @@ def read(text: str) -> Iterator[tuple[str, str]]:
 
 
 @given(texts, texts, st.booleans())
-def test_a_thought_is_what_its_tags_enclose_whatever_is_spelled_like_them(
-    thought: str, answer: str, is_open: bool
-) -> None:
+def test_only_tag_tokens_delimit_a_thought_not_text_like_them(thought: str, answer: str, is_open: bool) -> None:
     opened = [] if is_open else [("\n", ""), OPENING]
     for behind in (spell(answer), [OPENING, *spell(answer), CLOSING]):
         said = "".join(text for text, _ in behind)
@@ -56,19 +54,19 @@ def test_a_thought_is_what_its_tags_enclose_whatever_is_spelled_like_them(
         ("Hm </thin", True, ("Hm </thin", "")),
     ],
 )
-def test_a_thought_ends_with_its_tag_and_only_an_answer_s_beginning_is_one(
+def test_a_thought_ends_with_its_tag_and_can_only_begin_an_answer(
     text: str, is_open: bool, said: tuple[str, str]
 ) -> None:
     assert split(read(text), is_open) == said
 
 
-def test_newlines_behind_words_of_the_prompt_are_part_of_the_thought() -> None:
+def test_newlines_after_words_in_the_prompt_are_part_of_the_thought() -> None:
     splitter = ThoughtSplitter(Thought(TAGS, is_open=True, has_words=True))
     assert splitter.push("\nIt is red.\n") == ("\nIt is red.", "")
     assert splitter.push("</think>", "</think>") == ("", "")
 
 
-def test_what_is_certain_is_told_at_once() -> None:
+def test_text_is_sent_as_soon_as_it_is_certain() -> None:
     splitter = ThoughtSplitter(Thought(TAGS, is_open=True))
     assert splitter.push("Let me < 5 </think>") == ("Let me < 5 </think>", "")
     assert splitter.push(".\n\n") == (".", "")

@@ -92,7 +92,7 @@ def end_naively(
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["demo", "gemma-like", "byte-level", "llama-like"])
-def test_the_stream_of_any_tokens_is_one_decode_of_them_all(tokenizer: Tokenizer) -> None:
+def test_a_stream_joined_equals_one_decode_of_all_tokens(tokenizer: Tokenizer) -> None:
     @settings(max_examples=150)
     @given(random_tokens(tokenizer), st.booleans())
     def check(token_ids: list[int], skip: bool) -> None:
@@ -116,7 +116,7 @@ def telling_tokens(tokenizer: Tokenizer) -> st.SearchStrategy[list[int]]:
 
 
 @pytest.mark.parametrize("tokenizer", [DEMO_TOKENIZER, BYTE_LEVEL], ids=["demo", "byte-level"])
-def test_the_stream_is_cut_where_a_search_of_all_that_is_said_finds_a_stop_string(tokenizer: Tokenizer) -> None:
+def test_a_stream_is_cut_where_a_naive_search_finds_a_stop_string(tokenizer: Tokenizer) -> None:
     @settings(max_examples=300)
     @given(
         random_tokens(tokenizer) | telling_tokens(tokenizer),
@@ -137,7 +137,7 @@ def test_the_stream_is_cut_where_a_search_of_all_that_is_said_finds_a_stop_strin
     check()
 
 
-def test_text_comes_with_the_token_that_makes_it_certain() -> None:
+def test_text_is_sent_with_the_token_that_makes_it_certain() -> None:
     token_ids = list(DEMO_TOKENIZER.encode("a picture of a"))
     pieces, _ = stream(DEMO_TOKENIZER, token_ids, SamplingParams(stop=["\n\n"]))
     assert pieces == [*(DEMO_TOKENIZER.decode([token_id]) for token_id in token_ids), ""]
@@ -159,15 +159,13 @@ def test_half_a_character_is_never_sent() -> None:
         (b"\xf0\x9f", ["", "", "\ufffd"]),
     ],
 )
-def test_where_all_tokens_are_bytes_a_character_or_what_is_none_comes_with_the_byte_that_makes_it_certain(
-    data: bytes, expected: list[str]
-) -> None:
+def test_byte_level_characters_are_sent_with_the_byte_that_makes_them_certain(data: bytes, expected: list[str]) -> None:
     token_ids = byte_ids(BYTE_LEVEL, data)
     assert stream(BYTE_LEVEL, token_ids, SamplingParams(stop="never")) == (expected, ANY)
     assert BYTE_LEVEL.decode_each(token_ids) == [*expected[:-2], expected[-2] + expected[-1]]
 
 
-def test_a_text_between_halves_of_a_character_parts_them_and_a_skipped_special_token_does_not() -> None:
+def test_text_between_halves_of_a_character_separates_them_but_a_skipped_token_does_not() -> None:
     first, last = byte_ids(BYTE_LEVEL, "é".encode())
     for between, expected in [("<think>", "\ufffd<think>\ufffd"), ("<|im_start|>", "é")]:
         token_ids = [first, *BYTE_LEVEL.encode(between), last]
@@ -175,7 +173,7 @@ def test_a_text_between_halves_of_a_character_parts_them_and_a_skipped_special_t
         assert "".join(pieces) == expected == BYTE_LEVEL.decode(token_ids)
 
 
-def test_a_skipped_special_token_does_not_part_the_bytes_of_a_character() -> None:
+def test_a_skipped_special_token_does_not_separate_the_bytes_of_a_character() -> None:
     first, *rest = byte_ids(DEMO_TOKENIZER, "é".encode())
     pieces, _ = stream(DEMO_TOKENIZER, [first, 0, *rest], SamplingParams())
     assert "".join(pieces) == "é" == DEMO_TOKENIZER.decode([first, 0, *rest])
@@ -188,7 +186,7 @@ def test_a_stop_string_in_bytes_ends_the_answer_with_its_last_byte(behind: bytes
     assert (pieces, streamer.stop_string) == (["", "", "n", ""], "é")
 
 
-def test_what_may_begin_a_stop_string_is_held_until_it_does_not() -> None:
+def test_a_possible_start_of_a_stop_string_is_held_back() -> None:
     token_ids = byte_ids(DEMO_TOKENIZER, b"x")
     for character in "STOx":
         token_ids += [*DEMO_TOKENIZER.encode(character)]
@@ -219,9 +217,7 @@ def test_a_stop_token_is_part_of_the_text_only_if_asked_for(include: bool, expec
 
 
 @pytest.mark.parametrize(("goes_on", "expected"), [(False, "brown fox"), (True, " brown fox")])
-def test_a_vocabulary_that_writes_a_space_before_every_text_takes_it_from_those_that_begin(
-    goes_on: bool, expected: str
-) -> None:
+def test_a_vocabulary_s_leading_space_is_removed_only_at_the_start_of_a_text(goes_on: bool, expected: str) -> None:
     streamer = TextStreamer(LLAMA_LIKE, SamplingParams(), goes_on=goes_on)
     text = "".join(map(streamer.push, LLAMA_LIKE.encode("brown fox")))
     assert text + streamer.finish() == expected

@@ -29,9 +29,7 @@ from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, comp
 from tests.wait_until import wait_until
 
 
-def test_a_form_and_tools_are_passed_on_or_refused_by_the_name_that_was_used(
-    client: Client, engine: FakeEngine
-) -> None:
+def test_a_response_format_and_tools_are_passed_on_or_refused_by_field_name(client: Client, engine: FakeEngine) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     asked = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema, "strict": True}}
     assert client.chat(response_format=asked).status_code == 200
@@ -48,7 +46,7 @@ def test_a_form_and_tools_are_passed_on_or_refused_by_the_name_that_was_used(
 # Answers ------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_has_openai_s_shape(client: Client, engine: FakeEngine) -> None:
+def test_an_answer_has_the_shape_of_openai_s(client: Client, engine: FakeEngine) -> None:
     response = client.chat()
     assert response.status_code == 200
     assert response.headers["content-type"] == "application/json"
@@ -83,7 +81,7 @@ def test_an_answer_has_openai_s_shape(client: Client, engine: FakeEngine) -> Non
     }
 
 
-def test_what_was_asked_reaches_the_engine(client: Client, engine: FakeEngine) -> None:
+def test_the_fields_of_a_request_reach_the_engine(client: Client, engine: FakeEngine) -> None:
     picture = draw(7).picture.resize((640, 300))
     messages = ask(by_url(picture), "What is this?")
     options = {"temperature": 0.5, "seed": 3, "max_completion_tokens": 7, "stop": "x", "top_k": 4}
@@ -103,7 +101,7 @@ def test_what_was_asked_reaches_the_engine(client: Client, engine: FakeEngine) -
     assert third.media[0].media_hash != first.media[0].media_hash
 
 
-def test_an_answer_goes_on_with_the_last_message_where_it_is_asked_to(client: Client, engine: FakeEngine) -> None:
+def test_an_answer_continues_the_last_message_if_requested(client: Client, engine: FakeEngine) -> None:
     messages = [*ask("What is this?"), {"role": "assistant", "content": "It is a"}]
     for options in ({"add_generation_prompt": False, "continue_final_message": True}, {"continue_final_message": True}):
         assert client.chat(messages=messages, **options).status_code == 200
@@ -117,7 +115,7 @@ def test_an_answer_goes_on_with_the_last_message_where_it_is_asked_to(client: Cl
     assert (both.status_code, both.json()["error"]["param"]) == (400, "continue_final_message")
 
 
-def test_a_server_may_trust_its_callers_with_the_processor(client: Client, engine: FakeEngine) -> None:
+def test_a_server_may_let_requests_set_processor_options(client: Client, engine: FakeEngine) -> None:
     client.settings = ApiSettings(trust_request_mm_processor_kwargs=True)
     messages = ask(by_url(draw(7).picture.resize((1600, 400))), "What is this?")
     options = [{"do_pan_and_scan": True, "pan_and_scan_max_num_crops": count} for count in (2, 4)]
@@ -132,7 +130,7 @@ def test_a_server_may_trust_its_callers_with_the_processor(client: Client, engin
     assert counted.json()["count"] == len(many.token_ids)
 
 
-def test_choices_are_told_apart(client: Client) -> None:
+def test_choices_have_their_own_index_and_text(client: Client) -> None:
     choices = client.chat(n=2).json()["choices"]
     assert [choice["index"] for choice in choices] == [0, 1]
     assert {choice["message"]["content"] for choice in choices} == {"Red. Blue."}
@@ -154,7 +152,7 @@ def test_a_stop_string_ends_the_answer_and_the_engine_s_work(client: Client, eng
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_choice_that_a_stop_string_ended_is_stopped_while_the_others_go_on(
+def test_a_choice_that_ends_at_a_stop_string_is_stopped_in_the_engine(
     client: Client, engine: FakeEngine, stream: bool
 ) -> None:
     client.chat(n=2, stop=[" Blue"], stream=stream)
@@ -162,7 +160,7 @@ def test_a_choice_that_a_stop_string_ended_is_stopped_while_the_others_go_on(
     assert engine.stopped == [(request.request_id, 0), (request.request_id, 1)]
 
 
-def test_a_choice_that_the_engine_ended_is_not_stopped_once_more(client: Client, engine: FakeEngine) -> None:
+def test_a_choice_that_the_engine_ended_is_not_stopped_again(client: Client, engine: FakeEngine) -> None:
     engine.end = "length"
     client.chat(n=2, stop=["."])  # each choice ends at its first period
     client.chat(n=2, stop=["never said"])
@@ -170,16 +168,14 @@ def test_a_choice_that_the_engine_ended_is_not_stopped_once_more(client: Client,
     assert {request_id for request_id, _ in engine.stopped} == {engine.requests[0].request_id}
 
 
-def test_usage_tells_how_much_of_the_prompt_was_cached_before_its_own_choices(
-    client: Client, engine: FakeEngine
-) -> None:
+def test_usage_counts_cached_tokens_of_the_first_choice_only(client: Client, engine: FakeEngine) -> None:
     engine.num_cached_tokens = {0: 3, 1: 8}
     assert client.chat(n=2).json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
     *_, last = client.stream(n=2, stream_options={"include_usage": True})
     assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == 3
 
 
-def test_usage_tells_what_became_of_a_prediction(client: Client, engine: FakeEngine) -> None:
+def test_usage_counts_accepted_and_rejected_prediction_tokens(client: Client, engine: FakeEngine) -> None:
     assert "completion_tokens_details" not in client.chat().json()["usage"]
     engine.num_guessed = {0: 2, 1: 1}
     asked: dict[str, Any] = {"prediction": {"type": "content", "content": "Red. Blue."}, "n": 2}
@@ -210,7 +206,7 @@ def test_usage_comes_last_in_a_stream_that_asks_for_it(client: Client) -> None:
     assert last["usage"] == client.chat().json()["usage"]
 
 
-def test_logprobs_say_each_token_s_bytes(client: Client, engine: FakeEngine) -> None:
+def test_logprobs_contain_each_token_s_bytes(client: Client, engine: FakeEngine) -> None:
     engine.end = "length"
     [choice] = client.chat(logprobs=True, top_logprobs=2).json()["choices"]
     content = choice["logprobs"]["content"]
@@ -230,7 +226,7 @@ def test_every_token_s_logprob_is_streamed_even_while_its_text_is_held_back(clie
     assert told == len(client.preparer.tokenizer.encode(engine.text))
 
 
-def test_a_server_without_an_engine_says_so_and_when_to_come_again(client: Client, engine: FakeEngine) -> None:
+def test_without_an_engine_requests_are_told_when_to_retry(client: Client, engine: FakeEngine) -> None:
     engine.num_engines = 0
     status = "the engine is being started again"
     ready = client.send("GET", "/ready")
@@ -239,7 +235,7 @@ def test_a_server_without_an_engine_says_so_and_when_to_come_again(client: Clien
     assert (health.status_code, health.json()) == (200, {"status": status, "engines": 0, "requests": 0})
 
 
-def test_health_tells_of_tiers_and_why_one_is_set_aside(client: Client, engine: FakeEngine) -> None:
+def test_health_lists_tiers_and_why_one_is_set_aside(client: Client, engine: FakeEngine) -> None:
     good = TierStatus("encoder", "host", None, 10, 100, 1, 5, 0, 0)
     engine.tiers = {0: (good, TierStatus("encoder", "remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 0))}
     host, remote = client.send("GET", "/health").json()["tiers"]
@@ -247,7 +243,7 @@ def test_health_tells_of_tiers_and_why_one_is_set_aside(client: Client, engine: 
     assert (remote["status"], remote["reason"]) == ("set aside", "TimeoutError: 2 s")
 
 
-def test_an_answer_that_was_lost_with_its_engine_may_be_asked_for_again(client: Client, engine: FakeEngine) -> None:
+def test_an_answer_lost_with_its_engine_is_a_retryable_error(client: Client, engine: FakeEngine) -> None:
     engine.fails_after, engine.failure = 0, EngineLostError("the engine's process has ended")
     lost = client.chat()
     assert error_of(lost) == (503, None, "engine_lost")
@@ -255,7 +251,7 @@ def test_an_answer_that_was_lost_with_its_engine_may_be_asked_for_again(client: 
 
 
 @pytest.mark.parametrize(("had_begun", "num_asked"), [(True, 3), (False, 1)])
-def test_only_what_had_begun_is_asked_again_as_it_may_be_what_ends_engines(
+def test_a_request_is_retried_after_an_engine_died_only_if_it_had_begun(
     client: Client, engine: FakeEngine, had_begun: bool, num_asked: int
 ) -> None:
     engine.fails_after, engine.failure = 0, EngineLostError("the engine's process has ended", had_begun=had_begun)
@@ -273,7 +269,7 @@ def test_the_smaller_routes_answer(client: Client) -> None:
     assert client.send("GET", "/v1/models/").json()["data"] == [model]
 
 
-def test_the_model_s_length_is_that_of_the_engines_that_there_are_now(
+def test_the_model_s_length_is_that_of_the_current_engines(
     preparer: RequestPreparer, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app = create_app(preparer, engine, MODEL)
@@ -287,7 +283,7 @@ def test_the_model_s_length_is_that_of_the_engines_that_there_are_now(
     assert [card["max_model_len"] for card in asyncio.run(ask_both())] == [512, 512]
 
 
-def test_a_model_with_an_empty_name_is_left_out(client: Client) -> None:
+def test_an_empty_model_name_means_the_default(client: Client) -> None:
     assert client.chat(messages=ask("Hello"), model="").json()["model"] == MODEL
 
 
@@ -324,7 +320,7 @@ URL_FIELD = "messages[0].content[0].image_url.url"
     ],
 )
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_mistake_is_an_openai_error_that_names_its_field(
+def test_an_invalid_request_gets_an_openai_error_that_names_the_field(
     client: Client, engine: FakeEngine, fields: dict[str, Any], error: tuple[int, str, str], stream: bool
 ) -> None:
     assert (
@@ -334,7 +330,7 @@ def test_a_mistake_is_an_openai_error_that_names_its_field(
     assert not engine.requests
 
 
-def test_a_body_that_is_no_json_is_refused(client: Client) -> None:
+def test_a_body_that_is_not_json_is_refused(client: Client) -> None:
     for content in (b"", b"{", b"[]", b"\xff", b"null", b"[" * 10_000):
         response = client.send("POST", "/v1/chat/completions", content=content)
         assert error_of(response) == (400, "body", "invalid_argument"), content
@@ -364,9 +360,7 @@ def test_other_routes_and_methods_are_refused_in_the_same_shape(client: Client) 
 # Failures -----------------------------------------------------------------------------------------------------
 
 
-def test_a_failing_engine_is_a_server_error_that_tells_nothing_of_the_inside(
-    client: Client, engine: FakeEngine
-) -> None:
+def test_a_failing_engine_is_a_server_error_without_internal_details(client: Client, engine: FakeEngine) -> None:
     engine.fails_after = 2
     response = client.chat()
     assert error_of(response) == (500, None, None)
@@ -381,7 +375,7 @@ CUT_PICTURE = {"type": "image_url", "image_url": {"url": to_data_url(PNG[: len(P
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_picture_found_to_be_cut_when_its_pixels_are_made_is_still_a_refusal(
+def test_a_truncated_picture_is_a_client_error_even_if_found_while_decoding(
     client: Client, engine: FakeEngine, stream: bool
 ) -> None:
     response = client.chat(messages=ask(CUT_PICTURE), stream=stream)
@@ -391,7 +385,7 @@ def test_a_picture_found_to_be_cut_when_its_pixels_are_made_is_still_a_refusal(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(("is_refusal", "error"), [(True, (400, None, "cannot_fit")), (False, (500, None, None))])
-def test_what_the_engine_refuses_is_the_caller_s_fault_and_what_it_loses_is_not(
+def test_an_engine_s_refusal_is_a_client_error_and_its_failure_a_server_error(
     client: Client, engine: FakeEngine, stream: bool, is_refusal: bool, error: tuple[int, None, str | None]
 ) -> None:
     engine.fails_after, engine.failure = 0, RequestFailedError("9 blocks of 5", is_refusal=is_refusal)
@@ -401,9 +395,7 @@ def test_what_the_engine_refuses_is_the_caller_s_fault_and_what_it_loses_is_not(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_that_no_pixels_can_be_made_now_is_told_as_worth_trying_again(
-    client: Client, engine: FakeEngine, stream: bool
-) -> None:
+def test_an_error_for_lack_of_media_workers_is_retryable(client: Client, engine: FakeEngine, stream: bool) -> None:
     engine.fails_after, engine.failure = 0, MediaWorkersLostError("none can be started")
     response = client.chat(stream=stream)
     assert error_of(response) == (503, None, "media_workers_lost")
@@ -419,14 +411,14 @@ def test_that_no_pixels_can_be_made_now_is_told_as_worth_trying_again(
         ({"response_format": {"type": "json_object"}}, "response_format"),
     ],
 )
-def test_a_form_that_the_engine_cannot_keep_to_is_told_by_the_callers_own_name(
+def test_a_grammar_that_the_engine_refuses_is_reported_under_the_caller_s_field(
     client: Client, engine: FakeEngine, stream: bool, asked: dict[str, Any], field: str
 ) -> None:
     engine.fails_after, engine.failure = 0, InvalidArgumentError("structured_outputs.choice", "too large")
     assert error_of(client.chat(stream=stream, **asked)) == (400, field, "invalid_argument")
 
 
-def test_a_form_that_fails_late_ends_its_stream_without_an_error_in_the_log(
+def test_a_grammar_that_fails_late_ends_its_stream_without_an_error_in_the_log(
     client: Client, engine: FakeEngine, caplog: pytest.LogCaptureFixture
 ) -> None:
     engine.fails_after, engine.failure = 2, InvalidArgumentError("structured_outputs.choice", "too large")
@@ -435,7 +427,7 @@ def test_a_form_that_fails_late_ends_its_stream_without_an_error_in_the_log(
     assert not [each for each in caplog.records if each.levelname == "ERROR" or each.exc_info]
 
 
-def test_a_stream_that_is_refused_late_tells_why_in_its_last_event(client: Client, engine: FakeEngine) -> None:
+def test_a_stream_that_is_refused_late_ends_with_an_error_event(client: Client, engine: FakeEngine) -> None:
     engine.fails_after, engine.failure = 2, RequestFailedError("9 blocks of 5", is_refusal=True)
     *_, last = client.stream()
     assert (last["error"]["message"], last["error"]["code"]) == ("9 blocks of 5", "cannot_fit")
@@ -443,7 +435,7 @@ def test_a_stream_that_is_refused_late_tells_why_in_its_last_event(client: Clien
 
 @pytest.mark.parametrize("has_begun", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_client_that_leaves_is_not_answered_to_the_end_nor_counted_as_answered_if_it_was_not(
+def test_a_client_that_leaves_ends_its_request_and_is_counted_only_if_answered(
     client: Client, engine: FakeEngine, stream: bool, has_begun: bool
 ) -> None:
     engine.is_endless = True
@@ -539,7 +531,7 @@ bodies = st.builds(
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(body=plausible_bodies | bodies | json_values)
-def test_no_body_whatsoever_makes_the_server_fail(client: Client, body: Any) -> None:
+def test_no_body_makes_the_server_fail(client: Client, body: Any) -> None:
     response = client.send("POST", "/v1/chat/completions", content=json.dumps(body).encode())
     event(str(response.status_code))
     assert response.status_code in (200, 400, 404, 413), response.text
@@ -547,7 +539,7 @@ def test_no_body_whatsoever_makes_the_server_fail(client: Client, body: Any) -> 
         error_of(response)
 
 
-def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(client: Client, engine: FakeEngine) -> None:
+def test_a_request_s_body_is_released_before_its_answer_begins(client: Client, engine: FakeEngine) -> None:
     """Memory for the body is released early, as other requests may have bodies as large meanwhile."""
     num_begun = 0
 
@@ -570,7 +562,9 @@ def test_what_a_request_was_read_from_is_let_go_before_its_answer_is_there(clien
     assert num_begun == 2
 
 
-def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_that_compile_grammars_leave_threads_for_others(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A caller may send many grammars that compile for seconds; only two compile at a time."""
     may_end = threading.Event()
     monkeypatch.setattr(check_grammar, "_try_to_compile", lambda _: "" if may_end.wait(30) else "late")
@@ -596,7 +590,7 @@ def test_who_waits_for_a_grammar_leaves_threads_to_the_others(client: Client, mo
     asyncio.run(run())
 
 
-def test_an_answer_that_has_ended_is_gone_though_nobody_looks_for_garbage(client: Client, tmp_path: Path) -> None:
+def test_a_finished_answer_is_freed_without_garbage_collection(client: Client, tmp_path: Path) -> None:
     """An answer refers to its request's prompt and pictures, so it must not wait for the garbage collector."""
     client.kept = KeptResponses(tmp_path, 2**20)
     gc.collect()

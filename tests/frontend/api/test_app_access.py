@@ -31,9 +31,7 @@ def test_without_a_known_key_only_open_paths_answer(client: Client) -> None:
         assert client.send("GET", "/v1/models", headers=bearing(key)).status_code == 200
 
 
-def test_without_a_key_health_tells_how_the_server_is_and_nothing_of_its_callers(
-    client: Client, engine: FakeEngine
-) -> None:
+def test_without_a_key_health_says_nothing_about_callers(client: Client, engine: FakeEngine) -> None:
     reason = "OSError: [Errno 28] No space left on device: '/secret/place'"
     engine.tiers = {
         0: (
@@ -57,23 +55,21 @@ def test_without_a_key_health_tells_how_the_server_is_and_nothing_of_its_callers
 @pytest.mark.parametrize(
     "header", ["", "Bearer", "Bearer ", "one", "Basic one", "Bearer one two", "Bearer oné", "Bearer on", "Bearer One"]
 )
-def test_what_is_no_known_key_is_refused(client: Client, header: str) -> None:
+def test_an_unknown_key_is_refused(client: Client, header: str) -> None:
     client.settings = ApiSettings(api_keys=("one",))
     response = client.send("GET", "/v1/models", headers={"Authorization": header.encode()})
     assert response.status_code == 401
     assert response.headers["WWW-Authenticate"] == "Bearer"
 
 
-def test_a_caller_that_has_no_key_reaches_no_engine(client: Client, engine: FakeEngine) -> None:
+def test_a_caller_without_a_key_does_not_reach_the_engine(client: Client, engine: FakeEngine) -> None:
     client.settings = ApiSettings(api_keys=("one",))
     assert client.chat().status_code == 401
     assert not engine.requests
 
 
 @pytest.mark.parametrize("path", RESETS)
-def test_caches_are_reset_with_the_administrator_s_key_and_no_other(
-    client: Client, engine: FakeEngine, path: str
-) -> None:
+def test_caches_are_reset_only_with_the_administrator_s_key(client: Client, engine: FakeEngine, path: str) -> None:
     client.settings = ApiSettings(api_keys=("one",), admin_api_key="admin")
     for headers in ({}, bearing("one")):
         refused = client.send("POST", path, headers=headers)
@@ -86,7 +82,7 @@ def test_caches_are_reset_with_the_administrator_s_key_and_no_other(
 
 
 @pytest.mark.parametrize("path", RESETS)
-def test_a_reset_keeps_no_other_request_waiting(
+def test_a_reset_does_not_block_other_requests(
     client: Client, engine: FakeEngine, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A reset may have gigabytes to free, so it runs outside the event loop."""
@@ -112,7 +108,7 @@ def test_a_reset_keeps_no_other_request_waiting(
         {"Host": "[localhost"},
     ],
 )
-def test_without_an_administrator_s_key_only_the_machine_itself_may_reset(
+def test_without_an_administrator_s_key_only_local_callers_may_reset(
     client: Client, engine: FakeEngine, headers: dict[str, str]
 ) -> None:
     assert error_of(client.send("POST", "/reset_mm_cache", headers=headers)) == (403, None, "admin_only")
@@ -129,14 +125,14 @@ def test_without_an_administrator_s_key_only_the_machine_itself_may_reset(
 
 
 @pytest.mark.parametrize("host", ["localhost", "localhost:8000", "127.0.0.1:8000", "[::1]:8000"])
-def test_the_server_s_own_page_may_reset_on_the_machine_itself(client: Client, engine: FakeEngine, host: str) -> None:
+def test_the_server_s_own_page_may_reset_when_opened_locally(client: Client, engine: FakeEngine, host: str) -> None:
     own = {"Host": host, "Origin": f"http://{host}"}
     assert client.send("POST", "/reset_mm_cache", headers=own).status_code == 200
     assert engine.resets
 
 
 @pytest.mark.parametrize("path", ["/debug/state", "/debug/whatever/comes"])
-def test_whatever_looks_inside_is_for_administrators(client: Client, path: str) -> None:
+def test_paths_that_show_the_server_s_inside_are_for_administrators(client: Client, path: str) -> None:
     client.settings = ApiSettings(api_keys=("one",), admin_api_key="admin")
     assert client.send("GET", path, headers=bearing("one")).status_code == 401
     client.settings, client.address = ApiSettings(), "203.0.113.5"
@@ -178,7 +174,7 @@ def test_a_web_page_may_ask_only_if_its_origin_is_allowed(client: Client) -> Non
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
-def test_where_no_key_is_asked_for_no_other_page_has_its_form_sent(client: Client, path: str) -> None:
+def test_without_api_keys_forms_of_other_pages_are_refused(client: Client, path: str) -> None:
     """Browsers send a request that a form could make without a preflight, and name its origin."""
     form = {"Content-Type": "text/plain", "Host": "localhost:8000", "Origin": "https://a.example"}
     for origin in ("https://a.example", "null", "http://localhost:3000"):
@@ -199,7 +195,7 @@ def test_where_no_key_is_asked_for_no_other_page_has_its_form_sent(client: Clien
     assert client.send("POST", path, headers=form | bearing("one"), content=b"{}").status_code == 400
 
 
-def test_the_settings_keep_their_keys_to_themselves() -> None:
+def test_the_settings_do_not_show_their_keys() -> None:
     assert "secret" not in repr(ApiSettings(api_keys=("secret",), admin_api_key="secret"))
 
 

@@ -35,7 +35,7 @@ def client(preparer: RequestPreparer) -> Client:
 
 
 @pytest.mark.parametrize("path", BODIES)
-def test_a_request_that_names_it_is_computed_with_it_and_answered_by_its_name(client: Client, path: str) -> None:
+def test_a_request_for_an_adapter_uses_it_and_is_answered_in_its_name(client: Client, path: str) -> None:
     for model, adapter in ((NAME, NAME), (MODEL, None), ("second", None)):
         body = client.send("POST", path, json={"model": model, **BODIES[path]}).json()
         assert body["model"] == (adapter or MODEL)
@@ -43,12 +43,12 @@ def test_a_request_that_names_it_is_computed_with_it_and_answered_by_its_name(cl
         assert asked == (None if adapter is None else client.preparer.adapters[NAME])
 
 
-def test_a_stream_is_named_by_it_too(client: Client) -> None:
+def test_a_stream_has_the_adapter_s_name_too(client: Client) -> None:
     streamed = client.send("POST", "/v1/chat/completions", json={"model": NAME, "messages": HELLO, "stream": True})
     assert {event["model"] for event in events_of(streamed)} == {NAME}
 
 
-def test_its_account_and_the_log_tell_which_it_was(client: Client, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_account_and_the_log_name_the_adapter(client: Client, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "keepsight")
     body = {"model": NAME, "messages": HELLO, "keepsight": {"account": True}}
     [account] = client.send("POST", "/v1/chat/completions", json=body).json()["keepsight"]["accounts"]
@@ -56,7 +56,7 @@ def test_its_account_and_the_log_tell_which_it_was(client: Client, caplog: pytes
     assert f"; adapter: {NAME!r}; ms: " in caplog.text
 
 
-def test_it_is_listed_with_what_it_is_laid_over(client: Client) -> None:
+def test_an_adapter_is_listed_with_its_base_model(client: Client) -> None:
     listed = client.send("GET", "/v1/models").json()["data"]
     assert [(each["id"], each["root"], each["parent"]) for each in listed] == [
         (MODEL, MODEL, None), ("second", MODEL, None), (NAME, NAME, MODEL), ("other", "other", "published")
@@ -64,7 +64,7 @@ def test_it_is_listed_with_what_it_is_laid_over(client: Client) -> None:
     assert client.send("GET", f"/v1/models/{NAME}").json() == listed[2]
 
 
-def test_tokens_are_told_by_any_name_that_is_served_and_by_no_other(client: Client) -> None:
+def test_tokenize_accepts_every_served_name_and_no_other(client: Client) -> None:
     for body in ({"prompt": "Hello"}, {"messages": HELLO}):
         told = [client.send("POST", "/tokenize", json={"model": name, **body}).json() for name in (NAME, MODEL)]
         assert told[0] == told[1]

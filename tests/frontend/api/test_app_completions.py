@@ -41,7 +41,7 @@ from tests.frontend.api.test_app import field_names, json_values, small, texts
 # Completions --------------------------------------------------------------------------------------------------
 
 
-def test_a_completion_has_openai_s_shape(client: Client, engine: FakeEngine) -> None:
+def test_a_completion_has_the_shape_of_openai_s(client: Client, engine: FakeEngine) -> None:
     body = complete(client, "Hello").json()
     [request] = engine.requests
     num_prompt, num_answer = len(request.token_ids), len(client.preparer.tokenizer.encode(engine.text)) + 1
@@ -86,20 +86,20 @@ def usage_if(stream: bool) -> dict[str, Any]:
     return {"stream_options": {"include_usage": True}} if stream else {}
 
 
-def test_token_ids_are_prompts_as_they_are(client: Client, engine: FakeEngine) -> None:
+def test_token_ids_are_used_as_a_prompt_unchanged(client: Client, engine: FakeEngine) -> None:
     assert complete(client, [2, 5, 6]).status_code == 200
     assert complete(client, [[2, 5], [2, 9, 10]]).status_code == 200
     assert [request.token_ids for request in engine.requests] == [(2, 5, 6), (2, 5), (2, 9, 10)]
 
 
 @pytest.mark.parametrize("field", ["prompt", "prompt_embeds"])
-def test_too_many_prompts_are_refused_before_any_is_looked_at(client: Client, field: str) -> None:
+def test_too_many_prompts_are_refused_before_any_is_prepared(client: Client, field: str) -> None:
     response = client.send("POST", "/v1/completions", json={"model": MODEL, field: [None] * 257})
     assert error_of(response) == (400, field, "invalid_argument")
     assert "not 257" in response.text
 
 
-def test_logprobs_say_where_each_token_begins_also_in_pieces(client: Client, engine: FakeEngine) -> None:
+def test_logprobs_have_text_offsets_also_in_a_stream(client: Client, engine: FakeEngine) -> None:
     engine.end = "length"
     [choice] = complete(client, "Hello", logprobs=2).json()["choices"]
     logprobs = choice["logprobs"]
@@ -113,7 +113,9 @@ def test_logprobs_say_where_each_token_begins_also_in_pieces(client: Client, eng
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_offsets_are_of_the_text_whatever_of_it_a_token_is(client: Client, engine: FakeEngine, stream: bool) -> None:
+def test_offsets_count_characters_even_if_a_token_is_part_of_one(
+    client: Client, engine: FakeEngine, stream: bool
+) -> None:
     engine.text, engine.end = "a🎉<end_of_turn>\xe9b", "length"
     response = complete(client, "Hello", logprobs=0, stream=stream)
     choices = choices_of(response, stream)
@@ -135,7 +137,7 @@ def test_offsets_are_of_the_text_whatever_of_it_a_token_is(client: Client, engin
         ("a E2 96", "a��", [0, 1, 2]),
     ],
 )
-def test_a_bad_byte_is_a_character_and_so_is_each_of_its_run(
+def test_each_byte_of_an_invalid_run_is_one_character(
     client: Client, engine: FakeEngine, said: str, text: str, offsets: list[int], stream: bool
 ) -> None:
     engine.token_ids, engine.end = find_ids(client.preparer.tokenizer, said), "length"
@@ -147,7 +149,7 @@ def test_a_bad_byte_is_a_character_and_so_is_each_of_its_run(
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_where_all_tokens_are_bytes_a_bad_one_is_a_character_and_those_around_it_stay(
+def test_with_a_byte_level_tokenizer_an_invalid_byte_is_a_character_of_its_own(
     client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_bytes = take_byte_level_tokenizer(client, monkeypatch)
@@ -163,7 +165,7 @@ def test_where_all_tokens_are_bytes_a_bad_one_is_a_character_and_those_around_it
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_token_may_end_a_character_and_begin_another(
+def test_a_token_may_end_one_character_and_begin_another(
     client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_bytes = take_byte_level_tokenizer(client, monkeypatch)
@@ -192,14 +194,14 @@ def find_ids(tokenizer: Tokenizer, said: str) -> list[int]:
     return [each for each in found if each is not None]
 
 
-def test_bytes_of_a_prompt_and_of_its_answer_are_no_run(client: Client, engine: FakeEngine) -> None:
+def test_bytes_of_a_prompt_and_its_answer_are_not_joined_to_a_character(client: Client, engine: FakeEngine) -> None:
     tokenizer = client.preparer.tokenizer
     engine.token_ids, engine.end = find_ids(tokenizer, "A9 a"), "length"
     [choice] = complete(client, find_ids(tokenizer, "<bos> a C3"), logprobs=0, echo=True).json()["choices"]
     assert (choice["text"], choice["logprobs"]["text_offset"]) == ("<bos>a��a", [0, 5, 6, 7, 8])
 
 
-def test_a_part_of_a_character_has_its_own_logprob_though_others_look_alike(client: Client, engine: FakeEngine) -> None:
+def test_a_part_of_a_character_keeps_its_own_logprob_if_others_look_alike(client: Client, engine: FakeEngine) -> None:
     engine.text, engine.end = "🎉", "length"
     parts = client.preparer.tokenizer.encode(engine.text)
     others = tuple(TokenLogprob(each, -9.0, 2) for each in parts)
@@ -225,7 +227,7 @@ def test_usage_can_come_with_every_chunk(client: Client) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"prompt": ["Hello", "Hello there"]}, {"messages": ask("Hello")}])
-def test_usage_counts_what_was_told_so_far_and_no_more(
+def test_usage_in_a_stream_counts_the_tokens_sent_so_far(
     client: Client, engine: FakeEngine, asked: dict[str, Any]
 ) -> None:
     """The opening chunk has no tokens yet, and of two prompts one may be ahead of what was sent."""
@@ -278,7 +280,7 @@ class DyingEngine:
             self.client.connect(self.send)
 
 
-def test_prompts_that_are_asked_again_as_their_engine_died_are_counted_and_kept_once(client: Client) -> None:
+def test_prompts_repeated_after_an_engine_died_are_counted_and_recorded_once(client: Client) -> None:
     observer = RequestObserver(ring=(ring := AccountRing()))
     with closing(EngineClient(MediaPool(1), observer)) as own:
         engine = DyingEngine(own)
@@ -291,7 +293,7 @@ def test_prompts_that_are_asked_again_as_their_engine_died_are_counted_and_kept_
     assert [each.status for each in read_accounts([ring.content()])] == ["length", "length"]
 
 
-def test_the_token_that_is_drawn_to_tell_of_a_prompt_alone_is_counted_as_none_of_an_answer(client: Client) -> None:
+def test_the_token_sampled_to_score_a_prompt_alone_is_not_counted(client: Client) -> None:
     observer = RequestObserver()
     with closing(EngineClient(MediaPool(1), observer)) as own:
         DyingEngine(own)
@@ -304,12 +306,14 @@ def test_the_token_that_is_drawn_to_tell_of_a_prompt_alone_is_counted_as_none_of
 
 
 @pytest.mark.parametrize("prompt", ["", ["", "Hello"]])
-def test_an_empty_text_is_what_its_tokenizer_makes_of_it(client: Client, engine: FakeEngine, prompt: Any) -> None:
+def test_an_empty_prompt_is_the_bos_token_if_the_tokenizer_adds_one(
+    client: Client, engine: FakeEngine, prompt: Any
+) -> None:
     assert complete(client, prompt, logprobs=1, echo=True).status_code == 200
     assert engine.requests[0].token_ids == (client.preparer.tokenizer.bos_token_id,)
 
 
-def test_an_empty_text_of_no_token_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_prompt_without_tokens_is_refused(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client.preparer.expander, "_bos_prefix", ())
     response = client.send("POST", "/v1/completions", json={"prompt": ["Hello", ""]})
     assert error_of(response) == (400, "prompt[1]", "invalid_argument")
@@ -334,7 +338,7 @@ def test_an_empty_text_of_no_token_is_refused(client: Client, monkeypatch: pytes
         ({"prompt": {"a": 1}}, "prompt", "invalid_argument"),
     ],
 )
-def test_a_mistaken_completion_is_refused_by_its_field(
+def test_an_invalid_completion_is_refused_by_field_name(
     client: Client, engine: FakeEngine, fields: dict[str, Any], field: str, code: str
 ) -> None:
     assert error_of(client.send("POST", "/v1/completions", json=fields)) == (400, field, code)
@@ -344,7 +348,7 @@ def test_a_mistaken_completion_is_refused_by_its_field(
 # Tokens -------------------------------------------------------------------------------------------------------
 
 
-def test_a_prompt_becomes_tokens_and_text_again(client: Client) -> None:
+def test_a_prompt_is_tokenized_and_detokenized(client: Client) -> None:
     body = client.send("POST", "/tokenize", json={"prompt": "Hello there", "return_token_strs": True}).json()
     assert body["tokens"] == list(client.preparer.tokenizer.encode("Hello there", add_bos=True))
     assert (body["count"], body["max_model_len"]) == (len(body["tokens"]), 2048)
@@ -355,7 +359,7 @@ def test_a_prompt_becomes_tokens_and_text_again(client: Client) -> None:
     assert client.send("POST", "/detokenize", json={"tokens": plain["tokens"]}).json() == {"prompt": "Hello there"}
 
 
-def test_what_an_answer_may_hold_becomes_a_text_though_no_token_spells_it(client: Client) -> None:
+def test_detokenize_accepts_ids_of_the_model_that_have_no_token(client: Client) -> None:
     [hello] = client.preparer.tokenizer.encode("Hello")
     assert client.send("POST", "/detokenize", json={"tokens": [hello, 959]}).json() == {"prompt": "Hello"}
     refused = client.send("POST", "/detokenize", json={"tokens": [hello, 960]})
@@ -371,13 +375,15 @@ def test_null_is_the_default_everywhere_when_tokens_are_asked_for(client: Client
 
 
 @pytest.mark.parametrize("prompt", ["Hello", "<bos>Hello", "<bos><bos>Hello", " <bos>Hello"])
-def test_the_tokens_of_a_prompt_are_those_that_the_engine_gets(client: Client, engine: FakeEngine, prompt: str) -> None:
+def test_tokenize_gives_the_tokens_of_a_prompt_that_the_engine_gets(
+    client: Client, engine: FakeEngine, prompt: str
+) -> None:
     tokens = client.send("POST", "/tokenize", json={"prompt": prompt}).json()["tokens"]
     complete(client, prompt)
     assert tokens == list(engine.requests[0].token_ids)
 
 
-def test_the_tokens_of_a_conversation_are_those_that_the_engine_gets(client: Client, engine: FakeEngine) -> None:
+def test_tokenize_gives_the_tokens_of_a_chat_that_the_engine_gets(client: Client, engine: FakeEngine) -> None:
     messages = ask(by_url(draw(7).picture), "What is this?")
     body = client.send("POST", "/tokenize", json={"messages": messages}).json()
     client.chat(messages=messages)
@@ -414,7 +420,7 @@ def test_a_conversation_longer_than_the_context_is_counted_so_that_it_can_be_cut
         ("/detokenize", {"tokens": [2, 2**70]}, "tokens[1]"),
     ],
 )
-def test_mistaken_questions_for_tokens_name_their_field(
+def test_invalid_tokenize_requests_are_refused_by_field_name(
     client: Client, path: str, body: dict[str, Any], field: str
 ) -> None:
     status, named, _ = error_of(client.send("POST", path, json=body))
@@ -424,7 +430,7 @@ def test_mistaken_questions_for_tokens_name_their_field(
 # Limits -------------------------------------------------------------------------------------------------------
 
 
-def test_more_waiting_requests_than_the_server_takes_are_told_at_once(client: Client, engine: FakeEngine) -> None:
+def test_requests_beyond_the_waiting_limit_are_refused_at_once(client: Client, engine: FakeEngine) -> None:
     async def ask_three() -> list[httpx.Response]:
         engine.is_ready = asyncio.Event()
         app = create_app(client.preparer, engine, MODEL, ApiSettings(max_waiting_requests=2))
@@ -459,12 +465,12 @@ def test_a_body_that_is_announced_as_too_large_is_refused_unread(client: Client)
     assert error_of(response) == (413, "body", "body_too_large")
 
 
-def test_a_packed_body_is_refused(client: Client) -> None:
+def test_a_compressed_body_is_refused(client: Client) -> None:
     response = client.send("POST", "/tokenize", content=b"{}", headers={"Content-Encoding": "gzip"})
     assert error_of(response) == (415, "body", "unsupported_body")
 
 
-def test_a_body_that_does_not_go_on_is_given_up(client: Client) -> None:
+def test_a_stalled_body_times_out(client: Client) -> None:
     client.settings = ApiSettings(slow_client_seconds=0.05)
 
     async def slow() -> Any:
@@ -492,7 +498,7 @@ token_bodies = st.dictionaries(st.sampled_from(["prompt", "messages", "tokens", 
     path=st.sampled_from(["/v1/completions", "/tokenize", "/detokenize"]),
     body=completion_bodies | token_bodies | json_values,
 )
-def test_no_body_whatsoever_makes_the_smaller_endpoints_fail(client: Client, path: str, body: Any) -> None:
+def test_no_body_makes_the_smaller_endpoints_fail(client: Client, path: str, body: Any) -> None:
     response = client.send("POST", path, content=json.dumps(body).encode())
     event(f"{path} {response.status_code}")
     assert response.status_code in (200, 400, 404), response.text
@@ -504,9 +510,7 @@ def test_no_body_whatsoever_makes_the_smaller_endpoints_fail(client: Client, pat
 
 
 @pytest.mark.parametrize(("asked", "is_kept"), [("abc-1.2_3:4", True), ("a b", False), ("x" * 129, False), ("", False)])
-def test_every_answer_has_a_name_and_the_caller_s_if_it_is_a_sane_one(
-    client: Client, asked: str, is_kept: bool
-) -> None:
+def test_every_response_has_a_request_id_from_the_caller_if_valid(client: Client, asked: str, is_kept: bool) -> None:
     for path in ("/health", "/nothing", "/v1/models"):
         named = client.send("GET", path, headers={"X-Request-Id": asked}).headers["X-Request-Id"]
         assert (named == asked) == is_kept
@@ -533,7 +537,7 @@ def test_the_log_has_a_line_for_each_request_that_cannot_be_forged(
 
 
 @pytest.mark.parametrize("error", [RuntimeError(), RequestFailedError("no"), ClientDisconnect()])
-def test_nothing_in_a_path_reaches_the_log_as_it_is_when_its_request_fails(
+def test_a_failing_request_s_path_is_escaped_in_the_log(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     def fail() -> NoReturn:
@@ -547,9 +551,7 @@ def test_nothing_in_a_path_reaches_the_log_as_it_is_when_its_request_fails(
     assert line.startswith("GET /debug/requests/%1B%5B2J%C2%85%E2%80%A8")
 
 
-def test_a_prompt_of_very_many_tokens_keeps_no_other_request_waiting(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_very_long_prompt_does_not_block_other_requests(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
 
     def parse(body: Buffer) -> CompletionRequest:

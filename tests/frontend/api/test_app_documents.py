@@ -74,7 +74,7 @@ def test_a_name_is_shown_in_one_line_whatever_spaces_are_in_it(client: Client) -
     assert prompt_of(client, {"max_tokens": 9, **chat(document)}, "/v1/messages").count("A title A title") > 31
 
 
-def test_its_tokens_are_counted_as_they_are_answered(client: Client) -> None:
+def test_a_document_s_tokens_are_counted_as_in_an_answer(client: Client) -> None:
     body = {"model": MODEL, **chat(QUESTION, {"type": "file", "file": {"file_data": URL}})}
     counted = client.send("POST", "/tokenize", json=body).json()["count"]
     answered = client.send("POST", "/v1/chat/completions", json=body).json()["usage"]["prompt_tokens"]
@@ -90,7 +90,7 @@ def test_its_tokens_are_counted_as_they_are_answered(client: Client) -> None:
         ({"type": "content", "content": [{"type": "text", "text": "A text."}]}, "A text."),
     ],
 )
-def test_a_document_that_is_text_is_read_as_text_behind_what_is_said_of_it(
+def test_a_text_document_is_shown_after_its_title_and_context(
     client: Client, source: dict[str, Any], said: str
 ) -> None:
     document = {"type": "document", "source": source, "title": "The title", "context": "The context"}
@@ -128,7 +128,7 @@ def test_a_tool_s_result_may_be_a_document(client: Client) -> None:
         ({"file_data": DATA, "color": "red"}, "file.color"),
     ],
 )
-def test_faults_are_told_where_they_were_written(client: Client, file: dict[str, Any], field: str) -> None:
+def test_errors_name_the_part_that_caused_them(client: Client, file: dict[str, Any], field: str) -> None:
     response = client.send(
         "POST", "/v1/chat/completions", json={"model": MODEL, **chat({"type": "file", "file": file})}
     )
@@ -137,7 +137,7 @@ def test_faults_are_told_where_they_were_written(client: Client, file: dict[str,
     assert client.engine.requests == []
 
 
-def test_who_sends_one_as_a_picture_is_told_what_would_help(client: Client) -> None:
+def test_a_pdf_sent_as_a_picture_is_refused_with_advice(client: Client) -> None:
     body = {"model": MODEL, **chat({"type": "image_url", "image_url": {"url": URL}})}
     response = client.send("POST", "/v1/chat/completions", json=body)
     assert response.status_code == 400

@@ -41,7 +41,7 @@ def test_token_ids_are_echoed_as_their_text(client: Client) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 3])
-def test_logprobs_go_from_the_prompt_s_second_token_to_the_answer_s_last(client: Client, n: int) -> None:
+def test_logprobs_cover_the_prompt_s_second_token_to_the_answer_s_last(client: Client, n: int) -> None:
     tokenizer = client.preparer.tokenizer
     prompt = "Hello é🎉 there"
     token_ids = tokenizer.encode(prompt, add_bos=True)
@@ -61,14 +61,16 @@ def test_logprobs_go_from_the_prompt_s_second_token_to_the_answer_s_last(client:
         assert "prompt_logprobs" not in choice
 
 
-def test_a_bos_that_was_written_has_its_place(client: Client) -> None:
+def test_a_bos_written_by_the_caller_is_part_of_the_text(client: Client) -> None:
     [choice] = complete(client, "<bos>Hello", echo=True, logprobs=0).json()["choices"]
     assert choice["text"] == f"<bos>Hello{ANSWER}"
     assert choice["logprobs"]["text_offset"][:2] == [0, len("<bos>")]
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_prompt_alone_is_told_where_no_tokens_are_wanted(client: Client, engine: FakeEngine, stream: bool) -> None:
+def test_only_the_prompt_is_returned_if_no_tokens_are_requested(
+    client: Client, engine: FakeEngine, stream: bool
+) -> None:
     more: dict[str, Any] = {"stream_options": {"include_usage": True}} if stream else {"logprobs": 1}
     response = complete(client, "Hello", echo=True, max_tokens=0, stream=stream, **more)
     events = events_of(response) if stream else [response.json()]
@@ -82,7 +84,7 @@ def test_a_prompt_alone_is_told_where_no_tokens_are_wanted(client: Client, engin
         assert len(choices[0]["logprobs"]["tokens"]) == len(request.token_ids)
 
 
-def test_prompt_logprobs_are_vllm_s(client: Client) -> None:
+def test_prompt_logprobs_have_the_shape_of_vllm_s(client: Client) -> None:
     token_ids = client.preparer.tokenizer.encode("Hello there", add_bos=True)
     for choice in complete(client, "Hello there", prompt_logprobs=1, n=2).json()["choices"]:
         first, *others = choice["prompt_logprobs"]
@@ -96,14 +98,16 @@ def test_prompt_logprobs_are_vllm_s(client: Client) -> None:
 
 
 @pytest.mark.parametrize(("logprobs", "prompt_logprobs"), [(0, 2), (2, 0), (1, 1)])
-def test_each_field_says_how_many_it_is_told(client: Client, logprobs: int, prompt_logprobs: int) -> None:
+def test_logprobs_and_prompt_logprobs_set_their_own_numbers(
+    client: Client, logprobs: int, prompt_logprobs: int
+) -> None:
     fields = {"echo": True, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     [choice] = complete(client, "Hello there", **fields).json()["choices"]
     assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} == {1 + logprobs}
     assert {len(told) for told in choice["prompt_logprobs"][1:]} == {1 + prompt_logprobs}
 
 
-def test_a_chat_tells_of_its_prompt_once(client: Client, engine: FakeEngine) -> None:
+def test_a_chat_returns_its_prompt_logprobs_once(client: Client, engine: FakeEngine) -> None:
     body = client.send("POST", "/v1/chat/completions", json={"messages": ask("Hello"), "prompt_logprobs": 0, "n": 2})
     [request] = engine.requests
     first, *others = body.json()["prompt_logprobs"]
@@ -125,11 +129,11 @@ def test_a_chat_tells_of_its_prompt_once(client: Client, engine: FakeEngine) -> 
         ({"echo": True, "max_tokens": 0, "min_tokens": 2}, "min_tokens"),
     ],
 )
-def test_what_cannot_be_told_is_refused_by_its_field(client: Client, fields: dict[str, Any], field: str) -> None:
+def test_impossible_requests_are_refused_by_field_name(client: Client, fields: dict[str, Any], field: str) -> None:
     assert error_of(complete(client, "Hello", **fields)) == (400, field, "invalid_argument")
 
 
-def test_an_embedded_prompt_has_nothing_to_tell(client: Client) -> None:
+def test_an_embedded_prompt_has_no_echo_or_logprobs(client: Client) -> None:
     for fields in ({"echo": True}, {"prompt_logprobs": 0}):
         [name] = fields
         response = client.send("POST", "/v1/completions", json={"prompt_embeds": "AAAA", **fields})
@@ -144,7 +148,7 @@ def test_an_embedded_prompt_has_nothing_to_tell(client: Client) -> None:
         ("prompt_logprobs", {"echo": True, "logprobs": 0, "prompt_logprobs": 0}),
     ],
 )
-def test_no_more_is_told_than_an_answer_may_hold(
+def test_the_number_of_prompt_logprobs_in_a_response_is_limited(
     client: Client, monkeypatch: pytest.MonkeyPatch, field: str, fields: dict[str, Any]
 ) -> None:
     num_tokens = len(client.preparer.tokenizer.encode("Hello", add_bos=True))
@@ -157,14 +161,14 @@ def test_no_more_is_told_than_an_answer_may_hold(
         assert f"asks for {2 * 4 * num_tokens} log-probabilities" in response.text
 
 
-def test_a_chat_s_choices_are_no_more_to_tell_of_its_prompt(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_s_prompt_logprobs_count_once_for_all_choices(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = {"messages": ask("Hello"), "prompt_logprobs": 0}
     num_tokens = client.send("POST", "/v1/chat/completions", json=asked).json()["usage"]["prompt_tokens"]
     monkeypatch.setattr(prepare_answer, "MAX_PROMPT_LOGPROBS_IN_ANSWER", num_tokens)
     assert client.send("POST", "/v1/chat/completions", json={**asked, "n": 4}).status_code == 200
 
 
-def test_prompts_are_told_one_after_the_other(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_echoed_prompts_are_rendered_one_at_a_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     told, under_way, at_once = CompletionAnswer._completion, list[None](), list[int]()
 
     def tell_slowly(*args: Any) -> Any:

@@ -48,14 +48,14 @@ def test_a_text_becomes_one_vector_of_length_one(client: Client, engine: FakeEng
     }  # fmt: skip
 
 
-def test_the_engine_is_asked_for_one_token_and_its_vector(client: Client, engine: FakeEngine) -> None:
+def test_the_engine_gets_a_request_for_one_token_and_a_vector(client: Client, engine: FakeEngine) -> None:
     embed(client, input="Hello", cache_salt="mine", priority=3)
     [asked] = engine.requests
     assert asked.wants_vector
     assert (asked.sampling_params.max_tokens, asked.cache_salt, asked.priority) == (1, "mine", 3)
 
 
-def test_several_inputs_are_told_in_their_order_whatever_they_are(client: Client, engine: FakeEngine) -> None:
+def test_several_inputs_are_answered_in_order(client: Client, engine: FakeEngine) -> None:
     ids = list(client.preparer.tokenizer.encode("Good day"))
     body = embed(client, input=["Hello", ids, "Red"])
     assert [each["index"] for each in body["data"]] == [0, 1, 2]
@@ -67,7 +67,7 @@ def test_several_inputs_are_told_in_their_order_whatever_they_are(client: Client
     assert one["embedding"] == body["data"][1]["embedding"]
 
 
-def test_of_many_inputs_only_so_many_are_with_the_engine_at_once(
+def test_the_inputs_in_the_engine_at_once_are_limited(
     client: Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_embeddings, "MAX_AT_ONCE", 2)
@@ -100,7 +100,7 @@ def test_a_vector_may_be_cut_and_may_keep_its_length(client: Client, engine: Fak
     np.testing.assert_array_equal(raw["embedding"], vector_of(engine))
 
 
-def test_messages_with_a_picture_are_read_and_not_answered(client: Client, engine: FakeEngine) -> None:
+def test_messages_with_a_picture_can_be_embedded(client: Client, engine: FakeEngine) -> None:
     messages = ask("Represent it.", by_url(draw(7).picture))
     body = embed(client, messages=messages)
     assert body["usage"]["prompt_tokens_details"]["image_tokens"] > 0
@@ -115,7 +115,7 @@ def test_messages_with_a_picture_are_read_and_not_answered(client: Client, engin
         assert engine.requests[-1].token_ids == by_default
 
 
-def test_the_account_tells_of_each_input_and_counts_no_answer(client: Client) -> None:
+def test_accounts_have_one_entry_per_input(client: Client) -> None:
     body = embed(client, input=["Hello", "Red"], keepsight={"account": True})
     assert len(body["keepsight"]["accounts"]) == 2
 
@@ -125,13 +125,13 @@ def test_cached_tokens_of_all_inputs_are_counted(client: Client, engine: FakeEng
     assert embed(client, input=["Hello", "Red"])["usage"]["prompt_tokens_details"]["cached_tokens"] == 4
 
 
-def test_what_fails_ends_what_is_asked_beside_it(client: Client, engine: FakeEngine) -> None:
+def test_a_failing_input_ends_the_others(client: Client, engine: FakeEngine) -> None:
     engine.fails_after = 0
     response = client.send("POST", "/v1/embeddings", json={"input": ["Hello"] * 3})
     assert response.status_code == 500
 
 
-def test_who_leaves_has_nothing_more_computed(
+def test_a_client_that_leaves_ends_its_computation(
     client: Client, engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answer_embeddings, "MAX_AT_ONCE", 2)
@@ -188,19 +188,19 @@ def test_who_leaves_has_nothing_more_computed(
         ({"inptu": "Hello"}, "inptu"),
     ],
 )
-def test_what_is_mistaken_is_refused_by_its_name(client: Client, fields: dict[str, Any], field: str) -> None:
+def test_invalid_fields_are_refused_by_name(client: Client, fields: dict[str, Any], field: str) -> None:
     status, param, _ = error_of(client.send("POST", "/v1/embeddings", json=fields))
     assert status == (404 if field == "model" else 400)
     assert param == field
 
 
-def test_an_input_that_is_too_long_is_refused_by_its_place(client: Client) -> None:
+def test_an_input_that_is_too_long_is_refused_by_its_index(client: Client) -> None:
     long = "Hello " * client.preparer.max_model_len
     status, param, code = error_of(client.send("POST", "/v1/embeddings", json={"input": ["Hello", long]}))
     assert (status, param, code) == (400, "input[1]", "context_length_exceeded")
 
 
-def test_the_official_client_reads_vectors_as_it_asks_for_them(client: Client, engine: FakeEngine) -> None:
+def test_the_official_client_reads_vectors_in_base64(client: Client, engine: FakeEngine) -> None:
     """The client asks for base64 and decodes it, unseen by its caller."""
     http_client: Any = httpx.Client(transport=httpx.MockTransport(partial(pass_on, client)))
     official = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http_client)

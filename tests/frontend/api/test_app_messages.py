@@ -138,7 +138,7 @@ def test_an_answer_is_a_message_of_blocks(client: Client) -> None:
     }
 
 
-def test_it_is_asked_as_a_chat_is(client: Client) -> None:
+def test_a_message_request_is_prepared_like_a_chat(client: Client) -> None:
     url = draw(7).data_url
     of_chat = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "What is it?"}]
     system = {"role": "system", "content": "Be short."}
@@ -165,7 +165,7 @@ def test_it_is_asked_as_a_chat_is(client: Client) -> None:
     assert (second.sampling_params.stop, second.sampling_params.max_tokens) == (first.sampling_params.stop, 99)
 
 
-def test_what_was_cached_is_told_beside_what_was_not(client: Client) -> None:
+def test_usage_separates_cached_and_uncached_tokens(client: Client) -> None:
     client.engine.num_cached_tokens = {0: 5}
     whole, streamed = ask(client)["usage"], stream(client)
     num_tokens = len(asked(client).token_ids)
@@ -174,7 +174,7 @@ def test_what_was_cached_is_told_beside_what_was_not(client: Client) -> None:
     assert streamed[0]["message"]["usage"] == whole | {"output_tokens": 0}
 
 
-def test_a_stream_says_what_the_whole_says(client: Client) -> None:
+def test_a_stream_has_the_content_of_the_whole_answer(client: Client) -> None:
     kinds = [event["type"] for event in stream(client)]
     assert kinds[:2] == ["message_start", "content_block_start"]
     assert set(kinds[2:-3]) == {"content_block_delta"}
@@ -204,7 +204,7 @@ def test_an_answer_says_why_it_ended(client: Client, text: str, end: Any, fields
         assert (body["stop_reason"], body["stop_sequence"]) == told
 
 
-def test_an_answer_that_says_nothing_is_an_empty_text(client: Client) -> None:
+def test_an_empty_answer_is_an_empty_text_block(client: Client) -> None:
     client.engine.token_ids = [6]
     assert ask(client)["content"] == [{"type": "text", "text": ""}]
     assert gather(client).content[0].to_dict() == {"type": "text", "text": ""}
@@ -216,7 +216,7 @@ def test_a_call_that_was_cut_off_has_no_input(client: Client) -> None:
     assert (block["type"], block["name"], block["input"]) == ("tool_use", "look", {})
 
 
-def test_calls_and_their_results_go_back_as_they_came(tagged: Client) -> None:
+def test_calls_and_their_results_can_be_sent_back(tagged: Client) -> None:
     tagged.engine.text = call = f"I look.\n{write_call('look', INPUT, TAGGED)}"
     message = gather(tagged, tools=[LOOK])
     first = prompt_of(tagged)
@@ -232,7 +232,7 @@ def test_calls_and_their_results_go_back_as_they_came(tagged: Client) -> None:
     assert second.index("</tool_response>") < second.index("And?")
 
 
-def test_a_last_message_of_the_assistant_s_is_gone_on_with(client: Client) -> None:
+def test_a_last_message_of_the_assistant_is_continued(client: Client) -> None:
     begun = [*HELLO, {"role": "assistant", "content": [{"type": "text", "text": "It is"}]}]
     ask(client, messages=begun)
     client.chat(messages=begun, continue_final_message=True)
@@ -240,7 +240,7 @@ def test_a_last_message_of_the_assistant_s_is_gone_on_with(client: Client) -> No
     assert of_messages.token_ids == of_chat.token_ids
 
 
-def test_turns_of_one_role_are_one_and_a_later_system_is_heard_in_its_place(client: Client) -> None:
+def test_consecutive_turns_are_merged_and_a_later_system_message_stays_in_place(client: Client) -> None:
     later = {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}
     answered = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Hello"}]
     ask(client, system="Be short.", messages=[{"role": "system", "content": "Be good."}, *HELLO, later, *answered])
@@ -277,7 +277,7 @@ def test_the_tokens_are_counted_without_an_answer(client: Client) -> None:
     assert by_client(client, count).input_tokens == counted["input_tokens"]
 
 
-def test_what_asks_for_nothing_more_is_taken(client: Client) -> None:
+def test_fields_that_change_nothing_are_accepted(client: Client) -> None:
     nothing: dict[str, Any] = {
         "thinking": {"type": "enabled", "budget_tokens": 2048},
         "metadata": {"user_id": "somebody"},
@@ -294,7 +294,7 @@ def test_what_asks_for_nothing_more_is_taken(client: Client) -> None:
     assert response.status_code == 200, response.text
 
 
-def test_a_form_is_kept(client: Client) -> None:
+def test_an_output_schema_is_passed_to_the_engine(client: Client) -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     ask(client, output_config={"format": {"type": "json_schema", "schema": schema}})
     form = asked(client).sampling_params.structured_outputs
@@ -302,7 +302,7 @@ def test_a_form_is_kept(client: Client) -> None:
     assert form.json == json.dumps(schema)
 
 
-def test_the_account_is_told_on_request(client: Client) -> None:
+def test_the_account_is_returned_on_request(client: Client) -> None:
     assert ask(client, keepsight={"account": True})["keepsight"]["accounts"]
     assert stream(client, keepsight={"account": True})[-2]["keepsight"]["accounts"]
 
@@ -317,7 +317,7 @@ def test_a_key_may_come_in_either_header_at_these_paths_alone(client: Client) ->
     assert client.chat(headers={"x-api-key": "one"}).status_code == 401
 
 
-def test_a_failure_behind_the_first_token_is_the_last_event(client: Client) -> None:
+def test_a_failure_after_the_first_token_is_the_last_event(client: Client) -> None:
     client.engine.fails_after = 2
     last = stream(client)[-1]
     assert (last["type"], last["error"]["type"]) == ("error", "api_error")
@@ -363,7 +363,7 @@ TOO_LONG = [{"role": "user", "content": "x " * 3000}]
         ({"model": "other"}, "model"),
     ],
 )  # fmt: skip
-def test_faults_are_told_by_the_names_of_this_api(client: Client, fields: dict[str, Any], field: str) -> None:
+def test_errors_use_the_field_names_of_this_api(client: Client, fields: dict[str, Any], field: str) -> None:
     status, kind, told = error_of(post(client, **fields))
     assert (status, kind) in ((400, "invalid_request_error"), (404, "not_found_error"))
     assert told == field
@@ -401,20 +401,20 @@ USE = {"role": "assistant", "content": [{"type": "tool_use", "id": "a", "name": 
          "content[0].source.url"),
     ],
 )  # fmt: skip
-def test_faults_are_told_where_they_were_written(client: Client, content: Any, field: str) -> None:
+def test_errors_name_the_field_that_caused_them(client: Client, content: Any, field: str) -> None:
     before: list[Any] = [*HELLO, USE]
     response = post(client, messages=[*before, {"role": "user", "content": content}])
     assert error_of(response) == (400, "invalid_request_error", f"messages[2].content[0].{field}")
     assert client.engine.requests == []
 
 
-def test_a_file_that_is_no_picture_is_refused_by_its_type_in_words(client: Client) -> None:
+def test_a_file_that_is_not_a_picture_is_refused_with_its_type(client: Client) -> None:
     content = [picture(type="base64", media_type="application/pdf", data="AAAA")]
     told = post(client, messages=[{"role": "user", "content": content}]).json()["error"]["message"]
     assert told.endswith("source.media_type: must be a picture's, such as 'image/png', not 'application/pdf'")
 
 
-def test_other_faults_have_the_shape_of_this_api_too(client: Client) -> None:
+def test_other_errors_have_the_shape_of_this_api_too(client: Client) -> None:
     assert error_of(client.send("GET", "/v1/messages"))[:2] == (405, "invalid_request_error")
     assert error_of(client.send("POST", "/v1/messages", content=b"{"))[:2] == (400, "invalid_request_error")
     client.engine.fails_after = 0

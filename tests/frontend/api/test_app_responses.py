@@ -101,14 +101,14 @@ def test_an_answer_is_one_message(client: Client) -> None:
     }
 
 
-def test_it_is_asked_as_a_chat_is(client: Client) -> None:
+def test_a_response_request_is_prepared_like_a_chat(client: Client) -> None:
     client.chat(messages=[{"role": "system", "content": "Be short."}, {"role": "user", "content": "Hello"}])
     ask(client, instructions="Be short.")
     of_chat, of_responses = client.engine.requests
     assert of_chat.token_ids == of_responses.token_ids
 
 
-def test_what_was_asked_is_repeated(client: Client) -> None:
+def test_a_response_repeats_the_request_s_fields(client: Client) -> None:
     form = {"type": "json_schema", "name": "any", "schema": {"type": "object"}}
     body = ask(
         client,
@@ -139,7 +139,7 @@ def test_what_was_asked_is_repeated(client: Client) -> None:
     assert asked(client).sampling_params.max_tokens == 7
 
 
-def test_a_stream_says_what_the_whole_says(client: Client) -> None:
+def test_a_stream_has_the_content_of_the_whole_answer(client: Client) -> None:
     events = stream(client)
     told = kinds(events)
     assert told[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
@@ -163,7 +163,7 @@ def test_an_answer_that_is_cut_off_is_incomplete(client: Client) -> None:
     assert kinds(stream(client))[-1] == "incomplete"
 
 
-def test_an_answer_that_says_nothing_is_a_message_all_the_same(client: Client) -> None:
+def test_an_empty_answer_is_still_a_message(client: Client) -> None:
     client.engine.token_ids = [6]
     [item] = ask(client)["output"]
     assert item["content"][0]["text"] == ""
@@ -188,7 +188,7 @@ def test_calls_are_items_of_their_own(client: Client) -> None:
     assert len(set(ids)) == 4
 
 
-def test_what_is_said_before_calls_is_an_item_of_its_own_and_all_of_it_can_be_sent_back(
+def test_text_before_calls_is_an_item_of_its_own_and_can_be_sent_back(
     preparer: RequestPreparer,
 ) -> None:
     tagged = copy.copy(preparer)
@@ -207,7 +207,7 @@ def test_what_is_said_before_calls_is_an_item_of_its_own_and_all_of_it_can_be_se
     assert second.startswith(f"{first}I look.\n{call}<|im_end|>")
 
 
-def test_a_stream_of_calls_tells_each_with_its_arguments(client: Client) -> None:
+def test_a_stream_contains_each_call_with_its_arguments(client: Client) -> None:
     client.engine.text = CALLS
     events = stream(client, tools=[LOOK, GO])
     added = [event for event in events if event["type"] == "response.output_item.added"]
@@ -223,7 +223,7 @@ def test_a_stream_of_calls_tells_each_with_its_arguments(client: Client) -> None
     assert kinds(events)[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
 
 
-def test_a_call_that_is_cut_off_has_called_nothing_yet(client: Client) -> None:
+def test_a_call_that_is_cut_off_is_incomplete(client: Client) -> None:
     client.engine.text, client.engine.end = CALLS.partition("the")[0], "length"
     [item] = ask(client, tools=[LOOK])["output"]
     assert (item["type"], item["status"]) == ("function_call", "incomplete")
@@ -243,7 +243,7 @@ def test_an_answer_can_be_sent_back_as_it_came(client: Client) -> None:
     assert len(first) < len(second) < len(third)
 
 
-def test_what_asks_for_nothing_is_taken(client: Client) -> None:
+def test_fields_that_change_nothing_are_accepted(client: Client) -> None:
     nothing: dict[str, Any] = {
         "reasoning": {"effort": "none", "summary": "auto"},
         "include": ["reasoning.encrypted_content"],
@@ -255,7 +255,7 @@ def test_what_asks_for_nothing_is_taken(client: Client) -> None:
     assert kinds(stream(client, stream_options={"include_usage": True}))[-1] == "completed"
 
 
-def test_log_probabilities_are_told_where_they_are_included(client: Client) -> None:
+def test_log_probabilities_are_returned_if_included(client: Client) -> None:
     body = ask(client, include=LOGPROBS, top_logprobs=2)
     told = body["output"][0]["content"][0]["logprobs"]
     assert len(told) == body["usage"]["output_tokens"]
@@ -268,7 +268,7 @@ def test_log_probabilities_are_told_where_they_are_included(client: Client) -> N
     assert ask(client)["output"][0]["content"][0]["logprobs"] == []
 
 
-def test_the_account_is_told_on_request(client: Client) -> None:
+def test_the_account_is_returned_on_request(client: Client) -> None:
     assert ask(client, keepsight={"account": True})["keepsight"]["accounts"]
     assert stream(client, keepsight={"account": True})[-1]["response"]["keepsight"]["accounts"]
     assert "keepsight" not in ask(client)
@@ -279,7 +279,7 @@ def test_a_failure_before_the_first_token_has_a_status(client: Client) -> None:
     assert error_of(post(client, stream=True)) == (503, None, "engine_lost")
 
 
-def test_a_failure_behind_it_is_the_last_event(client: Client) -> None:
+def test_a_failure_after_the_first_token_is_the_last_event(client: Client) -> None:
     client.engine.fails_after = 2
     events = stream(client)
     assert kinds(events)[-1] == "failed"
@@ -351,7 +351,7 @@ def test_the_input_is_counted_without_an_answer(client: Client) -> None:
         ({"model": "other"}, "model"),
     ],
 )  # fmt: skip
-def test_faults_are_told_by_the_names_of_this_api(client: Client, fields: dict[str, Any], field: str) -> None:
+def test_errors_use_the_field_names_of_this_api(client: Client, fields: dict[str, Any], field: str) -> None:
     response = post(client, **fields)
     assert response.status_code in (400, 404)
     assert error_of(response)[1] == field
@@ -374,7 +374,7 @@ def get(client: Client, name: str, **options: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize("streams", [False, True])
-def test_a_request_goes_on_from_a_response_as_if_all_were_sent(keeper: Client, streams: bool) -> None:
+def test_a_request_continues_a_response_as_if_everything_were_sent_again(keeper: Client, streams: bool) -> None:
     items = [{"role": "user", "content": "Hello"}]
     first = stream(keeper, input=items)[-1]["response"] if streams else ask(keeper, input="Hello")
     second = ask(keeper, input="And?", previous_response_id=first["id"])
@@ -387,7 +387,7 @@ def test_a_request_goes_on_from_a_response_as_if_all_were_sent(keeper: Client, s
     assert second["previous_response_id"] == first["id"]
 
 
-def test_pictures_are_not_sent_again(keeper: Client) -> None:
+def test_pictures_need_not_be_sent_again(keeper: Client) -> None:
     look = {"type": "input_image", "image_url": draw(7).data_url}
     first = ask(keeper, input=[{"role": "user", "content": [look, {"type": "input_text", "text": "What is it?"}]}])
     ask(keeper, input="Which colour?", previous_response_id=first["id"])
@@ -396,7 +396,7 @@ def test_pictures_are_not_sent_again(keeper: Client) -> None:
     assert after.token_ids[: len(before.token_ids)] == before.token_ids
 
 
-def test_a_response_is_told_again_until_it_is_deleted(keeper: Client) -> None:
+def test_a_response_can_be_read_until_it_is_deleted(keeper: Client) -> None:
     body = ask(keeper)
     assert body["store"] is True
     assert get(keeper, body["id"]).json() == body
@@ -414,7 +414,7 @@ def test_a_response_is_told_again_until_it_is_deleted(keeper: Client) -> None:
     )
 
 
-def test_nothing_is_kept_of_who_does_not_want_it_or_of_what_failed(keeper: Client) -> None:
+def test_unstored_and_failed_responses_are_not_kept(keeper: Client) -> None:
     body = ask(keeper, store=False)
     assert body["store"] is False
     assert get(keeper, body["id"]).status_code == 404
@@ -424,13 +424,13 @@ def test_nothing_is_kept_of_who_does_not_want_it_or_of_what_failed(keeper: Clien
     assert get(keeper, failed["id"]).status_code == 404
 
 
-def test_an_answer_says_where_it_could_not_be_kept(keeper: Client) -> None:
+def test_an_answer_says_if_it_could_not_be_kept(keeper: Client) -> None:
     body = ask(keeper, metadata={str(each): "x" * 500 for each in range(16)}, instructions="y" * 1500)
     assert (body["status"], body["store"]) == ("completed", False)
     assert get(keeper, body["id"]).status_code == 404
 
 
-def test_a_server_whose_folder_has_gone_answers_all_the_same(keeper: Client, tmp_path: Path) -> None:
+def test_a_server_whose_folder_is_gone_still_answers(keeper: Client, tmp_path: Path) -> None:
     for each in tmp_path.iterdir():
         each.rename(each.with_suffix(".moved"))
     tmp_path.rename(gone := tmp_path.with_name("gone"))
@@ -439,14 +439,14 @@ def test_a_server_whose_folder_has_gone_answers_all_the_same(keeper: Client, tmp
     gone.rename(tmp_path)
 
 
-def test_a_response_is_told_whole_or_not_at_all(keeper: Client) -> None:
+def test_a_response_cannot_be_read_in_part(keeper: Client) -> None:
     name = ask(keeper)["id"]
     assert get(keeper, f"{name}?stream=false&include[]=message.output_text.logprobs").status_code == 200
     for query in ("stream=true", "starting_after=3", "include=nothing"):
         assert error_of(get(keeper, f"{name}?{query}")) == (400, query.partition("=")[0], "unsupported_field")
 
 
-def test_what_is_asked_is_held_only_while_it_is_answered(keeper: Client) -> None:
+def test_a_request_takes_space_only_while_it_is_answered(keeper: Client) -> None:
     for fails_after in (None, 0, 2):
         keeper.engine.fails_after = fails_after
         for _ in range(30):  # of 400 bytes each; there is room for 9,000
@@ -455,7 +455,7 @@ def test_what_is_asked_is_held_only_while_it_is_answered(keeper: Client) -> None
     assert ask(keeper)["store"] is True
 
 
-def test_calls_and_their_results_go_on_by_the_id(keeper: Client) -> None:
+def test_a_conversation_with_calls_continues_by_id(keeper: Client) -> None:
     keeper.engine.text = write_call("look", ARGUMENTS)
     first = ask(keeper, tools=[LOOK])
     result = {"type": "function_call_output", "call_id": first["output"][0]["call_id"], "output": "the sea"}
@@ -465,7 +465,7 @@ def test_calls_and_their_results_go_on_by_the_id(keeper: Client) -> None:
     assert "the sea" in keeper.preparer.tokenizer.decode(asked(keeper).token_ids)
 
 
-def test_what_was_answered_may_be_named_by_its_id(keeper: Client) -> None:
+def test_an_output_item_may_be_referenced_by_id(keeper: Client) -> None:
     user, again = {"role": "user", "content": "Hello"}, {"role": "user", "content": "And?"}
     [said] = ask(keeper, input=[user])["output"]
     reference = {"type": "item_reference", "id": said["id"]}
@@ -480,7 +480,7 @@ def test_what_was_answered_may_be_named_by_its_id(keeper: Client) -> None:
     assert error_of(unknown) == (404, "input[1].id", "response_not_found")
 
 
-def test_a_reference_to_what_has_gone_ends_a_conversation(keeper: Client) -> None:
+def test_a_reference_to_a_deleted_response_ends_a_conversation(keeper: Client) -> None:
     user = {"role": "user", "content": "Hello"}
     first = ask(keeper, input=[user])
     reference = {"type": "item_reference", "id": first["output"][0]["id"]}
@@ -499,7 +499,7 @@ def test_the_input_of_a_conversation_is_counted(keeper: Client) -> None:
     assert counted.json()["input_tokens"] == second["usage"]["input_tokens"]
 
 
-def test_a_fault_of_an_earlier_turn_is_told_as_such(keeper: Client) -> None:
+def test_an_error_in_an_earlier_turn_says_so(keeper: Client) -> None:
     first = ask(keeper)
     long = post(keeper, input="x " * 3000, previous_response_id=first["id"])
     assert error_of(long) == (400, "input", "context_length_exceeded")

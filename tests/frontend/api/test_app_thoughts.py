@@ -78,7 +78,7 @@ def test_a_thought_that_is_cut_off_has_no_answer(client: Client) -> None:
     assert join(client.stream()) == {"reasoning_content": "Let me see", "content": ""}
 
 
-def test_a_tag_that_is_only_spelled_ends_no_thought(client: Client) -> None:
+def test_a_tag_spelled_in_other_tokens_does_not_end_a_thought(client: Client) -> None:
     """The engine does the same: it applies a grammar only after the token of the closing tag."""
     encode = client.preparer.tokenizer.encode
     opened = () if opens(client) else encode("<think>")
@@ -87,13 +87,13 @@ def test_a_tag_that_is_only_spelled_ends_no_thought(client: Client) -> None:
     assert (message["reasoning"], message["content"]) == ("Is </think> a tag?", "Red.")
 
 
-def test_where_nothing_was_thought_the_field_is_null(client: Client) -> None:
+def test_without_a_thought_the_field_is_null(client: Client) -> None:
     client.engine.text = "\n</think>\n\nRed." if opens(client) else "Red."
     message = client.chat().json()["choices"][0]["message"]
     assert (message["reasoning"], message["reasoning_content"], message["content"]) == (None, None, "Red.")
 
 
-def test_a_call_behind_a_thought_is_one_and_a_call_within_is_not(client: Client) -> None:
+def test_a_call_counts_after_a_thought_but_not_within_it(client: Client) -> None:
     say(client, f"I might {CALL}\n</think>\n\n{CALL}")
     choice = client.chat(tools=TOOLS).json()["choices"][0]
     assert choice["finish_reason"] == "tool_calls"
@@ -106,14 +106,14 @@ def test_a_call_behind_a_thought_is_one_and_a_call_within_is_not(client: Client)
 
 
 @pytest.mark.parametrize("asked", [{"guided_regex": "[ab]+"}, {"tools": TOOLS, "tool_choice": "required"}, {}])
-def test_the_engine_is_told_where_a_form_begins(client: Client, asked: dict[str, Any]) -> None:
+def test_the_engine_is_told_where_a_grammar_begins(client: Client, asked: dict[str, Any]) -> None:
     client.chat(**asked)
     opening, closing = client.preparer.tokenizer.encode("<think></think>")
     told = client.engine.requests[-1].thought
     assert told == ThoughtTokens(None if opens(client) else opening, closing)
 
 
-def test_a_thought_that_is_not_to_be_told_is_in_no_part_of_the_answer(client: Client) -> None:
+def test_an_unrequested_thought_is_not_in_the_answer(client: Client) -> None:
     say(client, ANSWERED)
     asked: dict[str, Any] = {"include_reasoning": False, "logprobs": True, "return_token_ids": True}
     body = client.chat(**asked).json()
@@ -126,7 +126,7 @@ def test_a_thought_that_is_not_to_be_told_is_in_no_part_of_the_answer(client: Cl
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
 
 
-def test_a_thought_that_comes_with_its_answer_in_one_piece_is_not_told_either(client: Client) -> None:
+def test_an_unrequested_thought_in_one_piece_with_its_answer_is_removed_too(client: Client) -> None:
     say(client, "Hm.</think>Red.")
     # Text that may begin the stop string is held back, so all of it comes in one piece.
     asked: dict[str, Any] = {"include_reasoning": False, "stop": f"{client.engine.text}!"}
@@ -143,7 +143,7 @@ def test_each_choice_has_its_own_thought(client: Client) -> None:
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] == 2 * one
 
 
-def test_a_completion_is_all_of_the_text(client: Client) -> None:
+def test_a_completion_includes_the_thought(client: Client) -> None:
     say(client, ANSWERED)
     body = complete(client, "Hello").json()
     assert body["choices"][0]["text"] == client.engine.text
@@ -152,7 +152,7 @@ def test_a_completion_is_all_of_the_text(client: Client) -> None:
 
 
 @pytest.mark.parametrize("asked", [{"chat_template_kwargs": {"enable_thinking": False}}, {"reasoning_effort": "none"}])
-def test_a_model_that_is_told_not_to_think_answers_as_one_that_cannot(client: Client, asked: dict[str, Any]) -> None:
+def test_a_model_told_not_to_think_answers_without_a_thought(client: Client, asked: dict[str, Any]) -> None:
     if opens(client):
         return  # this template always opens a thought
     client.engine.text = "<think>Red."
@@ -172,7 +172,7 @@ def test_a_response_has_a_thought_as_an_item_before_its_message(client: Client) 
     assert body["usage"]["output_tokens_details"]["reasoning_tokens"] > 5
 
 
-def test_a_stream_tells_the_thought_before_the_message(client: Client) -> None:
+def test_a_stream_has_the_thought_before_the_message(client: Client) -> None:
     say(client, ANSWERED)
     events = stream(client, include=["message.output_text.logprobs"])
     told = [kind for kind in kinds(events) if not kind.endswith("text.delta")]
@@ -186,7 +186,7 @@ def test_a_stream_tells_the_thought_before_the_message(client: Client) -> None:
     assert "".join(each["token"] for each in logprobs) == "\n\nRed."
 
 
-def test_a_response_that_is_cut_off_amid_a_thought_is_the_thought_alone(client: Client) -> None:
+def test_a_response_cut_off_within_a_thought_has_only_the_thought(client: Client) -> None:
     say(client, "Let me see")
     client.engine.end = "length"
     body = ask(client)
@@ -197,7 +197,7 @@ def test_a_response_that_is_cut_off_amid_a_thought_is_the_thought_alone(client: 
 
 
 @pytest.mark.parametrize("said", [{}, {"include_reasoning": False}])
-def test_an_answer_that_has_not_come_may_be_sent_back(client: Client, said: dict[str, Any]) -> None:
+def test_an_empty_answer_may_be_sent_back(client: Client, said: dict[str, Any]) -> None:
     say(client, "\n")
     client.engine.end = "length"
     message = client.chat(**said).json()["choices"][0]["message"]
@@ -233,7 +233,7 @@ def test_a_message_of_a_model_that_is_told_not_to_think_has_none(client: Client)
     assert (of_message.token_ids, of_message.thought) == (of_chat.token_ids, of_chat.thought)
 
 
-def test_what_was_thought_may_be_sent_back_with_the_answer(client: Client) -> None:
+def test_a_thought_may_be_sent_back_with_the_answer(client: Client) -> None:
     say(client, f"Hm.\n</think>\n\n{CALL}")
     called = client.chat(tools=TOOLS).json()["choices"][0]["message"]
     result = {"role": "tool", "tool_call_id": called["tool_calls"][0]["id"], "content": "the sea"}

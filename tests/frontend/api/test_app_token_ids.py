@@ -13,7 +13,7 @@ def chat(client: Client, **fields: Any) -> Any:
     return client.send("POST", "/v1/chat/completions", json={"messages": ask("Hello é🎉"), **fields})
 
 
-def test_a_chat_tells_its_prompt_s_and_its_choices_ids(client: Client) -> None:
+def test_a_chat_returns_the_ids_of_its_prompt_and_choices(client: Client) -> None:
     body = chat(client, n=2, return_token_ids=True).json()
     tokenized = client.send("POST", "/tokenize", json={"messages": ask("Hello é🎉")}).json()
     assert body["prompt_token_ids"] == tokenized["tokens"]
@@ -23,7 +23,7 @@ def test_a_chat_tells_its_prompt_s_and_its_choices_ids(client: Client) -> None:
     assert sum(len(choice["token_ids"]) for choice in body["choices"]) == body["usage"]["completion_tokens"]
 
 
-def test_a_streamed_chat_tells_its_prompt_first_and_then_each_token(client: Client) -> None:
+def test_a_streamed_chat_returns_its_prompt_s_ids_first_and_then_each_token_s(client: Client) -> None:
     whole = chat(client, n=2, return_token_ids=True).json()
     first, *others = events_of(chat(client, n=2, stream=True, return_token_ids=True))
     assert first["prompt_token_ids"] == whole["prompt_token_ids"]
@@ -34,7 +34,7 @@ def test_a_streamed_chat_tells_its_prompt_first_and_then_each_token(client: Clie
 
 
 @pytest.mark.parametrize("echo", [False, True])
-def test_each_choice_of_a_completion_tells_its_prompt_s_and_its_own_ids(client: Client, echo: bool) -> None:
+def test_each_choice_of_a_completion_returns_its_prompt_s_and_its_own_ids(client: Client, echo: bool) -> None:
     prompts = ["Hello", "Good day"]
     body = complete(client, prompts, n=2, echo=echo, return_token_ids=True).json()
     tokenizer = client.preparer.tokenizer
@@ -61,12 +61,12 @@ def test_a_prompt_alone_has_no_ids_of_an_answer(client: Client, stream: bool) ->
 
 
 @pytest.mark.parametrize("asked", [{}, {"return_token_ids": False}, {"return_token_ids": None}])
-def test_nobody_is_told_ids_who_did_not_ask(client: Client, asked: dict[str, Any]) -> None:
+def test_ids_are_returned_only_on_request(client: Client, asked: dict[str, Any]) -> None:
     for response in (chat(client, **asked), chat(client, stream=True, **asked), complete(client, "Hello", **asked)):
         assert "token_ids" not in response.text
 
 
-def test_ids_of_long_prompts_are_told_only_so_often(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_returned_prompt_ids_is_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     num_tokens = len(client.preparer.tokenizer.encode("Hello", add_bos=True))
     monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", 4 * num_tokens)
     assert complete(client, "Hello", n=4, return_token_ids=True).status_code == 200
@@ -75,7 +75,7 @@ def test_ids_of_long_prompts_are_told_only_so_often(client: Client, monkeypatch:
     assert error_of(refused)[:2] == (400, "return_token_ids")
 
 
-def test_a_text_of_far_more_ids_than_are_told_is_not_encoded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_with_far_too_many_ids_is_not_encoded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", 50)
     assert client.send("POST", "/tokenize", json={"prompt": "Hello there" * 9}).status_code == 200
     refused = client.send("POST", "/tokenize", json={"prompt": "Hello there" * 90})

@@ -48,7 +48,7 @@ def join(chunks: list[dict[str, Any]], index: int = 0) -> tuple[str, list[tuple[
     return text, [(name, arguments) for name, arguments in calls], end
 
 
-def test_calls_are_told_in_openai_s_shape(client: Client) -> None:
+def test_calls_have_the_shape_of_openai_s(client: Client) -> None:
     choice = chat(client, CALLS)
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     calls = choice["message"]["tool_calls"]
@@ -62,7 +62,7 @@ def test_calls_are_told_in_openai_s_shape(client: Client) -> None:
 
 
 @pytest.mark.parametrize("text", ["I see.", ' {"name": "Anna"}', '{"name": "look"', "{"])
-def test_a_text_is_told_as_ever(client: Client, text: str) -> None:
+def test_a_text_is_returned_as_usual(client: Client, text: str) -> None:
     choice = chat(client, text)
     assert choice["finish_reason"] == "stop"
     assert choice["message"] == {"role": "assistant", "content": text, "refusal": None}
@@ -70,7 +70,7 @@ def test_a_text_is_told_as_ever(client: Client, text: str) -> None:
     assert client.chat().json()["choices"][0]["message"] == choice["message"]
 
 
-def test_a_text_that_looks_like_a_call_is_one_only_where_there_are_tools(client: Client) -> None:
+def test_a_text_that_looks_like_a_call_is_one_only_if_there_are_tools(client: Client) -> None:
     client.engine.text = CALLS
     asked: list[dict[str, Any]] = [{}, {"tools": []}, {"tools": TOOLS, "tool_choice": "none"}]
     for fields in asked:
@@ -78,7 +78,7 @@ def test_a_text_that_looks_like_a_call_is_one_only_where_there_are_tools(client:
         assert join(client.stream(**fields)) == (CALLS, [], "stop")
 
 
-def test_a_stream_joined_says_what_a_whole_answer_does(client: Client) -> None:
+def test_a_joined_stream_equals_a_whole_answer(client: Client) -> None:
     whole = chat(client, f"```json\n{CALLS}\n```")
     calls = [tuple(call["function"].values()) for call in whole["message"]["tool_calls"]]
     assert join(client.stream(tools=TOOLS)) == ("", calls, "tool_calls")
@@ -101,13 +101,13 @@ def test_arguments_come_in_pieces(client: Client) -> None:
         (NAMED, "length", "length"),
     ],
 )
-def test_how_calls_end(client: Client, choice: Any, end: Any, told: str) -> None:
+def test_calls_end_with_their_finish_reason(client: Client, choice: Any, end: Any, told: str) -> None:
     client.engine.end = end
     assert chat(client, write_call("look", LOOK), tool_choice=choice)["finish_reason"] == told
     assert join(client.stream(tools=TOOLS, tool_choice=choice))[2] == told
 
 
-def test_a_call_that_is_cut_off_is_told_as_far_as_it_goes(client: Client) -> None:
+def test_a_call_that_is_cut_off_is_returned_as_far_as_it_goes(client: Client) -> None:
     client.engine.end = "length"
     choice = chat(client, CALLS[:45])
     assert choice["finish_reason"] == "length"
@@ -134,7 +134,7 @@ def test_each_choice_has_its_own_calls(client: Client) -> None:
     assert join(chunks, 0) == join(chunks, 1) == ("", [("look", LOOK), ("go", GO)], "tool_calls")
 
 
-def test_tokens_log_probabilities_and_usage_are_told_once_each(client: Client) -> None:
+def test_tokens_log_probabilities_and_usage_are_returned_once_each(client: Client) -> None:
     asked: dict[str, Any] = {"logprobs": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
     client.engine.text = CALLS
     *chunks, last = client.stream(tools=TOOLS, **asked)
@@ -210,7 +210,7 @@ def test_engines_are_given_the_grammar_of_the_template_s_form(tagged: Client) ->
 
 
 @pytest.mark.parametrize("said", ["", "I look.", "I look.\n<b>"])
-def test_a_text_and_the_calls_behind_it_are_both_told(tagged: Client, said: str) -> None:
+def test_a_text_and_the_calls_after_it_are_both_returned(tagged: Client, said: str) -> None:
     choice = chat(tagged, f"{said}\n{TAGGED_CALLS}" if said else TAGGED_CALLS)
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", said or None)
     calls = [tuple(call["function"].values()) for call in choice["message"]["tool_calls"]]
@@ -219,7 +219,7 @@ def test_a_text_and_the_calls_behind_it_are_both_told(tagged: Client, said: str)
 
 
 @pytest.mark.parametrize("text", ["I see.", "<tool_call>", CALLS, '<tool_call>\n{"name": "Anna", "arguments": {}}'])
-def test_a_text_without_tagged_calls_is_told_as_ever(tagged: Client, text: str) -> None:
+def test_a_text_without_tagged_calls_is_returned_as_usual(tagged: Client, text: str) -> None:
     choice = chat(tagged, text)
     assert (choice["finish_reason"], choice["message"]["content"]) == ("stop", text)
     assert "tool_calls" not in choice["message"]
@@ -227,7 +227,7 @@ def test_a_text_without_tagged_calls_is_told_as_ever(tagged: Client, text: str) 
 
 
 @pytest.mark.parametrize("said", ["", "I look.", "I look.\n"])
-def test_the_next_turn_s_prompt_goes_on_from_the_answer(tagged: Client, said: str) -> None:
+def test_the_next_turn_s_prompt_continues_the_answer(tagged: Client, said: str) -> None:
     text = f"{said}\n{TAGGED_CALLS}" if said else TAGGED_CALLS
     called = chat(tagged, text)["message"]
     answered = prompt_of(tagged) + text

@@ -69,7 +69,7 @@ def cut(text: str, places: Sequence[int]) -> list[str]:
 @given(texts, st.lists(st.integers(0, 1000)))
 @example("``", [])
 @example('\n{"name": "look"', [5])
-def test_the_same_is_read_however_the_text_is_cut(text: str, places: list[int]) -> None:
+def test_calls_are_read_the_same_however_the_text_is_cut(text: str, places: list[int]) -> None:
     whole, _ = parse([text])
     assert parse(cut(text, places))[0] == parse(list(text))[0] == whole
     if not any(isinstance(event, CallBegun) for event in whole):
@@ -100,11 +100,11 @@ def test_calls_are_read_as_they_were_written(written: Any, before: str, places: 
         " " * 25 + CALL,
     ],
 )
-def test_what_does_not_begin_as_a_call_is_text_to_its_end(text: str) -> None:
+def test_an_answer_that_does_not_begin_as_a_call_is_all_text(text: str) -> None:
     assert parse(list(text))[0] == [Said(text)]
 
 
-def test_a_text_is_told_at_once_and_what_may_be_a_call_is_held_back() -> None:
+def test_text_is_sent_at_once_and_a_possible_call_is_held_back() -> None:
     parser = CallParser(NAMES)
     assert parser.push(" ") == []
     assert parser.push('{"name') == []
@@ -118,11 +118,11 @@ def test_a_text_is_told_at_once_and_what_may_be_a_call_is_held_back() -> None:
     assert parser.push("}\n") == []
 
 
-def test_where_nothing_can_be_called_nothing_is_held_back() -> None:
+def test_without_tools_nothing_is_held_back() -> None:
     assert CallParser(()).push("{") == [Said("{")]
 
 
-def test_a_call_that_is_cut_off_is_known_for_it() -> None:
+def test_a_call_that_is_cut_off_is_recognized() -> None:
     events, parser = parse([write_call("look", '{"at": "}')[:-2]])
     assert events == [CallBegun("look"), ArgumentsSaid('{"at": "')]
     assert parser.is_amid_arguments
@@ -159,7 +159,7 @@ def test_tagged_calls_are_read_the_same_however_the_text_is_cut(text: str, place
 
 
 @given(st.lists(tagged_calls(), min_size=1, max_size=3), st.text("a<tool_call>\n"), st.lists(st.integers(0, 1000)))
-def test_tagged_calls_and_what_is_said_before_them_are_read_as_they_were_written(
+def test_tagged_calls_and_the_text_before_them_are_read_as_they_were_written(
     written: Any, before: str, places: list[int]
 ) -> None:
     text, content = before + "".join(each for each, _, _ in written), before.removesuffix("\n")
@@ -167,7 +167,7 @@ def test_tagged_calls_and_what_is_said_before_them_are_read_as_they_were_written
     assert parse_tagged(cut(text, places)) == [*([Said(content)] if content else []), *expected]
 
 
-def test_of_a_text_only_what_may_begin_a_tagged_call_is_held_back() -> None:
+def test_only_a_possible_start_of_a_tagged_call_is_held_back() -> None:
     parser = CallParser(NAMES, TAGGED)
     assert parser.push("I look.\n") == [Said("I look.")]
     assert parser.push("<") == []
@@ -188,11 +188,11 @@ def test_of_a_text_only_what_may_begin_a_tagged_call_is_held_back() -> None:
         "I would write <tool_call>\n",
     ],
 )
-def test_what_is_no_tagged_call_is_text(text: str) -> None:
+def test_anything_but_a_tagged_call_is_text(text: str) -> None:
     assert parse_tagged(list(text)) == [Said(text)]
 
 
-def test_a_long_text_that_is_held_back_takes_no_longer_than_another() -> None:
+def test_a_long_text_that_is_held_back_is_read_as_fast() -> None:
     began = time.process_time()
     for text in ("```" + "a" * 16 + " " * 24, '{"name": "' + "look" * 32, " " * 24 + "{" + " " * 24):
         parse(list(text * 50))

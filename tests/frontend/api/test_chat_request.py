@@ -29,7 +29,7 @@ def test_a_bare_request_samples_as_vllms_server_does_by_default() -> None:
     assert read_messages(request.messages).messages == MESSAGES
 
 
-def test_every_field_arrives() -> None:
+def test_every_field_is_passed_on() -> None:
     request = parse(
         max_completion_tokens=7, temperature=0, top_p=0.5, n=2, stop="x", seed=3, logprobs=True, top_logprobs=4,
         logit_bias={"12": -1}, presence_penalty=1, frequency_penalty=-1, top_k=5, min_p=0.1, repetition_penalty=1.5,
@@ -54,7 +54,7 @@ def test_every_field_arrives() -> None:
 @pytest.mark.parametrize(
     "content", ["a red circle", [{"type": "text", "text": "a red "}, {"type": "text", "text": "circle"}]]
 )
-def test_what_an_answer_may_be_is_a_text_or_parts_of_one(content: object) -> None:
+def test_a_prediction_is_a_text_or_parts_of_one(content: object) -> None:
     request = parse(prediction={"type": "content", "content": content})
     assert request.to_sampling_params().prediction == "a red circle"
     # A prediction may be megabytes, so only the fact that there was one is kept.
@@ -72,12 +72,12 @@ def test_what_an_answer_may_be_is_a_text_or_parts_of_one(content: object) -> Non
     ],
     ids=str,
 )
-def test_what_is_no_prediction_is_refused_by_its_place(prediction: object, fault: str) -> None:
+def test_an_invalid_prediction_is_refused_by_its_path(prediction: object, fault: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{fault}"):
         parse(prediction=prediction)
 
 
-def test_what_a_picture_costs_is_chosen_by_requests_that_are_trusted_alone() -> None:
+def test_only_trusted_requests_choose_what_a_picture_costs() -> None:
     options = {"do_pan_and_scan": True, "pan_and_scan_max_num_crops": 9, "resample": 3}
     asked = parse(mm_processor_kwargs=options).mm_processor_kwargs
     assert asked is not None
@@ -120,7 +120,7 @@ def test_a_cache_key_has_at_most_its_length() -> None:
         parse(prompt_cache_key="k" * 1025)
 
 
-def test_what_vllm_s_own_requests_say_by_default_asks_for_nothing() -> None:
+def test_the_defaults_of_vllm_s_requests_change_nothing() -> None:
     """All defaults that a `ChatCompletionRequest` of vLLM 0.32 dumps, except those that only other endpoints read."""
     switches = ("logprobs", "stream", "use_beam_search", "include_stop_str_in_output", "ignore_eos", "echo")
     off = dict.fromkeys((*switches, "continue_final_message", "add_special_tokens"), False)
@@ -140,7 +140,7 @@ def test_what_vllm_s_own_requests_say_by_default_asks_for_nothing() -> None:
 
 
 @pytest.mark.parametrize(("name", "values"), ChatRequest.NEUTRAL_VALUES.items())
-def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(name: str, values: list[Any]) -> None:
+def test_an_unsupported_field_is_accepted_with_a_value_that_changes_nothing(name: str, values: list[Any]) -> None:
     for value in values:
         assert parse(**{name: value}).to_sampling_params() == parse().to_sampling_params()
 
@@ -158,14 +158,14 @@ def test_a_field_that_is_not_served_passes_with_a_value_that_asks_for_nothing(na
         ({"cache_prompt": False}, "cache_prompt: {} except for true, which has no effect"),
     ],
 )
-def test_whoever_is_refused_is_told_what_would_pass(fields: dict[str, Any], said: str) -> None:
+def test_a_refusal_says_which_values_are_accepted(fields: dict[str, Any], said: str) -> None:
     with pytest.raises(UnsupportedFieldError) as caught:
         parse(**fields)
     assert str(caught.value) == said.format("is not supported by this server")
 
 
 @pytest.mark.parametrize("name", refused_fields(ChatRequest))
-def test_a_field_that_is_not_served_is_refused_by_name(name: str) -> None:
+def test_an_unsupported_field_is_refused_by_name(name: str) -> None:
     for value in ({"type": "json_object"}, "something", 17):
         with pytest.raises(UnsupportedFieldError, match="is not supported") as caught:
             parse(**{name: value})
@@ -195,14 +195,14 @@ def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field
 
 
 @pytest.mark.parametrize("kind", ["regex", "structural_tag", 5])
-def test_a_field_of_a_few_words_is_refused_with_those_that_it_takes(kind: object) -> None:
+def test_a_wrong_keyword_is_refused_with_those_that_are_accepted(kind: object) -> None:
     with pytest.raises(InvalidArgumentError, match=r"may be 'text' or 'json_object' or 'json_schema'$") as caught:
         parse(response_format={"type": kind})
     assert caught.value.field == "response_format.type"
 
 
 @pytest.mark.parametrize("tool", [{"tool": 1}, {"function": {"name": "look", "stopp": 1}}])
-def test_no_field_is_proposed_of_another_place(tool: dict[str, Any]) -> None:
+def test_only_fields_of_the_same_place_are_suggested(tool: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedFieldError, match=r"tools\[0\].* is not a field of this API$"):
         parse(tools=[{"type": "function", "function": {"name": "look"}} | tool])
 
@@ -243,7 +243,7 @@ def test_a_wrong_value_is_refused_with_its_path(fields: dict[str, Any], field: s
     assert caught.value.field == field
 
 
-def test_tools_are_shown_as_they_were_sent_unless_none_is_to_be_called() -> None:
+def test_tools_are_shown_as_they_were_sent_unless_tool_choice_is_none() -> None:
     function = {"name": "look", "description": "Looks.", "parameters": {"type": "object", "properties": {}}}
     tools = [{"type": "function", "function": function}, {"type": "function", "function": {"name": "bare"}}]
     assert parse(tools=tools).shown_tools == parse(tools=tools, tool_choice="auto").shown_tools == tools
@@ -268,7 +268,7 @@ def test_a_body_that_cannot_be_read_is_refused(body: bytes, field: str) -> None:
     assert caught.value.field == field
 
 
-def test_what_the_official_client_sends_is_understood() -> None:
+def test_the_official_client_s_requests_are_understood() -> None:
     sent: list[bytes] = []
 
     def note(request: httpx.Request) -> httpx.Response:

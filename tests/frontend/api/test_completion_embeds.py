@@ -29,7 +29,7 @@ def complete(client: Client, **fields: Any) -> httpx.Response:
     return client.send("POST", "/v1/completions", json={"model": MODEL} | fields)
 
 
-def test_the_vectors_are_the_engine_s_in_strips_as_long_as_a_picture(client: Client, engine: FakeEngine) -> None:
+def test_the_engine_gets_the_vectors_in_strips_as_long_as_a_picture(client: Client, engine: FakeEngine) -> None:
     body = complete(client, prompt_embeds=TEXT).json()
     [request] = engine.requests
     assert [item.span for item in request.media] == [TokenSpan(0, 16), TokenSpan(16, 16), TokenSpan(32, 8)]
@@ -51,9 +51,7 @@ def test_a_list_is_several_prompts_each_with_its_choices(client: Client, engine:
     assert sorted(len(request.token_ids) for request in engine.requests) == [5, 40]
 
 
-def test_prompts_that_begin_alike_share_the_names_of_those_strips_within_one_salt(
-    client: Client, engine: FakeEngine
-) -> None:
+def test_prompts_with_a_common_start_share_strip_names_within_one_salt(client: Client, engine: FakeEngine) -> None:
     changed = VALUES.copy()
     changed[20, 0] += 1
     complete(client, prompt_embeds=TEXT)
@@ -90,7 +88,7 @@ def of_nan() -> str:
         ({"prompt_embeds": [TEXT] * 3}, "prompt_embeds[2]", "media_too_large", 413),
     ],
 )
-def test_what_cannot_be_taken_is_refused_at_its_field(
+def test_invalid_embeddings_are_refused_by_field_name(
     client: Client, engine: FakeEngine, fields: dict[str, Any], param: str, code: str, status: int
 ) -> None:
     response = complete(client, **fields)
@@ -99,20 +97,20 @@ def test_what_cannot_be_taken_is_refused_at_its_field(
     assert not engine.requests
 
 
-def test_the_two_fields_are_told_to_exclude_each_other(client: Client) -> None:
+def test_prompt_and_prompt_embeds_exclude_each_other(client: Client) -> None:
     message = complete(client, prompt="a", prompt_embeds=TEXT).json()["error"]["message"]
     assert "exactly one of prompt and prompt_embeds must be given" in message
     assert complete(client, prompt="", prompt_embeds=TEXT).status_code == 200
 
 
-def test_a_prompt_longer_than_the_model_holds_is_refused_with_the_numbers(client: Client) -> None:
+def test_a_prompt_longer_than_the_context_is_refused_with_both_lengths(client: Client) -> None:
     client.preparer = RequestPreparer.from_config(Config(enable_prompt_embeds=True, max_model_len=40))
     error = complete(client, prompt_embeds=[TEXT]).json()["error"]
     assert (error["param"], error["code"]) == ("prompt_embeds[0]", "context_length_exceeded")
     assert "has 40 tokens" in error["message"]
 
 
-def test_without_the_flag_it_is_named(client: Client) -> None:
+def test_without_the_flag_the_refusal_names_it(client: Client) -> None:
     client.preparer = RequestPreparer.from_config(Config(enable_mm_embeds=True))
     error = complete(client, prompt_embeds=TEXT).json()["error"]
     assert (error["param"], error["code"]) == ("prompt_embeds", "unsupported_field")

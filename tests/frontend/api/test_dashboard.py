@@ -144,7 +144,7 @@ def stage(line: Locator, name: str) -> Locator:
     return line.locator(".opened li").filter(has_text=name)
 
 
-def test_each_cache_tells_how_full_it_is_how_often_it_is_right_and_what_that_saved(shown: Page) -> None:
+def test_each_cache_shows_its_fill_hit_rate_and_saved_time(shown: Page) -> None:
     encoder = cache(shown, "Encoder cache")
     expect(encoder).to_contain_text("2 MiB of 4 MiB")
     # Items missing in one tier are looked up in the next: 7 of 10 were found.
@@ -162,13 +162,13 @@ def test_a_cache_that_is_switched_off_has_no_card(shown: Page, server: Server) -
     expect(cache(shown, "Encoder cache")).to_be_visible()
 
 
-def test_how_much_is_under_way_and_waits_is_told(shown: Page, server: Server) -> None:
+def test_the_numbers_of_running_and_waiting_requests_are_shown(shown: Page, server: Server) -> None:
     expect(shown.get_by_text("Now:")).to_have_text("Now: 3 answers under way, 0 waiting.")
     server.state |= {"running": 1, "waiting": 1200}
     expect(shown.get_by_text("Now:")).to_have_text("Now: 1 answer under way, 1,200 waiting.")
 
 
-def test_it_fills_while_it_is_looked_at_and_is_not_drawn_anew(shown: Page, server: Server) -> None:
+def test_the_page_updates_in_place_while_visible(shown: Page, server: Server) -> None:
     shown.evaluate("document.querySelector('article').mark = 'the same'")
     server.state["caches"][0]["bytes"] = 3 * MIB
     expect(cache(shown, "Processor cache")).to_contain_text("3 MiB of 4 MiB")
@@ -176,7 +176,7 @@ def test_it_fills_while_it_is_looked_at_and_is_not_drawn_anew(shown: Page, serve
     assert shown.evaluate("document.querySelector('article').mark") == "the same"
 
 
-def test_nobody_is_asked_while_nobody_looks(shown: Page, server: Server) -> None:
+def test_a_hidden_page_sends_no_requests(shown: Page, server: Server) -> None:
     shown.evaluate("""() => {
         Object.defineProperty(document, "hidden", { value: true, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));
@@ -207,9 +207,7 @@ def test_a_request_opens_to_its_stages_and_what_was_skipped_is_drawn_as_skipped(
     expect(stage(cold, "encode").locator("i")).to_be_visible()
 
 
-def test_what_is_marked_in_an_open_request_stays_marked_though_another_takes_longer(
-    shown: Page, server: Server
-) -> None:
+def test_a_selection_in_an_open_request_survives_a_longer_request(shown: Page, server: Server) -> None:
     lines(shown).nth(1).locator("summary").click()
     lines(shown).nth(1).locator(".opened p").evaluate("(told) => getSelection().selectAllChildren(told)")
     slow = request("slow", [], ("prefill", 0, 800))
@@ -220,7 +218,7 @@ def test_what_is_marked_in_an_open_request_stays_marked_though_another_takes_lon
     assert "left: 1.25%" in (lines(shown).nth(2).locator(".strip i").nth(1).get_attribute("style") or "")
 
 
-def test_requests_of_one_name_are_each_there_and_what_is_open_stays_open(shown: Page, server: Server) -> None:
+def test_requests_with_the_same_id_are_all_shown_and_open_ones_stay_open(shown: Page, server: Server) -> None:
     lines(shown).nth(1).locator("summary").click()
     server.state["requests"] = [COLD, COLD, *server.state["requests"]]
     look_again(shown)
@@ -231,14 +229,14 @@ def test_requests_of_one_name_are_each_there_and_what_is_open_stays_open(shown: 
     expect(lines(shown)).to_have_count(3)
 
 
-def test_of_very_many_pictures_the_number_is_told_though_not_what_became_of_each(shown: Page, server: Server) -> None:
+def test_very_many_pictures_are_shown_as_a_number(shown: Page, server: Server) -> None:
     server.state["requests"] = [COLD | {"num_media": 40}]
     look_again(shown)
     expect(lines(shown)).to_have_count(1)
     expect(lines(shown)).to_contain_text("40 pictures: 1 made anew, 39 not told")
 
 
-def test_a_request_that_failed_is_told_to_have_failed_and_how_long_that_took(shown: Page, server: Server) -> None:
+def test_a_failed_request_is_shown_as_failed_with_its_duration(shown: Page, server: Server) -> None:
     unanswered = found("nobody") | {"answered_by": None}
     failed = request("failed", [unanswered]) | {"status": "error", "completion_tokens": 0, "ms": 9000.0}
     server.state["requests"] = [failed, COLD | {"status": "abort"}]
@@ -248,7 +246,7 @@ def test_a_request_that_failed_is_told_to_have_failed_and_how_long_that_took(sho
     expect(lines(shown).nth(1)).to_contain_text("1 picture: made anew · its client left")
 
 
-def test_what_a_caller_names_a_request_is_text_and_no_html(shown: Page, server: Server) -> None:
+def test_a_request_id_is_shown_as_text_not_html(shown: Page, server: Server) -> None:
     server.state["requests"] = [COLD | {"id": "<img src=x onerror=alert(1)>"}]
     look_again(shown)
     expect(lines(shown)).to_have_count(1)
@@ -280,9 +278,7 @@ def test_a_picture_is_pinned_and_a_cache_cleared_by_the_keyboard_alone(shown: Pa
     assert shown.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
 
 
-def test_a_pin_that_another_set_or_that_has_ended_is_seen_soon_though_no_number_changes(
-    shown: Page, server: Server
-) -> None:
+def test_a_pin_set_elsewhere_or_expired_is_shown_even_if_no_number_changes(shown: Page, server: Server) -> None:
     second = shown.get_by_role("button", name=f"Pin picture {name_of(2)[:8]}")
     expect(second).to_have_attribute("aria-pressed", "true")
     server.pins = set()
@@ -290,7 +286,7 @@ def test_a_pin_that_another_set_or_that_has_ended_is_seen_soon_though_no_number_
     expect(second).to_have_attribute("aria-pressed", "false")
 
 
-def test_a_picture_that_could_not_be_had_is_looked_for_again(shown: Page, server: Server) -> None:
+def test_a_thumbnail_that_failed_to_load_is_requested_again(shown: Page, server: Server) -> None:
     shown.route(f"**/debug/pictures/{name_of(3)}", lambda route: route.fulfill(status=404, json={}), times=1)
     seen = shown.get_by_role("img", name=f"Picture {name_of(3)[:8]}")
     server.order = (1, 2, 3)
@@ -312,9 +308,7 @@ def test_without_thumbnails_there_is_no_place_for_them(page: Page, url: str, ser
     assert server.asked.count("GET pictures") == 1
 
 
-def test_without_the_administrator_s_key_nothing_is_shown_and_it_is_asked_for(
-    page: Page, url: str, server: Server
-) -> None:
+def test_without_the_administrator_s_key_the_page_only_asks_for_it(page: Page, url: str, server: Server) -> None:
     server.key = "open sesame"
     page.goto(url + "dashboard")
     expect(page.get_by_role("alert")).to_have_text("a key is needed")
@@ -328,7 +322,7 @@ def test_without_the_administrator_s_key_nothing_is_shown_and_it_is_asked_for(
     expect(lines(page)).to_have_count(2)
 
 
-def test_a_key_that_no_header_can_carry_is_not_taken(page: Page, url: str, server: Server) -> None:
+def test_a_key_that_cannot_be_sent_in_a_header_is_rejected(page: Page, url: str, server: Server) -> None:
     server.key = "open sesame"
     page.goto(url + "dashboard")
     page.get_by_label("Admin key").fill("open sesame\u200b")
@@ -337,7 +331,7 @@ def test_a_key_that_no_header_can_carry_is_not_taken(page: Page, url: str, serve
     assert page.evaluate("sessionStorage.getItem('admin-key')") is None
 
 
-def test_a_server_that_is_gone_is_told_of_until_it_is_there_again(shown: Page, server: Server) -> None:
+def test_an_unreachable_server_is_reported_until_it_is_back(shown: Page, server: Server) -> None:
     shown.route("**/debug/state*", lambda route: route.abort())
     look_again(shown)
     expect(shown.get_by_role("alert")).to_have_text("The server cannot be reached.")
@@ -347,7 +341,7 @@ def test_a_server_that_is_gone_is_told_of_until_it_is_there_again(shown: Page, s
     expect(shown.get_by_role("alert")).to_be_hidden()
 
 
-def test_a_server_that_says_nothing_is_told_of_and_asked_again(shown: Page, server: Server) -> None:
+def test_a_server_that_does_not_answer_is_reported_and_asked_again(shown: Page, server: Server) -> None:
     shown.evaluate("AbortSignal.timeout = ((timeout) => () => timeout.call(AbortSignal, 100))(AbortSignal.timeout)")
     shown.route("**/debug/state*", lambda route: None)
     look_again(shown)
@@ -374,7 +368,7 @@ def test_it_fits_a_phone(shown: Page, server: Server) -> None:
     assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE
 
 
-def test_it_is_dark_where_the_reader_likes_it_dark(shown: Page) -> None:
+def test_the_page_follows_the_dark_color_scheme(shown: Page) -> None:
     colours = []
     for scheme in ("light", "dark"):
         shown.emulate_media(color_scheme=scheme)
@@ -383,7 +377,7 @@ def test_it_is_dark_where_the_reader_likes_it_dark(shown: Page) -> None:
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_each_bar_stands_out_from_what_lies_behind_it(shown: Page, scheme: Literal["light", "dark"]) -> None:
+def test_each_bar_contrasts_with_its_background(shown: Page, scheme: Literal["light", "dark"]) -> None:
     """WCAG 2.2, 1.4.11, asks for a contrast of 3:1."""
     shown.emulate_media(color_scheme=scheme)
     for name in ("prepare", "wait", "encode", "prefill"):
@@ -402,16 +396,14 @@ def luminance(colour: str) -> float:
     return sum(weight * part for weight, part in zip((0.2126, 0.7152, 0.0722), linear, strict=True))
 
 
-def test_what_is_drawn_can_be_seen_by_who_has_chosen_all_colours(shown: Page) -> None:
+def test_the_bars_are_visible_with_forced_colors(shown: Page) -> None:
     shown.emulate_media(forced_colors="active")
     for drawn in ("#caches .bar i", "#legend .encode", "#requests .strip i"):
         colour = shown.evaluate("(drawn) => getComputedStyle(document.querySelector(drawn)).backgroundColor", drawn)
         assert colour != shown.evaluate("getComputedStyle(document.body).backgroundColor"), drawn
 
 
-def test_a_real_server_fills_and_the_second_request_about_a_picture_is_spared_most_stages(
-    browser: Browser, url: str
-) -> None:
+def test_with_a_real_server_a_second_request_about_a_picture_skips_most_stages(browser: Browser, url: str) -> None:
     drawn = draw(4711)
     # A picture that is new to this server, even if this test has run against it before.
     drawn.picture.paste(Image.frombytes("RGB", (4, 4), os.urandom(48)))

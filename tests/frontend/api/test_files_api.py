@@ -26,7 +26,7 @@ def create(
     return file
 
 
-def test_a_file_is_told_as_openai_does_and_found_again(server: Server) -> None:
+def test_a_file_is_described_as_by_openai_and_found_again(server: Server) -> None:
     file = create(server)
     assert file == {
         "id": file["id"],
@@ -49,7 +49,7 @@ def test_a_file_is_told_as_openai_does_and_found_again(server: Server) -> None:
     assert error_of(server.send("GET", f"/v1/files/{file['id']}")) == (404, "id", "media_not_found")
 
 
-def test_files_are_told_as_anthropic_does_to_its_clients(server: Server) -> None:
+def test_files_are_described_as_by_anthropic_to_its_clients(server: Server) -> None:
     sent: Any = {"files": {"file": ("a.pdf", DOCUMENT, "application/pdf")}, "headers": OF_ANTHROPIC}
     first = server.send("POST", "/v1/files?beta=true", **sent).json()
     second = server.send("POST", "/v1/files?beta=true", **sent).json()
@@ -82,7 +82,7 @@ def test_files_are_told_as_anthropic_does_to_its_clients(server: Server) -> None
     assert gone.json() == {"type": "file_deleted", "id": first["id"]}
 
 
-def test_a_list_may_be_of_one_purpose_and_goes_on_behind_a_file(server: Server) -> None:
+def test_a_list_can_be_filtered_by_purpose_and_paged(server: Server) -> None:
     files = [create(server, PICTURE, f"{number}.png", purpose="vision") for number in range(2)]
     files.append(create(server, purpose="user_data"))
     assert [each["id"] for each in server.get("/v1/files")["data"]] == [each["id"] for each in files[::-1]]
@@ -97,7 +97,7 @@ def test_a_list_may_be_of_one_purpose_and_goes_on_behind_a_file(server: Server) 
     ("headers", "next_page"),
     [({}, lambda page: f"after={page['last_id']}"), (OF_ANTHROPIC, lambda page: f"page={page['next_page']}")],
 )
-def test_who_deletes_what_is_listed_page_by_page_deletes_all(
+def test_deleting_what_is_listed_page_by_page_deletes_everything(
     server: Server, headers: dict[str, str], next_page: Callable[[Any], str]
 ) -> None:
     files = [create(server, PICTURE)["id"] for _ in range(4)]
@@ -112,7 +112,7 @@ def test_who_deletes_what_is_listed_page_by_page_deletes_all(
     assert deleted == files[::-1]
 
 
-def test_what_is_uploaded_at_either_path_is_found_at_the_other(server: Server) -> None:
+def test_an_upload_at_either_path_is_found_at_the_other(server: Server) -> None:
     file, media = create(server, PICTURE, "a.png"), server.upload()
     assert server.get(f"/v1/media/{file['id']}")["width"] == 224
     shown = server.get(f"/v1/files/{media['id']}")
@@ -132,14 +132,14 @@ def test_what_is_uploaded_at_either_path_is_found_at_the_other(server: Server) -
         ("POST", "/health", "GET, HEAD"),
     ],
 )
-def test_a_method_that_a_path_has_not_is_refused_with_those_that_it_has(
+def test_an_unsupported_method_is_refused_with_the_supported_ones(
     server: Server, method: str, path: str, allowed: str
 ) -> None:
     answer = server.send(method, path)
     assert (answer.status_code, answer.headers["allow"]) == (405, allowed)
 
 
-def test_a_model_is_told_a_pdf_s_own_name_unless_its_caller_calls_it_otherwise(server: Server) -> None:
+def test_a_model_is_shown_a_pdf_s_own_name_unless_the_request_gives_another(server: Server) -> None:
     by_id = {"file_id": create(server, name="a.pdf")["id"]}
     sent = {"file_data": base64.b64encode(DOCUMENT).decode(), "filename": "a.pdf"}
     for file in (sent, by_id, by_id | {"filename": "b.pdf"}):
@@ -157,7 +157,7 @@ def test_a_model_is_told_a_pdf_s_own_name_unless_its_caller_calls_it_otherwise(s
     assert others == [inline, inline]
 
 
-def test_what_is_made_warm_of_a_pdf_is_what_is_shown_of_it(server: Server) -> None:
+def test_warming_a_pdf_warms_the_pages_that_are_shown(server: Server) -> None:
     file_id = create(server, name="a.pdf")["id"]
     assert server.send("POST", f"/v1/media/{file_id}/pin", json={"warm": True}).status_code == 200
     assert server.chat({"type": "file", "file": {"file_id": file_id}}).status_code == 200
@@ -170,7 +170,7 @@ def test_a_file_lives_as_long_as_its_sender_says(server: Server) -> None:
     assert file["expires_at"] - file["created_at"] == 3600
 
 
-def test_a_text_is_refused_with_what_would_help(server: Server) -> None:
+def test_a_text_file_is_refused_with_advice(server: Server) -> None:
     answer = server.send("POST", "/v1/files", files={"file": ("a.txt", b"A note.")})
     assert "look like text: send them as text" in answer.json()["error"]["message"]
 
@@ -211,7 +211,7 @@ def test_a_file_s_name_is_shown_in_one_line(server: Server, name: str, shown: st
         ],
     ],
 )
-def test_what_cannot_be_kept_is_refused_by_name(
+def test_an_invalid_upload_is_refused_by_field_name(
     server: Server, sent: dict[str, Any], expected: tuple[int, str, str]
 ) -> None:
     assert error_of(server.send("POST", "/v1/files", **sent)) == expected

@@ -46,7 +46,7 @@ def admin(preparer: RequestPreparer, cache: LocalCache) -> Admin:
     return Admin(preparer, cache)
 
 
-def test_what_is_held_is_listed_the_last_used_first_and_looking_is_no_use(admin: Admin, cache: LocalCache) -> None:
+def test_held_pictures_are_listed_last_used_first_and_listing_is_no_use(admin: Admin, cache: LocalCache) -> None:
     assert admin.listed() == []
     for number in (1, 2, 3):
         cache.put(name_of(number), WIDE)
@@ -73,7 +73,7 @@ def test_a_picture_is_shown_small(admin: Admin, cache: LocalCache) -> None:
     assert error_of(admin.send("GET", f"/{name_of(2)}"))[0] == 404
 
 
-def test_embeddings_are_no_picture_to_be_listed_or_shown(admin: Admin, cache: LocalCache) -> None:
+def test_embeddings_are_neither_listed_nor_shown_as_pictures(admin: Admin, cache: LocalCache) -> None:
     cache.put(name_of(1), carry_embeddings(np.zeros((4, 6), np.float32)))
     cache.put(name_of(2), WIDE)
     assert [each for each, _ in admin.listed()] == [name_of(2)]
@@ -93,9 +93,7 @@ def test_pins_are_set_and_taken_away(admin: Admin, cache: LocalCache) -> None:
     assert dict(admin.listed())[name_of(1)] is False
 
 
-def test_pictures_are_shown_only_where_that_was_asked_for_and_to_administrators(
-    admin: Admin, cache: LocalCache
-) -> None:
+def test_pictures_are_shown_only_if_enabled_and_to_administrators(admin: Admin, cache: LocalCache) -> None:
     cache.put(name_of(1), WIDE)
     admin.settings = ApiSettings()
     for path in ("", f"/{name_of(1)}"):

@@ -45,7 +45,7 @@ def test_a_conversation_is_found_by_its_last_response(kept: KeptResponses) -> No
     assert kept.get("a", "two") == b"told"
 
 
-def test_a_response_is_found_by_what_is_in_it(kept: KeptResponses) -> None:
+def test_a_response_is_found_by_the_id_of_an_item_in_it(kept: KeptResponses) -> None:
     kept.keep("a", "one", None, Turn(b"asked", b"told"), ["first", "second"])
     assert kept.find_responses("a", ["first", "second", "third"]) == {"one": b"told"}
     assert kept.find_responses("b", ["first"]) == {}
@@ -53,13 +53,13 @@ def test_a_response_is_found_by_what_is_in_it(kept: KeptResponses) -> None:
     assert kept.find_responses("a", ["first"]) == {}
 
 
-def test_several_may_go_on_from_one(kept: KeptResponses) -> None:
+def test_several_responses_may_continue_the_same_one(kept: KeptResponses) -> None:
     for name, previous in (("root", None), ("left", "root"), ("right", "root")):
         assert keep(kept, name, previous)
     assert len(kept.read("a", "left", "id")) == len(kept.read("a", "right", "id")) == 2
 
 
-def test_others_responses_do_not_exist(kept: KeptResponses) -> None:
+def test_responses_of_other_tenants_are_not_found(kept: KeptResponses) -> None:
     keep(kept, "one")
     assert not keep(kept, "two", "one", tenant="b")
     with pytest.raises(UnknownResponseError) as caught:
@@ -72,7 +72,7 @@ def test_others_responses_do_not_exist(kept: KeptResponses) -> None:
     assert has(kept, "one")
 
 
-def test_what_was_used_longest_ago_goes_for_what_comes(kept: KeptResponses) -> None:
+def test_the_least_recently_used_response_is_evicted(kept: KeptResponses) -> None:
     for name in ("one", "two"):
         keep(kept, name, size=40)
     kept.get("a", "one")
@@ -80,7 +80,7 @@ def test_what_was_used_longest_ago_goes_for_what_comes(kept: KeptResponses) -> N
     assert [has(kept, name) for name in ("one", "two", "three")] == [True, False, True]
 
 
-def test_a_conversation_is_used_as_a_whole(kept: KeptResponses) -> None:
+def test_using_a_response_uses_its_whole_conversation(kept: KeptResponses) -> None:
     keep(kept, "one", size=30)
     keep(kept, "other", size=30)
     keep(kept, "two", "one", size=30)
@@ -90,32 +90,32 @@ def test_a_conversation_is_used_as_a_whole(kept: KeptResponses) -> None:
     assert not has(kept, "other")
 
 
-def test_each_tenant_has_its_own_bytes(kept: KeptResponses) -> None:
+def test_each_tenant_has_its_own_size_limit(kept: KeptResponses) -> None:
     for tenant in ("a", "b"):
         assert keep(kept, f"of {tenant}", size=80, tenant=tenant)
     assert has(kept, "of a")
 
 
-def test_what_has_no_room_drives_nothing_out(kept: KeptResponses) -> None:
+def test_a_response_too_large_to_keep_evicts_nothing(kept: KeptResponses) -> None:
     keep(kept, "one")
     assert not keep(kept, "large", size=MAX_BYTES + 1)
     assert not has(kept, "large")
     assert has(kept, "one")
 
 
-def test_a_conversation_that_grows_too_long_is_not_gone_on_with(kept: KeptResponses) -> None:
+def test_a_turn_that_makes_a_conversation_too_long_is_not_kept(kept: KeptResponses) -> None:
     keep(kept, "one", size=50)
     assert not keep(kept, "two", "one", size=60)
     assert has(kept, "one")
 
 
-def test_a_turn_whose_earlier_ones_went_meanwhile_is_not_kept(kept: KeptResponses) -> None:
+def test_a_turn_whose_earlier_turns_were_evicted_is_not_kept(kept: KeptResponses) -> None:
     keep(kept, "one")
     keep(kept, "other", size=MAX_BYTES)
     assert not keep(kept, "two", "one")
 
 
-def test_a_response_that_is_deleted_ends_what_went_on_from_it(kept: KeptResponses) -> None:
+def test_deleting_a_response_ends_conversations_that_continue_it(kept: KeptResponses) -> None:
     keep(kept, "one")
     keep(kept, "two", "one")
     kept.delete("a", "one")
@@ -126,7 +126,7 @@ def test_a_response_that_is_deleted_ends_what_went_on_from_it(kept: KeptResponse
         kept.delete("a", "one")
 
 
-def test_frontends_find_each_other_s(kept: KeptResponses, tmp_path: Path) -> None:
+def test_frontends_share_kept_responses(kept: KeptResponses, tmp_path: Path) -> None:
     keep(kept, "one")
     other = KeptResponses(tmp_path, MAX_BYTES)
     assert has(other, "one")
@@ -135,7 +135,7 @@ def test_frontends_find_each_other_s(kept: KeptResponses, tmp_path: Path) -> Non
     other.close()
 
 
-def test_a_folder_that_has_gone_is_told(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
     kept = KeptResponses(folder, MAX_BYTES)
@@ -156,14 +156,14 @@ def test_a_conversation_of_thousands_of_turns_is_found(tmp_path: Path) -> None:
     kept.close()
 
 
-def test_nothing_is_kept_where_there_is_no_room(kept: KeptResponses, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_room_nothing_is_kept(kept: KeptResponses, monkeypatch: pytest.MonkeyPatch) -> None:
     keep(kept, "one")
     monkeypatch.setattr(RunDirectory, "num_free_bytes", property(lambda _: 1000))
     assert not keep(kept, "two")
     assert has(kept, "one")
 
 
-def test_whoever_writes_for_too_long_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_for_another_writer_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_database, "PATIENCE_SECONDS", 0.01)
     kept, other = KeptResponses(tmp_path, MAX_BYTES), KeptResponses(tmp_path, MAX_BYTES)
     with other._writing():

@@ -43,7 +43,7 @@ def preparer() -> RequestPreparer:
     return RequestPreparer.from_config(Config(max_request_media_bytes=3 * len(PICTURE)))
 
 
-def test_what_was_uploaded_is_told_and_found_again(server: Server) -> None:
+def test_an_upload_is_described_and_found_again(server: Server) -> None:
     uploaded = server.upload(ttl_seconds=60)
     expected = {
         "object": "media",
@@ -79,7 +79,7 @@ def test_each_way_to_send_a_picture_keeps_the_same_bytes(server: Server, sent: d
     assert server.handles.read("", response.json()["id"]) == PICTURE
 
 
-def test_a_handle_means_what_its_picture_would_have_meant(server: Server) -> None:
+def test_a_handle_is_equivalent_to_its_picture(server: Server) -> None:
     media_id = server.upload()["id"]
     parts: list[Any] = [
         {"type": "image_url", "image_url": {"url": to_data_url(PICTURE)}},
@@ -98,7 +98,7 @@ def test_a_handle_means_what_its_picture_would_have_meant(server: Server) -> Non
 DOCUMENT = write_pdf(Page(["A report"]), Page(["of two pages"]))
 
 
-def test_a_pdf_is_uploaded_and_asked_about_by_its_id_as_if_it_were_sent(server: Server) -> None:
+def test_an_uploaded_pdf_is_used_by_its_id_as_if_it_were_sent(server: Server) -> None:
     uploaded = server.send("POST", "/v1/media", content=DOCUMENT, headers={"content-type": "application/pdf"}).json()
     assert (uploaded["num_pages"], uploaded["bytes"]) == (2, len(DOCUMENT))
     assert uploaded.keys().isdisjoint({"width", "height", "num_samples"})
@@ -130,13 +130,13 @@ def test_a_pdf_s_pages_are_made_warm_and_pinned_together(server: Server) -> None
     assert not server.engine.pins
 
 
-def test_a_pdf_of_another_caller_does_not_exist(shared: Server) -> None:
+def test_a_pdf_of_another_caller_is_not_found(shared: Server) -> None:
     media_id = shared.upload(DOCUMENT, "ours")["id"]
     answer = shared.chat({"type": "file", "file": {"file_id": media_id}}, key="theirs")
     assert error_of(answer) == (404, "messages[0].content[0].file.file_id", "media_not_found")
 
 
-def test_however_many_uploads_wait_for_a_worker_there_are_threads_for_others(
+def test_uploads_that_wait_for_a_worker_leave_threads_for_others(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     media_id, looked_at = server.upload()["id"], threading.Event()
@@ -163,7 +163,7 @@ def test_however_many_uploads_wait_for_a_worker_there_are_threads_for_others(
     assert asyncio.run(ask_meanwhile()).status_code == 200
 
 
-def test_uses_are_counted_and_those_that_needed_no_pixels(server: Server) -> None:
+def test_uses_and_skipped_preprocessings_are_counted(server: Server) -> None:
     media_id = server.upload()["id"]
     for _ in range(3):
         server.chat(by_handle(media_id), "What is it?")
@@ -173,7 +173,7 @@ def test_uses_are_counted_and_those_that_needed_no_pixels(server: Server) -> Non
     assert told["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
 
 
-def test_a_warm_upload_has_been_made_before_anybody_asks_about_it(server: Server) -> None:
+def test_a_warm_upload_is_preprocessed_before_its_first_use(server: Server) -> None:
     uploaded = server.upload(warm=True)
     assert uploaded["tiers"]["engine"]
     [request] = server.engine.requests
@@ -185,7 +185,7 @@ def test_a_warm_upload_has_been_made_before_anybody_asks_about_it(server: Server
 
 
 @pytest.mark.parametrize(("content", "failure"), [(PICTURE[:-300], None), (PICTURE, EngineLostError("gone"))])
-def test_what_cannot_be_made_warm_is_not_kept(server: Server, content: bytes, failure: Exception | None) -> None:
+def test_an_upload_that_cannot_be_warmed_is_not_kept(server: Server, content: bytes, failure: Exception | None) -> None:
     if failure is not None:
         server.engine.failure, server.engine.fails_after = failure, 0
     response = server.send("POST", "/v1/media?warm=true", content=content, headers=PNG)
@@ -194,7 +194,7 @@ def test_what_cannot_be_made_warm_is_not_kept(server: Server, content: bytes, fa
     assert server.get("/v1/media")["data"] == []
 
 
-def test_who_leaves_while_an_upload_is_made_warm_has_nothing_made_or_kept(server: Server) -> None:
+def test_a_client_that_leaves_while_its_upload_is_warmed_leaves_nothing(server: Server) -> None:
     server.engine.is_ready = asyncio.Event()  # never set
 
     async def call_and_leave() -> None:
@@ -219,7 +219,7 @@ def test_who_leaves_while_an_upload_is_made_warm_has_nothing_made_or_kept(server
     assert not server.get("/v1/media")["data"]
 
 
-def test_a_pin_keeps_the_bytes_and_pixels_where_there_are_some(server: Server) -> None:
+def test_a_pin_keeps_the_bytes_and_any_cached_pixels(server: Server) -> None:
     media_id = server.upload(ttl_seconds=60)["id"]
     pin = f"/v1/media/{media_id}/pin"
     told = server.send("POST", pin, json={"ttl_seconds": 600}).json()
@@ -239,7 +239,7 @@ class MakingEngine(KeepingEngine):
             yield token
 
 
-def test_a_pin_made_warm_is_of_the_name_that_the_picture_proves_to_have(tmp_path: Path) -> None:
+def test_a_warm_pin_uses_the_final_hash_of_the_picture(tmp_path: Path) -> None:
     preparer = RequestPreparer.from_config(Config())
     with closing(MediaHandles(tmp_path, QUOTA)) as handles:
         server = Server(preparer, MakingEngine(preparer), handles, ApiSettings())
@@ -250,7 +250,7 @@ def test_a_pin_made_warm_is_of_the_name_that_the_picture_proves_to_have(tmp_path
         assert server.engine.pins == {known: 600}
 
 
-def test_a_pin_made_warm_is_the_engine_s_too(server: Server) -> None:
+def test_a_warm_pin_pins_in_the_engine_too(server: Server) -> None:
     media_id = server.upload(warm=True)["id"]
     server.send("POST", f"/v1/media/{media_id}/pin", json={"ttl_seconds": 500})
     server.send("POST", f"/v1/media/{media_id}/pin", json={"ttl_seconds": 600, "warm": True})
@@ -260,7 +260,7 @@ def test_a_pin_made_warm_is_the_engine_s_too(server: Server) -> None:
 
 
 @pytest.mark.parametrize("path", ["/v1/media", "/v1/media/{id}/pin"])
-def test_whoever_waits_for_what_is_made_warm_takes_the_room_of_a_request(server: Server, path: str) -> None:
+def test_a_request_that_warms_counts_as_a_waiting_request(server: Server, path: str) -> None:
     path = path.format(id=server.upload()["id"])
 
     async def ask_meanwhile() -> httpx.Response:
@@ -290,7 +290,7 @@ def test_deleting_one_of_two_pinned_handles_of_a_picture_leaves_its_pixels_pinne
     assert not server.engine.pins
 
 
-def test_pages_of_a_list_follow_one_another(server: Server) -> None:
+def test_the_pages_of_a_list_cover_it_in_order(server: Server) -> None:
     ids = [server.upload()["id"] for _ in range(3)]
     page = server.get("/v1/media", limit=2)
     assert [each["id"] for each in page["data"]] == [ids[2], ids[1]]
@@ -302,7 +302,7 @@ def test_pages_of_a_list_follow_one_another(server: Server) -> None:
     assert [each["id"] for each in page["data"]] == ids
 
 
-def test_another_key_s_handle_does_not_exist(shared: Server) -> None:
+def test_another_key_s_handle_is_not_found(shared: Server) -> None:
     media_id = shared.upload(key="ours")["id"]
     path = f"/v1/media/{media_id}"
     for method, target in (("GET", path), ("DELETE", path), ("POST", f"{path}/pin")):
@@ -322,7 +322,7 @@ def test_each_key_has_a_quota_of_its_own(shared: Server) -> None:
     shared.upload(key="theirs")
 
 
-def test_isolated_keys_warm_caches_of_their_own(shared: Server) -> None:
+def test_isolated_keys_warm_their_own_caches(shared: Server) -> None:
     shared.settings = ApiSettings(api_keys=("ours", "theirs"), cache_isolation="api-key")
     for key in ("ours", "theirs"):
         assert shared.upload(key=key, warm=True)["tiers"]["engine"]
@@ -330,7 +330,7 @@ def test_isolated_keys_warm_caches_of_their_own(shared: Server) -> None:
     assert ours != theirs
 
 
-def test_a_salt_says_whose_caches_are_warmed_and_told_of(server: Server) -> None:
+def test_a_salt_selects_the_caches_that_are_warmed_and_described(server: Server) -> None:
     uploaded = server.upload(warm=True, cache_salt="a")
     path = f"/v1/media/{uploaded['id']}"
     assert server.get(path, cache_salt="a")["tiers"]["engine"]
@@ -339,7 +339,7 @@ def test_a_salt_says_whose_caches_are_warmed_and_told_of(server: Server) -> None
     assert server.engine.requests[1].media[0].media_hash == server.engine.requests[0].media[0].media_hash
 
 
-def test_a_request_s_handles_count_against_what_it_may_bring(server: Server) -> None:
+def test_a_request_s_handles_count_towards_its_media_limits(server: Server) -> None:
     media_id = server.upload()["id"]
     parts = [by_handle(media_id)] * 4
     assert error_of(server.chat(*parts)) == (413, "messages[0].content[3].image_url.url", "media_too_large")
@@ -356,7 +356,7 @@ def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
 
 
 @pytest.mark.parametrize("error", [MediaStoreError("media", "is full"), UnknownHandleError("id", "deleted meanwhile")])
-def test_a_breakpoint_of_a_handle_that_cannot_be_pinned_is_answered(
+def test_a_breakpoint_on_a_handle_that_cannot_be_pinned_is_no_error(
     server: Server, error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     handle = by_handle(server.upload()["id"])
@@ -364,7 +364,7 @@ def test_a_breakpoint_of_a_handle_that_cannot_be_pinned_is_answered(
     assert server.chat(marked(handle)).status_code == 200
 
 
-def test_what_is_refused_once_it_is_prepared_leaves_a_new_uuid_free(
+def test_a_request_refused_after_preparation_does_not_claim_its_uuid(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small, large = ({**by_url(Image.new("RGB", (size, size))), "uuid": "free"} for size in (8, 16))
@@ -378,7 +378,7 @@ def marked(part: dict[str, Any], **ttl: str) -> dict[str, Any]:
     return {**part, "prompt_cache_breakpoint": {"mode": "explicit", **ttl}}
 
 
-def test_a_breakpoint_of_what_is_read_for_its_vector_keeps_pixels_too(server: Server) -> None:
+def test_a_breakpoint_in_an_embeddings_request_keeps_pixels_too(server: Server) -> None:
     part = marked(by_handle(server.upload(ttl_seconds=60)["id"]), ttl="12h")
     assert server.send("POST", "/v1/embeddings", json={"messages": ask(part)}).status_code == 200
     [asked] = server.engine.requests
@@ -387,7 +387,7 @@ def test_a_breakpoint_of_what_is_read_for_its_vector_keeps_pixels_too(server: Se
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_breakpoint_keeps_the_pixels_of_all_that_lies_before_it(server: Server, stream: bool) -> None:
+def test_a_breakpoint_keeps_the_pixels_of_all_media_before_it(server: Server, stream: bool) -> None:
     handle = by_handle(server.upload(ttl_seconds=60)["id"])
     other, last = ({"type": "image", "url": to_data_url(each)} for each in (OTHER, to_png(draw(3).picture)))
     parts = (handle, marked({"type": "text", "text": "Hi"}, ttl="12h"), marked(other), last)
@@ -398,7 +398,7 @@ def test_a_breakpoint_keeps_the_pixels_of_all_that_lies_before_it(server: Server
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_breakpoint_keeps_pixels_by_the_name_that_the_picture_proves_to_have(tmp_path: Path, stream: bool) -> None:
+def test_a_breakpoint_keeps_pixels_under_the_final_hash_of_the_picture(tmp_path: Path, stream: bool) -> None:
     preparer = RequestPreparer.from_config(Config())
     with closing(MediaHandles(tmp_path, QUOTA)) as handles:
         server = Server(preparer, MakingEngine(preparer), handles, ApiSettings())
@@ -418,14 +418,14 @@ def test_a_breakpoint_pins_the_prompt_before_it_in_the_engine(server: Server) ->
     assert pin.seconds == 1800
 
 
-def test_pictures_are_pinned_within_a_quota_and_answered_beyond_it(server: Server) -> None:
+def test_pictures_beyond_the_pin_quota_are_answered_but_not_pinned(server: Server) -> None:
     for number in range(QUOTA.max_count + 2):
         part = {"type": "image", "url": to_data_url(to_png(draw(10 + number).picture))}
         assert server.chat(marked(part)).status_code == 200
     assert len(server.engine.pins) == QUOTA.max_count
 
 
-def test_what_is_marked_stays_pinned_when_its_handle_goes(server: Server) -> None:
+def test_a_marked_picture_stays_pinned_when_its_handle_is_deleted(server: Server) -> None:
     media_id = server.upload(warm=True)["id"]
     server.send("POST", f"/v1/media/{media_id}/pin", json={})
     server.chat(marked({"type": "image", "url": to_data_url(PICTURE)}))
@@ -433,7 +433,7 @@ def test_what_is_marked_stays_pinned_when_its_handle_goes(server: Server) -> Non
     assert len(server.engine.pins) == 1
 
 
-def test_all_prompts_of_a_request_have_its_cache_key(server: Server) -> None:
+def test_all_prompts_of_a_request_have_the_same_cache_key(server: Server) -> None:
     server.chat("Hi", prompt_cache_key="k")
     server.send("POST", "/v1/completions", json={"prompt": ["a", "b"], "max_tokens": 1, "prompt_cache_key": "k"})
     assert server.engine.cache_keys == ["k"] * 3
@@ -449,7 +449,7 @@ def test_all_prompts_of_a_request_have_its_cache_key(server: Server) -> None:
         (True, "", "invalid_argument"),
     ],
 )
-def test_a_breakpoint_that_means_nothing_is_refused_by_name(server: Server, asked: Any, name: str, code: str) -> None:
+def test_an_invalid_breakpoint_is_refused_by_name(server: Server, asked: Any, name: str, code: str) -> None:
     parts = ({"type": "text", "text": "Hi"}, {"type": "image", "url": to_data_url(PICTURE)})
     for part in parts:
         response = server.chat({**part, "prompt_cache_breakpoint": asked})
@@ -465,7 +465,7 @@ def test_a_breakpoint_that_means_nothing_is_refused_by_name(server: Server, aske
         ("prompt_cache_options", {}, {"ttl": "30m"}),
     ],
 )
-def test_how_a_prompt_is_cached_can_be_said_as_far_as_it_is_so(
+def test_cache_options_are_accepted_only_if_they_match_what_is_done(
     server: Server, field_name: str, taken: Any, refused: Any
 ) -> None:
     assert server.chat("Hi", **{field_name: taken}).status_code == 200
@@ -521,7 +521,7 @@ def test_tokenize_reads_handles_too(server: Server) -> None:
         ),
     ],
 )
-def test_an_upload_that_cannot_be_kept_is_refused_by_name(
+def test_an_invalid_upload_is_refused_by_field_name(
     server: Server, sent: dict[str, Any], expected: tuple[int, str, str]
 ) -> None:
     assert error_of(server.send("POST", "/v1/media", **sent)) == expected
@@ -541,13 +541,13 @@ def test_an_upload_that_cannot_be_kept_is_refused_by_name(
         ("/v1/media/%ed%a0%80", (404, "id", "media_not_found")),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused_by_name(
+def test_an_invalid_media_query_is_refused_by_field_name(
     server: Server, path: str, expected: tuple[int, str, str]
 ) -> None:
     assert error_of(server.send("GET", path)) == expected
 
 
-def test_a_part_names_a_handle_or_brings_a_picture_not_both(server: Server) -> None:
+def test_a_part_has_a_handle_or_a_picture_not_both(server: Server) -> None:
     part = {"type": "image", "media_id": "media_0", "url": to_data_url(PICTURE)}
     assert error_of(server.chat(part)) == (400, "messages[0].content[0].url", "invalid_argument")
     assert error_of(server.chat({"type": "image", "media_id": 1}))[1] == "messages[0].content[0].media_id"

@@ -53,7 +53,7 @@ def test_metrics_are_those_of_all_frontends(watched: Watched) -> None:
     assert 'keepsight_cache_entries{cache="processor",tier="host",modality="all"} 7' in lines
 
 
-def test_whoever_is_refused_is_counted_and_whoever_only_watches_is_not(watched: Watched) -> None:
+def test_refused_requests_are_counted_and_monitoring_is_not(watched: Watched) -> None:
     watched.settings = ApiSettings(max_waiting_requests=0)
     assert watched.chat().status_code == 503
     assert watched.send("GET", "/v1/nothing").status_code == 404
@@ -64,7 +64,7 @@ def test_whoever_is_refused_is_counted_and_whoever_only_watches_is_not(watched: 
     assert {digit: numbers[slot] for digit, slot in RESPONSES.items()} == {2: 1, 3: 0, 4: 1, 5: 1}
 
 
-def test_the_state_tells_of_caches_work_and_the_last_requests(watched: Watched) -> None:
+def test_the_state_has_caches_work_and_the_last_requests(watched: Watched) -> None:
     watched.engine.tiers = {0: (TierStatus("encoder", "disk", "the disk is full", 1, 2, 3, 4, 5, 6),)}
     state = watched.send("GET", "/debug/state").json()
     [disk] = [each for each in state["caches"] if (each["cache"], each["tier"]) == ("encoder", "disk")]
@@ -85,14 +85,14 @@ def test_a_request_is_found_by_its_id_whichever_frontend_answered_it(watched: Wa
 @pytest.mark.parametrize(
     ("limit", "status"), [("1", 200), ("0", 400), ("-1", 400), ("1001", 400), ("x", 400), ("0" * 5000 + "1", 400)]
 )
-def test_how_many_requests_are_told_is_a_number_within_limits(watched: Watched, limit: str, status: int) -> None:
+def test_the_number_of_listed_requests_has_limits(watched: Watched, limit: str, status: int) -> None:
     response = watched.send("GET", f"/debug/requests?limit={limit}")
     assert response.status_code == status
     assert status != 200 or len(response.json()["data"]) == 1
 
 
 @pytest.mark.parametrize("path", ["/debug/state", "/debug/requests"])
-def test_a_mistaken_number_is_refused_before_anything_is_read(watched: Watched, path: str) -> None:
+def test_an_invalid_number_is_refused_before_anything_is_read(watched: Watched, path: str) -> None:
     def never() -> Any:
         raise AssertionError("it was read")
 
@@ -100,7 +100,7 @@ def test_a_mistaken_number_is_refused_before_anything_is_read(watched: Watched, 
     assert watched.send("GET", f"{path}?limit=0").status_code == 400
 
 
-def test_who_may_hear_what(watched: Watched) -> None:
+def test_metrics_and_state_require_the_right_key(watched: Watched) -> None:
     watched.settings = ApiSettings(api_keys=("key",), admin_api_key="admin")
     statuses = {
         (path, key): watched.send("GET", path, headers={"authorization": f"Bearer {key}"}).status_code
@@ -119,7 +119,7 @@ def test_who_may_hear_what(watched: Watched) -> None:
 # Answers ------------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_tells_its_account_only_if_it_was_asked_for(client: Client) -> None:
+def test_an_answer_has_its_account_only_on_request(client: Client) -> None:
     assert "keepsight" not in client.chat().json()
     assert "keepsight" not in client.chat(keepsight={"account": False}).json()
     response = client.chat(keepsight={"account": True}, headers={"x-request-id": "mine"})
@@ -128,7 +128,7 @@ def test_an_answer_tells_its_account_only_if_it_was_asked_for(client: Client) ->
     assert [each["stage"] for each in account["stages"]] == ["identify"]
 
 
-def test_a_stream_tells_its_account_before_its_last_event(client: Client) -> None:
+def test_a_stream_has_its_account_before_its_last_event(client: Client) -> None:
     options = {"keepsight": {"account": True}, "stream_options": {"include_usage": True}}
     *others, told, last = client.stream(**options)
     assert not any("keepsight" in each for each in others)
@@ -147,17 +147,17 @@ def test_each_prompt_of_a_completion_has_an_account(client: Client) -> None:
 
 
 @pytest.mark.parametrize("options", [{"acount": True}, {"account": 1}, []])
-def test_what_else_is_asked_beside_openai_s_fields_is_refused(client: Client, options: object) -> None:
+def test_unknown_fields_beside_openai_s_are_refused(client: Client, options: object) -> None:
     response = client.chat(keepsight=options)
     assert response.status_code == 400
     assert response.json()["error"]["param"].startswith("keepsight")
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_the_time_of_the_server_is_in_a_header(client: Client, stream: bool) -> None:
+def test_a_header_has_the_server_s_processing_time(client: Client, stream: bool) -> None:
     timing = client.chat(stream=stream).headers["server-timing"]
     assert timing.startswith("identify;dur=")
 
 
-def test_it_is_json_that_any_client_reads(client: Client) -> None:
+def test_an_answer_with_an_account_is_valid_json(client: Client) -> None:
     assert json.loads(client.chat(keepsight={"account": True}).text)["object"] == "chat.completion"

@@ -21,7 +21,7 @@ def describe(client: Client) -> Any:
     return client.send("GET", "/openapi.json").json()
 
 
-def test_what_is_described_is_there_and_nothing_else_by_that_method(client: Client) -> None:
+def test_described_routes_exist_with_exactly_those_methods(client: Client) -> None:
     for path, operations in describe(client)["paths"].items():
         if "{" in path or path.startswith("/v1/media"):
             continue
@@ -30,7 +30,7 @@ def test_what_is_described_is_there_and_nothing_else_by_that_method(client: Clie
             assert is_there == (method in operations), path
 
 
-def test_every_reference_leads_somewhere(client: Client) -> None:
+def test_every_reference_resolves(client: Client) -> None:
     document = describe(client)
 
     def check(value: Any) -> None:
@@ -46,7 +46,7 @@ def test_every_reference_leads_somewhere(client: Client) -> None:
     check(document)
 
 
-def test_pictures_are_described_where_they_are_shown(client: Client) -> None:
+def test_routes_that_return_pictures_are_described_so(client: Client) -> None:
     assert "/debug/pictures" not in describe(client)["paths"]
     client.settings = ApiSettings(dashboard_thumbnails=True)
     paths = describe(client)["paths"]
@@ -57,7 +57,7 @@ def test_pictures_are_described_where_they_are_shown(client: Client) -> None:
 @pytest.mark.parametrize(
     "schema", ["ChatRequest", "CompletionRequest", "ResponsesRequest", "MessagesRequest", "TokenizeRequest"]
 )
-def test_fields_that_are_not_served_allow_only_what_asks_for_nothing(client: Client, schema: str) -> None:
+def test_unsupported_fields_allow_only_values_that_change_nothing(client: Client, schema: str) -> None:
     fields = describe(client)["components"]["schemas"][schema]["properties"]
     refused = {name: field["enum"] for name, field in fields.items() if "Not supported" in field.get("description", "")}
     assert refused

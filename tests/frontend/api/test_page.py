@@ -152,7 +152,7 @@ def messages_of(request: Request) -> Any:
     return body_of(request)["messages"]
 
 
-def test_a_picture_is_seen_and_a_later_question_is_about_it_too(page: Page, drawn: Drawn) -> None:
+def test_a_picture_is_shown_and_sent_with_later_questions_too(page: Page, drawn: Drawn) -> None:
     attach(page, drawn)
     send(page, drawn.questions[0].text)
     expect(answer(page)).to_contain_text(drawn.description)
@@ -168,7 +168,7 @@ def test_a_picture_is_seen_and_a_later_question_is_about_it_too(page: Page, draw
     assert told == {"role": "assistant", "content": drawn.description}
 
 
-def test_under_an_answer_stands_what_it_took(page: Page, drawn: Drawn) -> None:
+def test_an_answer_shows_its_statistics(page: Page, drawn: Drawn) -> None:
     attach(page, drawn)
     send(page, drawn.questions[0].text)
     cost = answer(page).locator("small")
@@ -193,7 +193,7 @@ def test_a_picture_can_be_pasted_and_dropped(page: Page, drawn: Drawn, event: st
     expect(waiting_pictures(page)).to_have_attribute("src", drawn.data_url)
 
 
-def test_what_is_no_picture_is_said_to_be_none(page: Page) -> None:
+def test_a_file_that_is_not_a_picture_is_rejected_with_a_message(page: Page) -> None:
     give(page, "drop", "notes.txt", "text/plain", b"hello")
     expect(page.get_by_role("alert")).to_have_text("notes.txt is not a picture, film, recording or PDF.")
     expect(waiting_pictures(page)).to_have_count(0)
@@ -232,7 +232,7 @@ def test_a_pdf_is_shown_by_its_name_and_sent_with_it(page: Page) -> None:
     assert part == {"type": "file", "file": {"file_data": url, "filename": "report.pdf"}}
 
 
-def test_a_file_that_cannot_be_read_keeps_no_other_from_being_shown(page: Page) -> None:
+def test_an_unreadable_file_does_not_hide_the_others(page: Page) -> None:
     page.evaluate("""() => {
         const read = FileReader.prototype.readAsDataURL;
         FileReader.prototype.readAsDataURL = function (file) {
@@ -244,7 +244,7 @@ def test_a_file_that_cannot_be_read_keeps_no_other_from_being_shown(page: Page) 
     expect(page.get_by_role("alert")).to_have_text("1.png cannot be read.")
 
 
-def test_a_file_that_is_still_being_read_is_there_though_others_are_removed_meanwhile(page: Page) -> None:
+def test_a_file_still_being_read_stays_while_others_are_removed(page: Page) -> None:
     attach(page, draw(1))
     page.evaluate("""() => {
         const read = FileReader.prototype.readAsDataURL;
@@ -257,7 +257,7 @@ def test_a_file_that_is_still_being_read_is_there_though_others_are_removed_mean
     expect(waiting_pictures(page)).to_have_attribute("src", draw(2).data_url)
 
 
-def test_an_answer_appears_while_it_is_made_and_can_be_stopped(page: Page) -> None:
+def test_an_answer_is_streamed_and_can_be_stopped(page: Page) -> None:
     page.route("**/chat/completions", make_endless)
     send(page, "Hello")
     expect(answer(page)).to_contain_text("Hello")
@@ -274,7 +274,7 @@ def test_an_answer_appears_while_it_is_made_and_can_be_stopped(page: Page) -> No
     assert answer(page).locator("p").text_content() == said
 
 
-def test_escape_stops_an_answer_that_has_not_begun_and_gives_the_question_back(page: Page) -> None:
+def test_escape_stops_an_answer_that_has_not_begun_and_restores_the_question(page: Page) -> None:
     page.route("**/chat/completions", lambda route: None)  # never answered
     send(page, "Hello")
     expect(page.get_by_role("button", name="Stop")).to_be_visible()
@@ -283,7 +283,7 @@ def test_escape_stops_an_answer_that_has_not_begun_and_gives_the_question_back(p
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
-def test_a_question_can_be_stopped_while_the_server_has_not_yet_said_what_it_serves(page: Page) -> None:
+def test_a_question_can_be_stopped_before_the_models_are_known(page: Page) -> None:
     page.route("**/v1/models", lambda route: None)  # never answered
     page.reload()
     send(page, "Hello")
@@ -292,7 +292,7 @@ def test_a_question_can_be_stopped_while_the_server_has_not_yet_said_what_it_ser
     expect(page.get_by_role("button", name="Send")).to_be_visible()
 
 
-def test_a_question_that_comes_back_is_all_there_and_before_what_was_typed_meanwhile(page: Page) -> None:
+def test_a_restored_question_precedes_what_was_typed_meanwhile(page: Page) -> None:
     page.route("**/chat/completions", lambda route: None)  # never answered
     send(page, "one\ntwo\nthree")
     message(page).fill("four")
@@ -301,7 +301,7 @@ def test_a_question_that_comes_back_is_all_there_and_before_what_was_typed_meanw
     assert page.evaluate("(text) => text.scrollHeight <= text.clientHeight", message(page).element_handle())
 
 
-def test_a_refusal_is_shown_in_the_server_s_words_and_the_question_comes_back(page: Page) -> None:
+def test_a_refusal_shows_the_server_s_message_and_restores_the_question(page: Page) -> None:
     give(page, "drop", "x.png", "image/png", b"\x89PNG but not really")
     expect(waiting_pictures(page)).to_have_count(1)
     send(page, "What is in this picture?")
@@ -313,7 +313,7 @@ def test_a_refusal_is_shown_in_the_server_s_words_and_the_question_comes_back(pa
     expect(page.get_by_role("alert")).to_be_hidden()
 
 
-def test_an_answer_that_breaks_off_says_so_and_stays(page: Page) -> None:
+def test_a_broken_answer_is_marked_and_stays(page: Page) -> None:
     events = 'data: {"choices": [{"delta": {"content": "Once"}}]}\n\ndata: {"error": {"message": "It broke."}}\n\n'
     page.route("**/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
     send(page, "Hello")
@@ -321,7 +321,7 @@ def test_an_answer_that_breaks_off_says_so_and_stays(page: Page) -> None:
     expect(answer(page)).to_contain_text("Once")
 
 
-def test_a_thought_stands_above_its_answer_and_can_be_opened_by_keyboard(page: Page) -> None:
+def test_a_thought_is_above_its_answer_and_can_be_opened_by_keyboard(page: Page) -> None:
     tell(
         page, {"reasoning_content": "Let me see. "}, {"reasoning_content": "Red?"}, {"content": "Red"}, {"content": "."}
     )
@@ -339,7 +339,7 @@ def test_a_thought_stands_above_its_answer_and_can_be_opened_by_keyboard(page: P
     assert messages_of(asked.value)[1] == {"role": "assistant", "content": "Red."}
 
 
-def test_a_thought_is_in_sight_until_an_answer_comes(page: Page) -> None:
+def test_a_thought_is_visible_until_the_answer_begins(page: Page) -> None:
     tell(page, {"reasoning_content": "Let me see"}, end="length")
     send(page, "Hello")
     expect(answer(page)).to_contain_text("cut at the limit of tokens")
@@ -371,19 +371,19 @@ def test_an_answer_that_was_cut_says_so(page: Page, max_tokens: int) -> None:
     assert ("cut" in (answer(page).text_content() or "")) == (max_tokens == 1)
 
 
-def test_a_refusal_without_words_is_told_by_its_number(page: Page) -> None:
+def test_a_refusal_without_a_message_shows_its_status(page: Page) -> None:
     page.route("**/chat/completions", lambda route: route.fulfill(status=502, body="<html>Bad gateway"))
     send(page, "Hello")
     expect(page.get_by_role("alert")).to_have_text("The server answered 502 Bad Gateway.")
 
 
-def test_a_server_that_is_gone_is_told_of(page: Page) -> None:
+def test_an_unreachable_server_is_reported(page: Page) -> None:
     page.route("**/chat/completions", lambda route: route.abort())
     send(page, "Hello")
     expect(page.get_by_role("alert")).to_have_text("The server cannot be reached.")
 
 
-def test_a_server_that_came_back_with_another_model_is_asked_for_that_one(page: Page) -> None:
+def test_a_server_restarted_with_another_model_is_asked_for_that_one(page: Page) -> None:
     page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "gone"}]}))
     page.reload()
     expect(page.get_by_text("gone")).to_be_visible()
@@ -395,7 +395,7 @@ def test_a_server_that_came_back_with_another_model_is_asked_for_that_one(page: 
     expect(page.get_by_text("keepsight-demo", exact=True)).to_be_visible()
 
 
-def test_a_server_that_wants_a_key_is_given_one_for_the_session(page: Page) -> None:
+def test_a_required_key_is_asked_for_and_kept_for_the_session(page: Page) -> None:
     def guard(route: Route) -> None:
         if route.request.headers.get("authorization") == "Bearer open sesame":
             route.fallback()
@@ -415,7 +415,7 @@ def test_a_server_that_wants_a_key_is_given_one_for_the_session(page: Page) -> N
     expect(page.get_by_label("API key")).to_be_hidden()
 
 
-def test_a_key_that_no_header_can_carry_is_not_taken(page: Page) -> None:
+def test_a_key_that_cannot_be_sent_in_a_header_is_rejected(page: Page) -> None:
     page.route("**/v1/models", lambda route: route.fulfill(status=401, json={"error": {"message": "a key is needed"}}))
     page.reload()
     key = page.get_by_label("API key")
@@ -490,7 +490,7 @@ def test_the_end_of_the_conversation_stays_in_sight_whatever_grows(page: Page, d
     expect(answer(page, 1).locator("small")).to_be_in_viewport()
 
 
-def test_it_is_dark_where_the_reader_likes_it_dark(page: Page) -> None:
+def test_the_page_follows_the_dark_color_scheme(page: Page) -> None:
     def brightness() -> int:
         colour: str = page.evaluate("getComputedStyle(document.body).backgroundColor")
         return sum(map(int, colour.removeprefix("rgb(").removesuffix(")").split(",")))
@@ -501,7 +501,7 @@ def test_it_is_dark_where_the_reader_likes_it_dark(page: Page) -> None:
     assert brightness() < 150
 
 
-def test_what_a_model_says_is_text_and_no_html(page: Page) -> None:
+def test_a_model_s_answer_is_shown_as_text_not_html(page: Page) -> None:
     events = 'data: {"choices": [{"delta": {"content": "<img src=x onerror=alert(1)>"}}]}\n\ndata: [DONE]\n\n'
     page.route("**/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
     send(page, "Hello")

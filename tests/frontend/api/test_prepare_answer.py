@@ -70,7 +70,7 @@ def prepare_in_turn(requests: list[dict[str, Any]], monkeypatch: pytest.MonkeyPa
     return [thread is threading.current_thread() for thread in threads]
 
 
-def test_a_picture_that_was_looked_at_before_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_known_picture_takes_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     other = {"messages": ask(by_url(Image.new("RGB", (9, 8))), "What?")}
     requests = [{"messages": ask(PICTURE, question)} for question in ("What?", "Which colour?")]
     assert prepare_in_turn([*requests, other, *requests, other], monkeypatch) == [False, True, False, True, True, True]
@@ -86,25 +86,25 @@ def test_a_picture_that_was_looked_at_before_takes_no_thread(monkeypatch: pytest
         {"messages": ask(PICTURE | {"uuid": "its"}, "What?")},
     ],
 )
-def test_a_known_picture_takes_a_thread_beside_what_does(
+def test_a_known_picture_takes_a_thread_if_the_rest_does(
     fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert prepare_in_turn([{"messages": ask(PICTURE, "What?")}, fields], monkeypatch) == [False, False]
 
 
-def test_a_large_picture_takes_a_thread_though_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_picture_takes_a_thread_even_if_known(monkeypatch: pytest.MonkeyPatch) -> None:
     content = to_png(Image.effect_noise((8, 8), 64)) + bytes(MAX_URL_BYTES_ON_LOOP)
     large = {"messages": ask({"type": "image_url", "image_url": {"url": to_data_url(content)}}, "What?")}
     assert prepare_in_turn([large, large], monkeypatch) == [False, False]
 
 
-def test_a_film_takes_a_thread_though_it_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_film_takes_a_thread_even_if_known(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RequestPreparer, "recognize", lambda _self, conversation, _salt: conversation)
     assert prepare_in_turn([{"messages": ask(each, "What?")} for each in (PICTURE, FILM)], monkeypatch) == [True, False]
 
 
 @pytest.mark.parametrize("are_counted", [False, True])
-def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(
+def test_films_that_wait_for_a_worker_leave_threads_for_others(
     are_counted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     preparer, looked_at = RequestPreparer.from_config(Config()), threading.Event()
@@ -137,7 +137,7 @@ def test_however_many_films_wait_for_a_worker_there_are_threads_for_others(
 
 
 @pytest.mark.parametrize("url", ["data:image/png;base64,????", "data:image/png;base64", "data:,%"])
-def test_what_is_no_picture_is_known_of_none(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_picture_is_never_known(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     broken = {"messages": ask({"type": "image_url", "image_url": {"url": url}}, "What?")}
     assert prepare_in_turn([broken, broken], monkeypatch) == [False, False]
 
@@ -147,7 +147,7 @@ def test_a_picture_whose_exif_names_it_is_read_each_time(monkeypatch: pytest.Mon
     assert prepare_in_turn([request, request], monkeypatch, trust_exif_image_id=True) == [False, False]
 
 
-def test_a_grammar_is_tried_where_nobody_waits_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_is_checked_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     threads: list[threading.Thread] = []
     monkeypatch.setattr(
         "keepsight.frontend.api.response_format.check_structured_outputs",
@@ -161,7 +161,7 @@ def test_a_grammar_is_tried_where_nobody_waits_for_it(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("name", ["user", "safety_identifier", "metadata", "tools"])
-def test_what_an_answer_does_not_need_is_not_kept_while_it_takes(name: str) -> None:
+def test_a_request_s_body_is_not_kept_while_it_is_answered(name: str) -> None:
     text = "long" * 2**21
     tool = {"type": "function", "function": {"name": "f", "description": text}}
     value = {"metadata": {"a": text}, "tools": [tool]}.get(name, text)

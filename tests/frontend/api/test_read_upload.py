@@ -33,7 +33,7 @@ def part(name: str, content: bytes, more: str = "") -> bytes:
     content=st.binary() | st.lists(st.sampled_from([b"\r\n", b"--", b"\r", b"\n", b"limit", b"-"])).map(b"".join),
     filename=st.text(st.characters(codec="utf-8"), max_size=20),
 )
-def test_a_file_comes_out_of_a_form_as_it_was_put_in(content: bytes, filename: str) -> None:
+def test_a_file_in_a_form_is_read_unchanged(content: bytes, filename: str) -> None:
     request = httpx.Request("POST", "http://test", files={"file": (filename, content)}, data={"ttl_seconds": "60"})
     upload = read_upload(request.headers["content-type"], request.read(), {})
     assert (upload.source, upload.field) == (content, "file")
@@ -53,7 +53,7 @@ def test_a_file_comes_out_of_a_form_as_it_was_put_in(content: bytes, filename: s
         ('Multipart/Form-Data; charset=utf-8; Boundary="limit"', form(part("file", b"abc"))),
     ],
 )
-def test_forms_are_read_as_others_write_them(content_type: str, body: bytes) -> None:
+def test_forms_written_by_other_programs_are_read(content_type: str, body: bytes) -> None:
     assert read_upload(content_type, body, {}).source == b"abc"
 
 
@@ -72,7 +72,7 @@ def test_forms_are_read_as_others_write_them(content_type: str, body: bytes) -> 
         (form(part("file", b"abc"), part("purpose", b"vision")), "purpose"),
     ],
 )
-def test_a_form_that_is_none_is_refused_by_what_is_wrong_with_it(body: bytes, field: str) -> None:
+def test_an_invalid_form_is_refused_with_the_reason(body: bytes, field: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         read_upload(FORM, body, {})
     assert refused.value.field == field
@@ -97,7 +97,7 @@ def test_a_form_whose_boundary_cannot_be_read_is_refused(parameters: str) -> Non
         ({}, b'{"ttl_seconds": null, "warm": null, "cache_salt": null}', UploadOptions(DEFAULT_TTL_SECONDS)),
     ],
 )
-def test_options_stand_in_the_query_or_in_the_body_which_goes_first(
+def test_options_are_read_from_query_and_body_and_the_body_takes_precedence(
     query: dict[str, str], body: bytes, expected: Any
 ) -> None:
     assert read_options(body, query) == expected

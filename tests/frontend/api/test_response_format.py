@@ -22,7 +22,7 @@ def json_schema(**fields: Any) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA} | fields}
 
 
-def test_text_is_no_form() -> None:
+def test_the_text_format_means_no_grammar() -> None:
     assert form_of() is None
     assert form_of(response_format={"type": "text"}) is None
     assert form_of(structured_outputs={}) is None
@@ -40,11 +40,11 @@ def test_text_is_no_form() -> None:
         {"guided_json": json.dumps(SCHEMA)},
     ],
 )
-def test_a_schema_arrives_by_each_of_its_names(fields: dict[str, Any]) -> None:
+def test_a_schema_is_read_from_each_of_its_fields(fields: dict[str, Any]) -> None:
     assert form_of(**fields) == StructuredOutputsParams(json=SCHEMA)
 
 
-def test_the_other_forms_arrive_by_each_of_their_names() -> None:
+def test_the_other_formats_are_read_from_each_of_their_fields() -> None:
     for name, value in (
         ("regex", "a+"),
         ("choice", ["a", "b"]),
@@ -90,20 +90,20 @@ def test_the_other_forms_arrive_by_each_of_their_names() -> None:
         ({"guided_regex": "a", "ignore_eos": True}, "ignore_eos"),
     ],
 )
-def test_a_bad_form_is_refused_under_the_name_that_the_caller_used(fields: dict[str, Any], field: str) -> None:
+def test_an_invalid_format_is_refused_under_the_caller_s_field(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         form_of(**fields)
     assert (caught.value.field, caught.value.status) == (field, 400)
 
 
-def test_what_we_do_not_know_about_a_form_is_refused_by_name() -> None:
+def test_unknown_fields_of_a_format_are_refused_by_name() -> None:
     with pytest.raises(UnsupportedFieldError, match=r"response_format\.json_schema\.schemas.*'schema'"):
         form_of(response_format=json_schema(schemas={}))
     with pytest.raises(UnsupportedFieldError, match=r"structured_outputs\.structural_tag"):
         form_of(structured_outputs={"structural_tag": "{}"})
 
 
-def test_a_form_may_be_sent_as_vllm_s_own_dataclass_has_it() -> None:
+def test_a_format_may_be_written_as_in_vllm_s_dataclass() -> None:
     options = {"disable_any_whitespace": False, "disable_additional_properties": False, "whitespace_pattern": None}
     others = dict.fromkeys(("regex", "choice", "grammar", "json_object", "structural_tag"))
     assert form_of(structured_outputs={"json": SCHEMA} | others | options) == StructuredOutputsParams(json=SCHEMA)
@@ -111,7 +111,7 @@ def test_a_form_may_be_sent_as_vllm_s_own_dataclass_has_it() -> None:
         form_of(structured_outputs={"json": SCHEMA, "disable_additional_properties": True})
 
 
-def test_json_without_white_space_is_asked_for_beside_whichever_name_of_json() -> None:
+def test_json_without_white_space_works_with_every_json_field() -> None:
     compact = {"disable_any_whitespace": True}
     schema = StructuredOutputsParams(json=SCHEMA, disable_any_whitespace=True)
     assert form_of(structured_outputs={"json": SCHEMA} | compact) == schema

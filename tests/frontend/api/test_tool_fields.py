@@ -49,7 +49,7 @@ def test_a_choice_says_which_tools_may_or_must_be_called(choice: Any, terms: Cal
     assert single == replace(terms, is_single=bool(terms.names))
 
 
-def test_a_choice_may_repeat_whole_tools_and_goes_by_their_names() -> None:
+def test_a_choice_may_repeat_whole_tools_and_uses_their_names() -> None:
     tools = [tool("look", description="Looks.", parameters={"type": "object"}, strict=True), tool("touch")]
     for whole, short in (
         (tools[0], named("look")),
@@ -62,7 +62,7 @@ def test_a_choice_may_repeat_whole_tools_and_goes_by_their_names() -> None:
         assert asked.without_bulky_fields() == same.without_bulky_fields()
 
 
-def test_whoever_chooses_a_tool_that_there_is_not_is_told_which_there_are() -> None:
+def test_choosing_an_unknown_tool_is_refused_with_the_known_ones() -> None:
     for choice in (named("touch"), allowed("auto", "touch")):
         with pytest.raises(InvalidArgumentError, match=r"'touch', which is not a tool's name: there are look, a\.b-c$"):
             parse(tools=[tool("look"), tool("a.b-c")], tool_choice=choice)
@@ -79,7 +79,7 @@ def grammar_of(**fields: Any) -> str:
     return str(guide.grammar)
 
 
-def test_arguments_have_their_schema_and_without_one_there_are_none() -> None:
+def test_arguments_follow_their_schema_and_are_empty_without_one() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer", "description": "One."}}}
     tools = [tool("look", parameters=schema, description="Looks."), tool("bare"), tool("any", parameters={})]
     grammar = grammar_of(tools=tools, tool_choice="required")
@@ -125,7 +125,7 @@ def test_an_agent_may_bring_its_hundred_tools() -> None:
     assert "args_99: %json" in grammar_of(tools=tools)
 
 
-def test_no_answer_goes_on_behind_a_call_and_who_asks_for_that_is_told_of_the_tools() -> None:
+def test_ignore_eos_cannot_go_with_tools() -> None:
     asked = {"tools": [tool("look")], "ignore_eos": True}
     with pytest.raises(InvalidArgumentError, match=r"^ignore_eos: must not be given together with tools"):
         parse(**asked).to_sampling_params()
@@ -149,7 +149,7 @@ def test_arguments_that_have_to_be_written_have_little_white_space() -> None:
         {"type": "string", "pattern": r"([ab])\\\1"},
     ],
 )
-def test_what_the_grammar_cannot_express_is_refused_only_of_a_strict_tool(one: dict[str, Any]) -> None:
+def test_what_the_grammar_cannot_express_is_refused_only_for_a_strict_tool(one: dict[str, Any]) -> None:
     parameters = {"type": "object", "properties": {"a": one, "b": {"type": "integer"}}}
     grammar = grammar_of(tools=[tool("look", parameters=parameters)])
     assert '"b": {"type": "integer"}' in grammar
@@ -168,14 +168,14 @@ def test_what_the_grammar_cannot_express_is_refused_only_of_a_strict_tool(one: d
         {"$ref": "file:///etc/passwd#/$defs/a"},
     ],
 )
-def test_a_value_that_no_grammar_can_keep_leaves_the_other_arguments_as_they_are(one: dict[str, Any]) -> None:
+def test_a_value_that_no_grammar_can_express_leaves_the_others_constrained(one: dict[str, Any]) -> None:
     parameters = {"type": "object", "properties": {"a": one, "b": {"type": "integer", "minimum": 1}}}
     assert '"b": {"type": "integer", "minimum": 1}' in grammar_of(tools=[tool("look", parameters=parameters)])
     with pytest.raises(InvalidArgumentError, match=r"tools\[0\]\.function\.parameters: cannot be compiled"):
         grammar_of(tools=[tool("look", parameters=parameters, strict=True)])
 
 
-def test_whose_schema_no_grammar_can_keep_has_its_arguments_by_name_and_with_any_values() -> None:
+def test_a_tool_whose_schema_no_grammar_can_express_keeps_its_argument_names() -> None:
     bad = {"type": "string", "pattern": "[^]"}  # valid in JavaScript
     parameters = {"type": "object", "properties": {"a": bad, "b": {"type": "integer"}}, "required": ["b"]}
     good = {"type": "object", "properties": {"c": {"type": "integer"}}}
@@ -188,11 +188,11 @@ def test_whose_schema_no_grammar_can_keep_has_its_arguments_by_name_and_with_any
 
 
 @pytest.mark.parametrize("odd", [{"properties": []}, {"properties": {"a": None}, "required": 7}, {"required": None}])
-def test_whatever_is_odd_about_a_schema_the_tool_can_be_called(odd: dict[str, Any]) -> None:
+def test_a_tool_with_an_odd_schema_can_be_called(odd: dict[str, Any]) -> None:
     assert '"x-guidance"' in grammar_of(tools=[tool("look", parameters=odd)])
 
 
-def test_many_schemas_that_no_grammar_can_keep_are_tried_a_few_times_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_inexpressible_schemas_are_compiled_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[str] = []
     find_fault = GrammarChecker.find_fault
 
@@ -208,12 +208,12 @@ def test_many_schemas_that_no_grammar_can_keep_are_tried_a_few_times_only(monkey
 
 
 @pytest.mark.parametrize("pattern", [r"^a+$", r"\\bsea", r"\(?=", r"^(?:a|b)\d$"])
-def test_a_pattern_that_the_grammar_can_express_is_held_to(pattern: str) -> None:
+def test_a_pattern_that_the_grammar_can_express_is_enforced(pattern: str) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}
     assert json.dumps(pattern) in grammar_of(tools=[tool("look", parameters=parameters)])
 
 
-def test_beside_tools_an_answer_may_have_a_form_of_json_and_no_other() -> None:
+def test_only_a_json_format_can_go_with_tools() -> None:
     assert "form: %json" in grammar_of(tools=[tool("look")], response_format={"type": "json_object"})
     for name, value in {"guided_regex": "a", "guided_choice": ["a"], "structured_outputs": {"regex": "a"}}.items():
         with pytest.raises(InvalidArgumentError, match=f"{name}.*together with tools"):
@@ -227,7 +227,7 @@ def test_without_llguidance_tools_are_refused(monkeypatch: pytest.MonkeyPatch) -
         parse(tools=[tool("look")]).to_sampling_params()
 
 
-def test_what_an_engine_finds_at_fault_is_told_of_the_tools_even_once_their_words_are_forgotten() -> None:
+def test_an_engine_s_refusal_names_the_tools_even_without_bulky_fields() -> None:
     asked = parse(tools=[tool("look", description="Looks.")], tool_choice=named("look")).without_bulky_fields()
     assert asked.client_field_name("structured_outputs.grammar") == "tools"
     assert asked.read_call_terms().names == ("look",)
@@ -257,7 +257,7 @@ def test_what_an_engine_finds_at_fault_is_told_of_the_tools_even_once_their_word
         ({"parallel_tool_calls": "no"}, "parallel_tool_calls"),
     ],
 )
-def test_a_tool_that_is_none_and_a_choice_of_no_tool_are_refused(fields: dict[str, Any], field: str) -> None:
+def test_an_invalid_tool_and_an_invalid_choice_are_refused(fields: dict[str, Any], field: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         parse(**fields)
     assert caught.value.field == field

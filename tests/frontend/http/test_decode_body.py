@@ -20,7 +20,7 @@ def chat(value: bytes) -> bytes:
 
 @pytest.mark.parametrize("mark", MAX_MARKS_IN_BODY)
 @pytest.mark.parametrize("parse", [parse_chat_request, parse_tokenize_request, parse_completion_request])
-def test_a_body_of_too_many_values_is_refused_before_any_is_made(
+def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(
     mark: bytes, parse: Callable[[Buffer], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(MAX_MARKS_IN_BODY, mark, 1000)
@@ -28,18 +28,18 @@ def test_a_body_of_too_many_values_is_refused_before_any_is_made(
         parse(memoryview(chat(b"[" + SEPARATED[mark] * 1001 + b"1]")))
 
 
-def test_nor_are_too_many_made_of_an_upload() -> None:
+def test_an_upload_of_too_many_values_is_refused_too() -> None:
     with pytest.raises(InvalidArgumentError, match="too many values"):
         read_upload("application/json", b'{"url":[' + b"[]," * 2**18 + b"1]}", {})
 
 
-def test_lists_within_lists_count_though_no_comma_is_between_them() -> None:
+def test_nested_lists_count_without_commas_between_them() -> None:
     deep = b"[" * 500 + b"]" * 500
     with pytest.raises(InvalidArgumentError, match="too many values"):
         parse_chat_request(chat(b"[" + b",".join([deep] * 600) + b"]"))
 
 
-def test_as_many_values_as_may_be_are_decoded() -> None:
+def test_the_maximum_number_of_values_is_decoded() -> None:
     class Numbers(msgspec.Struct):
         numbers: list[int]
 
@@ -53,13 +53,13 @@ def test_a_batch_of_long_prompts_of_token_ids_passes() -> None:
     assert list(request.prompts.values()) == [ids] * MAX_CHOICES
 
 
-def test_a_long_text_passes_whatever_it_is_full_of() -> None:
+def test_a_long_text_passes_whatever_characters_it_has() -> None:
     table = "1.5, -2.25, [3], {4}\n" * 200_000
     body = json.dumps({"messages": [{"role": "user", "content": table}]}).encode()
     assert parse_chat_request(body).messages.messages
 
 
-def test_a_byte_that_is_no_utf_8_is_told_by_its_place_in_the_body() -> None:
+def test_an_invalid_utf_8_byte_is_reported_with_its_position() -> None:
     body = b'{"messages":[{"role":"user","content":"a \xff"}]}'
     with pytest.raises(InvalidArgumentError, match=f"body: is not UTF-8: .* in position {body.index(0xFF)}:"):
         parse_chat_request(body)
@@ -76,8 +76,6 @@ def test_a_byte_that_is_no_utf_8_is_told_by_its_place_in_the_body() -> None:
         ({"tool_choice": {"type": "any"}}, r"tool_choice.type: .*; it may be 'function' or 'allowed_tools'"),
     ],
 )
-def test_what_would_be_right_is_told_of_what_lies_in_lists_and_has_several_kinds(
-    field: dict[str, object], told: str
-) -> None:
+def test_errors_in_lists_and_unions_say_what_is_expected(field: dict[str, object], told: str) -> None:
     with pytest.raises(InvalidArgumentError, match=told):
         parse_chat_request(json.dumps({"messages": [{"role": "user", "content": "a"}], **field}).encode())

@@ -30,7 +30,7 @@ from keepsight.frontend.http.error_response import MAX_TOLD_CHARACTERS, ErrorRes
         (MediaStoreError("media", "no room"), 507, "server_error", "media_store_unavailable"),
     ],
 )
-def test_what_is_the_caller_s_fault_or_worth_trying_again_is_told(
+def test_client_errors_and_retryable_errors_are_explained(
     error: AnsweredError, status: int, kind: str, code: str
 ) -> None:
     response = error_response(error, {"path": "/v1/models"})
@@ -41,13 +41,13 @@ def test_what_is_the_caller_s_fault_or_worth_trying_again_is_told(
     assert ("www-authenticate" in response.headers) == (status == 401)
 
 
-def test_of_our_own_faults_no_more_is_told_than_that_they_are_ours() -> None:
+def test_internal_errors_are_reported_without_details() -> None:
     response = error_response(RequestFailedError("the engine failed: KeyError"), {"path": "/v1/messages"})
     assert response.status_code == 500
     assert b"KeyError" not in response.body
 
 
-def test_a_refusal_is_short_however_long_what_it_names() -> None:
+def test_a_refusal_is_short_even_if_it_quotes_something_long() -> None:
     told = ErrorResponse.of(InvalidArgumentError("field" * 10_000, "is no field")).error
     assert told.param is not None
     assert len(told.message) == len(told.param) == MAX_TOLD_CHARACTERS

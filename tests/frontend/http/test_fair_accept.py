@@ -44,7 +44,7 @@ async def greeting(port: int) -> str:
     return line.decode().strip()
 
 
-def test_those_who_wait_on_one_socket_all_get_connections_that_come_at_once(listener: socket.socket) -> None:
+def test_simultaneous_connections_are_spread_over_all_acceptors(listener: socket.socket) -> None:
     async def run() -> Counter[str]:
         port = listener.getsockname()[1]
         greeted = Counter[str]()
@@ -64,7 +64,7 @@ def test_those_who_wait_on_one_socket_all_get_connections_that_come_at_once(list
     assert len(heard) == 4, heard
 
 
-def test_a_server_tells_that_it_accepts_once_nothing_is_left_that_could_fail(listener: socket.socket) -> None:
+def test_a_server_reports_accepting_only_after_it_has_started(listener: socket.socket) -> None:
     server, told = FairAcceptServer(uvicorn.Config("no.such:app", log_config=None)), list[bool]()
     server.on_accepting = lambda: told.append(server.started)
     with pytest.raises(ModuleNotFoundError):
@@ -77,9 +77,7 @@ def test_a_server_tells_that_it_accepts_once_nothing_is_left_that_could_fail(lis
     assert told == [True]
 
 
-def test_who_can_open_nothing_more_for_a_moment_accepts_after_it(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_acceptor_out_of_descriptors_accepts_later(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_accept, "RETRY_SECONDS", 0.01)
 
     class Exhausted:
@@ -128,9 +126,7 @@ def accept_one_more(server: FairAcceptServer, client: socket.socket, listener: s
 
 # A TLS handshake takes longer than a server waits for it while shutting down.
 @pytest.mark.parametrize("options", [{}, {"ssl_certfile": PEM}], ids=["plain", "tls"])
-def test_a_connection_that_is_accepted_just_before_the_end_is_told_of_it(
-    listener: socket.socket, options: dict[str, Any]
-) -> None:
+def test_a_connection_accepted_just_before_shutdown_is_closed(listener: socket.socket, options: dict[str, Any]) -> None:
     async def run() -> None:
         server = await started(listener, **options)
         with socket.socket() as client:
@@ -141,7 +137,7 @@ def test_a_connection_that_is_accepted_just_before_the_end_is_told_of_it(
     asyncio.run(run())
 
 
-def test_a_server_that_is_told_to_end_does_not_sleep_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_told_to_exit_wakes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_accept, "TICK_SECONDS", 1000 * SOON)
     server = FairAcceptServer(uvicorn.Config(lambda: None))
 

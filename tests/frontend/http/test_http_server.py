@@ -91,12 +91,12 @@ ENDLESS = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "strea
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"GET /hea"])
-def test_who_does_not_finish_asking_is_cut_off(engine: FakeEngine, sent: bytes) -> None:
+def test_a_client_that_does_not_finish_its_request_is_disconnected(engine: FakeEngine, sent: bytes) -> None:
     with serving(engine) as port, connected(port, sent) as connection:
         assert read_to_end(connection) == b""
 
 
-def test_a_second_request_that_is_not_finished_is_cut_off_as_if_it_rested(
+def test_an_unfinished_second_request_is_disconnected_like_an_idle_connection(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
@@ -105,7 +105,7 @@ def test_a_second_request_that_is_not_finished_is_cut_off_as_if_it_rested(
         assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
 
 
-def test_a_connection_may_rest_for_longer_than_clients_keep_theirs(engine: FakeEngine) -> None:
+def test_a_connection_may_be_idle_for_longer_than_clients_keep_theirs(engine: FakeEngine) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
     with serving(engine) as port, connected(port, request) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -121,12 +121,12 @@ def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
         assert status.split()[1] in (b"431", b"400")
 
 
-def test_a_body_that_does_not_come_is_given_up(engine: FakeEngine) -> None:
+def test_a_body_that_does_not_come_times_out(engine: FakeEngine) -> None:
     with serving(engine) as port, connected(port, ask("/tokenize", b"{", 10)) as connection:
         assert b" 408 " in read_to_end(connection).split(b"\r\n")[0]
 
 
-def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends(engine: FakeEngine) -> None:
+def test_a_client_that_does_not_read_is_disconnected_and_its_request_ends(engine: FakeEngine) -> None:
     engine.is_endless = True
     has_ended = threading.Event()
     engine.on_abandoned = has_ended.set
@@ -134,7 +134,7 @@ def test_a_client_that_does_not_read_is_cut_off_and_its_request_ends(engine: Fak
         assert has_ended.wait(PATIENCE)
 
 
-def test_a_client_that_reads_all_the_time_is_not_cut_off_however_slowly_it_reads() -> None:
+def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
     async def tell_much(_scope: Scope, _receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x" * 8_000_000})
@@ -164,7 +164,7 @@ def test_a_client_that_hangs_up_ends_its_request(engine: FakeEngine, stream: boo
 
 @pytest.mark.parametrize("settings", [{}, {"ssl_certfile": str(PEM)}], ids=["plain", "tls"])
 @pytest.mark.parametrize("ends_first", [False, True], ids=["reset", "end"])
-def test_what_is_written_to_a_client_that_leaves_is_not_logged_piece_by_piece(
+def test_writes_to_a_client_that_left_are_not_logged_one_by_one(
     settings: dict[str, Any], ends_first: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def tell_in_bursts(_scope: Scope, receive: Receive, send: Send) -> None:
@@ -194,7 +194,7 @@ def test_a_body_that_is_too_large_is_answered_even_while_it_is_sent(engine: Fake
         assert response.json()["error"]["code"] == "body_too_large"
 
 
-def test_who_expects_to_be_told_before_sending_is_told(engine: FakeEngine) -> None:
+def test_expect_100_continue_is_answered(engine: FakeEngine) -> None:
     with serving(engine, max_body_bytes=1000) as port:
         for length, status in ((10, b"100"), (5000, b"413")):
             asked = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nExpect: 100-continue\r\nContent-Length: %d\r\n\r\n" % length
@@ -202,7 +202,7 @@ def test_who_expects_to_be_told_before_sending_is_told(engine: FakeEngine) -> No
                 assert connection.recv(65536).split()[1] == status
 
 
-def test_who_reads_a_large_body_is_woken_once() -> None:
+def test_the_reader_of_a_large_body_is_woken_once() -> None:
     heard: list[Message] = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -239,14 +239,14 @@ def test_requests_behind_a_large_body_are_not_taken_for_its_end() -> None:
     assert all(hashlib.sha256(each).hexdigest().encode() in told for each in (*bodies, b"last"))
 
 
-def test_a_large_body_without_its_length_is_read_too() -> None:
+def test_a_large_chunked_body_is_read_too() -> None:
     pieces = [b"x" * 300_000] * 5
     with running(tell_body, ApiSettings()) as port:
         told = httpx.post(f"http://127.0.0.1:{port}/", content=iter(pieces), timeout=PATIENCE).text
     assert told == hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
-def test_a_large_body_that_stops_is_given_up_and_its_rest_is_not_taken_for_a_request(engine: FakeEngine) -> None:
+def test_a_stalled_large_body_times_out_and_its_rest_is_no_request(engine: FakeEngine) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
     with serving(engine) as port, connected(port, head + b" " * 1_000_000) as connection:
         assert connection.recv(65536).split()[1] == b"408"
@@ -278,7 +278,7 @@ CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n
 @pytest.mark.parametrize(
     "endless", [b"0\r\n" + b"a: b\r\n" * 60_000, b"0\r\na: " + b"b" * 400_000, b"1;" + b"a" * 400_000]
 )
-def test_headers_behind_a_body_or_in_it_have_an_end_too(engine: FakeEngine, endless: bytes) -> None:
+def test_endless_trailers_and_chunk_headers_are_refused(engine: FakeEngine, endless: bytes) -> None:
     with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, CHUNKED) as connection:
         with suppress(ConnectionError):
             connection.sendall(endless)
@@ -286,7 +286,7 @@ def test_headers_behind_a_body_or_in_it_have_an_end_too(engine: FakeEngine, endl
 
 
 @pytest.mark.parametrize("is_one_too_many", [False, True])
-def test_headers_that_are_too_many_are_refused(engine: FakeEngine, is_one_too_many: bool) -> None:
+def test_too_many_headers_are_refused(engine: FakeEngine, is_one_too_many: bool) -> None:
     headers = LAST[:-2] + b"a:\r\n" * (MAX_HEADERS - 2 + is_one_too_many) + b"\r\n"
     with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, headers) as connection:
         statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
@@ -295,7 +295,7 @@ def test_headers_that_are_too_many_are_refused(engine: FakeEngine, is_one_too_ma
 
 @pytest.mark.parametrize("header", [b"X: " + b"a" * 2000 + b"\r\n", b"X: " + b"a" * 300 + b"\r\n"])
 @pytest.mark.parametrize("is_too_long", [False, True])
-def test_headers_that_end_with_what_makes_them_too_long_are_refused(
+def test_headers_that_become_too_long_with_their_last_piece_are_refused(
     engine: FakeEngine, header: bytes, is_too_long: bool
 ) -> None:
     # These are sent first, and are not too long on their own.
@@ -306,7 +306,7 @@ def test_headers_that_end_with_what_makes_them_too_long_are_refused(
     assert statuses == [b"431" if is_too_long else b"200"]
 
 
-def test_headers_behind_a_body_are_not_the_requests() -> None:
+def test_trailers_are_not_headers_of_the_request() -> None:
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
         async with reading_body(Request(scope, receive), WaitingRoom(1, 2**20), 2**20, PATIENCE):
             await Response(str([name for name, _ in scope["headers"]]))(scope, receive, send)
@@ -316,12 +316,12 @@ def test_headers_behind_a_body_are_not_the_requests() -> None:
         assert b"authorization" not in read_to_end(connection)
 
 
-def test_as_many_requests_at_once_as_anybody_sends_are_answered(engine: FakeEngine) -> None:
+def test_pipelined_requests_are_all_answered(engine: FakeEngine) -> None:
     with serving(engine) as port, connected(port, VERSION * MAX_PIPELINED + LAST) as connection:
         assert read_to_end(connection).count(b"HTTP/1.1 200") == MAX_PIPELINED + 1
 
 
-def test_no_more_requests_wait_on_one_connection_than_that(engine: FakeEngine) -> None:
+def test_the_number_of_pipelined_requests_is_limited(engine: FakeEngine) -> None:
     with serving(engine) as port, connected(port, VERSION * 10 * MAX_PIPELINED) as connection:
         told = read_to_end(connection)
     assert told.count(b"HTTP/1.1 200") < MAX_PIPELINED
@@ -329,7 +329,7 @@ def test_no_more_requests_wait_on_one_connection_than_that(engine: FakeEngine) -
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
-def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(size: int) -> None:
+def test_a_client_that_offers_to_upgrade_is_answered_in_http_1_1(size: int) -> None:
     # As Java's HttpClient and `curl --http2` do.
     body = random.Random(0).randbytes(size)
     wish = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAAQ\r\n"
@@ -341,7 +341,7 @@ def test_who_would_rather_speak_another_protocol_is_answered_in_this_one(size: i
         assert [hashlib.sha256(each).hexdigest().encode() in told for each in (body, b"last")] == [True, True]
 
 
-def test_what_is_no_request_is_refused_as_a_request_would_be_and_counted() -> None:
+def test_an_invalid_request_gets_an_openai_error_and_is_counted() -> None:
     for sent in (b"hello\r\n\r\n", b"CONNECT x:1 HTTP/1.1\r\n\r\n", VERSION[:-2] + b"Content-Length: -1\r\n\r\n"):
         refused = itertools.count()
         with running(tell_body, ApiSettings(), partial(next, refused)) as port, connected(port, sent) as connection:
@@ -352,7 +352,9 @@ def test_what_is_no_request_is_refused_as_a_request_would_be_and_counted() -> No
 
 
 @pytest.mark.parametrize("behind", [b"", VERSION])
-def test_without_httptools_it_is_the_same(engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, behind: bytes) -> None:
+def test_the_h11_implementation_behaves_the_same(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, behind: bytes
+) -> None:
     monkeypatch.setattr(http_server, "AutoHTTPProtocol", H11Protocol)
     large = json.dumps({"prompt": "Hello"}).encode() + b" " * 1_000_000
     wish = b"Connection: Upgrade\r\nUpgrade: h2c\r\n"
@@ -363,7 +365,7 @@ def test_without_httptools_it_is_the_same(engine: FakeEngine, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("implementation", [AutoHTTPProtocol, H11Protocol])
-def test_who_speaks_http_1_0_gets_streams_that_end_with_the_connection(
+def test_an_http_1_0_stream_ends_with_the_connection(
     engine: FakeEngine, monkeypatch: pytest.MonkeyPatch, implementation: Any
 ) -> None:
     # nginx speaks HTTP/1.0 to its upstreams by default.
@@ -385,7 +387,7 @@ def test_head_is_get_without_a_body(engine: FakeEngine) -> None:
         assert (response.status_code, response.content) == (200, b"")
 
 
-def test_a_path_that_a_proxy_has_taken_away_stays_protected(engine: FakeEngine) -> None:
+def test_a_path_prefix_removed_by_a_proxy_leaves_paths_protected(engine: FakeEngine) -> None:
     with serving(engine, root_path="/keepsight", api_keys=("one",)) as port:
         base = f"http://127.0.0.1:{port}"
         assert httpx.get(f"{base}/health").status_code == 200
@@ -393,9 +395,7 @@ def test_a_path_that_a_proxy_has_taken_away_stays_protected(engine: FakeEngine) 
         assert httpx.get(f"{base}/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200
 
 
-def test_whoever_watches_behind_a_proxy_leaves_no_lines_in_the_log(
-    engine: FakeEngine, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_monitoring_through_a_proxy_is_not_logged(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "keepsight.frontend.api.request_log")
     with serving(engine, root_path="/keepsight") as port:
         for path in ("/health", "/ready", "/metrics", "/v1/models"):
@@ -412,7 +412,7 @@ def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
             assert client.get(f"https://127.0.0.1:{port}/ready").json() == {"status": "ok"}
 
 
-def test_a_server_that_ends_does_not_wait_for_the_goodbye_of_a_client_that_rests() -> None:
+def test_shutdown_does_not_wait_for_an_idle_client_to_close_tls() -> None:
     context = ssl._create_unverified_context()
     with socket.socket() as connection:
         with running(tell_body, ApiSettings(ssl_certfile=str(PEM))) as port:
@@ -425,7 +425,7 @@ def test_a_server_that_ends_does_not_wait_for_the_goodbye_of_a_client_that_rests
         client.close()
 
 
-def test_a_large_body_comes_whole_through_https() -> None:
+def test_a_large_body_is_read_whole_over_https() -> None:
     body = random.Random(0).randbytes(2_000_000)
     with running(tell_body, ApiSettings(ssl_certfile=str(PEM))) as port:
         told = httpx.post(f"https://127.0.0.1:{port}/", content=body, timeout=PATIENCE, verify=False).text

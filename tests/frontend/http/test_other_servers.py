@@ -14,14 +14,14 @@ SERVED_PATHS = tuple(describe_api(ApiSettings(), has_uploads=True, keeps_respons
 
 
 @pytest.mark.parametrize("ours", FIELDS.values())
-def test_what_is_proposed_is_a_field_that_is_served(ours: str) -> None:
+def test_every_suggested_field_is_supported(ours: str) -> None:
     name, _, inner = ours.partition(".")
     bodies = (ChatRequest, CompletionRequest, TokenizeRequest)
     assert any(name in body.__struct_fields__ and name not in refused_fields(body) for body in bodies)
     assert not inner or (inner in StructuredOutputs.__struct_fields__ and name == "structured_outputs")
 
 
-def test_a_field_is_proposed_where_the_body_has_it() -> None:
+def test_a_field_is_suggested_where_the_body_has_it() -> None:
     with pytest.raises(UnsupportedFieldError, match="did you mean 'max_tokens'"):
         parse_completion_request(b'{"prompt": "Hello", "max_completion_tokens": 4}')
     with pytest.raises(UnsupportedFieldError, match="did you mean 'prompt'"):
@@ -43,9 +43,9 @@ def test_a_field_is_proposed_where_the_body_has_it() -> None:
         *PATHS.items(),
     ],
 )
-def test_a_path_is_proposed_where_the_same_is_served_by_another(path: str, ours: str | None) -> None:
+def test_a_path_of_another_server_suggests_the_equivalent_one(path: str, ours: str | None) -> None:
     assert propose_path(path, SERVED_PATHS) == ours
 
 
-def test_no_path_is_proposed_that_this_server_has_not() -> None:
+def test_every_suggested_path_is_served() -> None:
     assert propose_path("/embed", [path for path in SERVED_PATHS if "embeddings" not in path]) is None

@@ -74,32 +74,32 @@ def test_pieces_become_the_body(collects: bool, room: WaitingRoom) -> None:
     assert read(Server([b"one", b"two", b"three"], collects), room) == b"onetwothree"
 
 
-def test_there_need_be_none(collects: bool, room: WaitingRoom) -> None:
+def test_a_body_may_be_empty(collects: bool, room: WaitingRoom) -> None:
     assert read(Server([], collects), room) == b""
 
 
-def test_what_is_there_already_is_the_next_message(room: WaitingRoom) -> None:
+def test_a_body_that_is_already_complete_is_read(room: WaitingRoom) -> None:
     assert read(Server([b"all of it"], collects=True, is_there=True), room) == b"all of it"
 
 
-def test_a_server_that_has_more_than_it_said_has_to_go_on_with_it(room: WaitingRoom) -> None:
+def test_a_server_with_pieces_left_must_deliver_them(room: WaitingRoom) -> None:
     with pytest.raises(BodyTimeoutError):
         read(Server([b"one", b"two"], collects=True, ends=False, is_there=True), room)
 
 
-def test_it_counts_as_long_as_it_is_used(collects: bool, room: WaitingRoom) -> None:
+def test_a_body_counts_towards_the_limit_while_it_is_used(collects: bool, room: WaitingRoom) -> None:
     heard: list[int] = []
     read(Server([b"1234", b"56"], collects), room, lambda: heard.append(room.num_bytes))
     assert heard == [6]
 
 
-def test_a_body_that_is_slow_but_goes_on_is_waited_for(room: WaitingRoom) -> None:
+def test_a_slow_but_steady_body_is_waited_for(room: WaitingRoom) -> None:
     # Each piece comes within the allowed pause after the previous one; all of them together take longer.
     piece = b"x" * int(MIN_BYTES_PER_SECOND * PAUSE)
     assert read(Server([piece] * 4, collects=True, delay=PAUSE / 2), room) == piece * 4
 
 
-def test_a_body_that_comes_byte_by_byte_is_given_up(room: WaitingRoom) -> None:
+def test_a_body_sent_byte_by_byte_times_out(room: WaitingRoom) -> None:
     server = Server([b"x"] * 99, collects=True, delay=PAUSE / 5)
     with pytest.raises(BodyTimeoutError):
         read(server, room)
@@ -120,12 +120,12 @@ def test_no_more_is_read_than_there_is_room_for(collects: bool, room: WaitingRoo
     room.give_back_bytes(100)
 
 
-def test_a_body_that_does_not_go_on_is_given_up(collects: bool, room: WaitingRoom) -> None:
+def test_a_stalled_body_times_out(collects: bool, room: WaitingRoom) -> None:
     with pytest.raises(BodyTimeoutError):
         read(Server([b"some"], collects, ends=False), room)
 
 
-def test_what_comes_when_nobody_reads_any_more_is_not_taken(room: WaitingRoom) -> None:
+def test_a_piece_that_comes_after_reading_ended_is_rejected(room: WaitingRoom) -> None:
     server = Server([b"some"], collects=True, ends=False)
     with pytest.raises(BodyTimeoutError):
         read(server, room)
@@ -144,7 +144,7 @@ def test_a_client_that_leaves_is_noticed(collects: bool, room: WaitingRoom) -> N
         read(server, room)
 
 
-def test_what_is_reserved_is_counted_and_becomes_the_body_as_it_is_filled(room: WaitingRoom) -> None:
+def test_reserved_bytes_count_and_become_the_body_when_filled(room: WaitingRoom) -> None:
     body = Body(room, MAX_BYTES)
     assert body.try_add(b"four")
     assert body.try_reserve(6)
@@ -156,7 +156,7 @@ def test_what_is_reserved_is_counted_and_becomes_the_body_as_it_is_filled(room: 
     body.close()
 
 
-def test_more_is_not_reserved_than_there_is_room_for_nor_than_a_body_may_have(room: WaitingRoom) -> None:
+def test_reservations_respect_the_room_and_the_body_limit(room: WaitingRoom) -> None:
     body = Body(room, MAX_BYTES)
     assert not body.try_reserve(76), "half of the room is left to what has come"
     room.take_bytes(20)
@@ -168,7 +168,7 @@ def test_more_is_not_reserved_than_there_is_room_for_nor_than_a_body_may_have(ro
     body.close()
 
 
-def test_what_is_filled_in_when_nobody_reads_any_more_goes_nowhere(room: WaitingRoom) -> None:
+def test_bytes_filled_in_after_reading_ended_are_dropped(room: WaitingRoom) -> None:
     body = Body(room, MAX_BYTES)
     assert body.try_reserve(60)
     body.close()

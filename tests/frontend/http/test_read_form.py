@@ -41,7 +41,7 @@ def write_form(parts: Mapping[str, FormPart]) -> bytes:
 
 @thorough(max_examples=50)
 @given(body=forms | pieces)
-def test_whatever_a_form_holds_it_is_refused_or_read_as_what_could_be_written_so(body: bytes) -> None:
+def test_any_form_is_refused_or_survives_being_written_and_read_again(body: bytes) -> None:
     try:
         read = read_form(body, BOUNDARY)
     except InvalidArgumentError:
@@ -54,7 +54,7 @@ def test_whatever_a_form_holds_it_is_refused_or_read_as_what_could_be_written_so
         assert not {"/", "\\"} & {*(part.filename or "")}
 
 
-def test_as_many_parts_as_may_be_are_read_and_no_more() -> None:
+def test_the_maximum_number_of_parts_is_read_and_no_more() -> None:
     parts = {f"n{number}": FormPart(b"%d" % number) for number in range(MAX_PARTS + 1)}
     with pytest.raises(InvalidArgumentError, match=f"at most {MAX_PARTS} parts"):
         read_form(write_form(parts), BOUNDARY)

@@ -43,7 +43,7 @@ def run(scene: Callable[[Client, Work], Awaitable[None]]) -> None:
     asyncio.run(play())
 
 
-def test_a_client_that_stays_gets_what_came_of_it() -> None:
+def test_a_client_that_stays_gets_the_result() -> None:
     async def scene(client: Client, work: Work) -> None:
         work.may_end.set()
         assert await unless_client_leaves(client.receive, work.run()) == "done"
@@ -51,7 +51,7 @@ def test_a_client_that_stays_gets_what_came_of_it() -> None:
     run(scene)
 
 
-def test_work_has_ended_when_its_client_is_known_to_have_left() -> None:
+def test_work_is_over_when_its_client_s_leaving_is_reported() -> None:
     async def scene(client: Client, work: Work) -> None:
         asyncio.get_running_loop().call_later(0.01, client.leaves.set)
         with pytest.raises(ClientDisconnect):
@@ -63,7 +63,7 @@ def test_work_has_ended_when_its_client_is_known_to_have_left() -> None:
     run(scene)
 
 
-def test_a_client_that_left_before_is_noticed() -> None:
+def test_a_client_that_left_earlier_is_noticed() -> None:
     async def scene(client: Client, work: Work) -> None:
         client.leaves.set()
         with pytest.raises(ClientDisconnect):
@@ -72,7 +72,7 @@ def test_a_client_that_left_before_is_noticed() -> None:
     run(scene)
 
 
-def test_one_that_leaves_as_the_work_ends_disturbs_nothing_later() -> None:
+def test_a_client_that_leaves_as_the_work_ends_causes_no_later_cancellation() -> None:
     async def scene(client: Client, work: Work) -> None:
         async def end_together() -> str:
             client.leaves.set()
@@ -84,7 +84,7 @@ def test_one_that_leaves_as_the_work_ends_disturbs_nothing_later() -> None:
     run(scene)
 
 
-def test_what_the_work_raises_is_raised() -> None:
+def test_exceptions_of_the_work_are_raised() -> None:
     async def scene(client: Client, work: Work) -> None:
         async def fail() -> None:
             raise ValueError("of the work")
@@ -95,7 +95,7 @@ def test_what_the_work_raises_is_raised() -> None:
     run(scene)
 
 
-def test_work_that_ends_otherwise_when_its_client_leaves_leaves_nothing_behind() -> None:
+def test_work_that_raises_when_cancelled_leaves_no_cancellation_behind() -> None:
     async def scene(client: Client, work: Work) -> None:
         async def fail_when_cancelled() -> None:
             try:
@@ -114,7 +114,7 @@ def test_work_that_ends_otherwise_when_its_client_leaves_leaves_nothing_behind()
 
 
 @pytest.mark.parametrize("has_left", [False, True])
-def test_a_server_that_ends_it_is_not_taken_for_the_client(has_left: bool) -> None:
+def test_a_cancellation_by_the_server_is_not_taken_for_the_client_s(has_left: bool) -> None:
     async def scene(client: Client, work: Work) -> None:
         serving = asyncio.create_task(unless_client_leaves(client.receive, work.run()))
         await asyncio.sleep(0.01)

@@ -11,7 +11,7 @@ from keepsight.frontend.http.waiting_room import WaitingRoom
 
 
 @given(st.lists(st.integers(0, 7), max_size=30))
-def test_neither_limit_is_ever_passed_and_all_is_given_back(sizes: list[int]) -> None:
+def test_neither_limit_is_exceeded_and_everything_is_given_back(sizes: list[int]) -> None:
     room = WaitingRoom(max_requests=3, max_bytes=10)
     with contextlib.ExitStack() as stack:
         for size in sizes:
@@ -26,7 +26,7 @@ def test_neither_limit_is_ever_passed_and_all_is_given_back(sizes: list[int]) ->
     assert (room.num_requests, room.num_bytes) == (0, 0)
 
 
-def test_a_request_that_fails_leaves_its_place() -> None:
+def test_a_request_that_fails_gives_up_its_place() -> None:
     room = WaitingRoom(max_requests=1, max_bytes=1)
     with pytest.raises(ValueError, match="broken"), room.admit():
         raise ValueError("broken")
