@@ -1,4 +1,4 @@
-"""What tests of shared memory share."""
+"""Fixtures for the tests of shared memory."""
 
 from collections.abc import Iterator
 from pathlib import Path

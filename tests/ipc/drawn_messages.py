@@ -1,4 +1,4 @@
-"""Any message that either side may send, drawn by hypothesis; and messages that a fault has spoilt."""
+"""Hypothesis strategies for every message that either side may send, and functions that corrupt messages."""
 
 import dataclasses
 import math
@@ -137,7 +137,7 @@ outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
 
 
 def comparable(message: ToEngine) -> object:
-    """Arrays have no `==` that is true or false."""
+    """Return the message in a form that `==` can compare: arrays have no `==` that is true or false."""
     if isinstance(message, MediaArrived) and isinstance(message.pixels, np.ndarray):
         return message.media_hash, message.pixels.shape, message.pixels.tobytes()
     return dataclasses.astuple(message), type(message)
@@ -200,7 +200,7 @@ FAULTS: tuple[Callable[[list[bytes], random.Random], None], ...] = (
 
 
 def spoil(frames: Sequence[Frame], rng: random.Random) -> list[bytes]:
-    """One fault, or several; none is sure to change anything."""
+    """Apply one to three random faults; a fault may happen to change nothing."""
     spoilt = [bytes(frame) for frame in frames]
     for _ in range(rng.choice((1, 1, 2, 3))):
         if spoilt:

@@ -1,4 +1,4 @@
-"""Processes of tests that stop at a known point of our code and are killed there."""
+"""Subprocesses that stop at a known point of our code, so that a test can kill them there."""
 
 import os
 import signal
@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Before the named function returns, the process says so and stays there for good.
+# Just before the named function returns, the process prints a line and sleeps.
 _STOP = """
 import sys, time
 from pathlib import Path
@@ -26,7 +26,7 @@ folder = Path(sys.argv[1])
 
 @contextmanager
 def stopped_process(program: str, folder: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """One that has come to where it stops."""
+    """Start a process and yield it once it has reached the point where it stops."""
     command = [sys.executable, "-c", _STOP + program, str(folder), *arguments]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:

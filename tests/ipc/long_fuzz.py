@@ -1,6 +1,6 @@
-"""Spoilt messages for as long as wanted:  python -m tests.ipc.long_fuzz --inputs 1000000 [--seed 0]
+"""Fuzz the codec with any number of corrupted messages:  python -m tests.ipc.long_fuzz --inputs 1000000 [--seed 0]
 
-Each is accepted, and then is what would be written here, or raises WireError; anything else ends the run.
+Each is either accepted, and then encodes to the same bytes, or raises WireError; anything else ends the run.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Many forged handles: `python -m tests.ipc.long_handles [COUNT]`.  None may give anything, or fail otherwise."""
+"""Read many forged handles: `python -m tests.ipc.long_handles [COUNT]`.  None may return pixels or raise an error."""
 
 import dataclasses
 import sys
@@ -16,7 +16,7 @@ SHAPES = ((0, 0, 0), (1, 1, 1), (50, 20, 3), (20, 50, 3), (-1, 5, 5), (2**40, 2*
 
 
 def distort(place: RingPlace, others: Sequence[RingPlace], rng: np.random.Generator) -> RingPlace:
-    """With some of its fields another place's, or anything."""
+    """Replace some of its fields by those of another place or by arbitrary values."""
     changes: dict[str, object] = {}
     while not changes or rng.random() < 0.4:
         name = str(rng.choice(["ring_id", "entry_id", "offset", "num_bytes", "shape", "signature"]))
@@ -56,7 +56,7 @@ def main(count: int) -> None:
                 place = ring.put(str(number), np.full((50, 20, 3), number % 251, np.uint8))
                 assert place is not None
                 places[place] = number % 251
-                if len(places) > 60:  # about half of them overwritten by now
+                if len(places) > 60:  # About half of them are overwritten by now.
                     del places[next(iter(places))]
             known = list(places)
             forged = distort(known[int(rng.integers(len(known)))], known, rng)

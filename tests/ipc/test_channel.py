@@ -1,4 +1,4 @@
-"""Real sockets: what is sent arrives, strangers are not heard, and the end of either side is noticed by the other."""
+"""Real sockets: messages arrive, strangers are ignored, and each side notices when the other one ends."""
 
 import queue
 import subprocess
@@ -38,7 +38,7 @@ REQUEST = EngineRequest("7", (1, 2, 3), (), SamplingParams())
 
 
 class Engine:
-    """A listener that remembers what it heard."""
+    """A listener that records the messages it receives."""
 
     def __init__(self, endpoint: str, **options: Any) -> None:
         self.heard = queue.Queue[tuple[str, ToEngine]]()
@@ -49,7 +49,7 @@ class Engine:
 
 
 class Frontend:
-    """A channel that remembers what it heard."""
+    """A channel that records the messages it receives."""
 
     def __init__(self, endpoint: str, name: str = "a", **options: Any) -> None:
         self.heard = queue.Queue[Sequence[FromEngine]]()
@@ -62,7 +62,7 @@ class Frontend:
 
 
 class Stranger:
-    """A socket that knows no manners."""
+    """A raw socket that does not follow the protocol."""
 
     def __init__(self, endpoint: str) -> None:
         self._context = zmq.Context()
@@ -82,7 +82,7 @@ def endpoint(tmp_path: Path) -> str:
 
 @pytest.fixture
 def opened() -> Iterator[Callable[[Any], Any]]:
-    """Closes, in the order of their opening, what is given to it."""
+    """Close each object passed to it at the end of the test, in the order of opening."""
     things: list[Any] = []
 
     def open_(thing: Any) -> Any:
@@ -175,7 +175,7 @@ class TestMessages:
 
         opened(EngineListener(endpoint, WELCOME, wait, lambda _: None))
         frontend: Frontend = opened(Frontend(endpoint)).connect()
-        # Larger than what the kernel takes of a connection.
+        # Larger than the kernel's buffers for a connection.
         pictures = [MediaArrived(str(number), np.zeros((600, 600, 3), np.uint8)) for number in range(60)]
         for number, picture in enumerate(pictures):
             if number == 40:
@@ -241,7 +241,7 @@ class TestHandshake:
     ) -> None:
         engine: Engine = opened(Engine(endpoint))
         opened(Frontend(endpoint)).connect()
-        # The first has gone, and the second is not yet there.
+        # The first frontend is gone, and the second is not connected yet.
         engine.lost.put = lambda name: engine.listener.send(name, [TokenOutput("7", 0, 1)])  # type: ignore
         again: Frontend = opened(Frontend(endpoint)).connect()
         engine.listener.send("a", [TokenOutput("7", 0, 2)])
@@ -305,7 +305,7 @@ class TestBounds:
             assert frontend.heard.get(timeout=LIMIT) == [MediaHeld((str(num_sent),))]
             num_sent += 1
         assert engine.lost.get(timeout=LIMIT) == "slow"
-        # As soon as it reads it hears the end of it.
+        # Once it reads again, it is told that it was cut off.
         while (frames := stranger.socket.recv_multipart())[0] == b"O":
             pass
         assert frames == [b"X", b"it did not read what the engine sent"]
@@ -325,7 +325,7 @@ class TestBounds:
         while frontend.channel.send(picture) and num_taken < 1000:
             num_taken += 1
         assert 3 <= num_taken < 1000
-        # What is missing would be waited for: the connection is as good as lost.
+        # A client would wait for the dropped messages for ever, so the connection counts as lost.
         assert "does not read" in frontend.lost.get(timeout=LIMIT)
         may_go_on.set()
         listener.close()
@@ -403,12 +403,12 @@ class TestEnds:
             socket.send_multipart(encode_hello(Hello(f"brief {number}")))
             if number % 2:
                 socket.recv_multipart()
-            # The kernel uses the connection's name again at once.  The greeting may take its time to arrive.
+            # The kernel reuses the connection's fd at once, while the greeting may arrive late.
             socket.close(linger=1000)
         context.term()
         for _ in range(10_000):
             is_alone = [peer.frontend_id for peer in engine.listener._peers.all()] == ["a"]
-            # An answer means that the listener is done with what it did before.
+            # An answer means that the listener has processed all earlier events.
             assert frontend.channel.send(REQUEST)
             assert engine.heard.get(timeout=LIMIT) == ("a", REQUEST)
             if is_alone:
@@ -490,5 +490,5 @@ for number in range(20):
     del channel
     gc.collect()
 """
-    # In a process of its own: a collection that waits cannot be interrupted.
+    # In a separate process: a garbage collection that blocks cannot be interrupted.
     subprocess.run([sys.executable, "-c", program, f"ipc://{tmp_path}/engine"], check=True, timeout=LIMIT)

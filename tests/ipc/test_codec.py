@@ -1,4 +1,4 @@
-"""What is written is read as it was; whatever else comes is refused in one way."""
+"""Encoded messages decode to the same messages; anything else raises WireError."""
 
 import math
 import random
@@ -63,7 +63,7 @@ PIXELS = np.arange(2 * 3 * 3, dtype=np.uint8).reshape(2, 3, 3)
 
 
 def edited(message: ToEngine, *path: str | int, value: object) -> list[Frame]:
-    """The message as another program might write it."""
+    """Encode the message with one field replaced, as a foreign program might write it."""
     kind, body, *payload = encode_to_engine(message)
     fields: Any = msgspec.msgpack.decode(body)
     place = fields
@@ -74,7 +74,7 @@ def edited(message: ToEngine, *path: str | int, value: object) -> list[Frame]:
 
 
 def assert_accepted_or_refused(frames: Sequence[Frame]) -> None:
-    """Accepted only if it is just what would be written here."""
+    """Check that the frames are accepted only if encoding the message gives the same bytes."""
     try:
         message = decode_to_engine(frames)
     except WireError:
@@ -290,7 +290,7 @@ def test_what_asserts_refuse_is_refused_without_them_too() -> None:
 
 
 class TestFuzz:
-    """A short run of what `python -m tests.ipc.long_fuzz` does for long."""
+    """A short version of `python -m tests.ipc.long_fuzz`."""
 
     @settings(max_examples=150)
     @given(st.lists(st.binary(max_size=64), max_size=4))

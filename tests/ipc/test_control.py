@@ -51,7 +51,7 @@ class Process:
         ours.settimeout(SOON)
 
     def hear(self) -> None:
-        """Waits until it is ready."""
+        """Wait until the process is ready."""
         assert self.control.connection.recv(1000) == b'{"type":"Ready"}\n'
 
     def end(self) -> tuple[int, str]:

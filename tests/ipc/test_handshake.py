@@ -1,4 +1,4 @@
-"""Two versions of this program can say why they do not fit; what is no greeting is refused."""
+"""Two incompatible versions can tell each other why; frames that are no greeting are refused."""
 
 import random
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from keepsight.ipc.handshake import (
 from keepsight.requests import FromEngine, ToEngine
 from tests.ipc.drawn_messages import names, spoil
 
-# The version, and the digest of the fields of all that is said by it.
+# The protocol version, and the digest of all fields of its messages.
 SAID = (13, "c633e06a5ad34329")
 
 
@@ -58,7 +58,7 @@ def test_another_version_s_welcome_is_refused_by_both_versions_names() -> None:
 
 
 def fields_within(hint: Any, seen: set[Any]) -> Iterator[str]:
-    """Of our own types, by name, in the order in which they are written."""
+    """Yield the names of the fields of our own types, in the order in which they are encoded."""
     for each in get_args(hint):
         yield from fields_within(each, seen)
     if not getattr(hint, "__module__", "").startswith("keepsight.") or hint in seen:

@@ -1,4 +1,4 @@
-"""Numbers that all who share a folder change in turn, and that are made true again after whoever was killed."""
+"""The counts that all users of a folder share, and how they are repaired after one of them was killed."""
 
 import errno
 import os

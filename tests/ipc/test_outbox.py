@@ -1,4 +1,4 @@
-"""Its bytes have a bound, it wakes whoever waits, and it is closed once."""
+"""The outbox bounds its bytes, wakes its reader, and may be closed more than once."""
 
 import select
 
@@ -12,7 +12,7 @@ MAX_BYTES = 100
 
 
 class OutboxMachine(RuleBasedStateMachine):
-    """Against a list."""
+    """Compares the outbox with a plain list."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The three names of a peer are known or unknown together."""
+"""A peer can be found by all three of its names, or by none."""
 
 import pytest
 

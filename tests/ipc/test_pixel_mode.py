@@ -1,4 +1,4 @@
-"""Which mode is chosen, and that a choice other than what was asked for is said."""
+"""Which mode is chosen; a fallback from the requested mode is logged."""
 
 import logging
 from pathlib import Path
@@ -11,7 +11,7 @@ from keepsight.ipc.run_directory import RunDirectory
 
 
 class Folder(RunDirectory):
-    """One with so much room, in shared memory or not."""
+    """A run directory with the given free bytes, in shared memory or not."""
 
     def __init__(self, num_free_bytes: int = 8 << 30, is_shared_memory: bool = True) -> None:
         super().__init__(Path("/nowhere"))

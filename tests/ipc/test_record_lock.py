@@ -1,4 +1,4 @@
-"""Who keeps whom out: threads, processes, the dead and the forked."""
+"""Record locks between threads, processes, killed processes and forked children."""
 
 import os
 import threading
@@ -13,7 +13,7 @@ from tests.ipc.killed import kill, stopped_process
 
 @pytest.fixture
 def two(tmp_path: Path) -> Iterator[tuple[int, int]]:
-    """One file, opened twice."""
+    """Open one file twice."""
     with opened(tmp_path / "file", os.O_RDWR | os.O_CREAT) as one, opened(tmp_path / "file", os.O_RDWR) as other:
         yield one, other
 

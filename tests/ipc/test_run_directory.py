@@ -1,4 +1,4 @@
-"""Who may remove which folder, and when: with processes that are really killed."""
+"""Which run directories are removed, by whom and when; processes are really killed."""
 
 import errno
 import fcntl
@@ -30,7 +30,7 @@ time.sleep(60)
 
 @pytest.fixture
 def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
-    """A process that made a run directory, and the directory."""
+    """A process that created a run directory, and the directory's path."""
     with subprocess.Popen([sys.executable, "-c", OWNER, tmp_path], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         yield process, Path(process.stdout.readline().strip())
@@ -218,7 +218,7 @@ def test_another_user_s_is_left_alone(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_place_where_what_one_makes_belongs_to_another_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a network's file system that takes root for nobody."""
+    """As on a network file system that maps root to the user `nobody`."""
     made = iter([tmp_path / "one", tmp_path / "other"])
 
     def mkdtemp(**_: object) -> str:

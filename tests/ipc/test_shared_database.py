@@ -1,4 +1,4 @@
-"""What it does of a file that can no longer be written."""
+"""The shared database when its file can no longer be written."""
 
 import resource
 import sqlite3
@@ -15,7 +15,7 @@ SCHEMA = "CREATE TABLE IF NOT EXISTS things (name TEXT);"
 
 @contextmanager
 def without_room() -> Iterator[None]:
-    """No file may grow, or be written, as on a full disk."""
+    """Make every write to a file fail, as on a full disk."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:

@@ -1,4 +1,4 @@
-"""The store gives what was put or nothing, within its budget, whoever else uses it and wherever they are killed."""
+"""The store returns what was put or nothing and keeps its budget, even if other users are killed at any point."""
 
 import logging
 import os
@@ -29,7 +29,7 @@ MAX_BYTES = 10 * PAGE
 
 
 def picture(seed: int, num_pages: int = 1) -> Pixels:
-    """That takes so many pages."""
+    """Return a picture that takes the given number of pages."""
     rows = (num_pages * PAGE - 64) // 60
     return np.random.default_rng(seed).integers(0, 256, (rows, 20, 3), np.uint8)
 
@@ -48,7 +48,7 @@ def put(store: SharedStore, *numbers: int) -> None:
 
 
 def held(store: SharedStore, count: int = 40) -> list[int]:
-    """Without using them."""
+    """Return the stored numbers without marking them as used."""
     return [number for number in range(count) if (store._directory / name_of(number)).exists()]
 
 
@@ -198,7 +198,7 @@ def test_a_folder_that_is_gone_or_full_means_that_nothing_is_kept(
 def test_a_full_tmpfs_fails_a_put_halfway_and_leaves_nothing(
     store: SharedStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As write(2) does: less than was asked for, then ENOSPC."""
+    """write(2) writes less than requested, then fails with ENOSPC."""
     real, calls = os.write, []
 
     def write(descriptor: int, content: Any) -> int:
@@ -230,7 +230,7 @@ def test_after_closing_nothing_is_kept(folder: Path) -> None:
     store.clear()
 
 
-# Processes that are killed or stopped -----------------------------------------------------------------------------
+# Killed or stopped processes --------------------------------------------------------------------------------------
 
 WRITER = """
 import os
@@ -332,7 +332,7 @@ def test_busy_processes_killed_wherever_they_are_leave_a_true_ledger(store: Shar
             store.check_invariants()
 
 
-# One makes, others wait -------------------------------------------------------------------------------------------
+# One process makes a picture, others wait -------------------------------------------------------------------------
 
 
 def test_of_many_who_want_the_same_one_makes_it(store: SharedStore, folder: Path) -> None:
@@ -438,14 +438,14 @@ WHO = st.integers(0, 2)
 
 
 class StoresAgainstAList(RuleBasedStateMachine):
-    """The model: names and pages in a list, the least recently used first; three processes' stores take turns."""
+    """The model is a list of names and pages, least recently used first; the stores of three processes take turns."""
 
     def __init__(self) -> None:
         super().__init__()
         self.directory = RunDirectory.create()
         self.stores = [self.open() for _ in range(3)]
         self.model: list[tuple[int, int]] = []
-        # What goes before these.
+        # The numbers to evict before all others.
         self.first: set[int] = set()
 
     def open(self) -> SharedStore:
@@ -476,7 +476,7 @@ class StoresAgainstAList(RuleBasedStateMachine):
             self.model.append((number, num_pages))
 
     def find_gone(self) -> tuple[int, int]:
-        """Of those that may go first any; then the least recently used."""
+        """Return the evicted entry: any of those to evict first, else the least recently used."""
         candidates = [entry for entry in self.model if entry[0] in self.first] or self.model[:1]
         gone = [entry for entry in candidates if entry[0] not in held(self.stores[0])]
         assert gone, "another went"
@@ -513,7 +513,7 @@ class StoresAgainstAList(RuleBasedStateMachine):
 
     @rule(who=WHO, is_counted=st.booleans())
     def one_dies_in_the_middle(self, who: int, is_counted: bool) -> None:
-        """And had written a wrong number, or not yet the right one."""
+        """Leave the ledger as a process does that dies after writing a wrong count, or before writing the new one."""
         ledger = self.stores[who]._ledger
         ledger.held = Held(ledger.held.num_bytes + PAGE * is_counted, 0)
         self.stores[who].close()

@@ -1,4 +1,4 @@
-"""The ring gives what was put or nothing, and nobody can block it: not by leaving, dying, stopping or lying."""
+"""The ring returns what was put or nothing; no reader can block it by leaving, dying, stopping or forging handles."""
 
 import ast
 import dataclasses
@@ -26,7 +26,7 @@ from tests.scheduling.long_run import thorough
 MAX_BYTES = 64 * 1024
 MAX_OBJECT_BYTES = 20_000
 
-# A reader that stops while it reads the place whose fields it is given.
+# A reader that stops while it reads the place with the given fields.
 READER = """
 import ast
 from keepsight.ipc import shm_ring
@@ -61,7 +61,7 @@ def put(ring: RingWriter, seed: int, num_rows: int = 50) -> RingPlace:
 
 
 def fill(ring: RingWriter, first: int, count: int) -> int:
-    """How many found room."""
+    """Put `count` pictures and return how many of them found room."""
     return sum(ring.put(str(number), picture(0)) is not None for number in range(first, first + count))
 
 
@@ -139,7 +139,7 @@ def test_closing_it_removes_it_and_its_places_are_stale(folder: Path, reader: Ri
     assert ring.put("2", picture(2)) is None
 
 
-# Readers that end badly -----------------------------------------------------------------------------------------
+# Readers that crash or stop -------------------------------------------------------------------------------------
 
 
 def fields_of(place: RingPlace) -> str:
@@ -186,7 +186,7 @@ def test_a_reader_that_was_overtaken_reads_nothing_and_leaves_the_count_of_other
     place, real = put(ring, 0), shm_ring._change_count
 
     def overtaken(*arguments: Any) -> bool:
-        """Just after it began."""
+        """Overwrite the place just after the reader was counted."""
         monkeypatch.undo()
         assert real(*arguments)
         ring.clear()
@@ -204,7 +204,7 @@ def test_a_reader_that_counts_itself_too_late_writes_into_no_other_picture(
     place, real = put(ring, 1), shm_ring._count_of
 
     def overtaken(*arguments: Any) -> int | None:
-        """It has looked, and has not written yet."""
+        """Overwrite the place after the reader read its count and before it writes the new one."""
         monkeypatch.undo()
         count = real(*arguments)
         ring.clear()
@@ -252,7 +252,7 @@ def test_readers_at_once_all_get_it_and_leave_no_count(ring: RingWriter, reader:
     assert shm_ring._count_of(ring._descriptor, place) == 0
 
 
-# Writers that end badly -----------------------------------------------------------------------------------------
+# Writers that crash ---------------------------------------------------------------------------------------------
 
 WRITER = """
 from keepsight.ipc import shm_ring
@@ -359,7 +359,7 @@ NAMES = st.integers(0, 12).map(str)
 
 
 class RingAgainstADict(RuleBasedStateMachine):
-    """The model: every place ever given out, with its pixels; and who is in the middle of reading."""
+    """The model is a list of all places ever returned with their pixels, and the reads in progress."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -369,7 +369,7 @@ class RingAgainstADict(RuleBasedStateMachine):
         self.given: list[tuple[RingPlace, Pixels]] = []
         self.known: dict[str, Pixels] = {}
         self.reading: list[tuple[int, Any, RingPlace]] = []
-        # Those being read that nobody gave up meanwhile.
+        # Places being read that were not dropped or cleared meanwhile.
         self.protected: list[RingPlace] = []
         self.num_puts = 0
 
@@ -417,7 +417,7 @@ class RingAgainstADict(RuleBasedStateMachine):
     @precondition(lambda self: self.reading)
     @rule(is_dying=st.booleans())
     def end_to_read(self, is_dying: bool) -> None:
-        """Who dies leaves its count."""
+        """End the oldest read; a reader that dies leaves its count behind."""
         descriptor, held, place = self.reading.pop(0)
         if place in self.protected:
             self.protected.remove(place)

@@ -1,4 +1,4 @@
-"""Whoever sends does it beside the thread that reads, and takes nothing from it."""
+"""Sending runs beside the reading thread and never takes a message from it."""
 
 import errno
 import gc
@@ -26,13 +26,13 @@ def peer(tmp_path: Path) -> Iterator["zmq.Socket[bytes]"]:
         peer.bind(f"ipc://{tmp_path}/peer")
         yield peer
     finally:
-        # Else, where the folder's name is too long for a socket, whoever collects the context waits for ever.
+        # Otherwise, if the folder's path is too long for a socket, collecting the context blocks for ever.
         context.destroy(linger=0)
 
 
 @pytest.fixture
 def connected(peer: "zmq.Socket[bytes]", tmp_path: Path) -> Iterator[ZmqSocket[list[Frame]]]:
-    """Without its thread."""
+    """A connected socket whose thread is not started."""
     connected = ZmqSocket[list[Frame]]("connects", "test", max_outbox_bytes=1000, max_unsent=9, max_unread=9)
     connected._socket.connect(f"ipc://{tmp_path}/peer")
     yield connected

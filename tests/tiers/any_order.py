@@ -1,4 +1,4 @@
-"""Hypothesis's state machines, of whatever makes one."""
+"""Runs a Hypothesis state machine that a function creates."""
 
 from collections.abc import Callable
 
@@ -8,5 +8,5 @@ from tests.scheduling.long_run import thorough
 
 
 def check_any_order(make: Callable[[], RuleBasedStateMachine], *effort: int) -> None:
-    # Asks for a class, and only calls it.
+    # It is declared to take a class, but only calls it.
     run_state_machine_as_test(make, settings=thorough(*effort))  # type: ignore[arg-type]

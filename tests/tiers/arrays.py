@@ -1,4 +1,4 @@
-"""Embeddings of tests, and their keys."""
+"""Embeddings for tests, and their keys."""
 
 import numpy as np
 

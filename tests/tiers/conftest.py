@@ -1,4 +1,4 @@
-"""What tests of tiers share."""
+"""Fixtures for the tests of tiers."""
 
 import os
 import pwd
@@ -8,7 +8,7 @@ import pytest
 
 @pytest.fixture
 def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As for a user whom only a container knows, by a number."""
+    """Simulate a user without a home, as a numeric user id in a container that has no passwd entry."""
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 

@@ -1,4 +1,4 @@
-"""A tier that tests hold up, let fail and look into."""
+"""A tier that tests can block, make fail and inspect."""
 
 import threading
 
@@ -12,9 +12,9 @@ class FakeTier:
         self.error: Exception | None = None
         self.num_gets = 0
         self.uses: list[str] = []
-        # Whether it knows without looking.
+        # Whether `has` knows its entries without a read.
         self.is_known = True
-        # While cleared, reads or writes stay where they are.
+        # While an event is cleared, reads or writes block.
         self.may_read, self.may_write = threading.Event(), threading.Event()
         self.may_read.set()
         self.may_write.set()

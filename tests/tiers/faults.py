@@ -1,4 +1,4 @@
-"""Faults of disks, servers, clocks and other processes, one after the other, and what they must never do."""
+"""Injects faults of disks, servers, clocks and other processes one by one, and checks what must always hold."""
 
 import errno
 import os
@@ -30,7 +30,7 @@ _CALLS = ("open", "posix_fallocate", "writev", "readv", "fstat", "utime", "pwrit
 
 
 class FaultyOs:
-    """`os`, but for one call to come."""
+    """`os`, except that the next call of one function fails."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -54,13 +54,13 @@ class FaultyOs:
         return num_read
 
     def _tear(self, descriptor: int, buffers: list[memoryview]) -> int:
-        """Less than it says, as after a power failure."""
+        """Write less than reported, as after a power failure."""
         os.writev(descriptor, [buffers[0][: self._rng.randint(0, len(buffers[0]))]])
         return sum(map(len, buffers))
 
 
 class Faults:
-    """A store over all tiers, a second server on the same folder, and everything that happens to them."""
+    """A store over all tiers, a second server on the same folder, and the faults injected into them."""
 
     def __init__(self, folder: Path, seed: int) -> None:
         self.injected: Counter[str] = Counter()
@@ -74,7 +74,7 @@ class Faults:
         self._server = FakeServer()
         self._clock_jump = 0
         self._own, self._other = self._disk(), self._disk()
-        # Small, so that most uses reach the disk and the server.
+        # A small host tier, so that most loads reach the disk and the server.
         self._store = TieredStore(
             HostTier(4 * 3000),
             [self._own, RedisTier(self._server.url, timeout=0.05)],
@@ -103,7 +103,7 @@ class Faults:
             self._another_server,
         ]
         for number in range(num_faults):
-            # A whole folder now and then only: nothing would be left to damage.
+            # Remove the whole folder only rarely: otherwise nothing would be left to damage.
             fault = self._rng.choice(kinds)
             if fault == self._removed_folder and self._rng.random() < 0.9:
                 fault = self._damaged_file
@@ -122,10 +122,10 @@ class Faults:
         self._server.close()
         self._patch.stop()
 
-    # What must hold -------------------------------------------------------------------------------------------
+    # Invariants -----------------------------------------------------------------------------------------------
 
     def _use(self) -> None:
-        """Several loads at once, each answered once and never wrongly; what is absent is made and stored."""
+        """Run several loads at once; each is answered once and correctly. Store what was absent."""
         numbers = [self._rng.randrange(NUM_KEYS) for _ in range(3)]
         answers: queue.Queue[tuple[int, StoredArray | None]] = queue.Queue()
         for number in numbers:
@@ -158,7 +158,7 @@ class Faults:
         self._store.check_invariants()
 
     def _recount(self) -> None:
-        """Files were cut and removed behind its back: whoever opens the folder next counts them."""
+        """Reopen the folder, so that files truncated and removed by faults are counted again."""
         self._other.close()
         self._other = self._disk()
         with suppress(OSError):
@@ -223,7 +223,7 @@ class Faults:
         self._server.is_silent.set()
 
     def _another_server(self) -> None:
-        """On the same folder."""
+        """Use the second server on the same folder."""
         with suppress(OSError):
             for number in self._rng.sample(range(NUM_KEYS), 4):
                 found = self._other.get(key_of(number))

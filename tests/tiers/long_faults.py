@@ -1,8 +1,9 @@
-"""Random faults of disk, server, clock and neighbours for as long as wanted:
+"""Inject any number of random faults of disk, server, clock and other processes:
 
     python -m tests.tiers.long_faults --faults 10000 [--seed 0]
 
-After each, several loads: each must be answered, once, by what was stored or by nothing; anything else ends the run.
+After each fault, several loads run: each must be answered once, with the stored bytes or with nothing;
+anything else ends the run.
 """
 
 import argparse

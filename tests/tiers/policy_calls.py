@@ -1,4 +1,4 @@
-"""A policy under any order of calls, as whoever keeps entries within a budget makes them."""
+"""Calls a policy in any order, as a cache with a byte budget does."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule

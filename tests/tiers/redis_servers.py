@@ -1,4 +1,4 @@
-"""Redis servers for tests: the real one where it is installed, and one here that can be told to misbehave."""
+"""Redis servers for tests: the real one if it is installed, and a fake one that can be told to misbehave."""
 
 import shutil
 import socket
@@ -10,14 +10,14 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-# As `tests/install_redis` leaves it.
+# Where `tests/install_redis` unpacks it.
 _UNPACKED = Path(__file__).parents[2] / ".venv" / "redis" / "redis-server"
 REAL = shutil.which("redis-server") or (str(_UNPACKED) if _UNPACKED.exists() else None)
 
 
 @contextmanager
 def real_server(*options: str) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
-    """Its address, and its process."""
+    """Start a real server; yield its address and its process."""
     assert REAL is not None
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "redis.sock"
@@ -34,12 +34,12 @@ def real_server(*options: str) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]
 
 
 class FakeServer:
-    """GET, SET, DEL, SCAN and STRLEN, and whatever `misbehave` makes of a reply."""
+    """Answers GET, SET, DEL, SCAN and STRLEN; `misbehave` may change each reply."""
 
     def __init__(self) -> None:
         self.values: dict[bytes, bytes] = {}
         self.password: bytes | None = None
-        # Whole replies in place of the true ones; None closes the connection.
+        # Maps each reply to the one that is sent; None closes the connection.
         self.misbehave: Callable[[bytes], bytes | None] = lambda reply: reply
         self.is_silent = threading.Event()
         self.num_connections = 0
@@ -52,12 +52,12 @@ class FakeServer:
         return f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
 
     def send(self, content: bytes) -> None:
-        """On the newest connection."""
+        """Send on the newest connection."""
         for connection in self._connections[-1:]:
             connection.sendall(content)
 
     def drop_all(self) -> None:
-        """As if it were restarted."""
+        """Close all connections, as a restart does."""
         connections, self._connections = self._connections, []
         for connection in connections:
             with suppress(OSError):

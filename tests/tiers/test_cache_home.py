@@ -1,4 +1,4 @@
-"""Which folder it is, whatever the environment says."""
+"""Which folder is used, for any value of the environment variables."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What a user says of a folder becomes the place and the size it means."""
+"""Parsing the folder and size of a disk cache."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Files may be torn, foreign, or written by who was killed: a miss at worst, and the budget holds."""
+"""Files may be torn, foreign, or left by a killed writer: at worst a miss, and the budget holds."""
 
 import errno
 import os
@@ -221,7 +221,7 @@ def test_a_damaged_file_is_a_miss_and_removed(tier: DiskTier, damage: str) -> No
     assert tier.stats().num_damaged == 1
     assert not tier.has(key_of(1))
     assert_equal(tier.get(key_of(2)), array_of(2))
-    # Somebody else changed the size of the file: it is counted anew.
+    # The file's size was changed behind the tier's back; clearing counts again.
     tier.clear()
     put(tier, 1)
     assert_equal(tier.get(key_of(1)), array_of(1))
@@ -246,14 +246,14 @@ def test_what_is_no_file_under_an_entry_s_name_is_a_miss_and_makes_room_for_one(
             path.symlink_to(tier._directory / "elsewhere")
         else:
             path.unlink()
-            monkeypatch.chdir(tier._entries)  # whose own path is too long for one
+            monkeypatch.chdir(tier._entries)  # The folder's full path is too long for a socket's name.
             with socket.socket(socket.AF_UNIX) as strange:
                 strange.bind(path.name)
         assert not getattr(tier, asked)(key_of(1))
         put(tier, 1)
         assert_equal(tier.get(key_of(1)), array_of(1))
     assert tier.stats().num_damaged == 2
-    tier.list_sizes()  # which counts anew what was removed behind its back
+    tier.list_sizes()  # Counts again after files were removed behind its back.
 
 
 def test_stray_folders_are_passed_over(tier: DiskTier) -> None:
@@ -261,7 +261,7 @@ def test_stray_folders_are_passed_over(tier: DiskTier) -> None:
     strange = tier._entries / key_of(0)
     for folder in (strange, tier._aside / "x"):
         (folder / "inner").mkdir(parents=True)
-    tier.list_sizes()  # which counts anew
+    tier.list_sizes()  # Counts again.
     put(tier, *range(2, 20))
     assert len(held(tier)) == 1 + MAX_BYTES // PAGE
     assert tier.get(key_of(0)) is None
@@ -326,7 +326,7 @@ def test_a_full_or_failing_disk_leaves_no_trace(
     with monkeypatch.context() as patched:
         patched.setattr(f"keepsight.tiers.disk_tier.os.{call}", fail)
         if number == errno.ENOSPC:
-            # Nobody is to set the tier aside for it: what it holds can be read.
+            # A full disk must not set the tier aside: its entries can still be read.
             assert [tier.put(key_of(each), array_of(each)) for each in (2, 3)] == [False, False]
             assert caplog.text.count("accepts no more entries") == 1
         else:

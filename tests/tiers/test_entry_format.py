@@ -1,4 +1,4 @@
-"""Any entry is read as it was written, and whatever else is told apart."""
+"""An entry reads back as it was written; anything else is detected as damaged."""
 
 import io
 import random

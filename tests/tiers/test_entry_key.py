@@ -1,4 +1,4 @@
-"""Names differ where anything does that the embeddings depend on."""
+"""Keys differ whenever anything differs that the embeddings depend on."""
 
 import os
 from pathlib import Path
@@ -18,7 +18,7 @@ def test_every_part_changes_the_key() -> None:
         changed = list(parts)
         changed[place] += "x"
         keys.add(entry_key(*changed))
-    # Nor do parts run into one another.
+    # The parts are delimited: moving a boundary changes the key.
     keys.add(entry_key("encodermodel", "", "processor", "bfloat16"))
     assert len(keys) == 6
     assert all(len(key) == 64 and set(key) <= set("0123456789abcdef") for key in keys)
@@ -52,7 +52,7 @@ def test_any_change_of_weights_or_configuration_changes_it(model: Path, name: st
     content = bytearray((model / name).read_bytes())
     content[0] ^= 1
     (model / name).write_bytes(content)
-    # As some tools do that copy files.
+    # Restore the times, as some copying tools do.
     os.utime(model / name, ns=(about.st_atime_ns, about.st_mtime_ns))
     assert digest(model) != before
 

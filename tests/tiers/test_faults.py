@@ -1,4 +1,4 @@
-"""Whatever happens to tiers: a miss at worst, never wrong bytes, every load answered, budgets held."""
+"""Under any fault of a tier: at worst a miss, never wrong bytes, every load answered, budgets kept."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What is pinned stays, whoever pinned it and whenever; all else goes as if nothing were."""
+"""Pinned entries stay, no matter who pinned them and when; all others are evicted as usual."""
 
 import itertools
 import logging
@@ -47,7 +47,7 @@ def test_what_is_pinned_while_a_server_runs_stays_whatever_its_policy_says(tmp_p
     assert len(held(tier)) == 10
     assert_equal(tier.get(key_of(3)), array_of(3))
     PinFolder(tmp_path).remove([key_of(3)])
-    # Some policies give it the time of a newcomer.
+    # Some policies then treat it as a new entry.
     put(tier, *range(40, 60))
     assert 0 in held(tier)
     assert 3 not in held(tier)
@@ -157,7 +157,7 @@ def test_who_looks_for_pins_where_there_are_none_makes_no_folder(tmp_path: Path)
     assert not list(tmp_path.iterdir())
 
 
-# The order ----------------------------------------------------------------------------------------------------
+# Eviction order -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -166,7 +166,7 @@ def test_in_any_order_of_calls_nothing_pinned_is_named_and_all_else_is(name: str
 
 
 class _Order(KnownFiles):
-    """By the names of a policy's calls."""
+    """Known files with the method names of a policy."""
 
     def add(self, key: str, num_bytes: int, seconds: float) -> None:
         self.learn(key, num_bytes, seconds, 0)
@@ -202,7 +202,7 @@ class _Calls(PolicyCalls):
         self.known.check_invariants()
 
     def teardown(self) -> None:
-        """All that is not pinned goes, each once."""
+        """Evict every entry that is not pinned, once each."""
         while self.may_go():
             self.evict()
         assert self.known.choose() is None

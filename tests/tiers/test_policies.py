@@ -1,4 +1,4 @@
-"""Each policy names only what is held, and what it should."""
+"""Each policy evicts only keys that it holds, in its specified order."""
 
 import pytest
 

@@ -37,7 +37,7 @@ def tier(server: FakeServer) -> Iterator[RedisTier]:
 
 
 def set_patience(tier: RedisTier, seconds: float) -> None:
-    """Also of the connections that it has: little only for what never comes, or a busy machine is taken for it."""
+    """Set the timeout, also of open connections. Keep it long unless no reply comes: a busy machine may be slow."""
     for line in (tier._reader, tier._writer):
         line._timeout = seconds
         if line._connection is not None:
@@ -69,7 +69,7 @@ def test_after_a_restart_of_the_server_one_error_then_all_is_well(tier: RedisTie
 
 def test_connections_that_the_server_closed_meanwhile_are_made_anew(tier: RedisTier, server: FakeServer) -> None:
     assert_equal(tier.get(key_of(1)), array_of(1))
-    # As one with a `timeout` does to those that are idle, or what lies between.
+    # As a server with a `timeout`, or a proxy, closes idle connections.
     server.drop_all()
     for line in (tier._reader, tier._writer):
         assert line._connection is not None
@@ -104,7 +104,7 @@ def test_a_server_that_drips_is_an_error_in_time(tier: RedisTier, server: FakeSe
 
 
 def test_a_server_that_ends_within_a_value_is_an_error_and_no_damage(tier: RedisTier, server: FakeServer) -> None:
-    # Closes the connection after that.
+    # `send` returns None, which closes the connection after the partial reply.
     server.misbehave = lambda reply: server.send(reply[:1000])
     with pytest.raises(ConnectionResetError):
         tier.get(key_of(1))
@@ -137,7 +137,7 @@ def test_nonsense_is_an_error_or_a_miss_and_disturbs_no_later_reply(
     tier: RedisTier, server: FakeServer, nonsense: bytes | None
 ) -> None:
     truth = dict(server.values)
-    # An empty reply is followed by silence; the connection is closed for it.
+    # An empty reply would look like silence, so the connection is closed instead.
     server.misbehave = lambda reply: nonsense or None
     assert get(tier, 1) is None
     server.misbehave = lambda reply: reply
@@ -184,7 +184,7 @@ def test_whatever_is_flipped_or_cut_off_on_the_way_is_never_taken(server: FakeSe
     set_patience(tier, 20)
 
     def gives_it_again() -> bool:
-        # What was spoilt is deleted, by a command that may have been given up and come only now.
+        # A corrupted value is deleted, and a delete that timed out earlier may only be executed now.
         server.values = dict(truth)
         found = get(tier, 1)
         if found is not None:
@@ -312,7 +312,7 @@ def test_a_budget_holds_again_whatever_of_its_accounts_the_server_let_go() -> No
             run(url, b"DEL", name)
             assert tier.put(key_of(number), array_of(number, 20_000))
             tier.check_invariants()
-        # Others than had to make room are there still.
+        # Only as many entries as necessary were evicted.
         assert len(tier.list_sizes()) == 7
         tier.close()
 
@@ -328,7 +328,7 @@ def test_what_the_server_let_go_is_in_nobody_s_way() -> None:
             assert tier.put(key_of(number), array_of(number))
             tier.check_invariants()
         assert set(tier.list_sizes()) == {key_of(number) for number in range(18, 30)}
-        # Of the odd ones and the first of the new ones.
+        # The five odd entries and the first eight new ones.
         assert tier.stats().num_evictions == 5 + 8
         tier.close()
 

@@ -1,4 +1,4 @@
-"""What the simulator says is what would have been, and the bound bounds."""
+"""The simulator's results are correct, and no policy exceeds the offline bound."""
 
 import pytest
 from hypothesis import given
@@ -20,7 +20,7 @@ def test_lru_by_hand() -> None:
 
 
 def test_belady_by_hand() -> None:
-    # a b c: c is not kept; a b hit; c kept in place of b; a a hit; b not.
+    # a b miss, c misses and is not kept; a b hit; c misses and replaces b; a a hit; b misses.
     assert simulate_belady(trace_of("abcabcaab"), 2) == pytest.approx(5 / 9)
 
 

@@ -1,4 +1,4 @@
-"""What every tier keeps to, and every policy in it."""
+"""The contract of every tier, under every policy."""
 
 import re
 from collections.abc import Iterator
@@ -125,7 +125,7 @@ class _Calls(RuleBasedStateMachine):
 
     @rule(number=keys)
     def put(self, number: int) -> None:
-        # A key names one value for ever.
+        # A key always names the same value.
         assert self.tier.put(key_of(number), self.array(number))
         assert self.tier.has(key_of(number))
 

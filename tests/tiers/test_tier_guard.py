@@ -1,4 +1,4 @@
-"""A tier that fails is left alone, ever longer, and comes back by itself."""
+"""A failing tier is not used for ever longer pauses, and comes back by itself."""
 
 import pytest
 from hypothesis import strategies as st

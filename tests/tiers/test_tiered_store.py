@@ -1,4 +1,4 @@
-"""Each load is answered once and in time, whatever the tiers do; nobody who asks or stores ever waits."""
+"""Each load is answered once and in time, whatever the tiers do; loading and storing never block the caller."""
 
 import queue
 import threading
@@ -114,7 +114,7 @@ def test_what_comes_later_than_making_it_anew_is_dropped(make: Make) -> None:
     asker = Asker(store)
     assert asker.load(1, 0.001) is None
     tier.may_read.set()
-    # Read by the same thread, after the late one.
+    # The same thread reads this one after the late one.
     assert_equal(asker.load(1), array_of(1))
     assert asker.answers.empty()
 
@@ -166,7 +166,7 @@ def test_where_the_first_matter_most_what_comes_is_left_out_and_what_waits_stays
     for number in range(20):
         store.store(key_of(number), array_of(number))
         store.check_invariants()
-        assert tier.is_writing.wait(20)  # taken from those that wait, it would make room later
+        assert tier.is_writing.wait(20)  # Otherwise the first entry could leave the queue later and free room.
     tier.may_write.set()
     assert store.wait_written(20)
     assert set(tier.entries) == {key_of(number) for number in range(len(tier.entries))}
@@ -181,7 +181,7 @@ def test_uses_are_noted_behind_what_waits_to_be_written(make: Make) -> None:
     for number in range(4):
         store.store(key_of(number), array_of(number))
     assert tier.is_writing.wait(20)
-    # The first is being written just now; of what waits, one is written last instead.
+    # Number 0 is being written; number 2 is still queued and moves to the end of the queue.
     for number in (9, 0, 2):
         store.note_use(key_of(number))
         store.check_invariants()

@@ -1,4 +1,4 @@
-"""What is recorded is read again, and recording stops nobody."""
+"""A recorded trace can be read back, and recording never blocks the server."""
 
 import threading
 from pathlib import Path
