@@ -1,4 +1,4 @@
-"""A size is asked about once, whoever comes; what fails or is too large is refused to each."""
+"""Each size is laid out only once; a size that fails or is too large is refused to every caller."""
 
 import pytest
 
@@ -12,7 +12,7 @@ PROCESSOR = BorrowedProcessor("/folder", "digest", 7)
 
 
 class Processor:
-    """A picture has as many tokens as it is wide; none may be 13 pixels high."""
+    """Lays out a picture as one token per pixel of width; rejects a height of 13 pixels."""
 
     def __init__(self) -> None:
         self.asked: list[Geometry] = []

@@ -1,4 +1,4 @@
-"""What one frontend was told is known to all, and nothing that was half written is."""
+"""A geometry that one frontend learned is known to all; a half-written one is not."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The identity that a file gives itself is found in whatever form it has, and nothing is decoded for it."""
+"""The EXIF ImageID of a file is found in every form, without decoding the picture."""
 
 import uuid
 from typing import Any

@@ -1,4 +1,4 @@
-"""Values that differ have names that differ, and so have pictures whose embeddings could differ."""
+"""Different values have different hashes, and so do pictures whose embeddings could differ."""
 
 import dataclasses
 import hashlib
@@ -46,7 +46,7 @@ def name_content(source: PictureSource) -> str:
 # Values ---------------------------------------------------------------------------------------------------------
 
 keys = st.text(max_size=2) | st.binary(max_size=2) | st.integers(-2, 2) | st.booleans()
-# Few and small, so that two of them are often equal.
+# A small domain, so that two drawn values are often equal.
 scalars = (
     st.sampled_from([None, True, False, 0, 1, -1, 255, 256, 0.0, -0.0, 1.0, "", "a", "ab", b"", b"a", b"ab"])
     | st.integers()
@@ -64,7 +64,7 @@ values = st.recursive(
 
 
 def canonical(value: Any) -> str:
-    """What two values must share to be the same: the text says kind and content of everything in them."""
+    """Return a text that is equal for two values exactly if they are the same: kind and content of all their parts."""
     if isinstance(value, list | tuple):
         return f"[{','.join(map(canonical, value))}]"
     if isinstance(value, dict):
@@ -74,7 +74,7 @@ def canonical(value: Any) -> str:
 
 
 def reshaped(value: Any) -> Any:
-    """The same value, with lists for tuples and every dict in the opposite order."""
+    """Return the same value with lists for tuples and every dict in reverse order."""
     if isinstance(value, list | tuple):
         return [reshaped(each) for each in value]
     if isinstance(value, dict):
@@ -361,6 +361,6 @@ def test_an_algorithm_s_names_are_its_whole_digests() -> None:
 def test_the_algorithm_is_a_part_of_what_is_hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     for each in HASHER_ALGORITHMS:
         monkeypatch.setitem(hash_media._HASHERS, each, hashlib.sha256)
-    # What is made with the wrong one must be kept for nobody else.
+    # Bypass the cache, so that hashes made with the wrong algorithm do not reach other tests.
     monkeypatch.setattr(hash_media, "_hash_terms", hash_media._hash_terms.__wrapped__)
     assert len({name_of(algorithm=each) for each in HASHER_ALGORITHMS}) == len(HASHER_ALGORITHMS)

@@ -1,4 +1,4 @@
-"""A PDF's pages have names that follow from its content, and it is looked at once."""
+"""A PDF's pages are named after its content, and it is inspected once."""
 
 import threading
 from typing import Any
@@ -96,7 +96,7 @@ def test_what_is_no_file_is_refused(identifier: DocumentIdentifier) -> None:
 def test_no_document_is_recognized_where_nobody_may_wait_though_it_was_shown_as_a_picture_before(
     preparer: RequestPreparer,
 ) -> None:
-    """Its pages have to be asked of a worker."""
+    """Only a worker can tell a document's pages."""
     picture = by_url(draw(43).picture)
     preparer.prepare_chat(read_messages(ask(picture)), SamplingParams())
     assert preparer.recognize(read_messages(ask(picture)), None) is not None

@@ -1,4 +1,4 @@
-"""One picture has one name however it comes, no two pictures have the same; what is merely given a name stays apart."""
+"""A picture has one name in any form, different pictures have different names; client-given names stay separate."""
 
 import itertools
 import uuid
@@ -38,7 +38,7 @@ MARKER = "<start_of_image>"
 
 
 def in_many_forms(picture: Image.Image) -> list[PictureSource]:
-    """The same pixels as four contents."""
+    """Return the same pixels as four sources of different content."""
     return [encode(picture, "PNG"), encode(picture, "WEBP", lossless=True), picture, np.asarray(picture)]
 
 
@@ -55,7 +55,7 @@ def identify(
 
 
 def learn(named: NamedPicture) -> dict[str, bytes]:
-    """As the media pool does; the pixels by name."""
+    """Make the pixels and learn their names as the media pool does; return the bytes by name."""
     made = named.job(list(named.parts)).run().pixels
     for media_hash, pixels in made.items():
         named.learn(media_hash, pixels)
@@ -87,7 +87,7 @@ def test_content_that_proved_to_be_a_known_picture_goes_by_its_name() -> None:
 def test_a_recognized_picture_is_what_it_is_when_it_is_looked_at_anew(
     preparer: RequestPreparer, overrides: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Turned by its metadata, so that its header says another size than its frame.
+    # Rotated by its metadata, so that the header's size differs from the decoded frame's.
     turned = Image.Exif()
     turned[ExifTags.Base.Orientation] = 6
     content = encode(draw(41).picture.resize((640, 300)), "JPEG", exif=turned)
@@ -135,7 +135,7 @@ requests = st.tuples(pictures, st.sampled_from(CONFIGS), st.sampled_from([None, 
 @settings(max_examples=60)
 @given(st.lists(requests, min_size=2, max_size=6))
 def test_two_items_have_one_name_exactly_if_everything_that_reaches_the_model_is_equal(asked: list[Any]) -> None:
-    """Plain areas of any size look alike once they are resized: the trap."""
+    """Uses plain areas of color: those of different sizes become equal once they are resized."""
     identifier = PictureIdentifier("model", "blake3")
 
     def items() -> Any:
@@ -153,7 +153,7 @@ def test_two_items_have_one_name_exactly_if_everything_that_reaches_the_model_is
 
 @pytest.mark.parametrize("gives", [{"client_uuid": "cat"}, {}])
 def test_a_given_name_is_no_content_s_alias_and_has_none(gives: dict[str, Any]) -> None:
-    """Or whoever gives it could put other pixels under the name of a content that it never had."""
+    """Otherwise a client could put other pixels under the name of content that it never sent."""
     identifier = PictureIdentifier("model", "blake3", trusts_exif_image_id=not gives)
     by_content, by_given_name = encode(draw(1).picture, "PNG"), with_image_id(draw(1).picture)
     names = set()
@@ -315,7 +315,7 @@ def test_a_uuid_never_names_two_pictures_of_different_sizes(preparer: RequestPre
     preparer.prepare_text(
         MARKER, {"image": [Image.new("RGB", (30, 40))]}, PARAMS, uuids={"image": ["size"]}, cache_salt="another"
     )
-    # Nor where the first is forgotten, and the engine still holds what was made of it.
+    # Nor if the frontend forgot the first and the engine still holds its embeddings.
     names = {
         whole(identify(PictureIdentifier("model", "blake3"), Image.new("RGB", size), client_uuid="size"))
         for size in ((40, 30), (30, 40))
@@ -329,7 +329,7 @@ def test_a_request_that_is_refused_or_whose_picture_cannot_be_made_binds_no_uuid
         preparer.prepare_text("no marker", {"image": [wide]}, PARAMS, uuids={"image": ["free"]})
     preparer.prepare_text(MARKER, {"image": [high]}, PARAMS, uuids={"image": ["free"]}).forget_names()
     preparer.prepare_text(MARKER, {"image": [wide]}, PARAMS, uuids={"image": ["free"]})
-    # Once it names something, another's failure changes nothing.
+    # Once the uuid is bound, the failure of another request does not unbind it.
     with pytest.raises(PictureCountError):
         preparer.prepare_text("no marker", {"image": [wide]}, PARAMS, uuids={"image": ["free"]})
     preparer.prepare_text(MARKER, {"image": [wide]}, PARAMS, uuids={"image": ["free"]}).forget_names()

@@ -1,4 +1,4 @@
-"""Names that prove to mean the same pixels become one, whatever is learned and forgotten in whatever order."""
+"""Names of the same pixels are merged, in whatever order they are learned and forgotten."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,7 +13,7 @@ CONTENTS = st.sampled_from("abcdefgh")
 
 
 def pixels_of(media_hash: str) -> str:
-    """a to d are one picture, e to h another."""
+    """Return the pixels of a name: a to d are one picture, e to h another."""
     return "first" if media_hash < "e" else "second"
 
 
@@ -26,7 +26,7 @@ class KnownMediaMachine(RuleBasedStateMachine):
 
     @rule(media_hash=CONTENTS)
     def learn(self, media_hash: str) -> None:
-        # As requests do: what has another name already is made, and learned, under that.
+        # As requests do: content with a canonical name is made and learned under that name.
         name = self.known.canonical_name(media_hash)
         self.known.learn_pixels(name, pixels_of(media_hash))
         self.learned.add(name)
@@ -93,7 +93,7 @@ def test_a_name_under_which_nothing_is_left_gives_way_to_the_one_that_was_just_m
 def test_what_is_held_under_its_own_name_alone_goes_by_it_and_so_does_the_other() -> None:
     known, held = KnownMedia(), set[str]()
     known.is_held = held.__contains__
-    for name in ("png", "webp"):  # at once: nothing is held under the first yet
+    for name in ("png", "webp"):  # Concurrently: nothing is held under the first name yet.
         known.learn_pixels(name, "pixels")
     held |= {"png", "webp"}
     assert [known.canonical_name(name) for name in ("png", "webp")] == ["webp", "webp"]

@@ -1,4 +1,4 @@
-"""The crops of every size, held against the arrays that transformers cuts out."""
+"""Compares the crops of every size with the arrays that transformers cuts out."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ def reference() -> Any:
 
 
 def crops_of_reference(reference: Any, geometry: Geometry, config: ImageProcessorConfig) -> tuple[CropBox, ...]:
-    """Read off two arrays that hold each pixel's own row and column, without memory for them."""
+    """Find the reference's crops by cropping two broadcast arrays of each pixel's row and column."""
     shape = (geometry.height, geometry.width)
     rows = np.broadcast_to(np.arange(geometry.height)[:, None], shape)
     columns = np.broadcast_to(np.arange(geometry.width)[None, :], shape)
@@ -77,7 +77,7 @@ def test_the_last_crop_ends_with_the_picture() -> None:
 
 def test_a_crop_that_would_be_empty_is_left_out() -> None:
     config = ImageProcessorConfig(do_pan_and_scan=True, pan_and_scan_min_crop_size=1)
-    # Four crops of ceil(5 / 4) pixels: the fourth would begin behind the picture.
+    # Four crops of ceil(5 / 4) pixels: the fourth would begin past the end of the picture.
     assert [(crop.left, crop.width) for crop in plan_crops(Geometry(5, 1), config)] == [(0, 2), (2, 2), (4, 1)]
 
 

@@ -1,4 +1,4 @@
-"""One looks for all who ask at once, and nobody at what is known; each is refused in his own words."""
+"""Concurrent callers share one computation, known results need none, and each caller gets its own error."""
 
 import threading
 import time
@@ -21,7 +21,7 @@ def single_flight() -> SingleFlight[str, Geometry]:
 
 
 def ask_at_once(looks: SingleFlight[str, Geometry], look: Callable[[], Geometry]) -> list[Geometry | Exception | None]:
-    """Four, of whom the first looks until the others have come."""
+    """Make four concurrent calls; the first computes until the others have arrived."""
     is_looking, have_come = threading.Event(), threading.Event()
 
     def wait_and_look() -> Geometry:
@@ -33,7 +33,7 @@ def ask_at_once(looks: SingleFlight[str, Geometry], look: Callable[[], Geometry]
         asked = [threads.submit(looks.get_or_compute, "a sound", "first", wait_and_look)]
         assert is_looking.wait(10)
         asked += [threads.submit(looks.get_or_compute, "a sound", f"later {each}", wait_and_look) for each in range(3)]
-        time.sleep(0.05)  # or they find it known
+        time.sleep(0.05)  # If they are late, they find it known.
         have_come.set()
         return [each.exception() or each.result() for each in asked]  # type: ignore[misc]
 

@@ -1,4 +1,4 @@
-"""A download may be given up at any of its steps, by its client or by the clock: the next one comes all the same."""
+"""A download may be canceled at any step, by its client or by a timeout, without affecting the next one."""
 
 import asyncio
 import ssl
@@ -25,7 +25,7 @@ def plain_server() -> Iterator[PictureServer]:
 
 @types.coroutine
 def stepping(work: Coroutine[Any, Any, object], on_step: Callable[[int], object]) -> Generator[Any, Any, object]:
-    """Calls `on_step` each time that the work waits, with how often it has."""
+    """Run the work; call `on_step` each time it awaits, with the number of awaits so far."""
     num_steps, resume = 0, partial(work.send, None)
     while True:
         try:
@@ -45,7 +45,7 @@ async def _await(work: Awaitable[object]) -> object:
 
 
 async def is_cancelled_at(step: int, work: Coroutine[Any, Any, object], num_times: int) -> bool:
-    """False: it had ended before."""
+    """Cancel the work at the given step. Return False if it ended before that."""
     event_loop = asyncio.get_running_loop()
 
     def cancel(num_steps: int) -> None:

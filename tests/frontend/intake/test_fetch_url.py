@@ -1,4 +1,4 @@
-"""Downloads from a real server on this machine, which is as badly behaved as the internet."""
+"""Downloads from a real local server that misbehaves like servers on the internet."""
 
 import asyncio
 import gzip
@@ -21,7 +21,7 @@ from keepsight.frontend.intake.network_guard import Address, NetworkGuard, resol
 from keepsight.frontend.intake.web_url import UrlFault
 from tests.frontend.picture_server import LOCAL, Asked, PictureServer, picture_server, response
 
-# Trusted by nobody but these tests.
+# A self-signed certificate that only these tests trust.
 CERTIFICATE = Path(__file__).parents[1] / "pictures_test.pem"
 MAX_BYTES = 100_000
 LONG = 20.0
@@ -34,7 +34,7 @@ def server() -> Iterator[PictureServer]:
 
 
 def guard_of(*addresses: str, asked: list[str] | None = None) -> NetworkGuard:
-    """Every name is at these addresses; else each is where the system says."""
+    """Return a guard that resolves every name to the given addresses, or by the system if there are none."""
 
     async def resolve(host: str, port: int) -> list[str]:
         if asked is not None:
@@ -71,7 +71,7 @@ def redirect_to(location: str, status: int = 302, **headers: str) -> bytes:
     return response(b"", status, Location=location, **headers)
 
 
-# What comes ---------------------------------------------------------------------------------------------------
+# Responses ----------------------------------------------------------------------------------------------------
 
 
 def test_the_body_comes_with_what_the_origin_says_of_keeping_it(server: PictureServer) -> None:
@@ -116,14 +116,14 @@ def test_not_modified_is_no_answer_for_one_who_holds_nothing(server: PictureServ
     assert "answered 304" in fault_of(url).message
 
 
-# Where it comes from ------------------------------------------------------------------------------------------
+# Origin and redirects ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("status", [301, 302, 303, 307, 308])
 def test_redirects_are_followed(server: PictureServer, status: int) -> None:
     server.serve("/b/c", response(b"picture", ETag='"1"', Cache_Control="max-age=60"))
     url = server.serve("/a", redirect_to("b/c", status, Cache_Control="max-age=7"))
-    # What the way says counts too; the validators are those of the place itself.
+    # The redirect's own freshness counts too; the validators are those of the final URL.
     assert fetch(url) == Fetched(b"picture", Validators(server.url("/b/c"), '"1"', None), Freshness(7))
 
 
@@ -152,7 +152,7 @@ def test_three_redirects_are_followed_and_no_more(server: PictureServer) -> None
 
 
 class FirstAddressOnly(NetworkGuard):
-    """As if the test's own server were on the internet, and all else on this machine not."""
+    """Allows the test's own server, as if it were public, and nothing else on this machine."""
 
     num_judged = 0
 
@@ -255,12 +255,12 @@ def test_what_was_asked_in_secret_is_not_fetched_in_the_open(tls_server: Picture
     assert not server.asked
 
 
-# How much, and how long ---------------------------------------------------------------------------------------
+# Limits of size and time --------------------------------------------------------------------------------------
 
 
 def test_a_body_that_is_announced_too_large_is_not_read(server: PictureServer) -> None:
     async def announce(_asked: Asked, writer: asyncio.StreamWriter) -> None:
-        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 104857600\r\n\r\n")  # and none of it ever comes
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 104857600\r\n\r\n")  # The body is never sent.
 
     error = fault_of(server.serve("/a", announce))
     assert isinstance(error, MediaTooLargeError)
@@ -348,7 +348,7 @@ def test_a_host_that_is_never_found_is_given_up_too() -> None:
     assert isinstance(fault_of("http://pictures.test/", NetworkGuard(resolve=resolve), 0.05), MediaTimeoutError)
 
 
-# What is no answer --------------------------------------------------------------------------------------------
+# Invalid responses --------------------------------------------------------------------------------------------
 
 
 BROKEN = {

@@ -15,7 +15,7 @@ def freshness_of(**headers: str) -> Freshness:
         ("max-age=60", Freshness(60)),
         ("public, Max-Age=60", Freshness(60)),
         ('max-age="60"', Freshness(60)),
-        # All that is sent is the URL, so the answer is the same for everybody.
+        # Requests carry only the URL, so the response is the same for every client.
         ("private, max-age=60", Freshness(60)),
         ("s-maxage=60", Freshness(0)),
         ("max-age=60, max-age=600", Freshness(60)),

@@ -85,7 +85,7 @@ def test_a_file_that_takes_another_s_place_while_it_is_opened_is_refused(
     really_open = os.open
 
     def exchange_then_open(path: Path, flags: int) -> int:
-        """Between check and opening, the folder on the way becomes a link to another."""
+        """Replace a folder of the path by a link to another one between the check and the open."""
         (folder / "inner").rename(folder / "was_inner")
         (folder / "inner").symlink_to(folder.parent)
         return really_open(path, flags)

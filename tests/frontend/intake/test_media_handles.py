@@ -1,4 +1,4 @@
-"""Handles: whose they are, how long they last, how much there may be of them; whatever several frontends do at once."""
+"""Media handles: tenants, lifetimes and quotas, also with several frontends at once."""
 
 import shutil
 import subprocess
@@ -64,7 +64,7 @@ def test_a_folder_that_has_gone_is_told(tmp_path: Path) -> None:
 
 
 def test_no_folder_for_temporary_files_is_needed(handles: MediaHandles) -> None:
-    in_memory = 2  # as SQLite numbers it
+    in_memory = 2  # SQLite's value for MEMORY.
     assert handles._database.execute("PRAGMA temp_store").fetchone() == (in_memory,)
 
 
@@ -226,7 +226,7 @@ def test_an_upload_leaves_room_for_the_largest_to_go_again(
 
 
 def test_frontends_that_add_at_once_stay_within_the_quota_together(tmp_path: Path) -> None:
-    """Each has a connection of its own, as processes have."""
+    """Each frontend has its own connection, as separate processes have."""
     frontends = [MediaHandles(tmp_path, MediaQuota(1000, 30)) for _ in range(4)]
     refused = []
 
@@ -278,7 +278,7 @@ def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
         assert process.stdout.readline() == b"written\n"
         size = sum(file.stat().st_size for file in tmp_path.iterdir())
         process.kill()
-    assert size > 1 << 22  # some of it was in the file already
+    assert size > 1 << 22  # A part of the upload was in the file already.
     assert handles.page("a", 9) == [kept]
     assert handles.read("a", kept.id) == b"content"
     handles.add("b", bytes(1 << 23), SIZE)
@@ -291,7 +291,7 @@ SECONDS = st.integers(1, 50)
 
 
 class Handles(RuleBasedStateMachine):
-    """Against a model: of each handle its tenant, its size and its end."""
+    """Compares the handles with a model of each handle's tenant, size and expiry."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -320,7 +320,7 @@ class Handles(RuleBasedStateMachine):
     def pin_or_delete(self, data: st.DataObject, tenant: str, ttl: int) -> None:
         if not self.held:
             return
-        media_id = data.draw(st.sampled_from(list(self.held)))  # in an order that does not hang on random ids
+        media_id = data.draw(st.sampled_from(list(self.held)))  # In an order independent of random ids.
         deletes = data.draw(st.booleans())
         if media_id not in self.alive(tenant):
             with pytest.raises(UnknownHandleError):

@@ -1,4 +1,4 @@
-"""From parts with URLs to parts with bytes, with downloads that are shared, limited and ended: a real server, real
+"""Parts with URLs become parts with bytes; downloads are shared, limited and canceled. Uses a real server and real
 threads."""
 
 import asyncio
@@ -50,7 +50,7 @@ def fetch(intake: MediaIntake, *sources: object, salt: str | None = None) -> lis
 
 
 class Gate:
-    """An origin that answers when the test lets it."""
+    """An origin that answers once the test opens the gate."""
 
     def __init__(self) -> None:
         self.num_left = self.num_waiting = self.most_waiting = 0
@@ -92,7 +92,7 @@ def test_parts_come_back_with_their_bytes_in_their_order(server: PictureServer, 
 
 
 def download_threads() -> set[threading.Thread]:
-    """Those of other tests' intakes, too, until they are forgotten."""
+    """Return all download threads, also those of other tests' intakes that are not collected yet."""
     return {thread for thread in threading.enumerate() if thread.name == "downloads"}
 
 
@@ -124,7 +124,7 @@ def test_forgotten_it_leaves_no_thread_either(server: PictureServer) -> None:
     assert not thread.is_alive()
 
 
-# Who is told what ---------------------------------------------------------------------------------------------
+# Errors -------------------------------------------------------------------------------------------------------
 
 
 def test_a_fault_has_the_field_of_the_picture_that_has_it(server: PictureServer) -> None:
@@ -218,7 +218,7 @@ def test_what_comes_at_the_last_moment_is_in_time(server: PictureServer, monkeyp
 
     def count_at_the_last_moment(*arguments: Any) -> None:
         count(*arguments)
-        # The last that is done for it: by its end the request's time, which began before all others', is over.
+        # The last step of the download: after it, the request's timeout, which began first, has expired.
         if not limits[0].expired():
             limits[0].reschedule(0)
 
@@ -254,7 +254,7 @@ def test_the_rest_of_a_request_is_given_up_when_one_of_it_fails(server: PictureS
         gate.wait_until_left()
 
 
-# Shared -------------------------------------------------------------------------------------------------------
+# Shared downloads ---------------------------------------------------------------------------------------------
 
 
 def test_fifty_requests_for_one_url_are_one_download(server: PictureServer) -> None:
@@ -263,8 +263,8 @@ def test_fifty_requests_for_one_url_are_one_download(server: PictureServer) -> N
 
     async def run(intake: MediaIntake) -> None:
         waiting = [asyncio.create_task(intake.download(parts_of(url), None)) for _ in range(50)]
-        await asyncio.sleep(0)  # each of them asks
-        await intake.download(parts_of(other), None)  # asked for after them, and has come: they all wait by now
+        await asyncio.sleep(0)  # Each of them starts its request.
+        await intake.download(parts_of(other), None)  # Requested after them and done: they are all waiting by now.
         gate.open()
         assert await asyncio.gather(*waiting) == [{url: b"picture"}] * 50
 
@@ -274,7 +274,7 @@ def test_fifty_requests_for_one_url_are_one_download(server: PictureServer) -> N
 
 
 def test_requests_that_wait_in_an_event_loop_hold_no_threads(server: PictureServer) -> None:
-    """More of them than any pool has threads, and a small one comes through."""
+    """More requests wait than any pool has threads, and a quick one still completes."""
     gate = Gate()
     slow, quick = server.serve("/slow", gate.answer), server.serve("/quick", response(b"quick"))
 

@@ -1,4 +1,4 @@
-"""Which arrays and tensors are pictures; that their pixels are the reference's is `test_preprocess_image.py`'s."""
+"""Which arrays and tensors are pictures; `test_preprocess_image.py` compares their pixels with the reference's."""
 
 from typing import Any
 
@@ -41,7 +41,7 @@ def test_what_is_neither_array_nor_tensor_is_left_to_others(source: object) -> N
 
 
 def test_a_plane_without_channels_is_grey() -> None:
-    """The reference takes it only with an axis of 1 channel."""
+    """The reference accepts grayscale only with an axis of 1 channel."""
     plane = take_source(ARRAY[..., 0], "picture")
     one_channel = take_source(ARRAY[np.newaxis, ..., 0], "picture")
     assert read_geometry(plane, "picture") == read_geometry(one_channel, "picture") == Geometry(4, 5)
@@ -60,7 +60,7 @@ REFUSED: dict[str, Any] = {
     "uint8 [1, 5, 4, 3]": ARRAY[np.newaxis],
     "uint8 [5, 4, 2]": ARRAY[..., :2],
     "uint8 [5, 6, 4]": np.zeros((5, 6, 4), np.uint8),
-    # Four rows of RGB, or RGBA: the reference says the latter.
+    # Ambiguous: four rows of RGB, or RGBA with channels first, as the reference reads it.
     "uint8 [4, 5, 3]": np.zeros((4, 5, 3), np.uint8),
 }
 

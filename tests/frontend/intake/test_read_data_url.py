@@ -1,4 +1,4 @@
-"""What is the same with and without the fast decoder is tested with both."""
+"""Reading data URLs; behavior that both base64 decoders share is tested with both."""
 
 import base64
 from typing import Any
@@ -19,7 +19,7 @@ DECODERS = [base64.b64decode, pybase64.b64decode]
 @pytest.mark.parametrize("decode", DECODERS)
 @pytest.mark.parametrize("num_bytes", range(8, 14))
 def test_the_limit_is_exact(num_bytes: int, decode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What cannot be within it is refused undecoded; the rest is for who asks to measure."""
+    """Content that cannot fit the limit is refused undecoded; near the limit, the caller measures."""
     monkeypatch.setattr(module, "b64decode", decode)
     url = f"data:;base64,{base64.b64encode(bytes(num_bytes)).decode()}"
     assert read_data_url(url, "url", num_bytes) == bytes(num_bytes)

@@ -1,4 +1,4 @@
-"""What a PDF shows, and what is said of those that cannot be shown."""
+"""The pages and text of a PDF, and the errors for those that cannot be shown."""
 
 import random
 import sys

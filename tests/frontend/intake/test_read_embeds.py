@@ -1,4 +1,4 @@
-"""Which embeddings are taken, from which files and objects; whatever else comes is an error of ours."""
+"""Which embeddings are accepted, from which files and objects; anything else raises our own error."""
 
 import base64
 import io
@@ -23,7 +23,7 @@ from keepsight.frontend.intake.read_embeds import (
 from tests.precomputed import to_npy, to_safetensors
 
 SHAPE = (4, 6)
-# As bfloat16 they are the same numbers.
+# These values are exact in bfloat16.
 VALUES = np.arange(-12, 12, dtype=np.float32).reshape(SHAPE)
 TENSOR = torch.from_numpy(VALUES.copy())
 FIELD = "messages[0].content[1].image_embeds"
@@ -179,7 +179,7 @@ def assert_taken_or_refused(data: bytes) -> None:
     assert np.isfinite(values).all()
 
 
-# What a header is made of, wherever it may not belong.
+# Fragments of headers, to be put together in any order.
 WORDS = (
     b"{",
     b"}",

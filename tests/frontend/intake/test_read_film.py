@@ -1,4 +1,4 @@
-"""What is said of a film before it is decoded is what decoding gives; whatever strangers send is a film or refused."""
+"""A film's geometry read before decoding equals what decoding gives; any input is a film or refused."""
 
 import io
 import random
@@ -19,7 +19,7 @@ FIELD = "messages[0].content[1]"
 
 
 def by_reference(data: bytes) -> Geometry:
-    """As transformers' `read_video_pyav` and its decoding."""
+    """Decode a film as transformers' `read_video_pyav` does."""
     with av.open(io.BytesIO(data), "r") as container:
         stream = container.streams.video[0]
         assert stream.average_rate
@@ -71,7 +71,7 @@ def test_an_array_of_another_shape_is_no_film(shape: tuple[int, ...]) -> None:
         read_film(np.zeros(shape, np.uint8), FIELD)
 
 
-# What is refused ----------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------------------
 
 PLAYLIST = b"#EXTM3U\n#EXTINF:1,\nfile:///etc/passwd\n"
 
@@ -109,7 +109,7 @@ def test_limits_are_those_of_a_frame_and_of_their_number(monkeypatch: pytest.Mon
 @pytest.mark.parametrize(("format_", "codec"), KINDS)
 @pytest.mark.parametrize("width", [WIDTH, WIDTH // 4, WIDTH // 4 + 2])
 def test_a_frame_may_have_as_many_pixels_as_the_limit_says(format_: str, codec: str, width: int) -> None:
-    """Whatever a decoder lays out beside them."""
+    """The padding that a decoder adds to a frame does not count."""
     geometry = read_film(film(format_, codec, width=width), FIELD, max_pixels=width * HEIGHT)
     assert (geometry.width, geometry.height) == (width, HEIGHT)
 

@@ -1,4 +1,4 @@
-"""A sound is said to be as long as decoding makes it; whatever strangers send is a sound or refused."""
+"""The length read from a sound equals what decoding gives; any input is a sound or refused."""
 
 import io
 import random
@@ -20,7 +20,7 @@ FIELD = "messages[0].content[1]"
 
 
 def by_reference(data: bytes) -> Geometry:
-    """As vLLM's reader by PyAV, and the number of samples that torchaudio makes of it."""
+    """Decode as vLLM's PyAV reader does; return the number of samples after torchaudio's resampling."""
     with av.open(io.BytesIO(data), "r") as container:
         num_samples = sum(frame.samples for frame in container.decode(audio=0))
         return Geometry(num_samples=-(-num_samples * RATE // container.streams.audio[0].rate))
@@ -54,7 +54,7 @@ def test_a_title_may_be_in_any_encoding(format_: str, codec: str, rate: int) -> 
     assert read_sound(in_latin, FIELD, RATE) == read_sound(sound(format_, codec, rate=rate), FIELD, RATE)
 
 
-# What is refused ----------------------------------------------------------------------------------------------
+# Refusals -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""A WAV is read as soundfile reads it, and whatever strangers send is a WAV or refused."""
+"""A WAV is read as soundfile reads it; any other input is refused."""
 
 from contextlib import suppress
 

@@ -1,4 +1,4 @@
-"""Films that are objects: what is taken for one, for several, and for its frames."""
+"""Films given as Python objects: which are one film, several films, or frames."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Sounds that are objects: what is taken for one, for several, and for its samples."""
+"""Sounds given as Python objects: which are one sound, several sounds, or samples."""
 
 from typing import Any
 

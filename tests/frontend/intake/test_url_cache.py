@@ -1,4 +1,4 @@
-"""What is asked of an origin, and when: against a scripted one, with a clock that only the test moves."""
+"""Which requests reach the origin, and when: with a scripted origin and a clock that only the test moves."""
 
 import asyncio
 import tracemalloc
@@ -19,12 +19,12 @@ A_MINUTE = Freshness(60)
 
 
 class Origin:
-    """Each URL's version is its ETag; it says when it is asked."""
+    """A scripted origin whose ETag is the URL's version; it records each request."""
 
     def __init__(self, freshness: Freshness) -> None:
         self.freshness = freshness
         self.versions: dict[str, bytes] = {URL: b"first"}
-        self.asked: list[tuple[str, bool]] = []  # and whether with a validator
+        self.asked: list[tuple[str, bool]] = []  # URL, and whether the request had a validator.
         self.gate = asyncio.Event()
         self.gate.set()
         self.num_cancelled = self.num_fetched = self.num_revalidated = 0
@@ -75,7 +75,7 @@ def test_while_it_is_fresh_nobody_is_asked_and_then_only_whether_it_changed() ->
         for bench.now in (0, 30, 59.9):
             assert await bench.get() == b"first"
         assert bench.origin.asked == [(URL, False)]
-        for bench.now in (60, 61):  # renewed by the first of these
+        for bench.now in (60, 61):  # The first of these renews it.
             assert await bench.get() == b"first"
         assert bench.origin.asked == [(URL, False), (URL, True)]
         assert bench.counts == (1, 1)

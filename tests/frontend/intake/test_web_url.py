@@ -18,7 +18,7 @@ FIELD = "messages[0].content[0].image_url.url"
         ("http://example.org.:8080/a%20b", WebUrl("http", "example.org", 8080, "/a%20b")),
         ("https://bücher.example/ä?ö", WebUrl("https", "xn--bcher-kva.example", 443, "/%C3%A4?%C3%B6")),
         ("http://[::1]:8000/", WebUrl("http", "::1", 8000, "/")),
-        # Fullwidth digits: what the resolver sees is what is checked.
+        # Fullwidth digits: the normalized host is both checked and resolved.
         ("http://１２７.0.0.1/", WebUrl("http", "127.0.0.1", 80, "/")),
         ("http://0x7f.1/", WebUrl("http", "0x7f.1", 80, "/")),
     ],

@@ -1,4 +1,4 @@
-"""What a checkpoint's own processor makes is believed only as far as it holds in any text and for any picture."""
+"""The output of a checkpoint's own processor is used only if it does not depend on the text and other pictures."""
 
 import json
 import re
@@ -31,7 +31,7 @@ class Tokenizer:
 
 
 class Processor:
-    """Writes `*` for a picture as often as it is wide, between brackets."""
+    """Writes one `*` per pixel of a picture's width, between brackets."""
 
     tokenizer = Tokenizer()
     joined: tuple[str, str] = ("", "")
@@ -134,7 +134,7 @@ def test_a_file_by_which_older_checkpoints_name_tokens_makes_it_another_processo
     write_borrowed_checkpoint(tmp_path / "a", LLAVA)
     path = tmp_path / "a" / "tokenizer_config.json"
     said = json.loads(path.read_text())
-    del said["added_tokens_decoder"]  # or the other file is not looked at
+    del said["added_tokens_decoder"]  # Otherwise the other file is not read.
     path.write_text(json.dumps(said))
     before = BorrowedProcessor.from_checkpoint(tmp_path / "a")
     (tmp_path / "a" / "special_tokens_map.json").write_text(json.dumps({"cls_token": "<image>"}))
@@ -161,7 +161,7 @@ def test_any_size_is_laid_out_as_by_the_reference(family: Family, tmp_path: Path
         asked = {"text": [family.image_token], "images": [picture], "input_data_format": "channels_last"}
         try:
             expected = reference(**asked, add_special_tokens=False, return_tensors="np")
-        except ValueError:  # as Pixtral's: nothing would be left of it
+        except ValueError:  # Pixtral's: the picture would be resized to nothing.
             with pytest.raises(UnsupportedPictureError, match=f"takes no picture of {width} x {height} pixels"):
                 pictures.lay_out(Geometry(width, height), "picture")
             return

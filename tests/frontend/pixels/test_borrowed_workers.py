@@ -1,4 +1,4 @@
-"""Workers lay out and prepare a borrowed model's pictures as this process would, which need not know how."""
+"""Workers lay out and prepare a borrowed model's pictures; the frontend needs neither transformers nor torch."""
 
 import os
 import subprocess
@@ -57,7 +57,7 @@ def test_a_worker_tells_in_how_many_columns_a_picture_s_tokens_are(workers: Medi
 def test_the_template_that_has_loaded_a_processor_has_one_thread(
     workers: MediaWorkers, processor: BorrowedProcessor
 ) -> None:
-    """A process with several cannot be forked."""
+    """A process with several threads cannot be forked safely."""
     workers.lay_out_borrowed(processor, Geometry(50, 50), FIELD)
     workers.wait_until_started()
     template = workers.pids()[0]

@@ -1,4 +1,4 @@
-"""The frames that are wanted, as the reference's PyAV reader has them, each at its place in its moment."""
+"""The requested frames equal those of the reference's PyAV reader, each at its place in its moment."""
 
 import io
 from contextlib import suppress
@@ -21,7 +21,7 @@ FIELD = "messages[0].content[1]"
 
 
 def all_frames(data: bytes) -> FilmArray:
-    """As `read_video_pyav` of transformers has them."""
+    """Decode all frames as `read_video_pyav` of transformers does."""
     with av.open(io.BytesIO(data), "r") as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).astype(np.uint8)
 

@@ -1,4 +1,4 @@
-"""Headers, pixels and refusals; the pixels against transformers' `load_image` and `convert_to_rgb`."""
+"""Headers, pixels and refusals; pixels are compared with transformers' `load_image` and `convert_to_rgb`."""
 
 import io
 import random
@@ -32,11 +32,11 @@ from tests.frontend.sample_pictures import (
 )
 
 SIZE = (61, 43)
-FULL_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # those that carry an orientation
+FULL_FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "AVIF")  # The formats that carry an orientation.
 
 
 def reference_of(source: PictureSource) -> Pixels:
-    """What reaches the resize of the reference."""
+    """Return the pixels that the reference passes to its resize."""
     skip_where_the_reference_is_older()
     from transformers.image_transforms import convert_to_rgb
     from transformers.image_utils import load_image
@@ -99,7 +99,7 @@ def test_every_orientation_is_turned_upright(format_: str, orientation: int) -> 
     assert read_geometry(data, "picture") == upright
 
 
-@pytest.mark.parametrize("format_", ["JPEG", "WEBP"])  # those that have no checksum over it
+@pytest.mark.parametrize("format_", ["JPEG", "WEBP"])  # The formats without a checksum over it.
 def test_an_orientation_written_as_another_kind_of_number_is_one_too(format_: str) -> None:
     data = encode_turned(random_picture("RGB", SIZE), format_, 6)
     as_short, as_float = struct.pack(">HHIHH", ORIENTATION, 3, 1, 6, 0), struct.pack(">HHIf", ORIENTATION, 11, 1, 6.0)
@@ -166,7 +166,7 @@ def test_reading_a_header_decodes_nothing(encoding: str, monkeypatch: pytest.Mon
 
 
 def refusal_of(source: PictureSource, max_pixels: int = 10_000_000) -> PictureError:
-    """The same from the header as from decoding."""
+    """Return the error, which must be the same from the header as from decoding."""
     refusals = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -255,7 +255,7 @@ def test_a_webp_that_is_too_large_is_never_opened(side: int, monkeypatch: pytest
 
 
 def test_no_limit_is_named_but_ours() -> None:
-    # Its one frame is larger than itself.
+    # Its one frame is larger than the GIF's canvas.
     gif = b"GIF89a" + struct.pack("<HHBBB", 9, 9, 0, 0, 0) + b"," + struct.pack("<HHHHBB", 0, 0, 60_000, 60_000, 0, 2)
     refusal = refusal_of(gif)
     assert isinstance(refusal, PictureTooLargeError)
@@ -373,7 +373,7 @@ def test_without_imagecodecs_the_pixels_are_the_same(encoding: str, monkeypatch:
 def png_of_parts(
     depth_and_colour: bytes = b"\x08\x02", before: bytes = b"", late: bytes = b"", **of_zlib: Any
 ) -> bytes:
-    """7 x 5, its rows changed by `rows`, their compressed bytes by `stream`."""
+    """Return a 7 x 5 PNG; `rows` changes its raw rows, `stream` their compressed bytes."""
     rows = b"".join(bytes([row % 5]) + bytes(range(row, row + 21)) for row in range(5))
     stream = zlib.compress(of_zlib.get("rows", bytes)(rows))
     header = struct.pack(">II", 7, 5) + depth_and_colour + b"\0\0\0"

@@ -1,4 +1,4 @@
-"""The samples of a sound are those that the reference has: exactly where no rate changes, and else as vLLM's."""
+"""Samples equal the reference's: exactly if the rate stays the same, else as vLLM resamples them."""
 
 import math
 
@@ -49,7 +49,7 @@ def test_numbers_that_no_sound_has_are_refused() -> None:
 
 
 def by_torchaudio_s_formula(samples: np.ndarray, rate: int) -> np.ndarray:
-    """Its kernel of all weights, most of them zeros, over the padded sound."""
+    """Convolve the padded sound with torchaudio's full kernel, most of whose weights are zeros."""
     shared = math.gcd(rate, RATE)
     old, new = rate // shared, RATE // shared
     base = min(old, new) * ROLLOFF

@@ -1,4 +1,4 @@
-"""What workers make is what would be made here; and whatever happens to them, each job has one answer."""
+"""Workers give the same results as this process; whatever happens to them, each job gets one answer."""
 
 import asyncio
 import errno
@@ -49,7 +49,7 @@ from tests.frontend.sample_sounds import RATE, sound, wav
 from tests.wait_until import wait_until
 
 ROOT = Path(__file__).parents[3]
-SOON = 20  # seconds, for what takes much less
+SOON = 20  # Seconds; everything that is awaited takes much less.
 FIELD = "messages[0].content[1]"
 
 
@@ -75,7 +75,7 @@ def workers() -> Iterator[MediaWorkers]:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Workers of the test's own, to be killed and closed as it likes."""
+    """Create workers of the test's own, which it may kill and close."""
     started: list[CountedWorkers] = []
 
     def start(num_workers: int) -> CountedWorkers:
@@ -93,7 +93,7 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture(scope="module")
 def misbehaving() -> Iterator[CountedWorkers]:
-    """One at a time."""
+    """One misbehaving worker, shared by the tests of this module."""
     with pytest.MonkeyPatch.context() as patch, closing(CountedWorkers(1)) as workers:
         misbehave(patch)
         workers.start()
@@ -103,13 +103,13 @@ def misbehaving() -> Iterator[CountedWorkers]:
 
 
 def misbehave(patch: pytest.MonkeyPatch) -> None:
-    """Templates that are started from now on do."""
+    """Make templates that are started from now on misbehave."""
     patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), str(ROOT / "src")]))
     patch.setattr(media_workers, "PROGRAM", "tests.frontend.misbehaving_worker")
 
 
 def job_of(source: PictureSource, **options: object) -> PictureJob:
-    """Of the whole picture, and its crops under options that ask for them."""
+    """Return a job for the whole picture, plus its crops if the options ask for them."""
     config = ImageProcessorConfig(**{**BASE, **options})
     if config.sizes is not None:
         config = config.settled_for(read_geometry(source, FIELD))
@@ -142,7 +142,7 @@ def error_of(make: Callable[[], object]) -> tuple[type, str, str, int, str]:
 
 
 def is_running(pid: int) -> bool:
-    """One that has ended and that nobody has cleared away yet is not."""
+    """Return whether the process is running; a zombie is not."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -161,7 +161,7 @@ def await_gone(pids: list[int]) -> None:
     wait_until(lambda: not any(map(is_running, pids)))
 
 
-# What they make -----------------------------------------------------------------------------------------------
+# Results ------------------------------------------------------------------------------------------------------
 
 
 def test_pixels_are_those_that_are_made_without_them(workers: MediaWorkers) -> None:
@@ -236,7 +236,7 @@ def test_a_film_is_refused_in_the_same_words_and_one_in_memory_is_read_here(work
 def test_no_picture_waits_for_a_film(misbehaving: CountedWorkers) -> None:
     with ThreadPoolExecutor(1) as threads:
         looking = threads.submit(error_of, lambda: misbehaving.read_film(STOP, FIELD))
-        # Not yet stopped, it would be told too early to go on.
+        # Wait until it has stopped, or the SIGCONT would come too early.
         wait_until(lambda: any(map(is_stopped, misbehaving.pids())))
         assert_works(misbehaving)
         assert not looking.done()
@@ -267,7 +267,7 @@ def test_the_length_of_a_wav_is_read_here_and_starts_no_process(start: Start) ->
     assert workers.pids() == []
 
 
-# Their processes ----------------------------------------------------------------------------------------------
+# Processes ----------------------------------------------------------------------------------------------------
 
 
 def test_documents_are_looked_at_and_their_pages_drawn_as_without_them(workers: MediaWorkers) -> None:
@@ -297,7 +297,7 @@ def test_there_are_no_more_workers_than_seats_and_they_are_used_again(workers: M
         for job, made in zip(jobs, threads.map(workers.make, jobs), strict=True):
             assert_equal(made, job.run())
     template, *others = workers.pids()
-    # Films have as many seats of their own.
+    # Films have the same number of seats, in addition.
     assert 1 <= len(others) <= 2 + 2
     assert_works(workers)
     assert workers.pids() == [template, *others]
@@ -441,7 +441,7 @@ def test_none_outlives_a_frontend_that_is_killed() -> None:
         await_gone(pids)
 
 
-# What befalls them --------------------------------------------------------------------------------------------
+# Failures -----------------------------------------------------------------------------------------------------
 
 
 def job_of_bytes(source: bytes) -> PictureJob:
@@ -463,7 +463,7 @@ def test_a_picture_that_ends_two_workers_is_refused_and_the_next_is_made(
 def test_one_that_takes_too_long_is_refused_and_not_tried_again(
     misbehaving: CountedWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # As in the workers.
+    # The same limit as in the misbehaving workers.
     monkeypatch.setattr(media_worker, "MAX_CPU_SECONDS", 1)
     num_crashes = misbehaving.num_crashes
     with pytest.raises(PictureTooLargeError, match="takes more than 1 seconds of processor time to be decoded"):
@@ -533,7 +533,7 @@ def test_they_are_replaced_though_the_folder_was_removed_that_they_were_started_
     release = tmp_path / "release"
     release.mkdir()
     monkeypatch.chdir(release)
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what is relative there would lead elsewhere
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # Relative ones would lead elsewhere.
     workers = start(1)
     assert_works(workers)
     release.rmdir()
@@ -563,7 +563,7 @@ def test_when_the_system_has_nothing_left_for_a_worker_it_is_worth_trying_again(
 
 
 class Chaos:
-    """Kills a process at every eighth job, when all jobs that the last kill could have cost are done."""
+    """Kills a process at every eighth job, once all jobs that the last kill may have hit are done."""
 
     def __init__(self, workers: MediaWorkers) -> None:
         self._workers, self._random, self._killing = workers, random.Random(0), threading.Lock()
@@ -584,13 +584,13 @@ class Chaos:
         with self._killing:
             wait_until(lambda: not self._victims & self._in_flight)
             template, *workers = self._workers.pids()
-            # A template takes seconds to come back.
+            # A template is killed rarely, as it takes seconds to restart.
             candidates = [template] if len(self.killed) % 10 == 9 else workers
             alive = [pid for pid in candidates if is_running(pid)]
             if alive:
                 self.killed.append(self._random.choice(alive))
                 os.kill(self.killed[-1], signal.SIGKILL)
-                # Nobody who begins later can meet it.
+                # Jobs that begin later can no longer run on it.
                 await_gone(self.killed[-1:])
             self._victims = self._in_flight.copy()
 
@@ -615,7 +615,7 @@ def test_whoever_is_killed_every_job_has_one_answer_and_it_is_right(start: Start
 
 
 class Heart:
-    """Beats as long as its event loop turns; its pauses are in time that this process worked, however busy the rest."""
+    """Beats while its event loop runs. Measures pauses in CPU time of this process, so other load does not count."""
 
     def __init__(self) -> None:
         self.num_beats, self.longest_pause = 0, 0.0
@@ -629,7 +629,7 @@ class Heart:
 
 
 async def prepare_and_make(preparer: RequestPreparer, pool: MediaPool, data_url: str) -> CarriedPixels:
-    """As the server does it."""
+    """Prepare a request and make its pixels as the server does."""
     loop = asyncio.get_running_loop()
     answer: asyncio.Future[CarriedPixels] = loop.create_future()
     messages = ask("What is it?", {"type": "image_url", "image_url": {"url": data_url}})
@@ -645,7 +645,7 @@ async def prepare_and_make(preparer: RequestPreparer, pool: MediaPool, data_url:
 
 def test_the_event_loop_goes_on_while_many_large_pictures_are_made(workers: MediaWorkers) -> None:
     preparer, heart = RequestPreparer.from_config(Config()), Heart()
-    # Bytes behind the end of a JPEG make it another file.
+    # Bytes after the end of a JPEG make it a different file.
     data = picture(size=(2000, 1500))
     data_urls = [to_data_url(data + b"%d" % number, "image/jpeg") for number in range(50)]
     pool = MediaPool(2, make_pixels=workers.make)

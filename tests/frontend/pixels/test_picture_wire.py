@@ -1,4 +1,4 @@
-"""What one end sends the other receives; and nothing that a worker might say is believed beyond what a job allows."""
+"""Messages arrive as they were sent, and a worker's answer is accepted only within what its job allows."""
 
 import socket
 import threading
@@ -57,12 +57,12 @@ JOB = PictureJob(b"bytes", FIELD, {"whole": None, "crop": CropBox(0, 0, 2, 2)}, 
 
 @contextmanager
 def sent_by(send: Callable[[socket.socket], None]) -> Iterator[socket.socket]:
-    """The other end of a connection that is closed after what `send` sends."""
+    """Yield one end of a connection; the other end runs `send` and then closes."""
     ours, theirs = socket.socketpair()
     ours.settimeout(SOON)
 
     def run() -> None:
-        # Whoever has read enough may close before all is sent.
+        # The reader may close before everything is sent.
         with theirs, suppress(BrokenPipeError, ConnectionResetError):
             send(theirs)
 

@@ -1,4 +1,4 @@
-"""One contract for all modes: what was put comes out on the engine's side bit for bit, or is recognised as stale."""
+"""One contract for all modes: pixels arrive at the engine bit for bit, or are recognized as stale."""
 
 import logging
 import os
@@ -20,12 +20,12 @@ from keepsight.requests import CarriedPixels, MediaArrived, Pixels, RingPlace
 from tests.names import name_of
 
 MODES: tuple[PixelMode, ...] = ("none", "processor_only", "lru", "shm", "shared")
-# Those whose frontend can send again what it once made.
+# Modes whose frontend can send pixels again that it made before.
 KEEPING: tuple[PixelMode, ...] = ("processor_only", "shm", "shared")
-# Those where what was used last goes last.
+# Modes that evict the least recently used.
 BY_USE: tuple[PixelMode, ...] = ("processor_only", "shared")
 MAX_BYTES = 1 << 20
-SHAPE = (64, 64, 3)  # of which MAX_BYTES holds 64 in files of whole pages, more elsewhere
+SHAPE = (64, 64, 3)  # MAX_BYTES holds 64 of these in files of whole pages, and more in other modes.
 
 
 def picture(number: int, shape: tuple[int, int, int] = SHAPE) -> Pixels:
@@ -362,7 +362,7 @@ def test_pins_leave_half_of_the_cache_to_others(sides: Sides) -> None:
         num_pinned += sides.cache.pin(name_of(number), 60)
     assert 30 <= num_pinned <= MAX_BYTES // picture(0).nbytes // 2
     assert sides.cache.pin(name_of(0), 60), "no more than before"
-    # But for what files have beside their pixels.
+    # Slightly less than half: files have some bytes beside their pixels.
     half = np.zeros((MAX_BYTES // 6 - 1000, 1, 3), np.uint8)
     sides.cache.put(name_of(500), half)
     assert sides.is_kept(500)

@@ -1,4 +1,4 @@
-"""Bytes to normalised floats, bit for bit, over every case and against both backends of transformers."""
+"""From bytes to normalized floats, bit for bit, for every case and against both backends of transformers."""
 
 import json
 import os
@@ -64,7 +64,7 @@ def torchvision_pixels(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Map
 
 
 def our_pixels(case: Case, backend: Backend) -> Floats:
-    """As the reference lays them out: float32 [1 + crops, 3, height, width], or [patches, values]."""
+    """Return pixels in the reference's layout: float32 [1 + crops, 3, height, width], or [patches, values]."""
     config = config_of(case, backend)
     source = take_source(case.source, "picture")
     geometry = read_geometry(source, "picture")
@@ -76,7 +76,7 @@ def our_pixels(case: Case, backend: Backend) -> Floats:
 
 
 def cut_into_patches(pixels: torch.Tensor, sizes: ShownSizes) -> torch.Tensor:
-    """[1 or 2, 3, height, width] to [patches, values], those of a token together, each patch in two frames."""
+    """Reshape [1 or 2, 3, height, width] to [patches, values]: patches of a token adjacent, two frames per patch."""
     patch, merge, side = sizes.patch_size, sizes.merge_size, sizes.token_side
     height, width = pixels.shape[2:]
     frames = pixels.expand(2, -1, -1, -1)
@@ -152,7 +152,7 @@ def padded(pixels: Pixels) -> Pixels:
 
 
 def pushed_to_the_end(pixels: Pixels) -> Pixels:
-    """4 bytes apart, but the last pixel has no fourth byte."""
+    """Store pixels 4 bytes apart, so that the last pixel has no fourth byte."""
     storage = np.full((*pixels.shape[:2], 4), 99, dtype=np.uint8)
     storage[..., 1:] = pixels
     return storage[..., 1:]

@@ -1,4 +1,4 @@
-"""A page's pixels are as many as was told before, and show all that would be printed."""
+"""A page has the size that was announced, and shows everything that would be printed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What the grammar lets a model write, byte by byte."""
+"""What the grammar allows a model to write, byte by byte."""
 
 import itertools
 import json
@@ -23,7 +23,7 @@ PRETTY = '{\n  "name": "look",\n  "parameters": {\n    "at": "sky"\n  }\n}'
 
 
 class Bytes:
-    """A vocabulary of them, and an end."""
+    """A vocabulary of all single bytes and an end token."""
 
     tokens = [*(bytes([each]) for each in range(256)), b"<eos>"]  # noqa: RUF012
     eos_token_id, bos_token_id, special_token_ids = 256, None, [256]
@@ -36,7 +36,7 @@ TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
 
 
 def follow(text: str, **terms: Any) -> tuple[str, bool]:
-    """As much of it as may be written, and whether the answer may end there."""
+    """Return the longest allowed beginning of the text, and whether the answer may end there."""
     params = StructuredOutputsParams(grammar=str(CallGrammar(SCHEMAS, **terms)))
     matcher = LLMatcher(TOKENIZER, params.to_grammar(), log_level=0)
     assert not matcher.is_error(), matcher.get_error()

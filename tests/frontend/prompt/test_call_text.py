@@ -1,4 +1,4 @@
-"""Of a template that knows calls: the form that it teaches is the one in which calls are told and written."""
+"""Templates that know calls: calls are parsed and written in the form that the template teaches."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -60,7 +60,7 @@ def test_a_grammar_that_would_be_compiled_for_hours_is_given_up(monkeypatch: pyt
 def test_a_machine_that_is_too_busy_is_no_fault_of_a_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     checker = GrammarChecker()
     with monkeypatch.context() as busy:
-        busy.setattr(check_grammar, "MAX_SECONDS", 0.01)  # too little for any process to start
+        busy.setattr(check_grammar, "MAX_SECONDS", 0.01)  # Too little for any process to start.
         with pytest.raises(ServerOverloadedError, match="try again"):
             checker.find_fault(GOOD)
     assert checker.find_fault(GOOD) == ""
@@ -76,7 +76,7 @@ def test_a_server_without_the_library_says_what_it_lacks(monkeypatch: pytest.Mon
 
 @pytest.fixture
 def compiled(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The grammars for which a process was started."""
+    """Record the grammars for which a process was started."""
     started: list[str] = []
 
     def run(_command: list[str], *, input: str, **_options: Any) -> subprocess.CompletedProcess[str]:  # noqa: A002

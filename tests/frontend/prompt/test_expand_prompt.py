@@ -29,12 +29,12 @@ TEXTS = st.one_of(
     st.text(max_size=6),
 )
 PIECES = st.tuples(NEWLINES, TEXTS, NEWLINES).map("".join)
-# A prompt is text, then any number of (crops of a picture, text after it): pictures come first, last and adjacent.
+# A prompt is text, then pairs of (number of crops, text after the picture). Pictures may be first, last or adjacent.
 PROMPTS = st.tuples(PIECES, st.lists(st.tuples(st.sampled_from([0, 0, 1, 2, 4]), PIECES), max_size=4))
 
 
 def laid_out(num_crops: list[int]) -> list[PictureLayout]:
-    """As the pictures of both checkpoints are."""
+    """Return the layouts of pictures, which are the same for both checkpoints."""
     return [PictureLayout(16, crops) for crops in num_crops]
 
 
@@ -44,7 +44,7 @@ def make_expander(directory: Path, **options: Any) -> PromptExpander:
 
 
 def expand_by_transformers(directory: Path, text: str, num_crops: list[int], add_bos: bool) -> list[int]:
-    """Gemma3Processor's own text half, without the cost of its picture half."""
+    """Run only the text half of Gemma3Processor, without the cost of its picture half."""
     processor = load_processor(directory)
     replacements = [processor.replace_image_token({"num_crops": num_crops}, index) for index in range(len(num_crops))]
     (expanded,), _ = processor.get_text_with_replacements([text], replacements)
@@ -67,7 +67,7 @@ def test_token_ids_and_spans_are_those_of_transformers_for_any_text(directory: P
         assert len(expanded.spans) == sum(1 + crops for crops in num_crops)
         soft_places = [index for index, token_id in enumerate(expanded.token_ids) if token_id == soft_token_id]
         assert soft_places == [index for span in expanded.spans for index in range(span.start, span.end)]
-        assert expander.expand(text, laid_out(num_crops), add_bos=add_bos) == expanded  # now out of the cache
+        assert expander.expand(text, laid_out(num_crops), add_bos=add_bos) == expanded  # Now from the cache.
 
     check()
     expander._cache.check_invariants()
@@ -190,7 +190,7 @@ def test_the_format_of_the_checkpoints() -> None:
 
 
 def make_nameless_checkpoint(directory: Path) -> Tokenizer:
-    """Its tokenizer does not tell which tokens are a picture's."""
+    """Write a checkpoint whose tokenizer does not name its picture tokens."""
     make_checkpoint(
         directory, "tokenizer_config.json", extra_special_tokens={}, boi_token=None, eoi_token=None, image_token=None
     )
@@ -246,7 +246,7 @@ def qwen_like(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expand_as_qwen_does(tokenizer: Any, text: str, grids: list[tuple[int, int]]) -> list[int]:
-    """By Qwen3VLProcessor's own rule: the whole cannot be made without torchvision."""
+    """Expand by Qwen3VLProcessor's own method; the whole processor needs torchvision."""
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 
     processor: Any = SimpleNamespace(image_processor=SimpleNamespace(merge_size=2), image_token=IMAGE)

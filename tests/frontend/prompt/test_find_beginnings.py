@@ -1,4 +1,4 @@
-"""From a breakpoint among the messages to so many tokens of the prompt, by the demo's template and others."""
+"""From a breakpoint in the messages to the number of prompt tokens before it, with several templates."""
 
 from collections.abc import Mapping
 from typing import Any

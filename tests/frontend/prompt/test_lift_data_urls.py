@@ -1,4 +1,4 @@
-"""What is decoded with large URLs left in the body is what is decoded without."""
+"""Decoding with large data URLs left in the body gives the same result as ordinary decoding."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Items of the Responses API are read as the messages of a chat, and faults are told by where the items stand."""
+"""Items of the Responses API are read as chat messages; errors name the item's place."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A client's own names for pictures, and pictures that are left out because of them."""
+"""Clients' uuids for pictures, and pictures that are left out because their uuid is known."""
 
 from typing import Any
 

@@ -24,7 +24,7 @@ NO_TOKENS: Mapping[str, str] = {}
 
 
 class InProcessPicture:
-    """Stands for a PIL image: anything that JSON cannot hold."""
+    """Stands for a PIL image: an object that JSON cannot hold."""
 
 
 def text_part(text: str) -> dict[str, Any]:
@@ -253,7 +253,7 @@ def test_a_template_that_shows_the_first_part_of_a_systems_message_is_given_one(
     assert render(every, [system]) == "<Be brief.><Be kind.>"
 
 
-# As the one that Qwen publishes: a system's message is shown where it is the first, a picture where a user sends it.
+# As Qwen's: shows a system message only if it is the first, and pictures only in user messages.
 SHOWS_SOME = (
     "{% if messages[0].role == 'system' %}{% for part in messages[0].content %}{{ part.text }}{% endfor %}{% endif %}"
     "{% for each in messages if each.role != 'system' %}{% for part in each.content %}"
@@ -299,7 +299,7 @@ def test_empty_fields_of_an_earlier_answer_are_accepted_and_a_name_reaches_the_t
         "annotations": [],
         "audio": None,
         "provider_specific_fields": {"refusal": None},
-        # What a client has put together of a stream that had none.
+        # As a client assembles it from a stream without a thought.
         "reasoning_content": "",
     }
     assert render("{{ messages | tojson }}", [answer]) == '[{"role": "assistant", "content": "a"}]'
@@ -311,7 +311,7 @@ def test_an_answer_and_whatever_was_called_may_have_said_nothing(nothing: Any) -
     source = "{% if messages[0].tool_calls and messages[1].role == 'tool' %}{{ messages | tojson }}{% endif %}"
     call, answer = json.loads(render(source, [calling() | {"content": nothing}, ANSWER | {"content": nothing}]))
     assert (call["content"], answer["content"]) == ("", "")
-    # As where only a thought came, and is not sent.
+    # As after an answer that was only a thought, which the client does not send back.
     [alone] = json.loads(render("{{ messages | tojson }}", [{"role": "assistant", "content": nothing}]))
     assert alone == {"role": "assistant", "content": ""}
     for role in ("user", "system"):
@@ -417,7 +417,7 @@ def test_the_template_is_found_wherever_checkpoints_keep_it(tmp_path: Path) -> N
     assert write(tmp_path, tokenizer_config__json={"chat_template": named}).source == "from a list"
     assert write(tmp_path, tokenizer_config__json={"chat_template": "from config"}).source == "from config"
     assert write(tmp_path, chat_template__jinja="from jinja").source == "from jinja"
-    # Older ones; where it is there, transformers' processors read no other.
+    # The place of older checkpoints; if it is there, transformers' processors read no other.
     write(tmp_path, processor_config__json={"chat_template": "from processor"})
     assert ChatTemplate.from_checkpoint(tmp_path, NO_TOKENS, reads_pictures=True).source == "from processor"
 
@@ -527,7 +527,7 @@ def test_arguments_that_are_no_object_are_none_to_a_template_that_wants_one(argu
     [
         ("{{ given if given is string else given | tojson }}", '{"at":"sea"'),
         ("{{ given | tojson }}", "{}"),
-        # One with words of its own for what an object says.
+        # A template that writes an object in its own words.
         ("{{ given if given is string else given | length }}", "0"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Of a template such as Qwen3-VL's, which tells of tools by itself, the text is that of transformers."""
+"""Rendering a template with its own text for tools, such as Qwen3-VL's, gives the text of transformers."""
 
 import copy
 import json
@@ -24,13 +24,13 @@ PICTURE = {"type": "image", "url": "data:image/png;base64,AAAA"}
 
 texts = st.text("ab<\n é", max_size=6)
 contents = texts | st.lists(texts.map(lambda text: {"type": "text", "text": text}) | st.just(PICTURE), min_size=1)
-# Read and written anew they are the same.
+# JSON that stays the same when it is parsed and written again.
 arguments = st.sampled_from(["{}", '{"at": "the séa", "times": [1, 2.5]}'])
 
 
 @st.composite
 def turns(draw: st.DrawFn) -> list[dict[str, Any]]:
-    """A user's, and the assistant's, which may think or call something first."""
+    """Draw a user's turn and an assistant's, which may contain a thought and calls."""
     thought = draw(st.sampled_from([{}, {"reasoning_content": "Hm.\n"}]))
     said: list[dict[str, Any]] = [{"role": "user", "content": draw(contents)}]
     if calls := draw(st.lists(arguments, max_size=2)):
@@ -55,7 +55,7 @@ def judge() -> Any:
 def expect(judge: Any, source: str, messages: list[dict[str, Any]], **options: Any) -> Any:
     shown = copy.deepcopy(messages)
     for call in (call for message in shown for call in message.get("tool_calls", ())):
-        if source == OLDER_QWEN_LIKE:  # it wants an object, and clients send a text
+        if source == OLDER_QWEN_LIKE:  # It expects an object, but clients send a text.
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     return judge.apply_chat_template(shown, chat_template=source, tokenize=False, **options)
 

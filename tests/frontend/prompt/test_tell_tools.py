@@ -1,4 +1,4 @@
-"""Of tools, their calls and results, in the words of ordinary turns."""
+"""Tools, their calls and results, written as ordinary turns."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Whether an answer begins with a thought is known from the chat template and the end of the prompt."""
+"""The chat template and the end of the prompt tell whether an answer begins with a thought."""
 
 import pytest
 

@@ -130,7 +130,7 @@ def test_without_a_generation_config_the_next_file_names_the_ends(tmp_path: Path
 
 
 def test_a_tokenizer_s_own_end_that_ends_no_answer_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """transformers' generate() goes on behind it, too; other servers do not, so somebody will wonder."""
+    """transformers' generate() continues after it, too, but other servers stop, so it is worth a log line."""
     shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     Tokenizer.from_checkpoint(tmp_path)
     assert not caplog.text
@@ -156,7 +156,7 @@ def test_where_all_tokens_are_bytes_they_give_them_and_added_ones_their_text() -
 
 
 def test_a_byte_level_tokenizer_of_another_shape_is_read_as_by_transformers(tmp_path: Path) -> None:
-    """Llama 3's: nothing is composed, and `<|begin_of_text|>` comes first."""
+    """As Llama 3's: text is not normalized, and `<|begin_of_text|>` comes first."""
     bos = write_byte_level_tokenizer(tmp_path)["<|im_start|>"]
     processors = tokenizers.processors
     template = processors.TemplateProcessing(single="<|im_start|> $A", special_tokens=[("<|im_start|>", bos)])
@@ -220,7 +220,7 @@ def test_a_token_that_eats_white_space_is_no_boundary(tmp_path: Path) -> None:
 
 
 def test_a_token_that_is_found_in_composed_text_only_is_no_boundary(tmp_path: Path) -> None:
-    """A mark behind it may join its last character."""
+    """A combining mark after it may compose with its last character."""
     write_byte_level_tokenizer(tmp_path)
     added = {str(place): {"content": text, "normalized": True} for place, text in enumerate(("<new>", "[named"), 900)}
     _edit(tmp_path / "tokenizer_config.json", lambda config: config["added_tokens_decoder"].update(added))
@@ -256,7 +256,7 @@ def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
 
     def forget(written: dict[str, Any]) -> None:
-        """Its vocabulary still has it."""
+        """Remove END from the added tokens; the vocabulary still has it."""
         written["added_tokens"] = [each for each in written["added_tokens"] if each["content"] != END]
 
     def tell(config: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""In place of a PDF its pages are shown, in order, and all else stays where it was."""
+"""A PDF is replaced by its pages, in order; everything else keeps its place."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
