@@ -107,7 +107,7 @@ def frontend(engine: Engine, endpoint: str, opened: Callable[[Any], Any]) -> Fro
 
 
 class TestMessages:
-    def test_what_a_frontend_sends_arrives_in_its_order(self, engine: Engine, frontend: Frontend) -> None:
+    def test_messages_of_a_frontend_arrive_in_order(self, engine: Engine, frontend: Frontend) -> None:
         pixels = np.arange(300 * 300 * 3, dtype=np.uint8).reshape(300, 300, 3)
         messages: list[ToEngine] = [REQUEST, MediaArrived("hash", pixels), AbortRequest("7"), ResetCaches(prefix=True)]
         for message in messages:
@@ -116,7 +116,7 @@ class TestMessages:
             name, heard = engine.heard.get(timeout=LIMIT)
             assert (name, comparable(heard)) == ("a", comparable(message))
 
-    def test_what_an_engine_sends_reaches_the_frontend_that_it_is_for(
+    def test_messages_of_an_engine_reach_the_frontend_they_are_addressed_to(
         self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
         other: Frontend = opened(Frontend(endpoint, "b")).connect()
@@ -164,7 +164,7 @@ class TestMessages:
             [TokenOutput("7", 0, number)] for number in range(count)
         ]
 
-    def test_what_has_to_wait_for_a_busy_engine_keeps_its_place(
+    def test_messages_queued_for_a_busy_engine_keep_their_order(
         self, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
         may_go_on, heard = threading.Event(), queue.Queue[ToEngine]()
@@ -192,7 +192,7 @@ class TestMessages:
 
 
 class TestHandshake:
-    def test_the_engine_is_waited_for(self, endpoint: str, opened: Callable[[Any], Any]) -> None:
+    def test_connect_waits_for_the_engine(self, endpoint: str, opened: Callable[[Any], Any]) -> None:
         frontend: Frontend = opened(Frontend(endpoint))
         welcomes = queue.Queue[Welcome]()
         connecting = threading.Thread(target=lambda: welcomes.put(frontend.channel.connect(LIMIT)))
@@ -201,11 +201,11 @@ class TestHandshake:
         assert welcomes.get(timeout=LIMIT) == WELCOME
         connecting.join()
 
-    def test_no_engine_is_an_error_in_time(self, endpoint: str) -> None:
+    def test_connect_without_an_engine_times_out(self, endpoint: str) -> None:
         with pytest.raises(HandshakeError, match="no engine answered"):
             Frontend(endpoint).channel.connect(0.05)
 
-    def test_another_version_is_refused_by_name(
+    def test_another_protocol_version_is_refused_with_both_versions(
         self, engine: Engine, endpoint: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         frontend = Frontend(endpoint)
@@ -217,7 +217,9 @@ class TestHandshake:
         assert not frontend.channel.send(REQUEST)
         assert frontend.lost.empty()
 
-    def test_nothing_is_sent_before_it(self, engine: Engine, endpoint: str, opened: Callable[[Any], Any]) -> None:
+    def test_nothing_is_sent_before_the_handshake(
+        self, engine: Engine, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
         assert not opened(Frontend(endpoint)).channel.send(REQUEST)
 
     def test_a_closed_channel_does_not_connect(self, engine: Engine, endpoint: str) -> None:
@@ -226,7 +228,7 @@ class TestHandshake:
         with pytest.raises(HandshakeError, match="closed"):
             frontend.channel.connect(LIMIT)
 
-    def test_one_that_comes_anew_under_its_name_replaces_the_one_before(
+    def test_a_new_frontend_replaces_the_one_of_the_same_name(
         self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
         again: Frontend = opened(Frontend(endpoint)).connect()
@@ -236,7 +238,7 @@ class TestHandshake:
         assert again.heard.get(timeout=LIMIT) == [MediaHeld(())]
         assert frontend.heard.empty()
 
-    def test_what_was_meant_for_the_one_before_is_not_sent_to_the_next_under_its_name(
+    def test_messages_for_a_replaced_frontend_are_not_sent_to_its_successor(
         self, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
         engine: Engine = opened(Engine(endpoint))
@@ -249,7 +251,7 @@ class TestHandshake:
 
 
 class TestStrangers:
-    def test_one_that_does_not_greet_is_told_so_and_not_heard(
+    def test_a_peer_without_a_valid_greeting_is_refused_and_ignored(
         self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
         stranger: Stranger = opened(Stranger(endpoint))
@@ -261,7 +263,7 @@ class TestStrangers:
         assert engine.heard.empty()
         assert engine.lost.empty()
 
-    def test_what_cannot_be_read_is_said_to_its_sender_and_once_in_the_log(
+    def test_an_unreadable_message_is_reported_to_its_sender_and_logged_once(
         self, engine: Engine, endpoint: str, opened: Callable[[Any], Any], caplog: pytest.LogCaptureFixture
     ) -> None:
         stranger: Stranger = opened(Stranger(endpoint))
@@ -276,7 +278,7 @@ class TestStrangers:
         assert engine.heard.get(timeout=LIMIT) == ("b", REQUEST)
         assert sum("unreadable message" in record.message for record in caplog.records) == 1
 
-    def test_an_engine_that_cannot_be_understood_is_as_good_as_lost(
+    def test_an_engine_that_sends_an_unreadable_message_counts_as_lost(
         self, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
         engine: Engine = opened(Engine(endpoint))
@@ -287,7 +289,7 @@ class TestStrangers:
 
 
 class TestBounds:
-    def test_a_frontend_that_does_not_read_is_cut_off_and_others_go_on(
+    def test_a_frontend_that_does_not_read_is_disconnected_and_others_continue(
         self, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
         engine: Engine = opened(Engine(endpoint, max_messages_from_engine=4))
@@ -310,9 +312,7 @@ class TestBounds:
             pass
         assert frames == [b"X", b"it did not read what the engine sent"]
 
-    def test_a_frontend_does_not_queue_without_end_for_an_engine_that_is_busy(
-        self, endpoint: str, opened: Callable[[Any], Any]
-    ) -> None:
+    def test_the_queue_for_a_busy_engine_is_bounded(self, endpoint: str, opened: Callable[[Any], Any]) -> None:
         may_go_on = threading.Event()
 
         def wait(_name: str, _message: ToEngine) -> None:
@@ -338,9 +338,7 @@ class TestEnds:
         assert not frontend.channel.send(REQUEST)
         assert frontend.lost.empty()
 
-    def test_an_engine_that_closes_is_lost_and_what_it_said_before_is_heard(
-        self, engine: Engine, frontend: Frontend
-    ) -> None:
+    def test_a_closed_engine_is_lost_after_its_last_messages_arrived(self, engine: Engine, frontend: Frontend) -> None:
         engine.listener.send("a", [MediaHeld(())])
         assert frontend.heard.get(timeout=LIMIT) == [MediaHeld(())]
         engine.listener.close()
@@ -359,7 +357,7 @@ class TestEnds:
         assert again.channel.send(REQUEST)
         assert second.heard.get(timeout=LIMIT) == ("a", REQUEST)
 
-    def test_a_forgotten_frontend_hears_that_it_is(self, engine: Engine, frontend: Frontend) -> None:
+    def test_a_forgotten_frontend_is_told_so(self, engine: Engine, frontend: Frontend) -> None:
         engine.listener.forget("a")
         engine.listener.forget("nobody")
         assert "has dropped this frontend" in frontend.lost.get(timeout=LIMIT)
@@ -393,7 +391,7 @@ class TestEnds:
                 thread.join(LIMIT)
                 assert not thread.is_alive()
 
-    def test_frontends_that_come_and_go_quickly_leave_nobody_behind(
+    def test_frontends_that_connect_and_leave_quickly_leave_no_peer_behind(
         self, engine: Engine, frontend: Frontend, endpoint: str
     ) -> None:
         context = zmq.Context()
@@ -420,7 +418,7 @@ class TestEnds:
         assert len(lost) == len(set(lost))
         assert {f"brief {number}" for number in range(1, 100, 2)} <= set(lost)
 
-    def test_an_endpoint_that_cannot_be_is_an_error_of_the_system(self, tmp_path: Path) -> None:
+    def test_an_impossible_endpoint_raises_oserror(self, tmp_path: Path) -> None:
         with pytest.raises(OSError):
             Engine(f"ipc://{tmp_path}/no/such/folder")
 
@@ -480,7 +478,7 @@ class TestKilledProcesses:
         opened(Frontend(endpoint)).connect()
 
 
-def test_a_channel_that_was_never_connected_is_forgotten_without_waiting(tmp_path: Path) -> None:
+def test_collecting_a_channel_that_was_never_connected_does_not_block(tmp_path: Path) -> None:
     program = """
 import gc, sys
 from keepsight.ipc.channel import FrontendChannel

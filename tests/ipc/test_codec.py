@@ -90,7 +90,7 @@ def assert_accepted_or_refused(frames: Sequence[Frame]) -> None:
     assert isinstance(try_read_request_id(frames), str | None)
 
 
-def test_what_is_told_of_a_prompt_goes_alone_and_nothing_changes_places() -> None:
+def test_outputs_with_prompt_logprobs_are_sent_alone_and_in_order() -> None:
     short, long = TokenOutput("7", 0, 1), TokenOutput("8", 0, 1, prompt_logprobs=())
     outputs: list[FromEngine] = [short, MediaHeld(("a",)), long, long, short]
     assert list(cut_into_messages(outputs)) == [[short, MediaHeld(("a",))], [long], [long], [short]]
@@ -115,7 +115,7 @@ class TestWhatIsWrittenIsRead:
         assert np.shares_memory(arrived.pixels, PIXELS)
         assert not arrived.pixels.flags.writeable
 
-    def test_pixels_that_do_not_lie_in_one_piece_arrive_as_they_look(self) -> None:
+    def test_non_contiguous_pixels_arrive_unchanged(self) -> None:
         turned = PIXELS[::-1, ::2]
         arrived = decode_to_engine(encode_to_engine(MediaArrived("hash", turned)))
         assert comparable(arrived) == comparable(MediaArrived("hash", turned))
@@ -124,7 +124,7 @@ class TestWhatIsWrittenIsRead:
         step: list[FromEngine] = [TokenOutput("7", 0, 1, (TokenLogprob(1, float("-inf"), 1),))]
         assert decode_from_engine(encode_from_engine(step)) == step
 
-    def test_an_error_message_that_is_no_text_costs_nobody_else_s_tokens(self) -> None:
+    def test_an_unencodable_error_message_does_not_lose_other_requests_tokens(self) -> None:
         step: list[FromEngine] = [TokenOutput("7", 0, 1), RequestFailed("8", "no file \udcff")]
         assert decode_from_engine(encode_from_engine(step)) == [step[0], RequestFailed("8", "no file \\udcff")]
         refusal = RequestFailed("9", "too large", is_refusal=True, field="structured_outputs.regex")
@@ -259,7 +259,7 @@ def test_a_frontend_refuses_what_is_for_an_engine() -> None:
         decode_from_engine(encode_to_engine(REQUEST))
 
 
-def test_how_tiers_are_is_read_as_it_was_written() -> None:
+def test_tier_statuses_decode_as_they_were_encoded() -> None:
     host = TierStatus("encoder", "host", None, 10, 100, 1, 5, 2, 0)
     remote = TierStatus("prefix", "remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 3)
     told: list[FromEngine] = [TiersChanged((host, remote)), TiersChanged(())]
@@ -273,7 +273,7 @@ def test_a_field_written_twice_is_refused() -> None:
         decode_to_engine([kind, again])
 
 
-def test_what_a_spoilt_request_is_called_can_still_be_read() -> None:
+def test_the_request_id_of_an_invalid_request_can_still_be_read() -> None:
     assert try_read_request_id(edited(REQUEST, "sampling_params", "n", value=0)) == "7"
     assert try_read_request_id(edited(REQUEST, "request_id", value=7)) is None
     assert try_read_request_id([b"Q", b"\x81"]) is None
@@ -281,7 +281,7 @@ def test_what_a_spoilt_request_is_called_can_still_be_read() -> None:
     assert try_read_request_id([]) is None
 
 
-def test_what_asserts_refuse_is_refused_without_them_too() -> None:
+def test_invalid_messages_are_refused_with_asserts_disabled_too() -> None:
     program = (
         "from tests.ipc.test_codec import WRONG, decode_to_engine, WireError\nfor name, frames in WRONG.items():\n"
     )

@@ -77,7 +77,7 @@ def test_lines_that_come_in_pieces_are_put_together(pair: tuple[SupervisorEnd, s
     assert supervisor.take() == ([], False)
 
 
-def test_a_process_that_cannot_hear_is_noticed_without_waiting(pair: tuple[SupervisorEnd, socket.socket]) -> None:
+def test_a_process_that_does_not_read_is_detected_without_blocking(pair: tuple[SupervisorEnd, socket.socket]) -> None:
     supervisor, connection = pair
     for _ in range(100_000):
         if not supervisor.try_tell(GiveUp("x" * 1000)):
@@ -88,7 +88,7 @@ def test_a_process_that_cannot_hear_is_noticed_without_waiting(pair: tuple[Super
     assert not supervisor.try_tell(Drain())
 
 
-def test_a_process_ends_with_its_supervisor_whatever_it_is_at() -> None:
+def test_a_process_ends_when_its_supervisor_closes() -> None:
     process = Process("wait")
     process.hear()
     process.control.close()
@@ -102,13 +102,13 @@ def test_a_process_that_is_told_to_end_says_how_it_ended() -> None:
     assert process.end() == (0, "")
 
 
-def test_the_user_s_mistake_is_told_to_the_supervisor_and_not_to_the_log() -> None:
+def test_a_user_error_is_sent_to_the_supervisor_and_not_logged() -> None:
     process = Process("fail")
     assert process.end() == (MISTAKEN, "")
     assert process.control.take()[0] == [Failed("some/model: is\nno model")]
 
 
-def test_a_process_that_cannot_follow_ends_rather_than_go_deaf() -> None:
+def test_a_process_whose_message_handler_fails_ends() -> None:
     process = Process("break")
     process.hear()
     assert process.control.try_tell(Drain())
@@ -118,6 +118,6 @@ def test_a_process_that_cannot_follow_ends_rather_than_go_deaf() -> None:
     assert "ZeroDivisionError" in log
 
 
-def test_what_a_process_starts_has_no_hold_on_its_socket() -> None:
+def test_child_processes_do_not_inherit_the_control_socket() -> None:
     process = Process("inherit")
     assert process.end() == (0, "")

@@ -69,14 +69,14 @@ def fields_within(hint: Any, seen: set[Any]) -> Iterator[str]:
         yield from fields_within(inner, seen)
 
 
-def test_whoever_changes_what_is_said_raises_the_version() -> None:
+def test_changing_a_message_s_fields_requires_a_new_version() -> None:
     fields = list(fields_within(ToEngine | FromEngine | Hello | Welcome, set()))
     assert {"EngineRequest.predicted", "SamplingParams.prediction", "TokenOutput.num_guessed"} <= {*fields}
     assert (PROTOCOL_VERSION, sha256(" ".join(fields).encode()).hexdigest()[:16]) == SAID
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4) | st.just([b"H", b"1"]), st.integers(0, 2**32))
-def test_whatever_comes_is_a_greeting_or_refused(frames: list[bytes], seed: int) -> None:
+def test_arbitrary_frames_are_a_greeting_or_refused(frames: list[bytes], seed: int) -> None:
     rng = random.Random(seed)
     greetings = [encode_hello(Hello("f")), encode_welcome(Welcome(10))]
     for spoilt in (frames, *(spoil(greeting, rng) for greeting in greetings)):

@@ -20,7 +20,7 @@ def count(ledger: Ledger, num_bytes: int) -> None:
     ledger.held = Held(num_bytes, 1)
 
 
-def test_a_new_one_is_counted_first_and_all_see_what_one_changed(tmp_path: Path) -> None:
+def test_a_new_ledger_is_counted_first_and_changes_are_seen_by_all(tmp_path: Path) -> None:
     one, other = opened(tmp_path), opened(tmp_path)
     with one.changing(lambda: count(one, 7)):
         one.add_file(3)
@@ -34,7 +34,7 @@ def test_a_new_one_is_counted_first_and_all_see_what_one_changed(tmp_path: Path)
     assert one.held == Held(0, 0), "whatever is removed"
 
 
-def test_as_long_as_counting_fails_it_is_tried_again(tmp_path: Path) -> None:
+def test_counting_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     for _ in range(2):
         with pytest.raises(ZeroDivisionError), ledger.changing(lambda: 1 // 0):
@@ -43,7 +43,7 @@ def test_as_long_as_counting_fails_it_is_tried_again(tmp_path: Path) -> None:
         assert ledger.held.num_bytes == 5
 
 
-def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
+def test_a_failed_change_keeps_the_counts_noted_so_far(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
 
     def change_and_fail() -> None:
@@ -57,7 +57,7 @@ def test_a_change_that_fails_keeps_what_it_had_noted(tmp_path: Path) -> None:
         assert ledger.held.num_bytes == 6
 
 
-def test_one_that_somebody_emptied_is_counted_anew(tmp_path: Path) -> None:
+def test_an_emptied_ledger_is_counted_again(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     with ledger.changing(lambda: count(ledger, 5)):
         pass
@@ -66,16 +66,14 @@ def test_one_that_somebody_emptied_is_counted_anew(tmp_path: Path) -> None:
         assert ledger.held.num_bytes == 7
 
 
-def test_one_of_the_version_that_knew_only_bytes_is_counted_anew(tmp_path: Path) -> None:
+def test_a_ledger_of_the_old_format_without_files_is_counted_again(tmp_path: Path) -> None:
     (tmp_path / "ledger").write_bytes(struct.pack("<QB", 5, True))
     ledger = opened(tmp_path)
     with ledger.changing(lambda: count(ledger, 7)):
         assert ledger.held == Held(7, 1)
 
 
-def test_one_that_the_disk_has_no_room_for_is_opened_once_it_has(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ledger_is_opened_once_a_full_disk_has_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path / "ledger")
 
     def fail(*_: int) -> None:
@@ -91,7 +89,7 @@ def test_one_that_the_disk_has_no_room_for_is_opened_once_it_has(
         assert ledger.held.num_bytes == 5
 
 
-def test_one_that_is_closed_is_an_error_until_it_is_opened(tmp_path: Path) -> None:
+def test_using_a_closed_ledger_is_an_error_until_it_is_opened(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     ledger.close()
     with pytest.raises(OSError, match="closed"), ledger.changing(lambda: count(ledger, 5)):

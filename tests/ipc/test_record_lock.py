@@ -25,7 +25,7 @@ def test_one_holds_a_byte_at_a_time_and_others_hold_others(two: tuple[int, int])
         assert again
 
 
-def test_many_share_and_none_is_alone_meanwhile(two: tuple[int, int]) -> None:
+def test_a_shared_lock_excludes_exclusive_ones(two: tuple[int, int]) -> None:
     with try_lock(two[0], 8, is_shared=True) as first, try_lock(two[1], 8, is_shared=True) as second:
         assert first
         assert second
@@ -33,7 +33,7 @@ def test_many_share_and_none_is_alone_meanwhile(two: tuple[int, int]) -> None:
             assert not alone
 
 
-def test_one_that_was_not_held_is_not_let_go(two: tuple[int, int]) -> None:
+def test_a_failed_attempt_does_not_release_the_holder_s_lock(two: tuple[int, int]) -> None:
     with try_lock(two[0], 5):
         with try_lock(two[1], 5) as is_held:
             assert not is_held
@@ -41,12 +41,12 @@ def test_one_that_was_not_held_is_not_let_go(two: tuple[int, int]) -> None:
             assert not is_held
 
 
-def test_patience_ends(two: tuple[int, int]) -> None:
+def test_waiting_for_a_lock_times_out(two: tuple[int, int]) -> None:
     with try_lock(two[0], 5), try_lock(two[1], 5, patience=0.01) as is_held:
         assert not is_held
 
 
-def test_who_waits_gets_it_when_it_is_let_go(two: tuple[int, int]) -> None:
+def test_a_waiter_gets_the_lock_when_it_is_released(two: tuple[int, int]) -> None:
     order: list[str] = []
 
     def wait() -> None:
@@ -61,14 +61,14 @@ def test_who_waits_gets_it_when_it_is_let_go(two: tuple[int, int]) -> None:
     assert order == ["first", "second"]
 
 
-def test_an_error_lets_it_go(two: tuple[int, int]) -> None:
+def test_an_error_releases_the_lock(two: tuple[int, int]) -> None:
     with pytest.raises(ZeroDivisionError), try_lock(two[0], 5):
         _ = 1 / 0
     with try_lock(two[1], 5) as is_held:
         assert is_held
 
 
-def test_a_killed_process_lets_go(tmp_path: Path) -> None:
+def test_a_killed_process_releases_its_lock(tmp_path: Path) -> None:
     program = """
 from keepsight.ipc import record_lock
 stop_in(record_lock, "_set")
@@ -83,7 +83,7 @@ with record_lock.opened(folder / "file", 0o102) as descriptor, record_lock.try_l
             assert is_held
 
 
-def test_what_is_let_go_is_free_though_a_forked_child_has_the_file_open(two: tuple[int, int]) -> None:
+def test_a_released_lock_is_free_though_a_forked_child_has_the_file_open(two: tuple[int, int]) -> None:
     read_end, write_end = os.pipe()
     with try_lock(two[0], 5):
         child = os.fork()

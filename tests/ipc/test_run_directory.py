@@ -75,13 +75,13 @@ def test_shared_memory_is_enough_where_nothing_else_can_be_written(
         assert directory.path.parent == tmp_path
 
 
-def test_without_any_place_one_line_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_usable_folder_it_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(ServerStartError, match="nor any folder for temporary files can be used"):
         RunDirectory.create(tmp_path / "missing")
 
 
-def test_shared_memory_that_is_full_is_left_to_others(
+def test_full_shared_memory_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     full, temporary = tmp_path / "full", tmp_path / "temporary"
@@ -135,13 +135,13 @@ def test_sockets_are_refused_a_folder_whose_name_is_too_long_for_them(
         assert most + len(within) == 107  # the kernel's limit
 
 
-def test_who_only_opened_it_leaves_it_there(tmp_path: Path) -> None:
+def test_closing_an_opened_directory_does_not_remove_it(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as directory:
         RunDirectory(directory.path).close()
         assert directory.path.exists()
 
 
-def test_a_living_server_s_is_left_alone_and_a_killed_one_s_removed(
+def test_a_running_server_s_directory_stays_and_a_killed_one_s_is_removed(
     tmp_path: Path, owner: tuple[subprocess.Popen[str], Path]
 ) -> None:
     process, path = owner
@@ -153,7 +153,7 @@ def test_a_living_server_s_is_left_alone_and_a_killed_one_s_removed(
         assert list(tmp_path.iterdir()) == [directory.path]
 
 
-def test_a_forked_child_neither_removes_it_nor_lets_it_go(tmp_path: Path) -> None:
+def test_a_forked_child_neither_removes_nor_unlocks_it(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path)
     child = os.fork()
     if not child:
@@ -165,7 +165,7 @@ def test_a_forked_child_neither_removes_it_nor_lets_it_go(tmp_path: Path) -> Non
     directory.close()
 
 
-def test_what_only_looks_like_one_is_left_alone(tmp_path: Path) -> None:
+def test_links_and_files_with_its_prefix_are_left_alone(tmp_path: Path) -> None:
     kept = tmp_path / "kept"
     kept.mkdir()
     (tmp_path / f"{PREFIX}link").symlink_to(kept)
@@ -182,13 +182,13 @@ def test_a_folder_of_such_a_name_that_no_server_made_keeps_its_files(tmp_path: P
         assert (theirs / "file").exists()
 
 
-def test_one_that_was_not_marked_yet_when_its_server_was_killed_is_removed(tmp_path: Path) -> None:
+def test_an_empty_directory_of_a_server_killed_at_its_start_is_removed(tmp_path: Path) -> None:
     (tmp_path / f"{PREFIX}new").mkdir()
     clean_dead(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
-def test_where_there_are_no_locks_the_temporary_folder_is_taken_and_nothing_stays(
+def test_without_file_locks_the_temporary_folder_is_used_and_nothing_stays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real, without, temporary = fcntl.flock, tmp_path / "without", tmp_path / "temporary"
@@ -208,14 +208,14 @@ def test_where_there_are_no_locks_the_temporary_folder_is_taken_and_nothing_stay
     assert [path.name for path in without.iterdir()] == [f"{PREFIX}old"]
 
 
-def test_another_user_s_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_user_s_directory_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / f"{PREFIX}theirs").mkdir()
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     clean_dead(tmp_path)
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_place_where_what_one_makes_belongs_to_another_is_left(
+def test_a_file_system_that_maps_new_files_to_another_user_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As on a network file system that maps root to the user `nobody`."""
@@ -233,7 +233,9 @@ def test_a_place_where_what_one_makes_belongs_to_another_is_left(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_that_is_removed_before_it_is_locked_is_made_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_removed_before_it_is_locked_is_created_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = run_directory._try_lock
     disturbed: list[Path] = []
 
@@ -251,7 +253,7 @@ def test_one_that_is_removed_before_it_is_locked_is_made_anew(tmp_path: Path, mo
         assert directory.path.exists()
 
 
-def test_servers_that_start_at_once_leave_each_other_s_alone(tmp_path: Path) -> None:
+def test_servers_that_start_at_once_keep_each_other_s_directories(tmp_path: Path) -> None:
     made: list[RunDirectory] = []
     threads = [threading.Thread(target=lambda: made.append(RunDirectory.create(tmp_path))) for _ in range(20)]
     for thread in threads:

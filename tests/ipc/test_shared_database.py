@@ -24,7 +24,7 @@ def without_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_what_is_there_is_opened_again_where_there_is_no_room_any_more(tmp_path: Path) -> None:
+def test_an_existing_file_can_be_opened_on_a_full_disk(tmp_path: Path) -> None:
     first = SharedDatabase(tmp_path, "things", SCHEMA)
     first.connection.execute("INSERT INTO things VALUES ('one')")
     first.close()
@@ -34,13 +34,13 @@ def test_what_is_there_is_opened_again_where_there_is_no_room_any_more(tmp_path:
         again.close()
 
 
-def test_a_new_one_without_room_is_an_error_until_there_is_some(tmp_path: Path) -> None:
+def test_creating_one_on_a_full_disk_fails_until_there_is_room(tmp_path: Path) -> None:
     with without_room(), pytest.raises(sqlite3.OperationalError):
         SharedDatabase(tmp_path, "things", SCHEMA)
     SharedDatabase(tmp_path, "things", SCHEMA).close()
 
 
-def test_it_shrinks_as_things_go_whichever_frontend_removes_them(tmp_path: Path) -> None:
+def test_the_file_shrinks_after_deletes_by_any_frontend(tmp_path: Path) -> None:
     first, second = (SharedDatabase(tmp_path, "things", SCHEMA) for _ in range(2))
     first.connection.execute("INSERT INTO things VALUES (zeroblob(1000000))")
     second.connection.execute("DELETE FROM things")

@@ -52,7 +52,7 @@ def held(store: SharedStore, count: int = 40) -> list[int]:
     return [number for number in range(count) if (store._directory / name_of(number)).exists()]
 
 
-def test_it_is_read_where_it_lies_bit_for_bit_and_cannot_be_changed(store: SharedStore) -> None:
+def test_pixels_are_read_in_place_bit_for_bit_and_read_only(store: SharedStore) -> None:
     put(store, 1)
     pixels = store.read(name_of(1))
     assert pixels is not None
@@ -63,7 +63,7 @@ def test_it_is_read_where_it_lies_bit_for_bit_and_cannot_be_changed(store: Share
         pixels.flags.writeable = True
 
 
-def test_all_processes_see_what_one_has_put(store: SharedStore, folder: Path) -> None:
+def test_all_processes_see_what_one_put(store: SharedStore, folder: Path) -> None:
     other = SharedStore(folder, MAX_BYTES)
     put(store, 1)
     put(other, 2)
@@ -75,7 +75,7 @@ def test_all_processes_see_what_one_has_put(store: SharedStore, folder: Path) ->
     other.close()
 
 
-def test_the_least_recently_used_goes_first_whoever_used_it(store: SharedStore, folder: Path) -> None:
+def test_the_least_recently_used_in_any_process_is_evicted_first(store: SharedStore, folder: Path) -> None:
     other = SharedStore(folder, MAX_BYTES)
     put(store, *range(10))
     other.touch(name_of(0))
@@ -90,7 +90,7 @@ def test_the_least_recently_used_goes_first_whoever_used_it(store: SharedStore, 
     other.close()
 
 
-def test_readers_keep_what_they_hold(store: SharedStore) -> None:
+def test_readers_keep_evicted_pixels_that_they_hold(store: SharedStore) -> None:
     put(store, 0)
     pixels = store.read(name_of(0))
     put(store, *range(1, 30))
@@ -98,7 +98,7 @@ def test_readers_keep_what_they_hold(store: SharedStore) -> None:
     np.testing.assert_array_equal(pixels, picture(0))
 
 
-def test_it_counts_what_the_file_system_takes(store: SharedStore) -> None:
+def test_it_counts_whole_pages(store: SharedStore) -> None:
     assert store.put(name_of(1), np.zeros((1, 1, 3), np.uint8))
     assert store.put(name_of(2), picture(2, 3))
     assert store.put(name_of(3), np.zeros((PAGE - 63, 1, 1), np.uint8))
@@ -108,7 +108,7 @@ def test_it_counts_what_the_file_system_takes(store: SharedStore) -> None:
     assert store.num_bytes == 3 * PAGE
 
 
-def test_what_is_evicted_while_others_count_is_all_that_they_miss(
+def test_a_count_during_an_eviction_misses_only_the_evicted(
     store: SharedStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, *range(5))
@@ -126,7 +126,7 @@ def test_what_is_evicted_while_others_count_is_all_that_they_miss(
     assert store.size().num_entries == 4
 
 
-def test_one_larger_than_the_store_is_refused_disturbs_nobody_and_is_warned_of_once(
+def test_pixels_larger_than_the_store_are_refused_with_one_warning_and_evict_nothing(
     store: SharedStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(store, 1)
@@ -150,7 +150,7 @@ def test_only_media_hashes_are_names(store: SharedStore, folder: Path, name: str
 
 
 @pytest.mark.parametrize("damage", ["empty", "short", "truncated", "longer", "garbage", "another shape"])
-def test_what_is_not_whole_is_a_miss_and_removed(store: SharedStore, damage: str) -> None:
+def test_a_damaged_file_is_a_miss_and_removed(store: SharedStore, damage: str) -> None:
     put(store, 1, 2)
     path = store._directory / name_of(1)
     content = path.read_bytes()
@@ -171,7 +171,7 @@ def test_what_is_not_whole_is_a_miss_and_removed(store: SharedStore, damage: str
     assert store.read(name_of(1)) is not None
 
 
-def test_a_folder_that_is_gone_or_full_means_that_nothing_is_kept(
+def test_in_a_full_or_removed_folder_nothing_is_stored(
     store: SharedStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(store, 1)
@@ -253,7 +253,9 @@ STEPS = [
 
 
 @pytest.mark.parametrize(("module", "step"), STEPS)
-def test_whoever_is_killed_in_put_leaves_a_true_ledger_and_no_half_file(folder: Path, module: str, step: str) -> None:
+def test_a_process_killed_in_put_leaves_a_correct_ledger_and_no_partial_file(
+    folder: Path, module: str, step: str
+) -> None:
     with stopped_process(WRITER, folder, module, step) as writer:
         kill(writer)
     store = SharedStore(folder, MAX_BYTES)
@@ -268,7 +270,7 @@ def test_whoever_is_killed_in_put_leaves_a_true_ledger_and_no_half_file(folder: 
     store.close()
 
 
-def test_a_stopped_process_keeps_others_from_putting_only_for_their_patience(
+def test_a_stopped_process_blocks_others_puts_only_until_their_timeout(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 0.02)
@@ -316,7 +318,7 @@ while True:
 """
 
 
-def test_busy_processes_killed_wherever_they_are_leave_a_true_ledger(store: SharedStore, folder: Path) -> None:
+def test_processes_killed_at_any_point_leave_a_correct_ledger(store: SharedStore, folder: Path) -> None:
     rng = np.random.default_rng(0)
     with ExitStack() as stack:
         for seed in range(4):
@@ -335,7 +337,7 @@ def test_busy_processes_killed_wherever_they_are_leave_a_true_ledger(store: Shar
 # One process makes a picture, others wait -------------------------------------------------------------------------
 
 
-def test_of_many_who_want_the_same_one_makes_it(store: SharedStore, folder: Path) -> None:
+def test_one_of_many_that_want_the_same_pixels_makes_them(store: SharedStore, folder: Path) -> None:
     made: list[int] = []
     start = threading.Barrier(8)
 
@@ -357,7 +359,7 @@ def test_of_many_who_want_the_same_one_makes_it(store: SharedStore, folder: Path
     assert sorted(made) == list(range(5))
 
 
-def test_those_who_want_several_in_another_order_never_wait_for_each_other(store: SharedStore) -> None:
+def test_claims_in_different_orders_do_not_deadlock(store: SharedStore) -> None:
     done: list[int] = []
 
     def want(numbers: list[int]) -> None:
@@ -379,7 +381,7 @@ def is_being_made(folder: Path, media_hash: str) -> bool:
         return not is_free
 
 
-def test_a_maker_that_is_killed_or_fails_lets_others_make_it(store: SharedStore, folder: Path) -> None:
+def test_others_take_over_from_a_maker_that_is_killed_or_fails(store: SharedStore, folder: Path) -> None:
     program = f"""
 from keepsight.ipc import shared_store
 store = shared_store.SharedStore(folder, 1 << 20)
@@ -399,7 +401,7 @@ with store.making(["{name_of(1)}"]):
     assert (folder / "claims").stat().st_blocks == 0
 
 
-def test_what_may_go_first_goes_in_whichever_process_but_no_pin(store: SharedStore, folder: Path) -> None:
+def test_evict_first_marks_work_across_processes_but_not_on_pins(store: SharedStore, folder: Path) -> None:
     other = SharedStore(folder, MAX_BYTES)
     put(store, *range(10))
     put(store, 10)
@@ -415,7 +417,7 @@ def test_what_may_go_first_goes_in_whichever_process_but_no_pin(store: SharedSto
     other.close()
 
 
-def test_marks_of_what_is_not_there_or_that_cannot_be_written_do_no_harm(store: SharedStore, folder: Path) -> None:
+def test_marks_of_missing_entries_and_unwritable_marks_do_no_harm(store: SharedStore, folder: Path) -> None:
     put(store, *range(10))
     (folder / "first" / name_of(40)).touch()
     (folder / "first" / name_of(3)).touch()

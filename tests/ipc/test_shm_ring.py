@@ -75,19 +75,19 @@ def test_what_was_put_is_read_until_it_is_overwritten(ring: RingWriter, reader: 
         assert pixels is None or np.array_equal(pixels, picture(seed, 1 + seed * 7 % 90))
 
 
-def test_a_known_one_is_referenced_again_not_rewritten(ring: RingWriter) -> None:
+def test_known_pixels_are_referenced_and_not_rewritten(ring: RingWriter) -> None:
     first = put(ring, 1)
     assert ring.put("1", picture(2)) == first == ring.find("1")
 
 
-def test_too_large_ones_find_no_room_and_disturb_nobody(ring: RingWriter) -> None:
+def test_oversized_pixels_find_no_room_and_overwrite_nothing(ring: RingWriter) -> None:
     put(ring, 1)
     assert ring.put("object", np.zeros((100, 67, 3), np.uint8)) is None
     assert ring.put("nothing", np.zeros((0, 5, 3), np.uint8)) is None
     assert ring.find("1")
 
 
-def test_one_as_large_as_the_ring_finds_room_in_all_of_it(folder: Path) -> None:
+def test_pixels_as_large_as_the_ring_fit_into_it(folder: Path) -> None:
     ring = RingWriter(folder, MAX_BYTES, 1 << 30)
     assert ring.put("larger", np.zeros((MAX_BYTES - 64, 1, 1), np.uint8)) is None
     for name in "ab":
@@ -111,12 +111,12 @@ def test_dropped_and_cleared_places_are_stale(ring: RingWriter, reader: RingRead
     assert reader.read(again) is not None
 
 
-def test_2000_puts_behind_one_that_nobody_ever_reads_all_find_room(ring: RingWriter) -> None:
+def test_2000_puts_after_one_that_is_never_read_all_find_room(ring: RingWriter) -> None:
     put(ring, 9999)
     assert fill(ring, 0, 2000) == 2000
 
 
-def test_all_of_its_file_is_there_from_the_start_and_never_grows(ring: RingWriter, folder: Path) -> None:
+def test_its_file_is_fully_allocated_at_the_start_and_never_grows(ring: RingWriter, folder: Path) -> None:
     (path,) = folder.glob("ring-*")
     for _ in range(2):
         assert path.stat().st_size == MAX_BYTES == path.stat().st_blocks * 512
@@ -146,7 +146,7 @@ def fields_of(place: RingPlace) -> str:
     return repr(dataclasses.astuple(place))
 
 
-def test_what_is_being_read_is_not_overwritten_and_the_ring_goes_on_when_the_reader_dies(
+def test_pixels_being_read_are_not_overwritten_until_their_reader_dies(
     ring: RingWriter, folder: Path, reader: RingReader
 ) -> None:
     places = [put(ring, seed) for seed in range(3)]
@@ -161,7 +161,7 @@ def test_what_is_being_read_is_not_overwritten_and_the_ring_goes_on_when_the_rea
     assert fill(ring, 2000, 2000) == 2000
 
 
-def test_a_stopped_reader_blocks_no_longer_than_it_is_stopped(ring: RingWriter, folder: Path) -> None:
+def test_a_stopped_reader_blocks_the_ring_only_until_it_is_killed(ring: RingWriter, folder: Path) -> None:
     place = put(ring, 0)
     with stopped_process(READER, folder, fields_of(place)) as reader:
         reader.send_signal(signal.SIGSTOP)
@@ -219,7 +219,7 @@ def test_a_reader_that_counts_itself_too_late_writes_into_no_other_picture(
     assert fill(ring, 100, 200) == 200
 
 
-def test_a_count_that_is_held_up_is_waited_for_but_not_for_ever(
+def test_waiting_for_a_locked_count_times_out(
     ring: RingWriter, folder: Path, reader: RingReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shm_ring, "_PATIENCE_SECONDS", 0.02)
@@ -235,7 +235,7 @@ def test_a_count_that_is_held_up_is_waited_for_but_not_for_ever(
     assert fill(ring, 2000, 100) == 100
 
 
-def test_readers_at_once_all_get_it_and_leave_no_count(ring: RingWriter, reader: RingReader) -> None:
+def test_concurrent_readers_all_succeed_and_leave_a_count_of_zero(ring: RingWriter, reader: RingReader) -> None:
     place, are_right = put(ring, 0), list[bool]()
 
     def read() -> None:
@@ -278,7 +278,7 @@ def test_a_writer_killed_in_put_leaves_nothing_once_the_next_begins(folder: Path
 
 
 @pytest.mark.parametrize("step", ["posix_fallocate", "pwrite", "link"])
-def test_a_writer_killed_while_it_makes_its_ring_leaves_no_more(folder: Path, step: str) -> None:
+def test_a_writer_killed_while_it_creates_its_ring_leaves_nothing(folder: Path, step: str) -> None:
     program = f"""
 import os
 from keepsight.ipc import shm_ring
@@ -293,7 +293,7 @@ shm_ring.RingWriter(folder, 65536, 20000)
     assert not list(folder.iterdir())
 
 
-def test_a_dead_writer_s_memory_is_free_though_a_reader_has_it_mapped(folder: Path, reader: RingReader) -> None:
+def test_a_dead_writer_s_memory_is_freed_though_a_reader_has_it_mapped(folder: Path, reader: RingReader) -> None:
     program = """
 from keepsight.ipc import shm_ring
 ring = shm_ring.RingWriter(folder, 65536, 20000)

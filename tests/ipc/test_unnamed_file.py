@@ -16,7 +16,7 @@ def test_it_appears_whole_and_only_when_it_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "name").stat().st_mode & 0o777 == 0o600
 
 
-def test_a_name_that_is_taken_stays_what_it_was(tmp_path: Path) -> None:
+def test_an_existing_file_is_not_replaced(tmp_path: Path) -> None:
     (tmp_path / "name").write_bytes(b"first")
     descriptor = open_unnamed(tmp_path)
     with pytest.raises(FileExistsError):

@@ -47,7 +47,7 @@ def send(connected: ZmqSocket[list[Frame]], content: bytes) -> bool:
     return connected.send_or_keep([content], len(content), partial(connected.try_send, [content]))
 
 
-def test_what_can_be_sent_does_not_wait_for_the_thread(
+def test_a_message_that_can_be_sent_does_not_wait_for_the_thread(
     connected: ZmqSocket[list[Frame]], peer: "zmq.Socket[bytes]"
 ) -> None:
     assert send(connected, b"now")
@@ -56,7 +56,7 @@ def test_what_can_be_sent_does_not_wait_for_the_thread(
     assert not is_readable(connected.outbox.fd)
 
 
-def test_what_comes_is_told_to_the_thread_even_if_a_sender_noticed_it_first(
+def test_the_thread_is_woken_for_input_that_a_sender_noticed_first(
     connected: ZmqSocket[list[Frame]], peer: "zmq.Socket[bytes]"
 ) -> None:
     send(connected, b"question")
@@ -66,7 +66,7 @@ def test_what_comes_is_told_to_the_thread_even_if_a_sender_noticed_it_first(
     assert is_readable(connected.outbox.fd)
 
 
-def test_nothing_overtakes_what_waits(connected: ZmqSocket[list[Frame]], peer: "zmq.Socket[bytes]") -> None:
+def test_no_message_overtakes_queued_ones(connected: ZmqSocket[list[Frame]], peer: "zmq.Socket[bytes]") -> None:
     assert connected.outbox.try_put([b"first"], 0)
     assert send(connected, b"second")
     connected.send_waiting(connected.try_send)

@@ -43,7 +43,7 @@ def reopened(tier: DiskTier, max_bytes: int = MAX_BYTES, policy: str = "lru") ->
     return DiskTier(tier._directory, max_bytes, policy)
 
 
-def test_a_restarted_server_finds_what_the_last_one_wrote_in_its_order(tier: DiskTier) -> None:
+def test_entries_and_their_order_survive_a_restart(tier: DiskTier) -> None:
     put(tier, *range(10))
     tier.get(key_of(0))
     tier.close()
@@ -57,7 +57,7 @@ def test_a_restarted_server_finds_what_the_last_one_wrote_in_its_order(tier: Dis
     other.close()
 
 
-def test_what_served_without_being_got_goes_later_after_a_restart_too(tier: DiskTier) -> None:
+def test_noted_uses_count_after_a_restart_too(tier: DiskTier) -> None:
     put(tier, *range(10))
     tier.note_use(key_of(0))
     tier.note_use(key_of(50))
@@ -70,7 +70,7 @@ def test_what_served_without_being_got_goes_later_after_a_restart_too(tier: Disk
     other.close()
 
 
-def test_what_another_put_there_is_known_once_it_was_to_be_put_again(tier: DiskTier) -> None:
+def test_another_server_s_entry_is_known_after_an_own_put_of_it(tier: DiskTier) -> None:
     tier.open()
     other = reopened(tier)
     put(other, 1)
@@ -125,7 +125,7 @@ def test_a_server_whose_entries_another_has_replaced_meanwhile_takes_new_ones(ti
     other.close()
 
 
-def test_each_tells_what_all_hold_as_of_its_own_last_change(tier: DiskTier) -> None:
+def test_stats_include_other_servers_entries_as_of_the_last_own_change(tier: DiskTier) -> None:
     other = reopened(tier)
     put(tier, *range(3))
     put(other, 3)
@@ -162,7 +162,7 @@ def test_many_threads_of_two_servers_at_once(tier: DiskTier) -> None:
     tiers[1].close()
 
 
-def test_only_their_owner_can_read_them(tier: DiskTier) -> None:
+def test_only_the_owner_can_read_files(tier: DiskTier) -> None:
     put(tier, 1)
     for path in tier._directory.rglob("*"):
         assert stat.S_IMODE(path.stat().st_mode) in ((0o700,) if path.is_dir() else (0o600,)), path
@@ -183,7 +183,7 @@ def warnings_of_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> list[s
 
 
 @pytest.mark.parametrize(("mode", "num_warnings"), [(0o700, 0), (0o755, 0), (0o1777, 0), (0o777, 1)])
-def test_a_folder_in_which_everybody_may_replace_ours_is_warned_of_once(
+def test_a_folder_writable_by_everybody_is_warned_of_once(
     mode: int, num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(mode)
@@ -235,7 +235,7 @@ def test_strange_files_are_left_alone(tier: DiskTier) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "socket"])
-def test_what_is_no_file_under_an_entry_s_name_is_a_miss_and_makes_room_for_one(
+def test_a_link_or_socket_under_an_entry_s_name_is_a_miss_and_is_replaced(
     tier: DiskTier, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tier._entries / key_of(1)
@@ -339,7 +339,7 @@ def test_a_full_or_failing_disk_leaves_no_trace(
 
 
 @pytest.mark.parametrize("function", ["_write", "pack_header"])
-def test_who_is_killed_while_writing_leaves_nothing_and_the_budget_holds(tier: DiskTier, function: str) -> None:
+def test_a_process_killed_while_writing_leaves_nothing_and_the_budget_holds(tier: DiskTier, function: str) -> None:
     put(tier, 1, 2)
     program = f"""
 from keepsight.tiers import disk_tier
@@ -362,7 +362,7 @@ disk_tier.DiskTier(folder, {MAX_BYTES}).put(key_of(3), array_of(3))
 
 
 @pytest.mark.parametrize("method", ["_reserve", "_remove", "_unlink", "_make_room"])
-def test_who_is_killed_while_changing_the_ledger_is_made_good(tier: DiskTier, method: str) -> None:
+def test_the_ledger_is_repaired_after_a_process_was_killed_changing_it(tier: DiskTier, method: str) -> None:
     put(tier, *range(10))
     program = f"""
 from keepsight.tiers.disk_tier import DiskTier
@@ -377,7 +377,7 @@ DiskTier(folder, {MAX_BYTES // 2}).put(key_of(50), array_of(50))
     assert_equal(tier.get(key_of(51)), array_of(51))
 
 
-def test_who_holds_the_ledger_for_long_stops_nobody(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ledger_locked_for_long_blocks_no_reads(tier: DiskTier, monkeypatch: pytest.MonkeyPatch) -> None:
     put(tier, 1)
     monkeypatch.setattr(ledger, "_PATIENCE_SECONDS", 0.0)
     with opened(tier._directory / "ledger", os.O_RDWR) as descriptor, try_lock(descriptor, 0) as is_held:
@@ -389,7 +389,7 @@ def test_who_holds_the_ledger_for_long_stops_nobody(tier: DiskTier, monkeypatch:
 
 
 @pytest.mark.parametrize("jump", [-(10**18), 10**18])
-def test_a_clock_that_jumps_changes_only_who_goes_first(tmp_path: Path, jump: int) -> None:
+def test_a_clock_that_jumps_affects_only_the_eviction_order(tmp_path: Path, jump: int) -> None:
     now = [10**18]
     tier = DiskTier(tmp_path, MAX_BYTES, now_ns=lambda: now[0])
     put(tier, *range(8))

@@ -38,7 +38,7 @@ def test_it_may_come_in_pieces_of_any_size() -> None:
 
 @thorough(300)
 @given(st.randoms(use_true_random=False))
-def test_whatever_was_changed_is_told_apart(rng: random.Random) -> None:
+def test_any_bit_flip_is_detected(rng: random.Random) -> None:
     content = bytearray(entry(1, 600))
     for _ in range(rng.randint(1, 4)):
         content[rng.choice([rng.randrange(256), rng.randrange(len(content))])] ^= 1 << rng.randrange(8)
@@ -47,7 +47,7 @@ def test_whatever_was_changed_is_told_apart(rng: random.Random) -> None:
             read(1, bytes(content))
 
 
-def test_pages_that_were_torn_emptied_or_exchanged_are_told_apart() -> None:
+def test_torn_zeroed_or_swapped_pages_are_detected() -> None:
     whole, other, page = entry(1, 600_000), entry(1, 600_000)[::-1], 4096
     for at in range(page, len(whole) - 2 * page, 37 * page):
         first, second = whole[at : at + page], whole[at + page : at + 2 * page]
@@ -56,32 +56,32 @@ def test_pages_that_were_torn_emptied_or_exchanged_are_told_apart() -> None:
                 read(1, whole[:at] + damaged + whole[at + 2 * page :])
 
 
-def test_one_of_an_older_version_is_told_apart() -> None:
+def test_an_entry_of_an_older_version_is_detected() -> None:
     with pytest.raises(DamagedEntryError):
         read(1, b"KSEMBED1" + entry(1)[8:])
 
 
 @pytest.mark.parametrize("cut", [0, 1, 255, 256, 257, 3255])
-def test_one_that_was_cut_off_is_told_apart(cut: int) -> None:
+def test_a_truncated_entry_is_detected(cut: int) -> None:
     with pytest.raises(DamagedEntryError):
         read(1, entry(1)[:cut])
     with pytest.raises(DamagedEntryError):
         read(1, entry(1)[:cut].ljust(3256, b"\0"))
 
 
-def test_one_that_ends_while_it_is_read_is_told_apart() -> None:
+def test_an_entry_truncated_while_it_is_read_is_detected() -> None:
     with pytest.raises(DamagedEntryError):
         read_entry(key_of(1), 3256, io.BytesIO(entry(1)[:-1]).readinto)
 
 
-def test_another_s_entry_is_told_apart() -> None:
+def test_an_entry_of_another_key_is_detected() -> None:
     with pytest.raises(DamagedEntryError):
         read(2, entry(1))
     with pytest.raises(DamagedEntryError):
         read(1, entry(1) + b"x")
 
 
-def test_what_it_took_to_compute_is_in_the_header() -> None:
+def test_the_header_holds_the_computation_time() -> None:
     assert read_seconds(key_of(1), entry(1)[:256]) == array_of(1).seconds
     assert read_seconds(key_of(2), entry(1)[:256]) is None
     assert read_seconds(key_of(1), b"") is None

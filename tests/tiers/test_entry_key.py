@@ -38,7 +38,7 @@ def digest(model: Path) -> str:
     return model_content_digest(model, model.parent / "cache" / "digests.json")
 
 
-def test_the_digest_is_of_the_content_wherever_it_lies(model: Path, tmp_path: Path) -> None:
+def test_the_digest_depends_on_content_and_not_on_the_path(model: Path, tmp_path: Path) -> None:
     before = digest(model)
     assert digest(model) == before
     (model / "README.md").write_text("of no matter")
@@ -94,29 +94,29 @@ def test_files_of_an_image_are_read_each_time_as_those_of_the_next_image_look_al
 
 
 @pytest.mark.parametrize("content", ["", "[]", "{", '{"x": 1}'])
-def test_a_damaged_memory_is_made_anew(model: Path, content: str) -> None:
+def test_a_damaged_digest_cache_is_rebuilt(model: Path, content: str) -> None:
     before = digest(model)
     (model.parent / "cache" / "digests.json").write_text(content)
     assert digest(model) == before
 
 
-def test_without_a_place_to_remember_it_is_the_same(model: Path) -> None:
+def test_without_a_writable_digest_cache_the_digest_is_the_same(model: Path) -> None:
     (model.parent / "file").write_text("")
     assert model_content_digest(model, model.parent / "file" / "digests.json") == digest(model)
 
 
-def test_what_cannot_be_remembered_leaves_nothing_behind(model: Path) -> None:
+def test_a_failed_write_of_the_digest_cache_leaves_nothing_behind(model: Path) -> None:
     place = model.parent / "cache" / "digests.json"
     place.mkdir(parents=True)
     assert model_content_digest(model, place) == model_content_digest(model, model.parent / "digests.json")
     assert list(place.parent.iterdir()) == [place]
 
 
-def test_a_user_without_a_home_has_it_made_anew(model: Path, without_home: None) -> None:
+def test_for_a_user_without_a_home_the_digest_is_computed_each_time(model: Path, without_home: None) -> None:
     assert model_content_digest(model) == digest(model)
 
 
-def test_a_folder_without_weights_has_none(tmp_path: Path) -> None:
+def test_a_folder_without_weights_has_no_digest(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         digest(tmp_path)
 

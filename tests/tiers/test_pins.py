@@ -38,7 +38,7 @@ def held(tier: DiskTier) -> set[int]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_what_is_pinned_while_a_server_runs_stays_whatever_its_policy_says(tmp_path: Path, policy: str) -> None:
+def test_entries_pinned_while_a_server_runs_stay_under_any_policy(tmp_path: Path, policy: str) -> None:
     tier = opened(tmp_path, policy=policy)
     put(tier, *range(5))
     PinFolder(tmp_path).add([key_of(0), key_of(3)])
@@ -69,7 +69,7 @@ def test_pins_outlive_servers_and_hold_for_all_who_share_the_folder(tmp_path: Pa
         tier.close()
 
 
-def test_what_was_there_after_it_was_pinned_stays_however_busy_the_servers_are(tmp_path: Path) -> None:
+def test_an_entry_present_after_its_pin_stays_while_servers_are_busy(tmp_path: Path) -> None:
     servers, looking, is_over = [opened(tmp_path), opened(tmp_path)], opened(tmp_path, 1000), threading.Event()
     put(looking, *range(10))
 
@@ -102,7 +102,7 @@ def test_what_was_there_after_it_was_pinned_stays_however_busy_the_servers_are(t
         tier.close()
 
 
-def test_a_folder_full_of_pins_says_so_once_takes_nothing_and_still_gives(
+def test_a_folder_full_of_pins_warns_once_takes_nothing_and_still_serves(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier = opened(tmp_path)
@@ -123,7 +123,7 @@ def test_a_folder_full_of_pins_says_so_once_takes_nothing_and_still_gives(
     tier.close()
 
 
-def test_a_server_with_less_room_than_the_pins_take_gives_them_and_takes_nothing_more(tmp_path: Path) -> None:
+def test_a_server_with_less_room_than_the_pins_serves_them_and_takes_nothing_more(tmp_path: Path) -> None:
     large = opened(tmp_path)
     put(large, *range(10))
     PinFolder(tmp_path).add(map(key_of, range(6)))
@@ -135,7 +135,7 @@ def test_a_server_with_less_room_than_the_pins_take_gives_them_and_takes_nothing
     small.close()
 
 
-def test_what_is_damaged_or_cleared_is_pinned_again_when_it_comes_again(tmp_path: Path) -> None:
+def test_a_damaged_or_cleared_entry_is_pinned_again_when_it_is_put_again(tmp_path: Path) -> None:
     tier = opened(tmp_path)
     put(tier, 0, 1)
     PinFolder(tmp_path).add([key_of(0), key_of(1)])
@@ -151,7 +151,7 @@ def test_what_is_damaged_or_cleared_is_pinned_again_when_it_comes_again(tmp_path
     tier.close()
 
 
-def test_who_looks_for_pins_where_there_are_none_makes_no_folder(tmp_path: Path) -> None:
+def test_listing_pins_creates_no_folder(tmp_path: Path) -> None:
     assert PinFolder(tmp_path).list() == frozenset()
     PinFolder(tmp_path).remove([key_of(1)])
     assert not list(tmp_path.iterdir())
@@ -161,7 +161,7 @@ def test_who_looks_for_pins_where_there_are_none_makes_no_folder(tmp_path: Path)
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_in_any_order_of_calls_nothing_pinned_is_named_and_all_else_is(name: str) -> None:
+def test_any_order_of_calls_evicts_everything_but_pinned_entries(name: str) -> None:
     check_any_order(lambda: _Calls(_Order(POLICIES[name](MAX_BYTES), ignore_drop)), 15)
 
 

@@ -7,7 +7,7 @@ from tests.tiers.any_order import check_any_order
 from tests.tiers.policy_calls import MAX_BYTES, PolicyCalls
 
 
-def test_lru_lets_go_what_was_used_least_recently() -> None:
+def test_lru_evicts_the_least_recently_used() -> None:
     policy = Lru()
     for key in "abc":
         policy.add(key, 1, 1)
@@ -15,7 +15,7 @@ def test_lru_lets_go_what_was_used_least_recently() -> None:
     assert [policy.evict() for _ in range(3)] == ["b", "c", "a"]
 
 
-def test_cost_lets_go_what_saves_least_for_its_bytes() -> None:
+def test_cost_evicts_what_saves_least_per_byte() -> None:
     policy = Cost()
     policy.add("dear", 10, 100)
     policy.add("large", 100, 100)
@@ -28,7 +28,7 @@ def test_cost_lets_go_what_saves_least_for_its_bytes() -> None:
     assert [policy.evict() for _ in range(5)] == ["cheap", "large", "twice", "used", "dear"]
 
 
-def test_cost_holds_no_more_than_its_entries_however_often_they_are_used() -> None:
+def test_the_heap_of_cost_stays_small_under_many_uses() -> None:
     policy = Cost()
     for key in "ab":
         policy.add(key, 1, 1)
@@ -38,7 +38,7 @@ def test_cost_holds_no_more_than_its_entries_however_often_they_are_used() -> No
     assert [policy.evict() for _ in range(2)] == ["b", "a"]
 
 
-def test_cost_forgets_old_merits() -> None:
+def test_cost_ages_old_entries_out() -> None:
     policy = Cost()
     policy.add("once loved", 1, 1)
     for _ in range(5):
@@ -50,7 +50,7 @@ def test_cost_forgets_old_merits() -> None:
     assert "once loved" not in policy
 
 
-def test_s3fifo_keeps_what_is_used_from_what_comes_once() -> None:
+def test_s3fifo_protects_used_entries_from_a_scan() -> None:
     policy = S3Fifo(10)
     for _ in range(2):
         for key in ("a", "b"):
@@ -67,7 +67,7 @@ def test_s3fifo_keeps_what_is_used_from_what_comes_once() -> None:
     assert "b" in policy
 
 
-def test_s3fifo_lets_go_of_newcomers_while_they_are_many_and_then_of_what_was_not_used_since_it_stays() -> None:
+def test_s3fifo_evicts_unused_newcomers_before_used_entries() -> None:
     policy = S3Fifo(20)
     for key in "abcde":
         policy.add(key, 1, 1)
@@ -78,7 +78,7 @@ def test_s3fifo_lets_go_of_newcomers_while_they_are_many_and_then_of_what_was_no
     assert [policy.evict() for _ in range(4)] == ["b", "a", "d", "e"]
 
 
-def test_s3fifo_trusts_who_comes_back() -> None:
+def test_s3fifo_keeps_entries_that_come_back() -> None:
     policy = S3Fifo(10)
     policy.add("back", 1, 1)
     for number in range(10):

@@ -51,7 +51,7 @@ def get(tier: RedisTier, number: int) -> StoredArray | None:
         return None
 
 
-def test_a_server_that_is_not_there_is_an_error_each_time(server: FakeServer) -> None:
+def test_a_missing_server_is_an_error_each_time(server: FakeServer) -> None:
     tier = RedisTier(server.url, timeout=20)
     server.close()
     for _ in range(2):
@@ -67,7 +67,7 @@ def test_after_a_restart_of_the_server_one_error_then_all_is_well(tier: RedisTie
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
-def test_connections_that_the_server_closed_meanwhile_are_made_anew(tier: RedisTier, server: FakeServer) -> None:
+def test_idle_connections_closed_by_the_server_are_reopened(tier: RedisTier, server: FakeServer) -> None:
     assert_equal(tier.get(key_of(1)), array_of(1))
     # As a server with a `timeout`, or a proxy, closes idle connections.
     server.drop_all()
@@ -103,7 +103,7 @@ def test_a_server_that_drips_is_an_error_in_time(tier: RedisTier, server: FakeSe
         tier.get(key_of(1))
 
 
-def test_a_server_that_ends_within_a_value_is_an_error_and_no_damage(tier: RedisTier, server: FakeServer) -> None:
+def test_a_connection_closed_within_a_value_is_an_error_and_no_damage(tier: RedisTier, server: FakeServer) -> None:
     # `send` returns None, which closes the connection after the partial reply.
     server.misbehave = lambda reply: server.send(reply[:1000])
     with pytest.raises(ConnectionResetError):
@@ -146,7 +146,7 @@ def test_nonsense_is_an_error_or_a_miss_and_disturbs_no_later_reply(
 
 
 @pytest.mark.parametrize("why", ["OOM", "READONLY", "MISCONF", "NOREPLICAS"])
-def test_a_server_that_takes_nothing_is_told_of_once_and_gives_what_it_has(
+def test_a_server_that_refuses_writes_is_logged_once_and_still_read(
     tier: RedisTier, server: FakeServer, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     server.misbehave = lambda reply: f"-{why} this cannot be written\r\n".encode() if reply == b"+OK\r\n" else reply
@@ -156,13 +156,13 @@ def test_a_server_that_takes_nothing_is_told_of_once_and_gives_what_it_has(
     assert caplog.text.count(f"accepts no more entries: {why}") == 1
 
 
-def test_replies_within_replies_without_end_are_not_the_protocol(tier: RedisTier, server: FakeServer) -> None:
+def test_endlessly_nested_replies_are_refused(tier: RedisTier, server: FakeServer) -> None:
     server.misbehave = lambda reply: b"*1\r\n" * 10_000
     with pytest.raises(TierError, match="not the Redis protocol"):
         tier.open()
 
 
-def test_whatever_is_flipped_or_cut_off_on_the_way_is_never_taken(server: FakeServer) -> None:
+def test_replies_corrupted_on_the_way_are_never_accepted(server: FakeServer) -> None:
     rng = random.Random(0)
     tier = RedisTier(server.url, timeout=20)
     tier.put(key_of(1), array_of(1, 200))
@@ -204,7 +204,7 @@ def test_a_damaged_value_is_removed(tier: RedisTier, server: FakeServer) -> None
 
 
 @pytest.mark.parametrize("name", [b"ab\xff", b"abc", b"ab\x1b[31m", key_of(1).upper().encode()])
-def test_what_is_no_entry_though_it_is_named_like_one_is_neither_listed_nor_cleared(
+def test_foreign_keys_with_our_prefix_are_neither_listed_nor_cleared(
     tier: RedisTier, server: FakeServer, name: bytes
 ) -> None:
     [entry] = server.values
@@ -267,7 +267,7 @@ def test_a_real_server_serves_a_second_tier_and_may_be_killed() -> None:
 
 
 @needs_redis
-def test_a_real_server_s_budget_is_held_by_all_together() -> None:
+def test_all_clients_of_a_real_server_share_its_budget() -> None:
     with real_server() as (url, _):
         tiers = [RedisTier(url, 20_000) for _ in range(2)]
         for number in range(40):
@@ -304,7 +304,7 @@ def names_of_accounts(url: str) -> list[bytes]:
 
 
 @needs_redis
-def test_a_budget_holds_again_whatever_of_its_accounts_the_server_let_go() -> None:
+def test_the_budget_is_restored_after_the_server_evicted_any_account() -> None:
     with real_server() as (url, _):
         put_ten(url, 40_000)
         tier = RedisTier(url, 40_000)
@@ -318,7 +318,7 @@ def test_a_budget_holds_again_whatever_of_its_accounts_the_server_let_go() -> No
 
 
 @needs_redis
-def test_what_the_server_let_go_is_in_nobody_s_way() -> None:
+def test_entries_that_the_server_evicted_are_no_longer_counted() -> None:
     with real_server() as (url, _):
         put_ten(url, 40_000)
         tier = RedisTier(url, 40_000)
@@ -334,7 +334,7 @@ def test_what_the_server_let_go_is_in_nobody_s_way() -> None:
 
 
 @needs_redis
-def test_what_was_put_before_there_was_a_budget_counts_too() -> None:
+def test_entries_put_before_there_was_a_budget_count_too() -> None:
     with real_server() as (url, _):
         put_ten(url, None)
         tier = RedisTier(url, 20_000)
@@ -388,7 +388,7 @@ def test_many_entries_are_counted_by_several_writes_also_when_the_connection_bre
 
 
 @needs_redis
-def test_one_write_lets_a_thousand_go_at_most_and_takes_its_place_when_there_is_room() -> None:
+def test_one_write_evicts_a_thousand_entries_at_most_and_the_next_finds_room() -> None:
     with real_server() as (url, _):
         roomy = RedisTier(url, 10**9)
         for number in range(1100):
@@ -404,7 +404,7 @@ def test_one_write_lets_a_thousand_go_at_most_and_takes_its_place_when_there_is_
 
 @needs_redis
 @pytest.mark.parametrize("max_bytes", [None, 20_000])
-def test_what_is_of_another_type_is_removed(max_bytes: int | None) -> None:
+def test_values_of_another_redis_type_are_removed(max_bytes: int | None) -> None:
     with real_server() as (url, _):
         tier = RedisTier(url, max_bytes)
         for number in range(2):

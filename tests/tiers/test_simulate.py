@@ -24,7 +24,7 @@ def test_belady_by_hand() -> None:
     assert simulate_belady(trace_of("abcabcaab"), 2) == pytest.approx(5 / 9)
 
 
-def test_what_is_larger_than_the_memory_is_never_held() -> None:
+def test_entries_larger_than_the_cache_are_never_held() -> None:
     trace = [Access(0, "large", 10, 1), Access(1, "large", 10, 1), Access(2, "small", 1, 1), Access(3, "small", 1, 1)]
     for name in POLICIES:
         assert simulate(trace, name, 5) == 0.25
@@ -47,7 +47,7 @@ def test_nothing_saves_more_than_the_bound(drawn: list[tuple[int, int]], max_byt
 
 @thorough(100)
 @given(st.text("abcdefg", max_size=60), st.integers(1, 6))
-def test_of_equals_none_is_better_than_belady(keys: str, max_bytes: int) -> None:
+def test_with_equal_entries_no_policy_beats_belady(keys: str, max_bytes: int) -> None:
     best = simulate_belady(trace_of(keys), max_bytes)
     assert all(simulate(trace_of(keys), name, max_bytes) <= best for name in POLICIES)
 

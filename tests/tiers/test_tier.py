@@ -44,7 +44,7 @@ def tier(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[AnyTier]:
         tier.close()
 
 
-def test_what_was_put_is_given_bit_for_bit(tier: AnyTier) -> None:
+def test_entries_are_returned_bit_for_bit(tier: AnyTier) -> None:
     for number in range(3):
         assert tier.put(key_of(number), array_of(number))
     for number in range(3):
@@ -60,7 +60,7 @@ def test_type_and_shape_come_back(tier: AnyTier, shape: tuple[int, ...], dtype: 
     assert_equal(tier.get(key_of(0)), array)
 
 
-def test_what_was_never_put_or_was_cleared_is_none(tier: AnyTier) -> None:
+def test_missing_and_cleared_entries_are_none(tier: AnyTier) -> None:
     assert tier.get(key_of(0)) is None
     for number in range(3):
         tier.put(key_of(number), array_of(number))
@@ -68,14 +68,14 @@ def test_what_was_never_put_or_was_cleared_is_none(tier: AnyTier) -> None:
     assert all(tier.get(key_of(number)) is None and not tier.has(key_of(number)) for number in range(3))
 
 
-def test_neither_what_is_found_nor_what_is_absent_counts_as_damaged(tier: AnyTier) -> None:
+def test_neither_hits_nor_misses_count_as_damaged(tier: AnyTier) -> None:
     tier.put(key_of(0), array_of(0))
     tier.get(key_of(0))
     tier.get(key_of(1))
     assert tier.stats().num_damaged == 0
 
 
-def test_what_is_larger_than_the_tier_is_refused_told_once_and_disturbs_nobody(
+def test_an_entry_larger_than_the_tier_is_refused_with_one_log_line_and_evicts_nothing(
     tier: AnyTier, caplog: pytest.LogCaptureFixture
 ) -> None:
     tier.put(key_of(0), array_of(0))
@@ -89,7 +89,7 @@ def test_what_is_larger_than_the_tier_is_refused_told_once_and_disturbs_nobody(
     assert_equal(tier.get(key_of(0)), array_of(0))
 
 
-def test_the_budget_holds_and_what_was_used_stays(tier: AnyTier) -> None:
+def test_the_budget_holds_and_used_entries_stay(tier: AnyTier) -> None:
     if tier.stats().max_bytes is None:
         pytest.skip("the budget is the server's own")
     for number in range(8):

@@ -38,14 +38,16 @@ def expect_pause(guard: TierGuard, clock: Clock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), TierError("nonsense"), TimeoutError("slow")])
-def test_a_failure_sets_it_aside_ends_there_and_is_told(guard: TierGuard, clock: Clock, error: Exception) -> None:
+def test_a_failure_sets_the_tier_aside_with_a_reason_and_is_not_raised(
+    guard: TierGuard, clock: Clock, error: Exception
+) -> None:
     assert guard.why_unused() is None
     assert operate(guard, clock, error=error)
     assert type(error).__name__ in (guard.why_unused() or "")
     assert not operate(guard, clock)
 
 
-def test_it_comes_back_by_itself_and_each_pause_is_twice_as_long(guard: TierGuard, clock: Clock) -> None:
+def test_the_tier_comes_back_by_itself_after_ever_doubled_pauses(guard: TierGuard, clock: Clock) -> None:
     for pause in (1, 2, 4, 8, 8):
         assert operate(guard, clock, error=OSError())
         expect_pause(guard, clock, pause)
@@ -63,7 +65,7 @@ def test_long_good_service_makes_earlier_faults_forgotten(guard: TierGuard, cloc
 
 
 @pytest.mark.parametrize("error", [None, OSError("the same")])
-def test_what_was_begun_before_it_was_set_aside_neither_ends_that_nor_prolongs_it(
+def test_operations_begun_before_the_pause_neither_end_nor_prolong_it(
     guard: TierGuard, clock: Clock, error: Exception | None
 ) -> None:
     with guard.watch():
@@ -73,7 +75,7 @@ def test_what_was_begun_before_it_was_set_aside_neither_ends_that_nor_prolongs_i
     expect_pause(guard, clock, 1)
 
 
-def test_on_trial_only_the_trial_decides(guard: TierGuard, clock: Clock) -> None:
+def test_after_a_pause_only_the_trial_operation_decides(guard: TierGuard, clock: Clock) -> None:
     with guard.watch():
         operate(guard, clock, error=OSError())
         clock.now += 1
@@ -84,7 +86,7 @@ def test_on_trial_only_the_trial_decides(guard: TierGuard, clock: Clock) -> None
     assert guard.why_unused() is None
 
 
-def test_on_trial_one_operation_at_a_time(guard: TierGuard, clock: Clock) -> None:
+def test_after_a_pause_one_operation_runs_at_a_time(guard: TierGuard, clock: Clock) -> None:
     operate(guard, clock, error=OSError())
     clock.now += 1
     with guard.watch() as first, guard.watch() as second:
@@ -93,7 +95,7 @@ def test_on_trial_one_operation_at_a_time(guard: TierGuard, clock: Clock) -> Non
     assert operate(guard, clock)
 
 
-def test_slow_now_and_then_is_no_fault_but_one_in_ten_is(guard: TierGuard, clock: Clock) -> None:
+def test_rare_slow_operations_are_no_fault_but_one_in_ten_is(guard: TierGuard, clock: Clock) -> None:
     for number in range(200):
         assert operate(guard, clock, 0.6 if number % 32 == 31 else 0.01)
     assert guard.why_unused() is None
@@ -111,7 +113,7 @@ def test_an_operation_that_does_not_return_sets_it_aside_until_it_does(guard: Ti
     assert guard.is_usable
 
 
-def test_our_own_faults_pass_through_but_count(guard: TierGuard, clock: Clock) -> None:
+def test_programming_errors_are_raised_and_count_as_failures(guard: TierGuard, clock: Clock) -> None:
     with pytest.raises(ZeroDivisionError):
         operate(guard, clock, error=ZeroDivisionError())
     assert not guard.is_usable

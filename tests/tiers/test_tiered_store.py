@@ -64,7 +64,7 @@ def test_host_memory_answers_at_once_on_the_caller_s_thread(make: Make) -> None:
     assert store.hits == {"host": 1}
 
 
-def test_what_was_stored_reaches_every_tier_and_a_new_store_finds_it(make: Make, tmp_path: Path) -> None:
+def test_stored_entries_reach_every_tier_and_a_new_store_finds_them(make: Make, tmp_path: Path) -> None:
     store = make(DiskTier(tmp_path, 10**6), far := FakeTier("remote"), host=HostTier(10**6))
     store.store(key_of(1), array_of(1))
     assert store.wait_written(20)
@@ -86,14 +86,14 @@ def test_a_hit_in_a_far_tier_is_put_into_all_nearer_ones(make: Make) -> None:
     assert store.hits == {"remote": 1, "host": 1}
 
 
-def test_what_is_nowhere_is_told(make: Make) -> None:
+def test_an_entry_in_no_tier_is_a_miss(make: Make) -> None:
     store = make(FakeTier(), FakeTier("remote"), host=HostTier(10**6))
     assert store.find(key_of(1)) is None
     assert Asker(store).load(1) is None
     assert not store.hits
 
 
-def test_many_who_ask_at_once_cause_one_read_and_all_are_answered(make: Make) -> None:
+def test_concurrent_loads_of_one_key_cause_one_read_and_are_all_answered(make: Make) -> None:
     tier = FakeTier()
     tier.entries[key_of(1)] = array_of(1)
     tier.may_read.clear()
@@ -106,7 +106,7 @@ def test_many_who_ask_at_once_cause_one_read_and_all_are_answered(make: Make) ->
     assert tier.num_gets == 1
 
 
-def test_what_comes_later_than_making_it_anew_is_dropped(make: Make) -> None:
+def test_a_read_that_takes_longer_than_recomputing_is_dropped(make: Make) -> None:
     tier = FakeTier()
     tier.entries[key_of(1)] = array_of(1)
     tier.may_read.clear()
@@ -119,7 +119,7 @@ def test_what_comes_later_than_making_it_anew_is_dropped(make: Make) -> None:
     assert asker.answers.empty()
 
 
-def test_who_is_not_wanted_any_more_is_not_read(make: Make) -> None:
+def test_loads_that_timed_out_are_not_read(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()
     asker = Asker(make(tier))
@@ -130,7 +130,7 @@ def test_who_is_not_wanted_any_more_is_not_read(make: Make) -> None:
     assert tier.num_gets <= 2
 
 
-def test_what_waits_to_be_written_is_found_already(make: Make) -> None:
+def test_entries_queued_for_writing_are_found(make: Make) -> None:
     tier = FakeTier()
     tier.may_write.clear()
     store = make(tier)
@@ -143,7 +143,7 @@ def test_what_waits_to_be_written_is_found_already(make: Make) -> None:
     tier.may_write.set()
 
 
-def test_what_waits_is_limited_the_oldest_is_left_out_counted_and_told(make: Make) -> None:
+def test_a_full_write_queue_drops_the_oldest_entry_and_reports_it(make: Make) -> None:
     tier, told = FakeTier(), list[str]()
     tier.may_write.clear()
     store = make(tier, max_waiting_bytes=10_000, on_drop=told.append)
@@ -159,7 +159,7 @@ def test_what_waits_is_limited_the_oldest_is_left_out_counted_and_told(make: Mak
     assert key_of(99) not in tier.entries
 
 
-def test_where_the_first_matter_most_what_comes_is_left_out_and_what_waits_stays() -> None:
+def test_with_keeps_first_a_full_write_queue_drops_new_entries() -> None:
     tier = FakeTier()
     tier.may_write.clear()
     store = TieredStore(None, [tier], max_waiting_bytes=10_000, keeps_first=True)
@@ -174,7 +174,7 @@ def test_where_the_first_matter_most_what_comes_is_left_out_and_what_waits_stays
     store.close()
 
 
-def test_uses_are_noted_behind_what_waits_to_be_written(make: Make) -> None:
+def test_uses_are_noted_after_queued_writes(make: Make) -> None:
     tier = FakeTier()
     tier.may_write.clear()
     store = make(tier)
@@ -192,7 +192,9 @@ def test_uses_are_noted_behind_what_waits_to_be_written(make: Make) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), ZeroDivisionError("our own fault"), None])
-def test_what_a_tier_did_not_take_is_counted_and_told(make: Make, error: Exception | None, tmp_path: Path) -> None:
+def test_entries_that_a_tier_did_not_take_are_counted_and_reported(
+    make: Make, error: Exception | None, tmp_path: Path
+) -> None:
     tier, told = FakeTier(), list[str]()
     tier.error = error
     store = make(tier if error else DiskTier(tmp_path, 1000), FakeTier("remote"), on_drop=told.append)
@@ -202,7 +204,7 @@ def test_what_a_tier_did_not_take_is_counted_and_told(make: Make, error: Excepti
     assert told == [key_of(1)]
 
 
-def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(make: Make, tmp_path: Path) -> None:
+def test_refused_entries_are_reported_like_evicted_ones(make: Make, tmp_path: Path) -> None:
     told = list[str]()
     host, disk = HostTier(4000, on_drop=told.append), DiskTier(tmp_path, 64, on_drop=told.append)
     store = make(disk, host=host, on_drop=told.append)
@@ -213,7 +215,7 @@ def test_what_a_tier_has_no_room_for_is_told_like_what_it_let_go(make: Make, tmp
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TierError("nonsense"), ZeroDivisionError("our own fault")])
-def test_a_tier_that_fails_is_passed_over_and_comes_back(make: Make, error: Exception) -> None:
+def test_a_failing_tier_is_skipped_and_comes_back(make: Make, error: Exception) -> None:
     near, far = FakeTier(), FakeTier("remote")
     far.entries = {key_of(number): array_of(number) for number in range(40)}
     near.error = error
@@ -269,7 +271,7 @@ def test_clearing_leaves_nothing_anywhere(make: Make) -> None:
     assert store.find(key_of(1)) is None
 
 
-def test_what_is_being_written_when_all_is_cleared_is_not_found_any_more(make: Make) -> None:
+def test_an_entry_being_written_during_a_clear_is_not_found_any_more(make: Make) -> None:
     tier = FakeTier()
     tier.may_write.clear()
     store = make(tier)
@@ -283,7 +285,7 @@ def test_what_is_being_written_when_all_is_cleared_is_not_found_any_more(make: M
     assert not tier.entries
 
 
-def test_what_was_read_before_all_is_cleared_comes_back_to_no_tier(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_entry_read_before_a_clear_is_not_promoted_after_it(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     near, far = FakeTier(), FakeTier("remote")
     far.entries[key_of(1)] = array_of(1)
     store = make(near, far, host=HostTier(10**6))
@@ -303,7 +305,7 @@ def test_what_was_read_before_all_is_cleared_comes_back_to_no_tier(make: Make, m
     assert store.find(key_of(1)) is None
 
 
-def test_closing_answers_all_who_wait(make: Make) -> None:
+def test_closing_answers_all_waiting_loads(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()
     store = make(tier)
@@ -342,7 +344,7 @@ def test_a_real_redis_serves_a_second_store_and_may_be_killed_at_any_moment(make
         assert asker.store.why_unused()["remote"] is not None
 
 
-def test_stats_are_of_every_tier(make: Make, tmp_path: Path) -> None:
+def test_stats_cover_every_tier(make: Make, tmp_path: Path) -> None:
     store = make(DiskTier(tmp_path, 10**6), host=HostTier(10**6))
     store.store(key_of(1), array_of(1))
     assert store.wait_written(20)
@@ -351,7 +353,7 @@ def test_stats_are_of_every_tier(make: Make, tmp_path: Path) -> None:
     assert (stats["host"].num_bytes, stats["disk"].num_bytes) == (3000, 4096)
 
 
-def test_a_tier_that_could_not_be_cleared_gives_nothing_until_it_is() -> None:
+def test_a_tier_that_could_not_be_cleared_returns_nothing_until_it_is() -> None:
     tier = FakeTier()
     tier.entries[key_of(1)] = array_of(1)
     may_clear = threading.Event()

@@ -10,7 +10,7 @@ from keepsight.tiers import trace as trace_module
 from keepsight.tiers.trace import Access, TraceRecorder, read_trace
 
 
-def test_what_was_recorded_is_read_again(tmp_path: Path) -> None:
+def test_a_recorded_trace_is_read_back(tmp_path: Path) -> None:
     path, times = tmp_path / "trace", iter([1.5, 2.5, 3.5])
     for keys in (["a", "b"], ["a"]):
         recorder = TraceRecorder(path)
@@ -34,7 +34,7 @@ def test_a_last_line_that_was_cut_off_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "line", ["x", "{}", '{"time":1,"hash":"a","bytes":-1,"seconds":1}', '{"time":1,"hash":"a","bytes":1,"seconds":-1}']
 )
-def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, line: str) -> None:
+def test_an_invalid_trace_is_refused_with_the_line_number(tmp_path: Path, line: str) -> None:
     path = tmp_path / "trace"
     path.write_text('{"time":1,"hash":"a","bytes":1,"seconds":1}\n' + line + "\n")
     with pytest.raises(InvalidArgumentError, match="line 2"):
@@ -43,7 +43,7 @@ def test_what_is_no_trace_is_refused_with_its_line(tmp_path: Path, line: str) ->
         list(read_trace(tmp_path / "other"))
 
 
-def test_a_file_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_whose_writes_hang_does_not_block_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_module, "_MAX_WAITING", 10)
     recorder, may_write = TraceRecorder(tmp_path / "trace"), threading.Event()
     file = recorder._file
@@ -64,7 +64,7 @@ def test_a_file_that_hangs_stops_nobody(tmp_path: Path, monkeypatch: pytest.Monk
     assert len(list(read_trace(tmp_path / "trace"))) == 100 - recorder.num_left_out
 
 
-def test_what_could_not_be_written_is_told_once_and_counted_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+def test_failed_writes_are_logged_once_and_counted_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
     recorder = TraceRecorder(Path("/dev/full"))
     for number in range(3):
         recorder.record(Access(0, str(number), 1, 1))
@@ -76,7 +76,7 @@ def test_what_could_not_be_written_is_told_once_and_counted_at_the_end(caplog: p
     ]
 
 
-def test_a_line_for_which_a_disk_had_no_room_is_ended_when_it_has(tmp_path: Path) -> None:
+def test_a_partial_line_is_ended_once_the_disk_has_room(tmp_path: Path) -> None:
     recorder, rooms = TraceRecorder(tmp_path / "trace"), iter([1000, 30, 0, 1000])
     file = recorder._file
 

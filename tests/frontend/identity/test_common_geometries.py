@@ -17,7 +17,7 @@ def opened(folder: Path) -> CommonGeometries:
     return common
 
 
-def test_what_one_has_put_another_gets_and_a_later_one_too(tmp_path: Path) -> None:
+def test_what_one_process_puts_is_read_by_others_and_later_ones(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
     assert two.get("cat") is None
     one.put("cat", SIZE)
@@ -47,7 +47,7 @@ def test_of_two_names_with_one_place_the_later_is_kept_and_the_other_does_not_fo
 
 
 @pytest.mark.parametrize("position", range(PLACE_BYTES))
-def test_what_was_written_in_part_is_not_there(position: int) -> None:
+def test_a_partial_write_is_not_read(position: int) -> None:
     page = bytearray(PLACE_BYTES)
     common = CommonGeometries(page, num_places=1)
     common.put("cat", SIZE)
@@ -55,7 +55,7 @@ def test_what_was_written_in_part_is_not_there(position: int) -> None:
     assert common.get("cat") is None
 
 
-def test_without_room_each_frontend_knows_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_without_room_each_frontend_keeps_only_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").touch()
     assert CommonGeometries.open(tmp_path / "file") is None
     assert "only the frontend" in caplog.text

@@ -69,7 +69,7 @@ def whole(named: NamedPicture) -> str:
 # Aliases ---------------------------------------------------------------------------------------------------------
 
 
-def test_content_that_proved_to_be_a_known_picture_goes_by_its_name() -> None:
+def test_new_content_with_known_pixels_gets_the_known_name() -> None:
     identifier = PictureIdentifier("model", "blake3")
     sources = in_many_forms(draw(1).picture)
     first = [whole(identify(identifier, source)) for source in sources]
@@ -84,7 +84,7 @@ def test_content_that_proved_to_be_a_known_picture_goes_by_its_name() -> None:
 
 
 @pytest.mark.parametrize("overrides", [None, CROPPED])
-def test_a_recognized_picture_is_what_it_is_when_it_is_looked_at_anew(
+def test_a_recognized_picture_gives_the_same_request_as_a_decoded_one(
     preparer: RequestPreparer, overrides: dict[str, Any] | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Rotated by its metadata, so that the header's size differs from the decoded frame's.
@@ -152,7 +152,7 @@ def test_two_items_have_one_name_exactly_if_everything_that_reaches_the_model_is
 
 
 @pytest.mark.parametrize("gives", [{"client_uuid": "cat"}, {}])
-def test_a_given_name_is_no_content_s_alias_and_has_none(gives: dict[str, Any]) -> None:
+def test_a_client_given_name_is_never_merged_with_a_content_s_name(gives: dict[str, Any]) -> None:
     """Otherwise a client could put other pixels under the name of content that it never sent."""
     identifier = PictureIdentifier("model", "blake3", trusts_exif_image_id=not gives)
     by_content, by_given_name = encode(draw(1).picture, "PNG"), with_image_id(draw(1).picture)
@@ -205,7 +205,7 @@ def test_two_forms_of_one_picture_in_one_request_are_one_item_shown_twice(prepar
     assert spans == [(item.span, item.geometry) for item in before.engine_request.media]
 
 
-def test_a_picture_that_is_known_whole_and_not_in_parts_has_each_from_where_it_can(preparer: RequestPreparer) -> None:
+def test_a_picture_known_whole_but_not_in_crops_gets_each_part_from_its_source(preparer: RequestPreparer) -> None:
     picture = draw(32).picture.resize((640, 300))
     png, webp = encode(picture, "PNG"), encode(picture, "WEBP", lossless=True)
     for content in (png, webp):
@@ -232,7 +232,7 @@ def test_a_uuid_stands_for_content_that_is_never_looked_at(monkeypatch: pytest.M
     assert len({whole(identify(identifier, source, client_uuid="cat")) for source in sources}) == 1
 
 
-def test_a_uuid_is_another_in_another_namespace() -> None:
+def test_a_uuid_gets_different_names_in_different_namespaces() -> None:
     identifier, other_model = PictureIdentifier("model", "blake3"), PictureIdentifier("other", "blake3")
     png = encode(draw(1).picture, "PNG")
     content = whole(identify(identifier, png))
@@ -267,7 +267,7 @@ def alone_field(part: dict[str, Any]) -> str:
     return f"messages[0].content[0].{part['type']}"
 
 
-def test_a_uuid_that_nobody_knows_asks_for_its_picture(preparer: RequestPreparer) -> None:
+def test_an_unknown_uuid_asks_for_its_picture(preparer: RequestPreparer) -> None:
     with pytest.raises(UnknownMediaError, match=r"uuid 'never seen' .* send it") as caught:
         preparer.prepare_chat(ask({"type": "image_url", "image_url": None, "uuid": "never seen"}), PARAMS)
     error = caught.value
@@ -353,7 +353,7 @@ def test_a_broken_picture_is_not_excused_by_its_uuid(preparer: RequestPreparer) 
     )
 
 
-def test_what_a_caller_changes_after_sending_it_with_a_uuid_changes_nothing(preparer: RequestPreparer) -> None:
+def test_changing_a_picture_after_sending_it_with_a_uuid_has_no_effect(preparer: RequestPreparer) -> None:
     picture = draw(3).picture.copy()
     expected = make_all(
         preparer.prepare_text(MARKER, {"image": [picture.copy()]}, PARAMS, uuids={"image": ["changed"]})

@@ -61,7 +61,7 @@ class KnownMediaMachine(RuleBasedStateMachine):
 TestKnownMedia = KnownMediaMachine.TestCase
 
 
-def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
+def test_the_least_recently_used_name_is_forgotten_first() -> None:
     known = KnownMedia(max_entries=2)
     for name in "abac":
         known.learn_content(name, Geometry(1, 1))
@@ -70,7 +70,7 @@ def test_what_was_not_used_for_longest_is_forgotten_first() -> None:
     assert [known.recall_content(name) is not None for name in "abcd"] == [True, False, False, True]
 
 
-def test_the_first_name_is_that_of_all_later_ones() -> None:
+def test_later_names_of_the_same_pixels_get_the_first_name() -> None:
     known = KnownMedia()
     assert known.canonical_name("png") == "png"
     for name in ("png", "webp", "array"):
@@ -104,7 +104,7 @@ def test_what_is_held_under_its_own_name_alone_goes_by_it_and_so_does_the_other(
     known.check_invariants()
 
 
-def test_what_is_used_is_remembered_longest() -> None:
+def test_recently_used_names_are_remembered_longest() -> None:
     known = KnownMedia(max_entries=2)
     for given_name in ("old", "new"):
         known.remember_geometry(given_name, Geometry(1, 1))

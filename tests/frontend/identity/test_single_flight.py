@@ -38,7 +38,7 @@ def ask_at_once(looks: SingleFlight[str, Geometry], look: Callable[[], Geometry]
         return [each.exception() or each.result() for each in asked]  # type: ignore[misc]
 
 
-def test_one_looks_for_all_who_ask_at_once_and_for_those_who_come_later() -> None:
+def test_concurrent_and_later_calls_share_one_computation() -> None:
     looked: list[int] = []
 
     def look() -> Geometry:
@@ -53,7 +53,7 @@ def test_one_looks_for_all_who_ask_at_once_and_for_those_who_come_later() -> Non
     assert looked == [1, 1]
 
 
-def test_what_is_refused_is_refused_to_each_by_his_own_name_for_it_and_tried_again_later() -> None:
+def test_each_caller_gets_a_refusal_with_its_own_field_and_later_calls_try_again() -> None:
     def refuse() -> Geometry:
         raise UnreadablePictureError("first", "is no sound")
 
@@ -65,7 +65,7 @@ def test_what_is_refused_is_refused_to_each_by_his_own_name_for_it_and_tried_aga
     assert looks.get_or_compute("a sound", "last", lambda: LENGTH) == LENGTH
 
 
-def test_what_fails_otherwise_fails_for_all_and_no_two_raise_one_object() -> None:
+def test_other_failures_are_raised_for_all_as_separate_objects() -> None:
     def fail() -> Geometry:
         raise OSError("no memory")
 

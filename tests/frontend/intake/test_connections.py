@@ -59,7 +59,7 @@ async def is_cancelled_at(step: int, work: Coroutine[Any, Any, object], num_time
 
 @pytest.mark.parametrize("num_times", [1, 2])
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_what_is_given_up_at_any_step_takes_no_place_from_the_next(
+def test_a_download_canceled_at_any_step_frees_its_connection_slot(
     scheme: str,
     num_times: int,
     plain_server: PictureServer,
@@ -85,7 +85,7 @@ def test_what_is_given_up_at_any_step_takes_no_place_from_the_next(
     assert asyncio.run(run()) > 10
 
 
-def test_who_is_downloading_beside_one_that_is_given_up_is_not_disturbed(plain_server: PictureServer) -> None:
+def test_canceling_one_download_does_not_disturb_others(plain_server: PictureServer) -> None:
     may_end = asyncio.Event()
 
     async def answer(_asked: object, writer: asyncio.StreamWriter) -> None:

@@ -85,7 +85,7 @@ def test_a_body_in_chunks_comes_whole(server: PictureServer) -> None:
     assert fetch(url).content == b"picture"
 
 
-def test_nothing_is_sent_that_tells_who_asks(server: PictureServer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_requests_reveal_nothing_about_the_client(server: PictureServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     fetch(server.serve("/a", response(b"picture", Set_Cookie="a=b")))
@@ -95,7 +95,7 @@ def test_nothing_is_sent_that_tells_who_asks(server: PictureServer, monkeypatch:
     assert asked.headers["host"] == f"127.0.0.1:{server.port}"
 
 
-def test_what_has_not_changed_is_not_sent_again(server: PictureServer) -> None:
+def test_unchanged_content_is_not_sent_again(server: PictureServer) -> None:
     url = server.serve("/a", response(b"", 304, ETag='"1"', Cache_Control="max-age=5"))
     fetched = fetch(url, Validators(url, '"1"', "today"))
     assert (fetched.content, fetched.freshness) == (None, Freshness(5))
@@ -111,7 +111,7 @@ def test_what_still_holds_keeps_the_validators_that_its_origin_does_not_say_agai
     assert fetch(url, known).validators == Validators(url, '"2"', "today")
 
 
-def test_not_modified_is_no_answer_for_one_who_holds_nothing(server: PictureServer) -> None:
+def test_not_modified_is_an_error_without_a_cached_copy(server: PictureServer) -> None:
     url = server.serve("/a", response(b"", 304))
     assert "answered 304" in fault_of(url).message
 
@@ -247,7 +247,7 @@ def test_a_certificate_must_be_of_the_name_whatever_the_address(tls_server: Pict
     assert len(tls_server.asked) == 1
 
 
-def test_what_was_asked_in_secret_is_not_fetched_in_the_open(tls_server: PictureServer, server: PictureServer) -> None:
+def test_a_redirect_from_https_to_http_is_refused(tls_server: PictureServer, server: PictureServer) -> None:
     server.serve("/b", response(b"picture"))
     tls_server.serve("/a", redirect_to(server.url("/b")))
     with pytest.raises(UrlFault, match="redirects from https: to http:"):
@@ -367,7 +367,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_an_answer_that_is_none_is_the_callers_to_know(server: PictureServer, name: str) -> None:
+def test_an_invalid_response_is_a_client_error(server: PictureServer, name: str) -> None:
     answer, message = BROKEN[name]
     error = fault_of(server.serve("/a", answer))
     assert isinstance(error, MediaFetchError)

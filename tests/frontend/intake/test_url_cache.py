@@ -69,7 +69,7 @@ def run(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(in_time())
 
 
-def test_while_it_is_fresh_nobody_is_asked_and_then_only_whether_it_changed() -> None:
+def test_fresh_content_needs_no_request_and_stale_content_is_revalidated() -> None:
     async def test() -> None:
         bench = Bench()
         for bench.now in (0, 30, 59.9):
@@ -96,7 +96,7 @@ def test_what_changed_at_its_origin_is_never_served_again() -> None:
 
 
 @pytest.mark.parametrize("max_bytes", [0, 4, 100])
-def test_what_may_not_or_can_not_be_kept_is_downloaded_each_time(max_bytes: int) -> None:
+def test_uncacheable_content_is_downloaded_each_time(max_bytes: int) -> None:
     async def test() -> None:
         bench = Bench(Freshness(60, may_be_kept=max_bytes < 100), max_bytes)
         for _ in range(3):
@@ -106,7 +106,7 @@ def test_what_may_not_or_can_not_be_kept_is_downloaded_each_time(max_bytes: int)
     run(test)
 
 
-def test_what_was_kept_is_forgotten_when_the_origin_says_so() -> None:
+def test_cached_content_is_dropped_when_the_origin_says_so() -> None:
     async def test() -> None:
         bench = Bench(Freshness(0))
         await bench.get()
@@ -204,7 +204,7 @@ def test_the_record_that_was_used_longest_ago_goes_first(monkeypatch: pytest.Mon
 # Single flight ------------------------------------------------------------------------------------------------
 
 
-def test_fifty_who_ask_at_once_are_one_download() -> None:
+def test_fifty_concurrent_requests_share_one_download() -> None:
     async def test() -> None:
         bench = Bench(Freshness(0, may_be_kept=False))
         bench.origin.gate.clear()
@@ -217,7 +217,7 @@ def test_fifty_who_ask_at_once_are_one_download() -> None:
     run(test)
 
 
-def test_a_download_ends_when_the_last_who_waits_has_left_and_not_before() -> None:
+def test_a_download_is_canceled_only_when_its_last_waiter_leaves() -> None:
     async def test() -> None:
         bench = Bench()
         bench.origin.gate.clear()
@@ -238,7 +238,7 @@ def test_a_download_ends_when_the_last_who_waits_has_left_and_not_before() -> No
     run(test)
 
 
-def test_a_failure_is_told_to_all_who_wait_and_is_not_kept() -> None:
+def test_a_failure_is_raised_for_all_waiters_and_not_cached() -> None:
     async def test() -> None:
         bench = Bench()
         bench.origin.gate.clear()
@@ -253,7 +253,7 @@ def test_a_failure_is_told_to_all_who_wait_and_is_not_kept() -> None:
     run(test)
 
 
-def test_what_is_evicted_while_the_origin_is_asked_is_served_all_the_same() -> None:
+def test_content_evicted_during_its_revalidation_is_still_served() -> None:
     async def test() -> None:
         bench = Bench(Freshness(0), max_bytes=9)
         bench.origin.versions["http://b/"] = b"another"
@@ -273,7 +273,7 @@ def test_what_is_evicted_while_the_origin_is_asked_is_served_all_the_same() -> N
     run(test)
 
 
-def test_whoever_watches_is_told_of_each_download_and_of_nothing_that_was_spared() -> None:
+def test_watchers_are_told_of_downloads_and_not_of_cache_hits() -> None:
     async def run() -> int:
         bench, told = Bench(), list[Modality]()
         bench.cache.on_fetched = told.append

@@ -164,7 +164,7 @@ def await_gone(pids: list[int]) -> None:
 # Results ------------------------------------------------------------------------------------------------------
 
 
-def test_pixels_are_those_that_are_made_without_them(workers: MediaWorkers) -> None:
+def test_pixels_equal_those_made_without_workers(workers: MediaWorkers) -> None:
     jobs = [job_of(case.source, **case.options) for case in all_cases() if isinstance(case.source, bytes)]
     assert len(jobs) > 300
     assert any(len(job.parts) > 1 for job in jobs)
@@ -197,7 +197,7 @@ def test_only_the_parts_that_are_wanted_are_made(workers: MediaWorkers) -> None:
     ],
     ids=["empty", "no picture", "truncated jpeg", "truncated png", "too large", "animated", "16 bits", "floats"],
 )
-def test_what_is_refused_without_them_is_refused_in_the_same_words(workers: MediaWorkers, source: bytes) -> None:
+def test_refusals_equal_those_without_workers(workers: MediaWorkers, source: bytes) -> None:
     job = PictureJob(source, FIELD, {"whole": None}, ImageProcessorConfig(**BASE))
     assert error_of(lambda: workers.make(job)) == error_of(job.run)
 
@@ -207,7 +207,7 @@ def test_a_picture_larger_than_any_buffer_passes_and_so_do_its_pixels(workers: M
     assert_equal(workers.make(job), job.run())
 
 
-def test_what_is_no_file_is_made_here_and_starts_no_process(start: Start) -> None:
+def test_sources_other_than_files_are_made_in_process(start: Start) -> None:
     workers = start(1)
     image = random_picture("P", (61, 43))
     for source in (image, np.asarray(image.convert("RGB"))):
@@ -400,7 +400,7 @@ def test_closing_while_the_first_is_being_started_ends_all(start: Start) -> None
             making.result(SOON)
 
 
-def test_closing_ends_what_they_are_at(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_closing_ends_running_jobs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     misbehave(monkeypatch)
     workers = start(1)
     assert_works(workers)
@@ -460,7 +460,7 @@ def test_a_picture_that_ends_two_workers_is_refused_and_the_next_is_made(
     assert_works(misbehaving)
 
 
-def test_one_that_takes_too_long_is_refused_and_not_tried_again(
+def test_a_picture_that_takes_too_long_is_refused_and_not_retried(
     misbehaving: CountedWorkers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The same limit as in the misbehaving workers.
@@ -478,7 +478,7 @@ def test_a_sound_may_not_take_as_long_as_a_picture_in_whose_seats_it_is_decoded_
     assert 4 * sound <= picture < media_worker.max_cpu_seconds(FilmLook(b"", FIELD))
 
 
-def test_one_that_is_stuck_is_given_up(misbehaving: MediaWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stuck_worker_is_given_up(misbehaving: MediaWorkers, monkeypatch: pytest.MonkeyPatch) -> None:
     assert_works(misbehaving)
     monkeypatch.setattr(media_workers, "MAX_ATTEMPTS", 1)
     [_, worker, *_] = misbehaving.pids()
@@ -542,7 +542,7 @@ def test_they_are_replaced_though_the_folder_was_removed_that_they_were_started_
     assert_works(workers)
 
 
-def test_when_none_can_be_started_nobody_waits_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_when_no_worker_can_be_started_no_job_waits_for_ever(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(media_workers, "PROGRAM", "keepsight.frontend.no_such_worker")
     with pytest.raises(MediaWorkersLostError, match="cannot be started"):
         start(1).make(job_of(picture()))
@@ -595,7 +595,7 @@ class Chaos:
             self._victims = self._in_flight.copy()
 
 
-def test_whoever_is_killed_every_job_has_one_answer_and_it_is_right(start: Start) -> None:
+def test_whichever_process_is_killed_every_job_gets_one_correct_answer(start: Start) -> None:
     workers = start(3)
     jobs = [job_of(picture(seed, (600, 500))) for seed in range(5)]
     expected = [job.run() for job in jobs]

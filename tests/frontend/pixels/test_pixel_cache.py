@@ -72,12 +72,12 @@ def of(*modes: PixelMode) -> pytest.MarkDecorator:
 
 
 @of(*MODES)
-def test_what_is_put_arrives_bit_for_bit(sides: Sides) -> None:
+def test_pixels_arrive_bit_for_bit(sides: Sides) -> None:
     assert all(sides.arrives(number, sides.put(number)) for number in range(20))
 
 
 @of(*MODES)
-def test_what_was_never_put_is_a_miss(sides: Sides) -> None:
+def test_pixels_that_were_never_put_are_a_miss(sides: Sides) -> None:
     sides.put(1)
     assert sides.cache.get_and_update(name_of(2)) is None
     assert sides.cache.read(name_of(2)) is None
@@ -174,7 +174,7 @@ def test_the_oldest_goes_when_room_is_needed(sides: Sides) -> None:
 
 @of(*BY_USE)
 @pytest.mark.parametrize("use", [PixelCache.touch, PixelCache.get_and_update, PixelCache.read])
-def test_use_protects_from_siblings(sides: Sides, use: Callable[[PixelCache, str], object]) -> None:
+def test_used_pixels_are_evicted_after_unused_ones(sides: Sides, use: Callable[[PixelCache, str], object]) -> None:
     for number in range(50):
         sides.put(number)
     getattr(sides.cache, use.__name__)(name_of(0))
@@ -264,7 +264,7 @@ def two_frontends(request: pytest.FixtureRequest) -> Iterator[tuple[PixelCache, 
         lambda cache: cache.size().num_entries == 1,
     ],
 )
-def test_what_one_frontend_clears_is_found_by_none(
+def test_pixels_cleared_by_one_frontend_are_found_by_none(
     two_frontends: tuple[PixelCache, PixelCache], is_found: Callable[[PixelCache], bool]
 ) -> None:
     one, two = two_frontends
@@ -316,7 +316,7 @@ def test_the_ring_takes_no_larger_object_than_it_is_told() -> None:
 
 
 @pytest.mark.parametrize("sides", BY_USE, indirect=True)
-def test_what_is_pinned_outlasts_what_was_used_after_it(sides: Sides) -> None:
+def test_pinned_pixels_outlast_those_used_later(sides: Sides) -> None:
     sides.put(0)
     assert sides.cache.pin(name_of(0), 60)
     for number in range(1, 200):
@@ -369,7 +369,7 @@ def test_pins_leave_half_of_the_cache_to_others(sides: Sides) -> None:
 
 
 @pytest.mark.parametrize("sides", BY_USE, indirect=True)
-def test_what_finds_no_room_beside_the_pins_is_served_but_not_kept(sides: Sides) -> None:
+def test_pixels_without_room_beside_the_pins_are_served_but_not_cached(sides: Sides) -> None:
     for number in range(32):
         sides.put(number)
         sides.cache.pin(name_of(number), 60)

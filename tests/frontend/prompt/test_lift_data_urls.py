@@ -89,7 +89,7 @@ def test_base64_alone_is_a_view_of_the_body(part: Any, find: Any) -> None:
         with_part({"data": 3}, user=BARE),
     ],
 )
-def test_what_is_no_base64_alone_is_decoded_as_ever(body: bytes) -> None:
+def test_strings_with_more_than_base64_are_decoded_as_usual(body: bytes) -> None:
     assert decode_lifting(decoder, body) == decoder.decode(body)
 
 
@@ -110,7 +110,7 @@ QUOTED = f'he said "{LARGE}" and "{LARGE}'
         b'{"messages": ["\\\\", "' + LARGE.encode() + b'"]}',
     ],
 )
-def test_what_is_no_picture_is_decoded_as_ever(body: bytes) -> None:
+def test_other_strings_are_decoded_as_usual(body: bytes) -> None:
     assert decode_lifting(decoder, body) == decoder.decode(body)
 
 
