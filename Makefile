@@ -1,38 +1,38 @@
-# Everything that a fresh machine with Python 3.11+ and make needs.  `make serve` and `make test` install by themselves.
+# Targets for a fresh machine with Python 3.11+ and make.  `make serve` and `make test` install what they need.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt
-# For bit-for-bit comparison only, so it lies where nothing finds it by accident.
+# Only for bit-for-bit comparison, so it is installed where nothing imports it by accident.
 TORCHVISION := $(VENV)/torchvision-reference
 KERNELS := src/keepsight/models/_cpu_kernels*.so
-# One more than there are cores: many tests wait for a server.
+# One more than the number of cores, since many tests wait for a server.
 WORKERS = $(shell expr $$(nproc) + 1)
 
 .PHONY: install borrow-compiler install-test serve test check bench clean
 
-# What is left of a folder that could not be made, or is another Python's, would pass for made ever after.
+# A partial environment, or one of another Python, would count as made from then on, so it is removed.
 $(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("$(PYTHON) is Python " + sys.version.split()[0] \
 		+ ", and 3.11 or newer is needed: make PYTHON=python3.11, for example")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-# torch comes first and pinned, or another package's wish would bring another build of it.
+# torch is installed first and pinned, so that no other package's requirement pulls in another build.
 $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsight/models/*.[ch]) | $(BIN)/python
 	$(PIP) torch
 	$(PIP) -e '.[fast,pdf]'
 	ls $(KERNELS) > /dev/null 2>&1 || $(MAKE) -s borrow-compiler || echo "No compiler: torch's own kernels serve, slower"
 	touch $@
 
-# The kernels for the CPU are compiled when the package is installed.  Where there is no compiler one is borrowed for it.
+# The CPU kernels are compiled when the package is installed.  If there is no compiler, one is installed temporarily.
 borrow-compiler:
 	$(PIP) ziglang
-	# cc alone would compile what is for any processor for this one; a whole path may have spaces, at which CC is split.
+# Plain `zig cc` would target this machine's CPU only.  A path relative to the clone: CC is split at spaces.
 	CC="$$(echo $(VENV)/lib/python3*/site-packages/ziglang/zig) cc -mcpu=baseline" $(PIP) -e .
 	$(BIN)/python -m pip uninstall -q -y ziglang
 	ls $(KERNELS)
 
-# As '.[test]' would, which would compile the kernels once more.
+# Lists what '.[test]' would install; '.[test]' itself would compile the kernels again.
 LIST_TEST_EXTRA := import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
 	print(*project["optional-dependencies"]["test"], sep="\n")
 
@@ -41,11 +41,11 @@ $(VENV)/installed-test: $(VENV)/installed
 	test -d $(TORCHVISION) || $(PIP) --no-deps --target $(TORCHVISION) torchvision
 	touch $@
 
-# The page is tested in a real browser.  Where there is none and it cannot be installed, its tests are skipped.
+# The page is tested in a real browser.  If there is none and it cannot be installed, its tests are skipped.
 $(VENV)/browser: $(VENV)/installed-test
 	tests/install_browser && touch $@ || true
 
-# Tiers are tested against a real Redis.  Where there is none and it cannot be fetched, these tests are skipped.
+# Tiers are tested against a real Redis.  If there is none and it cannot be fetched, these tests are skipped.
 $(VENV)/redis/redis-server: $(VENV)/installed-test
 	tests/install_redis $(VENV)/redis || true
 
@@ -56,7 +56,7 @@ install-test: $(VENV)/installed-test $(VENV)/browser $(VENV)/redis/redis-server
 serve: install
 	$(BIN)/keepsight serve $(ARGS)
 
-# Where compiled modules are not kept, each process that a test starts would compile all that it imports anew.
+# Without cached bytecode, each process that a test starts would recompile everything it imports.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: install-test
 	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)

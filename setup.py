@@ -1,7 +1,7 @@
-"""The kernels for a CPU, one module for each kind of processor; all else about the package is in pyproject.toml.
+"""Builds the CPU kernels, one library per kind of processor; everything else is in pyproject.toml.
 
-They are not modules, but found like them: cpu_library.py loads the one for its processor.  Without a compiler, or for
-another kind of processor, all works by torch's own kernels, slower.
+The libraries are built like extension modules but not imported: cpu_library.py loads the one for its processor.
+Without a compiler, or on another kind of processor, torch's own kernels are used, which are slower.
 """
 
 import copy
@@ -32,7 +32,7 @@ def _kernels(processor: str) -> Extension:
 
 
 class BuildApart(build_ext):
-    """Side by side, and so each in a folder of its own: their objects have the same names."""
+    """Builds the libraries in parallel, each in its own folder, as their object files have the same names."""
 
     def build_extension(self, ext: Extension) -> None:
         own = copy.copy(self)

@@ -1,4 +1,4 @@
-"""Adapters' folders as PEFT writes them, with random numbers; and transformers' models with these merged by hand."""
+"""Adapter folders as PEFT writes them, with random weights, and transformers models with the adapters merged in."""
 
 import copy
 import json
@@ -17,7 +17,10 @@ RANK, ALPHA = 4, 6
 def draw_adapter(
     reference: nn.Module, seed: int, *outputs: str, rank: int = RANK, within: str = "language_model.layers."
 ) -> dict[str, Tensor]:
-    """By PEFT's names: of the decoder's matrices, or those `within` other modules, those of `outputs`, or all."""
+    """Draw A and B under PEFT's names for the decoder's linear layers (or those `within` other modules).
+
+    Only layers named in `outputs`, if any are given.
+    """
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for name, module in reference.named_modules():
         if within not in name or not name.endswith(outputs or OUTPUTS) or not isinstance(module, nn.Linear):
@@ -42,7 +45,7 @@ def write_adapter(
 
 
 def merge(reference: Any, tensors: Mapping[str, Tensor], scale: float = ALPHA / RANK) -> Any:
-    """W + scale * B A"""
+    """Return a copy of the model with W + scale * B A in place of each adapted W."""
     merged = copy.deepcopy(reference)
     with torch.no_grad():
         for name, down in tensors.items():

@@ -1,8 +1,8 @@
-"""What strangers could do to a server with pictures, done to a real one:  python -m tests.bomb_set [--only WORD]
+"""Attack a real server with hostile pictures and requests:  python -m tests.bomb_set [--only WORD]
 
-Starts the server with its own defaults, except that one address of this machine counts as the internet.  Prints for
-each case how it was answered, how far the memory of all the server's processes grew meanwhile, and how long a bystander
-waited for one token.  Fails if an answer is not the one foreseen, if memory grew too far, or if the bystander failed.
+Starts the server with its defaults, except that one address of this machine counts as the internet.  For each case,
+prints the answers, how much the memory of all server processes grew, and how long a concurrent client waited for one
+token.  Fails if an answer is not an expected one, if memory grew too much, or if the concurrent client failed.
 """
 
 import argparse
@@ -34,10 +34,10 @@ INTERNET, INSIDE = "127.0.0.2", "127.0.0.1"
 REBOUND_HOST = "rebound.example"
 MIB = 2**20
 GROWTH_MIB = 300
-# A picture of as many pixels as may be is 256 MiB of them, and some copies; two are made at once.
+# A picture of the maximum size is 256 MiB of pixels, plus some copies; two are decoded at once.
 DECODING_MIB = 1600
 LONGEST_ANSWER_SECONDS = 120
-# The host is inside whenever it is asked for again.
+# DNS rebinding: every second lookup of the host gives an internal address.
 RESOLVER = f"""
 import socket
 resolve, asked = socket.getaddrinfo, []
@@ -54,10 +54,10 @@ socket.getaddrinfo = getaddrinfo
 class Case:
     name: str
     body: Callable[[], bytes]
-    # Of which each answer must have one.
+    # Every answer must be one of these (status, code) pairs.
     expected: tuple[tuple[int, str | None], ...]
     growth_mib: int = GROWTH_MIB
-    # Of the same kind at once.
+    # The number of concurrent requests.
     count: int = 1
 
 
@@ -69,7 +69,7 @@ class Outcome:
     bystander: list[float] = field(default_factory=list)
 
 
-# What is sent ---------------------------------------------------------------------------------------------------
+# Requests -------------------------------------------------------------------------------------------------------
 
 
 def chat(*urls: str) -> bytes:
@@ -78,7 +78,7 @@ def chat(*urls: str) -> bytes:
 
 
 def at_the_limit(seed: int = 0) -> bytes:
-    """64 million pixels in less than a megabyte, and no two alike."""
+    """Return a PNG of 64 million pixels in less than a megabyte, different for each seed."""
     rows = b"\0" + struct.pack(">I", seed) + bytes(8000 * (1 + 3 * 8000) - 5)
     return png_of(8000, 8000, (b"IDAT", zlib.compress(rows, 1)))
 
@@ -118,7 +118,7 @@ def bodies() -> Iterator[Case]:
 
 
 def downloads(origin: PictureServer) -> Iterator[Case]:
-    # No two of the same URL, which would be one download.
+    # URLs must differ: the same URL would be downloaded only once.
     numbers = itertools.count()
     large, late, refused = ((413, "media_too_large"),), ((400, "media_timeout"),), ((400, "media_refused"),)
 
@@ -175,11 +175,11 @@ async def _silence(asked: Asked, _writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(0.1)
 
 
-# What is watched ------------------------------------------------------------------------------------------------
+# Measurements ---------------------------------------------------------------------------------------------------
 
 
 class Watch:
-    """Beside a case: the server's memory at its highest, and a bystander who asks for one token again and again."""
+    """During a case, measures the server's peak memory and repeatedly requests one token as a bystander."""
 
     def __init__(self, server: RealServer) -> None:
         self._server, self._ends = server, threading.Event()

@@ -1,4 +1,4 @@
-"""A small tokenizer in the shape of Qwen's: all tokens are bytes, the text is composed first (NFC).
+"""A small tokenizer like Qwen's: byte-level BPE on NFC-normalized text.
 
 Some of its added tokens are special, and some are not.
 """
@@ -16,7 +16,7 @@ SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>"
 SPECIAL += ["<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>"]
 SPECIAL += ["<|vision_pad|>", "<|image_pad|>", "<|video_pad|>"]
 PLAIN = ["<tool_call>", "</tool_call>", "<|fim_prefix|>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-# The first is spelled as bytes are, and so is read as two of them, which are no characters.
+# The first is spelled with characters of the byte alphabet, so it decodes as two bytes, which are invalid UTF-8.
 ODD = ["ßß", "日 本"]
 
 _WORDS = (
@@ -37,9 +37,9 @@ def write_byte_level_tokenizer(
     vocab_size: int = 480,
     special: Sequence[str] = (),
 ) -> dict[str, int]:
-    """`tokenizer.json` and `tokenizer_config.json`.  Returns the ids of the added tokens, with `odd` at their end.
+    """Write `tokenizer.json` and `tokenizer_config.json`.  Return the ids of the added tokens; `odd` come last.
 
-    `special`: besides those that all of Qwen's have.
+    `special` tokens are added to those that all Qwen tokenizers have.
     """
     tokenizer = _train(corpus, vocab_size)
     tokenizer.add_special_tokens([*SPECIAL, *special])
@@ -50,13 +50,13 @@ def write_byte_level_tokenizer(
 
 
 def byte_level_checkpoint() -> Path:
-    """Its tokenizer alone, with the ends of an answer, and the odd tokens."""
+    """Return a folder with only the tokenizer (odd tokens included) and the end-of-answer tokens."""
     return Path(_built_checkpoint().name)
 
 
 @functools.cache
 def _built_checkpoint() -> "tempfile.TemporaryDirectory[str]":
-    """As long as this process lives."""
+    """The folder exists until this process ends."""
     directory = tempfile.TemporaryDirectory(prefix="byte-level-")
     ids = write_byte_level_tokenizer(Path(directory.name), ODD)
     ends = {"eos_token_id": [ids["<|im_end|>"], ids["<|endoftext|>"]]}

@@ -1,4 +1,4 @@
-"""Time that passes as a test says."""
+"""A clock that tests set by hand."""
 
 from dataclasses import dataclass
 

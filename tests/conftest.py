@@ -1,4 +1,4 @@
-"""What all tests share.
+"""Fixtures and settings for all tests.
 
 One thread per test process: small models gain nothing from more, and parallel test processes lose much.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# Before torch, which most tests import first: threads that wait for each other leave the cores to other test processes.
+# Must be imported before torch, which most tests import first: waiting threads then yield to other test processes.
 import keepsight  # noqa: F401
 
-# How long an example takes says how busy the machine is.
+# No deadline: how long an example takes depends on how busy the machine is.
 settings.register_profile("untimed", deadline=None, max_examples=50)
 settings.load_profile("untimed")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TQDM_DISABLE", "1")
-# Read when Triton is imported, by whomever: where torch would see no GPU, its kernels are interpreted.
+# Read when Triton is first imported. If torch would see no GPU, Triton kernels are interpreted.
 hides_gpus = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or "+cpu" in version("torch")
 if hides_gpus or not Path("/dev/nvidiactl").exists():
     os.environ["TRITON_INTERPRET"] = "1"
@@ -32,7 +32,7 @@ warnings.filterwarnings("ignore", message=".*torchvision.*")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
-    """What is imported here stays till the end: whoever looks for garbage need not look through it."""
+    """Freeze objects created by imports, so that later garbage collections need not traverse them."""
     gc.disable()
     try:
         return (yield)
@@ -43,7 +43,7 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.fixture
 def set_default_dtype() -> Iterator[Callable[[str], None]]:
-    """As a program may that computes in the same process; until the test ends."""
+    """Set torch's default dtype until the test ends, as another program in the same process might."""
     import torch
 
     yield lambda name: torch.set_default_dtype(getattr(torch, name))
@@ -52,7 +52,7 @@ def set_default_dtype() -> Iterator[Callable[[str], None]]:
 
 @pytest.fixture(scope="session")
 def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
-    """Of a real server that takes embeddings too, for all whom it does not matter what others ask it."""
+    """The port of a real server that also accepts embeddings, shared by tests that do not mind other requests."""
     from tests.real_server import END_SECONDS, serving
 
     log = tmp_path_factory.mktemp("server") / "log"
@@ -60,5 +60,5 @@ def server_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
         yield port
         process.send_signal(signal.SIGINT)
         assert process.wait(END_SECONDS) == 130
-    # Neither refused requests nor clients that left nor the end are failures.
+    # Refused requests, disconnected clients and shutdown must not log tracebacks.
     assert "Traceback" not in log.read_text()

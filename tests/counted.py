@@ -1,4 +1,4 @@
-"""What was counted by now."""
+"""Reads the current values of counters."""
 
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.observe.catalogue import Slots
@@ -10,6 +10,6 @@ def counted(pool: MediaPool, *slots: Slots | int) -> list[float]:
 
 
 def read_counters(counters: Counters, *slots: Slots | int) -> list[float]:
-    """Of all modalities."""
+    """Return each counter's value, summed over modalities."""
     numbers = counters.numbers()
     return [numbers[each] if isinstance(each, int) else sum(numbers[slot] for slot in each.values()) for each in slots]

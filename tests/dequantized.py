@@ -1,4 +1,4 @@
-"""What a quantized model's answers are judged by: transformers' model with the weights that int8 stands for."""
+"""Reference for quantized models: the transformers model with weights rounded to their int8 values."""
 
 import itertools
 from typing import Any
@@ -12,20 +12,23 @@ QUANTIZED = Placement(torch.device("cpu"), torch.float32, decoder_matrix_dtype=t
 
 
 def dequantize(weight: Tensor) -> Tensor:
-    """[..., rows, numbers]: each row's numbers as the nearest of 255 multiples of its largest one's 127th part."""
+    """Round each row of [..., rows, numbers] to the nearest of 255 multiples of its absolute maximum / 127."""
     step = weight.abs().amax(dim=-1, keepdim=True) / 127
     return torch.round(weight / step) * step
 
 
 def dequantize_products(*modules: nn.Module) -> None:
-    """Of transformers' modules of whatever family, but for a mixture's routers.  A head is no copy of a table then."""
+    """Dequantize all linear layers of transformers modules, except a mixture's routers.
+
+    A tied head becomes separate from its embedding table.
+    """
     from transformers.pytorch_utils import Conv1D
 
     with torch.no_grad():
         for module in itertools.chain.from_iterable(each.modules() for each in modules):
             if isinstance(module, nn.Linear):
                 module.weight = nn.Parameter(dequantize(module.weight))
-            elif isinstance(module, Conv1D):  # whose inputs come first
+            elif isinstance(module, Conv1D):  # its weight is [inputs, outputs]
                 module.weight = nn.Parameter(dequantize(module.weight.T).T)
             for parameter in module.parameters(recurse=False):
                 if parameter.dim() == 3:  # experts
@@ -33,7 +36,7 @@ def dequantize_products(*modules: nn.Module) -> None:
 
 
 def dequantize_decoder(reference: Any) -> None:
-    """Its matrices, head and embedding table, but for a mixture's routers."""
+    """Dequantize the decoder's matrices, head and embedding table, except a mixture's routers."""
     of_decoder = ("language_model.", "lm_head.")
     with torch.no_grad():
         for name, weight in reference.named_parameters():

@@ -1,4 +1,4 @@
-"""Drawn pictures with questions whose right answers are known, and the ways in which a picture can be sent."""
+"""Drawn pictures with questions whose correct answers are known, and the ways to send a picture."""
 
 import base64
 import io
@@ -34,7 +34,7 @@ def draw(seed: int) -> Drawn:
 
 
 def list_question(drawings: list[Drawn]) -> Question:
-    """What lies in each of several pictures."""
+    """Return the question that asks what is in each of several pictures."""
     return questions_about_all([each.scene for each in drawings], Random(1))[0]
 
 
@@ -61,5 +61,5 @@ def say(text: str) -> dict[str, Any]:
 
 
 def ask(*parts: dict[str, Any] | str) -> list[dict[str, Any]]:
-    """A conversation of one turn."""
+    """Return a conversation of one user turn."""
     return [{"role": "user", "content": [say(part) if isinstance(part, str) else part for part in parts]}]

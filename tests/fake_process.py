@@ -1,7 +1,7 @@
-"""Plays a process of a server: tells a test all that it hears, and does what the test says.
+"""Plays a process of a server: reports every message it receives to the test and does what the test says.
 
-`python fake_process.py SOCKET`; each line to the test is `[pid, message]`, each from it `"ready"`, `["fail", MESSAGE]`,
-`"fork"` a child that ends at once, or an exit status.
+`python fake_process.py SOCKET`.  Each line to the test is `[pid, message]`; each line from it is `"ready"`,
+`["fail", MESSAGE]`, `"fork"` (a child that ends at once), or an exit status.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""A small tokenizer in the shape of Llama's: pieces of texts, bytes for all else, and a space before every text."""
+"""A small tokenizer like Llama's: BPE with byte fallback and a space before every text."""
 
 import functools
 import json
@@ -14,7 +14,7 @@ _CORPUS = ["USER: What do you see in this picture? ASSISTANT: A quick brown fox 
 
 
 def write_llama_like_tokenizer(directory: Path, special: Sequence[str] = ()) -> dict[str, int]:
-    """`tokenizer.json` and `tokenizer_config.json`.  Returns the ids of the added tokens."""
+    """Write `tokenizer.json` and `tokenizer_config.json`.  Return the ids of the added tokens."""
     tokenizer = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     tokenizer.decoder = decoders.Sequence(
@@ -23,7 +23,7 @@ def write_llama_like_tokenizer(directory: Path, special: Sequence[str] = ()) -> 
     known = ["<unk>", "<s>", "</s>"]
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[*known, *BYTES], show_progress=False)
     tokenizer.train_from_iterator(_CORPUS, trainer)
-    # Bytes are no added tokens in a published file: a text that spells one does not become it.
+    # In published files the byte tokens are not added tokens: a text that spells one is not encoded as it.
     said = json.loads(tokenizer.to_str())
     said["added_tokens"] = [each for each in said["added_tokens"] if each["content"] not in BYTES]
     tokenizer = tokenizers.Tokenizer.from_str(json.dumps(said))
@@ -41,13 +41,13 @@ def write_llama_like_tokenizer(directory: Path, special: Sequence[str] = ()) -> 
 
 
 def llama_like_checkpoint() -> Path:
-    """Its tokenizer alone, and what ends an answer."""
+    """Return a folder with only the tokenizer and the end-of-answer tokens."""
     return Path(_built_checkpoint().name)
 
 
 @functools.cache
 def _built_checkpoint() -> "tempfile.TemporaryDirectory[str]":
-    """As long as this process lives."""
+    """The folder exists until this process ends."""
     directory = tempfile.TemporaryDirectory(prefix="llama-like-")
     write_llama_like_tokenizer(Path(directory.name))
     (Path(directory.name) / "generation_config.json").write_text(json.dumps({"eos_token_id": 2}))

@@ -1,7 +1,7 @@
-"""The chaos test for as long as wanted:  python -m tests.long_chaos [--requests 500] [--seed 0] [-- SERVE OPTIONS]
+"""The chaos test with more requests:  python -m tests.long_chaos [--requests 500] [--seed 0] [-- SERVE OPTIONS]
 
-Ends with an error if an answer is wrong or missing, if a process or a file is left, or if memory has grown by more than
-5 %; else with what was counted.
+Fails if an answer is wrong or missing, if a process or a file is left behind, or if memory has grown by more than 5 %.
+Otherwise prints the counts.
 """
 
 import argparse

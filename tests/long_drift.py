@@ -1,7 +1,7 @@
-"""The drift test for as long as wanted:  python -m tests.long_drift [--requests 30000] [--mode MODE] [--seed 0]
+"""The drift test with more requests:  python -m tests.long_drift [--requests 30000] [--mode MODE] [--seed 0]
 
-In every mode, or in one: frontends and engine while messages are late, lost and overtaken and engines are killed.
-Ends with an error at the first wrong answer; else with what was counted.
+Runs frontends and an engine, in every pixel mode or in one, while messages are late, lost or reordered and engines are
+killed.  Fails at the first wrong answer; otherwise prints the counts.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Many pictures answered, the server killed, started again: none is decoded or encoded, and the answers are equal.
+"""Ask about many pictures, kill the server, restart it: nothing is decoded or encoded again, and answers are equal.
 
-From the disk; then from a Redis server, which is killed while a third server answers from it.
+First from a disk tier; then from a Redis server, which is killed while a third server answers from it.
 
 python -m tests.long_restart [--pictures 200]
 """

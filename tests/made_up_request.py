@@ -1,4 +1,4 @@
-"""A prepared request whose pictures are made up: all that an engine's client, and the pool behind it, ask of one."""
+"""A fake prepared request with everything that an engine client and its media pool need."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable

@@ -1,4 +1,4 @@
-"""Names of media and of entries, as caches and tiers take them."""
+"""Names of media items and cache entries, as caches and tiers expect them."""
 
 from hashlib import blake2b
 

@@ -1,4 +1,4 @@
-"""Asking a server of the demo model as OpenAI's own client does."""
+"""Queries a server of the demo model with OpenAI's own client."""
 
 from typing import Any
 

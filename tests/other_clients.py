@@ -1,9 +1,9 @@
-"""Clients that are not OpenAI's own, unchanged, against a real server:
+"""Run third-party clients, unchanged, against a real server:
 
     pip install -e ".[clients]" && python -m tests.other_clients
 
-LangChain and LiteLLM by their OpenAI adapters, and the Agents SDK as it comes: pictures, streams, several turns, forms,
-tools, errors.  Prints what each saw, and fails where that is not what was meant.
+LangChain and LiteLLM with their OpenAI adapters, and the Agents SDK as it is: pictures, streams, several turns,
+structured outputs, tools, errors.  Prints each client's results and fails if one is not as expected.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ SCHEMA = {
     "required": ["count"],
     "additionalProperties": False,
 }
-# Left to itself the demo model would write all the white space that it may.
+# Otherwise the demo model would write as much white space as the grammar allows.
 TOOL_SCHEMA = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": TOOL_SCHEMA}}
 REFUSED = "is not on the public internet"
@@ -168,7 +168,7 @@ def try_litellm(server: RealServer) -> None:
     answer = say(ask(PICTURE))
     expect("a picture", answer.content)
     pieces = completion(messages=ask(PICTURE), stream=True, stream_options={"include_usage": True}, **options)
-    # The usage comes in a piece of its own.
+    # The usage comes in a chunk of its own, without choices.
     expect("a stream", "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices))
     expect("asynchronously", asyncio.run(acompletion(messages=ask(PICTURE), **options)).choices[0].message.content)
     expect("a second turn", say([*ask(PICTURE), answer.model_dump(), *ask()]).content)

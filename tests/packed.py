@@ -1,4 +1,4 @@
-"""Weights as AutoAWQ, GPTQModel and compressed-tensors pack them, one number after another, and what they stand for."""
+"""Weights as AutoAWQ, GPTQModel and compressed-tensors pack them, with the values they represent."""
 
 import json
 import re
@@ -40,7 +40,7 @@ def draw(
     outputs: int, inputs: int, group_size: int | None, num_bits: int = 4, seed: int = 0, *, symmetric: bool = False,
     in_order: bool = True,
 ) -> Drawn:  # fmt: skip
-    """A weight whose products are of order one, and zeros that are all that there can be."""
+    """Draw a weight whose products are of order one; its zero points cover the whole range."""
     generator = torch.Generator().manual_seed(seed)
     groups = torch.arange(inputs) // (group_size or inputs)
     if not in_order:
@@ -55,7 +55,10 @@ def draw(
 
 
 def to_words(numbers: Tensor, num_bits: int, order: Sequence[int]) -> Tensor:
-    """[rows, numbers from 0] -> [rows, words]: `order` has what lies at each place of a word, from its lowest bits."""
+    """Pack [rows, unsigned numbers] into [rows, words].
+
+    `order[place]` is the index of the number stored at that place of a word, from the lowest bits up.
+    """
     rows = []
     for row in numbers.tolist():
         padded = row + [0] * (-len(row) % len(order))
@@ -76,7 +79,7 @@ def to_awq(drawn: Drawn) -> dict[str, Tensor]:
 def to_gptq(drawn: Drawn, checkpoint_format: str = "gptq") -> dict[str, Tensor]:
     zeros = to_words(drawn.zeros.T, drawn.num_bits, PLAIN[drawn.num_bits])
     if checkpoint_format == "gptq":
-        # As GPTQModel has it, of whole words.
+        # The "gptq" format stores zero - 1. GPTQModel subtracts on whole words.
         zeros = zeros - {4: 0x11111111, 8: 0x01010101}[drawn.num_bits]
     return {
         "qweight": to_words(drawn.numbers, drawn.num_bits, PLAIN[drawn.num_bits]).T.contiguous(),
@@ -124,7 +127,7 @@ def compressed_config(**weights: Any) -> dict[str, Any]:
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group}}
 
 
-# As a checkpoint's configuration says, and what packs as it says.
+# The quantization config of a checkpoint, and the function that packs accordingly.
 METHODS: dict[str, tuple[dict[str, Any], Callable[[Drawn], dict[str, Tensor]]]] = {
     "awq": (AWQ, to_awq),
     "gptq": (GPTQ, to_gptq),
@@ -135,7 +138,7 @@ METHODS: dict[str, tuple[dict[str, Any], Callable[[Drawn], dict[str, Tensor]]]] 
 
 
 def draw_as(method: str, outputs: int, inputs: int, seed: int) -> tuple[Tensor, dict[str, Tensor]]:
-    """A whole weight, and the tensors that stand for it."""
+    """Return an unpacked weight and the tensors that represent it."""
     _, pack = METHODS[method]
     drawn = draw(
         outputs, inputs, 8, 8 if method.endswith("-8") else 4, seed,
@@ -145,7 +148,7 @@ def draw_as(method: str, outputs: int, inputs: int, seed: int) -> tuple[Tensor, 
 
 
 def pack_layers(reference: Any, saved: Path, packed: Path, method: str) -> None:
-    """Draws `reference` matrices for its layers anew, and makes of its checkpoint one that has them packed."""
+    """Redraw the layers' weights of `reference`, and write a copy of its checkpoint with these weights packed."""
     shutil.copytree(saved, packed)
     tensors = load_file(packed / "model.safetensors")
     stored = {_name_of_layer(name): name for name in tensors}
@@ -163,5 +166,5 @@ def pack_layers(reference: Any, saved: Path, packed: Path, method: str) -> None:
 
 
 def _name_of_layer(name: str) -> str:
-    """Whatever it is called in files, or among modules."""
+    """Strip the prefixes in which names in files and names of modules differ."""
     return re.sub(r"\w*model\.", "", name)

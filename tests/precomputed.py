@@ -1,4 +1,4 @@
-"""Embeddings of drawn pictures as a client would compute them, and the files in which they can be sent."""
+"""Embeddings of drawn pictures as a client would compute them, and the file formats for sending them."""
 
 import base64
 import io
@@ -22,7 +22,7 @@ Values = npt.NDArray[np.floating[Any]]
 
 
 def embed(*pictures: Image.Image) -> list[Values]:
-    """Each float32 [tokens, hidden], by the demo's own tower and projector."""
+    """Return float32 [tokens, hidden] per picture, from the demo's own tower and projector."""
     config = Config(device="cpu")
     preparer = RequestPreparer.from_config(config)
     place = Placement(torch.device("cpu"), torch.float32)
@@ -37,7 +37,7 @@ def embed(*pictures: Image.Image) -> list[Values]:
 
 
 def embed_tokens(token_ids: Sequence[int]) -> Values:
-    """[tokens, hidden], as the demo's decoder reads them."""
+    """Return [tokens, hidden], as the demo's decoder reads them."""
     model = load_model(Config(device="cpu").directory, Placement(torch.device("cpu"), torch.float32))
     with torch.inference_mode():
         return np.array(model.embed_tokens(torch.tensor(token_ids)))
@@ -50,7 +50,7 @@ def to_npy(values: npt.NDArray[Any], **options: Any) -> bytes:
 
 
 def to_safetensors(*tensors: tuple[str, list[int], bytes], metadata: dict[str, str] | None = None) -> bytes:
-    """Each tensor by its dtype, its shape and its bytes."""
+    """Write a safetensors file; each tensor is given as dtype, shape and bytes."""
     header: dict[str, Any] = {} if metadata is None else {"__metadata__": metadata}
     begin = 0
     for index, (dtype, shape, content) in enumerate(tensors):
@@ -62,7 +62,7 @@ def to_safetensors(*tensors: tuple[str, list[int], bytes], metadata: dict[str, s
 
 
 def by_embeds(source: object) -> dict[str, Any]:
-    """A file's bytes as a request has them; an object as it is."""
+    """Return the content part for embeddings: a file's bytes base64-encoded, any other object as it is."""
     return {"type": "image_embeds", "image_embeds": to_text(source) if isinstance(source, bytes) else source}
 
 

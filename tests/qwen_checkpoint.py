@@ -1,4 +1,4 @@
-"""A whole small and random checkpoint in the shape of one of Qwen's, with a byte-level tokenizer and a template."""
+"""Small, complete checkpoints like Qwen's, with random weights, a byte-level tokenizer and a template."""
 
 import json
 from pathlib import Path
@@ -32,14 +32,14 @@ class Shape(NamedTuple):
     reference: Any
     vision: dict[str, Any]
     processor: dict[str, Any]
-    # None: the other file goes for films, too.
+    # None: the file for pictures is also used for films.
     films: dict[str, Any] | None
     template: str
 
 
 QWEN3_VL = Shape(ref, {"patch_size": PATCH_SIZE}, PROCESSOR, FILM_PROCESSOR, QWEN_LIKE)
 QWEN3_VL_MIXTURE = QWEN3_VL._replace(reference=mixture_reference)
-# As published it names no means, and no `size`.
+# As published, it has no means and no `size`.
 QWEN2_5_VL = Shape(
     qwen2_5_vl,
     {"patch_size": 14, "window_size": 70, "fullatt_block_indexes": [1], "depth": 3},
@@ -50,7 +50,7 @@ QWEN2_5_VL = Shape(
 
 
 def make_qwen_checkpoint(directory: Path, seed: int = 1, shape: Shape = QWEN3_VL, **processor: Any) -> Any:
-    """Writes it, and returns transformers' model of it."""
+    """Write the checkpoint and return its transformers model."""
     directory.mkdir(exist_ok=True)
     ids = write_byte_level_tokenizer(directory)
     arguments = shape.reference.draw_config(seed)
@@ -82,8 +82,10 @@ def reference_answer(
     frames: Pixels | None = None,
     seconds: float | None = None,
 ) -> list[int]:
-    """Greedy, of pictures as they came, by transformers' own processor; `frames`: of a film, those that are shown;
-    `seconds`: how long two of them last, where no text tells it.
+    """Return transformers' greedy answer, with inputs from its own processor.
+
+    `pictures` are passed unresized.  `frames` are the sampled frames of a film, and `seconds` the duration of two of
+    them, for models whose prompt text does not give it.
     """
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -105,7 +107,7 @@ def reference_answer(
 
 
 def _film_inputs(process: Any, frames: Pixels) -> dict[str, Any]:
-    """Of frames that are shown as they are: the whole processor cannot be made without torchvision."""
+    """Return the inputs for frames that need no resizing; the whole processor cannot be built without torchvision."""
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
     mean, std = (torch.tensor(each)[:, None, None] for each in (process.image_mean, process.image_std))

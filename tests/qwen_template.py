@@ -1,7 +1,7 @@
-"""Chat templates in the shape of Qwen3-VL's: it tells of tools, and writes calls and their results, by itself.
+"""Chat templates like Qwen3-VL's, which render tools, tool calls and tool results themselves.
 
-Its thinking variant opens a thought for each answer, and shows earlier ones only behind the user's last question.
-Qwen2.5-VL's knows no tools, and has something to say where no system does.
+The thinking variant opens a thought for each answer, and renders earlier thoughts only after the last user message.
+Qwen2.5-VL's template does not support tools and inserts a default system message.
 """
 
 TEMPLATE = """\
@@ -50,7 +50,7 @@ TEMPLATE = """\
 {%- endif -%}
 """
 _AS_SENT = "(call.function.arguments if call.function.arguments is string else call.function.arguments | tojson)"
-# Qwen3's takes arguments as a text, too.  Qwen2.5's writes what they say anew.
+# Qwen3's also accepts arguments as a string.  Qwen2.5's re-serializes them.
 _WITHOUT_THOUGHT = TEMPLATE.replace("WRITTEN_THOUGHT", "''").replace(
     "BEGUN_THOUGHT", r"'<think>\n\n</think>\n\n' if enable_thinking is defined and not enable_thinking else ''"
 )

@@ -1,4 +1,4 @@
-"""Checkpoints with the demo's tokenizer, template and processor, and random weights: nothing about them is learnt."""
+"""Checkpoints with the demo's tokenizer, template and processor, and random (untrained) weights."""
 
 import shutil
 from pathlib import Path
@@ -11,7 +11,7 @@ from tests.models.gemma3 import reference as ref
 
 
 def make_checkpoint(directory: Path, seed: int, *, ties_embeddings: bool) -> Any:
-    """Writes it to `directory`, and returns transformers' model of it."""
+    """Write a checkpoint to `directory` and return its transformers model."""
     from transformers import Gemma3Config, Gemma3ForConditionalGeneration
 
     config: Any = Gemma3Config.from_pretrained(checkpoint_path())
@@ -25,7 +25,7 @@ def make_checkpoint(directory: Path, seed: int, *, ties_embeddings: bool) -> Any
 
 
 def make_text_only_checkpoint(directory: Path) -> None:
-    """Like the published ones, it has one token fewer than its tokenizer: that of a picture, 909."""
+    """Write a text-only checkpoint. Like published ones, it lacks one token of its tokenizer: the picture's, 909."""
     from transformers import Gemma3ForCausalLM, Gemma3TextConfig
 
     arguments: Any = {**ref.draw_config(0)["text_config"], "vocab_size": 909}

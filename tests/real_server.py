@@ -1,4 +1,4 @@
-"""A server as users start it: its process, its place, its memory."""
+"""A server as users start it: its process, its device, its memory."""
 
 import os
 import re
@@ -24,7 +24,7 @@ START_SECONDS, END_SECONDS = 120, 60
 def serving(
     log: Path, *options: str, environment: Mapping[str, str] | None = None
 ) -> Iterator[tuple[subprocess.Popen[str], int]]:
-    """The process and the port that its log names; it computes where `place` says, unless options say otherwise."""
+    """Yield the process and the port named in its log; it runs on `place`'s device unless options say otherwise."""
     command = [*COMMAND, "serve", "--port", "0", *FLAGS, *options]
     variables = {**os.environ, **(environment or {})}
     with (
@@ -51,14 +51,14 @@ def _wait_for_port(process: subprocess.Popen[str], log: Path) -> int:
 
 @dataclass(frozen=True)
 class RealServer:
-    """One that ends in peace."""
+    """A server that is shut down cleanly."""
 
     url: str
     pid: int
     log: Path
 
     def memory_bytes(self) -> int:
-        """Of all its processes; what they share is counted once."""
+        """Return the memory of all its processes; shared pages are counted once."""
         return sum(map(proportional_bytes, with_descendants(self.pid)))
 
 
@@ -75,13 +75,13 @@ def real_server(*options: str, environment: Mapping[str, str] | None = None) -> 
 
 
 def run_directory_of(supervisor: int) -> Path:
-    """The one that it holds open, to keep its lock."""
+    """Return the run directory that the supervisor holds open to keep its lock."""
     opened = (link.readlink() for link in Path(f"/proc/{supervisor}/fd").iterdir())
     return next(path for path in opened if path.name.startswith("keepsight-run-"))
 
 
 def end_without_a_trace(supervisor: int, processes: Iterable[int]) -> None:
-    """By the supervisor's sudden death, which nobody can tell the others."""
+    """Kill the supervisor with SIGKILL, so that it cannot notify the others; check that no process or file is left."""
     directory, handles = run_directory_of(supervisor), [os.pidfd_open(pid) for pid in processes]
     os.kill(supervisor, signal.SIGKILL)
     for handle in handles:
@@ -92,7 +92,7 @@ def end_without_a_trace(supervisor: int, processes: Iterable[int]) -> None:
 
 
 def proportional_bytes(pid: int, pages: str = "Pss") -> int:
-    """Pages that several processes share count in parts; 0 if it is gone."""
+    """Return the proportional memory of a process (shared pages count in part), or 0 if it has ended."""
     try:
         rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:

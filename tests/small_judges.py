@@ -1,4 +1,4 @@
-"""Small random models of each family, with prompts of pictures or sounds, and what transformers answers to them."""
+"""Small random models of each family, with prompts of pictures or sounds and their transformers references."""
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,9 +30,9 @@ from tests.models.qwen3_vl import mixture_reference
 from tests.models.qwen3_vl import reference as qwen3_vl
 from tests.runner.small_model import PLACE, SmallModel
 
-# In tokens, of pictures 0, 1, 2 and 3.
+# Rows and columns of tokens of pictures 0 to 3.
 QWEN_GRIDS = ((2, 3), (4, 1), (1, 2), (3, 3))
-# In places, of sounds 0, 1, 2 and 3: two are a token, and one that is left is none.
+# Lengths of sounds 0 to 3 in places. Two places make a token; an odd one left over makes none.
 SOUND_PLACES = (13, 8, 4, 19)
 MODALITIES: tuple[Modality, Modality] = ("image", "video")
 
@@ -44,21 +44,22 @@ class Family(Protocol):
     def normalizer(self) -> Normalizer: ...
 
     reference: Any
-    # Of any picture.
+    # The largest number of tokens of any picture.
     most_tokens: int
 
     def pixels(self, picture: int) -> Pixels: ...
 
     def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
-        """The tokens that stand for it in a prompt from position `start` on, and its parts: the hash of each is by what
-        number `pixels` knows it.
+        """Return the picture's tokens in a prompt, from position `start` on, and its media items.
+
+        Each item's hash is the number to pass to `pixels`.
         """
         ...
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]: ...
 
     def true_logits(self, logits: Tensor) -> Tensor:
-        """Of what transformers gave."""
+        """Return the correct logits, given those of transformers."""
         ...
 
 
@@ -80,7 +81,7 @@ class SmallGemma3(SmallModel):
         return gemma3.reference_inputs(gemma3.Prompt(token_ids, [item.span for item in media], pixels))
 
     def true_logits(self, logits: Tensor) -> Tensor:
-        # transformers leaves the cap out where there are pictures.
+        # With pictures, transformers does not apply the softcap.
         cap = self.reference.config.text_config.final_logit_softcapping
         return torch.tanh(logits / cap) * cap if cap else logits
 
@@ -88,9 +89,9 @@ class SmallGemma3(SmallModel):
 class SmallQwen3VL:
     drawn: Any = qwen3_vl
     model_class: type[Qwen3VL] | type[Qwen25VL] = Qwen3VL
-    # Which of the pictures is a film, and how many moments it has.
+    # The index of the picture that is a film, and the film's number of moments.
     film, num_moments = 1, 1
-    # Of each, where no text tells it.
+    # The duration of a moment, for models whose prompt text does not give it.
     seconds = 2.0
 
     def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
@@ -102,7 +103,7 @@ class SmallQwen3VL:
         self.most_tokens = max(rows * columns for rows, columns in QWEN_GRIDS)
 
     def pixels(self, picture: int) -> Pixels:
-        """The later moments of a film have its number and tens before it."""
+        """Later moments of a film have the film's number plus a multiple of ten."""
         rows, columns = QWEN_GRIDS[picture % 10]
         shape = (rows * self.token_side * (1 + (picture % 10 == self.film)), columns * self.token_side, 3)
         return np.random.default_rng(picture).integers(0, 256, shape, np.uint8)
@@ -144,7 +145,7 @@ class SmallQwen25VL(SmallQwen3VL):
 
 
 class SmallQwen2Audio:
-    """Its pictures are sounds."""
+    """A model whose "pictures" are sounds."""
 
     def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
         self.arguments = qwen2_audio.draw_config(seed)
@@ -172,7 +173,7 @@ class SmallQwen2Audio:
 
 
 class SmallBorrowed:
-    """Computed by transformers' own modules; its seed is its family's number."""
+    """A model that runs on transformers' own modules; the seed selects the family."""
 
     families = (IDEFICS3, MISTRAL3)
 
@@ -201,7 +202,7 @@ class SmallBorrowed:
 
 
 def write_prompt(family: Family, parts: Iterable[int | Sequence[int]]) -> tuple[list[int], list[MediaItem]]:
-    """`parts`: a picture by its number, or the tokens of a text."""
+    """Build a prompt from `parts`, each a picture's number or the tokens of a text."""
     token_ids, media = [2], []
     for part in parts:
         if isinstance(part, int):

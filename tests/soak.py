@@ -1,9 +1,9 @@
-"""A server under load for as long as wanted:  python -m tests.soak [--minutes 20] [--clients 64] [-- SERVE OPTIONS]
+"""Keep a server under load:  python -m tests.soak [--minutes 20] [--clients 64] [-- SERVE OPTIONS]
 
-Each client asks one question after the other about pictures of which some come far more often than others, streamed or
-not, and leaves amid one in ten answers.  Prints what was answered and the memory of all the server's processes, minute
-by minute.  Fails if an answer is an error, or not the one that the same question had first, or if memory in the last
-quarter of the time is more than 5 % above that of the second.
+Each client asks one question after another, streamed or not, about pictures of very uneven popularity, and disconnects
+during one in ten answers.  Prints the answers and the memory of all server processes every minute.  Fails if an answer
+is an error or differs from the first answer to the same question, or if memory in the last quarter of the run is more
+than 5 % above that in the second quarter.
 """
 
 import argparse
@@ -35,7 +35,7 @@ class Soak:
     popularity: list[float]
     counts: Counter[str] = field(default_factory=Counter)
     faults: list[str] = field(default_factory=list)
-    # By the number of the question.
+    # Keyed by the question's number.
     first_answers: dict[int, str] = field(default_factory=dict)
     weights: list[float] = field(default_factory=list)
 
@@ -50,13 +50,13 @@ class Soak:
 
 
 def write_bodies(rng: Random) -> tuple[list[bytes], list[float]]:
-    """Questions, and how often each is asked."""
+    """Return request bodies and their popularity weights."""
     bodies, popularity = [], []
     for rank in range(NUM_PICTURES):
         drawn = draw(rank)
         for question in rng.sample(drawn.questions, 2):
             request = {"messages": ask(by_url(drawn.picture), question.text), "max_tokens": 40}
-            # The demo was made to answer these, and says the same each time.
+            # The demo model was trained on these questions; greedy answers are the same each time.
             bodies.append(json.dumps(request | {"temperature": 0}).encode())
             popularity.append(1 / (1 + rank))
     return bodies, popularity
@@ -97,7 +97,10 @@ async def ask_for_stream(client: httpx.AsyncClient, soak: Soak, number: int) -> 
 
 
 async def leave_amid(base_url: httpx.URL, soak: Soak, number: int, rng: Random) -> None:
-    """Before the first token or among them.  By a connection of its own: httpx's pool may lose one that is left."""
+    """Disconnect before the first token or during the answer.
+
+    Uses a connection of its own: httpx's pool may lose one that is abandoned.
+    """
     body = _as_stream(soak.bodies[number]) if rng.random() < 0.5 else soak.bodies[number]
     try:
         async with httpx.AsyncClient(base_url=base_url, timeout=PATIENCE, verify=False) as client:

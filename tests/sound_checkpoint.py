@@ -1,4 +1,4 @@
-"""A whole small and random checkpoint in the shape of Qwen2-Audio's, with a byte-level tokenizer and a template."""
+"""A small, complete checkpoint like Qwen2-Audio's, with random weights, a byte-level tokenizer and a template."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from tests.byte_level_tokenizer import write_byte_level_tokenizer
 from tests.models.qwen2_audio import reference as ref
 from tests.models.qwen3_vl.reference import save_checkpoint
 
-# As published, but for how long a sound may be and how many bands it has.
+# As published, except for the maximum length of a sound and the number of mel bands.
 EXTRACTOR: dict[str, Any] = {
     "chunk_length": 30,
     "feature_extractor_type": "WhisperFeatureExtractor",
@@ -28,7 +28,7 @@ AUDIO_TOKENS = ["<|AUDIO|>", "<|audio_bos|>", "<|audio_eos|>"]
 
 
 def make_sound_checkpoint(directory: Path, seed: int = 1) -> Any:
-    """Writes one whose sounds last a second at most, and returns transformers' model of it."""
+    """Write a checkpoint whose sounds last at most a second, and return its transformers model."""
     return write_sound_checkpoint(directory, ref.draw_config(seed), seed)
 
 
@@ -39,7 +39,7 @@ def write_sound_checkpoint(
     dtype: torch.dtype = torch.float32,
     train: Callable[..., dict[str, int]] = write_byte_level_tokenizer,
 ) -> Any:
-    """`train`: writes the tokenizer."""
+    """Write the checkpoint; `train` writes the tokenizer."""
     directory.mkdir(parents=True, exist_ok=True)
     ids = train(directory, special=AUDIO_TOKENS)
     text, audio = arguments["text_config"], arguments["audio_config"]

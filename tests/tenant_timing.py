@@ -1,8 +1,8 @@
-"""Whether time tells one tenant what another has shown the server:  python -m tests.tenant_timing [--rounds 25]
+"""Check that latency does not reveal one tenant's pictures to another:  python -m tests.tenant_timing [--rounds 25]
 
-Two API keys with isolated caches.  In each round one picture is asked about by its owner, again by its owner, and by
-the stranger; and a picture that nobody has seen by the stranger.  Fails if the stranger is answered about the owner's
-picture in a time that differs from that of an unseen one by more than chance does, or if a hit shows in no time at all.
+Two API keys with isolated caches.  In each round the owner asks about a picture twice and then the stranger does; the
+stranger also asks about an unseen picture.  Fails if the stranger's latency for the owner's picture differs from that
+for an unseen one by more than noise, or if not even the owner's cache hit is measurably faster.
 """
 
 import argparse
@@ -18,9 +18,9 @@ from tests.frontend.sample_pictures import encode, random_picture
 from tests.real_server import real_server
 
 OWNER, STRANGER = "owner", "stranger"
-# Dear to decode, and small to send.
+# Expensive to decode, but small to send.
 SIZE, DETAILS = (4000, 3000), (40, 30)
-# Of the medians.
+# Limits for ratios of medians.
 LARGEST_DIFFERENCE, LARGEST_PART_OF_A_HIT = 0.3, 0.6
 
 

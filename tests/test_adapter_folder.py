@@ -1,4 +1,4 @@
-"""What an adapter's folder says, and what names its content."""
+"""Reading an adapter's folder, and the hash that names its content."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Adapters as `LLM`'s users have them: each answer is that of merged weights, whoever is answered beside it."""
+"""Adapters through `LLM`: each answer equals that of merged weights, whatever else is in the batch."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -21,7 +21,7 @@ from tests.random_checkpoint import make_checkpoint
 from tests.sound_checkpoint import make_sound_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
-# Of a prompt that is told of nothing is found.
+# Prompt logprobs disable prefix cache hits.
 TELLING = replace(GREEDY, prompt_logprobs=0)
 PICTURE = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
 TEXT = "Who are you, and what do you see?"
@@ -29,9 +29,9 @@ TEXT = "Who are you, and what do you see?"
 
 class Family(NamedTuple):
     make: Callable[[Path], Any]
-    # As transformers 4 called the base model's modules.
+    # Maps module names to those of transformers 4.
     rename: Callable[[str], str]
-    # Where its matrices are.
+    # The tower's module prefix.
     tower: str = "visual."
 
 
@@ -82,14 +82,14 @@ def llm(served: Served) -> Iterator[LLM]:
 
 
 def tell(output: RequestOutput) -> list[tuple[int, float]]:
-    """Each token, to the last bit of how likely it was."""
+    """Return each token with its exact logprob."""
     [answer] = output.outputs
     assert answer.logprobs is not None
     return [(token, told[token].logprob) for token, told in zip(answer.token_ids, answer.logprobs, strict=True)]
 
 
 def assert_told_alike(one: RequestOutput, other: RequestOutput) -> None:
-    """To the last bit where that is promised."""
+    """Compare logprobs, bit for bit where that is guaranteed (on a CPU)."""
     np.testing.assert_allclose(tell(one), tell(other), atol=LEEWAY, rtol=0)
 
 

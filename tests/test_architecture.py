@@ -1,4 +1,4 @@
-"""Who may import whom.  The rules keep each place ignorant of what it does not need."""
+"""Which packages may import which.  The rules keep each package independent of what it does not need."""
 
 import ast
 import re
@@ -43,17 +43,17 @@ SMALL_NOUNS = {
     "keepsight.structured_outputs",
     "keepsight.token_bytes",
 }
-# `LLM` has both in one process, and an engine may need the tokenizer for what ends an answer.
+# `LLM` runs both in one process, and an engine may need the tokenizer for its end tokens.
 PUTS_TOGETHER = {"engine/in_process_engine.py", "engine/load_engine.py", "engine/open_engine.py"}
-# The one step of the frontend that may use torch, on the CPU.
+# The only frontend module that may use torch, on the CPU.
 RESIZES_PIXELS = "frontend/pixels/preprocess_image.py"
-# Of the frontend: each knows only those before it; behind them comes what puts a request together, and then the API.
+# Frontend packages: each may import only those before it. After them come request preparation, then the API.
 PLACES_OF_FRONTEND = ("http", "prompt", "intake", "pixels", "identity")
 WEB = re.compile(r"^(starlette|uvicorn|fastapi)\b")
 
 
 def modules(folder: str = "") -> Iterator[tuple[str, frozenset[str]]]:
-    """Each module's path within the package, and the names of all that it imports, wherever in the file."""
+    """Yield each module's path within the package and the names of everything it imports, anywhere in the file."""
     for path in sorted((PACKAGE / folder).rglob("*.py")):
         yield str(path.relative_to(PACKAGE)), imports(path)
 

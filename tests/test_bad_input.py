@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint or a picture is one typed error that names the file, the field and the number."""
+"""Any fault of a checkpoint or a picture raises one typed error that names the file, the field and the number."""
 
 import json
 import shutil
@@ -130,7 +130,7 @@ def test_a_file_that_is_broken_is_named(checkpoint: Path, name: str, content: by
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{% if %}[1]"])
 def test_a_chat_template_that_is_broken_is_named(checkpoint: Path, content: bytes) -> None:
-    (checkpoint / "chat_template.json").unlink()  # which would be read in its place
+    (checkpoint / "chat_template.json").unlink()  # would otherwise be read instead
     (checkpoint / "chat_template.jinja").write_bytes(content)
     with pytest.raises(CheckpointConfigError) as caught:
         LLM(checkpoint)
@@ -157,7 +157,7 @@ def test_a_value_that_cannot_be_is_named_with_its_field(
 
 
 def test_sizes_of_picture_that_contradict_each_other_are_refused_when_the_model_is_loaded(checkpoint: Path) -> None:
-    """Else every picture would fail, in the middle of its answer."""
+    """Otherwise every picture would fail later, during its request."""
     change_json(checkpoint / "preprocessor_config.json", size={"height": 224, "width": 224})
     with pytest.raises(CheckpointConfigError, match=r"vision_config.image_size: is 112, but .* 224 x 224"):
         LLM(checkpoint)
@@ -277,7 +277,7 @@ def test_a_model_that_reads_text_only_says_so_of_pictures(tmp_path: Path) -> Non
     assert caught.value.field == "messages"
     with pytest.raises(PictureCountError, match="reads text only"):
         llm.generate({"prompt": "<start_of_image>", "multi_modal_data": {"image": draw(1).picture}})
-    # Its tokenizer knows this token, its embedding does not.
+    # The tokenizer has this token, but the embedding table has no row for it.
     with pytest.raises(ReservedTokenError, match="the text contains <image_soft_token>") as reserved:
         llm.chat(ask("<image_soft_token>"))
     assert reserved.value.field == "messages"

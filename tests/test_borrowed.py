@@ -56,7 +56,7 @@ def test_where_transformers_is_missing_it_is_named(tmp_path: Path, monkeypatch: 
     [
         ([[1, 4, 6]], 6, 3),
         ([[1, 4, 6]], 24, 6),
-        ([[1, 4, 6]], 8, 0),  # with marks between
+        ([[1, 4, 6]], 8, 0),  # with separator tokens in between
         ([[1, 4, 6]], 30, 0),
         ([[2, 4, 6]], 12, 0),
         ([[1, 4, 6], [1, 4, 6]], 6, 0),

@@ -1,4 +1,4 @@
-"""Models computed by transformers' modules, as their users have them: from a folder to transformers' answers."""
+"""Models that run on transformers' modules, end to end: their answers equal transformers' own."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ from tests.real_server import serving
 
 NUM_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
-# As many tokens as the tokenizer beside it knows.
+# The vocabulary size is that of the tokenizer in the folder.
 SIZE = {**ref.SMALL, "vocab_size": 910, "max_position_embeddings": 512}
 QUESTIONS = ("Hello!", "What is in the picture, and where is it?", "What is in the picture, and how many are there?")
 
@@ -37,7 +37,7 @@ VISION: Mapping[str, Any] = {
     "patch_size": 7,
 }
 LLAMA = {"model_type": "llama"}
-# Of each family: its text's configuration, its tower's, and what config.json says besides.
+# For each family: text config, vision config, and other fields of config.json.
 MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]] = {
     "llava": (LLAMA, {"model_type": "clip_vision_model"}, {}),
     "llava_next": (
@@ -66,7 +66,7 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
     "glm4v": (TURNING, {"depth": 2, "out_hidden_size": 64, "patch_size": 14, "image_size": 112}, {}),
     "paddleocr_vl": ({"head_dim": 16, **TURNING}, {"spatial_merge_size": 2, "patch_size": 14, "image_size": 112}, {}),
 }
-# By their numbers; the first come again.
+# The pictures of each question, by number; the first ones are repeated.
 SHOWN = ([0], [1], [0, 2], [2, 0], [0])
 
 
@@ -99,7 +99,7 @@ def test_who_asks_for_keepsight_s_own_modules_gets_no_others(tmp_path: Path) -> 
 
 
 def draw_picture(seed: int) -> Image.Image:
-    """Of a size of its own."""
+    """Draw a picture whose size depends on the seed."""
     shape = (40 + 13 * seed, 60 - 9 * seed, 3)
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
 
@@ -117,7 +117,7 @@ def make_checkpoint_of_pictures(directory: Path, family: like.Family) -> Any:
 
 
 def by_transformers(reference: Any, processor: Any, prompt_ids: Sequence[int], shown: Sequence[int]) -> list[int]:
-    """Greedy, by the arrays that its own processor makes of these pictures."""
+    """Return transformers' greedy answer, with inputs from its own processor."""
     made = processor(
         images=[draw_picture(seed) for seed in shown], text=[processor.image_token * len(shown)], return_tensors="pt"
     )
@@ -152,7 +152,7 @@ def test_pictures_are_answered_as_by_transformers_whatever_is_answered_beside_th
 
 
 def test_a_server_answers_about_new_and_known_pictures_as_transformers_does(tmp_path: Path) -> None:
-    """Between its processes, too, nothing is lost of where in rows and columns a picture's tokens are."""
+    """The rows and columns of a picture's tokens survive the transfer between processes."""
     reference = make_checkpoint_of_pictures(tmp_path, like.QWEN2_VL)
     messages = ask(*(by_url(draw_picture(seed)) for seed in (0, 2)), "What is that?")
     asked = {"model": str(tmp_path), "max_tokens": NUM_TOKENS}

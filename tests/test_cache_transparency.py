@@ -1,7 +1,7 @@
-"""No cache and no schedule ever changes an answer: greedy tokens equal transformers' own, which it gives to each alone.
+"""No cache and no schedule ever changes an answer: greedy tokens equal those of transformers for each prompt alone.
 
-Random workloads on random small models (arrivals, shared prefixes, repeated and permuted pictures, conversations that
-go on, aborts, budgets as tight as allowed, preemption, caches on and off), and the demo checkpoint under many settings.
+Random workloads on random small models (arrivals, shared prefixes, repeated and permuted pictures, multi-turn
+conversations, aborts, minimal budgets, preemption, caches on and off), and the demo checkpoint under many settings.
 """
 
 import itertools
@@ -47,11 +47,11 @@ from tests.small_judges import (
 )
 
 NUM_TOKENS = 6
-# Greedy choices closer than this may fall either way in another order of additions.
+# If the top two logits are closer than this, summation order may decide between them.
 TIE = 1e-3
 ROUNDED = Placement(torch.device("cpu"), torch.float32, torch.bfloat16, rounds_rows())
 TEXTS = {"a": [5, 17, 31, 8, 90], "b": [5, 17, 31, 60, 61, 62, 63, 64, 65], "c": [7] * 3}
-# Pictures are digits; "again" is a prompt followed by its answer and another text, as chat clients send them.
+# Digits are pictures; "again" is a prompt followed by its answer and another text, as chat clients send it.
 PROMPTS = (
     "a",
     "a0a",
@@ -73,21 +73,21 @@ PROMPTS = (
 @dataclass(frozen=True)
 class Reference:
     token_ids: list[int]
-    # How many of them are no tie.
+    # The number of tokens before the first tie.
     num_certain: int
-    # Of each token of the prompt but its first.
+    # One for each prompt token except the first.
     prompt_logprobs: list[float]
 
 
 class Judge:
-    """A small model, the prompts, and what transformers answers to each."""
+    """A small model, its prompts, and transformers' answer to each."""
 
     def __init__(self, small: Family) -> None:
         self.small = small
         self._answers: dict[str, Reference] = {}
 
     def prompt(self, name: str) -> tuple[list[int], list[MediaItem]]:
-        """Its token ids and its pictures."""
+        """Return the prompt's token ids and media items."""
         first, _, again = name.partition(" ")
         token_ids, media = write_prompt(self.small, [int(part) if part.isdigit() else TEXTS[part] for part in first])
         if again:
@@ -167,7 +167,7 @@ class Settings:
     has_tiers: bool
     max_prompt_ends: int
     blocks_per_stretch: int
-    # Where the model allows it.
+    # Ignored for models that need whole pictures.
     cuts_pictures: bool = True
     guess_up_to: int = 0
 
@@ -226,7 +226,7 @@ def engine_config(settings: Settings, small: Family, longest: int) -> EngineConf
 
 
 class Engine:
-    """Scheduler and runner, stepped by hand; messages come between the steps."""
+    """Scheduler and runner, stepped by the test; messages are delivered between steps."""
 
     def __init__(self, judge: Judge, config: EngineConfig) -> None:
         self.judge, self.scheduler = judge, Scheduler(config, frozenset())
@@ -243,11 +243,11 @@ class Engine:
         self.needed: list[str] = []
         self.loading: list[str] = []
         self.tier: dict[str, StoredArray] = {}
-        # The same of keys and values.
+        # The same for keys and values.
         self.stretch_loads: list[StretchLoad] = []
         self.stretches: dict[bytes, StoredArray] = {}
         self.tokens: dict[str, list[int]] = {}
-        # Of each of them how likely it was.
+        # The logprob of each of these tokens.
         self.logprobs: dict[str, list[float]] = {}
         self.prompt_logprobs: dict[str, list[float]] = {}
 
@@ -296,7 +296,7 @@ class Engine:
 def run_workload(
     judge: Judge, engine: Engine, names: list[str], chance: random.Random, *, is_left: bool = True
 ) -> set[str]:
-    """Requests come, pixels come late, some callers leave; the ids of those that left."""
+    """Run requests with random arrivals, late pixels and aborts. Return the ids of aborted requests."""
     left: set[str] = set()
     waiting = list(enumerate(names))
     while waiting or engine.scheduler.has_requests:
@@ -340,14 +340,14 @@ def test_every_answer_is_the_one_that_transformers_gives_alone(
         assert told == pytest.approx(theirs.prompt_logprobs, abs=1e-3), name
 
 
-# To the last bit ----------------------------------------------------------------------------------------------
+# Bitwise equality ---------------------------------------------------------------------------------------------
 
 
 TO_THE_LAST_BIT = "on a GPU products depend on how many rows they have"
 
 
 class Alone:
-    """What the same model answers to each prompt when it is computed whole, alone, with no cache."""
+    """Our own model's answer to each prompt, computed in one step, alone and without caches."""
 
     def __init__(self, judge: Judge) -> None:
         self.judge = judge
@@ -373,7 +373,7 @@ class Alone:
         return engine
 
 
-# Those whose attention the kernel knows: without a cap of its own, which no published Gemma 3 has.
+# Models whose attention the kernel supports: no attention softcap, which no published Gemma 3 has either.
 @pytest.fixture(
     scope="module",
     params=[
@@ -443,7 +443,7 @@ def test_few_of_the_judge_s_tokens_are_ties(judge: Judge) -> None:
 
 
 def conversations() -> list[list[dict[str, Any]]]:
-    """Pictures shared, repeated and permuted; questions shared; a conversation that goes on."""
+    """Conversations with shared, repeated and permuted pictures, shared questions, and one with a second turn."""
     cat, dog, owl = ({"type": "image", "image": draw(seed).picture} for seed in (1, 2, 3))
     what, how_many = "What is in the picture?", "How many shapes are there?"
     first = ask(cat, what)
@@ -505,7 +505,7 @@ def demo(request: pytest.FixtureRequest) -> Iterator[LLM]:
 
 def test_the_demo_answers_as_transformers_does_whatever_the_settings(demo: LLM, demo_answers: list[list[int]]) -> None:
     params = SamplingParams(temperature=0, max_tokens=24)
-    for _ in range(2):  # what the first round left in the caches serves the second
+    for _ in range(2):  # the second round hits the caches that the first filled
         outputs = demo.chat(conversations(), params, use_tqdm=False)
         assert [list(output.outputs[0].token_ids) for output in outputs] == demo_answers
 

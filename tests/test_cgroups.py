@@ -1,4 +1,4 @@
-"""All folders whose limits may hold for a process, whichever version of control groups the machine has."""
+"""Finding all cgroup folders whose limits may apply to a process, for both versions of cgroups."""
 
 from pathlib import Path
 

@@ -1,7 +1,7 @@
-"""A real server whose processes are killed at random under load: every caller gets one right answer, nothing is left.
+"""A real server's processes are killed at random under load: every caller gets one right answer, nothing is left over.
 
-The same requests three times: undisturbed, while processes are killed (those that are just starting, too), and
-undisturbed again, when memory is compared.  `long_chaos` does it for longer.
+The same requests run three times: undisturbed, while processes are killed (even ones still starting), and undisturbed
+again, after which memory is compared.  `long_chaos` runs longer.
 """
 
 import asyncio
@@ -24,15 +24,15 @@ import openai
 from tests.drawn import ask, by_url, draw, list_question
 from tests.real_server import START_SECONDS, end_without_a_trace, proportional_bytes, run_directory_of, serving
 
-# Everything that descends from a server has this, whoever its parent is by now.
+# An environment variable that all descendants of a server inherit, even when reparented.
 MARK = "KEEPSIGHT_TEST_MARK"
 PROGRAMS = {"engine_process": "engine", "frontend_process": "frontend", "media_worker": "media worker"}
 VICTIMS = {"engine": 2, "frontend": 2, "template": 1, "media worker": 3}
 NUM_PICTURES = 24
-PATIENCE = 120  # seconds, for an answer on a machine that others keep busy
+PATIENCE = 120  # seconds for an answer on a busy machine
 
 
-# What is asked, and what is answered --------------------------------------------------------------------------
+# Questions and answers ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Answer:
 
 
 def write_questions(num_questions: int, rng: Random) -> list[Question]:
-    """Half of them about one picture or two, some far more often than others."""
+    """Return questions, half of them about one or two pictures; some pictures are far more popular than others."""
     drawings = [draw(seed) for seed in range(NUM_PICTURES)]
     popularity = [1 / (1 + index) for index in range(NUM_PICTURES)]
     questions = []
@@ -70,13 +70,13 @@ def write_questions(num_questions: int, rng: Random) -> list[Question]:
 
 
 class Callers:
-    """Ask again when the server says that it may help, or goes away: also amid a stream."""
+    """Clients that retry when the server says so or the connection breaks, even during a stream."""
 
     def __init__(self, port: int, concurrency: int) -> None:
         url = f"http://127.0.0.1:{port}/v1"
         self._client = openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE)
         self._seats = asyncio.Semaphore(concurrency)
-        # Why somebody had to ask again.
+        # Retries, counted by type of error.
         self.retried = Counter[str]()
         self.num_answers = 0
 
@@ -145,7 +145,7 @@ class Server:
     mark: str
 
     def processes(self) -> list[Process]:
-        """All that live, wherever their parents are."""
+        """Return all live processes of the server, whatever their parents."""
         found: list[Process] = []
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
@@ -165,7 +165,7 @@ class Server:
         return len(serving) > 1 and self.ready_pids().issuperset(serving)
 
     def held_bytes(self) -> int:
-        """What is nobody else's: without pages of files, which any process of the machine may share."""
+        """Return the memory of these processes alone, without file pages, which other processes may share."""
         return sum(proportional_bytes(process.pid, "Pss_Anon") for process in self.processes()) + sum(
             file.stat().st_blocks * 512 for file in run_directory_of(self.supervisor).rglob("*")
         )
@@ -178,7 +178,7 @@ class Server:
 def look_at(folder: Path) -> Process:
     program = (folder / "cmdline").read_bytes()
     kind = next((kind for name, kind in PROGRAMS.items() if f".{name}\0".encode() in program), "other")
-    # After the name, which may hold anything.
+    # These follow the process name, which may contain any character.
     state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
     return Process(int(folder.name), "ended" if state == "Z" else kind, int(parent))
 
@@ -190,14 +190,14 @@ def marked_server(log: Path, *options: str) -> Iterator[Server]:
         yield Server(process.pid, port, log, mark)
 
 
-# Who kills ----------------------------------------------------------------------------------------------------
+# The killer ---------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Killer:
-    """Kills after so many answers, and often another soon after, that may have just been born.
+    """Kills a process every so many answers, and often another soon after, possibly one that is still starting.
 
-    But of each kind not two of these in a row: a third would end the server.
+    But never two starting processes of the same kind in a row: a third failed start would end the server.
     """
 
     server: Server
@@ -221,7 +221,7 @@ class Killer:
     def kill_one(self) -> None:
         processes = self.server.processes()
         workers = [each for each in processes if each.kind == "media worker"]
-        # A template is seen to be ready by the workers that it has forked.
+        # A template process is known to be ready once it has forked workers.
         ready = self.server.ready_pids() | self._old_workers | {worker.parent for worker in workers}
         self._old_workers = {worker.pid for worker in workers}
         victims = [each for each in processes if each.kind in VICTIMS and self._may_kill(each, ready)]
@@ -231,7 +231,7 @@ class Killer:
             self._kill(self.rng.choice([process for process in victims if process.kind == kind]), ready)
 
     def _may_kill(self, process: Process, ready: set[int]) -> bool:
-        # A picture that ends two workers is taken to be at fault.
+        # A picture whose worker dies twice is considered faulty.
         may_be_young = process.kind != "media worker" and not self._was_young.get(process.kind, False)
         return may_be_young or process.pid in ready
 

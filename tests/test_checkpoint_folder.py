@@ -1,4 +1,4 @@
-"""A checkpoint whose files are replaced is another one; all else may lie beside them, and come and go."""
+"""Replacing a checkpoint's files is detected; unrelated files in the folder may come and go."""
 
 import os
 from collections.abc import Callable

@@ -30,7 +30,7 @@ def test_it_is_frozen() -> None:
     [
         ("max_model_length", "did you mean 'max_model_len'"),
         ("zzz", "known are model, dtype, device"),
-        # vLLM's, which nothing here resembles but by its letters.
+        # vLLM options that resemble ours in spelling only, so none is suggested.
         ("trust_remote_code", "known are model, dtype, device"),
         ("tensor_parallel_size", "known are model, dtype, device"),
     ],
@@ -152,7 +152,7 @@ def test_one_thing_is_said_in_one_way(first: str, second: str) -> None:
 
 
 def test_nothing_is_an_amount_too() -> None:
-    """0 is said, None is not."""
+    """0 is a given value; None is not."""
     config = Config(encoder_cache_gb=0)
     assert (config.encoder_cache_gb, config.encoder_cache_size) == (0, None)
     with pytest.raises(InvalidArgumentError, match="says the same"):

@@ -1,4 +1,4 @@
-"""PDFs through a whole engine: what is answered of one is what is answered of its pages' pictures and texts."""
+"""PDFs through a whole engine: a PDF is answered like its pages' pictures and texts."""
 
 import base64
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Frontends and engine never drift apart, whatever is lost, late, stale or given up, and wherever pixels are kept."""
+"""Frontends and engine stay consistent, whatever is lost, late, stale or aborted, in every pixel mode."""
 
 import random
 import tempfile
@@ -45,16 +45,16 @@ from tests.scheduling.long_run import LONG_FACTOR
 
 MODES: tuple[PixelMode, ...] = get_args(PixelMode)
 PICTURES = [f"{index:x}".rjust(32, "f") for index in range(1, 13)]
-# As often as its place in the order of popularity says.
+# Zipf weights.
 POPULARITY = [1 / (1 + index) for index in range(len(PICTURES))]
-# Four of twelve pictures: in memory, in the ring with their headers, and as files of a page each.
+# Room for four of the twelve pictures: in memory, in the ring with headers, and as files of one page each.
 CACHE_BYTES: dict[PixelMode, int] = {"none": 0, "processor_only": 4 * 48, "lru": 4 * 48, "shm": 576, "shared": 4 * 4096}
 NUM_SEATS, MAX_RUNNING = 4, 12
 
 
 @dataclass
 class Pool:
-    """Makes pixels at once and keeps them as its mode does; says now and then that they lie where they do not."""
+    """Makes pixels at once and caches them as its mode does; sometimes returns a handle to pixels that do not exist."""
 
     chance: random.Random
     cache: PixelCache
@@ -133,20 +133,20 @@ class Asked:
 
 
 class House:
-    """Frontends and an engine, each in its turn: nothing of it is left to chance but `chance`."""
+    """Frontends and an engine that take turns; the only randomness is `chance`."""
 
     def __init__(self, seed: int, mode: PixelMode, directory: RunDirectory, *, loses_hints: bool) -> None:
         self.chance, self.counts = random.Random(seed), Counter[str]()
         self.mode, self.directory, self.loses_hints = mode, directory, loses_hints
         self.config = make_config(num_blocks=60, num_pictures=3, max_num_seqs=NUM_SEATS)
         self.options = Config(mm_processor_cache_gb=CACHE_BYTES[mode] / GIB)
-        # A ring has one writer.
+        # A ring allows only one writer.
         caches = [open_pixel_cache(mode, self.options, directory.path) for _ in range(1 if mode == "shm" else 2)]
         self.pools = [Pool(self.chance, cache, self.counts) for cache in caches]
         self.clients = [EngineClient(cast(MediaPool, pool)) for pool in self.pools]
         self.lost: set[str] = set()
         self.running: list[Asked] = []
-        # For each client: how many turns they still wait, and what they say.
+        # For each client: delayed hints, each with the number of turns to wait.
         self.late_hints: list[list[tuple[int, FromEngine]]] = [[] for _ in self.clients]
         self.start_engine()
 
@@ -163,7 +163,7 @@ class House:
             client.connect(self.channel.send_to_engine)
 
     def kill_engine(self) -> None:
-        """With all that was on its way."""
+        """Kill the engine; messages in transit are lost."""
         self.counts["engines killed"] += 1
         self.late_hints = [[] for _ in self.clients]
         for asked in self.running:
@@ -174,7 +174,10 @@ class House:
         self.leave_lost()
 
     def fate(self, message: ToEngine) -> int | None:
-        """Requests come before their media, as on any real channel; all else is late as it likes."""
+        """Return a message's delay in turns, or None to lose it.
+
+        Requests arrive before their media, as on any real channel; media and aborts may be late.
+        """
         if isinstance(message, EngineRequest):
             if self.chance.random() < 0.05:
                 self.lost.add(message.request_id)
@@ -262,7 +265,7 @@ class House:
             if not (self.running or self.runner.is_busy or self.scheduler.has_requests) and self.channel.is_empty:
                 break
             self.turn()
-        for _ in range(6):  # the latest of the late
+        for _ in range(6):  # longer than the longest delay
             self.turn()
 
     def expect_nothing_left(self) -> None:

@@ -1,4 +1,4 @@
-"""What can never run is refused with the numbers, under the names that users know."""
+"""Impossible configurations are refused with the numbers and with the options' public names."""
 
 from typing import Any
 

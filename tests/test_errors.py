@@ -1,4 +1,4 @@
-"""Errors go where their callers do, through pools of processes too."""
+"""Errors can be pickled, so they pass through process pools."""
 
 import pickle
 from collections.abc import Iterator

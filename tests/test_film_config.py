@@ -1,4 +1,4 @@
-"""Which frames are shown, when, and how large: for any film what transformers' Qwen3VLVideoProcessor says."""
+"""Sampled frames, their timestamps and sizes equal those of transformers' Qwen3VLVideoProcessor for any film."""
 
 import dataclasses
 import json
@@ -46,7 +46,7 @@ def published(tmp_path: Path) -> FilmConfig:
     return read(write(tmp_path, PUBLISHED))
 
 
-# What it says for a film --------------------------------------------------------------------------------------
+# Plans of films -----------------------------------------------------------------------------------------------
 
 
 limits = st.tuples(st.integers(1, 2**26), st.integers(1, 2**26)).map(sorted)
@@ -79,7 +79,7 @@ class Reference:
 
 
 def ask_reference(config: FilmConfig, geometry: Geometry) -> Reference | None:
-    """None where it refuses."""
+    """Return the reference's result, or None if it refuses the film."""
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor, smart_resize
 
@@ -89,7 +89,7 @@ def ask_reference(config: FilmConfig, geometry: Geometry) -> Reference | None:
     itself: Any = SimpleNamespace(fps=config.fps, min_frames=config.min_frames, max_frames=config.max_frames)
     indices = Qwen3VLVideoProcessor.sample_frames(itself, metadata, config.num_frames, config.fps)
     times = Qwen3VLProcessor._calculate_timestamps(itself, indices, timeline.frames_per_second)
-    # As in its `resize`, which does not say what size it found.
+    # Copied from its `resize`, which does not return the size it chose.
     max_pixels, factor, num_frames = limits.max_pixels, config.sizes.token_side, len(indices)
     if config.sizes.cap_pixels_per_frame:
         cap = min(config.sizes.max_video_tokens * factor * factor, max_pixels // num_frames)
@@ -135,7 +135,7 @@ def test_the_longest_films_are_within_the_bound_too(sizes: FilmSizes, num_frames
 
 
 def test_two_frames_are_a_moment_and_the_last_of_an_odd_number_is_shown_twice(published: FilmConfig) -> None:
-    plan = published.plan(film(30, rate=10.0))  # two frames a second, so six
+    plan = published.plan(film(30, rate=10.0))  # two frames per second, so six
     assert [(each.first, each.last) for each in plan.moments] == [(0, 6), (12, 17), (23, 29)]
     assert plan.layout.times == pytest.approx((0.3, 1.45, 2.6))
     assert published.with_overrides(num_frames=5).plan(film(9)).moments[-1] == Moment(8, 8)
@@ -158,7 +158,7 @@ def test_a_film_that_is_too_long_on_one_side_is_refused(published: FilmConfig) -
         published.plan(film(9, width=20_100, height=100))
 
 
-# What is read -------------------------------------------------------------------------------------------------
+# Reading the file ---------------------------------------------------------------------------------------------
 
 
 def test_the_published_file_gives_the_published_values(published: FilmConfig) -> None:
@@ -230,7 +230,7 @@ def test_overrides_go_before_the_file_and_those_of_pictures_are_not_asked_for_tw
     assert caught.value.field == "max_frames"
 
 
-# What a request may ask ---------------------------------------------------------------------------------------
+# Options of a request -----------------------------------------------------------------------------------------
 
 
 def test_a_request_may_say_how_many_frames_it_wants_in_either_way(published: FilmConfig) -> None:

@@ -1,6 +1,6 @@
-"""Films of Qwen2.5-VL: for any film its frames, sizes and places are those of transformers.
+"""Films of Qwen2.5-VL: for any film, its frames, sizes and positions equal those of transformers.
 
-What is read of both processors' files in the same way is tested in `test_film_config.py`.
+Settings that are read the same way from both processors' files are tested in `test_film_config.py`.
 """
 
 from pathlib import Path
@@ -26,7 +26,7 @@ from tests.video_processors import qwen2_vl_module
 IMAGE_CONFIG = ImageProcessorConfig(
     sizes=ShownSizes(14, 2, 3136, 12_845_056), **DEFAULTS_WHERE_SIZES_FOLLOW, backend="pil"
 )
-# As Qwen publishes it, for pictures and films.
+# As Qwen publishes it; used for both pictures and films.
 PUBLISHED: dict[str, Any] = {
     "min_pixels": 3136,
     "max_pixels": 12_845_056,
@@ -60,7 +60,7 @@ any_configs = st.builds(
 
 
 def reference_numbers(config: FilmConfig, timeline: Timeline) -> list[int] | None:
-    """None where it fails."""
+    """Return the frame numbers that transformers samples, or None if it fails."""
     metadata: Any = SimpleNamespace(total_num_frames=timeline.num_frames, fps=timeline.frames_per_second)
     least_and_most = {"min_frames": config.min_frames, "max_frames": config.max_frames}
     itself: Any = SimpleNamespace(fps=config.fps, num_frames=config.num_frames, temporal_patch_size=2, **least_and_most)
@@ -68,12 +68,12 @@ def reference_numbers(config: FilmConfig, timeline: Timeline) -> list[int] | Non
         numbers = qwen2_vl_module().Qwen2VLVideoProcessor.sample_frames(itself, metadata)
     except (ValueError, ZeroDivisionError):
         return None
-    # The last bits of a step may give it one more, that no film has.
+    # Rounding of the step may add a frame number past the end.
     return [number for number in numbers.tolist() if number < timeline.num_frames]
 
 
 def reference_size(sizes: SizesOfEachFrame, geometry: Geometry, num_frames: int) -> tuple[int, int] | None:
-    """As in its `resize`, which does not say what size it found."""
+    """Return the size as computed in transformers' `resize`, which does not return it; None if it refuses."""
     factor, least, most = sizes.token_side, sizes.limits.min_pixels, sizes.limits.max_pixels
     if sizes.cap_pixels_per_frame:
         together = int(sizes.max_video_tokens * factor * factor * 0.9)
@@ -88,7 +88,7 @@ def reference_size(sizes: SizesOfEachFrame, geometry: Geometry, num_frames: int)
 
 
 def reference_places(config: Qwen2VLFilmConfig, timeline: Timeline, num_shown: int) -> list[int]:
-    """Of each moment, counted from the first, by the model and the processor before it."""
+    """Return each moment's temporal position, relative to the first, as transformers computes it."""
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
     from transformers.video_utils import VideoMetadata
 
@@ -112,7 +112,7 @@ def test_every_film_is_shown_as_by_transformers_and_within_the_bound(
     assert geometry.timeline is not None
     expected = reference_numbers(config, geometry.timeline)
     if expected is None:
-        # It has one frame, or fewer than are asked for.
+        # The film has one frame, or fewer than requested.
         assert geometry.timeline.num_frames < max(2, config.most_frames)
         return
     size = reference_size(config.sizes, geometry, len(expected))  # type: ignore[arg-type]

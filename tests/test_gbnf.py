@@ -1,4 +1,4 @@
-"""Grammars as llama.cpp takes them: what they allow here is what they allow there, character by character."""
+"""llama.cpp grammars (GBNF) allow the same texts here as in llama.cpp, character by character."""
 
 import time
 from contextlib import suppress
@@ -42,7 +42,7 @@ def allows(grammar: str, text: str) -> bool:
     [
         (ARITHMETIC, ["1=2\n", "a_1 +(3*x) = 4\n\nb=c \n"], ["1=2", "=1\n", "(1=2\n", "A=1\n"]),
         (SQL, ["SELECT col_1 from table_2", "SELECT * from table_1"], ["SELECT col_1 from ", "select"]),
-        # Where a terminal would take all it can, nothing would be left for what comes behind it.
+        # A greedy terminal would leave nothing for what follows it.
         ('root ::= word "a"\nword ::= [a-z]+', ["bba", "aa"], ["a", "bb", ""]),
         ('root ::= "(" root ")" | word "a"\nword ::= [a-z]+', ["bba", "((aa))"], ["(bb)", "(aa"]),
         ('root ::= "<" root ">" | "a" "b" | "abc" "d"', ["<ab>", "abcd"], ["<abc>"]),
@@ -54,7 +54,7 @@ def allows(grammar: str, text: str) -> bool:
         ('root ::= "two\nlines"', ["two\nlines"], ["twolines"]),
         # Names
         ("root ::= a-b a_b A-B start 1\na-b::=[x]\na_b::=[y]\nA-B::=[z]\nstart::=[s]\n1::=[1]", ["xyzs1"], ["xxzs1"]),
-        # Repetitions, and nothing at all
+        # Repetitions and empty rules
         ('root ::= "ab"{2} [c]{1,} "d"{ 0 ,\n2 }', ["ababc", "ababccdd"], ["abab", "abb", "ababcddd"]),
         ('root ::= "(" root ")" | ("ab"+ "c"?)*', ["", "((abab))", "abcab"], ["abb"]),
         ('root ::= () "" | x\nx ::=', [""], ["a"]),

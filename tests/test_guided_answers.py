@@ -1,4 +1,4 @@
-"""Structured outputs from a prompt to a text: whatever the model would rather say, the answer has its form."""
+"""Structured outputs end to end: the answer has the requested form whatever the model prefers."""
 
 import json
 import re
@@ -39,7 +39,7 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 
 
 def texts(llm: LLM, num_seeds: int = NUM_SEEDS, **asked: Any) -> list[str]:
-    """At a temperature at which nothing has its form by itself; whole, so not cut off."""
+    """Return complete answers, sampled at a temperature at which no answer has the form by chance."""
     names = ("json", "regex", "choice", "grammar", "disable_any_whitespace")
     form = StructuredOutputsParams(**{name: asked.pop(name) for name in names if name in asked})
     common: dict[str, Any] = {"temperature": 1.5, "max_tokens": 600, "structured_outputs": form} | asked
@@ -51,7 +51,7 @@ def texts(llm: LLM, num_seeds: int = NUM_SEEDS, **asked: Any) -> list[str]:
 
 
 def check_is_valid(answer: Any) -> None:
-    """As the schema says it, in our own words."""
+    """Check an answer against the schema, by hand."""
     assert {"name", "count", "colors"} <= answer.keys() <= {"name", "count", "colors", "at"}
     assert isinstance(answer["name"], str)
     assert len(answer["name"]) <= 8
@@ -66,12 +66,12 @@ def test_json_is_always_valid(llm: LLM) -> None:
     answers = [json.loads(text) for text in texts(llm, json=SCHEMA)]
     for answer in answers:
         check_is_valid(answer)
-    # Else the form alone would have made the answer.
+    # Otherwise the grammar alone would have determined the answer.
     assert len({answer["name"] for answer in answers}) > NUM_SEEDS / 2
 
 
 def test_json_is_compact_where_white_space_is_disabled(llm: LLM) -> None:
-    # No text of theirs can have any.
+    # Its strings cannot contain white space.
     name = {"type": "string", "pattern": "^[a-z]{1,8}$"}
     schema = SCHEMA | {"properties": SCHEMA["properties"] | {"name": name}}
     assert any(re.search(r"\s", text) for text in texts(llm, 20, json=schema))

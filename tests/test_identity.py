@@ -1,4 +1,4 @@
-"""What names are for, through the whole of Keepsight: a picture is worked on once, in whatever form it comes."""
+"""Media names, end to end: a picture is processed once, in whatever form it is sent."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -42,7 +42,7 @@ def test_another_form_of_a_known_picture_finds_all_that_was_computed_of_it(llm: 
     forms = [encode(drawn.picture, "PNG"), encode(drawn.picture, "WEBP", lossless=True)]
     first, second = (ask_about(llm, by_content(form), drawn) for form in forms)
     assert first.num_cached_tokens == 0
-    # Its pixels had to be seen to know it.
+    # The picture was recognized only after decoding.
     assert second.num_cached_tokens < num_found_at_most(second)
     llm.reset_prefix_cache()
     assert ask_about(llm, by_content(forms[0]), drawn).num_cached_tokens == 0
@@ -64,7 +64,7 @@ def test_another_form_of_a_picture_of_which_nothing_is_left_is_worked_on_once(ll
     llm.reset_prefix_cache()
     llm.reset_encoder_cache()
     llm.reset_mm_cache()
-    # What the engine drops is heard of with an answer.
+    # The frontend learns with an answer what the engine has dropped.
     ask_about(llm, by_content(encode(draw(46).picture, "PNG")), draw(46))
     before = num_decoded(llm)
     for form in (forms[1], forms[1], forms[0]):
@@ -78,7 +78,7 @@ def test_a_picture_that_was_sent_with_a_uuid_is_asked_about_by_the_uuid_alone(ll
     alone = ask_about(llm, {"type": "image_url", "image_url": None, "uuid": "cat"}, drawn)
     assert alone.num_cached_tokens == num_found_at_most(alone)
     llm.reset_prefix_cache()
-    # The embeddings are still there, then the pixels.
+    # First the embeddings are still cached, then only the pixels.
     assert ask_about(llm, {"type": "image_url", "uuid": "cat"}, drawn).outputs[0].token_ids == sent.outputs[0].token_ids
     llm.reset_prefix_cache()
     llm.reset_encoder_cache()

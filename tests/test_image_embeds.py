@@ -1,4 +1,4 @@
-"""Embeddings in place of a picture, through all of Keepsight: the same answers by the same caches, never mixed."""
+"""Embeddings in place of a picture, end to end: same answers and same caches as for pictures, but separate entries."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -48,7 +48,7 @@ def embeds(drawings: list[Drawn]) -> list[Values]:
 
 
 class Work:
-    """How often something was made for the engine, and what it was given to encode."""
+    """Counts inputs prepared for the engine and items that it encoded."""
 
     def __init__(self, llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         self.num_made, self.num_encoded = 0, 0
@@ -112,7 +112,7 @@ def test_among_pictures_they_stand_where_they_were_sent(
     assert tokens_of(chat(llm, both[0], pictures[1], "What do you see?")) == seen
     assert tokens_of(chat(llm, pictures[0], both[1], "What do you see?")) == seen
     assert tokens_of(chat(llm, *both, "What do you see?")) == seen
-    # No crops: they are of the whole.
+    # Embeddings get no crops: they represent the whole picture.
     wide = chat(llm, *both, "What do you see?", mm_processor_kwargs={"do_pan_and_scan": True})
     assert tokens_of(wide) == seen
     assert work.take()[0] == 4
@@ -124,7 +124,7 @@ def test_the_second_time_nothing_is_sent_and_all_is_found(llm: LLM, embeds: list
     first = chat(llm, part, "What is this?")
     assert (first.num_cached_tokens, work.take()) == (0, (1, 1))
     second = chat(llm, again, "What is this?")
-    # All but the last token.
+    # All tokens but the last are found.
     assert (second.num_cached_tokens, work.take()) == (len(first.prompt_token_ids) - 1, (0, 0))
     llm.reset_prefix_cache()
     assert tokens_of(chat(llm, part, "What is this?")) == tokens_of(first)

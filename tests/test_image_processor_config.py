@@ -1,4 +1,4 @@
-"""The two files of a checkpoint, their nulls and their faults; parity with transformers' own reading."""
+"""The two processor files of a checkpoint, with nulls and faults; values equal those that transformers reads."""
 
 import dataclasses
 import json
@@ -18,7 +18,7 @@ from keepsight.shown_sizes import ShownSizes
 from tests.frontend.qwen_like import PROCESSOR as PUBLISHED_BY_QWEN
 from tests.frontend.reference_processor import skip_where_the_reference_is_older
 
-# As Google publishes it with gemma-3-4b-it.
+# As published by Google with gemma-3-4b-it.
 PUBLISHED: dict[str, Any] = {
     "do_convert_rgb": None,
     "do_normalize": True,
@@ -234,7 +234,7 @@ def test_lists_become_tuples_so_that_equal_configurations_hash_equally() -> None
     assert dataclasses.replace(of_lists) == of_lists
 
 
-# Sizes that follow from the picture's own -------------------------------------------------------------------------
+# Sizes that depend on the picture's own ---------------------------------------------------------------------------
 
 
 def sizes_of(directory: Path, **overrides: Any) -> ShownSizes:
@@ -357,7 +357,7 @@ def test_an_operator_may_allow_larger_pictures_than_the_file_and_a_request_none_
 
 
 def test_a_request_cannot_have_pictures_enlarged_beyond_the_tokens_that_there_is_room_for(tmp_path: Path) -> None:
-    """By so large a `min_pixels` that rounding up exceeds `max_pixels`."""
+    """With a `min_pixels` so large that rounding up exceeds `max_pixels`."""
     config = read(write(tmp_path, PUBLISHED_BY_QWEN))
     with pytest.raises(InvalidArgumentError, match=r"min_pixels: would enlarge .* at most 16384 are allowed"):
         config.with_overrides(min_pixels=16_777_216)

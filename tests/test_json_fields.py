@@ -1,4 +1,4 @@
-"""A checkpoint's fields: what is given is taken, and whatever is wrong is told by file and field."""
+"""Reading a checkpoint's JSON fields; errors name the file and the field."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`LLM` from PIL pictures and OpenAI's messages to answers; transformers' processor and generate() are the judges."""
+"""`LLM` end to end, from PIL pictures and OpenAI messages; the reference is transformers' processor and generate()."""
 
 import gc
 import io
@@ -49,14 +49,14 @@ GREEDY = SamplingParams(temperature=0, max_tokens=40)
 
 @dataclass(frozen=True)
 class Pair:
-    """One checkpoint, as we load it and as transformers does."""
+    """One checkpoint, loaded by us and by transformers."""
 
     llm: LLM
     reference: Any
     processor: Any
 
     def reference_ids(self, messages: list[dict[str, Any]], **processor_kwargs: Any) -> tuple[list[int], list[int]]:
-        """Of the prompt, of the answer."""
+        """Return transformers' token ids of the prompt and of the answer."""
         inputs = self.processor.apply_chat_template(
             messages,
             add_generation_prompt=True,
@@ -72,7 +72,7 @@ class Pair:
         return ids[:length], ids[length:]
 
 
-# Seeds whose answers wander; most with tied embeddings soon run in a circle.
+# Seeds with varied answers; most models with tied embeddings soon repeat themselves.
 @pytest.fixture(scope="module", params=[(2, False), (5, False), (7, False), (14, True)], ids=lambda param: f"{param}")
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     from transformers import AutoProcessor
@@ -81,7 +81,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     directory = tmp_path_factory.mktemp("checkpoint")
     reference = make_checkpoint(directory, seed, ties_embeddings=ties_embeddings)
     from_pretrained: Any = AutoProcessor.from_pretrained
-    # Without torchvision there is only this backend of the judge.
+    # Without torchvision, transformers has only this backend.
     processor = from_pretrained(directory, backend="pil")
     return Pair(LLM(directory, **placed(image_backend="pil", dtype="float32")), reference, processor)
 
@@ -92,7 +92,7 @@ def colourful_picture(width: int, height: int) -> Image.Image:
     return Image.fromarray(np.kron(coarse, np.ones((20, 20, 1), np.uint8)))
 
 
-# The wide one has two crops of at least 256 pixels, the tall one three, the square one none.
+# The wide picture has two crops of at least 256 pixels, the tall one three, the square one none.
 PICTURES = [colourful_picture(640, 300), colourful_picture(300, 860), colourful_picture(300, 300)]
 NUM_CROPS = [2, 3, 0]
 
@@ -112,7 +112,7 @@ def test_greedy_tokens_equal_transformers_over_64_tokens(pair: Pair, num_picture
     prompt_ids, token_ids = pair.reference_ids(messages, do_pan_and_scan=do_pan_and_scan)
     assert list(ours.prompt_token_ids) == prompt_ids
     assert list(ours.outputs[0].token_ids) == token_ids
-    # Else nothing would have been compared.
+    # Otherwise the comparison would mean little.
     assert len(token_ids) == NUM_TOKENS
     assert len(set(token_ids)) >= 6
     num_images = num_pictures + (sum(NUM_CROPS[:num_pictures]) if do_pan_and_scan else 0)
@@ -213,12 +213,12 @@ def test_metrics_tell_what_was_done_and_what_was_spared(llm: LLM) -> None:
     risen = {name: value - before[name] for name, value in count().items()}
     spared = risen.pop("spared")
     assert risen == {"decoded": 1, "encoded": 1, "generated": 4}
-    # The picture's place and what stands before it.
+    # The picture's tokens and those before it.
     assert spared >= 16
 
 
 def test_pixels_are_made_by_threads_that_compute_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A team of each would be counted among those that share the cores with the model."""
+    """OpenMP teams of these threads would be counted among those that share the cores with the model."""
     counts, preprocess = [], preprocess_image.preprocess_image
 
     def look_and_preprocess(*arguments: Any) -> Any:
@@ -258,7 +258,7 @@ def test_a_picture_is_the_same_however_it_is_sent(llm: LLM, drawn: Drawn) -> Non
     for other in others:
         assert other.prompt_token_ids == first.prompt_token_ids
         assert text_of(other) == text_of(first)
-        # Not to the last bit: what is computed together with what is a matter of when they came.
+        # Not bit for bit: the composition of batches depends on arrival times.
         expected = pytest.approx(first.outputs[0].cumulative_logprob, abs=1e-4)
         assert other.outputs[0].cumulative_logprob == expected
 
@@ -281,7 +281,7 @@ def test_generate_takes_token_ids_and_answers_as_to_their_text(llm: LLM) -> None
     [of_ids] = llm.generate({"prompt_token_ids": list(of_text.prompt_token_ids)}, params)
     assert of_ids.outputs == of_text.outputs
     assert of_ids.prompt_token_ids == of_text.prompt_token_ids
-    # What was given; of ids the text that they are.
+    # The prompt as given; for ids, their decoded text.
     assert (of_text.prompt, of_ids.prompt) == (text, f"<bos>{text}")
 
 
@@ -512,15 +512,15 @@ def test_a_caller_may_bring_a_bar_of_its_own(llm: LLM) -> None:
 
     params = SamplingParams(max_tokens=1)
     llm.generate(["a", "b"], params, use_tqdm=make_bar)
-    llm.chat(ask("Hello"), params, make_bar)  # its place in vLLM's chat(), not in its generate()
+    llm.chat(ask("Hello"), params, make_bar)  # its position in vLLM's chat(), not in its generate()
     assert [(each.n, each.total) for each in bars] == [(2, 2), (1, 1)]
 
 
-# The engine behind it -----------------------------------------------------------------------------------------
+# The engine ---------------------------------------------------------------------------------------------------
 
 
 def kinds_of_prompts(drawn: Drawn) -> list[list[dict[str, Any]]]:
-    """Prompts that share beginnings and pictures in every way."""
+    """Return prompts that share prefixes and pictures in various ways."""
     picture, other = by_object(drawn.picture), by_object(draw(8).picture)
     texts = [question.text for question in drawn.questions[:3]]
     return [
@@ -565,7 +565,7 @@ def test_what_lies_before_a_breakpoint_is_found_after_others_have_filled_the_cac
     if is_marked:
         assert again.num_cached_tokens >= 64
     else:
-        # What every prompt of a chat begins with.
+        # The common prefix of all chat prompts.
         assert again.num_cached_tokens == 4
 
 
@@ -690,7 +690,7 @@ def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None
         outputs = llm.generate(["a", "b", "c", "d"], params, use_tqdm=False, priority=[0, 3, 2, 1])
         llm.generate("the end", params)
     first, *others = (output.request_id for output in outputs)
-    # The first may have begun before the others came.
+    # The first may have started before the others arrived.
     assert finished[:4] == [first, *others[::-1]]
 
 
@@ -804,7 +804,7 @@ def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
 
 @pytest.fixture
 def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[object]]]:
-    """What is loaded, as long as it is held; no garbage is looked for meanwhile."""
+    """Weak references to loaded models; garbage collection is off during the test."""
     held: list[weakref.ref[object]] = []
 
     def load(*given: Any) -> Any:
@@ -851,7 +851,7 @@ def test_closing_gives_its_memory_back_to_the_system() -> None:
 def test_forgetting_it_frees_the_model_at_once(models: list[weakref.ref[object]]) -> None:
     llm = LLM(**placed())
     if DEVICE == "cuda":
-        gc.collect()  # of a process's first kernels their compiler leaves what holds whoever called it
+        gc.collect()  # compiling a process's first kernels leaves reference cycles that hold the caller
     assert llm.generate("Hello", SamplingParams(max_tokens=1))
     [model] = models
     del llm
@@ -904,7 +904,7 @@ print(f"this LLM belongs to process {{os.getpid()}}, but this is {{child}}: {{ad
 
 
 def test_a_forked_process_is_told_that_it_has_no_engine_and_leaves_its_parent_s_alone() -> None:
-    # Some Pythons warn of any fork beside threads.
+    # Some Python versions warn about forking with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -918,7 +918,7 @@ def test_one_that_is_forgotten_is_closed() -> None:
     assert set(threading.enumerate()) - before
     del llm
     gc.collect()
-    # Others may end meanwhile, too: those of an earlier one, that only now is found to be forgotten.
+    # Threads of an earlier LLM, collected only now, may also end meanwhile, so this is no equality.
     assert not set(threading.enumerate()) - before
 
 
@@ -990,7 +990,7 @@ def test_one_whose_making_is_interrupted_leaves_neither_threads_nor_files(
     assert not list(tmp_path.iterdir())
 
 
-# Mistakes of a caller -----------------------------------------------------------------------------------------
+# Caller errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""What goes when room is needed, and what never does: one by one, then against a model that keeps a plain list."""
+"""Which entries are evicted and which never are: single cases, then random ones against a model with a plain list."""
 
 import logging
 from typing import Any
@@ -15,7 +15,7 @@ MAX_BYTES = 10
 
 
 def cache_of(*words: str) -> LruCache[str, str]:
-    """A word is its own value, as large as it is long."""
+    """Return a cache of words; each word is its own value, and its size is its length."""
     cache = LruCache[str, str](MAX_BYTES, len)
     for word in words:
         assert cache.put_if_fits(word, word)
@@ -131,7 +131,7 @@ KEYS = st.sampled_from("abcdefgh")
 
 
 class CacheAgainstAList(RuleBasedStateMachine):
-    """The model: keys and sizes in a list, the least recently used first; and names of what is to go before these."""
+    """The model: a list of keys and sizes, least recently used first, and the keys to evict before all others."""
 
     def __init__(self) -> None:
         super().__init__()

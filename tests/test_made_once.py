@@ -1,4 +1,4 @@
-"""A value is made when it is asked for, once for each object, and no object waits for another."""
+"""A value is made on first access, once per object, and objects do not block one another."""
 
 import threading
 from collections.abc import Callable
@@ -24,7 +24,7 @@ def test_each_object_makes_its_own_once_and_only_if_it_is_asked() -> None:
 
 
 def test_no_object_waits_for_one_that_is_making_its_own() -> None:
-    """A process that is forked at that moment would have nobody who ends it."""
+    """With a shared lock, a process forked at that moment would inherit it locked forever."""
     is_making, may_end = threading.Event(), threading.Event()
 
     def make_slowly() -> str:

@@ -1,4 +1,4 @@
-"""What `make` does before and beside the packages: with Pythons that only say what they are asked to do."""
+"""What `make` does apart from installing packages, tested with fake Pythons that print what they are asked to do."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 MAKEFILE = Path(__file__).parents[1] / "Makefile"
-# `-c` is what looks at its version; `-m venv` is what may leave half of it.
+# `-c` checks the version; `-m venv` may leave a partial folder.
 PYTHON = """#!/bin/sh
 if [ "$1" = -c ]; then exec {real} -c "import sys; sys.version_info = ({version}); $2"; fi
 mkdir -p .venv/bin && touch .venv/bin/python && exit {status}
@@ -34,7 +34,7 @@ def write_script(path: Path, script: str) -> None:
 
 
 def make(clone: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """As from a shell, whichever `make` may have started the tests."""
+    """Run make as from a shell, without variables of a `make` that started the tests."""
     variables = {"PATH": os.environ["PATH"]}
     return subprocess.run(["make", *arguments], cwd=clone, env=variables, capture_output=True, text=True)
 
@@ -55,7 +55,7 @@ def test_an_old_python_is_told_in_one_line_and_a_newer_one_can_be_named_then(clo
 
 
 def test_nothing_stays_of_an_environment_that_cannot_be_made(clone: Path) -> None:
-    """Debian without python3-venv leaves all but pip."""
+    """On Debian without python3-venv, a folder without pip is left behind."""
     assert make_environment(clone, "3, 11", status=1).returncode != 0
     assert not (clone / ".venv").exists()
 

@@ -1,4 +1,4 @@
-"""Real servers of several frontends, or several engines, some of which are killed."""
+"""Real servers with several frontends or several engines, some of which are killed."""
 
 import os
 import re
@@ -48,7 +48,7 @@ def two_engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
 
 
 def describe(server: Server, seed: int) -> bool:
-    """Whether it is right about a picture, asked on a connection of its own."""
+    """Return whether the server describes a picture correctly, asked on a new connection."""
     drawn = draw(seed)
     with server.client() as client:
         return answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
@@ -72,7 +72,7 @@ def test_four_frontends_answer_rightly_about_one_new_picture_and_about_many(tmp_
 @on_cpu_alone("each engine would need a GPU of its own")
 def test_an_engine_that_is_killed_costs_its_own_streams_and_the_other_goes_on(two_engines: Servers) -> None:
     with two_engines.client() as client, ThreadPoolExecutor() as threads:
-        # The second goes where there is less to do.
+        # The second goes to the less loaded engine.
         streams = [complete(client, ask("Hello"), **ENDLESS) for _ in range(2)]
         for stream in streams:
             next(iter(stream))
@@ -98,7 +98,7 @@ def test_what_waits_for_a_killed_engine_is_answered_by_the_other(two_engines: Se
         os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor() as threads:
         asked = [threads.submit(describe, two_engines, seed) for seed in (1, 2, 3, 4)]
-        # The frontend, which is one thread, has read some of the requests before it answers this.
+        # The single-threaded frontend has read some of the requests before it answers this.
         assert httpx.get(f"http://127.0.0.1:{two_engines.port}/ready", timeout=START_SECONDS).status_code == 200
         os.kill(killed, signal.SIGKILL)
         two_engines.await_log(rf"engine-\d \(pid {killed}\) was killed by SIGKILL; another is started")

@@ -1,4 +1,4 @@
-"""Spans are half open: what touches does not overlap, and an edge cuts nothing."""
+"""Spans are half open: adjacent spans do not overlap, and a cut at an edge cuts nothing."""
 
 from keepsight.media import TokenSpan
 

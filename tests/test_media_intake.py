@@ -1,4 +1,4 @@
-"""Pictures from the network and the file system through `LLM` and the HTTP face, and what strangers may send there."""
+"""Pictures from the network and the file system, through `LLM` and HTTP, including hostile ones."""
 
 import asyncio
 import json
@@ -25,7 +25,7 @@ from tests.frontend.sample_pictures import encode, random_picture
 from tests.place import placed
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8)
-NO_ENGINE = cast(Engine, None)  # nothing here gets that far
+NO_ENGINE = cast(Engine, None)  # never reached in these tests
 URL_FIELD = "messages[0].content[0].image_url.url"
 
 
@@ -65,11 +65,11 @@ def test_a_picture_is_the_same_wherever_it_lies(llm: LLM, server: PictureServer,
     assert server.num_asked("/a.png") == 1
 
 
-# What strangers send ------------------------------------------------------------------------------------------
+# Hostile content ----------------------------------------------------------------------------------------------
 
 
 def png_of(width: int, height: int, *chunks: tuple[bytes, bytes]) -> bytes:
-    """With a true header and nothing that it promises."""
+    """Return a PNG with a valid header but only the given chunks."""
     head = width.to_bytes(4, "big") + height.to_bytes(4, "big") + bytes([8, 2, 0, 0, 0])
     packed = b"".join(
         len(content).to_bytes(4, "big") + kind + content + zlib.crc32(kind + content).to_bytes(4, "big")
@@ -89,7 +89,7 @@ def giant_jpeg() -> bytes:
 
 
 def _with_segments(segment: bytes) -> bytes:
-    """A mebibyte of them."""
+    """Return a JPEG with a mebibyte of such segments."""
     whole = encode(random_picture("RGB", (16, 16), 1), "JPEG")
     return whole[:2] + segment * (2**20 // len(segment)) + whole[2:]
 

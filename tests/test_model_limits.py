@@ -1,4 +1,4 @@
-"""What a checkpoint can take."""
+"""Context lengths and other limits read from a checkpoint's configuration."""
 
 import json
 from pathlib import Path

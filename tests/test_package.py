@@ -1,4 +1,4 @@
-"""What importing the package does to a process, and what it does not."""
+"""Effects of importing the package on the process."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What a checkpoint can take; two files say how large its pictures are, and have to agree."""
+"""Media that a checkpoint accepts; its two files must agree on the size of pictures."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Embeddings in place of a prompt's tokens: the same answers as of the tokens, whatever is cached or cut."""
+"""Embeddings in place of a prompt's tokens give the same answers as the tokens, however cached or chunked."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,18 +17,18 @@ from tests.precomputed import to_npy
 from tests.random_checkpoint import make_checkpoint, make_text_only_checkpoint
 
 NUM_TOKENS = 24
-# The placeholder's id: it would be said at once, unless it were taken for said already.
+# The placeholder's id. Its bias makes it be sampled at once, unless penalties wrongly count placeholders as said.
 BIASED = 0
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 PENALIZED = SamplingParams(
     temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, repetition_penalty=100, logit_bias={BIASED: 30}, logprobs=2
 )
-# Several strips, the last one short; and no placeholder among them.
+# Several strips, the last one partial; the placeholder's id is not among them.
 IDS = [2, *np.random.default_rng(3).integers(10, 900, 88).tolist()]
 
 
 class Judge:
-    """transformers' model, which is asked anything once, whatever the settings of ours."""
+    """The transformers model; its answers are cached across our engine settings."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -40,14 +40,14 @@ class Judge:
         return embedded
 
     def answer(self, embeds: torch.Tensor, repetition_penalty: float = 1.0, bias: float = 0.0) -> list[int]:
-        """`bias` is of `BIASED`."""
+        """Return the greedy answer; `bias` is added to the logit of `BIASED`."""
         asked = (embeds.numpy().tobytes(), repetition_penalty, bias)
         if asked not in self._answers:
             self._answers[asked] = self._generate(embeds, repetition_penalty, bias)
         return self._answers[asked]
 
     def _generate(self, embeds: torch.Tensor, repetition_penalty: float, bias: float) -> list[int]:
-        """By hand: its `generate` takes no `inputs_embeds` of this model."""
+        """Decode by hand: transformers' `generate` does not support `inputs_embeds` for this model."""
         from transformers import RepetitionPenaltyLogitsProcessor
 
         penalize = RepetitionPenaltyLogitsProcessor(repetition_penalty)
@@ -63,7 +63,7 @@ class Judge:
 
 
 class Pair:
-    """One checkpoint, as transformers has it and as we load it, with one setting of the engine."""
+    """One checkpoint, loaded by transformers and by us, with one engine setting."""
 
     def __init__(self, directory: Path, judge: Judge, **options: Any) -> None:
         self.judge = judge
@@ -106,7 +106,7 @@ def test_they_are_continued_as_the_tokens_and_as_transformers_does(pair: Pair) -
         for prompt in ({"prompt_embeds": embeds}, {"prompt_embeds": embeds.numpy()}, {"prompt_token_ids": IDS})
     )
     assert answer_of(first) == answer_of(tokens) == pair.judge.answer(embeds)
-    # Else little would have been compared.
+    # Otherwise the comparison would mean little.
     assert len(set(answer_of(first))) >= 6
     assert answer_of(repeated) == answer_of(first)
     has_prefixes = pair.llm.config.enable_prefix_caching
@@ -155,7 +155,7 @@ def test_the_prefix_cache_is_shared_by_equal_vectors_of_one_salt_alone(checkpoin
             {"prompt_embeds": embeds[:60]},
         ]
         found = [pair.ask(GREEDY, prompt)[0].num_cached_tokens for prompt in asked]
-    # Strips of 16: three of them before what was changed, and before where the shorter prompt ends.
+    # Strips of 16 tokens: three of them lie before the change, and before the end of the shorter prompt.
     assert found == [0, 0, 48, 0, len(IDS) - 1, 48]
 
 

@@ -1,4 +1,4 @@
-"""What a model makes of a prompt: transformers' last hidden state, whatever is cached, cut or computed with it."""
+"""A prompt's embedding vector is transformers' last hidden state, whatever is cached, chunked or batched with it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,7 +27,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class Pair:
-    """One checkpoint, as transformers has it and as we load it, with one setting of the engine."""
+    """One checkpoint, loaded by transformers and by us, with one engine setting."""
 
     def __init__(self, directory: Path, reference: Any, **options: Any) -> None:
         from transformers import AutoProcessor
@@ -76,14 +76,14 @@ def test_vectors_are_transformers_last_hidden_states_of_length_one(pair: Pair) -
     told = vectors_of(pair.llm.embed([*TEXTS, showing(red), showing(blue)], use_tqdm=False))
     expected = [*map(pair.expected, TEXTS), pair.expected(MARKED, red), pair.expected(MARKED, blue)]
     np.testing.assert_allclose(told, expected, atol=2e-5)
-    # Else the pictures would not have been seen.
+    # Otherwise the pictures would have had no effect.
     assert np.abs(told[3] - told[4]).max() > 1e-3
 
 
 def test_a_vector_is_the_same_whatever_is_known_of_its_prompt(pair: Pair) -> None:
     prompts = [*TEXTS, showing(coloured("green"))]
     first = vectors_of(pair.llm.embed(prompts, use_tqdm=False))
-    # The end of each prompt is kept by this, as logits, which are no vector.
+    # This caches the end of each prompt as logits, from which no vector can be made.
     answers = pair.llm.generate(prompts, SamplingParams(temperature=0, max_tokens=3), use_tqdm=False)
     again = pair.llm.embed(prompts, use_tqdm=False)
     np.testing.assert_allclose(vectors_of(again), first, atol=LEEWAY, rtol=0)

@@ -1,6 +1,6 @@
-"""Qwen2.5-VL as its users have it: ids, pictures and answers are those of transformers.
+"""Qwen2.5-VL end to end: ids, pictures and answers equal those of transformers.
 
-What is the same as Qwen3-VL's is tested there.
+What it shares with Qwen3-VL is tested in `test_qwen3_vl.py`.
 """
 
 from pathlib import Path
@@ -32,7 +32,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 def load(directory: Path, **options: Any) -> LLM:
-    # Of transformers' two, the one that needs no torchvision.
+    # Of transformers' two image backends, the one that does not need torchvision.
     return LLM(directory, **placed(image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8, **options))
 
 
@@ -41,7 +41,7 @@ def show(*pictures: Pixels) -> list[dict[str, Any]]:
 
 
 def reference_ids(directory: Path, pictures: list[Pixels]) -> list[int]:
-    """By Qwen2_5_VLProcessor's own rule: the whole cannot be made without torchvision."""
+    """Return prompt ids by Qwen2_5_VLProcessor's rule; the processor cannot be built without torchvision."""
     from transformers import AutoTokenizer
     from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
@@ -78,9 +78,9 @@ def test_answers_about_pictures_of_any_size_are_the_reference_s(
 # Films --------------------------------------------------------------------------------------------------------
 
 
-# Of a size that is shown as it is: six tokens.
+# A size that needs no resizing: six tokens.
 FILM = np.random.default_rng(1).integers(0, 256, (49, 56, 84, 3), np.uint8)
-# Two a second of 24, but four at least.
+# Two of the 24 frames per second, but at least four.
 FRAMES = FILM[[0, 12, 24, 36]]
 
 
@@ -107,7 +107,7 @@ def test_a_film_is_answered_as_by_the_reference_and_another_if_it_shows_the_same
     moments = [config.video_token_id] * 12
     assert ids[begin - 1 : begin + 13] == [config.vision_start_token_id, *moments, config.vision_end_token_id]
     found = [output.num_cached_tokens for output in outputs]
-    # Behind the first of its moments the slower film is another to the decoder.
+    # After its first moment the slower film has other positions in the decoder.
     assert found == ([0, 0, 0] if options else [0, begin + 6, len(ids) - 1])
 
 

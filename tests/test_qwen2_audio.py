@@ -1,4 +1,4 @@
-"""Qwen2-Audio as its users have it: from a folder, sounds and words to the answers of transformers."""
+"""Qwen2-Audio end to end: answers about sounds and texts equal those of transformers."""
 
 import base64
 import re
@@ -36,7 +36,7 @@ def llm(checkpoint: tuple[Path, Any]) -> Iterator[LLM]:
 
 
 def by_transformers(checkpoint: tuple[Path, Any], prompt_ids: Sequence[int], lengths: Sequence[int]) -> list[int]:
-    """Greedy, about drawn sounds of these lengths."""
+    """Return transformers' greedy answer about drawn sounds of these lengths."""
     sounds = [as_floats(drawn(length)) for length in lengths]
     inputs = ref.reference_inputs(prompt_ids, sounds, ref.sound_config(ref.draw_config(SEED)))
     ended = {"do_sample": False, "pad_token_id": 0, "eos_token_id": None}
@@ -90,7 +90,7 @@ def test_a_server_is_sent_a_sound_in_any_way_and_knows_it_again(checkpoint: tupl
             answers.append(answer.model_dump())
         metrics = httpx.get(f"{server.url}/metrics").text
         _check_other_endpoints(client, server.url, model, as_openai)
-    # That both files hold one sound shows when the second one's samples are made, and is of use to the next.
+    # That both files hold the same sound is known only after decoding the second, and helps later requests.
     for name, expected in (("decoded", "2"), ("encoded", "2")):
         assert re.findall(rf'^keepsight_media_{name}_total\{{modality="audio"\}} (\d+)', metrics, re.M) == [expected]
     theirs = by_transformers(checkpoint, answers[0]["prompt_token_ids"], [9_001])
@@ -99,7 +99,7 @@ def test_a_server_is_sent_a_sound_in_any_way_and_knows_it_again(checkpoint: tupl
 
 
 def _check_other_endpoints(client: OpenAI, url: str, model: str, part: dict[str, Any]) -> None:
-    """Each counts the same."""
+    """Check that each endpoint counts the same tokens."""
     asked = {"messages": [{"role": "user", "content": [part, say("What is that?")]}]}
     counted = httpx.post(f"{url}/tokenize", json=asked).raise_for_status().json()
     assert (counted["audio_tokens"], counted["image_tokens"]) == (14, 0)

@@ -1,4 +1,4 @@
-"""Qwen3-VL as its users have it: from a folder, pictures of any size and words to the answers of transformers."""
+"""Qwen3-VL end to end: answers about pictures of any size, films and texts equal those of transformers."""
 
 import re
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 @pytest.fixture(scope="module")
 def llm(checkpoint: tuple[Path, Any]) -> Iterator[LLM]:
-    # Of transformers' two, the one that needs no torchvision.
+    # Of transformers' two image backends, the one that does not need torchvision.
     llm = LLM(checkpoint[0], **placed(image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8))
     yield llm
     llm.close()
@@ -87,7 +87,7 @@ def test_a_page_of_a_pdf_is_shown_in_the_size_that_its_drawing_would_be(llm: LLM
 
 
 def film(num_frames: int, seed: int = 0) -> Pixels:
-    """Of a size that is shown as it is."""
+    """Return a film whose size needs no resizing."""
     return np.random.default_rng(seed).integers(0, 256, (num_frames, 64, 96, 3), np.uint8)
 
 
@@ -96,13 +96,13 @@ def test_an_answer_about_a_film_is_the_reference_s(llm: LLM, checkpoint: tuple[P
     asked = ask(*shown(beside), {"type": "video", "video": seen}, "What happens?")
     [output] = llm.chat(asked, GREEDY)
     directory, reference = checkpoint
-    # Two a second of 24, but four at least.
+    # Two of the 24 frames per second, but at least four.
     frames = seen[[0, 16, 32, 48]]
     theirs = reference_answer(reference, directory, output.prompt_token_ids, [beside], 8, frames)
     assert output.outputs[0].token_ids[: len(theirs)] == theirs
     tokenizer = llm.get_tokenizer()
     written = tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
-    # What the template writes around a film stays around its moments.
+    # The markers that the template writes around a film stay around its moments.
     assert "<|vision_start|><0.3 seconds><|vision_start|>" in written
     assert "<|vision_end|><1.7 seconds><|vision_start|>" in written
     [again] = llm.chat(asked, GREEDY)
@@ -138,7 +138,7 @@ def test_embeddings_of_a_prompt_are_answered_as_its_tokens_are(checkpoint: tuple
 
 
 def test_a_step_too_small_for_a_strip_of_an_embedded_prompt_is_refused(checkpoint: tuple[Path, Any]) -> None:
-    """Pictures are smaller, as they are asked to be shown."""
+    """Pictures are limited to a smaller size here, so only the strip is too large for a step."""
     smaller = {"min_pixels": 4 * 32 * 32, "max_pixels": 8 * 32 * 32}
     with pytest.raises(KeepsightError, match=f"must be at least {TOKENS_PER_STRIP}"):
         LLM(
@@ -206,6 +206,6 @@ def test_a_server_knows_pictures_and_films_again_after_a_restart(checkpoint: tup
                 answers.append(answer.choices[0].message.content)
             metrics = httpx.get(f"{server.url}/metrics").text
             encoded += re.findall(r'^keepsight_media_encoded_total\{modality="(?:image|video)"\} (\S+)', metrics, re.M)
-    # Of the film, two moments: its least number of frames is four.
+    # Two moments of the film: its minimum is four frames.
     assert list(map(float, encoded)) == [1, 2, 0, 0]
     assert answers[0] == answers[1] == answers[3]

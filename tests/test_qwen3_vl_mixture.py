@@ -1,4 +1,4 @@
-"""A mixture of experts as its users have it; what is the same as of Qwen3-VL's dense sizes is tested there."""
+"""Qwen3-VL's mixture of experts, end to end; what it shares with dense sizes is tested in `test_qwen3_vl.py`."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Every size that transformers' `smart_resize` gives, and how many tokens it may be at most."""
+"""Sizes equal those of transformers' `smart_resize`, and the bound on their number of tokens holds."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.media import Geometry
 from keepsight.shown_sizes import ShownSizes, can_show
 
-# As Qwen publishes them with Qwen3-VL.
+# As published with Qwen3-VL.
 PUBLISHED = ShownSizes(patch_size=16, merge_size=2, min_pixels=65_536, max_pixels=16_777_216)
 
 sides = st.integers(1, 300) | st.integers(1, 20_000)
@@ -22,7 +22,7 @@ any_sizes = st.one_of(
     st.builds(
         lambda patch, merge, both: ShownSizes(patch, merge, *both), st.integers(1, 20), st.integers(1, 3), limits
     ),
-    # Where rounding does most.
+    # Equal limits, where rounding matters most.
     st.builds(lambda pixels: ShownSizes(16, 2, pixels, pixels), st.integers(1, 2**21)),
 )
 
@@ -35,7 +35,7 @@ def smart_resize() -> Any:
 
 
 def size_by_reference(smart_resize: Any, geometry: Geometry, sizes: ShownSizes) -> Geometry | None:
-    """None where it refuses."""
+    """Return the reference's size, or None if it refuses."""
     try:
         height, width = smart_resize(
             geometry.height, geometry.width, sizes.token_side, sizes.min_pixels, sizes.max_pixels

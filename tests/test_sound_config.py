@@ -1,4 +1,4 @@
-"""How many tokens a sound has is what transformers' processor says of any; what would be heard otherwise is refused."""
+"""A sound has as many tokens as with transformers' processor; settings that would change the sound are refused."""
 
 import json
 from pathlib import Path
@@ -12,7 +12,7 @@ from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.processor_config import ProcessorConfig
 from keepsight.sound_config import SoundConfig
 
-# As published with Qwen2-Audio, and as transformers saves it anew.
+# As published with Qwen2-Audio and as transformers re-saves it.
 PUBLISHED: dict[str, Any] = {
     "chunk_length": 30,
     "feature_extractor_type": "WhisperFeatureExtractor",

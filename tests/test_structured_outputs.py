@@ -89,7 +89,7 @@ def test_what_is_far_too_long_is_refused_before_a_grammar_is_made_of_it(name: st
         tracemalloc.stop()
     said = f"is longer than {MAX_GRAMMAR_CHARACTERS} characters"
     assert (refused.field, refused.message) == (f"structured_outputs.{name}", said)
-    # At the most a schema's own text, which tells its length.
+    # At most the schema's own text is made, to measure its length.
     assert most_bytes < 3 * 2**21
 
 
@@ -170,7 +170,7 @@ def test_a_name_by_a_pattern_that_no_grammar_can_keep_leaves_all_names_free() ->
     patterns = {"^x-": {"type": "string"}, "^(?!x-)": {"type": "integer"}}
     schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
     assert lenient(schema) == {"type": "object", "patternProperties": {"^x-": {"type": "string"}}}
-    # What only looks like the keyword is a property.
+    # A property may have the name of the keyword.
     of_that_name = {"properties": {"patternProperties": {"properties": {"(?!a)": {}}}, "minimum": {"type": "string"}}}
     assert lenient(of_that_name) == of_that_name
 

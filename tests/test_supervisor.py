@@ -1,4 +1,4 @@
-"""A real supervisor over processes that only play their part (`fake_process.py`)."""
+"""A real supervisor with fake child processes (`fake_process.py`)."""
 
 import json
 import os
@@ -54,7 +54,7 @@ sys.exit(status)
 
 
 class Actor:
-    """A process of the server, as the test sees it."""
+    """The test's handle to a (fake) process of the server."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.settimeout(PATIENCE)
@@ -68,7 +68,7 @@ class Actor:
         return message
 
     def wait(self) -> None:
-        """Until it has ended."""
+        """Wait until the process has ended."""
         with suppress(ConnectionResetError):
             for _ in self._lines:
                 pass
@@ -97,11 +97,11 @@ class Stage:
         self._supervisor: subprocess.Popen[bytes] | None = None
 
     def num_restarted(self, kind: str) -> float:
-        """As the metrics tell it."""
+        """Return the number of restarts according to the metrics."""
         return Totals.of_server(self.path).numbers[RESTARTED[kind]]
 
     def start(self, num_frontends: int = 1, shutdown_seconds: float = 60, num_engines: int = 1) -> list[Actor]:
-        """The engines, then the frontends, each in the order of their ranks."""
+        """Start the server. Return engines, then frontends, each in order of rank."""
         self.supervise(num_frontends, num_engines, shutdown_seconds, sys.executable, FAKE, self.path / "stage")
         actors = (self.next() for _ in range(num_engines + num_frontends))
         return sorted(actors, key=lambda actor: (actor.kind, actor.start["rank"]))
@@ -131,7 +131,7 @@ class Stage:
         self._supervisor.send_signal(number)
 
     def take_descriptors(self) -> None:
-        """It gets no more than it has."""
+        """Lower the supervisor's limit of file descriptors, so that it can open no more."""
         assert self._supervisor is not None
         resource.prlimit(self._supervisor.pid, resource.RLIMIT_NOFILE, (3, 3))
 
@@ -248,7 +248,7 @@ def test_the_folder_that_it_was_started_in_may_be_removed(stage: Stage, monkeypa
     release.mkdir()
     with monkeypatch.context() as patch:
         patch.chdir(release)
-        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # what is relative there would lead elsewhere
+        patch.setenv("PYTHONPATH", os.pathsep.join(sys.path))  # relative entries would no longer resolve
         engine, _ = stage.start_serving()
     assert Path(f"/proc/{engine.pid}/cwd").readlink() == release
     release.rmdir()
@@ -378,7 +378,7 @@ def test_a_first_start_that_fails_is_told_in_the_process_s_own_words_and_not_tri
 ) -> None:
     actors = stage.start()
     actors[index].do(["fail", "no/such/model: no such folder"])
-    assert stage.wait() == 1  # what sys.exit makes of a text; the command makes 2 of it
+    assert stage.wait() == 1  # sys.exit with a text; the command itself exits with 2
     assert stage.log == "no/such/model: no such folder\n"
     for actor in actors:
         actor.wait()
@@ -405,7 +405,7 @@ def test_two_that_die_at_once_during_the_first_start_end_it_all_the_same(stage: 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130), (signal.SIGHUP, 0)])
 def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number: signal.Signals, status: int) -> None:
-    with inherited_by_children(signal.SIGHUP, signal.SIG_DFL):  # these tests may run under nohup themselves
+    with inherited_by_children(signal.SIGHUP, signal.SIG_DFL):  # the tests themselves may run under nohup
         engine, frontend = stage.start_serving()
     stage.send_signal(number)
     assert frontend.hear()["type"] == "Drain"

@@ -1,4 +1,4 @@
-"""Two tenants, one picture: by what is counted, the second has all of it made anew, in every cache."""
+"""Two tenants, one picture: counters show that no cache shares an entry between them."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ from tests.counted import counted
 from tests.drawn import draw
 from tests.place import placed
 
-# Long enough for a block of the prefix cache before the picture, too.
+# Long enough to fill a block of the prefix cache before the picture.
 PROMPT = "<start_of_turn>user\nOne two three four five six seven eight nine ten.<start_of_image>What is this?"
 
 
@@ -29,7 +29,7 @@ def test_two_tenants_never_share_an_entry_of_any_cache(monkeypatch: pytest.Monke
     with LLM(**placed()) as llm:
 
         def ask_as(salt: str | None) -> tuple[float, int, bool]:
-            """What was made for it, and whether keys and values were found."""
+            """Return the numbers of preprocessed and encoded pictures, and whether keys and values were found."""
             pool = llm.engine._media_pool
             [num_made], num_encoded = counted(pool, PREPROCESSED), len(encoded)
             prompt = {"prompt": PROMPT, "multi_modal_data": {"image": picture}, "cache_salt": salt}
@@ -39,7 +39,7 @@ def test_two_tenants_never_share_an_entry_of_any_cache(monkeypatch: pytest.Monke
         tenants = ("a", "b", None)
         assert [ask_as(salt) for salt in tenants] == [(1, 1, False)] * 3
         assert [ask_as(salt) for salt in tenants] == [(0, 0, True)] * 3
-        # Each cache by itself: what is still held is found by whoever left it there, and by nobody else.
+        # Each cache alone: entries that remain are found by their own tenant and by no other.
         llm.reset_prefix_cache()
         assert [ask_as(salt) for salt in ("a", "new")] == [(0, 0, False), (1, 1, False)]
         llm.reset_prefix_cache()

@@ -1,4 +1,4 @@
-"""The channel itself; `test_drift` shows what frontends and engine make of its disturbances."""
+"""The channel itself; `test_drift` tests how frontends and engine cope with its disturbances."""
 
 from typing import cast
 

@@ -1,4 +1,4 @@
-"""transformers' video processors, for what they reckon without torchvision, which is not here."""
+"""transformers' video processors, for the computations that do not need torchvision, which is not installed."""
 
 import importlib
 import sys
@@ -9,7 +9,7 @@ MODULES = ("torchvision", "torchvision.transforms", "torchvision.transforms.v2",
 
 
 def qwen2_vl_module() -> Any:
-    """Names torchvision when it is imported, though only resizing takes it."""
+    """Import the module as if torchvision were installed, although only resizing needs it."""
     import transformers.video_processing_utils  # noqa: F401 (where torchvision is looked for, and missed)
 
     missing = [name for name in MODULES if name not in sys.modules]

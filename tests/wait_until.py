@@ -1,9 +1,9 @@
-"""Waiting for what another thread or process does: as long as it takes, and never for ever."""
+"""Waiting for another thread or process, with a timeout."""
 
 import time
 from collections.abc import Callable
 
-PATIENCE_SECONDS = 30  # for what takes much less
+PATIENCE_SECONDS = 30  # normally far less is needed
 
 
 def wait_until(is_so: Callable[[], object]) -> None:

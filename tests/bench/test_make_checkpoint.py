@@ -1,4 +1,4 @@
-"""Whoever has only the clone can make what the benchmarks ask for."""
+"""The checkpoints for the benchmarks can be made from the repository alone."""
 
 import sys
 from pathlib import Path

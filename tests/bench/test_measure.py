@@ -1,4 +1,4 @@
-"""Against a server that says what it is told to."""
+"""Measuring a scripted server."""
 
 import asyncio
 import statistics
@@ -169,7 +169,7 @@ def test_new_clients_come_whether_or_not_the_others_have_their_answers(script: S
 
 
 def test_texts_beside_pictures_may_come_at_a_rate_too(script: Script) -> None:
-    # At a rate that any machine keeps up with, and beside so many pictures that some come.
+    # A rate that any machine can keep up with, and enough pictures for some texts to arrive meanwhile.
     workload = draw_workload("text-beside-pictures", replace(OPTIONS, num_requests=30))
     found, _ = run(script, workload, ClientLoad(new_per_second=100.0))
     assert found.answers

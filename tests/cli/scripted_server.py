@@ -1,4 +1,4 @@
-"""An OpenAI server that says what it is told to, and remembers what it was asked."""
+"""A fake OpenAI server that sends scripted answers and records requests."""
 
 import json
 import threading
@@ -27,16 +27,16 @@ def answer(*pieces: str) -> list[bytes]:
 
 @dataclass
 class Script:
-    """What the next questions are answered with; the last one again and again."""
+    """The answers to the next requests, of which the last one repeats, and the recorded requests."""
 
     answers: list[list[bytes]] = field(default_factory=lambda: [answer("Hello", "!")])
     headers: dict[str, str] = field(default_factory=dict)
     models: object = field(default_factory=lambda: MODELS)
     status: int = 200
     refusal: bytes = b""
-    # No question is answered before so many were asked.
+    # If set, no request is answered before this many have arrived.
     together: threading.Barrier | None = None
-    # After its pieces an answer waits for the client to leave.
+    # After its last chunk, an answer waits for the client to disconnect.
     is_endless: bool = False
     url: str = ""
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Script:
 
     @property
     def messages(self) -> Any:
-        """Of the last question."""
+        """The messages of the last request."""
         return self.bodies[-1]["messages"]
 
 
@@ -84,7 +84,7 @@ def scripted_server(script: Script) -> Iterator[Script]:
             pass
 
     class Server(ThreadingHTTPServer):
-        # Of five, as by default, a crowd's others would be refused.
+        # With the default of five, further concurrent connections would be refused.
         request_queue_size = 128
 
     with Server(("127.0.0.1", 0), Handler) as server:

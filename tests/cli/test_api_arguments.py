@@ -1,4 +1,4 @@
-"""From flags and the environment to settings, or to a refusal that names the flag."""
+"""Flags and the environment become settings, or are refused by the flag's name."""
 
 import argparse
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What can be typed after `/image`."""
+"""Arguments of `/image`."""
 
 from pathlib import Path
 from typing import Any

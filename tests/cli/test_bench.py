@@ -150,7 +150,7 @@ def test_ctrl_c_does_not_wait_until_all_is_drawn() -> None:
         with subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen_to_ctrl_c
         ) as process:
-            while not script.authorizations:  # it asks for the model's name first
+            while not script.authorizations:  # the first request asks for the model's name
                 time.sleep(0.01)
                 assert process.poll() is None
             time.sleep(1)

@@ -1,4 +1,4 @@
-"""`keepsight cache simulate` prints a row for each policy and a column for each size; others look into a disk tier."""
+"""`keepsight cache simulate` prints a row per policy and a column per size; the other commands inspect a disk tier."""
 
 import subprocess
 import sys
@@ -57,12 +57,12 @@ def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.Captu
     assert main(["cache", "simulate", str(tmp_path / "x")]) == 2
 
 
-# What is kept -------------------------------------------------------------------------------------------------
+# Inspecting ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def kept(tmp_path: Path) -> Path:
-    """Three entries."""
+    """A disk tier with three entries."""
     tier = DiskTier(tmp_path / "kept", 2**30)
     for number in range(3):
         assert tier.put(key_of(number), array_of(number))
@@ -89,7 +89,7 @@ def test_what_is_kept_is_counted_verified_and_cleared(kept: Path, capsys: pytest
 
 
 def test_an_output_that_nobody_reads_is_no_fault_of_the_place(kept: Path) -> None:
-    for number in range(2000):  # more lines than an output keeps back
+    for number in range(2000):  # more lines than the output buffer holds
         (kept / "entries" / key_of(number)).touch()
     command = [sys.executable, "-m", "keepsight", "cache", "inspect", "--keys", "--disk", str(kept)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as looking:
@@ -149,11 +149,11 @@ def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture, other = tmp_path / "picture.png", tmp_path / "other.png"
-    # Wide enough for crops, which are pinned with it.
+    # Wide enough for crops, which are pinned with the picture.
     draw(3).picture.resize((1200, 400)).save(picture)
     draw(4).picture.save(other)
     options = ["--encoder-disk-cache", str(tmp_path / "kept"), *FLAGS, "--mm-processor-kwargs", CROPS]
-    # Even where a server with these flags keeps prompts, which would spare their pictures the encoding.
+    # Also with a prefix disk cache, whose hits would otherwise skip the encoding.
     for _ in range(2):
         assert main(["cache", "warm", str(picture), *options, "--prefix-disk-cache", str(tmp_path / "prefixes")]) == 0
         assert "disk: 4 entries" in capsys.readouterr().out
@@ -173,7 +173,7 @@ def test_a_picture_that_cannot_be_warmed_is_told_by_its_file(
     pictures = [tmp_path / f"{name}.png" for name in ("a", "cut", "b")]
     for picture in pictures:
         draw(3).picture.save(picture)
-    # In its header, which is read before a model is loaded, or behind it.
+    # Truncated within the header, which is read before a model is loaded, or after it.
     pictures[1].write_bytes(pictures[1].read_bytes()[:kept_bytes])
     options = ["--encoder-disk-cache", str(tmp_path / "kept"), *FLAGS]
     assert main(["cache", "warm", *map(str, pictures), *options]) == 2
@@ -197,7 +197,7 @@ def test_pictures_that_are_not_kept_though_they_were_encoded_are_told(
 ) -> None:
     picture = tmp_path / "picture.png"
     draw(3).picture.save(picture)
-    # Smaller than one embedding.
+    # The tier is smaller than one embedding.
     assert main(["cache", "warm", str(picture), "--encoder-disk-cache", f"{tmp_path}/kept:4K", *FLAGS]) == 1
     assert capsys.readouterr().out.endswith(f"\n{picture} is not kept by the disk tier\n")
 
@@ -208,7 +208,7 @@ def test_pictures_that_are_not_kept_though_they_were_encoded_are_told(
 def test_pins_are_shown_and_go_again(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, keys = ["--encoder-disk-cache", str(kept)], [key_of(number) for number in range(3)]
     assert main(["cache", "pin", keys[0], keys[2], *place]) == 0
-    # What is pinned already is not pinned anew, nor unpinned by an error.
+    # A failing `pin` does not unpin entries that were already pinned.
     assert main(["cache", "pin", keys[2], key_of(7), *place]) == 2
     assert main(["cache", "inspect", "--keys", "--disk", str(kept)]) == 0
     assert main(["cache", "unpin", keys[0], *place]) == 0

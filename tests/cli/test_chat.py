@@ -1,4 +1,4 @@
-"""`keepsight chat` with its lines from a pipe, from a terminal, and before a real server."""
+"""`keepsight chat` with input from a pipe and from a terminal, and with a real server."""
 
 import io
 import json
@@ -27,7 +27,7 @@ def script() -> Iterator[Script]:
 
 
 class Terminal:
-    """Types lines into the command, and keeps what it prints."""
+    """Types lines into the command and records its output."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], url: str) -> None:
         self._monkeypatch, self._capsys, self._url = monkeypatch, capsys, url
@@ -206,7 +206,7 @@ def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture
 
 
 def listen_to_ctrl_c() -> None:
-    """Whoever runs tests in the background may have it ignored, and children inherit that."""
+    """Restore the default handling of SIGINT: shells ignore it for background jobs, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
@@ -219,7 +219,7 @@ def run_chat(url: str, stdin: int = subprocess.PIPE, encoding: str = "utf-8") ->
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         preexec_fn=listen_to_ctrl_c,
-        # Whatever the machine's language: where it has none, any bytes are taken for text.
+        # Independent of the machine's locale: with the C locale, any bytes are accepted as text.
         env={**os.environ, "PYTHONIOENCODING": encoding},
     ) as process:
         try:
@@ -280,7 +280,7 @@ def test_what_is_told_to_the_model_before_has_to_be_text_too(terminal: Terminal,
 
 @pytest.mark.parametrize(("encoding", "said"), [("ascii", "caf\u00e9"), ("utf-8", "half of a pair: \ud83d")])
 def test_what_standard_output_cannot_hold_ends_no_conversation(script: Script, encoding: str, said: str) -> None:
-    # As JSON's escapes: whatever a server sends is text then.
+    # Sent as JSON escapes, so that the stream itself is valid UTF-8.
     script.answers = [[json.dumps({"choices": [{"delta": {"content": said}}]}).join(("data: ", "\n\n")).encode(), DONE]]
     with run_chat(script.url, encoding=encoding) as chat:
         out, _err = chat.communicate(b"Hello\nAgain\n", timeout=20)
@@ -295,7 +295,7 @@ def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:
         os.write(ours, b"Hello\n\x04")
         out, err = chat.communicate(timeout=20)
     os.close(ours)
-    # Answers may be kept in a file by who types.
+    # Standard output may be redirected to a file while the user types.
     assert out == b"Hello!\n"
     assert err.count(b"> ") == 2
     assert chat.returncode == 0
@@ -323,7 +323,7 @@ def test_a_real_server_answers_rightly_and_finds_the_picture_again(
     colour = next(question for question in drawn.questions if question.kind == "colour")
     terminal = Terminal(monkeypatch, capsys, f"http://127.0.0.1:{server_port}/v1")
     lines = f"/image {tmp_path}/x.png", drawn.questions[0].text, colour.text
-    # Drawn by chance, one in a hundred calls the small heart large.
+    # With sampling, one answer in a hundred calls the small heart large.
     assert terminal.type(*lines, options=("--temperature", "0")) == 0
     assert terminal.out == f"{drawn.description}\n{colour.answer}\n"
     assert "keepsight-demo at" in terminal.err

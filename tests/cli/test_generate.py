@@ -1,4 +1,4 @@
-"""`keepsight generate`: one question, one answer on standard output, nothing else there."""
+"""`keepsight generate`: one question; standard output holds the answer and nothing else."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def drawn() -> Drawn:
 
 
 def generate(*arguments: str) -> int:
-    """Where `place` says, unless they say otherwise."""
+    """Run the command on `place`'s device, unless `arguments` say otherwise."""
     return main(["generate", *FLAGS, *arguments])
 
 

@@ -1,4 +1,4 @@
-"""The command as a whole: what it prints where, and how it exits."""
+"""The command as a whole: its output streams and exit statuses."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from keepsight.cli.main import COMMANDS, main
 from keepsight.errors import InvalidArgumentError
 from tests.drawn import draw
 
-# Asking for it fails, as in a folder of another user's.
+# stat() fails on this path, as in a folder of another user's.
 UNSEEN = "/" + "long" * 100
 DEMO = str(demo.checkpoint_path())
 
@@ -44,7 +44,7 @@ def test_every_command_explains_its_options_without_torch(name: str) -> None:
     done = subprocess.run([sys.executable, "-c", program, name, "--help"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith(f"usage: keepsight {name}")
-    # Or the commands below it, which have options of their own.
+    # Or it lists subcommands, which have options of their own.
     assert done.stdout.count("\n  -") > 3 or "COMMAND" in done.stdout
 
 
@@ -240,7 +240,7 @@ def test_whoever_reads_the_output_may_leave(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "keepsight", "demo-picture", "-o", str(tmp_path / "x.png")]
     done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True)
     os.close(writer)
-    # As a shell tells of SIGPIPE.
+    # The status that a shell reports for SIGPIPE.
     assert (done.returncode, done.stderr) == (141, "")
     assert (tmp_path / "x.png").exists()
 

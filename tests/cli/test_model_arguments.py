@@ -1,4 +1,4 @@
-"""The flags are `Config`'s options: all of them, with its defaults."""
+"""The flags are exactly `Config`'s options, with the same defaults."""
 
 import argparse
 import dataclasses
@@ -83,7 +83,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
     "media_url_cache_bytes": (("--media-url-cache-bytes", "0"), 0),
 }
 
-# What an option is refused without.
+# Other options that an option requires.
 NEEDED: dict[str, dict[str, Any]] = {
     "encoder_remote_cache_gb": {"encoder_remote_cache": "redis://x"},
     "lora_modules": {"enable_lora": True},

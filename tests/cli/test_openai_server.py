@@ -1,4 +1,4 @@
-"""The client's side of OpenAI's protocol, before a server that says anything."""
+"""The client side of OpenAI's protocol, against a scripted server."""
 
 import socket
 from collections.abc import Iterator
@@ -122,7 +122,7 @@ def test_whoever_stops_reading_ends_the_answer_at_the_server_too(script: Script)
 
 def test_a_server_that_is_not_there_is_unreachable() -> None:
     with socket.socket() as nobody:
-        nobody.bind(("127.0.0.1", 0))  # and does not listen
+        nobody.bind(("127.0.0.1", 0))  # bound, but not listening
         with pytest.raises(NoAnswerError, match="nothing answers at") as caught:
             OpenAIServer(f"http://127.0.0.1:{nobody.getsockname()[1]}/v1").first_model()
     assert caught.value.is_unreachable

@@ -1,4 +1,4 @@
-"""A real `keepsight serve`, asked by the official client."""
+"""A real `keepsight serve`, queried with the official client."""
 
 import asyncio
 import resource
@@ -74,7 +74,7 @@ def test_embeddings_of_a_prompt_s_tokens_are_continued_as_the_prompt(client: ope
     create: Any = client.completions.create
     terms: Any = {"model": "keepsight-demo", "temperature": 0, "max_tokens": 8}
     body = {"prompt_embeds": to_text(to_npy(embed_tokens(token_ids)))}
-    # As the client has it, there must be a prompt.
+    # The client requires a `prompt`.
     embedded, again = (create(prompt="", extra_body=body, **terms) for _ in range(2))
     assert embedded.choices[0].text == create(prompt=token_ids, **terms).choices[0].text == again.choices[0].text
     assert embedded.usage.prompt_tokens == 40
@@ -104,7 +104,7 @@ def test_a_conversation_goes_on_with_the_client_s_own_answer_object(client: open
 
 def test_a_stream_says_the_same_in_pieces_and_counts_its_tokens(client: openai.OpenAI, drawn: Drawn) -> None:
     messages = ask(by_url(drawn.picture), drawn.questions[0].text)
-    complete(client, messages)  # whatever was asked before: from here on it is known
+    complete(client, messages)  # makes the prompt known to the caches
     whole = complete(client, messages)
     chunks = list(complete(client, messages, stream=True, stream_options={"include_usage": True}))
     pieces = [chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices]
@@ -168,7 +168,7 @@ def test_a_client_that_hangs_up_does_not_keep_the_others_waiting(client: openai.
     endless = {"max_tokens": None, "n": 32, "extra_body": {"ignore_eos": True}}
     with complete(client, ask("Hello"), stream=True, **endless) as stream:
         next(iter(stream))
-    # The first, and this one, have 64,000 tokens to say.
+    # This request and the first one would each generate 64,000 tokens.
     with pytest.raises(openai.APITimeoutError):
         complete(client, ask("Hello"), timeout=0.5, **endless)
     assert complete(client, ask("Hello"), max_tokens=1, timeout=20).usage.completion_tokens == 1

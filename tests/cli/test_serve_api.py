@@ -1,4 +1,4 @@
-"""A real `keepsight serve` with keys, asked by the official client and by plain HTTP."""
+"""A real `keepsight serve` with API keys, queried with the official client and with plain HTTP."""
 
 import asyncio
 import signal
@@ -24,7 +24,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     log = tmp_path_factory.mktemp("server") / "log"
     with serving(log, *OPTIONS) as (process, port):
         yield f"http://127.0.0.1:{port}"
-        # Whichever tests were run here: one line of the log to look at.
+        # Guarantees a log line to check, whichever tests were selected.
         body = {"model": "mine", "prompt": "Hello", "max_tokens": 1}
         headers = {"Authorization": "Bearer one"}
         assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers).status_code == 200
@@ -93,7 +93,7 @@ def test_the_asynchronous_client_streams_a_completion(url: str) -> None:
 
 def test_evaluations_read_how_likely_each_token_of_a_prompt_is(client: openai.OpenAI) -> None:
     tokens = [2, *range(300, 330)]
-    for _ in range(2):  # the second time its keys and values are held
+    for _ in range(2):  # the second time its keys and values are cached
         whole: Any = client.completions.create(model="mine", prompt=tokens, max_tokens=1, logprobs=1, echo=True)
         logprobs = whole.choices[0].logprobs
         assert len(logprobs.token_logprobs) == len(tokens) + 1

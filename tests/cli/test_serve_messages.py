@@ -1,4 +1,4 @@
-"""Anthropic's Messages API, by its official client and a real `keepsight serve`."""
+"""Anthropic's Messages API: its official client against a real `keepsight serve`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -62,7 +62,7 @@ def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client:
     result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": seen}]}
     message = complete(client, [ASKED, called.to_param(), result], tools=[TOOL], max_tokens=32)
     assert message.content
-    # All but the result and its picture, less than a block.
+    # All is cached except the tool result with its picture, and less than a block.
     assert message.usage.cache_read_input_tokens > message.usage.input_tokens
 
 

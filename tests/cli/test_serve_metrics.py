@@ -1,4 +1,4 @@
-"""A real `keepsight serve`: the second request about a picture does nothing again, and says so."""
+"""A real `keepsight serve`: metrics show that a second request about a picture repeats no work."""
 
 import socket
 from typing import Any

@@ -1,4 +1,4 @@
-"""A real server whose processes are killed: what callers see of it, and what is left."""
+"""A real server whose processes are killed: what clients see, and what is left behind."""
 
 import os
 import re
@@ -35,7 +35,7 @@ class Server:
         return connect(self.port, timeout=seconds)
 
     def pid(self, kind: str) -> int:
-        """Of the latest."""
+        """Return the pid of the latest process of a kind."""
         return int(re.findall(rf"{kind}-\d+ \(pid (\d+)\) is ready", self.log.read_text())[-1])
 
     def kill(self, kind: str) -> None:
@@ -70,7 +70,7 @@ def test_a_request_that_waits_for_its_first_token_survives_the_engine(server: Se
     with server.client() as client, ThreadPoolExecutor() as threads:
         os.kill(server.pid("engine"), signal.SIGSTOP)
         asked = threads.submit(answer, client, ask(by_url(drawn.picture), drawn.questions[0].text))
-        # The frontend, which is one thread, has read the request before it answers this.
+        # The single-threaded frontend has read the request before it answers this.
         assert httpx.get(f"http://127.0.0.1:{server.port}/ready", timeout=START_SECONDS).status_code == 200
         server.kill("engine")
         assert asked.result(START_SECONDS) == drawn.description
@@ -112,7 +112,7 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
         pids = {*with_descendants(process.pid)} - {process.pid}
         assert len(pids) >= 3
         end_without_a_trace(process.pid, pids)
-    # Beside it, all the while, another server ran.
+    # Another server ran all the while and is unaffected.
     assert run_directory_of(server.supervisor.pid).exists()
     with server.client() as client:
         assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
@@ -130,7 +130,7 @@ def test_a_server_whose_model_was_replaced_starts_nothing_of_the_other(tmp_path:
 
 
 def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:
-    """The last one here."""
+    """Must be the last test here: it ends the shared server."""
     options = {**ENDLESS, "max_tokens": 150}
     with server.client() as client:
         stream = iter(complete(client, ask("Hello"), **options))

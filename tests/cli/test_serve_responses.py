@@ -1,4 +1,4 @@
-"""The Responses API, by the official client and a real `keepsight serve`."""
+"""The Responses API: the official client against a real `keepsight serve`."""
 
 from collections.abc import Iterator
 from typing import Any, Literal
@@ -70,7 +70,7 @@ def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client:
     turns = [*ITEMS, call, {"type": "function_call_output", "call_id": call.call_id, "output": seen}]
     response = respond(client, turns, tools=[TOOL], max_output_tokens=32)
     assert response.output_text
-    # All but the result and its picture, less than a block.
+    # All is cached except the tool result with its picture, and less than a block.
     assert response.usage.input_tokens_details.cached_tokens > response.usage.input_tokens / 2
     assert response.usage.input_tokens_details.image_tokens == 32
 

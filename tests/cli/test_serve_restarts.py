@@ -1,4 +1,4 @@
-"""What one server computed before kill -9 the next one has, from a disk or from Redis: nothing is made again."""
+"""After kill -9, the next server reuses the first one's results from a disk or Redis tier; nothing is recomputed."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,20 +29,20 @@ def wait_until_written(tier: DiskTier | RedisTier, count: int) -> None:
 
 
 def wait_for_hits(port: int, name: str, count: int) -> dict[str, Any]:
-    """Of an engine that has done nothing yet no tiers are told."""
+    """Wait for a tier's hits; an engine that has done nothing yet reports no tiers."""
     wait_until(lambda: name in (tiers := tiers_of(port)) and tiers[name]["num_hits"] >= count)
     return tiers_of(port)[name]
 
 
 def answers_of(port: int, pictures: Sequence[Drawn], at_once: int = 1) -> list[str]:
-    """Of each its own question's; any that fails is raised."""
+    """Return the answer to each picture's first question; raise if one fails."""
     with connect(port) as client, ThreadPoolExecutor(at_once) as threads:
         asked = [ask(by_url(each.picture), each.questions[0].text) for each in pictures]
         return list(threads.map(lambda messages: answer(client, messages, max_tokens=8), asked))
 
 
 def restart(folder: Path, tier: DiskTier | RedisTier, options: Sequence[str], pictures: Sequence[Drawn]) -> list[str]:
-    """Asks about all pictures, kills the server, and asks the next one, which finds all in the tier."""
+    """Ask about all pictures, kill the server, and ask the next one, which finds everything in the tier."""
     options = (*options, "--media-workers", "1")
     with serving(folder / "first", *options) as (process, port):
         first = answers_of(port, pictures)
@@ -52,7 +52,7 @@ def restart(folder: Path, tier: DiskTier | RedisTier, options: Sequence[str], pi
         process.kill()
     with serving(folder / "second", *options) as (process, port):
         assert answers_of(port, pictures) == first
-        # Each was given by the tier, so none was encoded; and none encoded, none was asked for.
+        # The tier supplied each embedding, so no picture was encoded and no pixels were needed.
         found = wait_for_hits(port, tier.name, len(pictures))
         assert (found["num_hits"], len(tier.list_sizes()), found["status"]) == (len(pictures), len(pictures), "ok")
         assert num_kept_pixels(process.pid) == 0
@@ -66,7 +66,7 @@ def restart_from_disk(folder: Path, pictures: Sequence[Drawn]) -> None:
 
 
 def share_by_redis(folder: Path, pictures: Sequence[Drawn]) -> None:
-    """Two servers after each other; then a third, whose Redis is killed while it answers."""
+    """Run two servers in sequence; then a third, whose Redis is killed while it answers."""
     with real_server() as (url, redis):
         tier, options = RedisTier(url), ("--encoder-remote-cache", url)
         first = restart(folder, tier, options, pictures)
@@ -81,7 +81,7 @@ def share_by_redis(folder: Path, pictures: Sequence[Drawn]) -> None:
 
 
 def num_kept_pixels(supervisor_pid: int) -> int:
-    """In the processor cache that all processes share: of each picture that was decoded."""
+    """Return the number of entries in the shared processor cache: one for each decoded picture."""
     return len(list((run_directory_of(supervisor_pid) / "pixels").iterdir()))
 
 
@@ -90,7 +90,7 @@ def test_after_kill_9_nothing_is_decoded_or_encoded_again(tmp_path: Path) -> Non
 
 
 def test_after_kill_9_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
-    """Keys and values come from the disk, and with them nothing of the picture is needed."""
+    """Keys and values come from the disk, so the picture is not needed."""
     tier, pictures = DiskTier(tmp_path / "cache", 2**30), [draw(seed) for seed in range(3)]
     options = ("--prefix-disk-cache", f"{tmp_path}/cache:1G", "--media-workers", "1")
     questions = [ask(by_url(each.picture), "What is in the picture? " * 20) for each in pictures]

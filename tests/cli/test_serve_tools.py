@@ -1,4 +1,4 @@
-"""Tools, by the official client and a real `keepsight serve`: the demo model calls what its grammar makes it call."""
+"""Tools: the official client against a real `keepsight serve`, where the grammar makes the demo model call a tool."""
 
 import json
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ PARAMETERS = {
     "properties": {"colour": {"enum": ["red", "blue"]}, "number": {"type": "integer", "minimum": 1, "maximum": 9}},
     "required": ["colour", "number"],
     "additionalProperties": False,
-    # Left to itself the demo model would write all the white space that it may.
+    # Otherwise the demo model would write as much white space as the grammar allows.
     "x-guidance": {"whitespace_flexible": False},
 }
 TOOL = {"type": "function", "function": {"name": "find", "description": "Finds it.", "parameters": PARAMETERS}}
@@ -86,7 +86,7 @@ def test_a_second_turn_finds_the_call_that_it_was_and_sees_the_result(client: op
     assert again.choices[0].message.content
     found, known = again.usage.prompt_tokens_details, called.usage
     assert found.image_tokens == 2 * known.prompt_tokens_details.image_tokens
-    # All whole blocks of the prompt and the call, of which the end of the turn was the last token.
+    # All full blocks of the prompt and the call (without its last token, the end of the turn) are found.
     assert found.cached_tokens >= (known.prompt_tokens + known.completion_tokens - 2) // 16 * 16 > known.prompt_tokens
 
 

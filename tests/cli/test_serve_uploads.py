@@ -1,4 +1,4 @@
-"""Uploads and uuids at a real `keepsight serve` with two frontends: what one of them took, each of them knows."""
+"""Uploads and uuids at a real `keepsight serve` with two frontends: both know what either has received."""
 
 import signal
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import pytest
 from tests.drawn import Drawn, ask, by_url, draw, to_png
 from tests.real_server import END_SECONDS, serving
 
-NUM_REQUESTS = 12  # of which each frontend gets some, by connections of their own
+NUM_REQUESTS = 12  # each on its own connection, so that both frontends get some
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""A real server where shared memory is too small, runs full, or cannot be written: slower, never wrong."""
+"""A real server whose shared memory is too small, runs full, or is read-only: slower, but never wrong."""
 
 import itertools
 import os
@@ -22,7 +22,7 @@ from tests.real_server import COMMAND, serving
 from tests.wait_until import wait_until
 
 PNG = {"content-type": "image/png"}
-# In a world of its own, where `mount` concerns nobody else.
+# A mount namespace of its own, so that `mount` affects no other process.
 ELSEWHERE = ["unshare", "--map-root-user", "--mount", "sh", "-ec"]
 
 pytestmark = pytest.mark.skipif(
@@ -91,7 +91,7 @@ def make_files_for_ever(path: Path) -> None:
 
 
 def kill_the_frontend(log: Path) -> None:
-    """Returns once another is ready."""
+    """Kill the frontend and wait until its successor is ready."""
     [pid] = re.findall(r"frontend-1 \(pid (\d+)\) is ready", log.read_text())
     os.kill(int(pid), signal.SIGKILL)
     wait_until(lambda: re.search(r"frontend-2 \(pid \d+\) is ready", log.read_text()))

@@ -1,4 +1,4 @@
-"""An environment that was made for vLLM."""
+"""Environment variables that were set for vLLM."""
 
 import argparse
 import re

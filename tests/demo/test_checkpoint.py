@@ -1,4 +1,4 @@
-"""The checkpoint through transformers' public path: it is small, it answers right, and it reads the order of tokens."""
+"""The checkpoint, run by transformers: it is small, answers correctly and depends on the order of image tokens."""
 
 import json
 from collections.abc import Iterator
@@ -98,7 +98,7 @@ def test_what_it_does_not_know_it_does_not_guess(demo: Demo, num_pictures: int) 
 
 
 def test_the_order_of_a_pictures_tokens_matters(demo: Demo) -> None:
-    """A server that scatters soft tokens column by column must give wrong answers."""
+    """A server that scatters soft tokens column by column would give wrong answers."""
     scenes = [scene for scene in held_out_scenes(1, 40) if scene.things[0].cell % 4][:6]
     with soft_tokens_column_by_column(demo.model):
         answers = [demo.answer([scene], "Where is the shape?") for scene in scenes]

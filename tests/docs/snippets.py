@@ -1,8 +1,8 @@
-"""What the pages show to be typed: their fenced blocks, each run as its reader would, or said to be not.
+"""Runs the fenced blocks of the documentation as a reader would, unless they are marked as not run.
 
-A block is not run if the line before it is `<!-- not run: reason -->`, which no reader sees.  Of a `console` block the
-lines behind `$ ` are run, and what they print must be what stands below them, `...` standing for anything and line
-breaks and indents for nothing.
+A block is not run if the line before it is `<!-- not run: reason -->`, which is not rendered.  In a `console` block,
+the lines after `$ ` are run, and their output must match the lines below, where `...` matches anything and line breaks
+and indentation are ignored.
 """
 
 import re
@@ -16,7 +16,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 NOT_RUN = re.compile(r"<!-- not run: .{10,} -->")
 LIMIT_SECONDS = 60
-# The chat finds the documented server by itself, so it is told.
+# The chat connects to the documented port by default, so the test's port is passed as --url.
 _COMMAND = """\
 #!/bin/sh
 test "$1" != chat || set -- "$@" --url http://127.0.0.1:{port}/v1
@@ -54,9 +54,9 @@ def read_snippets(page: Path) -> Iterator[Snippet]:
 
 
 class Reader:
-    """Types what a page shows, in an empty folder.
+    """Types the commands of a page, in an empty folder.
 
-    `keepsight` is this one, wherever an installation has it, and the documented server the one on this port.
+    `keepsight` is this version, at every path where an installation has it; the documented server is the one on `port`.
     """
 
     def __init__(self, folder: Path, port: int) -> None:
@@ -68,7 +68,7 @@ class Reader:
             command.chmod(0o755)
 
     def type_in(self, snippet: Snippet) -> str:
-        """What it printed, all of it."""
+        """Run a block, check its output, and return it."""
         if snippet.language == "python":
             return self._run(sys.executable, "-c", snippet.text)
         if snippet.language == "sh":
@@ -94,7 +94,7 @@ class Reader:
 
 
 def commands_of(console: str) -> list[tuple[str, str]]:
-    """Each with what it prints.  A command goes on in the next line behind a backslash."""
+    """Return each command with its output.  A backslash continues a command on the next line."""
     found = re.findall(r"^\$ ((?:.*\\\n)*.*)\n?((?:^(?!\$ ).*\n?)*)", console, re.MULTILINE)
     assert found, console
     return found

@@ -1,4 +1,4 @@
-"""What the pages name is there: options, scripts, pages, headings."""
+"""Everything that the pages name exists: options, scripts, pages, headings."""
 
 import argparse
 import re
@@ -22,7 +22,7 @@ SCRIPT = re.compile(
 )
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z0-9-]*")
 SCRIPTS = ("benchmarks/*.py", "tests/*.py", "tests/*/long_*.py")
-# What stands in a line with these may be theirs.
+# Options on a line with these commands may belong to them.
 FOREIGN = re.compile(r"\b(?:pip|curl|hf) ")
 PAGE_PATHS = ("/", "/dashboard")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
@@ -32,7 +32,7 @@ def test_every_script_that_a_page_names_is_there_with_the_options_that_it_shows(
     for page in PAGES:
         for module, path, rest in SCRIPT.findall(page.read_text()):
             script = ROOT / (path or module.replace(".", "/") + ".py")
-            # What stands behind a bare -- is for the server.
+            # Options after a bare -- are for the server.
             own = re.split(r" -- |`|   ", rest)[0]
             missing = [option for option in OPTION.findall(own) if f'"{option}"' not in script.read_text()]
             assert not missing, f"{page}: {script}"
@@ -81,7 +81,7 @@ def test_every_link_leads_somewhere() -> None:
 
 
 def anchors_of(page: Path) -> set[str]:
-    """As GitHub makes them of headings."""
+    """Return the anchors that GitHub generates for the headings."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
@@ -92,7 +92,7 @@ def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
         set(re.findall(r"`(\w+)`", each))
         for each in re.findall(r"^These fields are refused(.*?)\.\n\n", page, re.M | re.S)
     ]
-    # It is one of content parts, which another paragraph says.
+    # This is a field of content parts, which another paragraph describes.
     refused = {*refused_fields(ChatRequest), *refused_fields(CompletionRequest)} - {"prompt_cache_breakpoint"}
     assert listed[0] == refused
     assert listed[0] | listed[1] == refused | {*refused_fields(ResponsesRequest)} - {"prompt_cache_breakpoint"}
@@ -100,7 +100,7 @@ def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
 
 def test_the_page_of_llm_lists_all_that_it_can() -> None:
     page = (ROOT / "docs/offline.md").read_text()
-    # These are for the commands and the tests.
+    # These are only for the commands and the tests.
     public = {name for name in vars(LLM) if not name.startswith("_")} - {"engine", "from_config"}
     assert [name for name in public if f"`{name}(" not in page] == []
 

@@ -1,4 +1,4 @@
-"""A reader who types what the pages show gets what they say."""
+"""The commands on the pages print what the pages say."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_what_a_page_shows_to_be_typed_works(page: Path, server_port: int, tmp_p
     for snippet in TO_TYPE[page]:
         output = reader.type_in(snippet)
         if is_first_question(snippet):
-            # What the README says of it: the answer is what `demo-picture` says is true.
+            # As the README says: the answer equals the description that `demo-picture` prints.
             truth, _, *_, body = output.splitlines()
             assert json.loads(body)["choices"][0]["message"]["content"] == truth
 

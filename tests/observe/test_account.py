@@ -1,4 +1,4 @@
-"""The account of a request: who answered, what was spared, and what is told of it where."""
+"""The account of a request: which cache answered, the work saved, and how it is reported."""
 
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from keepsight.observe.tell_account import format_for_log, tell_in_header
 from keepsight.requests import MediaReport, RequestBegun
 
 MADE = MediaReport(None, 1.04, 1.06, 1.03)
-# Behind a histogram's buckets.
+# The slot of a histogram's sum, after its buckets.
 SUM = len(BOUNDS) + 1
 
 
@@ -226,7 +226,7 @@ def test_a_clock_that_is_set_back_does_not_change_which_account_is_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def put(request_id: str) -> None:
-        """By a successor each, as that one looks for the last, too."""
+        """Write with a new ring each time: a successor, too, looks for the latest account."""
         AccountRing.open(tmp_path, "frontend-0").put(account(request_id=request_id).describe())
 
     put("before")

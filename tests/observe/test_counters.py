@@ -1,4 +1,4 @@
-"""What processes count, how it is summed, and what survives them."""
+"""Counters of processes: how they are summed, and which survive the process."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ RUNNING = slot_of("num_requests_running")
 
 
 def served(totals: Totals) -> dict[str, dict[tuple[str, ...], float]]:
-    """By name and label values, as Prometheus itself reads what is served."""
+    """Parse the served metrics with Prometheus' own parser, by name and label values."""
     found: dict[str, dict[tuple[str, ...], float]] = {}
     for family in text_string_to_metric_families(write_prometheus(totals)):
         for sample in family.samples:
@@ -141,7 +141,7 @@ def test_memory_is_told_by_kind_of_process(tmp_path: Path) -> None:
         child.communicate()
     resident = int(Path(f"/proc/{os.getpid()}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     assert memory["frontend",] == pytest.approx(resident, rel=0.1)
-    # Other tests may have children of this process too.
+    # Other tests may also have child processes of this process.
     assert 0 < childs <= memory["media_worker",]
 
 

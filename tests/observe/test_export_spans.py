@@ -1,4 +1,4 @@
-"""A request as OpenTelemetry sees it, by the SDK's own exporter in memory."""
+"""Spans of requests, collected with the OpenTelemetry SDK's in-memory exporter."""
 
 import threading
 import time
@@ -93,7 +93,7 @@ def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch: pytest.Mo
 
 
 def test_a_collector_whose_answer_never_ends_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """OTLP's own exporter hears of its shutdown only between what it sends."""
+    """The OTLP exporter notices its shutdown only between exports."""
     from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 
     from keepsight.observe import export_spans

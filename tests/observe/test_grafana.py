@@ -1,4 +1,4 @@
-"""The dashboard for Grafana asks for nothing that is not served."""
+"""The Grafana dashboard uses only metrics that are served."""
 
 import json
 import re
@@ -11,7 +11,7 @@ EXPRESSIONS = [target["expr"] for panel in DASHBOARD["panels"] for target in pan
 
 
 def served() -> dict[str, set[str]]:
-    """Label names by series name; memory, whose series are the processes that run, is that of one."""
+    """Return label names by series name; memory has one series per process, of which one is enough."""
     totals = Totals(memory={"engine": 1})
     return {name: labels for family in totals.families() for name, labels in _series_of(family)}
 
