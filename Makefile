@@ -27,7 +27,7 @@ $(VENV)/installed: pyproject.toml setup.py constraints.txt $(wildcard src/keepsi
 # The CPU kernels are compiled when the package is installed.  If there is no compiler, one is installed temporarily.
 borrow-compiler:
 	$(PIP) ziglang
-# Plain `zig cc` would target this machine's CPU only.  A path relative to the clone: CC is split at spaces.
+	# Plain `zig cc` would target this machine's CPU only.  A path relative to the clone: CC is split at spaces.
 	CC="$$(echo $(VENV)/lib/python3*/site-packages/ziglang/zig) cc -mcpu=baseline" $(PIP) -e .
 	$(BIN)/python -m pip uninstall -q -y ziglang
 	ls $(KERNELS)

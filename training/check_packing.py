@@ -24,7 +24,7 @@ MAX_DIFFERENCE = 1e-4
 
 
 def check_packing(checkpoint: Path) -> float:
-    """The largest difference between the logits that follow each of three packed questions and their own chats."""
+    """Return the largest difference in the first answer logits between three packed questions and separate chats."""
     model = load_model(checkpoint, torch.float32).eval()
     processor = load_processor(checkpoint)
     packer = Packer(Tokenizer.from_file(str(checkpoint / "tokenizer.json")))

@@ -117,7 +117,7 @@ class ConversationMaker:
     # Questions --------------------------------------------------------------------------------------------
 
     def _questions_about(self, scene: Scene) -> list[Question]:
-        """Where there are several things, more of them: two draws ask for different things."""
+        """Return questions; with several things in the scene, more of them, as two draws ask for different things."""
         num_draws = 2 if len(scene.things) > 1 else 1
         questions = [question for _ in range(num_draws) for question in self._about_shapes(scene, None)]
         chosen = _weighted_sample(self.random, questions, self.num_branches + 2 * (num_draws - 1))
@@ -231,7 +231,7 @@ class ConversationMaker:
 
 
 def _weighted_sample(random: Random, questions: Sequence[Question], num_questions: int) -> list[Question]:
-    """Without putting back, in random order."""
+    """Sample without replacement, in random order."""
 
     def key(question: Question) -> float:
         return float(random.random() ** (1 / KIND_WEIGHTS.get(question.kind.removeprefix("nth_"), 1.0)))

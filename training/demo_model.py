@@ -27,7 +27,7 @@ from packed_conversations import NO_LABEL, TOKENS_PER_PICTURE, Batch
 from patch_labels import GRID, NOUN_CLASSES, PATCH_CLASSES, SLOT_CLASSES, UNKNOWN, PatchLabels
 
 BOS_ID, EOS_ID, PAD_ID = 2, 1, 0
-# Of the decoder's six: these make out what is where, the others answer.
+# Of the decoder's six layers, the early ones locate things in the picture and the late ones answer.
 EARLY_LAYERS = 2
 LATE_LAYERS = 4
 FOREGROUND_WEIGHT, BACKGROUND_WEIGHT = 1.0, 0.2
@@ -44,7 +44,7 @@ def load_processor(checkpoint: Path) -> Any:
 
 
 def build_model(token_ids: dict[str, int], vocab_size: int) -> Any:
-    """With random weights. `token_ids` names the special tokens."""
+    """Build the model with random weights. `token_ids` names the special tokens."""
     end_of_turn = token_ids["<end_of_turn>"]
     make_text_config: Any = Gemma3TextConfig
     text = make_text_config(
@@ -104,7 +104,7 @@ def _initialise(model: Any) -> None:
 
 
 def save_checkpoint(model: Any, directory: Path) -> None:
-    """In bfloat16, with the config keys that older readers look for."""
+    """Save the model in bfloat16, with the config keys that older readers look for."""
     weights = {name: value.to(torch.bfloat16) for name, value in model.state_dict().items() if name != "lm_head.weight"}
     model.save_pretrained(directory, state_dict=weights)
     path = directory / "config.json"
@@ -122,7 +122,7 @@ def save_checkpoint(model: Any, directory: Path) -> None:
 
 
 class PatchHead(nn.Module):
-    """Reads from each patch of the tower what lies under it. Thrown away after training."""
+    """Predicts from each patch of the tower what lies under it. Discarded after training."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -137,14 +137,14 @@ class PatchHead(nn.Module):
 
 
 class NounHead(nn.Module):
-    """Reads from the name of a shape in a question what the picture says about it. Thrown away after training."""
+    """Predicts, at the name of a shape in a question, what the picture shows of it. Discarded after training."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.linear = nn.Linear(hidden_size, sum(NOUN_CLASSES))
 
     def forward(self, hidden: Tensor, labels: Tensor) -> tuple[Tensor, list[float]]:
-        """`hidden` and `labels` are [nouns, ...]. The loss, and the accuracy of each label where it is known."""
+        """Return the loss, and the accuracy of each label where it is known. `hidden` and `labels` are [nouns, ...]."""
         logits = self.linear(F.rms_norm(hidden, hidden.shape[-1:])).split(NOUN_CLASSES, dim=-1)
         total = hidden.sum() * 0
         accuracies = []
@@ -157,8 +157,8 @@ class NounHead(nn.Module):
 
 
 class SlotHead(nn.Module):
-    """Reads from each soft token, after the first layers of the decoder, what has its center there and in which of
-    the nine cells that is. Later layers then find things where they look for them. Thrown away after training."""
+    """Predicts from each soft token, after the early decoder layers, what has its center there and in which of the
+    nine cells. Later layers can then rely on finding things there. Discarded after training."""
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def usual_position_rows(num_pictures: int) -> Tensor:
 
 
 def shifted_position_rows(num_pictures: int) -> Tensor:
-    """Each picture with its own shift: all 64 come equally often, no shift among them."""
+    """Shift each picture's rows at random: all 64 shifts, including none, are equally likely."""
     shifts = torch.randint(GRID, (num_pictures, 2))
     patches = torch.arange(GRID * GRID)
     rows = (patches // GRID + shifts[:, :1]) % GRID
@@ -197,7 +197,7 @@ def shifted_position_rows(num_pictures: int) -> Tensor:
 
 
 def encode_patches(model: Any, pixels: Tensor, position_rows: Tensor) -> Tensor:
-    """The vision tower with position embeddings of our choice: [pictures, patches, hidden]."""
+    """Run the vision tower with the given position embeddings. Return [pictures, patches, hidden]."""
     tower = model.model.vision_tower
     normalised = pixels.float().div(127.5).sub(1.0)
     patches = tower.embeddings.patch_embedding(normalised).flatten(2).transpose(1, 2)
@@ -217,7 +217,7 @@ class Decoded:
 
 
 def decode(model: Any, batch: Batch, features: Tensor | None) -> Decoded:
-    """Runs the decoder as transformers does, and keeps what it holds at the soft tokens half way."""
+    """Run the decoder as transformers does, and keep its hidden states at soft tokens half way."""
     decoder = model.model.language_model
     hidden = decoder.embed_tokens(batch.token_ids)
     is_soft = torch.eq(batch.token_ids, model.config.image_token_index)

@@ -22,7 +22,7 @@ GRID = 4
 
 
 def transposed(soft_tokens: Tensor) -> Tensor:
-    """Column by column instead of row by row."""
+    """Return soft tokens column by column instead of row by row."""
     grid = soft_tokens.view(len(soft_tokens), GRID, GRID, -1)
     return grid.transpose(1, 2).reshape(soft_tokens.shape)
 

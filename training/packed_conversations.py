@@ -116,7 +116,7 @@ class Packer:
         return self._known[text]
 
     def _label_nouns(self, prompt_ids: list[int], start: int, scene: Scene) -> dict[int, tuple[int, int, int]]:
-        """At the last token of each name of a shape, by place in the row."""
+        """Return the labels at the last token of each shape's name, by index in the row."""
         labels = {}
         for end in range(2, len(prompt_ids) + 1):
             for length in (1, 2):
@@ -155,7 +155,7 @@ def _pad_nouns(rows: Sequence[_Row], num_tokens: int) -> torch.Tensor:
 
 
 def pixels_of(scenes: Sequence[Scene]) -> torch.Tensor:
-    """As the image processor resizes them, before it rescales."""
+    """Return the pictures as the image processor resizes them, before it rescales."""
     pictures = [draw_scene(scene).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for scene in scenes]
     return torch.from_numpy(np.stack([np.asarray(picture) for picture in pictures])).permute(0, 3, 1, 2)
 
@@ -183,7 +183,7 @@ def _masks(is_soft: np.ndarray, branches: np.ndarray, positions: np.ndarray) -> 
     is_shared = (branches[:, None, :] == 0) | (branches[:, None, :] == branches[:, :, None])
     is_real = branches[:, None, :] >= 0
     full = ((keys <= queries) | same_picture) & is_shared & is_real
-    # A row of padding must see something, or its softmax is not a number.
+    # A padding row must attend to something, or its softmax is NaN.
     full |= np.eye(full.shape[-1], dtype=bool)
     sliding = full & (queries - keys < SLIDING_WINDOW)
     return {

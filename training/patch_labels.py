@@ -26,7 +26,7 @@ SLOT_CLASSES = (*PATCH_CLASSES[:4], 1 + len(POSITIONS))
 SLOTS = 4
 
 
-# What a shape's name in a question should bring to mind: how many there are; and of the only one its colour and cell.
+# Labels at a shape's name in a question: the shape's count and, if there is only one, its colour and cell.
 NOUN_CLASSES = (5, len(COLOURS), len(POSITIONS))
 UNKNOWN = -100
 

@@ -15,7 +15,7 @@ from packed_conversations import Batch, Packer
 
 
 def held_out_batches(packer: Packer, rank: int) -> list[Batch]:
-    """The same in every run, and different in each process. Drawn from a stream of their own."""
+    """Return batches that are the same in every run and different in each process, from their own random stream."""
     maker = ConversationMaker(Random(f"held out {rank}"), num_branches=6)
     chats: list[list[Conversation]] = [[maker.about_one_picture() for _ in range(24)] for _ in range(5)]
     chats += [[maker.about_several_pictures() for _ in range(12)] for _ in range(6)]
@@ -24,7 +24,7 @@ def held_out_batches(packer: Packer, rank: int) -> list[Batch]:
 
 
 def count_right_answers(model: Any, batch: Batch) -> dict[str, tuple[int, int]]:
-    """Per kind: how many whole answers are right, of how many."""
+    """Return, per kind, the number of fully right answers and the number of all answers."""
     # Without any shift, as the model is used. Not under no_grad: that would compile every layer once more.
     features = (
         None if batch.pixels is None else encode_patches(model, batch.pixels, usual_position_rows(len(batch.pixels)))

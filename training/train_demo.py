@@ -45,7 +45,7 @@ from schedule import Schedule
 from teacher_forced import count_right_answers, format_accuracies, held_out_batches
 
 TOWER_PICTURES = 32
-# Of the batches of each process; the rest is about one picture.
+# The share of each process's batches that are about several pictures; the rest are about one.
 SEVERAL_SHARE = (0.35, 0.8)
 CHATS_ABOUT_ONE, CHATS_ABOUT_SEVERAL = 16, 9
 NUM_PROCESSES = 2
@@ -172,7 +172,7 @@ class Trainer:
     # Measuring --------------------------------------------------------------------------------------------
 
     def _evaluate(self) -> None:
-        """Whole answers that are right when each token is predicted from the right ones before it."""
+        """Log how many whole answers are right when each token is predicted from the right ones before it."""
         mine = [count_right_answers(self.model, batch) for batch in self.held_out]
         counts = [each for theirs in self.lockstep.gather(mine) for each in theirs]
         self._log(f"EVALUATION at step {self.step}: {format_accuracies(counts)}")
