@@ -126,7 +126,7 @@ def assert_told_as_by(judge: Any, output: RequestOutput) -> None:
         assert own.logprob == pytest.approx(theirs[position, token].item(), abs=1e-4)
 
 
-def test_no_prefix_is_another_s_and_a_picture_s_embeddings_are_everybody_s(llm: LLM, served: Served) -> None:
+def test_prefixes_are_separate_per_adapter_and_picture_embeddings_are_shared(llm: LLM, served: Served) -> None:
     llm.reset_prefix_cache()
     llm.reset_encoder_cache()
     asked, cached, num_found = ask({"type": "image", "image": PICTURE}, TEXT), list[int](), num_embeddings_found(llm)

@@ -17,7 +17,7 @@ def named(directory: Path, *architectures: str) -> Path:
     return directory
 
 
-def test_own_architectures_are_those_that_there_is_a_model_for() -> None:
+def test_own_architectures_are_those_in_the_model_registry() -> None:
     assert set(OWN_ARCHITECTURES) == set(registry._LOADERS)
 
 
@@ -36,7 +36,7 @@ def test_a_model_is_borrowed_where_there_is_none_of_ours_or_as_is_asked(
     assert is_borrowed(named(tmp_path, architecture), model_impl) is expected
 
 
-def test_what_names_no_architecture_is_nobody_s(tmp_path: Path) -> None:
+def test_a_config_without_an_architecture_is_not_borrowed(tmp_path: Path) -> None:
     assert not is_borrowed(named(tmp_path))
 
 

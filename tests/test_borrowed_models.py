@@ -91,7 +91,7 @@ def test_text_is_answered_as_by_transformers_whatever_is_answered_beside_it(arch
         llm.close()
 
 
-def test_who_asks_for_keepsight_s_own_modules_gets_no_others(tmp_path: Path) -> None:
+def test_asking_for_keepsight_s_own_modules_never_borrows_a_model(tmp_path: Path) -> None:
     copy_all_but_the_model(tmp_path)
     ref.make_checkpoint(tmp_path, "LlamaForCausalLM", SIZE)
     with pytest.raises(UnknownArchitectureError, match="LlamaForCausalLM"):
@@ -165,7 +165,7 @@ def test_a_server_answers_about_new_and_known_pictures_as_transformers_does(tmp_
 
 
 @pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")
-def test_of_a_quantized_model_the_decoder_alone_is_another(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_quantization_changes_only_the_decoder(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     family = like.FAMILIES[0]
     reference = make_checkpoint_of_pictures(tmp_path, family)
     dequantize_products(reference.get_decoder(), reference.get_output_embeddings())

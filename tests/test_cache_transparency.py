@@ -397,7 +397,7 @@ def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 @on_cpu_alone(TO_THE_LAST_BIT)
 @pytest.mark.parametrize("blocks_per_stretch", [1, 2])
-def test_another_engine_that_finds_all_that_was_kept_says_the_same_to_the_last_bit(
+def test_another_engine_that_loads_everything_from_tiers_answers_bit_for_bit_the_same(
     alone: Alone, blocks_per_stretch: int
 ) -> None:
     judge = alone.judge
@@ -418,7 +418,7 @@ def test_another_engine_that_finds_all_that_was_kept_says_the_same_to_the_last_b
 @on_cpu_alone(TO_THE_LAST_BIT)
 @thorough(12)
 @given(settings=SETTINGS, names=st.lists(st.sampled_from(PROMPTS), min_size=2, max_size=9), seed=st.integers(0, 2**32))
-def test_every_number_is_the_one_that_is_computed_alone_to_the_last_bit(
+def test_every_logprob_equals_bit_for_bit_the_one_computed_alone(
     alone: Alone, settings: Settings, names: list[str], seed: int
 ) -> None:
     judge = alone.judge
@@ -434,7 +434,7 @@ def test_every_number_is_the_one_that_is_computed_alone_to_the_last_bit(
         assert told == expected.prompt_logprobs[name], name
 
 
-def test_few_of_the_judge_s_tokens_are_ties(judge: Judge) -> None:
+def test_few_of_the_reference_s_tokens_are_ties(judge: Judge) -> None:
     certain = [judge.answer(name).num_certain for name in PROMPTS]
     assert sum(certain) > 0.8 * NUM_TOKENS * len(PROMPTS)
 
@@ -510,7 +510,7 @@ def test_the_demo_answers_as_transformers_does_whatever_the_settings(demo: LLM, 
         assert [list(output.outputs[0].token_ids) for output in outputs] == demo_answers
 
 
-def test_what_is_asked_again_is_found(demo_answers: list[list[int]]) -> None:
+def test_repeated_requests_hit_the_caches(demo_answers: list[list[int]]) -> None:
     with LLM(**placed(image_backend="pil")) as llm:
         params = SamplingParams(temperature=0, max_tokens=24)
         llm.chat(conversations()[0], params)

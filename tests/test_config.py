@@ -145,13 +145,13 @@ def test_an_unknown_hasher_in_the_environment_is_refused_by_its_variable(
         ("encoder_cache_size", "max_mm_cache_bytes"),
     ],
 )
-def test_one_thing_is_said_in_one_way(first: str, second: str) -> None:
+def test_two_options_for_the_same_setting_are_refused(first: str, second: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"says the same as {first} in another unit") as caught:
         Config.from_options(**{second: 1, first: 1})
     assert caught.value.field == second
 
 
-def test_nothing_is_an_amount_too() -> None:
+def test_zero_counts_as_a_given_size() -> None:
     """0 is a given value; None is not."""
     config = Config(encoder_cache_gb=0)
     assert (config.encoder_cache_gb, config.encoder_cache_size) == (0, None)

@@ -49,5 +49,5 @@ def test_a_system_that_cannot_tell_counts_all_and_at_least_one(monkeypatch: pyte
 
 
 @pytest.mark.parametrize(("total", "parts"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 1])])
-def test_all_is_shared_out_and_nobody_gets_nothing(total: int, parts: list[int]) -> None:
+def test_all_cores_are_shared_out_and_everyone_gets_at_least_one(total: int, parts: list[int]) -> None:
     assert [share_of(total, rank, 3) for rank in range(3)] == parts

@@ -23,7 +23,7 @@ def test_an_error_of_any_kind_is_the_same_in_another_process(kind: type[Keepsigh
         assert (type(other), str(other), vars(other)) == (kind, "prompt: is empty", {"field": "prompt", "status": 418})
 
 
-def test_where_a_mistake_is_goes_with_it_to_another_process() -> None:
+def test_an_error_s_field_and_item_survive_pickling() -> None:
     error = InvalidArgumentError("prompt", "is empty")
     error.item = 2
     other = pickle.loads(pickle.dumps(error))

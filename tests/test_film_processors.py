@@ -145,9 +145,7 @@ def test_a_published_checkpoint_s_one_file_goes_for_films_too(published: Qwen2VL
     assert published.sizes.max_tokens_per_moment == IMAGE_CONFIG.max_tokens_per_picture
 
 
-def test_so_does_what_transformers_saves_though_it_leaves_frames_to_its_caller(
-    published: Qwen2VLFilmConfig, tmp_path: Path
-) -> None:
+def test_a_file_saved_by_transformers_goes_for_films_too(published: Qwen2VLFilmConfig, tmp_path: Path) -> None:
     size = {"shortest_edge": 3136, "longest_edge": 12_845_056}
     saved = {"size": size, "do_sample_frames": False, "fps": None, "num_frames": None, "resample": 3}
     write(tmp_path, {"video_processor_type": "Qwen2VLVideoProcessor", **saved})

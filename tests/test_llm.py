@@ -125,7 +125,7 @@ def test_what_a_picture_shows_changes_the_answer(pair: Pair) -> None:
     assert len({tuple(answer.token_ids) for answer in answers}) == 3
 
 
-def test_an_answer_that_was_begun_is_gone_on_with() -> None:
+def test_a_begun_answer_is_continued() -> None:
     drawn = draw(7)
     messages, params = ask(by_object(drawn.picture), "What is in this picture?"), SamplingParams(temperature=0)
     with LLM(**placed()) as llm:
@@ -912,7 +912,7 @@ def test_a_forked_process_is_told_that_it_has_no_engine_and_leaves_its_parent_s_
     assert len(set(ended.stdout.splitlines())) == 1
 
 
-def test_one_that_is_forgotten_is_closed() -> None:
+def test_a_garbage_collected_llm_is_closed() -> None:
     before = set(threading.enumerate())
     llm = LLM(**placed())
     assert set(threading.enumerate()) - before

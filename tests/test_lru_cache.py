@@ -33,7 +33,7 @@ def test_the_least_recently_used_goes_first() -> None:
     assert held(cache, "aaaa", "bbbb", "cccc") == ["aaaa", "cccc"]
 
 
-def test_no_more_goes_than_must() -> None:
+def test_no_more_is_evicted_than_necessary() -> None:
     cache = cache_of("aaaa", "bbb", "ccc")
     assert cache.put_if_fits("d", "d")
     assert held(cache, "aaaa", "bbb", "ccc", "d") == ["bbb", "ccc", "d"]
@@ -83,7 +83,7 @@ def test_what_is_pinned_stays_until_it_was_unpinned_as_often() -> None:
     assert cache.num_bytes == 0
 
 
-def test_what_may_go_first_goes_however_it_is_used_until_it_is_to_be_kept_again() -> None:
+def test_entries_marked_to_go_first_are_evicted_even_if_used_until_unmarked() -> None:
     cache = cache_of("aaaa", "bbbb")
     cache.evict_first("bbbb")
     cache.touch("bbbb")
@@ -242,5 +242,5 @@ def total(entries: list[tuple[str, bytes]]) -> int:
     return sum(len(value) for _, value in entries)
 
 
-def test_it_holds_what_a_plain_list_would() -> None:
+def test_it_behaves_like_a_plain_list() -> None:
     run_state_machine_as_test(CacheAgainstAList, settings=thorough(60))

@@ -72,7 +72,7 @@ def test_a_rotation_that_changes_with_the_longest_prompt_is_kept_within_what_was
     assert limits_of(tmp_path, architectures=["Phi3ForCausalLM"], **config).max_model_len == 4096
 
 
-def test_so_is_one_of_a_type_of_layers(tmp_path: Path) -> None:
+def test_a_rotation_of_one_type_of_layers_is_kept_within_what_was_trained_too(tmp_path: Path) -> None:
     trained = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
     ropes = {"full_attention": trained, "sliding_attention": {"rope_type": "default"}}
     config = {"max_position_embeddings": 131_072, "vocab_size": 9, "rope_parameters": ropes}

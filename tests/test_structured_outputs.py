@@ -134,7 +134,7 @@ def test_a_format_that_nobody_checks_is_an_annotation(form: str) -> None:
     assert grammar["json_schema"].items() >= json.loads(json.dumps(schema).replace(f', "format": "{form}"', "")).items()
 
 
-def test_only_the_keyword_is_one() -> None:
+def test_a_property_named_like_a_keyword_is_no_keyword() -> None:
     for schema in (
         {"const": {"format": "path"}},
         {"enum": [{"format": "path"}, "format"]},

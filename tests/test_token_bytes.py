@@ -14,7 +14,7 @@ from tests.llama_like_tokenizer import llama_like_checkpoint
 
 
 @pytest.mark.parametrize("directory", [DEMO, gemma_like_checkpoint(), byte_level_checkpoint(), llama_like_checkpoint()])
-def test_a_run_is_read_as_the_library_decodes_it(directory: Path) -> None:
+def test_a_run_of_tokens_decodes_as_in_the_library(directory: Path) -> None:
     backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
     token_bytes = read_token_bytes(backend)
     in_run = [each for each in range(backend.get_vocab_size()) if token_bytes.is_in_run(each)]

@@ -125,7 +125,7 @@ def test_a_refusal_is_an_error_that_says_what_was_said(script: Script) -> None:
     assert asyncio.run(ask(server_of(script), [])).error == "503: busy"
 
 
-def test_nobody_there_is_an_error() -> None:
+def test_no_server_at_the_address_is_an_error() -> None:
     nobody = Server(Address.parse("http://127.0.0.1:9/v1"), "first")
     assert asyncio.run(ask(nobody, [])).error
 
@@ -244,7 +244,7 @@ def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
 
 
 @pytest.mark.parametrize("crowd", [ALONE, ClientLoad(new_per_second=0.03)])
-def test_nobody_waits_for_a_client_who_comes_when_all_is_over(script: Script, crowd: ClientLoad) -> None:
+def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, crowd: ClientLoad) -> None:
     words = b'{"type":"text","text":"?"}'
     too_late = Workload((), [Conversation(((words,),), pause_seconds=30)], beside=[once(words)])
     found, kept = run(script, too_late, crowd)

@@ -30,7 +30,7 @@ def test_times_and_rates_count_good_answers_alone() -> None:
     assert (summary.prompt_tokens, summary.cached_share) == (100, 0.4)
 
 
-def test_what_nobody_said_is_unknown_not_zero() -> None:
+def test_values_that_no_answer_reported_are_unknown_not_zero() -> None:
     summary = summarize(Measurement([Answer(0.1, [0.1], "a", 1)], 1.0))
     assert (summary.cached_share, summary.prompt_tokens, summary.gap) == (None, None, None)
 

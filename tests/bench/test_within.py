@@ -39,7 +39,7 @@ def test_a_folder_that_is_no_checkpoint_is_called_so(
     assert capsys.readouterr().err.endswith("config.json: is missing, so its folder is not a checkpoint\n")
 
 
-def test_a_model_that_reads_text_only_has_no_picture_s_way(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_text_only_model_has_no_picture_path_to_measure(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     make_text_only_checkpoint(tmp_path)
     assert main(["bench", "parts", "--model", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (

@@ -125,7 +125,7 @@ def test_looking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[s
 @pytest.mark.parametrize(
     "typed", [["inspect", "--disk"], ["clear", "--disk"], ["pin", "0" * 64, "--encoder-disk-cache"]]
 )
-def test_a_folder_of_somebody_else_s_is_left_as_it_is(
+def test_a_folder_with_other_content_is_left_as_it_is(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.png").touch()

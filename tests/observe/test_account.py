@@ -113,7 +113,7 @@ def test_what_was_encoded_was_transferred_though_nobody_remembers_when() -> None
     assert asked.describe().work == {"decoded": 0, "preprocessed": 0, "transferred": 1, "encoded": 1}
 
 
-def test_nobody_has_answered_before_the_first_token() -> None:
+def test_no_cache_is_named_before_the_first_token() -> None:
     body = account("a").describe()
     assert (body.status, body.media[0].answered_by, body.media[0].skipped, body.stages) == ("running", None, [], [])
 
@@ -195,7 +195,7 @@ def test_what_an_observer_counts_of_a_request() -> None:
     assert asked.describe().cached_tokens == 16
 
 
-def test_an_end_is_told_once_nobody_holds_it_any_more_and_one_that_comes_later_at_once() -> None:
+def test_an_end_is_reported_when_no_holder_is_left_and_a_later_one_at_once() -> None:
     exported = list[RequestAccount]()
     observer, ended, running = RequestObserver(export=exported.append), account(), account()
     with observer.holding_ends([ended, running]):

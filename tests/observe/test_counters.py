@@ -74,7 +74,7 @@ def test_a_killed_process_leaves_what_it_counted_and_takes_along_what_it_held(tm
     assert (totals.numbers[ENCODED["image"]], totals.numbers[RUNNING]) == (6, 1)
 
 
-def test_a_successor_holds_nothing_yet(tmp_path: Path) -> None:
+def test_a_successor_s_gauges_start_at_zero(tmp_path: Path) -> None:
     Counters.open(tmp_path, "engine-0").set(ENCODER["device"].num_bytes, 100)
     Counters.open(tmp_path, "engine-0")
     assert all(Totals.of_server(tmp_path).numbers[slot] == 0 for slot in GAUGES)
