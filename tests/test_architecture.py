@@ -119,11 +119,11 @@ def test_the_engine_knows_the_frontend_only_where_the_two_are_put_together() -> 
     assert found == PUTS_TOGETHER
 
 
-def test_tiers_know_nothing_of_who_uses_them() -> None:
+def test_tiers_import_nothing_of_their_users() -> None:
     assert not offenders("tiers", r"keepsight\.(frontend|scheduling|runner|models|engine|llm|offline|cli)\b")
 
 
-def test_whoever_observes_knows_nothing_of_what_is_observed() -> None:
+def test_observe_imports_nothing_of_what_it_observes() -> None:
     assert not offenders("observe", r"keepsight\.(?!observe\b|errors\b|media\b|requests\b)")
 
 

@@ -42,7 +42,7 @@ def page(number: int) -> dict[str, Any]:
     return {"type": "image_pil", "image_pil": Image.fromarray(render_page(PDF, number, "file"))}
 
 
-def test_it_is_answered_as_its_pages_are(llm: LLM) -> None:
+def test_a_pdf_is_answered_as_its_pages_are(llm: LLM) -> None:
     pages = [
         *(text("[a.pdf, page 1 of 2]\n"), page(0), text("\n\n")),
         *(text("[a.pdf, page 2 of 2]\n"), page(1), text("\nA blue one\n")),

@@ -249,7 +249,7 @@ def test_no_request_may_have_more_frames_than_the_setting_allows(published: Film
 
 
 @pytest.mark.parametrize("asked", [{"fps": 2**31}, {"fps": True}, {"fps": 1, "num_frames": 2}, {"num_frames": "all"}])
-def test_what_makes_no_sense_is_refused(published: FilmConfig, asked: dict[str, Any]) -> None:
+def test_impossible_options_of_a_request_are_refused(published: FilmConfig, asked: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
         published.with_overrides(**asked)
 

@@ -85,9 +85,7 @@ def tokens_of(output: RequestOutput) -> list[int]:
     return list(output.outputs[0].token_ids)
 
 
-def test_the_answer_is_the_picture_s_in_whatever_form_they_come(
-    llm: LLM, drawings: list[Drawn], embeds: list[Values]
-) -> None:
+def test_embeddings_of_any_form_get_the_picture_s_answer(llm: LLM, drawings: list[Drawn], embeds: list[Values]) -> None:
     first, values = drawings[0], embeds[0]
     forms = [values, torch.from_numpy(values.copy()), to_npy(values), to_npy(values[np.newaxis])]
     forms.append(to_safetensors(("F32", list(values.shape), values.tobytes())))
@@ -99,7 +97,7 @@ def test_the_answer_is_the_picture_s_in_whatever_form_they_come(
             assert (shown.prompt_token_ids, tokens_of(shown)) == (seen.prompt_token_ids, tokens_of(seen))
 
 
-def test_among_pictures_they_stand_where_they_were_sent(
+def test_embeddings_among_pictures_keep_their_place(
     llm: LLM, drawings: list[Drawn], embeds: list[Values], work: Work
 ) -> None:
     llm.reset_prefix_cache()
@@ -135,7 +133,7 @@ def test_the_second_time_nothing_is_sent_and_all_is_found(llm: LLM, embeds: list
     assert work.take() == (0, 1)
 
 
-def test_a_uuid_stands_for_them_and_is_not_a_picture_s(
+def test_one_uuid_may_name_embeddings_and_a_picture_separately(
     llm: LLM, drawings: list[Drawn], embeds: list[Values], work: Work
 ) -> None:
     def say_cat(part: dict[str, Any]) -> list[int]:
@@ -206,14 +204,14 @@ def test_what_cannot_be_taken_is_refused_at_its_field(
     assert (caught.value.field, caught.value.status // 100) == (AT, 4)
 
 
-def test_nothing_is_downloaded_where_they_stand(preparer: RequestPreparer) -> None:
+def test_embeddings_are_never_downloaded(preparer: RequestPreparer) -> None:
     for source in ("http", "https://example.org/a.npy", "media://media_1", "file:///etc/hostname"):
         conversation = read_messages(ask(by_embeds(source), "What?"))
         assert preparer.pictures_to_download(conversation) == []
         assert preparer.intake.find_handles(conversation.pictures) == []
 
 
-def test_they_are_taken_only_where_it_was_said_and_count_as_pictures(embeds: list[Values]) -> None:
+def test_embeddings_are_accepted_only_if_enabled_and_count_as_pictures(embeds: list[Values]) -> None:
     part = by_embeds(to_npy(embeds[0]))
     preparer = RequestPreparer.from_config(Config())
     conversation = read_messages(ask(part, "What?"))

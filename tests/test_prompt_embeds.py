@@ -99,7 +99,7 @@ def pair(request: pytest.FixtureRequest, checkpoint: tuple[Path, Judge]) -> Iter
         yield pair
 
 
-def test_they_are_continued_as_the_tokens_and_as_transformers_does(pair: Pair) -> None:
+def test_embeddings_are_continued_like_their_tokens_and_as_by_transformers(pair: Pair) -> None:
     embeds = pair.judge.embed(IDS)
     first, repeated, tokens = (
         pair.ask(GREEDY, prompt)[0]

@@ -107,7 +107,7 @@ def test_the_largest_number_that_a_client_has_is_no_limit(number: int) -> None:
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 2**31}, {"min_tokens": 2**31}, {"stop_token_ids": [2**31]}])
-def test_who_asks_for_too_much_is_told_how_much_there_may_be(fields: dict[str, Any]) -> None:
+def test_a_refusal_of_too_much_names_the_maximum(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=" to 2147483647"):
         SamplingParams(**fields)
 
@@ -195,7 +195,7 @@ def test_one_bad_bias_among_many_good_ones_is_found(bad: float, place: int) -> N
     assert refused.value.field == f"logit_bias[{place}]"
 
 
-def test_that_no_token_is_allowed_is_refused_rather_than_taken_for_all() -> None:
+def test_an_empty_list_of_allowed_tokens_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^allowed_token_ids: is empty"):
         SamplingParams(allowed_token_ids=[])
 

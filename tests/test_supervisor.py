@@ -418,7 +418,7 @@ def test_a_signal_lets_frontends_finish_and_then_the_engine(stage: Stage, number
     assert "ERROR" not in stage.log
 
 
-def test_who_started_it_may_have_it_outlive_a_terminal(stage: Stage) -> None:
+def test_a_server_started_by_nohup_outlives_its_terminal(stage: Stage) -> None:
     with inherited_by_children(signal.SIGHUP, signal.SIG_IGN):  # as nohup does
         _, frontend = stage.start_serving()
     stage.send_signal(signal.SIGHUP)

@@ -15,7 +15,7 @@ def test_a_batch_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert " 6 output tokens (" in said
 
 
-def test_each_part_has_a_cost_and_that_of_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_part_has_a_cost_and_the_cost_of_a_copy(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "parts", "--runs", "1", "--picture-size", "640x480"]) == 0
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in capsys.readouterr().out.splitlines()]
     costs = {name: [float(each) for each in numbers] for name, *numbers in rows[2:]}

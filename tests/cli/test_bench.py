@@ -107,7 +107,7 @@ def test_a_workload_that_fails_is_named_and_the_rest_is_reported(
     assert list(json.loads((tmp_path / "r.json").read_text())["workloads"]) == ["cold"]
 
 
-def test_it_is_told_that_texts_may_not_be_as_long_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_warning_says_that_texts_may_not_be_as_long_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted_server(Script(answers=[[event("Hi"), DONE]])) as script:
         assert main(["bench", "serve", "--base-url", script.url, "--workload", "text-only", *QUICK]) == 0
     assert "words_per_picture is a guess: the server does not say how many tokens" in capsys.readouterr().out
@@ -124,7 +124,7 @@ def test_a_terminal_obeys_nothing_that_a_measured_server_says(capsys: pytest.Cap
     assert "\x1b" not in said
 
 
-def test_what_is_complete_outlives_ctrl_c(tmp_path: Path) -> None:
+def test_complete_measurements_survive_ctrl_c(tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     with scripted_server(Script(answers=[answer("Hi"), answer("Hi"), [event("Once")]], is_endless=True)) as script:
         typed = ["--base-url", script.url, "--json", str(report), "--workload", "cold", "zipf", *QUICK]

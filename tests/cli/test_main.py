@@ -234,7 +234,7 @@ def test_no_command_goes_on_after_ctrl_c_while_torch_is_imported(arguments: str,
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
-def test_whoever_reads_the_output_may_leave(tmp_path: Path) -> None:
+def test_output_to_a_closed_pipe_exits_as_by_sigpipe(tmp_path: Path) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     command = [sys.executable, "-m", "keepsight", "demo-picture", "-o", str(tmp_path / "x.png")]

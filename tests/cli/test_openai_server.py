@@ -112,7 +112,7 @@ def test_an_answer_that_breaks_off_is_a_failure(script: Script, events: list[byt
     assert failure(script) == message
 
 
-def test_whoever_stops_reading_ends_the_answer_at_the_server_too(script: Script) -> None:
+def test_a_client_that_stops_reading_ends_the_answer_at_the_server(script: Script) -> None:
     script.is_endless, script.answers = True, [[event("Once")]]
     stream = OpenAIServer(script.url).answer({"messages": []})
     assert next(stream) == "Once"
