@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from keepsight.errors import CheckpointError, NotFiniteError, TensorMismatchError
+from keepsight.models.cpu_library import has_library
 from keepsight.models.gemma3.model import Gemma3
 from keepsight.models.layers import Placement
 from keepsight.models.paged_attention import PagedAttention
@@ -83,6 +84,7 @@ def judge(
         assert_close(qwen3_vl.run_together(model, [prompt], PagedAttention())[1], reference(**inputs).logits[0])
 
 
+@pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")
 def test_what_was_packed_may_be_quantized_again(tmp_path: Path) -> None:
     arguments = gemma3.draw_config(8)
     reference = gemma3.make_reference(arguments, 8, text_only=True)
