@@ -1,4 +1,4 @@
-"""An engine that was loaded, as far as its loop can tell: a real scheduler, and a runner that needs no model."""
+"""A loaded engine without a model, for tests of the engine loop: real scheduler, fake runner."""
 
 from typing import Any
 

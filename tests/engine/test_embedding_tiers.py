@@ -1,4 +1,4 @@
-"""Between an engine and real tiers: what is kept, found, late, cleared and held.  Nothing is computed."""
+"""Between an engine and real tiers: entries kept, found, late, cleared and held. No model is computed."""
 
 import json
 import threading
@@ -48,7 +48,7 @@ def encoding(key: str) -> Encoding:
 
 
 class Bench:
-    """Room for two entries in host memory, and a far tier that can be told to misbehave."""
+    """Host memory with room for two entries, and a far tier that can be made to misbehave."""
 
     def __init__(self) -> None:
         dropped: deque[str] = deque()
@@ -145,7 +145,7 @@ def take_none(far: FakeTier) -> None:
 
 
 def know_none(far: FakeTier) -> None:
-    """As a Redis server, whatever it holds."""
+    """Like a Redis server, which never says what it holds."""
     far.has = lambda key: False  # type: ignore[method-assign]
 
 
@@ -165,7 +165,7 @@ def test_whatever_becomes_of_what_is_kept_what_is_said_to_be_held_is_found() -> 
 
 
 class _Calls(RuleBasedStateMachine):
-    """Nothing is written but when it settles, and then maybe in vain."""
+    """Nothing is written before `settle`, which may make the writes fail."""
 
     keys = "abcde"
 

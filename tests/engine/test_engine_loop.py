@@ -1,4 +1,4 @@
-"""The order of a step, when the loop sleeps, and that everybody is answered however it ends.  Nothing is computed."""
+"""Order of a step, when the loop sleeps, and that every request is answered however the loop ends. No model runs."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -41,7 +41,7 @@ FINISHED = StepResult(encoded=["x"])
 
 
 class ClosingInbox(Inbox):
-    """Notes when the loop would sleep, and ends it instead where that would be for ever."""
+    """Records when the loop would sleep, and closes instead of sleeping forever."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ class ClosingInbox(Inbox):
 
 @dataclass
 class Parts:
-    """Scheduler, runner and receiver in one: all note what they are asked, and say what a test told them to."""
+    """Scheduler, runner and receiver in one: all record their calls and return what a test told them to."""
 
     plans: list[StepPlan | Exception] = field(default_factory=list)
     results: list[StepResult | Exception] = field(default_factory=list)
@@ -158,7 +158,7 @@ class Parts:
 
 @dataclass
 class Source(PixelSource):
-    """Finds what a test put there; whatever is no array is stale."""
+    """Finds what a test put there; an entry that is not an array is stale."""
 
     found: dict[str, Pixels] = field(default_factory=dict)
     changes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
@@ -349,11 +349,11 @@ def test_the_source_is_closed_with_the_loop() -> None:
     [
         ([], [], [True]),
         ([WORK, WORK], [], [True, False, False]),
-        # Work that was begun may be finished, or may have made room, by the next step.
+        # Work that was begun may have finished, or made room, by the next step.
         ([BEGINS], [], [True, False]),
         ([StepPlan(), StepPlan()], [FINISHED], [True, False]),
         ([StepPlan(), StepPlan()], [StepResult(failed_encodings={"x": "why"})], [True, False]),
-        # Telling the runner what ended begins nothing.
+        # Telling the runner which sequences ended begins no work.
         ([StepPlan(ended=[("a", 0)])], [], [True]),
     ],
 )
@@ -364,7 +364,7 @@ def test_it_sleeps_when_nothing_was_begun_and_nothing_was_heard(
     loop, inbox = make_loop(parts, AbortRequest("a"))
     loop.run()
     assert inbox.waits[: len(waits)] == waits
-    assert inbox.waits[len(waits) :] == [True, False]  # asleep, and what is read at the end
+    assert inbox.waits[len(waits) :] == [True, False]  # the sleep, and the read when the loop ends
 
 
 def test_before_it_sleeps_the_runner_prepares_and_who_comes_meanwhile_does_not_wait() -> None:
@@ -373,7 +373,7 @@ def test_before_it_sleeps_the_runner_prepares_and_who_comes_meanwhile_does_not_w
     parts.on_prepare = lambda: parts.num_left_to_prepare == 2 and inbox.try_put(AbortRequest("a"))
     loop.step()
     assert parts.num_left_to_prepare == 2
-    # Nothing else was done meanwhile, and he was read before anything was planned.
+    # Nothing else happened meanwhile, and the abort was read before anything was planned.
     assert parts.story[:2] == [("abort", "a", None), "schedule"]
     assert parts.story.count("run") == 1
     loop.step()
@@ -389,7 +389,7 @@ def test_an_empty_plan_is_carried_out_too() -> None:
 
 
 def test_each_plan_is_made_knowing_what_moment_it_is() -> None:
-    """Pins end by it."""
+    """Pins expire by it."""
     parts = Parts()
     loop, _ = make_loop(parts, AbortRequest("a"))
     before = time.monotonic()

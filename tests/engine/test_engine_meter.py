@@ -1,4 +1,4 @@
-"""What an engine counts of its steps, and what it tells of a request that has begun.  The runner is the fake one."""
+"""What an engine counts of its steps, and what it reports of a request that has begun. The runner is a fake."""
 
 from dataclasses import replace
 from functools import partial
@@ -62,9 +62,9 @@ DEVICE, HOST = ENCODER["device"], ENCODER["host"]
 
 
 class Engine:
-    """Stepped by hand until all that was asked is answered; each look at the clock is a second later.
+    """An engine stepped by hand until all requests are answered; each look at the clock is a second later.
 
-    So the loop's own, which times its steps, never runs as fast.
+    The loop's own clock, which times its steps, is always slower.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class Engine:
                     self.inbox.try_put(MediaArrived(media_hash, pixels_like(media_hash)))
 
     def ask(self, request_id: str, *parts: int | str, **options: Any) -> RequestBegun | None:
-        """What was told of it before its first token."""
+        """Return what was reported of the request before its first token."""
         self.sent.clear()
         self.inbox.try_put(make_request(request_id, *parts, **options))
         self.step_until_answered()
@@ -113,7 +113,7 @@ class Engine:
             self.loop.step()
 
     def compute(self, seconds: float, *lengths: int) -> None:
-        """A step of such pieces, as if it had taken so long."""
+        """A step with pieces of these lengths that seems to take `seconds`."""
         pieces = [Slice((str(length), 0), 0, length, 0, (), samples=True) for length in lengths]
         self.meter.note_step(StepPlan(now=pieces), StepResult(), seconds)
 
@@ -191,7 +191,7 @@ def test_another_prompt_about_a_known_picture_is_answered_by_the_encoder_cache()
     assert story is not None
     assert [each.found_in for each in story.media] == ["device"]
     assert engine.counted(ENCODED, DEVICE.queries, DEVICE.hits) == [1, 2, 1]
-    # What the last encodings took.
+    # The duration of the last encodings.
     assert engine.counted(DEVICE.saved_seconds) == [pytest.approx(0.01)]
 
 
@@ -234,7 +234,7 @@ def test_after_a_reset_everything_is_done_and_counted_again(has_tiers: bool) -> 
 def test_what_is_made_for_the_rest_of_a_known_prompt_is_told_when_it_is_made() -> None:
     engine = Engine()
     engine.ask("a", 1, "x", 6, "y", max_tokens=1)
-    # Takes all pages that are free, and the one with what is behind the last full block.
+    # It takes all free pages, and the one that holds what follows the last full block.
     engine.ask("crowd", 4 * 60, cache_salt="its own", max_tokens=1)
     engine.inbox.try_put(ResetCaches(prefix=False, encoder=True, processor=False))
     engine.sent.clear()
@@ -338,7 +338,7 @@ def test_embeddings_that_a_nearer_tier_lost_are_told_by_the_tier_that_gave_them(
     engine.ask("a", 3, "x", 4)
     engine.ask("b", 5, "y", 4)
     assert store.wait_written(20)
-    # As what is damaged is: known to lie there until it is read.
+    # Like a damaged entry, it is known to be there until it is read.
     monkeypatch.setattr(near, "get", lambda _key: None)
     story = engine.ask("c", 7, "x", 4)
     tiers.close()
@@ -371,7 +371,7 @@ def test_pixels_that_the_engine_found_once_are_no_hit_when_they_are_made_anew(wh
     engine.step_until_answered()
     assert engine.counted(PROCESSOR.hits) == [1]
     engine.inbox.try_put(ResetCaches(prefix=True, encoder=True, processor=True))
-    # As its client does who knows that nothing is held: the engine need not look.
+    # As a client does that knows nothing is held, so the engine need not look.
     engine.inbox.try_put(make_request("c", 3, "x", 4, coming_media=("x",)))
     engine.inbox.try_put(MediaArrived("x", pixels_like("x")))
     engine.step_until_answered()
@@ -504,7 +504,7 @@ def test_a_request_of_several_choices_is_counted_as_one_that_has_a_single_choice
     slots = (DEVICE.queries, DEVICE.hits, PREFIX.queries, PREFIX.hits, ENCODED)
     counted = []
     for num_choices in (1, 3):
-        # With one seat a choice has ended before the next begins.
+        # With one seat, a choice has ended before the next begins.
         engine = Engine(caches_prefixes=caches_prefixes, max_num_seqs=1)
         for request_id, num_tokens in (("a", 3), ("b", 3), ("c", 5)):
             engine.ask(request_id, num_tokens, "x", 4, n=num_choices, temperature=1.0, max_tokens=1)

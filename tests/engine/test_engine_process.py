@@ -1,4 +1,4 @@
-"""An engine's process without its process: a real socket and a real loop, over a runner of hashes."""
+"""An engine's process, run without a process: a real socket and a real loop over the fake runner."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -30,12 +30,12 @@ from keepsight.testing import FakeRunner, expected_answer, pixels_like
 from tests.engine.made_up_engine import make_engine
 from tests.scheduling.drive import END_IDS, make_config, make_request
 
-SOON = 20  # seconds, for what takes milliseconds
+SOON = 20  # seconds, for operations that take milliseconds
 SECONDS_OF_A_STEP = 0.0005
 
 
 class Runner(FakeRunner):
-    """Breaks when it is told to, and leaves those who read its tokens the time to do so."""
+    """Fails when told to, and sleeps in each step so that readers of its tokens keep up."""
 
     is_broken = False
 
@@ -170,7 +170,7 @@ def test_what_a_lost_frontend_asked_for_is_not_computed_on(
     if is_told:
         engine.process.act_on(FrontendLost("one"))
     one.channel.close()
-    # Its name is free as soon as it is forgotten.
+    # The name is free as soon as the request is forgotten.
     while isinstance(again := ask_one(two, "a"), RequestFailed):
         assert "already" in again.message
     assert isinstance(again, TokenOutput)
@@ -203,7 +203,7 @@ def test_an_engine_that_is_asked_to_end_has_not_failed(engine: Engine, frontends
 def test_who_asks_an_engine_that_failed_before_its_end_is_told_nothing_but_the_end(
     engine: Engine, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """So that the next engine is given the request."""
+    """So that the request goes to the next engine."""
     is_closing, may_close = threading.Event(), threading.Event()
     close = engine.runner.close
 

@@ -1,4 +1,4 @@
-"""Whole engines over tiers: what one encoded another finds, and whatever becomes of a tier, every answer is right."""
+"""Whole engines over tiers: one finds what another encoded, and every answer is right whatever happens to a tier."""
 
 import threading
 import time
@@ -101,7 +101,7 @@ def test_the_loop_does_not_sleep_on_what_tiers_answered_while_a_step_was_planned
     tiers = in_host_memory()
     engine = SteppedEngine(tiers=tiers, caches_prefixes=False)
     engine.ask("a", 3, "cat", 4)
-    # Held when its request comes, so that no tier is asked, and gone when the step is planned.
+    # Held when the request arrives, so that no tier is asked, and gone when the step is planned.
     engine.inbox.try_put(make_request("b", 5, "cat", 4))
     engine.inbox.try_put(ResetCaches(encoder=True))
     stepping = threading.Thread(target=engine.step_until_answered, daemon=True)
@@ -118,7 +118,7 @@ def test_who_waits_for_a_slow_tier_holds_nobody_back_and_may_leave() -> None:
         assert engine.store.wait_written(SOON)
     tier.may_read.clear()
     with engine_over(tier) as engine:
-        # Long enough for all that follows.
+        # Long enough for everything that follows.
         engine.tiers._encoding_cost.seconds = SOON
         slow, left = engine.begin(2, "cat"), engine.begin(3, "cat")
         engine.expect_right_answer(5)
@@ -170,7 +170,7 @@ def test_a_redis_that_is_killed_under_load_costs_nobody_an_answer() -> None:
                 engine.expect_right_answer(2, picture)
             assert engine.store.wait_written(SOON)
         with engine_over(RedisTier(url, timeout=0.5)) as engine:
-            # While loads are under way, some behind others.
+            # While loads are in progress, some of them queued behind others.
             killer = threading.Timer(0.002, process.kill)
             killer.start()
             answers = [engine.begin(2, picture) for picture in pictures]

@@ -1,6 +1,6 @@
-"""Whoever asks, leaves or fails, on whatever thread: the others are answered as if alone, and nothing is left behind.
+"""Requests arrive, leave and fail on several threads; the others are answered as if alone, and nothing is left behind.
 
-The scheduler is the real one; a runner of hashes stands for the model, so that one wrong page changes an answer.
+The scheduler is real; the fake runner hashes its pages in place of a model, so one wrong page changes an answer.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from tests.made_up_request import MadeUpRequest
 from tests.scheduling.drive import END_IDS, make_config, make_request
 from tests.wait_until import wait_until
 
-SOON = 20  # seconds, for what takes milliseconds
+SOON = 20  # seconds, for operations that take milliseconds
 ENDLESS: dict[str, Any] = {"max_tokens": 200, "ignore_eos": True}
 
 
 @dataclass
 class Prepared(MadeUpRequest):
-    """`bad` cannot be decoded; `studio` notes what is made, and waits until it may."""
+    """`bad` cannot be decoded; `studio` records what is made, and can make it wait."""
 
     studio: "Studio"
 
@@ -61,7 +61,7 @@ class Studio:
 
 
 class Runner(FakeRunner):
-    """Each step waits until it may; what it has beside is finished, and told, some time after the step."""
+    """Each step waits for permission; work beside the steps finishes, and is reported, some time after a step."""
 
     def __init__(self, inbox: Inbox, is_done: Callable[[], bool] | None = None) -> None:
         super().__init__(64, 4, is_done)
@@ -120,7 +120,7 @@ class Bench:
         return [token.token_id async for token in self.engine.generate(self.prepare(request_id, *parts, **options))]
 
     def check_nothing_is_left(self) -> None:
-        """Once it is closed: the scheduler is the engine's thread's own before."""
+        """Only after closing: before that, the scheduler belongs to the engine's thread."""
         assert self.runner.is_closed
         assert not self.engine._callers
         assert not self.pool._waiters
@@ -148,7 +148,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 
 def settle(made: Bench) -> None:
-    """Returns when the engine has read all that it was told, and holds nothing any more."""
+    """Return when the engine has read all its messages and holds no request any more."""
     run(until(lambda: not made.scheduler.has_requests and made.runner.num_sequences == 0))
 
 
@@ -182,7 +182,7 @@ def test_what_room_there_is_for_pixels_is_for_pictures_whose_embeddings_went() -
     async def story(made: Bench) -> None:
         for number, picture in enumerate(["cat", "dog", "bird", "cat", "bird", "cat"]):
             assert await made.answer(f"r{number}", 5, picture, 3) == made.alone(f"r{number}")
-        # The encoder cache had room for one, and so none of them when they came again.
+        # The encoder cache had room for one picture, so none was in it when it was needed again.
         assert made.runner.encoded == ["cat", "dog", "bird", "cat", "bird", "cat"]
         assert made.studio.made == ["cat", "dog", "bird"]
 
@@ -197,7 +197,7 @@ def test_the_event_loop_turns_while_a_step_is_computed() -> None:
         made.runner.may_step.clear()
         running = asyncio.ensure_future(made.answer("a", 5))
         await until(made.runner.in_step.is_set)
-        made.runner.may_step.set()  # nobody could, were the loop waiting for the step
+        made.runner.may_step.set()  # impossible if the event loop were waiting for the step
         assert await running == made.alone("a")
 
     with bench() as made:
@@ -216,7 +216,7 @@ def test_a_client_that_leaves_between_two_tokens_frees_the_engine() -> None:
         made.runner.steps_one_by_one = True
         run(story(made))
         settle(made)
-        # A step may have begun before the engine heard of it.
+        # A step may have begun before the engine read the abort.
         assert made.runner.num_computed_tokens in (5, 6)
 
 
@@ -381,7 +381,7 @@ def test_a_choice_that_is_stopped_ends_and_the_others_go_on() -> None:
                 made.runner.steps_one_by_one = False
             made.runner.may_step.set()
         assert heard[1] == made.alone("a", 1)
-        # A step may have begun before the engine heard of it.
+        # A step may have begun before the engine read the abort.
         assert heard[0] in (made.alone("a", 0)[:1], made.alone("a", 0)[:2])
 
     with bench() as made:
@@ -421,7 +421,7 @@ def test_what_a_step_has_for_an_event_loop_wakes_it_once() -> None:
         await until(lambda: made.runner.in_step.is_set() and len(made.engine._callers) == 4)
         made.runner.may_step.set()
         await asyncio.gather(*running)
-        # The first may have a step of its own.
+        # The first token may arrive in a step of its own.
         assert len(crossings) <= 31
 
     with bench() as made:
@@ -447,7 +447,7 @@ def test_an_event_loop_that_is_gone_does_not_harm_the_engine() -> None:
 
 def test_resetting_a_cache_is_for_those_who_come_after() -> None:
     async def cached(made: Bench, name: str) -> int:
-        # To its end: one that is still running may compute after the reset what the next then finds, rightly.
+        # Read to the end: a request that still runs after the reset may compute blocks that the next one rightly finds.
         tokens = [token async for token in made.engine.generate(made.prepare(name, 20, "cat", 9))]
         return tokens[0].num_cached_tokens
 
@@ -484,7 +484,7 @@ def test_a_submitted_request_is_heard_of_on_another_thread_until_it_ends() -> No
 
 @pytest.mark.parametrize("seed", range(3))
 def test_many_who_come_and_go_at_random_are_answered_as_if_alone(seed: int) -> None:
-    """With little room, work beside the steps that ends when it likes, and bad pictures."""
+    """There is little room, work beside the steps ends at random, and some pictures are bad."""
     chance = random.Random(seed)
     choices: list[int | str] = [3, 9, 17, "cat", "dog", "owl", "fox", "bad"]
 

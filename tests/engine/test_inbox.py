@@ -1,4 +1,4 @@
-"""Nothing that is put is lost, and no wait outlasts what it waits for."""
+"""No message is lost, and no wait outlasts what it waits for."""
 
 import threading
 from collections.abc import Callable
@@ -8,7 +8,7 @@ import pytest
 from keepsight.engine.inbox import Inbox
 from keepsight.requests import AbortRequest, ToEngine
 
-SOON = 10  # seconds, for what takes milliseconds
+SOON = 10  # seconds, for operations that take milliseconds
 
 
 def messages(*names: str) -> list[ToEngine]:
@@ -34,7 +34,7 @@ def test_messages_are_taken_once_and_in_their_order() -> None:
 )
 @pytest.mark.parametrize("is_early", [True, False])
 def test_a_wait_ends_with(end_wait: Callable[[Inbox], None], expected: list[ToEngine], is_early: bool) -> None:
-    """Also with what came before it began."""
+    """Also if it happened before the wait began."""
     inbox = Inbox()
     taken: list[list[ToEngine]] = []
     waiting = threading.Thread(target=lambda: taken.append(inbox.take(waits=True)), daemon=True)

@@ -1,4 +1,4 @@
-"""An engine reads what nobody hands it, heeds its container, and is ready only when all is read."""
+"""An engine reads its own settings, respects its container's limits, and is ready only when everything is loaded."""
 
 import json
 import shutil
@@ -51,7 +51,7 @@ def test_an_engine_has_as_many_threads_as_its_container_has_cores_or_one_for_the
 
 
 def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path: Path) -> None:
-    """It would keep every stream waiting."""
+    """Reading it then would keep every stream waiting."""
     folder = shutil.copytree(checkpoint_path(), tmp_path / "demo")
     engine = load_engine_alone(Config(**placed(model=str(folder))))
     try:

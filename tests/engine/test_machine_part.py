@@ -11,13 +11,13 @@ from keepsight.errors import InvalidArgumentError
 
 @pytest.fixture(autouse=True)
 def threads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """To how many they were limited, each time."""
+    """Thread limits that were set, in order."""
     limited: list[int] = []
     monkeypatch.setattr(machine_part, "set_team_size", limited.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(7)), raising=False)
     for name in ("OMP_NUM_THREADS", DEVICES_VARIABLE):
-        # Set first, so that whatever is done to it is undone.
+        # Set first, so that any later change is undone.
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
     return limited

@@ -42,7 +42,7 @@ def test_what_a_container_s_files_take_of_its_memory_is_still_to_be_had(tmp_path
     [
         ("0::/system.slice/keepsight.service", "system.slice/keepsight.service", "memory.max", "memory.current", ""),
         ("0::/system.slice/keepsight.service", "system.slice", "memory.max", "memory.current", ""),
-        # The first version, on the machine itself and as a container sees it.
+        # cgroup v1, on the machine itself and as seen from inside a container.
         ("4:memory:/docker/1", "memory/docker/1", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
         ("4:memory:/docker/1", "memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ],

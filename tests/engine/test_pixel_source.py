@@ -1,4 +1,4 @@
-"""The engine's side alone: what it refuses, what it keeps, and what it says of that."""
+"""The engine's side alone: what it refuses, what it keeps, and what it reports of that."""
 
 from collections.abc import Iterator
 
@@ -49,7 +49,7 @@ def test_without_a_store_of_its_own_it_finds_nothing_and_has_no_changes(source: 
 
 
 def kept(*numbers: int) -> KeptPixels:
-    """Room for four."""
+    """A store with room for four."""
     source = KeptPixels(4 * picture(0).nbytes)
     for number in numbers:
         source.receive(MediaArrived(name_of(number), picture(number)))
@@ -110,7 +110,7 @@ def test_only_what_was_held_back_is_compared_and_once() -> None:
     assert arrived is not None
     assert source.receive(MediaArrived(name_of(1), picture(1))) is arrived
     assert source.find(name_of(1)) is None
-    # What was found for another just before comes back by the same way.
+    # Pixels just found for another request come back by the same path.
     assert source.receive(MediaArrived(name_of(1), arrived)) is arrived
     assert source.num_verified == 0
     for _ in range(2):
@@ -145,7 +145,7 @@ def test_what_was_kept_and_proves_wrong_gives_way_to_what_came(caplog: pytest.Lo
 
 @pytest.mark.parametrize("source", MODES, indirect=True)
 def test_pixels_go_first_while_embeddings_of_their_picture_are_held(source: PixelSource) -> None:
-    """Where this side has no say in it, nothing happens."""
+    """Nothing happens where this side does not decide about eviction."""
     room = MAX_BYTES // (picture(0).nbytes + 4096)
 
     def put(number: int) -> None:
@@ -168,7 +168,7 @@ def test_pixels_go_first_while_embeddings_of_their_picture_are_held(source: Pixe
         if 4 not in held() and 9 not in held():
             break
     assert held() == {*range(number + 1)} - {4, 9}
-    # What an engine held that has ended, the next one does not.
+    # The next engine does not hold what a previous one held.
     source.note_embeddings(names(20), ())
     if isinstance(source, StoreSource):
         StoreSource(source._store)

@@ -1,4 +1,4 @@
-"""Which tiers an engine has, and what is refused, as far as possible before a model is loaded."""
+"""Which tiers an engine has, and which options are refused, if possible before a model is loaded."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""What is kept of prompts comes back in order, as far as it goes, and whatever a tier does, every load ends."""
+"""Kept stretches come back in order, as far as they go, and every load ends whatever a tier does."""
 
 import threading
 import time
@@ -42,7 +42,7 @@ def name_of(number: int) -> str:
 
 
 class Tiers:
-    """As an engine's loop uses them."""
+    """Used the way an engine's loop uses them."""
 
     def __init__(self, tier: FakeTier, clock: Callable[[], float] = time.monotonic) -> None:
         self.num_wakes = 0
@@ -69,7 +69,7 @@ class Tiers:
         return taken
 
     def load(self, *loads: StretchLoad) -> dict[StretchLoad, list[StoredArray]]:
-        """What came of each until all have ended."""
+        """Return the arrays that each load got, once all loads have ended."""
         for load in loads:
             self.tiers.load(load, 0.0)
         taken = self.take_all(lambda taken: sum(each.is_last for each in taken) == len(loads))

@@ -1,4 +1,4 @@
-"""What follows from what was asked for, from the model and from the machine; what cannot be is refused."""
+"""Values derived from the options, the model and the machine; impossible combinations are refused."""
 
 import logging
 from dataclasses import replace

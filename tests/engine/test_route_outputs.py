@@ -127,7 +127,7 @@ def test_what_an_engine_still_says_of_a_request_is_not_for_the_same_one_made_aga
 ) -> None:
     router.take("one", request("a"))
     inbox.take(waits=False)
-    # While a step is computed the connection breaks, and is made again.
+    # The connection breaks and is made again while a step is computed.
     router.lose("one")
     assert router.take("one", request("a")) is None
     sent = Sent()
@@ -156,7 +156,7 @@ def test_no_frontend_is_lost_and_comes_again_between_the_choice_of_its_outputs_a
 
 
 class RouterMachine(RuleBasedStateMachine):
-    """Against a model: whose each request is."""
+    """Against a model of which frontend owns each request."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -186,7 +186,7 @@ class RouterMachine(RuleBasedStateMachine):
         sent = Sent()
         token = TokenOutput(request_id, 0, 7, finish_reason="stop" if ends else None)
         output: FromEngine = RequestFailed(request_id, "no") if fails else token
-        # Nobody is answered whom the engine has not heard.
+        # Only requests the engine has read are answered.
         self.inbox.take(waits=False)
         self.router.send([output], sent)
         owner = self.owners.get(request_id)

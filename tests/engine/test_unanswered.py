@@ -1,4 +1,4 @@
-"""Who is still owed an answer."""
+"""Requests and choices that still have to be answered."""
 
 from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import AbortRequest, MediaNeeded, RequestFailed, TokenOutput

@@ -1,4 +1,4 @@
-"""Fixtures: what is compiled for the CPU, for this processor and for lesser ones, by one thread and by two."""
+"""Fixtures: the CPU kernels for this processor and lesser ones, with one thread and with two."""
 
 from collections.abc import Iterator
 
@@ -8,15 +8,15 @@ import torch
 from keepsight.models import cpu_library
 from keepsight.models.cpu_products import rounds_rows
 
-# The best last.
+# The best is last.
 BUILDS = cpu_library.BUILDS[::-1]
-# The others have no instruction for it, wherever they run.
+# The others have no instruction for it on any processor.
 BUILDS_THAT_ROUND = BUILDS[-2:]
 
 
 @pytest.fixture(params=BUILDS)
 def build(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For this processor and for all lesser ones."""
+    """Use the build for this processor, and each lesser one."""
     if request.param not in cpu_library.builds_for_this_processor():
         pytest.skip(f"this processor is {torch.backends.cpu.get_cpu_capability()}")
     monkeypatch.setattr(cpu_library, "builds_for_this_processor", lambda: [request.param])

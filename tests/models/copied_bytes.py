@@ -1,4 +1,4 @@
-"""What goes from the host to a device while a step is planned."""
+"""Counts copies from the host to a device while a step is planned."""
 
 from typing import Any
 

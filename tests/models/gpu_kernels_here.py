@@ -1,7 +1,7 @@
-"""A GPU's kernels; where no GPU is Triton's own interpreter runs them, number by number, on the host's tensors.
+"""The GPU's kernels; without a GPU, Triton's interpreter runs them number by number on host tensors.
 
-What it shows is that they say the right thing, not what a GPU makes of it; it multiplies no bfloat16.  Compiled for a
-GPU they are wherever Triton is.
+This tests what the kernels say, not what a GPU makes of it; the interpreter multiplies no bfloat16.  They are compiled
+for a GPU wherever Triton is installed.
 """
 
 import json
@@ -23,9 +23,9 @@ pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not
 from keepsight.models import gpu_kernels, gpu_slices, gpu_whole_sight
 
 __all__ = ["DEVICE", "gpu_kernels", "gpu_slices", "gpu_whole_sight", "kernels_in_use"]
-# The interpreter knows float16 for a number of half the digits.
+# float16 is the 16-bit dtype that the interpreter supports.
 DTYPES = [torch.float32, torch.float16]
-# Of any GPU's, what one program may have of the memory that its threads share.
+# Shared memory that one program may use on any GPU.
 MAX_SHARED_BYTES = 99 * 1024
 COMPILE = """
 import importlib, json, sys
@@ -46,23 +46,23 @@ for module, name, types, constants in json.loads(sys.argv[1]):
 class Kernel(NamedTuple):
     module: str
     name: str
-    types: dict[str, str]  # of what it is told
+    types: dict[str, str]  # of its arguments
     constants: dict[str, Any]  # of one model
 
 
 @contextmanager
 def kernels_in_use() -> Iterator[None]:
-    """Whoever asks for a GPU's kernels has them, and has nothing of what else a CPU has."""
+    """Enable the GPU's kernels, and disable the CPU's."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(cpu_library, "_library", lambda: None)
         monkeypatch.setattr(gpu_library._Use, "on", frozenset({DEVICE.type}))
-        # Most of a GPU's would find nothing to do here, one after the other.
+        # Most of a GPU's programs would have nothing to do here, and run one after the other.
         monkeypatch.setattr(gpu_kernels, "PROGRAMS_PER_ROW", 4)
         yield
 
 
 def shared_bytes_of(kernels: list[Kernel]) -> list[int]:
-    """Of each, compiled for two kinds of GPUs, what its threads share."""
+    """Return the shared memory of each kernel, compiled for two kinds of GPUs."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", COMPILE, json.dumps(kernels)]
     compiled = subprocess.run(command, capture_output=True, text=True, env=environment)

@@ -1,4 +1,4 @@
-"""Against how many random configurations, and where, each family is judged by transformers."""
+"""How many random configurations of each family are compared with transformers, and on which devices."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ MAX_ERROR = 1e-4
 SEEDS = range(14)
 NUM_PICTURES = (0, 1, 3)
 DEVICES = ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-# By kernels, or on a CPU without them.
+# With kernels, or on a CPU without them.
 CASES = [*product(SEEDS, DEVICES, [True]), *product(SEEDS[:4], ["cpu"], [False])]
 
 
@@ -39,7 +39,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
 
 
 def wanted_shapes(model: VisionLanguageModel, num_zeros: int = 0) -> dict[str, tuple[int, ...]]:
-    """Of the tensors that it wants of a checkpoint, by their names here; it has no other parameters, but for zeros."""
+    """Return the shapes of the tensors that a checkpoint must have, by our names; all other parameters are zeros."""
     shapes = {slot.name: slot.shape for slot in model.slots()}
     assert sum(each.numel() for each in model.parameters()) == sum(map(math.prod, shapes.values())) + num_zeros
     return shapes

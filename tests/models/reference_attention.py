@@ -1,4 +1,4 @@
-"""Decoder attention, slow and obvious, which the fast one is held against."""
+"""Slow and obvious decoder attention, with which the fast one is compared."""
 
 import torch
 from torch import Tensor
@@ -7,7 +7,7 @@ from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainl
 
 
 class ReferenceAttention:
-    """Every key of the request, one mask."""
+    """Attends to every key of the request, with one mask."""
 
     def __call__(
         self,

@@ -1,4 +1,4 @@
-"""Rows of adapters are those of merged weights, and no row's bits depend on whose rows are computed with it."""
+"""Rows of adapters equal those of merged weights, and no row's bits depend on which rows are computed with it."""
 
 import itertools
 from collections.abc import Sequence
@@ -39,7 +39,7 @@ Pairs = dict[str, tuple[Tensor, Tensor]]
 
 
 def draw_pairs(decoder: Decoder, seed: int, outputs: Sequence[str] = EVERYTHING) -> list[dict[str, Pairs]]:
-    """Of each layer and product, for some of its outputs: what leads down to 1 to 5 numbers, and up again."""
+    """Draw low-rank pairs of rank 1 to 5 for each layer and product, for some of its outputs."""
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape: int) -> Tensor:
@@ -64,7 +64,7 @@ def as_weights(decoder: Decoder, pairs: list[dict[str, Pairs]], place: Placement
 
 
 def merged(config: DecoderConfig, pairs: list[dict[str, Pairs]]) -> Decoder:
-    """The same decoder as `make_decoder` gave, with what the adapter adds among its weights."""
+    """Return the decoder that `make_decoder` gave, with the adapter merged into its weights."""
     torch.manual_seed(0)
     decoder = make_decoder(config)
     torch.manual_seed(0)
@@ -96,7 +96,7 @@ def compute(
     read: Sequence[int] | None = None,
     dtype: torch.dtype = torch.float32,
 ) -> list[Tensor]:
-    """Of several requests together, whole, what is read of each."""
+    """Compute several whole requests in one batch. Return the rows that are read of each."""
     pages, pieces = iter(range(NUM_BLOCKS)), list[RequestSlice]()
     for own, adapter in zip(hidden, adapters, strict=True):
         table = BlockTable(BLOCK_SIZE, list(itertools.islice(pages, -(-len(own) // BLOCK_SIZE))), CPU)

@@ -1,4 +1,4 @@
-"""The fast attention gives what the plain one gives, for any batch, pages and pictures; and nothing else is read."""
+"""The fast attention equals the plain one for any batch, pages and pictures; and no other keys are read."""
 
 import random
 from unittest.mock import patch
@@ -27,7 +27,7 @@ def pages(*block_ids: int) -> BlockTable:
 
 
 def draw_slices(rng: random.Random, block_size: int) -> list[RequestSlice]:
-    """Requests in every state: fresh, continued, decoding one token; pages scattered over the pool."""
+    """Draw requests in every state: fresh, continued, decoding one token; pages are scattered over the pool."""
     free = list(range(NUM_BLOCKS))
     if rng.random() < 0.7:
         rng.shuffle(free)
@@ -64,7 +64,7 @@ def random_cache(
     window=st.sampled_from([None, 1, 3, 17, 10_000]),
     softcap=st.sampled_from([None, None, 2.0]),
     max_bytes=st.sampled_from([0, 2000, 10**6]),
-    # In float32 by products, in any other by torch's kernel.
+    # float32 goes through products, other dtypes through torch's kernel.
     dtype=st.sampled_from([torch.float32, torch.float64]),
     max_together=st.sampled_from([2, 8]),
 )
@@ -99,7 +99,7 @@ def test_fast_attention_equals_the_plain_one(
 def test_the_last_row_of_a_prompt_sees_what_it_is_to_see_however_many_there_are(
     length: int, heads: tuple[int, int]
 ) -> None:
-    """By torch's kernels on whatever device: of a GPU's one took a last row that was alone for another."""
+    """Uses torch's kernels on any device: one of a GPU's kernels took a last row that was alone for another row."""
     generator, start = torch.Generator().manual_seed(0), 5
     table = BlockTable(16, range(9), DEVICE)
     batch = AttentionBatch([RequestSlice(start, length, table)], DEVICE)
@@ -113,11 +113,11 @@ def test_the_last_row_of_a_prompt_sees_what_it_is_to_see_however_many_there_are(
 
 
 def batch_of_tokens(*lengths: int, device: str = "cpu") -> AttentionBatch:
-    """Of each request its last token."""
+    """Return a batch of the last token of each request."""
     pieces, first_block = [], 0
     for length in lengths:
         num_blocks = -(-length // 16)
-        # Never in a row: all are copied to be read.
+        # Never contiguous, so all are copied to be read.
         block_ids = range(first_block + num_blocks, first_block, -1)
         pieces.append(RequestSlice(length - 1, 1, BlockTable(16, block_ids, device)))
         first_block += num_blocks
@@ -125,7 +125,7 @@ def batch_of_tokens(*lengths: int, device: str = "cpu") -> AttentionBatch:
 
 
 def test_on_a_gpu_a_long_context_among_short_ones_pads_none_of_them_to_its_length() -> None:
-    """Of Gemma 3 4b, 256 contexts as long as the longest here would be 128 GiB of each layer's keys and values."""
+    """With Gemma 3 4b, 256 contexts as long as the longest here would take 128 GiB per layer for keys and values."""
     lengths = [300] * 100 + [131_000] + [300] * 155
     batch = batch_of_tokens(*lengths, device="meta")
     query = torch.empty(256, 8, 256, dtype=torch.bfloat16, device="meta")

@@ -1,4 +1,4 @@
-"""A table says the same whether it was written at once or page by page, and reads in place only what lies in a row."""
+"""A table is the same whether written at once or page by page, and only contiguous pages are read in place."""
 
 import torch
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""A decoder's layers in one call give what they give one after another, and each token the same in whatever company."""
+"""A decoder's layers in one call equal layers called one by one, and each token gets the same result in any batch."""
 
 import dataclasses
 import itertools
@@ -25,7 +25,7 @@ FAR, NEAR = RotaryConfig(1e6, 8.0), RotaryConfig(1e4)
 CONFIG = DecoderConfig(
     vocab_size=50,
     hidden_size=72,
-    intermediate_size=130,  # less than whole panels
+    intermediate_size=130,  # not a whole number of panels
     num_heads=4,
     num_kv_heads=2,
     head_dim=32,
@@ -75,7 +75,7 @@ def make_caches(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> li
 
 
 def slices(*pieces: tuple[int, int]) -> list[RequestSlice]:
-    """Of as many requests, each [start, end), whose pages lie apart."""
+    """Return one [start, end) slice per request, with separate pages."""
     pages = torch.randperm(NUM_BLOCKS, generator=torch.Generator().manual_seed(0)).tolist()
     each = NUM_BLOCKS // len(pieces)
     tables = [BlockTable(BLOCK_SIZE, pages[index * each : (index + 1) * each], CPU) for index in range(len(pieces))]
@@ -108,14 +108,14 @@ def test_all_layers_at_once_give_what_they_give_one_after_another(
     in_turn = decoder(hidden, ReferenceAttention(), others, batch)
     torch.testing.assert_close(at_once, in_turn, rtol=1e-3, atol=1e-4)
     for ours, theirs in zip(caches, others, strict=True):
-        # What is not of these tokens is left alone.
+        # Slots of other tokens are left alone.
         torch.testing.assert_close(ours.keys, theirs.keys, rtol=1e-3, atol=1e-4, equal_nan=True)
         torch.testing.assert_close(ours.values, theirs.values, rtol=1e-3, atol=1e-4, equal_nan=True)
     assert torch.equal(hidden, given)
 
 
 def assert_same_in_whatever_company(decoder: Decoder, dtype: torch.dtype) -> None:
-    """At once, in pieces, beside others, and with its end alone read."""
+    """Compare whole, in pieces, beside others, and with only the last row read."""
     config, whole = decoder.config, slices((0, 600), (0, 5))
     hidden, of_other = torch.randn(600, config.hidden_size), torch.randn(5, config.hidden_size)
     caches = make_caches(config, dtype)
@@ -176,7 +176,7 @@ def test_of_a_step_of_which_nothing_is_read_the_last_layer_keeps_keys_and_values
         outputs.append(output.clone())
 
     assert decoder(hidden, PagedAttention(), caches, batch, watch).shape == (0, CONFIG.hidden_size)
-    # It computes where the layer before left its output.
+    # The last layer computes where the layer before left its output.
     assert torch.equal(held[-2], outputs[-2])
     compute(decoder, hidden, batch.slices, others)
     for ours, theirs in zip(caches, others, strict=True):

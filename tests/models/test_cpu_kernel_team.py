@@ -1,4 +1,4 @@
-"""The threads that share the work of a kernel for the CPU."""
+"""Threads that share the work of a CPU kernel."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""What is compiled for the CPU gives what torch gives, whatever the sizes, the threads and the numbers."""
+"""CPU kernels give what torch gives, for any sizes, threads and numbers."""
 
 import math
 
@@ -75,7 +75,7 @@ def test_what_no_row_sees_is_not_read() -> None:
 
 
 def assert_same_in_whatever_company(window: int, heads: int, dim: int, dtype: torch.dtype) -> None:
-    """Among all, among fewer, and alone, which goes another way where there are numbers enough."""
+    """Compare in a full batch, in smaller ones, and alone, which takes another path if there is enough to compute."""
     query, keys, values = torch.randn(700, heads, dim), torch.randn(700, 1, dim), torch.randn(700, 1, dim)
     keys, values, slots = keys.to(dtype), values.to(dtype), torch.randperm(700)
     ends = torch.arange(700) + 1
@@ -109,7 +109,7 @@ def test_attention_to_keys_of_bfloat16_is_that_of_rounded_numbers(num_rows: int,
     keys, values, slots = keys.bfloat16(), values.bfloat16(), torch.randperm(300)
     begins, ends = torch.randint(150, (num_rows,)), torch.randint(151, 300, (num_rows,))
     attended = Sight([num_rows], [slots], begins, ends).attend(query, keys, values, 0.25)
-    # As the kernel scales before it rounds, to make powers of 2 of what is exponentials here.
+    # The kernel scales before it rounds, because it computes powers of 2 instead of exponentials.
     scaled = (query * (0.25 / math.log(2))).bfloat16().double() * math.log(2)
     for row in range(num_rows):
         seen = slots[begins[row] : ends[row]]
@@ -137,7 +137,7 @@ def test_rounded_attention_is_that_of_rounded_numbers(num_keys: int, dim: int, l
     together, room = torch.randn(num_keys, 2, dim), torch.zeros(45, 2, dim)
     key, value = together[:, 0].copy_(key), together[:, 1]
     attend_to_all(query, key, value, 0.25, room[:, 1], rounds=True)
-    # As the kernel scales before it rounds, to make powers of 2 of what is exponentials here.
+    # The kernel scales before it rounds, because it computes powers of 2 instead of exponentials.
     scaled = (query * (0.25 / math.log(2))).bfloat16().double() * math.log(2)
     exact = F.scaled_dot_product_attention(scaled, key.bfloat16().double(), value.bfloat16().double(), scale=1.0)
     assert (room[:, 1] - exact).abs().max() <= 2**-8 * value.abs().max()

@@ -1,4 +1,4 @@
-"""What is compiled for the CPU compiles for any of them, as whoever installs it may ask, and the best is taken."""
+"""CPU kernels compile for any processor, also at installation from source, and the best build is loaded."""
 
 import platform
 import shutil
@@ -28,7 +28,7 @@ def test_the_kernels_compile_for_each_kind_of_processor(compiler: str, processor
 
 
 def test_a_processor_takes_a_lesser_build_where_its_own_was_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As by a compiler that does not know the processor's instructions."""
+    """As with a compiler that does not know the processor's instructions."""
     if not cpu_library.has_library():
         pytest.skip("there was no compiler when keepsight was installed")
     looked_for = []

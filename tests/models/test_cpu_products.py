@@ -1,4 +1,4 @@
-"""Products on a CPU are the exact ones, and each row's are the same to the last bit in whatever company."""
+"""CPU products are exact, and each row's result is the same to the last bit in any batch."""
 
 import itertools
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from tests.models.conftest import BUILDS, BUILDS_THAT_ROUND
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 CPU = torch.device("cpu")
-# [outputs, inputs]: less than a vector, odd ones, several blocks of inputs, panels that share a thread.
+# [outputs, inputs]: less than a vector, odd sizes, several blocks of inputs, panels that share a thread.
 SHAPES = [(1, 1), (7, 33), (513, 5), (40, 801), (96, 32), (384, 256), (96, 1536)]
 ROUNDING = ("bfloat16 by the same", "int8 by bfloat16")
 NUM_ROWS = [0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 60, 145, 290, 700]
@@ -40,7 +40,7 @@ def kind(request: pytest.FixtureRequest, build: None) -> str:
 
 
 def draw_weight(outputs: int, inputs: int, kind: str) -> Tensor:
-    """Of numbers that it is kept by: int8 has them where a scale is a power of 2."""
+    """Draw a weight that its kind stores exactly: for int8, scales are powers of 2."""
     if kind.startswith("int8"):
         whole = torch.randint(-127, 128, (outputs, inputs))
         whole[:, -1] = 127
@@ -112,7 +112,7 @@ def test_rows_are_rounded_as_torch_rounds() -> None:
     bits = torch.randint(-(2**31), 2**31, (20_000,))
     special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.3895e38, -3.4e38, 1 + 2**-8, 1 + 3 * 2**-8])
     hidden = torch.cat((bits.to(torch.int32).view(torch.float32), special))
-    # Smaller ones the processor takes for zero.
+    # The processor treats smaller ones as zero.
     hidden[hidden.abs() < 2.0**-126] = 0.0
     identity = Panels(torch.eye(1).bfloat16(), None, rounds_rows=True)
     rounded = identity.multiply(hidden[:, None])[:, 0]
@@ -122,10 +122,10 @@ def test_rows_are_rounded_as_torch_rounds() -> None:
 @of_each_kind
 @of_each_activation
 def test_an_activation_is_as_exact_as_torch_s(activation: str, kind: str) -> None:
-    # Sums of whole numbers are scaled in the end.
+    # Sums of integers are scaled at the end, which must not overflow.
     large = torch.logspace(-30, 36 if kind.startswith("int8") else 38.5, 300)
     hidden = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-120, 120, 4001), large, -large))[:, None]
-    # Nearly 1, and each kind's own.
+    # Nearly 1, and exact in each kind.
     weight = draw_weight(1, 1, kind).fill_(127 / 128)
     expected = ACTIVATIONS[activation](exact(hidden, weight, kind))
     activated = make_panels(weight, kind).multiply(hidden, activation=activation)
@@ -167,7 +167,7 @@ def test_what_the_kernel_would_misread_is_refused() -> None:
             panels.rows(which)
 
 
-# Not of fewer bits: what is written past the end of would be somebody else's.
+# No narrower dtype here: a wrong one would write past the end of its memory.
 @of_each_kind
 def test_torch_s_default_precision_is_not_theirs(kind: str, set_default_dtype: Callable[[str], None]) -> None:
     weight, bias, hidden = draw_weight(40, 24, kind), torch.randn(40), torch.randn(5, 24)
@@ -200,7 +200,7 @@ def filled_linear(kind: str, **outputs: int) -> Linear:
 
 
 def weight_of(linear: Linear) -> Tensor:
-    """Before it is packed."""
+    """Return the weight before it is packed."""
     scales = linear._scales
     return linear.weight.clone() if scales is None else linear.weight * scales[:, None]
 
@@ -209,7 +209,7 @@ def weight_of(linear: Linear) -> Tensor:
 def test_a_linear_layer_multiplies_by_what_it_was_filled_with_and_holds_it_once(kind: str) -> None:
     linear = filled_linear(kind, a=40, b=8)
     weight, bias = weight_of(linear), linear.bias
-    hidden = torch.randn(9, 48)[:, 12:36]  # which do not lie together
+    hidden = torch.randn(9, 48)[:, 12:36]  # not contiguous
     linear.pack()
     torch.testing.assert_close(linear(hidden).double(), exact(hidden, weight, kind, bias), rtol=1e-5, atol=1e-4)
     assert linear.weight.shape == weight.shape

@@ -1,4 +1,4 @@
-"""A gate and what goes through it are one product where a GPU's kernel takes both, and nothing is different for it."""
+"""Gate and up projections are one product where a GPU's kernel takes both, with the same results."""
 
 import pytest
 import torch

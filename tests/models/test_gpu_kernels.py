@@ -1,4 +1,4 @@
-"""A GPU's kernels compute what torch's operations do, and are compiled for real GPUs, though none is here."""
+"""A GPU's kernels compute what torch's operations do, and also compile for GPUs that are not present."""
 
 from typing import Any
 
@@ -26,7 +26,7 @@ def seeded() -> None:
 
 
 def assert_close(found: Tensor, expected: Tensor, largest: float = 1.0) -> None:
-    """`largest`: of the numbers that were added up, and may have cancelled."""
+    """`largest`: of the numbers that were added up, which may have cancelled."""
     rounding = 4 * torch.finfo(found.dtype).eps
     torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding * largest)
 
@@ -106,7 +106,7 @@ def test_heads_are_normed_and_rotated_and_only_real_tokens_are_written(
 
 
 class Rows:
-    """Sequences of so many positions, their slots scattered over one cache."""
+    """Sequences with these numbers of positions, their slots scattered over one cache."""
 
     def __init__(self, ends: list[int], heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
         num_slots = sum(ends) + 1
@@ -125,7 +125,7 @@ class Rows:
         return out
 
     def attend_among_others(self, rows: list[int], window: int | None, softcap: float | None) -> Tensor:
-        """Each the only one of three tokens; and there are rows of nobody."""
+        """Attend with each row as the only one of three tokens that is read, among padding rows."""
         slots = [self.slots[row] for row in rows]
         tables, ends, tokens = torch.zeros(3, len(rows) + 2, dtype=torch.int64, device=DEVICE)
         tables[: len(rows)] = torch.tensor([each.data_ptr() for each in slots])

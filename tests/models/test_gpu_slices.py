@@ -1,6 +1,6 @@
-"""A GPU's attention of longer slices gives what the plain one gives, and is compiled for GPUs that are not here.
+"""A GPU's attention of longer slices equals the plain one, and compiles for GPUs that are not present.
 
-By way of the plan, which tells it what the rows of a step see.
+Tests go through the plan, which tells the kernel what the rows of a step see.
 """
 
 import random
@@ -36,7 +36,7 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 128
 
 @contextmanager
 def small_tiles() -> Iterator[None]:
-    """So that a few rows are several blocks, and a few keys several times as many as a program has at once."""
+    """Make tiles small, so that few rows make several blocks, and few keys exceed what a program holds at once."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(gpu_slices, "MOST_LANES", 16)
         monkeypatch.setattr(gpu_slices, "MOST_KEYS", 16)
@@ -80,7 +80,7 @@ class Step:
         torch.testing.assert_close(found.float(), plain, rtol=rounding, atol=rounding)
 
 
-# What rows see ------------------------------------------------------------------------------------------------
+# Which keys a row sees ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -128,7 +128,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_lies_far_behind_few_rows_is_shared_out_and_summed(
     window: int | None, softcap: float | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Beside a sequence that has less to see than there are shares.
+    # The second sequence sees fewer keys than there are shares.
     step = Step([(400, 11), (2, 2)], (4, 2), 24, dtype=dtype)
     shares, count = list[int](), gpu_slices.num_shares
 
@@ -148,7 +148,7 @@ def test_few_blocks_with_much_to_see_are_shared_out_and_no_others() -> None:
     assert gpu_slices.num_shares(1, 1, least * 4) == 4
     assert gpu_slices.num_shares(1, 1, least * 5) == 4
     assert gpu_slices.num_shares(10 * most, 1, 100_000) == 1
-    # What they leave is bounded by this.
+    # This bounds the memory for their partial results.
     assert all(blocks * gpu_slices.num_shares(blocks, 1, 10**6) <= most for blocks in range(1, most))
 
 
@@ -189,7 +189,7 @@ def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
     return tuple(TokenSpan(start, stop - start) for start, stop in pairwise(cuts) if rng.random() < 0.6)
 
 
-# What the device is told --------------------------------------------------------------------------------------
+# Input of the device ------------------------------------------------------------------------------------------
 
 
 def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first() -> None:
@@ -202,9 +202,9 @@ def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first
     assert longer.blocks.tolist() == [[29, 1, last], [21, 8, last], [16, 4, first], [8, 8, first], [0, 8, first]]
     assert longer.seen[[0, 19, 21, 29]].tolist() == [[0, 1], [0, 20], [0, 31], [0, 39]]
     assert longer.num_blocks == 5
-    assert longer.longest == 39  # a single token sees more, and is in none of them
+    assert longer.longest == 39  # a single token sees more, but is not one of these
     assert singles.tokens.tolist() == [20, 0]
-    assert singles.ends.tolist() == [91, 0]  # and one of nobody: their number is even
+    assert singles.ends.tolist() == [91, 0]  # and one padding row: their number is even
 
 
 def test_what_a_step_of_slices_sees_is_told_in_one_copy() -> None:
@@ -222,7 +222,7 @@ def test_of_single_tokens_among_slices_every_window_reads_what_was_told_once() -
     with CopiedBytes() as copied:
         for window in (None, 16):
             plan_on_device(batch, window, gpu_kernels, rows_per_block=32)
-    assert copied.num_copies == 2 + 1  # of longer ones each window reads its own
+    assert copied.num_copies == 2 + 1  # each window reads its own copy for longer slices
 
 
 def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> None:

@@ -1,4 +1,4 @@
-"""A GPU's kernel shows patches to each other as torch's operation does, and a layer of a tower is the same with it."""
+"""A GPU's kernel attends among patches as torch's operation does, and a tower's layer gives the same with it."""
 
 from collections.abc import Sequence
 
@@ -35,7 +35,7 @@ def draw_heads(pictures: int, patches: int, num_heads: int, dim: int, dtype: tor
 
 
 def attend(heads: Tensor, windows: Sequence[Windows] = ()) -> Tensor:
-    """Of patches in no window nothing is written."""
+    """Attend; the output of patches outside all windows is not written."""
     pictures, patches, _, num_heads, dim = heads.shape
     attended = heads.new_full((pictures, patches, num_heads, dim), torch.nan)
     for each in windows or [Windows(0, patches, patches)]:
@@ -84,7 +84,7 @@ def test_patches_of_a_window_see_those_alone_and_others_are_left_as_they_are(dty
 def test_scores_whose_exponential_is_no_number_may_all_be_far_from_0(score: float) -> None:
     heads = draw_heads(1, 70, 1, 16)
     heads[:, :, 0, :, 0], heads[:, :, 1, :, 0] = score / SCALE, 1.0
-    # Of scores so large, and what they are powers for, fewer digits are left.
+    # Scores this large, and the powers computed from them, have fewer digits left.
     torch.testing.assert_close(attend(heads), attend_plainly(heads), rtol=1e-4, atol=1e-4)
 
 
@@ -105,7 +105,7 @@ def test_a_head_is_read_as_a_power_of_two_and_a_rest_where_that_is_less() -> Non
     }  # fmt: skip
 
 
-# Places -------------------------------------------------------------------------------------------------------
+# Positions ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -1,4 +1,4 @@
-"""Where memory ends a step of the decoder fails, and not the process: others' answers go on."""
+"""When memory runs out, one step of the decoder fails, not the process: other answers continue."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Every tensor of an adapter has its place, or the adapter is refused by that tensor's name."""
+"""Every tensor of an adapter has its place; otherwise the adapter is refused with that tensor's name."""
 
 from pathlib import Path
 from typing import Any

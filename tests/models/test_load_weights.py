@@ -1,4 +1,4 @@
-"""Checkpoints of every layout found in the wild load; a wrong one fails with the whole list of what is wrong."""
+"""Checkpoints of every layout found in the wild load; a wrong one fails with a full list of its faults."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def rewrite(saved: Path, tmp_path: Path) -> Callable[[Callable[[dict[str, Tensor
 
 
 def state_of(directory: Path) -> dict[str, Tensor]:
-    # In float64 no weight is laid out anew.
+    # In float64 no weight's layout changes.
     return dict(Gemma3.from_checkpoint(directory, Placement(PLACE.device, torch.float64)).state_dict())
 
 
@@ -64,7 +64,7 @@ def rename(prefixes: dict[str, str]) -> Callable[[dict[str, Tensor]], dict[str, 
     return change
 
 
-# What transformers 5 saves, and so what `saved` holds.
+# The prefixes transformers 5 saves, and so those of `saved`.
 SAVED = ("language_model.model.", "vision_tower.", "multi_modal_projector.")
 LAYOUTS = {
     "published": ("language_model.model.", "vision_tower.vision_model.", "multi_modal_projector."),
@@ -98,7 +98,7 @@ def test_sharded_checkpoints_load(saved: Path, tmp_path: Path) -> None:
 
 def test_a_single_file_saved_over_a_sharded_checkpoint_is_what_loads(saved: Path, tmp_path: Path) -> None:
     ref.make_reference(ref.draw_config(4), 5).save_pretrained(tmp_path, max_shard_size="60KB")
-    # It removes the shards, and leaves their index.
+    # It removes the shards but leaves their index.
     ref.make_reference(ref.draw_config(4), 4).save_pretrained(tmp_path)
     assert (tmp_path / "model.safetensors.index.json").exists()
     expected = state_of(saved)
@@ -164,7 +164,7 @@ def test_a_quantized_model_needs_room_for_what_is_kept_of_it(saved: Path) -> Non
     for place, told in {
         PLACE: r"in float32, .*; --dtype bfloat16 takes half$",
         PLACE._replace(matrix_dtype=torch.bfloat16): r"in bfloat16, .*; --quantization int8 takes about half$",
-        QUANTIZED: r"in float32",  # as most of what is left of it is
+        QUANTIZED: r"in float32",  # most of what is left of it is float32
     }.items():
         with pytest.raises(ModelTooLargeError, match=told):
             Gemma3.from_checkpoint(saved, place, num_bytes - 1)

@@ -1,4 +1,4 @@
-"""Of many experts a token is computed by those that its router chose, and by whatever way and company alike."""
+"""Each token is computed by the experts its router chose, with the same result by either method and in any batch."""
 
 import dataclasses
 
@@ -76,6 +76,6 @@ def test_of_what_is_quantized_experts_are_and_the_router_is_not() -> None:
 
 
 def test_nothing_of_the_way_of_a_gpu_depends_on_which_experts_are_chosen() -> None:
-    """On this device numbers are not known, as they are not to who asks a GPU: asking for one fails."""
+    """On the meta device values are unknown, as to a host that does not wait for its GPU: reading one fails."""
     mixture = Mixture(Placement(torch.device("meta"), torch.bfloat16), 16, MIXTURE, "silu")
     assert mixture(torch.empty(5, 16, device="meta", dtype=torch.bfloat16)).shape == (5, 16)

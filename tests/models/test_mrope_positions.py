@@ -1,4 +1,4 @@
-"""Each token stands where transformers' Qwen3-VL and Qwen2.5-VL put it, whatever part of a prompt is asked for."""
+"""Positions equal those of transformers' Qwen3-VL and Qwen2.5-VL, whichever part of a prompt is asked for."""
 
 from functools import partial
 from types import SimpleNamespace
@@ -95,7 +95,7 @@ def test_so_are_those_of_films_whose_moments_lie_one_behind_the_other(
     expected, shift = find(torch.tensor([token_ids]), **theirs)
     assert torch.equal(found, expected[:, 0])
     assert places.shift == -int(shift)
-    # Behind a film that goes on for longer than its sides are, the model's own class has text begin too early.
+    # After a film that lasts longer than its sides are, the model's own class starts the text too early.
     agreed = long[0].end if long else len(token_ids)
     assert torch.equal(found[:, :agreed], by_transformers(Qwen2_5_VLModel, token_ids, **theirs)[:, :agreed])
 

@@ -1,4 +1,4 @@
-"""Whatever was packed comes back: numbers, zeros, scales and which inputs are of one group."""
+"""Packed weights unpack to the same numbers, zeros, scales and groups of inputs."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests import packed
 from tests.packed import Drawn
 
 GROUP_SIZES = st.sampled_from([None, 1, 8, 24, 128])
-# More outputs than are made whole at once.
+# More outputs than are unpacked at once.
 OUTPUTS = st.sampled_from([8, 32, 264])
 SIZES, BITS, SEEDS = st.integers(1, 40), st.sampled_from([4, 8]), st.integers(0, 2**32)
 
@@ -54,7 +54,7 @@ def test_compressed_tensors_come_back(
 
 
 def test_a_word_of_awq_is_as_published() -> None:
-    """Its numbers from the lowest bits are those of outputs 0, 2, 4, 6, 1, 3, 5 and 7."""
+    """From the lowest bits up, its numbers are those of outputs 0, 2, 4, 6, 1, 3, 5 and 7."""
     tensors = {
         "qweight": torch.tensor([[0x75316420]], dtype=torch.int32),
         "qzeros": torch.tensor([[0]], dtype=torch.int32),

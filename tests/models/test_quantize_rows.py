@@ -1,4 +1,4 @@
-"""A row's numbers become the nearest whole multiples of a 127th of its largest, whatever lies beside it."""
+"""A row's numbers become the nearest multiples of a 127th of its largest, whatever other rows contain."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A checkpoint that was published quantized loads as the one whose weights are its numbers times their scales."""
+"""A checkpoint published quantized loads like one whose weights are its numbers times their scales."""
 
 import json
 import shutil
@@ -22,7 +22,7 @@ from tests import packed
 from tests.models.gemma3 import reference as ref
 
 Quantized = tuple[Tensor, Tensor]
-# In float64 no weight is laid out anew.
+# In float64 no weight's layout changes.
 PLACE = Placement(torch.device("cpu"), torch.float64)
 LARGEST_FLOAT8 = 448
 NAMED = {"fp8": "_scale_inv", "channel": "_scale", "tensor": "_scale", "int8": "_scale"}
@@ -45,13 +45,13 @@ CONFIGS = {
 
 
 def spread(scales: Tensor, shape: torch.Size) -> Tensor:
-    """To each number its own, one by one."""
+    """Return the scale of each number."""
     rows, numbers = shape
     return torch.tensor([[float(scales[row // 128, each // 128]) for each in range(numbers)] for row in range(rows)])
 
 
 def quantize(weight: Tensor, how: str) -> tuple[Tensor, Tensor, Tensor]:
-    """Its numbers, their scales, and what they stand for."""
+    """Return the numbers, their scales, and the weight they stand for."""
     if how == "fp8":
         blocks = [[block.abs().max() for block in torch.split(rows, 128, 1)] for rows in torch.split(weight, 128)]
         scales = torch.tensor(blocks) / LARGEST_FLOAT8
@@ -98,7 +98,7 @@ def state_of(folder: Path) -> dict[str, Tensor]:
 def test_its_weights_are_its_numbers_times_their_scales(how: str, save: Save) -> None:
     def publish(tensors: dict[str, Tensor], name: str) -> None:
         tensors[name], tensors[name + NAMED[how]], _ = quantize(tensors[name], how)
-        tensors[name.replace("weight", "input_scale")] = torch.ones(1)  # of what it multiplies
+        tensors[name.replace("weight", "input_scale")] = torch.ones(1)  # scale of its input
 
     def stand_for(tensors: dict[str, Tensor], name: str) -> None:
         tensors[name] = quantize(tensors[name], how)[2]

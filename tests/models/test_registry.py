@@ -1,4 +1,4 @@
-"""A folder becomes the model it says it is, or an error that names the file."""
+"""A folder becomes the model it claims to be, or an error that names the file."""
 
 import json
 from pathlib import Path

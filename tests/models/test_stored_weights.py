@@ -1,4 +1,4 @@
-"""A checkpoint whose weights are packed loads as the one whose weights are what they stand for; a wrong one is told."""
+"""A checkpoint with packed weights loads like one with the weights they stand for; a faulty one is refused."""
 
 import contextlib
 import json
@@ -41,7 +41,7 @@ def test_gemma3_s_logits_are_the_reference_s_whose_weights_are_whole(method: str
     arguments = gemma3.draw_config(8)
     reference = gemma3.make_reference(arguments, 8)
     gemma3.save_checkpoint(reference, tmp_path / "saved")
-    # Its tower, too.
+    # The tower is packed, too.
     pack_layers(reference, tmp_path / "saved", tmp_path / "packed", method)
     prompt = gemma3.draw_prompt(arguments, 1, 8)
     with torch.inference_mode():
@@ -100,7 +100,7 @@ def test_what_was_packed_may_be_quantized_again(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """One for each method, of one and the same model."""
+    """One folder for each method, all of the same model."""
     folder = tmp_path_factory.mktemp("packed")
     reference = gemma3.make_reference(gemma3.draw_config(0), 0, text_only=True)
     gemma3.save_checkpoint(reference, folder / "saved")
@@ -124,7 +124,7 @@ def load(folders: dict[str, Path], tmp_path: Path) -> Callable[..., Gemma3]:
         told = json.loads((folder / "config.json").read_text())
         told["quantization_config"] |= config
         (folder / "config.json").write_text(json.dumps(told))
-        # In float64 no weight is laid out anew.
+        # In float64 no weight's layout changes.
         return Gemma3.from_checkpoint(folder, Placement(PLACE.device, torch.float64))
 
     return apply
@@ -143,7 +143,7 @@ EACH_PART = [(method, part) for method, parts in PARTS.items() for part in parts
 def test_a_weight_that_lacks_one_of_its_tensors_is_told(method: str, part: str, load: Callable[..., Gemma3]) -> None:
     with pytest.raises(TensorMismatchError) as caught:
         load(method, lambda tensors: tensors.pop(PREFIX + part))
-    # Without its numbers it is no weight.
+    # Without its numbers it is not a weight.
     whole = "decoder.layers.1.mlp.up_proj.weight"
     assert caught.value.missing == (whole if part == PARTS[method][0] else PREFIX + part,)
 

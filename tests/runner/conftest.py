@@ -1,4 +1,4 @@
-"""One small model, and a runner of it."""
+"""Fixtures: a small model, and a runner of it."""
 
 from collections.abc import Iterator
 

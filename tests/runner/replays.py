@@ -1,4 +1,4 @@
-"""Recorders of steps: where no GPU is, what stands in for one."""
+"""Recorders of steps, with a stand-in where there is no GPU."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from keepsight.runner.record_graph import Record, make_recorder
 
 
 class Replays:
-    """What was recorded, without a GPU: computed again, from the same tensors into others, and counted."""
+    """Stand-in for recorded graphs without a GPU: a replay computes again from the same tensors, and is counted."""
 
     def __init__(self) -> None:
         self.num_recorded = self.num = 0

@@ -1,4 +1,4 @@
-"""A small random model with transformers' own, and hand-made plans to drive a runner with."""
+"""A small random model with its transformers counterpart, and hand-made plans to drive a runner with."""
 
 import itertools
 import threading
@@ -40,7 +40,7 @@ class SmallModel:
         return np.random.default_rng(seed).integers(0, 256, (self.size, self.size, 3), np.uint8)
 
     def request(self, name: str, num_pictures: int = 0, prompt_seed: int | None = None, **params: Any) -> EngineRequest:
-        """Its n-th picture's pixels are `pixels(n)`, and its hash is "n"."""
+        """Return a request whose n-th picture has pixels `pixels(n)` and hash "n"."""
         prompt = self.prompt(num_pictures, num_pictures if prompt_seed is None else prompt_seed)
         media = tuple(
             MediaItem(str(index), span, Geometry(self.size, self.size)) for index, span in enumerate(prompt.spans)
@@ -68,7 +68,7 @@ class SmallModel:
 
 
 class Driver:
-    """A runner, the pages that are free, and what was heard; plans are made by hand."""
+    """A runner, its free pages and its results; plans are made by hand."""
 
     def __init__(self, small: SmallModel, **options: Any) -> None:
         self.small = small
@@ -81,7 +81,7 @@ class Driver:
         self.lengths: dict[SequenceId, int] = {}
 
     def begin(self, request: EngineRequest, choice: int = 0) -> SequenceId:
-        """Encodes its media and makes it known; nothing of it is computed."""
+        """Encode the request's media and make it known to the runner; compute nothing of it."""
         sequence_id = (request.request_id, choice)
         keys = tuple(item.media_hash for item in request.media)
         for key in keys:
@@ -94,14 +94,14 @@ class Driver:
         return sequence_id
 
     def encode(self, encodings: Sequence[Encoding]) -> list[StepResult]:
-        """Waits for all of them."""
+        """Encode and wait until all are done."""
         return self.run_until(
             StepPlan(encode=encodings),
             lambda results: sum(len(each.encoded) + len(each.failed_encodings) for each in results) >= len(encodings),
         )
 
     def run_until(self, plan: StepPlan, is_done: Callable[[Sequence[StepResult]], bool]) -> list[StepResult]:
-        """What ends beside may be reported by the plan that begins it, or by a later one."""
+        """Run until `is_done`. Work beside may be reported by the plan that begins it or by a later one."""
         results = [self.runner.run(plan)]
         while not is_done(results):
             assert self.finished.acquire(timeout=WAIT_SECONDS)
@@ -109,7 +109,7 @@ class Driver:
         return results
 
     def slice(self, sequence_id: SequenceId, start: int, end: int, *, gap: bool = False) -> Slice:
-        """Positions [start, end), with pages for them; `gap`: pages that do not follow each other."""
+        """Return positions [start, end) with pages for them; with `gap`, the pages are not contiguous."""
         pages = self.pages[sequence_id]
         first_block = len(pages)
         while len(pages) * BLOCK_SIZE < end:
@@ -118,12 +118,12 @@ class Driver:
         return Slice(sequence_id, start, end - start, first_block, tuple(pages[first_block:]), samples)
 
     def next_slice(self, sequence_id: SequenceId) -> Slice:
-        """The one that computes its last token."""
+        """Return the slice that computes its last token."""
         end = self.lengths[sequence_id] + len(self.tokens[sequence_id])
         return self.slice(sequence_id, end - 1, end)
 
     def slices_with_guesses(self, sequence_id: SequenceId, guesses: Sequence[int]) -> list[Slice]:
-        """The same, and what may be said next."""
+        """Return the slice of its last token, followed by slices of the guesses."""
         said = self.next_slice(sequence_id)
         pieces = [self.slice(sequence_id, place, place + 1) for place in range(said.end, said.end + len(guesses))]
         return [said, *(each._replace(samples=True, guess=guess) for each, guess in zip(pieces, guesses, strict=True))]
@@ -133,7 +133,7 @@ class Driver:
         return [self.slice(sequence_id, start, end) for start, end in itertools.pairwise(edges)]
 
     def lose_pages(self, sequence_id: SequenceId) -> None:
-        """As when it is preempted: its pages become another's."""
+        """As in a preemption: its pages go to another sequence."""
         self._free.extend(self.pages[sequence_id])
         self.pages[sequence_id] = []
 
@@ -151,7 +151,7 @@ class Driver:
             self.compute(*(self.next_slice(each) for each in sequence_ids))
 
     def answer(self, request: EngineRequest, num_tokens: int, cuts: Iterable[int] = ()) -> list[int]:
-        """Alone, from its prompt to its `num_tokens`th token."""
+        """Compute the request alone, from its prompt to its `num_tokens`th token."""
         sequence_id = self.begin(request)
         for piece in self.prompt_slices(sequence_id, cuts):
             self.compute(piece)

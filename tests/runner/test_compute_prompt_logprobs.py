@@ -1,4 +1,4 @@
-"""Each token of a prompt is told after those before it, whatever the prompt was cut into."""
+"""Each prompt token gets its logprob given those before it, however the prompt was cut."""
 
 import itertools
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Recorded steps compute what steps compute that are not, whoever takes which place in them."""
+"""Recorded steps compute the same as launched ones, whichever row each sequence takes."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -77,14 +77,14 @@ def test_guesses_are_rows_of_their_own(small: SmallModel, driver: Driver, replay
 
 def test_rows_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
     caches = driver.runner.blocks.layers
-    for cache in caches:  # a GPU's are whatever was there, and NaN differs from itself
+    for cache in caches:  # on a GPU they are uninitialized, and NaN differs from itself
         cache.keys.zero_()
         cache.values.zero_()
     ids = [driver.begin(small.request(str(number), 0, prompt_seed=number)) for number in range(3)]
     for each in ids:
         driver.compute(*driver.prompt_slices(each))
     before = [(cache.keys.clone(), cache.values.clone()) for cache in caches]
-    driver.decode(*ids, num_tokens=1)  # in a step of four rows
+    driver.decode(*ids, num_tokens=1)  # recorded for four rows, so one is padding
     for cache, (keys, values) in zip(caches, before, strict=True):
         assert (cache.keys != keys).any(dim=(1, 2)).sum() == 3
         assert (cache.values != values).any(dim=(1, 2)).sum() == 3
@@ -99,12 +99,12 @@ def test_prompts_and_steps_with_too_many_tokens_are_computed_as_ever(
     driver.decode(*ids, num_tokens=2)
     assert replays.num == 0
     one, *others = ids
-    driver.lose_pages(one)  # and is computed anew, beside others' tokens
+    driver.lose_pages(one)  # computed again, in one step with the others' tokens
     driver.compute(*driver.prompt_slices(one), *map(driver.next_slice, others))
     assert replays.num == 0
     driver.decode(one, num_tokens=1)
     assert replays.num == 1
-    with without_kernels():  # which take long where they are interpreted
+    with without_kernels():  # they take long where they are interpreted
         alone = Driver(small)
         for number, each in enumerate(ids):
             expected = alone.answer(small.request(f"{number} alone", 0, prompt_seed=number), len(driver.tokens[each]))
@@ -127,13 +127,13 @@ def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_s
     assert not takes(last._replace(length=2))
     assert not takes(last._replace(samples=False))
     assert not takes(last._replace(wants_prompt_logprobs=True))
-    # What is laid over the model's weights was not recorded with them.
+    # An adapter's weights were not recorded with the model's.
     sequence.adapter = AdapterWeights([{"out": LowRank(small.model.place, torch.ones(1, 1), torch.ones(1, 1))}])
     assert not takes(last)
 
 
 class Cuda:
-    """What a recording asks of torch, without a device: which stream is on, and what was recorded on which."""
+    """Stand-in for what a recording calls of torch.cuda; notes the current stream and those recorded on."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.default = self.current = Stream(0)
@@ -172,7 +172,7 @@ class Cuda:
             yield
             raise_if(self.fault_within)
         finally:
-            # Torch's does the same: what it raises here leaves its stream on.
+            # As in torch: an exception raised here leaves its stream current.
             raise_if(self.fault_at_end)
             self.current = before
         self.recorded_on.append(stream)
@@ -201,7 +201,7 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> Cuda:
 def test_steps_are_recorded_on_one_stream_whose_kernels_go_before_others(small: SmallModel, cuda: Cuda) -> None:
     assert Driver(small, max_recorded=MAX_RECORDED).runner._recorded.of_tokens is not None
     assert cuda.recorded_on == [Stream(PRIORITY_OF_ANSWERS)] * 3
-    assert cuda.num_streams == 2  # one to try them on
+    assert cuda.num_streams == 2  # one for a trial run
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Every filter keeps what transformers keeps, however few of the vocabulary are looked at for it."""
+"""Every filter keeps what transformers keeps, however few tokens of the vocabulary are examined for it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -24,7 +24,7 @@ from keepsight.runner.draw_tokens import (
 )
 from keepsight.sampling_params import SamplingParams
 
-# Fewer than are looked at at first; more where there is a top_k; and where there is only a top_p.
+# Fewer than are examined first; more than with top_k; more than with only top_p.
 VOCAB_SIZES = (50, 400, 3000)
 LAST_POINT = 1 - 2**-53
 TOPK = Tensor.topk
@@ -35,7 +35,7 @@ def logits_of(seed: int, rows: int = 1, vocab_size: int = 50) -> Tensor:
 
 
 def keep(logits: Tensor, params: SamplingParams) -> Tensor:
-    """Of one row: as it is scaled and filtered, each token at its place."""
+    """Return one row scaled and filtered, each token at its own index."""
     scaled, number = logits / params.temperature, num_looked_at(params)
     if 0 < number < logits.shape[1]:
         values, ids = find_likeliest(scaled, number)
@@ -79,7 +79,7 @@ def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
     if top_p < 1:
         theirs = TopPLogitsWarper(top_p)(None, ranked)
     differing = ours.isfinite() != theirs.isfinite()
-    # Where the sum of probabilities meets top_p to the last bit, either side is right.
+    # Where the sum of probabilities equals top_p to the last bit, either side is right.
     assert differing.sum() <= 1
     rest = (ranked.softmax(dim=-1) * (ranked <= ranked[:, differing[0]].T)).sum(dim=-1)
     assert ((rest - (1 - top_p)).abs() < 1e-5).all()
@@ -99,7 +99,7 @@ def test_more_equals_than_are_looked_at_at_first_are_all_kept() -> None:
     logits[0, 7] = 1
     drawn = set(draw(logits, [(step + 0.5) / 5000 for step in range(5000)], top_k=2))
     assert drawn == set(range(3 * SPARE))
-    # Equals that nothing could be drawn of are none.
+    # Ties at -inf do not count: they cannot be drawn.
     logits[0, 8:] = -torch.inf
     assert set(draw(logits, [0.0, 0.999, LAST_POINT], top_k=50)) <= set(range(8))
 
@@ -111,7 +111,7 @@ def test_top_p_keeps_what_transformers_keeps_however_many_that_are(top_p: float)
         scaled = TemperatureLogitsWarper(temperature)(None, logits_of(7, vocab_size=20 * NUM_EXAMINED_FOR_TOP_P))
         theirs = TopPLogitsWarper(top_p)(None, scaled).isfinite()
         ours = keep(scaled, SamplingParams(top_p=top_p)).isfinite()
-        # Sums of rounded numbers: those at the edge may stay or go.
+        # Sums of rounded numbers: tokens at the edge may stay or go.
         assert scaled.softmax(dim=-1)[ours != theirs].sum() < 1e-6
         num_kept.add(int(ours.sum()) > NUM_EXAMINED_FOR_TOP_P)
     assert num_kept == {False, True}
@@ -170,7 +170,7 @@ def test_a_row_draws_alone_what_it_draws_among_others(seed: int, points: list[fl
 
 
 def draw_by_sorting(logits: Tensor, params: SamplingParams, points: Tensor) -> tuple[Tensor, Tensor]:
-    """Of one row, without hurry; and how far each point is from where another token begins, or top-p cuts."""
+    """Draw from one row the slow way. Also return each point's distance to the nearest token boundary or top-p cut."""
     scaled = logits[0] / params.temperature
     values, ids = scaled.sort(descending=True, stable=True)
     values = values.masked_fill((values - values[0]).exp() < params.min_p, -torch.inf)
@@ -187,7 +187,7 @@ def draw_by_sorting(logits: Tensor, params: SamplingParams, points: Tensor) -> t
 
 
 def topk_of_last_equals(values: Tensor, *args: Any, **options: Any) -> Any:
-    """Of equals the largest ids, as torch does on some machines."""
+    """Prefer the largest ids among equal values, as torch does on some machines."""
     found = TOPK(values.flip(-1), *args, **options)
     return type(found)((found.values, values.shape[-1] - 1 - found.indices))
 

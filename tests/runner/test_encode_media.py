@@ -1,4 +1,4 @@
-"""What is encoded together: items of one shape, as many as a device does at once."""
+"""Batching of encodings: items of one shape, as many as a device encodes at once."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Entries own their memory, and are computed once."""
+"""Entries own their memory and are computed once."""
 
 import pytest
 import torch

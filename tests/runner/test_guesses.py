@@ -1,4 +1,4 @@
-"""Whatever is guessed, and however wrongly, tokens and what is told of them are those of steps without guesses."""
+"""However wrong the guesses, tokens and their logprobs are those of steps without guesses."""
 
 import random
 from typing import Any
@@ -11,7 +11,7 @@ from tests.place import LEEWAY
 from tests.runner.small_model import Driver
 
 NUM_TOKENS = 40
-# What each request wants of its tokens: all that depends on what was said before, and all that is told of it.
+# Parameters of each request: everything that depends on earlier tokens, and everything that is reported of tokens.
 WISHES: tuple[dict[str, Any], ...] = (
     {},
     {"logprobs": 3},
@@ -32,7 +32,7 @@ def begin_all(driver: Driver, name: str) -> list[SequenceId]:
 
 
 def as_near(tokens: TokenLogprobs | None) -> Any:
-    """A GPU's products of other rows beside them differ in their last bits."""
+    """On a GPU, products differ in their last bits when other rows are computed beside them."""
     if tokens is None or not LEEWAY:
         return tokens
     return tuple(each._replace(logprob=pytest.approx(each.logprob, abs=LEEWAY)) for each in tokens)  # type: ignore[arg-type]

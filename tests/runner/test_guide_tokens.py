@@ -1,4 +1,4 @@
-"""What a guide allows is what llguidance's grammar allows, whatever happens to the sequence meanwhile."""
+"""A guide allows what llguidance's grammar allows, whatever happens to the sequence meanwhile."""
 
 import json
 import math
@@ -33,7 +33,7 @@ from tests.runner.small_model import Driver, SmallModel
 
 DEMO = checkpoint_path() / "tokenizer.json"
 END = frozenset({1, 6})
-VOCAB_SIZE = 960  # the demo model's: more than its tokenizer has
+VOCAB_SIZE = 960  # the demo model's, larger than its tokenizer
 
 
 def regex(pattern: str) -> StructuredOutputsParams:
@@ -77,7 +77,7 @@ judges_each_kind = pytest.mark.parametrize(
 
 @judges_each_kind
 def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Path) -> None:
-    """Bytes of characters that no token has, spaces, runs of newlines, what a normalizer would compose."""
+    """Characters that only byte tokens can spell, spaces, runs of newlines, text that a normalizer would compose."""
     tokenizer = Tokenizer.from_checkpoint(checkpoint)
     maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
     text = "  a\n\n\n日本 <table>\t\U0001f600é ▁ b▁▂e\u0301"
@@ -150,7 +150,7 @@ def test_a_vocabulary_that_writes_a_space_before_every_text_says_what_it_must_wi
 
 @pytest.mark.parametrize("names", [["look"], ["look", "look_up", "go"]])
 def test_a_call_that_must_be_is_said_in_the_tokens_that_it_has_in_the_next_turn(names: list[str]) -> None:
-    """With a tag's own token, and the template's own spaces."""
+    """With the token that is the tag itself, and the template's own spaces."""
     tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
     maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
     properties = {"at": {"const": "the sea"}, "size": {"const": [1, 2]}}
@@ -168,7 +168,7 @@ def test_a_call_that_must_be_is_said_in_the_tokens_that_it_has_in_the_next_turn(
 
 
 def test_a_character_that_is_read_as_a_space_is_said_in_bytes_and_no_other_is() -> None:
-    """Gemma's normalizer makes `▁` of a space."""
+    """Gemma's normalizer turns `▁` into a space."""
     tokenizer = Tokenizer.from_checkpoint(gemma_like_checkpoint())
     maker = GuideMaker(gemma_like_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
     words, in_bytes = tokenizer.encode("the image "), [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "▁▁".encode()]
@@ -212,7 +212,7 @@ def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -
 
 
 def say(state: SamplingState, logits: Callable[[], torch.Tensor], end_ids: frozenset[int] = END) -> list[int]:
-    """Until an end of answer."""
+    """Sample until an end of answer."""
     said: list[int] = []
     while not said or said[-1] not in end_ids:
         assert len(said) < 500
@@ -325,7 +325,7 @@ def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch
     maker = GuideMaker(DEMO, END)
     first, again, other, third = (maker.begin(regex(each)) for each in ("A", "A", "B", "C"))
     assert list(maker._compiled) == [regex(each).to_grammar() for each in ("B", "C")]
-    # Who has one keeps it.
+    # A guide in use keeps its grammar.
     assert allowed_by(first) == allowed_by(again)
     assert len({frozenset(allowed_by(each)) for each in (first, other, third)}) == 3
     maker.close()
@@ -345,7 +345,7 @@ def test_a_grammar_is_waited_for_with_the_first_token_only() -> None:
     assert guide.fault is None
     compiled.set_exception(ValueError("too large"))
     thread.join(20)
-    assert guide.fault == Fault("structured outputs: too large")  # no field: it is ours
+    assert guide.fault == Fault("structured outputs: too large")  # no field: the error is not the client's
 
 
 # In the runner ------------------------------------------------------------------------------------------------

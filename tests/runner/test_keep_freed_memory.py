@@ -1,4 +1,4 @@
-"""What was freed is allocated again without asking the kernel for it, on every thread."""
+"""Freed memory is allocated again without asking the kernel for it, on every thread."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""What there is no memory for is told in a line, with its size and how to ask for less."""
+"""Pages that do not fit into memory are refused in one line, with their size and how to ask for less."""
 
 import pytest
 import torch

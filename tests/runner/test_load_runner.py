@@ -1,4 +1,4 @@
-"""What is settled when a model is loaded, with a stand-in for the device that is not there."""
+"""Settings chosen when a model is loaded, with a stand-in for the missing device."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -91,7 +91,7 @@ def test_of_a_quantized_model_the_decoder_s_matrices_alone_are_others(stored: to
     place, usual = quantizing(tmp_path), chosen(tmp_path, "auto")
     assert place.for_decoder() == place._replace(matrix_dtype=torch.int8)
     assert place._replace(decoder_matrix_dtype=None) == usual == usual.for_decoder()
-    # Embeddings of pictures are the same, and found again; keys and values are not.
+    # The pictures' embeddings are the same, and found again; keys and values are not.
     assert place.arithmetic == usual.arithmetic == usual.arithmetic_of_decoder
     assert place.arithmetic_of_decoder != usual.arithmetic_of_decoder
 
@@ -122,7 +122,7 @@ def test_a_start_says_what_was_quantized_and_how_small_it_is_now(caplog: pytest.
 
 @pytest.fixture
 def prefers_cudnn() -> Iterator[None]:
-    """As torch does by itself."""
+    """Torch's own default."""
     was = torch.backends.cuda.cudnn_sdp_enabled()  # type: ignore[no-untyped-call]
     torch.backends.cuda.enable_cudnn_sdp(True)
     yield

@@ -1,4 +1,4 @@
-"""With a stand-in for CUDA's runtime that says what is locked; and with CUDA itself, where it is."""
+"""Tests with a stand-in for the CUDA runtime that reports what is locked, and with CUDA itself where it exists."""
 
 import gc
 import mmap
@@ -17,7 +17,7 @@ KEYS = ("a" * 64, "b" * 64, "c" * 64)
 
 
 class Runtime:
-    """Its two calls, as torch hands them out; a range that touches a locked page is refused, as CUDA does."""
+    """The two calls as torch exposes them; a range that touches a locked page is refused, as by CUDA."""
 
     def __init__(self, most: int = 100) -> None:
         self.locked: dict[int, int] = {}

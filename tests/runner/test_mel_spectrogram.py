@@ -1,4 +1,4 @@
-"""What an encoder hears of a sound is what transformers' extractor makes of it, bit for bit."""
+"""The encoder's input from a sound equals that of transformers' extractor bit for bit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ def hear(config: SoundConfig, *sounds: np.typing.NDArray[np.float32]) -> Tensor:
 
 
 def check_equal(config: SoundConfig, sound: np.typing.NDArray[np.float32]) -> None:
-    """And as many frames as the places of its own see, one behind the last."""
+    """Also compare the number of frames: all that its places see, and one more."""
     [ours] = hear(config, sound)
     with on_threads(1):
         theirs = extractor(config)([sound], sampling_rate=config.sampling_rate, return_attention_mask=True)

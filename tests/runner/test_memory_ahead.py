@@ -1,4 +1,4 @@
-"""Pages are there before they are written to: some, in small steps, and nothing breaks where there can be none."""
+"""Pages are allocated before they are written to, some at a time, and nothing breaks where that is impossible."""
 
 import mmap
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ needs_kernel = pytest.mark.skipif(
 
 
 class Asked(mmap.mmap):
-    """Notes what it is asked for: a page a row."""
+    """Records its `madvise` calls; each row is one page."""
 
     def __new__(cls, story: list[tuple[str, int]], name: str) -> Self:
         return super().__new__(cls, -1, NUM_ROWS * PAGE)
@@ -38,7 +38,7 @@ class Refused(Asked):
 
 
 def extend_to_end(ahead: MemoryAhead) -> int:
-    """How many moments it took."""
+    """Return how many calls of `extend` it took."""
     return next(count for count in range(10_000) if not ahead.extend())
 
 
@@ -65,7 +65,7 @@ def test_it_never_goes_beyond_the_end() -> None:
     story: list[tuple[str, int]] = []
     ahead = MemoryAhead([Asked(story, "keys")], NUM_ROWS)
     ahead.note_used(NUM_ROWS)
-    # A moment is a part of it.
+    # One call extends by only a part of it.
     assert extend_to_end(ahead) > 1
     assert [row for _, row in story] == list(range(NUM_ROWS))
 

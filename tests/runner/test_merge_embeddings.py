@@ -1,4 +1,4 @@
-"""Media's embeddings stand where their tokens do; what is wider goes behind layers, on the device that computes."""
+"""Media embeddings replace those of their tokens; wider ones are added after layers, on the device that computes."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Whatever the plan (whole, in pieces, in company, beside, begun anew), the tokens are those that transformers says."""
+"""Whatever the plan (whole, in pieces, batched, beside, begun again), the tokens equal transformers'."""
 
 import itertools
 import random
@@ -57,7 +57,7 @@ def driver(small: SmallModel) -> Iterator[Driver]:
 
 
 def legal_cuts(request: EngineRequest) -> list[int]:
-    """Boundaries at which a prompt may be cut: none inside a picture."""
+    """Positions at which a prompt may be cut: none inside a picture."""
     return [
         position
         for position in range(1, len(request.token_ids))
@@ -88,7 +88,7 @@ def test_prompts_and_answers_share_a_batch_and_stay_strangers(driver: Driver, sm
     alone = [driver.answer(request, 12) for request in requests]
     ids = [driver.begin(request) for request in requests]
     waiting = [iter(driver.prompt_slices(ids[index], legal_cuts(requests[index])[5::9])) for index in range(3)]
-    # Each begins when the one before has answered a few tokens, so that prompts meet answers.
+    # Each begins when the one before has answered a few tokens, so prompts and answers share steps.
     for step in itertools.count():
         slices = [_next_of(driver, ids[index], waiting[index]) for index in range(3) if step >= 4 * index]
         driver.compute(*(piece for piece in slices if len(driver.tokens[piece.sequence_id]) < 12))
@@ -107,7 +107,7 @@ def test_a_slice_may_begin_inside_a_picture_whose_first_pages_are_held(driver: D
     for item in request.media:
         sequence_id = driver.begin(request)
         driver.compute(driver.slice(sequence_id, 0, item.span.end))
-        # What a prefix hit leaves: the pages are there, and the computing begins in the middle.
+        # As after a prefix hit: the pages are there, and computing begins in the middle.
         middle = item.span.start + item.span.length // 2
         driver.compute(driver.slice(sequence_id, middle, len(request.token_ids)))
         driver.decode(sequence_id, num_tokens=7)
@@ -127,7 +127,7 @@ def test_pages_that_were_kept_go_on_in_another_runner(small: SmallModel, order: 
     sequence_id = before.begin(request)
     before.compute(*before.prompt_slices(sequence_id))
     pages = before.pages[sequence_id][:2]
-    # They are another's in the same step.
+    # Another sequence overwrites them in the same step.
     overwritten = [PageCopy(NUM_BLOCKS - 1, page) for page in pages]
     before.runner.run(StepPlan(keep=[KeptStretch(b"kept", tuple(pages))], copy=overwritten))
     before.runner.close()
@@ -176,7 +176,7 @@ def test_one_that_lost_its_pages_begins_anew_and_goes_on_as_before(driver: Drive
     driver.decode(sequence_id, num_tokens=9)
     driver.lose_pages(sequence_id)
     other = driver.begin(small.request("other", 3))
-    driver.compute(*driver.prompt_slices(other))  # writes over what was lost
+    driver.compute(*driver.prompt_slices(other))  # overwrites the lost pages
     anew = driver.prompt_slices(sequence_id)
     assert anew[0].first_block == 0
     driver.compute(*anew)
@@ -298,7 +298,7 @@ def test_a_failure_concerns_the_batch_it_happened_in(
 
 @pytest.mark.parametrize("beside", [False, True])
 def test_a_lost_device_ends_the_runner(one_small: SmallModel, monkeypatch: pytest.MonkeyPatch, beside: bool) -> None:
-    """Everything after it would fail too, and an engine of its own answer that all is well."""
+    """Everything after it would fail too, while an engine in its own process would report that all is well."""
     driver = Driver(one_small)
     sequence_id = driver.begin(one_small.request("r"))
     fail_on(monkeypatch, "compute", torch.AcceleratorError)
@@ -310,7 +310,7 @@ def test_a_lost_device_ends_the_runner(one_small: SmallModel, monkeypatch: pytes
 def test_what_fails_beside_has_ended_on_its_device_before_that_is_told(
     one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it was still writing to would be another's by then."""
+    """Otherwise it would still write to memory that belongs to another by then."""
     ended = threading.Event()
     monkeypatch.setattr(Share, "finish_part", lambda _: ended.set())
     driver = Driver(one_small)
@@ -324,7 +324,7 @@ def test_what_fails_beside_has_ended_on_its_device_before_that_is_told(
 def test_what_is_read_beside_is_held_until_the_device_has_read_it(
     one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its memory is given back on another stream, which would not wait before it gives that to others."""
+    """Another stream frees that memory, and would give it to others without waiting for the read."""
     made, are_held = list[weakref.ref[Tensor]](), list[bool]()
 
     def make(*arguments: Any) -> StepInputs:
@@ -485,7 +485,7 @@ def test_a_picture_is_whole_when_its_pixels_are_replaced_while_it_is_encoded(
     num_tokens = one_small.arguments["mm_tokens_per_image"]
     one.runner.hold_pixels("x", one_small.pixels(1))
     plans = StepPlan(encode=[Encoding("first", "x", num_tokens)]), StepPlan(unneeded_pixels=["x"])
-    # On a busy machine it may have been encoded by now.
+    # On a busy machine it may have been encoded already.
     early = [each for plan in plans for each in one.runner.run(plan).encoded]
     one.runner.hold_pixels("x", np.zeros_like(one_small.pixels(1)))
     assert one.finished.acquire(timeout=30)
@@ -550,7 +550,7 @@ def test_a_request_id_may_come_again_after_its_sequence_ended(one: Driver, one_s
         one.end(sequence_id)
 
 
-# Prompts that come again --------------------------------------------------------------------------------------
+# Repeated prompts ---------------------------------------------------------------------------------------------
 
 
 END = EndName(0, b"of the first prompt")
@@ -565,7 +565,7 @@ def test_a_first_token_is_drawn_from_what_was_kept_as_it_was_from_what_was_compu
     assert kept.kept_ends == [END]
     recalled = one.runner.run(StepPlan(recall=[Recall(again, END)]))
     assert recalled.recalled == {again: kept.computed[0].tokens[0]}
-    # It goes on from there.
+    # The answer goes on from there.
     one.tokens[again].append(recalled.recalled[again].token_id)
     for sequence_id in (first, again):
         for piece in one.prompt_slices(sequence_id) if sequence_id == again else [one.next_slice(first)]:

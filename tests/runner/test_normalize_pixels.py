@@ -1,4 +1,4 @@
-"""Every value of every channel; whole pictures are compared in tests/frontend/pixels/test_preprocess_image.py."""
+"""Every value of every channel; tests/frontend/pixels/test_preprocess_image.py compares whole pictures."""
 
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +21,7 @@ DEVICES = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
 
 
 def every_value(config: ImageProcessorConfig) -> torch.Tensor:
-    """uint8 [2, height, width, 3] in which every channel takes every value."""
+    """Return uint8 [2, height, width, 3] in which every channel takes every value."""
     generator = torch.Generator().manual_seed(7)
     shuffled = torch.stack([torch.randperm(256, generator=generator) for _ in range(6)])
     return shuffled.to(torch.uint8).reshape(2, 3, config.height, config.width).permute(0, 2, 3, 1).contiguous()
@@ -42,7 +42,7 @@ def pil_reference(pixels: torch.Tensor, config: ImageProcessorConfig) -> torch.T
 
 
 def torchvision_reference(pixels: torch.Tensor, config: ImageProcessorConfig) -> torch.Tensor:
-    """`rescale_and_normalize` in its own order of operations; torchvision itself may be absent here."""
+    """`rescale_and_normalize` in its own order of operations; torchvision itself may not be installed here."""
     mean = torch.tensor(config.image_mean) * (1.0 / config.rescale_factor)
     std = torch.tensor(config.image_std) * (1.0 / config.rescale_factor)
     channels_first = pixels.permute(0, 3, 1, 2).to(torch.float32)

@@ -1,4 +1,4 @@
-"""What a thread computes with is as large as it says, ends when it rests, and comes back when it computes again."""
+"""A thread's OpenMP team has the size that was set, ends when the thread rests, and is recreated when it computes."""
 
 import threading
 from contextlib import suppress
@@ -102,7 +102,7 @@ def test_without_libgomp_nothing_is_dismissed_and_torch_sets_the_size(monkeypatc
 
 @needs_libgomp
 def test_what_a_program_told_torch_is_told_to_the_products_of_no_other_team() -> None:
-    """MKL keeps a number for each thread once torch was told one."""
+    """Once torch was given a number of threads, MKL keeps one for each thread."""
     counts: list[object] = []
     count_mkls = openmp_team._find_in_torch("MKL_Get_Max_Threads")
     if count_mkls is None:

@@ -1,4 +1,4 @@
-"""What is found without sorting is what a stable sort of each row finds, to the last share."""
+"""Searches without sorting find what a stable sort of each row finds, up to the last share."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def row_of(kind: str, seed: int, vocab_size: int) -> Tensor:
         kept = numbers > 1.5
         kept[seed % vocab_size] = True
         return numbers.masked_fill(~kept, -torch.inf)
-    if kind == "close":  # all in one bucket, and yet different
+    if kind == "close":  # all in one bucket, yet different
         return 10 + numbers / 1e6
     scales = {"random": 3.0, "flat": 0.01, "peaked": 300.0, "tied": 3.0, "equal": 0.0, "far": 5e37}
     scaled = numbers * scales[kind]

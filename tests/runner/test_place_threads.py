@@ -1,4 +1,4 @@
-"""Threads that compute together do so on cores of their own, and leave those when they rest."""
+"""Threads that compute together are placed on cores of their own, and leave them when they rest."""
 
 import os
 import threading
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(len(CORES) < 2, reason="there is one core, or th
 
 
 def on_another_thread(look: Callable[[], None]) -> None:
-    """So that the test's own is untouched."""
+    """Run on another thread, so that the test's own thread is unchanged."""
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
@@ -96,6 +96,6 @@ def test_what_computes_beside_answers_does_so_on_other_cores() -> None:
 
 
 def test_a_team_smaller_than_the_machine_may_compute_anywhere() -> None:
-    """Another program's may have the same size: both would be given the same cores."""
+    """Another program's team may have the same size, and both would get the same cores."""
     share = CpuShare(len(CORES) + 1, 0.5)
     assert places_in_step(share, 4, beside_works=False) == set(CORES)

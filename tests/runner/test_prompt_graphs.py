@@ -1,4 +1,4 @@
-"""Recorded steps with longer slices compute what those compute that are launched, whoever takes which place in them."""
+"""Recorded steps with longer slices compute the same as launched ones, whichever rows each sequence takes."""
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -29,7 +29,7 @@ from tests.runner.small_model import Driver, SmallModel
 
 SIZES, MOST_ROWS = (8, 40), 3
 PLACE = Placement(DEVICE, torch.float32)
-# A GPU is waited for where torch multiplies experts of other numbers.
+# With experts in other dtypes torch waits for the GPU.
 PLACE_OF_EXPERTS = Placement(DEVICE, torch.bfloat16 if DEVICE.type == "cuda" else torch.float32)
 
 
@@ -94,7 +94,7 @@ def test_prompts_and_single_tokens_take_each_other_s_places(
 
 def test_tokens_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
     caches = driver.runner.blocks.layers
-    for cache in caches:  # a GPU's are whatever was there, and NaN differs from itself
+    for cache in caches:  # on a GPU they are uninitialized, and NaN differs from itself
         cache.keys.zero_()
         cache.values.zero_()
     sequence_id = driver.begin(small.request("one"))
@@ -112,7 +112,7 @@ def test_what_there_is_no_room_for_is_launched(small: SmallModel, driver: Driver
     assert sum(piece.length for piece in slices) > SIZES[-1]
     driver.compute(*slices)
     one, *others = ids
-    driver.lose_pages(one)  # and is computed anew, beside more tokens than there are rows for
+    driver.lose_pages(one)  # computed again, in one step with more tokens than there are rows for
     driver.compute(*driver.prompt_slices(one), *map(driver.next_slice, others))
     assert replays.num == 0
     assert all(driver.tokens[each] == small.reference_answer(0, 2) for each in ids)
@@ -182,7 +182,7 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
     (piece, embeddings, deep), text = told
     step = recorded.find(batch := AttentionBatch([piece], DEVICE, [0]))
     assert step is not None
-    with pytest.raises(RuntimeError):  # at what comes last of what its pictures add
+    with pytest.raises(RuntimeError):  # at the last layer's part of what its pictures add
         step.compute(embeddings, batch, [*deep, DeepRows(0, torch.zeros(2, 3))])
     assert_as_launched(model, recorded, caches, *text)
 
@@ -230,7 +230,7 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
 
 
 def assert_parts_as_launched(model: Model) -> None:
-    """Of a prompt of words, one behind the other."""
+    """Check two consecutive slices of a prompt of words."""
     recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], recorder_for(DEVICE))
     for start, length in ((0, 20), (20, 9)):
         piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
@@ -246,7 +246,7 @@ def assert_as_launched(
     embeddings: torch.Tensor,
     deep: Sequence[DeepRows],
 ) -> None:
-    """In another's cache, whose keys and values are then the same."""
+    """Launched with copies of the caches, whose keys and values must then be equal."""
     batch = AttentionBatch([piece], DEVICE, [0])
     others = [LayerCache(cache.keys.clone(), cache.values.clone()) for cache in caches]
     step = recorded.find(batch)

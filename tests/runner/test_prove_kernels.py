@@ -1,4 +1,4 @@
-"""Kernels that a GPU's machine has made wrong, or not at all, are not used."""
+"""Kernels that give wrong results on a machine's GPU, or do not compile there, are not used."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -24,7 +24,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
     directory: Path = tmp_path_factory.mktemp("checkpoint")
     with kernels_in_use(), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(module, "NUM_BLOCKS", 1)
-        # Far enough to be shared out.
+        # Far enough for the work to be shared out.
         monkeypatch.setattr(module, "FAR", 1100)
         monkeypatch.setattr(module, "WINDOWS", (Windows(0, 80, 40), Windows(80, 144, 32)))
         # With a window that is wider than the prompt, and without one.
@@ -69,7 +69,7 @@ def test_a_kernel_with_other_numbers_is_found_out(
 
     def wrong(*arguments: Tensor) -> Tensor | tuple[Tensor, Tensor] | None:
         result: Tensor | tuple[Tensor, Tensor] | None = right(*arguments)
-        # Some write to what they are given first.
+        # Some kernels write to their first argument.
         rows = arguments[0] if result is None else result if isinstance(result, Tensor) else result[-1]
         rows[-1] = distort(rows[-1])
         return result
@@ -118,7 +118,7 @@ def test_a_tower_s_kernel_that_turns_nothing_is_found_out(model: Model, monkeypa
 
 
 def is_far(keys: Tensor, ends: Tensor, window: int | None) -> bool:
-    """Whether a row sees more than its programs have at once."""
+    """Return whether a row sees more keys than its programs hold at once."""
     sight = gpu_kernels.sight_of(keys.shape[2], keys.shape[1], keys.itemsize, window)
     return window is None and int(ends.max()) > sight["SHARES"] * sight["KEYS"]
 
@@ -148,7 +148,7 @@ def is_shared_out(keys: Tensor, seen: Tensor, num_blocks: int, longest: int) -> 
 
 
 def has_other_keys_again(keys: Tensor, seen: Tensor, num_blocks: int, longest: int) -> bool:
-    """Of one program alone, all of whose parts of memory have had some.  Few models have a window that would do."""
+    """True if one program alone reuses each of its buffers for other keys. Few models have a window that would do."""
     is_again = longest > gpu_slices.NUM_STAGES * gpu_slices.MOST_KEYS
     return is_again and not is_shared_out(keys, seen, num_blocks, longest) and not seen[:, 0].any()
 

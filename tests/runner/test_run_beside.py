@@ -1,4 +1,4 @@
-"""Jobs in parts: an urgent one waits for a part at most, each is reported once, closing waits for a part at most."""
+"""Jobs in parts: urgent jobs and closing wait for one part at most; each job is reported once."""
 
 import sys
 import threading
@@ -13,7 +13,7 @@ WAIT_SECONDS = 10
 
 
 class Story:
-    """What the thread did, part by part; it waits before each part until it is told to go on."""
+    """Records the thread's actions part by part; before each part, the thread waits until told to go on."""
 
     def __init__(self) -> None:
         self.parts: list[str] = []
@@ -156,7 +156,7 @@ def never() -> Generator[None, None, str]:
 
 @pytest.fixture
 def lost() -> Iterator[BesideThread[str]]:
-    """Its device was lost before the first part of its first job."""
+    """A thread whose device was lost before the first part of its first job."""
     told = threading.Semaphore(0)
 
     def before_part() -> None:
@@ -187,7 +187,7 @@ def test_a_far_smaller_job_takes_turns_with_one_that_was_begun_before(story: Sto
     story.go_on(1)
     for _ in range(2):
         assert story.waits.acquire(timeout=WAIT_SECONDS)
-    # One part is done, and the next waits.
+    # One part is done; the next one waits.
     story.thread.begin(story.job("alike", 1), size=26)
     story.thread.begin(story.job("small", 2), size=25)
     story.go_on(6)

@@ -1,4 +1,4 @@
-"""What is edited before a token is drawn, and that a sequence draws what it would draw alone."""
+"""Edits of logits before sampling, and that a sequence samples the same in any batch."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -65,7 +65,7 @@ def test_a_token_of_the_prompt_is_penalized_once_though_it_is_said_again() -> No
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 3], logits[0, 4] = 3.0, 1.0
     penalized = state((3, 3), temperature=0, repetition_penalty=2.0)
-    # 1.5 each time; twice the penalty would leave 0.75, less than the 1.0 of token 4.
+    # Penalized once, its logit is 1.5; twice would leave 0.75, less than the 1.0 of token 4.
     assert [sample_tokens(logits, [penalized])[0].token_id for _ in range(3)] == [3, 3, 3]
 
 
@@ -73,7 +73,7 @@ def test_presence_counts_once_and_frequency_each_time_and_only_what_was_said() -
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 3], logits[0, 4] = 3.0, 1.0
     penalized = state((3,), temperature=0, presence_penalty=0.5, frequency_penalty=1.0)
-    # 3.0 at first, though the prompt holds it; then 1.5; then 0.5, which is less than the 1.0 of token 4.
+    # 3.0 at first, though the prompt contains it; then 1.5; then 0.5, which is less than the 1.0 of token 4.
     assert [sample_tokens(logits, [penalized])[0].token_id for _ in range(3)] == [3, 3, 4]
 
 
@@ -88,7 +88,7 @@ class CallsOfTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @property
     def num_numbers(self) -> int:
-        """Asked for one by one, for each of which the host waits until a device has come that far."""
+        """Number of values read one by one; for each, the host waits for the device."""
         return self.made.count(torch.ops.aten._local_scalar_dense.default)
 
 
@@ -155,7 +155,7 @@ def test_a_banned_run_is_never_completed_and_its_tokens_come_otherwise() -> None
     logits[0, 2], logits[0, 3], logits[0, 4] = 30.0, 20.0, 10.0
     params = SamplingParams(temperature=0)
     banning = SamplingState(TokenConstraints(params, (2, 2), END, [(2, 2), (3, 2, 3), (VOCAB_SIZE + 1,)]), 0)
-    # Of the prompt nothing counts.
+    # Tokens of the prompt do not count.
     assert [sample_tokens(logits, [banning])[0].token_id for _ in range(6)] == [2, 3, 2, 4, 2, 3]
 
 

@@ -1,4 +1,4 @@
-"""Who computes alone has all cores; together they never take more than there are."""
+"""A lane that computes alone has all cores; two lanes together never take more than there are."""
 
 import threading
 from collections.abc import Generator
@@ -27,7 +27,7 @@ def test_the_parts_follow_the_share() -> None:
 
 
 class Observed:
-    """The threads that each lane was given, each on a thread of its own so that the test's own are untouched."""
+    """Records the threads given to each lane, on separate threads so that the test's own is unchanged."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.share = CpuShare(8, 0.25, max_tokens_alone=3)
@@ -47,7 +47,7 @@ class Observed:
         return counts[0]
 
     def foreground(self, num_tokens: int = 4, *, beside_works: bool) -> tuple[int, int]:
-        """Its own, and what the other lane gets meanwhile."""
+        """Return its own threads, and those that the other lane gets meanwhile."""
         counts: list[int] = []
 
         def look() -> None:
@@ -103,11 +103,11 @@ def test_what_runs_beside_has_all_threads_at_once_when_no_step_is_to_follow(obse
 
 
 class OnCuda:
-    """A share of a device that is not there, and when each of its streams was waited for."""
+    """A share of a missing device; records when each of its streams was waited for."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.waited_for: list[int] = []
-        # Of those recorded beside, by their order.
+        # Events recorded beside, numbered in order.
         self.num_events, self.events_waited_for = 0, list[int]()
         self.slept: list[float] = []
         self.now = 100.0
@@ -131,7 +131,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> OnCuda:
     return OnCuda(monkeypatch)
 
 
-NOW_STREAM = -1  # by its priority
+NOW_STREAM = -1  # identified by its priority
 
 
 def test_a_pause_on_cuda_is_as_long_as_the_part_before_it_whatever_was_done_or_failed_long_ago(on_cuda: OnCuda) -> None:
@@ -160,7 +160,7 @@ def test_on_cuda_a_part_is_launched_behind_another_s_end_or_alone_while_that_is_
     share = on_cuda.share
     for _ in range(3):
         share.before_part()
-    assert on_cuda.events_waited_for == [0, 1]  # when 1 and 2 had been recorded
+    assert on_cuda.events_waited_for == [0, 1]  # waited for when events 1 and 2 had been recorded
     with share.foreground(1, beside_works=True):
         share.before_part()
     assert on_cuda.events_waited_for[2:] == [3]

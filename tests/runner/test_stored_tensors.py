@@ -1,4 +1,4 @@
-"""What tiers keep is bit for bit what was encoded."""
+"""Stored embeddings equal the encoded ones bit for bit."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def test_a_part_of_a_batch_is_kept_alone() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_of_memory_that_cannot_be_written_to_nobody_is_warned() -> None:
-    """Torch warns once in a process: taken here, it would be kept from whoever is to know."""
+    """Torch warns once per process: a warning here would hide a later one that matters."""
     stored = to_stored(torch.randn(5, 7), 0)
     read_only = replace(stored, payload=memoryview(bytes(stored.payload)))
     torch.set_warn_always(True)

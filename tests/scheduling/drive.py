@@ -1,4 +1,4 @@
-"""A scheduler with the fake runner, its messages delivered by hand: what every test of the scheduler needs."""
+"""A scheduler over the fake runner, with messages delivered by hand: used by all scheduler tests."""
 
 import itertools
 from collections.abc import Callable
@@ -61,7 +61,7 @@ def make_config(
 
 
 def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRequest:
-    """`parts`: a number is that many tokens of text, a string a picture of that hash, or with a "+" first a crop."""
+    """`parts`: a number is that many text tokens; a string is a picture with that hash, with a leading "+" a crop."""
     token_ids: list[int] = []
     media = []
     for part in parts:
@@ -78,7 +78,7 @@ def make_request(request_id: str, *parts: int | str, **options: Any) -> EngineRe
 
 
 def with_text(request: EngineRequest, token_ids: list[int]) -> EngineRequest:
-    """Its text replaced by `token_ids`, one after the other; its pictures stay."""
+    """Return the request with its text tokens replaced by `token_ids`, in order; its pictures stay."""
     source = iter(token_ids)
     inside = [any(position in item.span for item in request.media) for position in range(len(request.token_ids))]
     mixed = [1 if is_media else next(source) for is_media in inside]
@@ -89,24 +89,24 @@ def with_text(request: EngineRequest, token_ids: list[int]) -> EngineRequest:
 class Drive:
     config: EngineConfig
     is_done: Callable[[], bool] | None = None
-    # Pixels come when asked for, unless a test wants to deliver them itself.
+    # Pixels are delivered when asked for, unless a test delivers them itself.
     delivers: bool = True
     tokens: dict[tuple[str, int], list[int]] = field(default_factory=dict)
     finished: dict[tuple[str, int], str] = field(default_factory=dict)
     failed: dict[str, RequestFailed] = field(default_factory=dict)
     cached: dict[tuple[str, int], int] = field(default_factory=dict)
-    # What was asked for and what was promised: (request, media hash).
+    # Pixels the engine asked for, and pixels that were promised: (request, media hash).
     needed: list[tuple[str, str]] = field(default_factory=list)
     promised: list[tuple[str, str]] = field(default_factory=list)
-    # What a frontend believes the engine to hold something of, by its hints.
+    # Media of which a frontend believes the engine holds something, according to its hints.
     believed: set[str] = field(default_factory=set)
     requests: dict[str, EngineRequest] = field(default_factory=dict)
     aborted: set[tuple[str, int]] = field(default_factory=set)
-    # What outlives the device's memory, by encoder key; and what of it was asked for, answered at once if it `loads`.
+    # Embeddings in a tier, by encoder key, and those asked for; answered at once if the drive `loads`.
     tier: dict[str, StoredArray] = field(default_factory=dict)
     loads: bool = True
     loading: list[str] = field(default_factory=list)
-    # The same of keys and values: by hash; how much of each load was answered.
+    # Keys and values in a tier, by hash; and how many stretches of each load were answered.
     stretches: dict[bytes, StoredArray] = field(default_factory=dict)
     stretch_loads: dict[StretchLoad, int] = field(default_factory=dict)
 
@@ -129,7 +129,7 @@ class Drive:
         self.stretches[kept.stretch] = make_array()
 
     def load_stretches(self, load: StretchLoad, most: int, *, is_late: bool = False) -> None:
-        """So many more of it, as far as they are there."""
+        """Deliver up to `most` further stretches of the load, as far as the tier has them."""
         first = self.stretch_loads[load]
         found = itertools.takewhile(self.stretches.__contains__, load.hashes[first : first + most])
         arrays = {} if is_late else {stretch: self.stretches[stretch] for stretch in found}
@@ -162,7 +162,7 @@ class Drive:
         self.aborted |= {(request_id, each) for each in range(num_choices) if only in (None, each)}
 
     def _set_aside(self, request_id: str) -> None:
-        """What is known of the one that had the id before, under a name that nobody is ever given."""
+        """Rename everything known of the previous request with this id to a name no other request uses."""
         if request_id not in self.requests:
             return
         before = f"{request_id}, before {len(self.requests)}"
@@ -185,7 +185,7 @@ class Drive:
         return is_wanted
 
     def lose(self, *media_hashes: str) -> list[MediaNeeded]:
-        """Handles have come, all at once, that lead nowhere."""
+        """Report that handles which arrived together are stale."""
         self._ask_frontend()
         for media_hash in media_hashes:
             self.scheduler.media.pixels.lose(media_hash)
@@ -200,7 +200,7 @@ class Drive:
     def step(self) -> StepPlan:
         if self.delivers:
             self._keep_promises()
-        # In the order of the engine's loop: what is asked for while planning is answered before the next plan.
+        # Same order as in the engine's loop: what is asked for while planning is answered before the next plan.
         self._load()
         plan = self.scheduler.schedule()
         self._expect_encoder_at_work(plan)
@@ -210,7 +210,7 @@ class Drive:
         result = self.runner.run(plan)
         for output in self.scheduler.update(result):
             self._note(output)
-        # What was let go of while that was planned is looked at when what runs beside ends, which wakes the loop.
+        # What was released while planning is looked at when the work beside ends, which wakes the loop.
         is_woken = self.runner.is_busy and self.scheduler.media._has_awaited_changed
         if plan.is_empty and result.is_empty and not (asked or self.loading or self.stretch_loads or is_woken):
             self._expect_rest()
@@ -221,7 +221,7 @@ class Drive:
         return plan
 
     def _expect_encoder_at_work(self, plan: StepPlan) -> None:
-        """If anything could be encoded, something is, but for a step of prompts that has its turn."""
+        """Something is being encoded if anything could be, unless prompts have their turn."""
         encodings = self.scheduler.media.encodings
         is_prompts_turn = self.config.scheduler.takes_turns and (plan.now or plan.beside)
         assert encodings.are_given or is_prompts_turn or not encodings.are_waiting
@@ -232,7 +232,7 @@ class Drive:
         assert num_tokens <= config.guess_up_to or all(piece.guess is None for piece in plan.now)
 
     def _expect_rest(self) -> None:
-        """The engine's loop sleeps now until it hears something: a plan that is not empty would wait as long."""
+        """The engine's loop would sleep now until a message arrives, so nothing may be left to plan or to ask for."""
         assert self.scheduler.schedule().is_empty
         assert not self.scheduler.media.pixels.take_needed()
         assert not self.scheduler.media.loads.take_wanted()
@@ -298,13 +298,13 @@ class Drive:
             self.finished[choice] = output.finish_reason
 
     def _expect_prompt_told(self, request: EngineRequest, output: TokenOutput, *, is_first: bool) -> None:
-        """Of all of its tokens, whatever of it was computed before; once, and only to who asked."""
+        """Logprobs cover all prompt tokens, cached or not; they are sent once, and only if asked for."""
         asked = request.sampling_params.prompt_logprobs is not None
         expected = tuple(expected_logprobs(request)) if asked and output.choice == 0 and is_first else None
         assert output.prompt_logprobs == expected, request.request_id
 
     def run(self, *requests: EngineRequest, max_steps: int = 1000) -> list[StepPlan]:
-        """Until all are answered; the plans that did something."""
+        """Step until all requests are answered. Return the plans that were not empty."""
         for request in requests:
             assert self.add(request) is None
         plans: list[StepPlan] = []
@@ -317,14 +317,14 @@ class Drive:
         raise AssertionError("no end in sight")
 
     def expect_right_answers(self) -> None:
-        """What was said so far is what each request alone would be told; whole if it finished."""
+        """Every answer so far equals the one of the request alone; a finished one equals all of it."""
         for (request_id, choice), token_ids in self.tokens.items():
             alone = expected_answer(self.requests[request_id], choice, END_IDS, self.config.scheduler.max_model_len)
             is_whole = (request_id, choice) in self.finished
             assert token_ids == (alone if is_whole else alone[: len(token_ids)]), request_id
 
     def found_media(self) -> set[str]:
-        """Looked for by the names of blocks and embeddings: all of which a newcomer would find something."""
+        """Return the media of which a new request would find blocks or embeddings, looked up by their names."""
         pool, encoder_cache = self.scheduler.kv_cache.pool, self.scheduler.media.encoder_cache
         found = set[str]()
         for request in self.requests.values():
@@ -365,7 +365,7 @@ def _rename(values: dict[Any, Any], name: object, new_name: object) -> None:
 
 
 def beside_drive(max_joining: int = 4) -> Drive:
-    """One stream runs; what lies beside it takes as long as `is_done` says."""
+    """Return a drive with one running stream; work beside it takes until `is_done` says otherwise."""
     drive = Drive(make_config(max_prompt_tokens_beside_streams=max_joining))
     drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
     drive.step()

@@ -1,4 +1,4 @@
-"""How much the property tests try: little by default; `KEEPSIGHT_LONG_TESTS=N` tries N times as much."""
+"""Sets the number of examples of property tests: small by default; `KEEPSIGHT_LONG_TESTS=N` multiplies it by N."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""What the choices of one request have in common, and what each has for itself."""
+"""What the choices of a request share, and what each has of its own."""
 
 from itertools import count
 

@@ -1,4 +1,4 @@
-"""Equal hashes mean equal keys and values: one test for each thing that those depend on, and one for all together."""
+"""Equal hashes mean equal keys and values: one test for each thing they depend on, and one for all together."""
 
 from dataclasses import replace
 
@@ -20,13 +20,13 @@ def picture(media_hash: str, start: int, length: int) -> MediaItem:
 
 
 def film(*places: int | None) -> EngineRequest:
-    """Of so many moments of one block each, and a block of text behind them."""
+    """A film whose moments take one block each, followed by a block of text."""
     moments = [replace(picture("moment", 16 * index, 16), rotary_offset=own) for index, own in enumerate(places)]
     return request(16 * len(places) + 16, *moments)
 
 
 def embedded(num_tokens: int, *strips: tuple[str, int], cache_salt: str | None = None) -> EngineRequest:
-    """A prompt of nothing but strips of embeddings, each by its name and its length."""
+    """A prompt made only of strips of embeddings, each given by name and length."""
     media, start = [], 0
     for media_hash, length in strips:
         media.append(MediaItem(media_hash, TokenSpan(start, length), Geometry(8, length), "prompt_embeds"))
@@ -54,7 +54,7 @@ def hashes(of: EngineRequest, block_size: int = 16) -> list[bytes]:
 
 
 def num_shared_blocks(left: EngineRequest, right: EngineRequest) -> int:
-    """How many blocks are equal; those are the first ones, or the test fails."""
+    """Return the number of equal blocks; they must be the first ones."""
     equal = [a == b for a, b in zip(hashes(left), hashes(right), strict=True)]
     assert equal == sorted(equal, reverse=True)
     return sum(equal)
@@ -167,7 +167,7 @@ class TestSharing:
 
 
 class TestBeginnings:
-    """Of two first blocks of 16 tokens."""
+    """Partial matches of two first blocks of 16 tokens."""
 
     def num_common(self, left: EngineRequest, right: EngineRequest) -> int:
         first, second = (BlockHasher(of, 16).name_of(0) for of in (left, right))
@@ -179,7 +179,7 @@ class TestBeginnings:
     @pytest.mark.parametrize(("length", "num_common"), [(16, 16), (48, 16), (10, 10), (1, 1)])
     def test_one_may_be_shorter(self, length: int, num_common: int) -> None:
         assert self.num_common(request(32), request(length)) == num_common
-        # Zero is a token as any other.
+        # Zero is a token like any other.
         zeros = [request(token_ids=(0,) * each) for each in (32, length)]
         assert self.num_common(*zeros) == num_common
 
@@ -253,7 +253,7 @@ BLOCK = 4
 
 @st.composite
 def small_requests(draw: st.DrawFn) -> EngineRequest:
-    """So few values that two of them are often alike, or nearly."""
+    """Few values, so that two requests are often equal or nearly equal."""
     token_ids = tuple(draw(st.lists(st.sampled_from([0, 1]), min_size=4 * BLOCK, max_size=4 * BLOCK)))
     media: list[MediaItem] = []
     while (start := (media[-1].span.end if media else 0) + draw(st.integers(0, 6))) < 3 * BLOCK:
@@ -267,7 +267,7 @@ def small_requests(draw: st.DrawFn) -> EngineRequest:
 
 @st.composite
 def alike_requests(draw: st.DrawFn) -> tuple[EngineRequest, EngineRequest]:
-    """Two that differ in some of their parts only."""
+    """Two requests that differ only in some of their parts."""
     left, right = draw(small_requests()), draw(small_requests())
     taken = draw(st.sets(st.sampled_from(["token_ids", "media", "cache_salt", "adapter"])))
     return left, replace(left, **{name: getattr(right, name) for name in taken})
@@ -321,7 +321,7 @@ def test_a_hasher_knows_which_media_lie_in_each_block(of: EngineRequest) -> None
         assert hasher.name_of(block).media == tuple(
             str(key[1]) for key in naive_keys(of, block * BLOCK) if key[0] == "mm"
         )
-        # Of a beginning alone the blocks before it tell.
+        # The beginning of a block does not name its media: the blocks before it do.
         assert hasher.name_of(block, BLOCK - 1).media == ()
 
 
@@ -340,7 +340,7 @@ def test_two_prompts_have_one_end_exactly_if_all_that_they_depend_on_is_equal(
 
     left, right = cut(pair[0], length), cut(pair[1], length + difference)
     ends = [BlockHasher(each, BLOCK).prompt_end for each in (left, right)]
-    # A picture beyond the last block of tokens is no part of what they say.
+    # A picture beyond the last block of tokens is not part of a prompt's end.
     if all(item.span.end <= len(each.token_ids) for each in (left, right) for item in each.media):
         assert (name(left) == name(right)) == (ends[0] == ends[1])
     assert not {*ends} & {*hashes(left, BLOCK), *hashes(right, BLOCK)}
@@ -352,7 +352,7 @@ def test_two_blocks_behind_the_same_have_so_many_tokens_in_common_as_depend_on_t
     pair: tuple[EngineRequest, EngineRequest],
 ) -> None:
     def depends_on(of: EngineRequest, position: int) -> object:
-        """All of an item counts from its first token in the block on."""
+        """An item counts in full from its first token in the block on."""
         reached = [item for item in of.media if item.span.start <= position and item.span.end > start]
         places = [(item.media_hash, item.span.start, item.rotary_offset) for item in reached]
         return of.token_ids[position], places, of.cache_salt, of.adapter

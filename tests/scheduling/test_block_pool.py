@@ -1,4 +1,4 @@
-"""The pool alone, then against a model that keeps plain lists."""
+"""Tests of the pool alone, then against a model that keeps plain lists."""
 
 import pytest
 from hypothesis import strategies as st
@@ -18,7 +18,7 @@ from tests.scheduling.long_run import thorough
 
 
 def named(block_hash: bytes, media: tuple[str, ...] = ()) -> BlockName:
-    """All follow the same block."""
+    """All names follow the same block."""
     return BlockName(block_hash, b"parent", block_hash.rjust(2 * BYTES_PER_TOKEN), media)
 
 
@@ -29,7 +29,7 @@ def take(pool: BlockPool, num_blocks: int) -> list[int]:
 
 
 def idle_pool(*release_order: int) -> BlockPool:
-    """All blocks were published under their own number and released in this order."""
+    """A pool whose blocks were each published under their own number and released in this order."""
     pool = BlockPool(len(release_order), Holdings())
     for block_id in take(pool, len(release_order)):
         pool.publish(block_id, named(b"%d" % block_id))
@@ -205,7 +205,7 @@ def test_media_are_held_while_any_block_in_which_they_lie_can_be_found() -> None
     pool.publish(first, named(b"first", ("cat",)))
     pool.publish(first, named(b"first", ("cat",)))  # again: counted once
     pool.publish(second, named(b"second", ("cat", "dog")))
-    pool.publish(third, named(b"second", ("cat", "dog")))  # its twin can be found, it cannot
+    pool.publish(third, named(b"second", ("cat", "dog")))  # not findable itself: its twin is
     pool.publish(text, named(b"text"))
     holdings.check_invariants(["cat", "cat", "dog"])
     pool.release([first, second, third, text])

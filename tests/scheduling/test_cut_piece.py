@@ -1,4 +1,4 @@
-"""Which pieces of a prompt are worth a step while media are missing, and what is waited for then."""
+"""Which pieces of a prompt are worth a step while media are missing, and what the prompt waits for then."""
 
 import pytest
 

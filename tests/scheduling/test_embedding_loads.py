@@ -1,4 +1,4 @@
-"""Embeddings in a tier are loading, ready or absent: nobody else waits for them, and nothing is encoded twice."""
+"""Embeddings in a tier are loading, ready or absent: other requests do not wait for them; nothing is encoded twice."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ from tests.scheduling.drive import Drive, make_config, make_request
 
 
 def tiered_drive(*held: str, loads: bool = True, **config: Any) -> Drive:
-    """Its tier holds embeddings of these; pixels and, unless it `loads`, embeddings are delivered by the tests."""
+    """The tier holds these embeddings; tests deliver pixels and, unless the drive `loads`, embeddings."""
     drive = Drive(make_config(has_tiers=True, **config), delivers=False, loads=loads)
     drive.tier = {name: array_like(pixels_like(name)) for name in held}
     return drive
@@ -54,7 +54,7 @@ def test_of_many_that_are_wanted_a_few_are_asked_for_at_a_time_and_each_once() -
     for name in names:
         drive.add(make_request(name, 3, name))
     taken = [load.encoder_key for load in drive.scheduler.media.loads.take_wanted()]
-    # Not asked for yet, given up, and wanted again.
+    # Not yet asked for, then aborted, then wanted again.
     drive.scheduler.abort(names[-1], 0)
     drive.add(make_request("again", 3, names[-1]))
     assert len(taken) == MAX_AT_ONCE
@@ -113,7 +113,7 @@ def test_pixels_of_an_item_are_asked_for_while_another_is_being_encoded() -> Non
 
 
 def test_pixels_are_asked_for_once_it_is_known_what_of_the_picture_lacks_them() -> None:
-    """Asked for one by one, each of its parts would have it decoded anew."""
+    """If its parts were asked for one by one, the picture would be decoded once for each."""
     drive = tiered_drive("+right", loads=False)
     drive.add(make_request("a", 3, "cat", "dog", "+left", "+right", "+top"))
     drive.step()
@@ -122,7 +122,7 @@ def test_pixels_are_asked_for_once_it_is_known_what_of_the_picture_lacks_them() 
     drive.end_load("cat")
     drive.step()
     assert drive.needed == [("a", "cat")]
-    # While it waits for the pixels of another.
+    # While it waits for the pixels of another picture.
     for part in ("+top", "+right", "+left"):
         assert drive.scheduler.media.pixels.take_needed() == []
         drive.end_load(part)

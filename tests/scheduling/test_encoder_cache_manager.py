@@ -1,4 +1,4 @@
-"""Who uses what, what makes room for what: one by one, then against a model that keeps plain lists."""
+"""Use and eviction of entries: single cases, then a comparison with a model that keeps plain lists."""
 
 import logging
 from dataclasses import dataclass, field
@@ -36,7 +36,7 @@ def hold(cache: EncoderCacheManager, user: EncoderUser, key: str, num_embeddings
 
 
 def keep(cache: EncoderCacheManager, *keys: str, num_embeddings: int = 2) -> None:
-    """Idle entries, released in this order."""
+    """Leave idle entries, released in this order."""
     for key in keys:
         hold(cache, C, key, num_embeddings)
         cache.release(C, key)
@@ -334,7 +334,7 @@ class Held:
 
 
 class EncoderMachine(RuleBasedStateMachine):
-    """Users of few items in too few bytes."""
+    """Users of few items in a small budget."""
 
     @initialize(num_embeddings=st.integers(0, 8), is_shared=st.sampled_from([True, True, True, False]))
     def begin(self, num_embeddings: int, is_shared: bool) -> None:
@@ -388,7 +388,7 @@ class EncoderMachine(RuleBasedStateMachine):
         self.pinned -= {key}
 
     def settle(self, key: str) -> None:
-        """Nobody uses it: is it kept?"""
+        """Keep or drop the entry after its last user has released it."""
         entry = self.entries[key]
         if entry.users or not entry.is_ready:
             return

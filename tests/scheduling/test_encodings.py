@@ -1,4 +1,4 @@
-"""In whose turn what has room is given to the runner, and how much of it at a time."""
+"""Order in which claimed items are given to the runner, and how many at a time."""
 
 import pytest
 
@@ -9,7 +9,7 @@ from tests.scheduling.drive import make_config
 
 
 def encodings_of(*, most_at_once: int = 100, most_beside_largest: int = 10) -> Encodings:
-    """The items of most tests have ten tokens, so two are given at a time."""
+    """Most tests use items of ten tokens, so two are given at a time."""
     config = make_config(
         max_num_encoder_input_tokens=most_at_once,
         max_num_batched_tokens=most_beside_largest,
@@ -22,7 +22,7 @@ def encodings_of(*, most_at_once: int = 100, most_beside_largest: int = 10) -> E
 def add(
     encodings: Encodings, name: str, count: int = 1, *, num_tokens: int = 10, number: int = 0, priority: int = 0
 ) -> EncoderTurn:
-    """All items of one request that comes now: "name 0", "name 1"."""
+    """Add all items of one request that arrives now: "name 0", "name 1"."""
     turn = encodings.turn_of((priority, number), num_tokens * count)
     for index in range(count):
         encodings.add(Encoding(f"{name} {index}", f"hash of {name} {index}", num_tokens), turn)
@@ -34,14 +34,14 @@ def take(encodings: Encodings) -> list[str]:
 
 
 def make_next(encodings: Encodings) -> list[str]:
-    """What the runner was given is made; what it is given then."""
+    """Finish what the runner was given. Return what it is given next."""
     for each in list(encodings.given()):
         encodings.end(each.encoder_key)
     return take(encodings)
 
 
 def make_all(encodings: Encodings) -> list[str]:
-    """The names of those whose items are made, in the order of their making."""
+    """Return the names of the requests whose items are made, in order."""
     made: list[str] = []
     while taken := make_next(encodings):
         encodings.check_invariants()
@@ -49,7 +49,7 @@ def make_all(encodings: Encodings) -> list[str]:
     return made
 
 
-# Whose turn it is ---------------------------------------------------------------------------------------------
+# Turns --------------------------------------------------------------------------------------------------------
 
 
 def test_a_picture_is_given_before_the_rest_of_a_film_that_came_earlier() -> None:
@@ -72,7 +72,7 @@ def test_a_film_waits_for_no_newcomer_once_as_much_was_given_as_it_needs() -> No
     add(encodings, "film", 5)
     made: list[str] = []
     for number in range(1, 20):
-        # One comes for each that is made: they alone are as much as the encoder can do.
+        # One arrives for each that is made: together they are as much as the encoder can do.
         add(encodings, f"picture{number}", number=number)
         made += [each.partition(" ")[0] for each in make_next(encodings)]
     assert made[:9] == [*(f"picture{number}" for number in range(1, 5)), *["film"] * 5]
@@ -94,7 +94,7 @@ def test_what_another_wants_too_is_made_in_the_earlier_turn_of_both() -> None:
     assert take(encodings) == ["film 7"]
 
 
-# How much at a time -------------------------------------------------------------------------------------------
+# How much is given at a time ----------------------------------------------------------------------------------
 
 
 def test_beside_the_largest_as_much_is_given_as_a_step_computes() -> None:
@@ -132,7 +132,7 @@ def test_what_is_small_does_not_take_the_turn_of_what_has_no_place_yet() -> None
     assert take(encodings) == ["large 0", "small 0"]
 
 
-# What becomes of it -------------------------------------------------------------------------------------------
+# Items that were left out or have ended -----------------------------------------------------------------------
 
 
 def test_what_was_left_out_waits_again_in_the_turn_that_it_had() -> None:

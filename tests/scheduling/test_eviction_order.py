@@ -1,4 +1,4 @@
-"""The order alone, then against a model that sorts lists."""
+"""Tests of the order alone, then against a model that sorts lists."""
 
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -92,7 +92,7 @@ def test_what_is_gone_is_pinned_no_more() -> None:
 
 
 class OrderMachine(RuleBasedStateMachine):
-    """The model: when each was last released, and until when each is pinned, with its size."""
+    """The model: when each key was last released, until when each is pinned, and its size."""
 
     @initialize(max_size=st.integers(0, 12))
     def begin(self, max_size: int) -> None:

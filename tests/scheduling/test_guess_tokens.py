@@ -1,4 +1,4 @@
-"""Guesses come from what stood behind the same tokens before, and no answer and no budget knows of them."""
+"""Guesses come from what followed the same tokens before; they change no answer and no budget."""
 
 from array import array
 from dataclasses import replace
@@ -41,7 +41,7 @@ def test_what_goes_round_is_guessed_to_go_round() -> None:
 
 
 def test_tokens_are_alike_as_numbers_and_not_as_bytes() -> None:
-    # The bytes of the last three stand there before, one further on.
+    # The bytes of the last three tokens do occur before, shifted by one.
     assert guess(0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16) == []
     assert guess(1 << 16, 1 << 16, 1 << 16, 5, 0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16, most=1) == [
         5
@@ -101,7 +101,7 @@ def test_the_more_was_right_the_more_is_guessed() -> None:
 
 
 def test_what_is_repeated_goes_on_where_it_did_and_not_where_it_stood_last() -> None:
-    # Of three tokens that stand in it twice, and of its copy before.
+    # The page contains the same three tokens twice, and follows a copy of itself.
     page = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7]
     guesser, guessed = Guesser(NOTHING), list[int]()
     for number in range(NUM_ALIKE, len(page)):
@@ -161,7 +161,7 @@ def test_guesses_take_no_tokens_of_a_step_from_prompts() -> None:
 
 
 def test_guesses_take_no_pages() -> None:
-    # Of one block, no more are taken ahead than there are.
+    # With so few blocks, the later sequences take no pages ahead.
     drive = Drive(make_config(guess_up_to=8, num_blocks=12, block_size=4, max_model_len=48))
     others = [make_request(str(each), 9, max_tokens=30, ignore_eos=True, cache_salt=str(each)) for each in range(3)]
     for plan in drive.run(*others):
@@ -188,7 +188,7 @@ def test_what_was_guessed_rightly_is_found_by_a_conversation_that_goes_on() -> N
     drive.expect_all_answered()
 
 
-# What is predicted ------------------------------------------------------------------------------------------------
+# Predicted outputs ------------------------------------------------------------------------------------------------
 
 
 def test_an_answer_that_is_predicted_comes_in_few_steps_and_is_the_same() -> None:
@@ -198,7 +198,7 @@ def test_an_answer_that_is_predicted_comes_in_few_steps_and_is_the_same() -> Non
     fewer = again.run(make_request("one", 9, max_tokens=40, ignore_eos=True, predicted=tuple(said)))
     assert again.tokens == drive.tokens
     assert len(steps) == 40
-    # Three of it, then seven at a time: the first and the last token come by themselves.
+    # Three guesses, then seven at a time; the first and the last token come by themselves.
     assert len(fewer) == 1 + 1 + 5
     again.expect_right_answers()
 
@@ -235,7 +235,7 @@ def test_how_many_tokens_were_guessed_is_told_with_each(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(again, "_note", listen)
     plans = again.run(make_request("one", 9, max_tokens=40, ignore_eos=True, predicted=tuple(drive.tokens["one", 0])))
-    # Of those of a step the last was not.  A caller may stop at any, and is told of none that it has not got.
+    # A step's tokens but the last were guessed. A caller may stop at any token, so each reports guesses up to it.
     expected, num_guessed = [0], 0
     for plan in plans[1:]:
         num_right = len(guesses_of(plan))

@@ -1,4 +1,4 @@
-"""Changes as they are told: whoever follows them knows what is held, and hears nothing twice."""
+"""Changes are reported so that a follower knows what is held, and hears nothing twice."""
 
 from collections import Counter
 
@@ -98,14 +98,14 @@ def test_whoever_follows_the_changes_knows_what_is_held(events: list[tuple[str, 
         holdings.check_invariants(counts.elements())
 
 
-# What the engine's caches change ------------------------------------------------------------------------------
+# Changes of the engine's caches -------------------------------------------------------------------------------
 
 
 def test_hints_say_what_the_engine_holds_while_any_cache_holds_anything_of_it() -> None:
     drive = Drive(make_config(num_pictures=1))
     drive.run(make_request("a", 3, "cat", 9))
     assert drive.believed == {"cat"}
-    drive.run(make_request("b", 3, "dog", 9))  # its embeddings take the place of the cat's
+    drive.run(make_request("b", 3, "dog", 9))  # its embeddings evict the cat's
     assert drive.believed == {"cat", "dog"}
     drive.scheduler.reset(prefix=True, encoder=False)
     drive.step()

@@ -1,4 +1,4 @@
-"""What of a prompt is known: the beginning that need not be computed, the end that its answer begins from."""
+"""Prompts known to the engine: a beginning that need not be computed, and an end from which an answer can begin."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ def test_the_same_prompt_has_its_first_token_before_anything_is_computed() -> No
     drive.run(make_request("first", 8, "cat", 5))
     plans = drive.run(make_request("again", 8, "cat", 5, max_tokens=3))
     assert [len(plan.recall) for plan in plans] == [1, 0, 0]
-    # The answer's first: the three tokens of the prompt that fill no block begin one that the first answer filled.
+    # For the answer: the prompt's last three tokens fill no block, but begin one that the first answer filled.
     assert lengths(plans) == [[], [1], [1]]
     assert drive.cached["again", 0] == 18
     drive.expect_right_answers()
@@ -76,7 +76,7 @@ def test_the_end_of_a_prompt_whose_blocks_are_gone_is_not_enough() -> None:
     drive.expect_right_answers()
 
 
-# Of 32: no block is full, and nothing but the end is to be found.
+# With 32, no block is full and only the end can be found.
 @pytest.mark.parametrize("block_size", [4, 32])
 @pytest.mark.parametrize("num_steps", [0, 1, 2, 3])
 def test_ends_of_prompts_begun_before_all_was_forgotten_are_not_found(num_steps: int, block_size: int) -> None:
@@ -172,7 +172,7 @@ def test_who_lacks_the_picture_that_its_hit_ends_in_is_parked_until_it_comes() -
 
 
 def evict_all_but(num_blocks: int, drive: Drive) -> None:
-    """The last go first."""
+    """Evict blocks, the last of a prompt first."""
     pool = drive.scheduler.kv_cache.pool
     taken = pool.try_take(pool.num_blocks - num_blocks)
     assert taken is not None
@@ -199,7 +199,7 @@ def test_a_conversation_goes_on_from_the_last_token_that_was_computed(num_tokens
     drive.run(first := make_request("first", 3, "cat", 4, max_tokens=num_tokens, ignore_eos=True))
     said = (*first.token_ids, *drive.tokens["first", 0])
     drive.run(replace(first, request_id="second", token_ids=(*said, 11, 12)))
-    # The answer's last token was drawn and not computed.
+    # The answer's last token was sampled but not computed.
     assert drive.cached["second", 0] == len(said) - 1
     drive.expect_right_answers()
 
@@ -263,7 +263,7 @@ def test_a_salt_or_another_version_of_an_adapter_shares_nothing() -> None:
     drive.run(make_request("v2 again", 12, "cat", 6, adapter=adapter("2")))
     assert [drive.cached[name, 0] for name in ("salted", "v1", "v2")] == [0, 0, 0]
     assert drive.cached["v2 again", 0] == 23
-    # Its embeddings do not depend on an adapter of the language model alone.
+    # The embeddings do not depend on an adapter of the language model alone.
     assert drive.runner.encoded == ["cat"]
     drive.run(make_request("sees otherwise", 12, "cat", 6, adapter=adapter("3", changes_encoder=True)))
     assert drive.runner.encoded == ["cat", "cat"]

@@ -1,4 +1,4 @@
-"""What is found, what is waited for, what is held: one by one, then against a model that keeps plain lists."""
+"""Lookup, waiting and holding: single cases, then a comparison with a model that keeps plain lists."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -34,7 +34,7 @@ def manager(num_blocks: int = 8, enable_prefix_caching: bool = True) -> KvCacheM
 
 
 def names(text: str) -> list[BlockName]:
-    """Those of a sequence, one letter for the tokens of each block: a block is named by all up to it."""
+    """Names of a sequence's blocks, one letter for the tokens of each: a block is named by all letters up to it."""
     return [
         BlockName(text[: end + 1].encode(), text[:end].encode(), b"".join(map(word, tokens(letter))))
         for end, letter in enumerate(text)
@@ -46,7 +46,7 @@ def hashes(text: str) -> list[bytes]:
 
 
 def name_of(text: str) -> Callable[[int, int], BlockName]:
-    """That of a block, or of its first tokens alone."""
+    """Return a function that names a block, or its first tokens only."""
 
     def name(block: int, num_tokens: int) -> BlockName:
         whole = names(text)[block]
@@ -59,7 +59,7 @@ def name_of(text: str) -> Callable[[int, int], BlockName]:
 
 
 def tokens(letter: str) -> str:
-    """Every block begins with the same one; the second is that of its letter's half of the alphabet."""
+    """Blocks share their first token; the second depends on which half of the alphabet the letter is in."""
     return "." + ("-" if letter < "n" else "+") + letter * (BLOCK - 2)
 
 
@@ -68,7 +68,7 @@ def word(token: str) -> bytes:
 
 
 def compute(kv: KvCacheManager, sequence_id: SequenceId, text: str) -> None:
-    """Begins, computes and publishes so many full blocks."""
+    """Begin a sequence, compute its full blocks and publish them."""
     num_tokens = len(text) * BLOCK
     hit = kv.find_prefix(hashes(text), num_tokens + 1)
     assert kv.try_extend(sequence_id, num_tokens, hit) is not None
@@ -413,12 +413,12 @@ class TestStretches:
 
 @dataclass
 class Running:
-    """One sequence of the model."""
+    """A sequence of the model."""
 
     text: str
     num_computed: int
     block_ids: list[int]
-    end: int | None = None  # of its slice under way
+    end: int | None = None  # end of the slice in progress
     is_of_old: bool = False
     announced: list[bytes] = field(default_factory=list)
 
@@ -457,7 +457,7 @@ class KvMachine(RuleBasedStateMachine):
         return PrefixHit(tuple(found), len(found) * BLOCK)
 
     def expect_reach(self, hit: PrefixHit, text: str, num_tokens: int) -> PrefixHit:
-        """Further by as much as the next block has in common with any that can be found behind the same."""
+        """Extend the hit by the tokens that the next block has in common with any findable block after the same one."""
         further = self.kv.reach_further(hit, names(text)[len(hit.block_ids)], num_tokens)
         siblings = self.num_alike(text[: len(hit.block_ids) + 1])
         most = min(max(siblings.values(), default=0), num_tokens - 1 - hit.num_tokens)
@@ -468,7 +468,7 @@ class KvMachine(RuleBasedStateMachine):
         return further
 
     def num_alike(self, text: str) -> dict[int, int]:
-        """How many tokens of the last block others have that follow the same."""
+        """Return how many tokens of the last block each other block after the same one has in common with it."""
         alike: dict[int, int] = {}
         for block_hash, block_id in self.block_of.items():
             other, _, num_tokens = block_hash.decode().partition("/")
@@ -480,7 +480,7 @@ class KvMachine(RuleBasedStateMachine):
         self.block_of = {name: other for name, other in self.block_of.items() if other != block_id}
 
     def expect_taken(self, num_fresh: int, hit: PrefixHit, added: tuple[int, ...] | None) -> bool:
-        """The hit leaves the idle ones; then the oldest of those make room, if no others are free."""
+        """The hit's blocks stop being idle; then the oldest idle blocks are evicted if none are free."""
         idle = [block_id for block_id in self.idle if block_id not in hit.block_ids]
         num_free = self.num_blocks - len(self.in_use() | {*self.idle})
         if num_fresh > num_free + len(idle):
@@ -565,7 +565,7 @@ class KvMachine(RuleBasedStateMachine):
     @precondition(lambda self: any(not sequence.end for sequence in self.running.values()))
     @rule(data=st.data())
     def publish_again(self, data: st.DataObject) -> None:
-        """As before its pages go back: what others had as much of may have gone meanwhile."""
+        """As happens before preemption; others that held as much of it may have gone meanwhile."""
         sequence_id = data.draw(st.sampled_from(sorted(key for key, value in self.running.items() if not value.end)))
         sequence = self.running[sequence_id]
         self.kv.publish(sequence_id, name_of(sequence.text), sequence.num_computed)
@@ -598,7 +598,7 @@ class KvMachine(RuleBasedStateMachine):
         self.idle = others + [block_id for block_id in reversed(held) if block_id not in self.in_use()]
 
     def expect_adopted(self, block_id: int | None, held: list[int]) -> bool:
-        """A free one, or of the idle ones that are not held the oldest."""
+        """Expect a free block, or the oldest idle one that is not in `held`."""
         others = [each for each in self.idle if each not in held]
         if len(self.in_use() | {*self.idle, *held}) == self.num_blocks:
             if not others:

@@ -1,10 +1,10 @@
-"""Who is seated, who stands in line and who waits beside it."""
+"""Which sequences have seats, which stand in line, and which are parked."""
 
 from tests.scheduling.drive import Drive, make_config, make_request
 
 
 def test_whoever_has_no_seat_stands_in_line_or_is_parked() -> None:
-    # Each comes by itself, as several would make a crowd.
+    # Requests arrive one by one, because several together would make a crowd.
     drive = Drive(make_config(max_prompt_tokens_beside_streams=4), delivers=False, is_done=lambda: False)
     drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
     drive.step()

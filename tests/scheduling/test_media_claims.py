@@ -1,4 +1,4 @@
-"""Whose pixels are asked for, whose come unasked, and what becomes of those that nobody needs."""
+"""Which request is asked for pixels, whose pixels come unasked, and what happens to pixels that are not needed."""
 
 import itertools
 from random import Random
@@ -17,12 +17,12 @@ from tests.scheduling.long_run import thorough
 
 
 def quiet_drive(**config: Any) -> Drive:
-    """Its pixels are delivered by the tests."""
+    """Tests deliver its pixels themselves."""
     return Drive(make_config(**config), delivers=False)
 
 
 def promising(request_id: str, *parts: int | str, **options: Any) -> EngineRequest:
-    """All its pictures come unasked."""
+    """A request that promises all its pictures."""
     coming = tuple(dict.fromkeys(part for part in parts if isinstance(part, str)))
     return make_request(request_id, *parts, coming_media=coming, **options)
 
@@ -123,7 +123,7 @@ def test_pixels_that_come_again_before_the_runner_was_told_to_drop_them_stay() -
 
 
 def test_a_promise_is_good_for_one_arrival() -> None:
-    """Used and dropped, and needed again: asked for as ever."""
+    """Once used, dropped and needed again, they are asked for as usual."""
     drive = quiet_drive(shares_embeddings=False, caches_prefixes=False)
     step_with(drive, promising("a", 3, "cat", 2, n=2, max_tokens=9))
     drive.deliver("cat")
@@ -153,7 +153,7 @@ def test_who_is_preempted_after_its_promised_picture_went_asks_for_it() -> None:
 
 @pytest.mark.parametrize("resets_prefix", [False, True])
 def test_what_was_promised_in_vain_is_kept_to_the_end_of_its_request_at_most(resets_prefix: bool) -> None:
-    """The engine holds the prefix, or at least the embeddings; the frontend did not know."""
+    """The engine holds the prefix, or at least the embeddings, and the frontend did not know."""
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat", 9))
     drive.deliver("cat")
@@ -176,7 +176,7 @@ def test_pixels_that_arrive_after_their_promiser_left_are_refused() -> None:
 
 
 def test_a_promise_of_what_is_here_is_not_relied_on() -> None:
-    """What is here may have been sent before the promise was given, and nothing more would come."""
+    """Pixels that are here may have been sent before the promise was given, so nothing more would come."""
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, "dog", "cat"))
     drive.deliver("cat")
@@ -186,7 +186,7 @@ def test_a_promise_of_what_is_here_is_not_relied_on() -> None:
         drive.step()
     drive.scheduler.reset(prefix=True, encoder=True)
     step_with(drive, make_request("c", 5, "cat"))
-    drive.step()  # until those who use them let the forgotten embeddings go
+    drive.step()  # until their users release the forgotten embeddings
     assert drive.needed[-1] == ("c", "cat")
 
 
@@ -198,7 +198,7 @@ def test_a_promise_of_anything_but_its_own_media_is_nothing() -> None:
     drive.expect_all_answered()
 
 
-# Asked once ---------------------------------------------------------------------------------------------------
+# Asking once --------------------------------------------------------------------------------------------------
 
 
 def test_a_request_is_not_asked_again_because_one_of_its_choices_left() -> None:
@@ -240,11 +240,11 @@ def test_pixels_are_refused_of_who_left_while_a_slice_of_it_is_still_under_way()
     drive.expect_all_answered()
 
 
-# A queue for room ---------------------------------------------------------------------------------------------
+# Waiting for room ---------------------------------------------------------------------------------------------
 
 
 def drive_with_a_queue(num_requests: int, **config: Any) -> Drive:
-    """Each has a picture of its own, and its pixels are there; the first one's is being encoded, in room for one."""
+    """Each request has its own picture with its pixels; the first is being encoded, and there is room for one."""
     drive = Drive(make_config(num_pictures=1, **config), is_done=lambda: False)
     for number in range(num_requests):
         drive.add(make_request(f"{number}", f"picture {number}", 3, max_tokens=1))
@@ -275,7 +275,7 @@ def test_who_needs_no_room_tries_again_beside_those_who_do() -> None:
     drive.runner.set_pace(lambda: True)
     while drive.runner.encoded != ["picture 0", "picture 1"]:
         drive.step()
-    # Its pixels went with the encoding of the same picture for another.
+    # Its pixels were dropped after the same picture was encoded for another request.
     assert "wants the second's" in who_may_go_on(drive)
     drive.expect_all_answered()
 
@@ -295,7 +295,7 @@ def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_an
     assert drive.runner.encoded == ["picture 0"]
 
 
-# Whose turn it is ---------------------------------------------------------------------------------------------
+# Turns --------------------------------------------------------------------------------------------------------
 
 
 def frames(film: str, count: int) -> list[str]:
@@ -303,7 +303,7 @@ def frames(film: str, count: int) -> list[str]:
 
 
 def film_drive(num_pictures: int = 100, **config: Any) -> Drive:
-    """Its encoder is given two at a time, and has those of a film of twelve that came first."""
+    """The encoder is given two items at a time, and has two of a film of twelve that came first."""
     settings = {"max_num_batched_tokens": 8, "max_num_seqs": 3, "cuts_items": True, **config}
     drive = Drive(make_config(num_blocks=400, num_pictures=num_pictures, **settings), is_done=lambda: False)
     drive.add(make_request("film", *frames("film", 12), 3, max_tokens=1))
@@ -313,7 +313,7 @@ def film_drive(num_pictures: int = 100, **config: Any) -> Drive:
 
 
 def claimed(drive: Drive) -> dict[str, int]:
-    """Of how many items each request has the room."""
+    """Return how many items each request has room for."""
     lineup = drive.scheduler.lineup
     return {each.request.request_id: len(each.claimed_items) for each in (*lineup.unseated(), *lineup.running)}
 
@@ -417,7 +417,7 @@ def test_where_there_is_room_for_one_picture_nobody_waits_for_a_turn_that_does_n
     drive.expect_all_answered()
 
 
-# Handles that lead nowhere ------------------------------------------------------------------------------------
+# Stale handles ------------------------------------------------------------------------------------------------
 
 
 def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_themselves() -> None:
@@ -510,7 +510,7 @@ def test_what_waits_for_its_turn_to_be_encoded_is_not_when_its_request_has_left(
 
 
 def with_lengths(request_id: str, *lengths: int, priority: int = 0, shares: bool = False) -> EngineRequest:
-    """Items of so many tokens, one after the other; those that it `shares` are any other's of the same length."""
+    """Items of these lengths, in order; if it `shares` them, they equal other requests' items of the same length."""
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     media = tuple(
         MediaItem(f"{length}" if shares else f"{request_id}-{start}", TokenSpan(start, length), Geometry(4, 4))
@@ -539,7 +539,7 @@ def test_small_items_do_not_for_ever_take_the_room_that_a_larger_one_before_them
 
 def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_longer_one_before_them() -> None:
     steps = itertools.count()
-    # Three of the shorter at once; with two of them there is no budget for the longer.
+    # Three of the shorter fit at once; beside two of them the longer does not.
     config = make_config(max_num_encoder_input_tokens=13, num_pictures=40, max_num_seqs=4)
     drive = Drive(config, is_done=lambda: next(steps) % 2 == 0)
     numbers = itertools.count()
@@ -601,7 +601,7 @@ def test_however_little_room_there_is_every_request_ends(
     assert drive.finished.keys() == {(f"{number}", 0) for number in range(len(films))}
 
 
-# What is told of it -------------------------------------------------------------------------------------------
+# Reports and counters -----------------------------------------------------------------------------------------
 
 
 def test_what_was_found_and_taken_back_is_told_as_made_if_it_has_to_be_made() -> None:

@@ -1,4 +1,4 @@
-"""Who gets pages where there are too few, and from whom."""
+"""Which sequence gets pages when there are too few, and which one loses them."""
 
 import random
 from dataclasses import replace
@@ -11,7 +11,7 @@ from tests.scheduling.drive import Drive, make_config, make_request, with_text
 
 
 def drive_short_of_pages(**config: Any) -> Drive:
-    """A prompt keeps most pages with the text before its picture; what lies beside the steps takes for ever."""
+    """A prompt holds most pages with the text before its picture; work beside the steps never ends."""
     drive = Drive(make_config(num_blocks=20, **config), delivers=False, is_done=lambda: False)
     drive.add(make_request("picture", 56, "cat", 3))
     drive.step()
@@ -107,7 +107,7 @@ def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(m
     drive.add(make_request("long", 32, cache_salt="its own"))
     for _ in range(9):
         drive.step()
-    # Two pages of ten are its own, and they are full.
+    # Two of the ten pages are its own, and they are full.
     assert len(drive.tokens["stream", 0]) == 6
     assert drive.scheduler.pages.num_preemptions == 0
     drive.runner.set_pace(lambda: True)
@@ -116,7 +116,7 @@ def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(m
 
 @pytest.mark.parametrize("num_pictures", [1, 2])
 def test_pages_of_one_who_came_back_into_the_line_are_taken_in_the_same_step(num_pictures: int) -> None:
-    """Or nobody would look again before an encoding ends."""
+    """Otherwise nothing would be retried before an encoding ends."""
     drive = Drive(make_config(num_blocks=16, num_pictures=num_pictures, max_num_seqs=1), is_done=lambda: False)
     drive.add(make_request("last", 32, "dog", 3, cache_salt="its own", priority=2))
     for _ in range(4):
@@ -125,7 +125,7 @@ def test_pages_of_one_who_came_back_into_the_line_are_taken_in_the_same_step(num
     for _ in range(3):
         drive.step()
     drive.add(make_request("between", 40, cache_salt="another", priority=1, max_tokens=1))
-    # All pages are with the others, who wait for embeddings; what the last gives back lets the first go on.
+    # The other two hold all pages and wait for embeddings; the pages the last gives back let the first go on.
     assert [piece.sequence_id[0] for piece in drive.step().now] == ["between"]
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
@@ -147,7 +147,7 @@ def test_an_answer_whose_pages_nobody_takes_goes_on_at_its_last_token() -> None:
 
 
 def test_pages_of_one_who_came_into_the_line_only_to_wait_again_go_to_a_running_prompt_in_the_same_step() -> None:
-    """Or nobody would look again before what lies beside the steps ends: a property test found this history."""
+    """Otherwise nothing would be retried before the work beside ends. A property test found this sequence of events."""
     tight: dict[str, Any] = {
         "num_blocks": 80,
         "block_size": 1,

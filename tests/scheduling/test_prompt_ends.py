@@ -1,4 +1,4 @@
-"""What is kept of the ends of prompts is what was used last, and never what was forgotten."""
+"""The most recently used ends of prompts are kept, and forgotten ones are never found."""
 
 from keepsight.scheduling.prompt_ends import PromptEnds
 from keepsight.scheduling.step_plan import EndName

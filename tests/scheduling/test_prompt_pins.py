@@ -1,4 +1,4 @@
-"""What a caller wants to be found again stays in both caches while others come and go, as long as it may."""
+"""Pinned prompts stay in both caches while others come and go, as long as the limits allow."""
 
 from keepsight.requests import EngineRequest, PromptPin
 from keepsight.scheduling.eviction_order import SECONDS_BETWEEN_LOOKS
@@ -12,13 +12,13 @@ def pinned(request_id: str, num_tokens: int, *parts: int | str, seconds: float =
 
 
 def crowd(drive: Drive, num_requests: int = 20) -> None:
-    """One after the other, of other tenants: each fills blocks and the encoder cache with its own."""
+    """Send requests of other tenants one by one; each fills blocks and the encoder cache."""
     for index in range(num_requests):
         drive.run(make_request(f"other {len(drive.requests)}", 8, f"picture {index}", 8, cache_salt=f"salt {index}"))
 
 
 def ask_again(drive: Drive, *parts: int | str) -> int:
-    """How many tokens were cached."""
+    """Return how many tokens were cached."""
     request_id = f"again {len(drive.requests)}"
     drive.run(make_request(request_id, *parts))
     return drive.cached[request_id, 0]
@@ -64,7 +64,7 @@ def test_a_pin_ends_with_its_time() -> None:
 
 
 def test_a_prompt_that_was_known_is_pinned_as_well() -> None:
-    """Its first token is recalled: nothing of it is computed before."""
+    """Its first token is recalled, so nothing is computed first."""
     drive = Drive(make_config(num_blocks=16, num_pictures=4))
     drive.run(make_request("a", 8, "cat", 6))
     drive.run(pinned("b", 20, 8, "cat", 6))

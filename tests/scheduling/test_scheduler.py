@@ -1,4 +1,4 @@
-"""What is computed when, and for whom: the scheduler's decisions, read off its plans."""
+"""The scheduler's decisions, read from its plans: what is computed, when, and for which sequence."""
 
 from itertools import cycle
 
@@ -9,7 +9,7 @@ from keepsight.scheduling import step_draft
 from keepsight.scheduling.request_state import ParkedFor
 from tests.scheduling.drive import Drive, beside_drive, lengths, make_config, make_request, with_text
 
-# The four flows of the published cases ------------------------------------------------------------------------
+# The four published cases -------------------------------------------------------------------------------------
 
 
 def test_the_first_request_misses_everywhere() -> None:
@@ -25,7 +25,7 @@ def test_the_same_picture_and_prompt_hit_everywhere() -> None:
     drive = Drive(make_config())
     drive.run(make_request("first", 8, "cat", 6))
     drive.run(make_request("again", 8, "cat", 6))
-    # 20 tokens, of which one must be computed: the last block begins as one that is held, and is copied.
+    # One of the 20 tokens must be computed: the last block begins like a held one, which is copied.
     assert drive.cached["again", 0] == 19
     assert drive.needed == [("first", "cat")]
     assert drive.runner.encoded == ["cat"]
@@ -37,7 +37,7 @@ def test_the_same_picture_with_another_prompt_hits_the_encoder_and_the_common_pr
     drive.run(make_request("first", 8, "cat", 6))
     drive.run(make_request("other_end", 8, "cat", 2, max_tokens=3))
     drive.run(with_text(make_request("other_beginning", 8, "cat", 6), [9] * 14))
-    # Its words are the first two of the other's, and one must be computed.
+    # Its text equals the first two tokens of the other's, and one must be computed.
     assert drive.cached["other_end", 0] == 15
     assert drive.cached["other_beginning", 0] == 0
     assert drive.runner.encoded == ["cat"]
@@ -48,7 +48,7 @@ def test_another_picture_with_the_same_text_shares_nothing_after_it() -> None:
     drive = Drive(make_config())
     drive.run(make_request("first", 9, "cat", 6))
     drive.run(make_request("other", 9, "dog", 6))
-    # All before it, and nothing more, even in the block in which it begins.
+    # Everything before it, and nothing more, even in the block in which it begins.
     assert drive.cached["other", 0] == 9
     assert drive.runner.encoded == ["cat", "dog"]
     drive.expect_right_answers()
@@ -183,7 +183,7 @@ def test_a_picture_that_cannot_be_encoded_fails_its_request_and_no_other() -> No
 def test_a_picture_is_computed_whole() -> None:
     drive = Drive(make_config(max_num_batched_tokens=6, max_num_seqs=1, max_prompt_tokens_beside_streams=None))
     plans = drive.run(make_request("a", 4, "cat", 2, max_tokens=1))
-    assert lengths(plans) == [[], [4], [6], [2]]  # the first only encodes
+    assert lengths(plans) == [[], [4], [6], [2]]  # the first step only encodes
 
 
 def test_a_long_prompt_is_computed_in_chunks_beside_what_runs() -> None:
@@ -227,12 +227,12 @@ def test_the_choices_of_a_request_share_its_prompt() -> None:
 
 @pytest.mark.parametrize("num_choices", [1, 4])
 def test_prompts_whose_pictures_are_encoded_one_after_the_other_are_still_one_prefill(num_choices: int) -> None:
-    """Everybody waits for the next picture with what was computed up to there."""
+    """All choices wait for the next picture and keep what was computed up to it."""
     drive = Drive(make_config(max_prompt_ends=0), is_done=cycle([False] * 4 + [True]).__next__)
     parts = (5, "cat", "dog", "owl", 4)
     drive.run(*(make_request(f"{number}", *parts, n=num_choices, max_tokens=1) for number in range(4 // num_choices)))
     assert drive.runner.encoded == ["cat", "dog", "owl"]
-    # 27 tokens once; by each of the others the last.
+    # 27 tokens once, and the last one for each of the other three.
     assert drive.runner.num_computed_tokens == 27 + 3 * 1
     assert [drive.cached[choice] for choice in sorted(drive.tokens)] == [0, 26, 26, 26]
     drive.expect_right_answers()
@@ -336,7 +336,7 @@ def test_who_waits_for_a_prefix_is_looked_at_again_only_when_that_prefix_has_cha
     drive.step()
     drive.add(make_request("first", 20))
     drive.add(make_request("same", 20, max_tokens=6))
-    for _ in range(9):  # in which the stream fills two blocks
+    for _ in range(9):  # meanwhile the stream fills two blocks
         drive.step()
         assert [each.parked_for for each in parked] == [ParkedFor.PREFIX]
     drive.scheduler.reset(prefix=True, encoder=False)
@@ -357,7 +357,7 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
     drive.runner.set_pace(lambda: True)
     drive.run()
     drive.expect_nothing_left()
-    # Its work was not for nothing.
+    # What it computed can still be found.
     drive.run(make_request("again", 20, max_tokens=1))
     assert drive.cached["again", 0] == 19
 

@@ -1,4 +1,4 @@
-"""Whatever arrives, leaves, fails or runs short: every answer is the one that is given without caches."""
+"""However requests arrive, leave, fail or run short of room, every answer equals the one given without caches."""
 
 import random
 from dataclasses import replace
@@ -14,7 +14,7 @@ from tests.scheduling.long_run import thorough
 PICTURES = ("cat", "dog", "owl", "+elk")
 FRAMES = tuple(f"frame {number}" for number in range(9))
 PARTS = st.lists(st.one_of(st.integers(1, 9), st.sampled_from(PICTURES)), min_size=1, max_size=7)
-# A part of it that others may share, between texts.
+# Parts of a film that other requests may share, between texts.
 FILMS = st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(4, 9), st.integers(1, 9)).map(
     lambda drawn: [drawn[0], *FRAMES[drawn[1] : drawn[1] + drawn[2]], drawn[3]]
 )
@@ -22,7 +22,7 @@ FILMS = st.tuples(st.integers(1, 9), st.integers(0, 5), st.integers(4, 9), st.in
 
 @st.composite
 def configs(draw: st.DrawFn) -> Any:
-    """From ample to as tight as is allowed."""
+    """Configurations from ample to the tightest that are allowed."""
     max_num_seqs = draw(st.integers(1, 6))
     block_size = draw(st.sampled_from([1, 2, 4, 8]))
     shares_embeddings = draw(st.booleans())
@@ -78,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     )
     def add(self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], **options: Any) -> None:
         options["adapter"] = options.pop("glasses")
-        # As the frontend names them: a salt is part of a picture's name.
+        # As in the frontend: a salt is part of a picture's name.
         salted = [f"{part}/{options['cache_salt']}" if isinstance(part, str) else part for part in parts]
         options["coming_media"] = tuple(f"{part}/{options['cache_salt']}" for part in sorted(promised & set(parts)))
         self._add(make_request(str(self.num_requests), *salted, max_tokens=max_tokens, n=n, **options))
@@ -86,7 +86,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.drive.requests)
     @rule(data=st.data(), more=PARTS)
     def go_on_with_a_conversation(self, data: st.DataObject, more: list[int | str]) -> None:
-        """The prompt and the answer of an earlier request, and a new question: what chat clients send."""
+        """An earlier request's prompt and answer, followed by a new question, as chat clients send."""
         earlier = data.draw(st.sampled_from(sorted(self.drive.requests)))
         request = self.drive.requests[earlier]
         added = make_request(str(self.num_requests), *(part for part in more if isinstance(part, int)), 2)
@@ -111,7 +111,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.drive.needed or self.drive.promised)
     @rule()
     def deliver_all_pixels(self) -> None:
-        """Of a film, say: the encoder has more to do than it is given at a time."""
+        """As for a film: the encoder has more work than it is given at a time."""
         for sent in (self.drive.needed, self.drive.promised):
             for _, media_hash in sent:
                 self.drive.deliver(media_hash)
@@ -177,7 +177,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.drive.requests)
     @rule(data=st.data())
     def abort_and_ask_again_under_the_same_id(self, data: st.DataObject) -> None:
-        """For the same or for something else; if there are such, of those of whom a slice is under way."""
+        """Ask for the same or something else; prefers requests that have a slice in progress."""
         under_way = {request_id for request_id, _ in self.drive.scheduler._beside}
         request_id = data.draw(st.sampled_from(sorted(under_way or self.drive.requests)))
         wish = self.drive.requests[data.draw(st.sampled_from(sorted(self.drive.requests)))]
@@ -212,7 +212,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         drive = self.drive
         self.expect_hints_that_are_exact()
-        # Those who left send nothing more.
+        # Aborted requests send nothing more.
         self.forget_the_media_of_those_who_left()
         drive.delivers = drive.loads = True
         for _, media_hash in drive.needed:

@@ -1,4 +1,4 @@
-"""How much of a step is whose: budgets of its lanes, and who makes a crowd."""
+"""How a step is divided: the budgets of its lanes, and when waiting prompts make a crowd."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -62,11 +62,11 @@ def test_first_tokens_that_are_drawn_without_a_step_count_as_tokens_of_one() -> 
     assert [len(plan.recall) for plan in plans] == [6, 2]
 
 
-# Who waits for room -------------------------------------------------------------------------------------------
+# Waiting for room ---------------------------------------------------------------------------------------------
 
 
 def drive_with_many_who_wait_to_join(num_waiting: int, monkeypatch: pytest.MonkeyPatch) -> Drive:
-    """Beside a stream, of which one can join with each step."""
+    """One stream runs; one waiting request can join it with each step."""
     monkeypatch.setattr(step_draft, "CROWD_TOKENS", 8)
     drive = Drive(make_config(max_prompt_tokens_beside_streams=8, num_blocks=128))
     drive.add(make_request("stream", 3, max_tokens=90, ignore_eos=True))
@@ -107,7 +107,7 @@ def test_who_waits_for_more_room_is_not_overtaken_by_those_who_would_take_it() -
     drive.add(make_request("first", 60, cache_salt="first", max_tokens=1))
     drive.add(make_request("picture", 3, "cat", 5, max_tokens=1))
     for number in range(8):
-        # Each would leave the next step four tokens short of a whole one.
+        # Each would leave the next step four tokens short of its full size.
         drive.add(make_request(f"later{number}", 64, cache_salt=f"{number}", max_tokens=1))
         drive.step()
     assert ("picture", 0) in drive.finished
@@ -120,7 +120,7 @@ def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> No
     drive.expect_right_answers()
 
 
-# A book and a question ----------------------------------------------------------------------------------------
+# A long prompt and a short one --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("lane", ["now", "beside"])
@@ -136,7 +136,7 @@ def test_a_question_does_not_wait_for_a_prompt_of_many_steps(lane: str) -> None:
         ("book", 32),
         ("question", 5),
     ]
-    # Nobody waits any more.
+    # Nothing else waits now.
     assert [piece.length for piece in drive.step().beside] == [64]
     drive.expect_all_answered()
 

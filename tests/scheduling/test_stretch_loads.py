@@ -1,4 +1,4 @@
-"""Keys and values that outlive the device's memory are found again, as they were computed; nobody else waits."""
+"""Stored keys and values are found again as they were computed, and no other request waits for the loads."""
 
 from dataclasses import replace
 from typing import Any
@@ -13,7 +13,7 @@ TOKENS = 8
 
 
 def drive_over(before: Drive | None = None, **config: Any) -> Drive:
-    """An engine of its own, which finds what the one before kept."""
+    """Return another engine that finds what `before` kept."""
     drive = Drive(make_config(blocks_per_stretch=2, **config))
     drive.stretches = {} if before is None else before.stretches
     return drive
@@ -102,7 +102,7 @@ def test_nobody_waits_for_another_s_load_and_who_waits_may_leave() -> None:
     for _ in range(9):
         drive.step()
     assert drive.finished == {("text", 0): drive.finished["text", 0]}
-    # The two wait for the same.
+    # Both wait for the same load.
     assert len(drive.stretch_loads) == 1
     drive.abort("left")
     drive.loads = True

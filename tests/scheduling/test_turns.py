@@ -1,4 +1,4 @@
-"""Where nobody reads along: encodings and steps take turns, and none waits for ever."""
+"""In throughput mode encodings and steps take turns, and neither waits forever."""
 
 from random import Random
 
@@ -89,12 +89,12 @@ def test_nobody_who_waits_is_overlooked_where_streams_pause_for_encodings(seed: 
     drive.add(make_request("text", 1, max_tokens=3))
     drive.add(make_request("dog", "dog", cache_salt="x", max_tokens=1))
     drive.add(make_request("both", 1, 1, "dog", "cat", cache_salt="x", max_tokens=1, n=2, priority=-1))
-    drive.run(max_steps=5000)  # sees whether the loop would sleep though there is something to ask for
+    drive.run(max_steps=5000)  # fails if the loop would sleep while there is something to ask for
     drive.expect_right_answers()
 
 
 def test_the_encoders_turn_is_the_prompts_if_what_it_was_for_is_given_up_as_it_begins() -> None:
-    """Who waited for the second picture finds that another has computed it meanwhile."""
+    """The request that waited for the second picture finds that another one computed it meanwhile."""
     config = make_config(
         block_size=1,
         max_num_batched_tokens=8,
@@ -107,4 +107,4 @@ def test_the_encoders_turn_is_the_prompts_if_what_it_was_for_is_given_up_as_it_b
     drive = Drive(config)
     for name in ("first", "same"):
         drive.add(make_request(name, "cat", "owl", max_tokens=2, n=2))
-    drive.expect_all_answered()  # sees whether the loop would sleep though there is something to compute
+    drive.expect_all_answered()  # fails if the loop would sleep while there is something to compute

@@ -1,4 +1,4 @@
-"""A model's answers as a step computes them: over pages, in parts, several prompts at once."""
+"""A model's answers computed as in a step: over pages, in parts, several prompts at once."""
 
 import itertools
 from collections.abc import Sequence
@@ -18,18 +18,18 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 64
 
 class Pages:
     def __init__(self, model: Model, media: Sequence[MediaItem] = ()) -> None:
-        """`media`: of the first prompt, where a picture's tokens turn by its rows and columns."""
+        """`media`: items of the first prompt, where a picture's tokens have positions by rows and columns."""
         self.model, shape = model, model.shape
         self._places = MRopePositions(media) if media else None
         size = (2, NUM_BLOCKS * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
         self.caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
         self.attention: Attention = PagedAttention()
         self._free = list(range(NUM_BLOCKS))
-        # One prompt's pages lie among another's.
+        # The prompts' pages are interleaved.
         self.tables = [BlockTable(BLOCK_SIZE, self._free[first::3]) for first in range(3)]
 
     def compute(self, *parts: tuple[int, int, Tensor]) -> list[Tensor]:
-        """Of each a prompt's number, where in it the part begins, and its embeddings -> [tokens, vocabulary]"""
+        """Compute parts, each given by its prompt's number, first position and embeddings -> [tokens, vocabulary]"""
         with torch.inference_mode():
             pieces = [self._slice(index, start, len(part)) for index, start, part in parts]
             embeddings = torch.cat([part for _, _, part in parts])
@@ -52,7 +52,7 @@ def at_once(model: Model, embeddings: Tensor, media: Sequence[MediaItem] = ()) -
 def in_parts(
     model: Model, embeddings: Tensor, cuts: Sequence[int], others: Tensor, media: Sequence[MediaItem] = ()
 ) -> Tensor:
-    """With as much of another prompt in front of each part."""
+    """Compute in parts, each after as much of another prompt."""
     pages, bounds, logits = Pages(model, media), [0, *cuts, len(embeddings)], []
     for start, end in itertools.pairwise(bounds):
         logits.append(pages.compute((1, start, others[start:end]), (0, start, embeddings[start:end]))[1])

@@ -1,4 +1,4 @@
-"""Random small models of pictures and text, and what their processors make of a picture: arrays, and tokens."""
+"""Random small models of pictures and text, and the arrays and tokens that their processors make of a picture."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +25,7 @@ LLAMA, QWEN2, COHERE2 = ({"model_type": name} for name in ("llama", "qwen2", "co
 MISTRAL = {"model_type": "mistral", "sliding_window": ref.WINDOW}
 
 
-# A head's frequencies, by the axes that they turn by; and tokens around a picture that such models know.
+# A head's frequencies by the axes that rotate it; and the tokens around a picture that such models know.
 TURNING = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 3, 3]}}
 MARKERS = {"video_token_id": 296, "vision_start_token_id": BREAK, "vision_end_token_id": END}
 
@@ -35,14 +35,14 @@ class Family(NamedTuple):
     text: Mapping[str, Any]
     vision: Mapping[str, Any]
     others: Mapping[str, Any]
-    # Of what the processor makes of one picture.
+    # Shape of one picture's processor output.
     pixels_shape: tuple[int, ...]
     arrays: Mapping[str, Tensor]
-    # Which stand for it.
+    # The tokens that stand for it.
     token_ids: list[int]
-    # Along which one picture's arrays are before the next one's.
+    # The axis along which the arrays of several pictures are concatenated.
     axis: int = 0
-    # Of its tokens, where they turn by rows and columns.
+    # Columns of its tokens, where positions have rows and columns.
     columns: int = 0
 
     def make_checkpoint(self, directory: Path) -> Any:
@@ -55,16 +55,16 @@ class Family(NamedTuple):
         return ref.make_checkpoint(directory, self.architecture, arguments)
 
     def draw(self, seed: int) -> dict[str, Tensor]:
-        """The arrays of one picture."""
+        """Return the arrays of one picture."""
         values = torch.randn(self.pixels_shape, generator=torch.Generator().manual_seed(seed))
         return {"pixel_values": values, **self.arrays}
 
     def tell(self, token_ids: Tensor) -> dict[str, Tensor]:
-        """What transformers' model wants to know of a prompt besides."""
+        """Return what else transformers' model needs to know of a prompt."""
         return {"mm_token_type_ids": (token_ids == IMAGE)[None].int()} if self.columns else {}
 
     def place(self, position: int) -> list[MediaItem]:
-        """A picture that begins there."""
+        """Return a picture that begins there."""
         span = TokenSpan(position, len(self.token_ids))
         return [MediaItem("a picture", span, Geometry(), columns=self.columns)]
 
@@ -73,7 +73,7 @@ class Family(NamedTuple):
         return carry_arrays({name: each.numpy() for name, each in {**self.draw(seed), "token_ids": told}.items()})
 
     def join(self, seeds: Sequence[int]) -> dict[str, Tensor]:
-        """Those of several pictures of one prompt."""
+        """Return the arrays of several pictures of one prompt."""
         drawn = [self.draw(seed) for seed in seeds]
         return {name: torch.cat([each[name] for each in drawn], dim=self.axis) for name in (drawn[0] if drawn else ())}
 
@@ -81,7 +81,7 @@ class Family(NamedTuple):
 LLAVA = Family(
     "LlavaForConditionalGeneration", LLAMA, {"model_type": "clip_vision_model"}, {}, (1, 3, 32, 32), {}, [IMAGE] * 16
 )
-# As Kimi-VL's decoder has them.
+# Like Kimi-VL's decoder.
 NARROW = {"model_type": "deepseek_v3", **ref.LATENT, "qk_nope_head_dim": 24, **ref.SPARSE_BEHIND_ONE}
 LLAVA_OF_NARROW_VALUES = LLAVA._replace(text=NARROW)
 IDEFICS3 = Family(
@@ -106,7 +106,7 @@ AYA = Family(
     "AyaVisionForConditionalGeneration", COHERE2, {"model_type": "siglip_vision_model"}, {}, (2, 3, 32, 32), {},
     [BREAK, *[IMAGE] * 4, END, *[IMAGE] * 4],
 )  # fmt: skip
-# Of 4 x 6 patches, whose squares of four are a token.
+# 4 x 6 patches; each square of four is one token.
 GRID = {"image_grid_thw": torch.tensor([[1, 4, 6]])}
 QWEN2_VL = Family(
     "Qwen2VLForConditionalGeneration", TURNING,

@@ -1,4 +1,4 @@
-"""Random small checkpoints of architectures that are none of ours, and transformers' own answers about them."""
+"""Random small checkpoints of architectures that are not ours, and what transformers computes with them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +24,9 @@ SMALL: Mapping[str, Any] = {
 WINDOW = 16
 SPARSE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
-# Keys and values that are made of fewer numbers: there are as many of them as queries, and values are narrower.
+# Latent attention: as many keys and values as queries, and values are narrower than keys.
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 16}
-# So many experts that torch's sigmoid of a row of them has no rest, whose last bits it computes otherwise.
+# Enough experts that torch's sigmoid of a row has no remainder, whose last bits it computes differently.
 SPARSE_BEHIND_ONE = {
     **SPARSE,
     "num_local_experts": 32,
@@ -36,7 +36,7 @@ SPARSE_BEHIND_ONE = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
-# What makes each of them what it is, beside its size.
+# Fields that make each model what it is, besides its size.
 TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": WINDOW},
@@ -53,22 +53,22 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "CohereForCausalLM": {"logit_scale": 0.25},
     "Olmo2ForCausalLM": {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
     "SmolLM3ForCausalLM": {},
-    # Which does not say that it attends by what it is given.
+    # Does not declare that it uses the attention it is given.
     "StableLmForCausalLM": {"use_qkv_bias": True},
-    # Whose modules are told of no window, which is as wide as its context.
+    # Its modules are told of no window, which is as wide as its context.
     "PhimoeForCausalLM": {"sliding_window": 256, **SPARSE},
-    # Which fit the kernels' tiles, and which do not.
+    # One that fits the kernels' tiles, and one that does not.
     "DeepseekV3ForCausalLM": {**LATENT, "qk_nope_head_dim": 24, **SPARSE_BEHIND_ONE},
     "MiniCPM3ForCausalLM": {**LATENT, "qk_nope_head_dim": 12},
-    # Whose head calls a product of its own its decoder.
+    # Its head names a product of its own `decoder`.
     "ModernBertDecoderForCausalLM": {"local_attention": 2 * WINDOW},
 }
 
 
 def make_checkpoint(directory: Path, architecture: str, arguments: Mapping[str, Any]) -> Any:
-    """Writes it to `directory`, and returns transformers' model of it, which attends by its own formula.
+    """Write a checkpoint to `directory`. Return transformers' model of it, with eager attention.
 
-    `arguments`: of its configuration.
+    `arguments`: fields of its configuration.
     """
     import transformers
 
@@ -86,7 +86,7 @@ def make_text_checkpoint(directory: Path, architecture: str) -> Any:
 
 
 def randomize(model: Any) -> None:
-    """Larger than as it is made, so that logits differ and softcaps cap; norms stay near 1."""
+    """Make weights larger than initialized, so that logits differ and softcaps cap; norms stay near 1."""
     for name, parameter in model.named_parameters():
         parameter.data = torch.randn_like(parameter) * (0.2 if parameter.dim() > 1 else 0.1)
         if "norm" in name and parameter.dim() == 1:
@@ -94,13 +94,13 @@ def randomize(model: Any) -> None:
 
 
 def plain_logits(reference: Any, token_ids: Tensor) -> Tensor:
-    """Of a prompt alone and at once: [tokens] -> [tokens, vocabulary]"""
+    """Logits of a prompt alone and in one step: [tokens] -> [tokens, vocabulary]"""
     with torch.inference_mode():
         return reference(input_ids=token_ids[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
 
 
 def greedy(reference: Any, token_ids: Tensor, num_new: int, arrays: Mapping[str, Tensor] | None = None) -> list[int]:
-    """`arrays`: of the pictures that the tokens show."""
+    """`arrays`: processor output for the pictures in the prompt."""
     with torch.inference_mode():
         made = reference.generate(
             token_ids[None],

@@ -1,4 +1,4 @@
-"""What transformers' modules give to their attention reaches the pages, or is refused."""
+"""What transformers' modules pass to their attention reaches the pages, or is refused."""
 
 import threading
 from typing import Any
@@ -31,7 +31,7 @@ class Layer(nn.Module):
 
 
 def call(module: nn.Module | None = None, mask: Tensor | None = None, **options: Any) -> Tensor:
-    """As modules do; of one token."""
+    """Call attention as modules do, with one token."""
     heads = torch.ones(1, 1, 1, SIZE)
     with attending(attend_at_once):
         return attention._attend_for_module(module or Layer(), heads, heads, heads, mask, **options)[0]

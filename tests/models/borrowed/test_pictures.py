@@ -1,4 +1,4 @@
-"""Pictures of models that are none of ours: seen and answered as transformers does, by the arrays of its processors."""
+"""Pictures for models that are not ours: with the arrays of their processors, answers equal transformers'."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -93,7 +93,7 @@ def test_pictures_that_are_more_to_the_modules_than_their_embeddings_are_found_b
 def test_pictures_that_the_modules_make_no_embeddings_of_fail_with_the_reason(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As Granite Vision 4's, which adds them to the states of several layers."""
+    """As in Granite Vision 4, which adds them to the states of several layers."""
     from transformers.modeling_outputs import BaseModelOutputWithPooling
     from transformers.models.llava.modeling_llava import LlavaModel
 

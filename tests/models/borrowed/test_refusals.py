@@ -1,4 +1,4 @@
-"""What cannot be served by transformers' modules is refused when it is loaded, by a message that says what it is."""
+"""What transformers' modules cannot serve is refused at load time by a message that says what it is."""
 
 import json
 import re
@@ -134,7 +134,7 @@ def test_a_vision_config_of_a_class_that_sees_no_pictures_by_themselves_is_refus
 def test_no_attention_that_a_configuration_names_is_asked_for(
     within: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It may be code of a hub, which transformers would fetch and run."""
+    """It may be code from a hub, which transformers would download and run."""
     import transformers
 
     LLAVA.make_checkpoint(tmp_path)

@@ -1,4 +1,4 @@
-"""Models of none of our architectures: logits and tokens are transformers', whatever is computed beside them."""
+"""Models of architectures that are not ours: logits and tokens equal transformers', in any batch."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""What the published Gemma 3 checkpoints say in their config.json, as they say it: most values left to defaults."""
+"""config.json of the published Gemma 3 checkpoints, in their own form: most values are left to defaults."""
 
 from typing import Any
 

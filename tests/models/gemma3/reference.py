@@ -1,4 +1,4 @@
-"""Random small Gemma 3 checkpoints, and transformers' own answers about them: the outside judge."""
+"""Random small Gemma 3 checkpoints, and what transformers computes with them: the reference."""
 
 import random
 from collections.abc import Sequence
@@ -20,7 +20,7 @@ BLOCK_SIZE = 16
 
 
 def draw_config(seed: int) -> dict[str, Any]:
-    """The keyword arguments of one random configuration; together the seeds vary everything that can vary."""
+    """Return the keyword arguments of one random configuration; together the seeds vary everything that can vary."""
     rng = random.Random(seed)
     layers = rng.choice([2, 3, 5, 7])
     kv_heads = rng.choice([1, 2, 3])
@@ -76,7 +76,7 @@ def draw_config(seed: int) -> dict[str, Any]:
 def make_reference(arguments: dict[str, Any], seed: int, *, text_only: bool = False) -> Any:
     from transformers import Gemma3Config, Gemma3ForCausalLM, Gemma3ForConditionalGeneration, Gemma3TextConfig
 
-    # Else a GPU's convolution of float32 would round to ten bits: no judge of ours, which is exact.
+    # Otherwise a GPU's float32 convolution would round to ten bits, while ours is exact.
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(seed)
     model: Any
@@ -97,7 +97,7 @@ def make_reference(arguments: dict[str, Any], seed: int, *, text_only: bool = Fa
 
 
 def randomize(model: Any, seed: int) -> None:
-    """Every weight matters and activations stay of order one: transformers' own zeros would hide mistakes."""
+    """Make every weight matter while activations stay of order one: transformers' initial zeros would hide mistakes."""
     generator = torch.Generator(model.device).manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
@@ -109,7 +109,7 @@ def randomize(model: Any, seed: int) -> None:
             elif weight.ndim == 1:
                 weight.copy_(0.1 * noise)
             elif "embed_tokens" in name:
-                # Small beside what the layers add, or every token would be followed by itself.
+                # Small beside what the layers add; otherwise every token would predict itself.
                 weight.copy_(0.3 * noise / weight.shape[1] ** 0.5)
             elif "embedding" in name:
                 weight.copy_(0.3 * noise)
@@ -122,7 +122,7 @@ def randomize(model: Any, seed: int) -> None:
 class Prompt:
     token_ids: list[int]
     spans: list[TokenSpan]
-    pixels: Tensor  # normalised, [pictures, 3, height, width] as transformers wants it
+    pixels: Tensor  # normalized, [pictures, 3, height, width] as transformers wants it
 
     @property
     def token_types(self) -> Tensor:
@@ -166,7 +166,7 @@ def make_caches(model: Gemma3, num_blocks: int) -> list[LayerCache]:
     shape = (num_blocks * BLOCK_SIZE, text.num_kv_heads, text.head_dim)
 
     def empty() -> Tensor:
-        # Whatever is never written must never be read: a NaN would be seen in every result.
+        # Unwritten slots must never be read: a NaN would show in every result.
         return torch.full(shape, float("nan"), dtype=place.dtype, device=place.device)
 
     return [LayerCache(empty(), empty()) for _ in text.layers]
@@ -193,14 +193,14 @@ def merged_embeddings(model: Gemma3, prompt: Prompt) -> Tensor:
 
 
 def run_model(model: Gemma3, prompt: Prompt, attention: Attention) -> tuple[list[Tensor], Tensor]:
-    """Every decoder layer's output, and the logits of all positions."""
+    """Return every decoder layer's output, and the logits of all positions."""
     return run_together(model, [prompt], attention)
 
 
 def run_together(
     model: Gemma3, prompts: Sequence[Prompt], attention: Attention, read: Sequence[int] | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """The same of several prompts in one batch, or the logits of the last position of those that are to be read."""
+    """The same for several prompts in one batch, or the logits of the last position of those that are to be read."""
     layers: list[Tensor] = []
     device = model.place.device
     pieces = whole_prompts(prompts, device)

@@ -46,7 +46,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def reference_stages(pair: Pair, prompt: ref.Prompt) -> tuple[list[Tensor], Tensor]:
-    """Hidden states (merged embeddings, then each layer; the last one normalised) and logits of all positions."""
+    """Return hidden states (merged embeddings, then each layer, the last normalized) and logits of all positions."""
     inputs = ref.reference_inputs(prompt, device=pair.device)
     output = pair.reference.model(**inputs, output_hidden_states=True)
     logits = pair.reference.lm_head(output.last_hidden_state)[0]
@@ -89,7 +89,7 @@ def test_every_decoder_layer_and_the_logits_equal(pair: Pair, num_pictures: int,
     prompt = pair.prompt(num_pictures)
     states, their_logits = reference_stages(pair, prompt)
     layers, logits = ref.run_model(pair.model, prompt, attention)
-    # The reference's last hidden state is already normalised, so the last layer is judged through the logits.
+    # The reference's last hidden state is already normalized, so the last layer is judged by its logits.
     for ours, theirs in zip(layers[:-1], states[1:], strict=False):
         assert_close(ours, theirs)
     assert_close(pair.model.decoder.norm(layers[-1]), states[-1])
@@ -121,7 +121,7 @@ def test_text_only_checkpoints_equal_too(seed: int, tmp_path: Path) -> None:
 
 
 def test_attention_soft_capping_is_the_reference_s_formula(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """transformers reads attn_logit_softcapping and then forgets to hand it to its own attention: hand it over."""
+    """transformers reads attn_logit_softcapping but does not pass it to its own attention, so the test does."""
     from transformers.models.gemma3 import modeling_gemma3
 
     eager = modeling_gemma3.eager_attention_forward
@@ -144,7 +144,7 @@ def test_attention_soft_capping_is_the_reference_s_formula(tmp_path: Path, monke
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("seed", [1, 4, 7, 10])
 def test_in_bfloat16_we_are_as_close_to_the_truth_as_transformers_is(seed: int, device: str, tmp_path: Path) -> None:
-    """Its two attention implementations differ from each other; we may be as far off as the worse of them."""
+    """Its two attention implementations differ from each other; our error may be as large as the worse of them."""
     from transformers import Gemma3ForConditionalGeneration
 
     arguments = ref.draw_config(seed)

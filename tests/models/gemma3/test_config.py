@@ -1,4 +1,4 @@
-"""What a configuration says of rotary positions and of its layers is read as transformers reads it."""
+"""Rotary positions and layer types are read from a configuration as transformers reads them."""
 
 import copy
 import json

@@ -1,4 +1,4 @@
-"""The published sizes build without memory and want exactly the tensors that transformers' classes have."""
+"""The published sizes build without memory and need exactly the tensors that transformers' classes have."""
 
 import json
 from collections.abc import Callable

@@ -1,10 +1,10 @@
-"""The published configurations of Qwen2.5-VL, without what says nothing of its shapes: flat, as they were published."""
+"""The published configurations of Qwen2.5-VL, flat as published, reduced to the fields that determine shapes."""
 
 from typing import Any
 
 
 def _publish(text: dict[str, Any], *, wide: int = 3420, ties: bool = False) -> dict[str, Any]:
-    """`wide`: of the tower's feed-forward."""
+    """`wide`: the width of the tower's feed-forward."""
     return {
         "architectures": ["Qwen2_5_VLForConditionalGeneration"],
         "model_type": "qwen2_5_vl",

@@ -1,4 +1,4 @@
-"""Random small Qwen2.5-VL checkpoints, as transformers makes them; prompts and what is asked are Qwen3-VL's."""
+"""Random small Qwen2.5-VL checkpoints made by transformers; prompts and tests are Qwen3-VL's."""
 
 import random
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from tests.models.qwen3_vl.reference import MERGE_SIZE, TOKENS, VOCAB_SIZE, sett
 
 
 def draw_config(seed: int) -> dict[str, Any]:
-    """The keyword arguments of one random configuration; together the seeds vary everything that can vary."""
+    """Return the keyword arguments of one random configuration; together the seeds vary everything that can vary."""
     rng = random.Random(seed)
     kv_heads = rng.choice([1, 2, 3])
     heads = kv_heads * rng.choice([1, 2, 4])
@@ -46,7 +46,7 @@ def draw_config(seed: int) -> dict[str, Any]:
             "num_heads": vision_heads,
             "patch_size": patch_size,
             "spatial_merge_size": MERGE_SIZE,
-            # More than a whole number of tokens is no more tokens.
+            # A remainder that is less than a token adds no token.
             "window_size": token_side * rng.choice([1, 2, 2, 3, 8]) + rng.choice([0, token_side - 1]),
             "tokens_per_second": 1 + seed % 4,
             "fullatt_block_indexes": sorted(rng.sample(range(depth), rng.randrange(min(3, depth)))),
@@ -79,8 +79,8 @@ def rope_index(
     attention_mask: Tensor | None = None,
     **_others: Any,
 ) -> tuple[Tensor, Tensor]:
-    """By transformers' Qwen2.5-Omni, which has this rotation, too.  Qwen2.5-VL's own was so, before version 5.3: since
-    then it puts the text behind a film that is long amid the film's times, and the answer behind all of them.
+    """Call transformers' Qwen2.5-Omni, which has the same rotation.  Qwen2.5-VL's own was correct before version 5.3;
+    since then it places the text after a long film amid the film's times, and the answer after all of them.
     """
     from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
         Qwen2_5OmniPreTrainedModelForConditionalGeneration as Omni,

@@ -1,6 +1,6 @@
 """Every stage of Qwen2.5-VL equals transformers' on random small configurations that vary everything.
 
-What is asked is what is asked of Qwen3-VL.
+The tests are those of Qwen3-VL.
 """
 
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What is read of Qwen2.5-VL's config.json, in all of its layouts, and what is refused."""
+"""How Qwen2.5-VL's config.json is read, in all of its layouts, and what is refused."""
 
 import json
 from pathlib import Path
@@ -28,7 +28,7 @@ def changed_tower(**fields: Any) -> dict[str, Any]:
 
 
 def save_anew(directory: Path, fields: dict[str, Any]) -> Qwen25VLConfig:
-    """By transformers, and read again."""
+    """Save the configuration with transformers and read it again."""
     from transformers import Qwen2_5_VLConfig
 
     Qwen2_5_VLConfig(**fields).save_pretrained(directory)
@@ -50,7 +50,7 @@ def test_transformers_own_layout_is_read_likewise(size: str, tmp_path: Path) -> 
 
 
 def test_so_is_what_says_the_same_of_the_decoder_twice(tmp_path: Path) -> None:
-    """As versions between did, where the section decides."""
+    """As versions in between wrote it; the section takes precedence."""
     section = {name: value for name, value in PUBLISHED.items() if name != "vision_config"}
     fields = changed(text_config=section, hidden_size=64, tie_word_embeddings=False)
     assert read(tmp_path, fields) == read(tmp_path, PUBLISHED) == save_anew(tmp_path, fields)

@@ -1,4 +1,4 @@
-"""The published sizes want exactly the tensors that transformers' class has, by either of their names."""
+"""The published sizes need exactly the tensors that transformers' class has, under either of their names."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The published configuration of Qwen2-Audio, 7B and 7B-Instruct, without what says nothing of its shapes."""
+"""The published configuration of Qwen2-Audio, 7B and 7B-Instruct, reduced to the fields that determine shapes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Random small Qwen2-Audio checkpoints, and transformers' own answers about them: the outside judge."""
+"""Random small Qwen2-Audio checkpoints, and what transformers computes with them: the reference."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -17,12 +17,12 @@ from tests.models.qwen3_vl.reference import VOCAB_SIZE, Prompt, settle
 
 Samples = npt.NDArray[np.float32]
 AUDIO_TOKEN, BEGIN_TOKEN, END_TOKEN = 299, 298, 297
-# Of a second, which no sound is longer than.
+# Of one second, the longest sound.
 NUM_PLACES = 50
 
 
 def draw_config(seed: int) -> dict[str, Any]:
-    """The keyword arguments of one random configuration; together the seeds vary everything that can vary."""
+    """Return the keyword arguments of one random configuration; together the seeds vary everything that can vary."""
     rng = random.Random(seed)
     kv_heads = rng.choice([1, 2, 3])
     heads = kv_heads * rng.choice([1, 2, 4])
@@ -40,7 +40,7 @@ def draw_config(seed: int) -> dict[str, Any]:
             "hidden_act": rng.choice(["silu", "silu", "silu", "gelu_pytorch_tanh"]),
             "max_position_embeddings": 4096,
             "rope_parameters": {"rope_type": "default", "rope_theta": rng.choice([1e6, 1e4])},
-            # Of no consequence: transformers ties no head of this model.
+            # Irrelevant: transformers ties no head of this model.
             "tie_word_embeddings": rng.random() < 0.5,
             "eos_token_id": 1,
         },
@@ -69,7 +69,7 @@ def sound_config(arguments: Mapping[str, Any]) -> SoundConfig:
 
 
 def draw_sound(num_samples: int, seed: int) -> Samples:
-    """Loud and faint, with silence in it."""
+    """Draw a sound with loud and faint parts, and silence."""
     rng = np.random.default_rng(seed)
     loudness = np.repeat(rng.choice([0.0, 1e-5, 0.1, 1.0], -(-num_samples // 400)), 400)[:num_samples]
     sound: Samples = (rng.standard_normal(num_samples) * loudness).astype(np.float32)
@@ -77,7 +77,7 @@ def draw_sound(num_samples: int, seed: int) -> Samples:
 
 
 def show_sound(config: SoundConfig, name: str, num_samples: int, start: int) -> tuple[list[int], MediaItem]:
-    """The tokens that stand for it in a prompt from position `start` on."""
+    """Return the tokens that stand for the sound in a prompt from position `start` on, and its media item."""
     span = TokenSpan(start + 1, config.num_tokens(num_samples))
     token_ids = [BEGIN_TOKEN, *[AUDIO_TOKEN] * span.length, END_TOKEN]
     return token_ids, MediaItem(name, span, Geometry(num_samples=num_samples), "audio")
@@ -85,7 +85,7 @@ def show_sound(config: SoundConfig, name: str, num_samples: int, start: int) -> 
 
 @dataclass(frozen=True)
 class SoundPrompt(Prompt):
-    """Whose pixels are spectrograms."""
+    """A prompt whose pixels are spectrograms."""
 
     sounds: list[Samples]
 
@@ -95,7 +95,7 @@ def draw_prompt(arguments: Mapping[str, Any], num_sounds: int, seed: int, num_wo
     make_spectrogram = MelSpectrogram(config, "cpu", torch.float32)
     prompt = SoundPrompt([2], [], [], [])
     for index in range(num_sounds):
-        # The longest, or any; of these also such as end where a place does, or one before or behind.
+        # The longest, or any; some of these end where a place does, or one sample before or after.
         length = rng.randrange(2, NUM_PLACES) * SAMPLES_PER_PLACE + rng.choice([0, 1, 160, 161, rng.randrange(320)])
         sound = draw_sound(rng.choice([config.max_samples, length, length, length]), seed + index)
         shown, item = show_sound(config, str(index), len(sound), len(prompt.token_ids))
@@ -108,7 +108,7 @@ def draw_prompt(arguments: Mapping[str, Any], num_sounds: int, seed: int, num_wo
 
 
 def reference_inputs(token_ids: Sequence[int], sounds: Sequence[Samples], config: SoundConfig) -> dict[str, Any]:
-    """As transformers' processor gives them."""
+    """Return inputs like those of transformers' processor."""
     from transformers import WhisperFeatureExtractor
 
     ids = torch.tensor([list(token_ids)])

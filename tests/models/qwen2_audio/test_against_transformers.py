@@ -1,6 +1,6 @@
 """Every stage of Qwen2-Audio equals transformers' on random small configurations that vary everything.
 
-What is asked is what is asked of Qwen3-VL, of sounds; their embeddings are the first layer's input.
+The tests are those of Qwen3-VL, with sounds; their embeddings are the first layer's input.
 """
 
 from collections.abc import Iterator

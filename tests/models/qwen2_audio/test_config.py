@@ -1,4 +1,4 @@
-"""What is read of Qwen2-Audio's config.json, in both of its layouts, and what is refused."""
+"""How Qwen2-Audio's config.json is read, in both of its layouts, and what is refused."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ def changed(section: str, **fields: Any) -> dict[str, Any]:
 
 
 def save_anew(directory: Path, fields: dict[str, Any]) -> Qwen2AudioConfig:
-    """By transformers, and read again."""
+    """Save the configuration with transformers and read it again."""
     from transformers import Qwen2AudioConfig as ReferenceConfig
 
     config: Any = ReferenceConfig

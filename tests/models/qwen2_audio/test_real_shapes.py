@@ -1,4 +1,4 @@
-"""The published size wants exactly the tensors that transformers' class has, by either of their names."""
+"""The published size needs exactly the tensors that transformers' class has, under either of their names."""
 
 import json
 from pathlib import Path
@@ -35,11 +35,11 @@ def test_every_tensor_of_the_published_size_has_its_place(tmp_path: Path) -> Non
     (tmp_path / "config.json").write_text(json.dumps(PUBLISHED))
     config = Qwen2AudioConfig.from_checkpoint(tmp_path)
     model, theirs = Qwen2Audio(config, Placement(torch.device("meta"), torch.bfloat16)), reference_shapes()
-    # Of keys, which have no bias, so that one product makes them with queries and values.
+    # Zeros stand for the keys' missing bias, so that one product makes them with queries and values.
     ours = wanted_shapes(model, num_zeros=config.audio.num_layers * config.audio.layer.hidden_size)
     assert ours == {canonical_name(name): shape for name, shape in theirs.items()}
     assert ours == {canonical_name(name_as_published(name)): shape for name, shape in theirs.items()}
     assert "language_model.model.embed_tokens.weight" in map(name_as_published, theirs)
-    # As transformers 5.17 saves it.
+    # The name with which transformers 5.17 saves it.
     assert canonical_name("language_model.model.model.norm.weight") == "decoder.norm.weight"
     assert model.shape.media_width == model.config.text.hidden_size

@@ -1,4 +1,4 @@
-"""Random small mixtures of experts, as transformers makes them; all but feed-forwards is drawn as of dense ones."""
+"""Random small mixtures of experts made by transformers; everything but feed-forwards is drawn as for dense ones."""
 
 import random
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""The published configurations of Qwen3-VL, without what says nothing of its shapes."""
+"""The published configurations of Qwen3-VL, reduced to the fields that determine shapes."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Random small Qwen3-VL checkpoints, and transformers' own answers about them: the outside judge."""
+"""Random small Qwen3-VL checkpoints, and what transformers computes with them: the reference."""
 
 import itertools
 import random
@@ -26,7 +26,7 @@ BLOCK_SIZE = 16
 
 
 def draw_config(seed: int) -> dict[str, Any]:
-    """The keyword arguments of one random configuration; together the seeds vary everything that can vary."""
+    """Return the keyword arguments of one random configuration; together the seeds vary everything that can vary."""
     rng = random.Random(seed)
     kv_heads = rng.choice([1, 2, 3])
     heads = kv_heads * rng.choice([1, 2, 4])
@@ -89,7 +89,7 @@ def make_reference(arguments: dict[str, Any], seed: int, tokens: Mapping[str, An
 
 
 def settle(make: Callable[[Any], Any], config: Any, seed: int) -> Any:
-    # Else a GPU's convolution of float32 would round to ten bits: no judge of ours, which is exact.
+    # Otherwise a GPU's float32 convolution would round to ten bits, while ours is exact.
     torch.backends.cudnn.allow_tf32 = False
     torch.manual_seed(seed)
     model = make(config)
@@ -99,7 +99,7 @@ def settle(make: Callable[[Any], Any], config: Any, seed: int) -> Any:
 
 
 def randomize(model: Any, seed: int) -> None:
-    """Every weight matters and activations stay of order one: transformers' own zeros would hide mistakes."""
+    """Make every weight matter while activations stay of order one: transformers' initial zeros would hide mistakes."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, weight in sorted(model.named_parameters()):
@@ -109,7 +109,7 @@ def randomize(model: Any, seed: int) -> None:
             elif weight.ndim == 1:
                 weight.copy_(0.1 * noise)
             elif "embed_tokens" in name:
-                # Small beside what the layers add, or every token would be followed by itself.
+                # Small beside what the layers add; otherwise every token would predict itself.
                 weight.copy_(0.1 * noise)
             elif "pos_embed" in name or "embed_positions" in name:
                 weight.copy_(0.5 * noise)
@@ -124,8 +124,8 @@ def randomize(model: Any, seed: int) -> None:
 class Prompt:
     token_ids: list[int]
     media: list[MediaItem]
-    pixels: list[Tensor]  # normalised, each [height, width, 3], of a moment [2, height, width, 3]
-    # How long a moment of each film lasts, where no text tells it.
+    pixels: list[Tensor]  # normalized, each [height, width, 3], or [2, height, width, 3] for a moment
+    # How long a moment of each film lasts, where no text gives its time.
     seconds: Sequence[float] = field(default=(), kw_only=True)
 
     def span_of(self, index: int) -> TokenSpan:
@@ -135,7 +135,7 @@ class Prompt:
 def draw_prompt(
     arguments: dict[str, Any], num_pictures: int, seed: int, num_words: int = 11, most_moments: int = 1
 ) -> Prompt:
-    """`most_moments`: of a film, one behind the other."""
+    """`most_moments`: the largest number of consecutive moments of a film."""
     rng = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
     side = arguments["vision_config"]["patch_size"] * MERGE_SIZE
@@ -167,7 +167,7 @@ def _places_of_moments(arguments: dict[str, Any], seconds: Sequence[float], num_
 
 
 def reference_inputs(prompt: Prompt, arguments: dict[str, Any], device: str = "cpu") -> dict[str, Any]:
-    """As transformers' processor would give them, of pictures that are resized and normalised already."""
+    """Return inputs like those of transformers' processor, for pictures that are already resized and normalized."""
     ids, size = torch.tensor([prompt.token_ids]), arguments["vision_config"]["patch_size"]
     inputs = {"input_ids": ids}
     if prompt.pixels:
@@ -186,7 +186,7 @@ def reference_inputs(prompt: Prompt, arguments: dict[str, Any], device: str = "c
 
 
 def _grids(prompt: Prompt, modality: str, size: int) -> list[list[int]]:
-    """Of a film without text between its moments, one; otherwise of each moment."""
+    """Return one grid for a film without text between its moments, otherwise one for each moment."""
     grids = list[list[int]]()
     for item, pixels in zip(prompt.media, prompt.pixels, strict=True):
         if item.modality == modality and item.rotary_offset is None:
@@ -197,7 +197,7 @@ def _grids(prompt: Prompt, modality: str, size: int) -> list[list[int]]:
 
 
 def as_patches(pixels: Tensor, size: int) -> Tensor:
-    """[patches, 3 * 2 * size * size], by transformers' own processors."""
+    """Return [patches, 3 * 2 * size * size], made by transformers' processors."""
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 
@@ -217,7 +217,7 @@ def save_checkpoint(reference: Any, directory: Path) -> Path:
 def run_together(
     model: QwenModel, prompts: Sequence[Prompt], attention: Attention, read: Sequence[int] | None = None
 ) -> tuple[list[Tensor], Tensor]:
-    """Every decoder layer's output, and the logits of all positions, or of the last ones of those that are read."""
+    """Return every decoder layer's output, and the logits of all positions, or of each last position to be read."""
     device, place, shape = model.place.device, model.place, model.shape
     pieces, embeddings, deep, row, first = [], [], list[DeepRows](), 0, 0
     for prompt in prompts:
@@ -232,7 +232,7 @@ def run_together(
         deep += [DeepRows(row + start, rows) for start, rows in its_deep]
         row, first = row + length, end
     slots = (first * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-    # Whatever is never written must never be read: a NaN would be seen in every result.
+    # Unwritten slots must never be read: a NaN would show in every result.
     caches = [
         LayerCache(*(torch.full(slots, float("nan"), dtype=place.dtype, device=device) for _ in range(2)))
         for _ in range(shape.num_layers)

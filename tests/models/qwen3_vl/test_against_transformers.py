@@ -26,7 +26,7 @@ class Pair:
     device: str
     reference: Any
     model: QwenModel
-    # Of a film, one behind the other.
+    # Consecutive moments of one film.
     most_moments: int = 1
 
     def prompt(self, num_pictures: int) -> ref.Prompt:
@@ -56,7 +56,7 @@ def test_the_tower_gives_the_reference_s_embeddings_and_what_is_added_behind_lay
 
 
 def reference_features(pair: Pair, inputs: dict[str, Any]) -> dict[str, Iterator[Tensor]]:
-    """Of the pictures and of the films' moments, in their order."""
+    """Yield features of the pictures and of the films' moments, in order."""
     features = dict[str, Iterator[Tensor]]()
     model = pair.reference.model
     if "pixel_values" in inputs:
@@ -70,7 +70,7 @@ def reference_features(pair: Pair, inputs: dict[str, Any]) -> dict[str, Iterator
 
 def joined(theirs: Any, grids: Tensor) -> Iterator[Tensor]:
     lengths = list(map(len, theirs.pooler_output))
-    # Of each layer, those of all pictures, which transformers 5.17 has in one.
+    # Each layer's features of all pictures, which transformers 5.17 concatenates.
     layers = [
         torch.split(each, lengths) if isinstance(each, Tensor) else each
         for each in getattr(theirs, "deepstack_features", ())
@@ -100,7 +100,7 @@ def test_embedding_and_merging_are_cut_into_parts_as_layers_are(pair: Pair, monk
 
 
 def watch_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch, pixels: Tensor) -> list[Tensor]:
-    """What the patches' embedding gave, and what mergers were given."""
+    """Record the output of the patch embedding and the inputs of the mergers."""
     seen: list[Tensor] = []
     embed, merge = patches.PatchEmbedding.forward, patches.PatchMerger.forward
 
@@ -119,7 +119,7 @@ def watch_rows(pair: Pair, monkeypatch: pytest.MonkeyPatch, pixels: Tensor) -> l
 
 
 def reference_stages(pair: Pair, prompt: ref.Prompt) -> tuple[list[Tensor], Tensor]:
-    """What each layer was given and what the last norm gave; and the logits of all positions."""
+    """Return each layer's input and the final norm's output; and the logits of all positions."""
     given: list[Tensor] = []
     decoder = pair.reference.model.language_model
     hooks = [

@@ -1,4 +1,4 @@
-"""What is read of Qwen3-VL's config.json, in both of its layouts, and what is refused."""
+"""How Qwen3-VL's config.json is read, in both of its layouts, and what is refused."""
 
 import json
 from pathlib import Path

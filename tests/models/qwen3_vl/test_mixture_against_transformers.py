@@ -1,4 +1,4 @@
-"""Every stage of Qwen3-VL's mixtures of experts equals transformers', as of its dense ones."""
+"""Every stage of Qwen3-VL's mixtures of experts equals transformers', as for the dense models."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,7 +37,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def turn_experts(path: Path) -> None:
-    """As they were published: inputs before outputs."""
+    """Transpose experts to the published layout: inputs before outputs."""
     tensors = load_file(path)
     turned = {name: tensor.mT.contiguous() if ".experts." in name else tensor for name, tensor in tensors.items()}
     save_file(turned, path)

@@ -1,4 +1,4 @@
-"""The published sizes want exactly the tensors that transformers' classes have; nothing is allocated."""
+"""The published sizes need exactly the tensors that transformers' classes have; nothing is allocated."""
 
 import json
 from pathlib import Path
