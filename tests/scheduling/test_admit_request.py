@@ -19,7 +19,7 @@ def test_a_prompt_is_hashed_once_however_many_choices_it_has() -> None:
     assert all(a is b for a, b in zip(first.hasher.hashes, second.hasher.hashes, strict=True))
 
 
-def test_what_one_choice_says_is_hashed_for_itself() -> None:
+def test_each_choice_hashes_its_own_answer() -> None:
     first, second, third = states_of(9, n=3)
     for _ in range(3):
         first.append(SampledToken(30))
@@ -31,7 +31,7 @@ def test_what_one_choice_says_is_hashed_for_itself() -> None:
     assert first.hasher.prompt_end == second.hasher.prompt_end
 
 
-def test_what_is_predicted_is_laid_out_once_and_each_choice_follows_it_by_itself() -> None:
+def test_a_prediction_is_prepared_once_and_each_choice_follows_it_separately() -> None:
     first, second = states_of(9, n=2, predicted=tuple(range(30, 40)))
     assert first.guesser.before is second.guesser.before
     for state, said in ((first, 30), (second, 29)):

@@ -139,7 +139,7 @@ class TestSharing:
         assert num_shared_blocks(film(None, 2, 4), film(None, 2, 5)) == 2
         assert num_shared_blocks(film(None, 2, 4), film(None, 1, 2)) == 1
 
-    def test_a_moment_that_begins_a_film_of_its_own_is_none_that_goes_on_with_one(self) -> None:
+    def test_the_first_moment_of_a_film_differs_from_one_that_continues_a_film(self) -> None:
         assert num_shared_blocks(film(None, 0), film(None, None)) == 1
 
     def test_a_shared_part_may_end_inside_a_picture(self) -> None:
@@ -158,7 +158,7 @@ class TestSharing:
     def test_an_adapter_s_name_cannot_pretend_to_be_a_salt(self) -> None:
         assert num_shared_blocks(request(adapter=Adapter("cache_salt", "a")), request(cache_salt="a")) == 0
 
-    def test_half_a_surrogate_pair_is_a_salt_as_any_other(self) -> None:
+    def test_half_a_surrogate_pair_is_a_valid_salt(self) -> None:
         assert num_shared_blocks(request(cache_salt="\ud800"), request(cache_salt="\ud801")) == 0
 
     def test_blocks_of_another_size_share_nothing(self) -> None:
@@ -177,25 +177,25 @@ class TestBeginnings:
         return num_common
 
     @pytest.mark.parametrize(("length", "num_common"), [(16, 16), (48, 16), (10, 10), (1, 1)])
-    def test_one_may_be_shorter(self, length: int, num_common: int) -> None:
+    def test_one_request_may_be_shorter(self, length: int, num_common: int) -> None:
         assert self.num_common(request(32), request(length)) == num_common
         # Zero is a token like any other.
         zeros = [request(token_ids=(0,) * each) for each in (32, length)]
         assert self.num_common(*zeros) == num_common
 
-    def test_texts_are_alike_up_to_the_first_other_token(self) -> None:
+    def test_texts_match_up_to_the_first_different_token(self) -> None:
         left = request(token_ids=(*range(7), *range(9)))
         assert self.num_common(left, request(token_ids=(*range(7), *range(3, 12)))) == 7
         assert self.num_common(left, request(token_ids=tuple(range(100, 116)))) == 0
 
-    def test_another_picture_ends_it_where_it_begins(self) -> None:
+    def test_another_picture_ends_the_match_where_the_picture_begins(self) -> None:
         tokens = (PICTURE_TOKEN,) * 32
         left = request(32, picture("aaa", 5, 4), token_ids=tokens)
         assert self.num_common(left, request(32, picture("bbb", 5, 4), token_ids=tokens)) == 5
         assert self.num_common(left, request(32, picture("aaa", 6, 4), token_ids=tokens)) == 5
         assert self.num_common(left, request(32, token_ids=tokens)) == 5
 
-    def test_behind_the_same_picture_texts_may_be_alike_further(self) -> None:
+    def test_texts_may_match_further_after_the_same_picture(self) -> None:
         left, right = (request(0, picture("aaa", 2, 9), token_ids=(9,) * 13 + (last,) * 3) for last in (1, 2))
         assert self.num_common(left, right) == 13
 
@@ -207,7 +207,7 @@ class TestBeginnings:
     def test_adapters_share_no_token(self, other: Adapter | None) -> None:
         assert self.num_common(request(adapter=Adapter("a", "x")), request(adapter=other)) == 0
 
-    def test_of_a_picture_that_began_before_the_block_nothing_is_shared_with_another(self) -> None:
+    def test_different_pictures_that_began_before_the_block_share_nothing(self) -> None:
         left, right = (request(48, picture(name, 11, 10)) for name in ("aaa", "bbb"))
         contents = [BlockHasher(of, 16).name_of(1).content for of in (left, right)]
         assert count_common(*contents) == 0
@@ -220,7 +220,7 @@ class TestBlockHasher:
         hasher.extend([5])
         assert len(hasher.hashes) == 2
 
-    def test_the_last_block_has_a_name_as_far_as_it_is_known(self) -> None:
+    def test_a_partly_known_last_block_has_a_name(self) -> None:
         hasher = BlockHasher(request(20), 16)
         last = hasher.name_of(1)
         hasher.extend([5])

@@ -43,20 +43,20 @@ def test_a_new_pool_gives_all_its_blocks_in_a_row_and_no_more() -> None:
     assert pool.try_take(1) is None
 
 
-def test_more_than_there_is_takes_nothing() -> None:
+def test_taking_too_many_blocks_takes_none() -> None:
     pool = BlockPool(4, Holdings())
     take(pool, 3)
     assert pool.try_take(2) is None
     assert pool.num_free == 1
 
 
-def test_taking_none_always_works() -> None:
+def test_taking_zero_blocks_always_works() -> None:
     pool = BlockPool(1, Holdings())
     take(pool, 1)
     assert pool.try_take(0) == []
 
 
-def test_what_follows_the_same_block_with_another_token_is_not_alike() -> None:
+def test_a_block_that_begins_with_another_token_is_not_alike() -> None:
     pool = BlockPool(1, Holdings())
     [block] = take(pool, 1)
     pool.publish(block, named(b"cat dog "))
@@ -64,7 +64,7 @@ def test_what_follows_the_same_block_with_another_token_is_not_alike() -> None:
     assert pool.find_alike(named(b"owl dog ")) is None
 
 
-def test_to_forget_again_looks_at_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forgetting_twice_looks_at_no_block(monkeypatch: pytest.MonkeyPatch) -> None:
     pool = idle_pool(1, 0)
     pool.forget_names()
     monkeypatch.setattr("keepsight.scheduling.block_pool.heapify", pytest.fail)
@@ -172,7 +172,7 @@ def test_pinned_blocks_are_evicted_after_all_others_but_before_a_request_is_refu
     assert [pool.find(name) for name in (b"0", b"1")] == [0, None]
 
 
-def test_a_block_is_pinned_no_more_once_its_time_is_over_or_all_was_forgotten() -> None:
+def test_a_pin_ends_when_its_time_is_over_or_all_is_forgotten() -> None:
     pool = idle_pool(0, 1)
     pool.pin(0, until=10)
     pool.end_pins(10)
@@ -183,14 +183,14 @@ def test_a_block_is_pinned_no_more_once_its_time_is_over_or_all_was_forgotten() 
     assert take(pool, 1) == [0]
 
 
-def test_using_what_was_evicted_since_it_was_found_is_a_bug() -> None:
+def test_using_a_block_evicted_since_it_was_found_is_a_bug() -> None:
     pool = idle_pool(0)
     take(pool, 1)
     with pytest.raises(AssertionError, match="evicted since it was found"):
         pool.use(0)
 
 
-def test_releasing_what_nobody_uses_is_a_bug() -> None:
+def test_releasing_an_unused_block_is_a_bug() -> None:
     with pytest.raises(AssertionError):
         BlockPool(1, Holdings()).release([0])
 
@@ -216,7 +216,7 @@ def test_media_are_held_while_any_block_in_which_they_lie_can_be_found() -> None
     pool.check_invariants()
 
 
-def test_forgetting_ends_the_holding_of_what_is_in_use_too() -> None:
+def test_forgetting_also_drops_the_media_of_blocks_in_use() -> None:
     holdings = Holdings()
     pool = BlockPool(2, holdings)
     in_use, idle = take(pool, 2)

@@ -9,7 +9,7 @@ from tests.scheduling.drive import TOKENS_PER_PICTURE, Drive, make_config, make_
 
 @pytest.mark.parametrize("num_known", [0, 8])
 @pytest.mark.parametrize(("num_new", "is_begun"), [(MIN_TEXT_BEFORE_MEDIA - 1, False), (MIN_TEXT_BEFORE_MEDIA, True)])
-def test_text_before_a_picture_that_is_not_here_is_computed_if_it_is_worth_a_step(
+def test_text_before_a_missing_picture_is_computed_if_it_is_worth_a_step(
     num_known: int, num_new: int, is_begun: bool
 ) -> None:
     drive = Drive(make_config(), delivers=False)
@@ -19,7 +19,7 @@ def test_text_before_a_picture_that_is_not_here_is_computed_if_it_is_worth_a_ste
     assert [piece.length for piece in drive.step().now] == ([num_new] if is_begun else [])
 
 
-def test_a_picture_is_computed_as_soon_as_it_is_encoded_though_the_next_is_not_here() -> None:
+def test_a_picture_is_computed_as_soon_as_it_is_encoded_even_if_the_next_is_missing() -> None:
     drive = Drive(make_config(), delivers=False, is_done=lambda: False)
     drive.add(make_request("a", "cat", "dog", 3))
     drive.step()
@@ -36,7 +36,7 @@ def test_a_picture_is_computed_as_soon_as_it_is_encoded_though_the_next_is_not_h
 
 
 @pytest.mark.parametrize("cuts_items", [False, True])
-def test_a_step_computes_a_part_of_a_picture_where_no_token_of_it_sees_those_behind(cuts_items: bool) -> None:
+def test_a_step_computes_part_of_a_picture_if_its_tokens_see_no_later_ones(cuts_items: bool) -> None:
     room = TOKENS_PER_PICTURE + 4
     drive = Drive(make_config(max_num_batched_tokens=room, max_num_seqs=1, cuts_items=cuts_items))
     plans = drive.run(make_request("a", 8, "cat", 9, max_tokens=1))

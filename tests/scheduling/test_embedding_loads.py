@@ -16,7 +16,7 @@ def tiered_drive(*held: str, loads: bool = True, **config: Any) -> Drive:
     return drive
 
 
-def test_what_a_tier_holds_is_neither_asked_for_nor_encoded() -> None:
+def test_embeddings_in_a_tier_need_no_pixels_and_no_encoding() -> None:
     drive = tiered_drive("cat", "dog")
     drive.add(make_request("a", 3, "cat", 2, "dog", "cat"))
     drive.expect_all_answered()
@@ -25,7 +25,7 @@ def test_what_a_tier_holds_is_neither_asked_for_nor_encoded() -> None:
     assert [key for plan in drive.runner.plans for key in plan.place] == ["cat", "dog"]
 
 
-def test_what_no_tier_holds_is_asked_for_as_ever_and_stored() -> None:
+def test_embeddings_in_no_tier_are_encoded_as_usual_and_stored() -> None:
     drive = tiered_drive("cat")
     drive.add(make_request("a", 3, "cat", "dog"))
     drive.step()
@@ -48,7 +48,7 @@ def test_a_load_is_asked_for_once_and_before_the_request_has_its_turn() -> None:
     assert drive.runner.encoded == []
 
 
-def test_of_many_that_are_wanted_a_few_are_asked_for_at_a_time_and_each_once() -> None:
+def test_many_wanted_loads_are_asked_for_a_few_at_a_time_and_each_once() -> None:
     drive = tiered_drive(loads=False)
     names = [f"p{number}" for number in range(2 * MAX_AT_ONCE + 6)]
     for name in names:
@@ -64,14 +64,14 @@ def test_of_many_that_are_wanted_a_few_are_asked_for_at_a_time_and_each_once() -
     assert sorted(taken) == sorted(names)
 
 
-def test_what_nobody_wants_any_more_is_not_asked_for() -> None:
+def test_a_load_that_is_not_wanted_any_more_is_not_asked_for() -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))
     drive.scheduler.abort("a")
     assert drive.scheduler.media.loads.take_wanted() == []
 
 
-def test_who_waits_for_a_load_holds_nobody_back() -> None:
+def test_a_request_waiting_for_a_load_does_not_delay_others() -> None:
     drive = tiered_drive("cat", loads=False, max_num_seqs=1)
     drive.add(make_request("a", 3, "cat"))
     drive.add(make_request("b", 4, max_tokens=2))
@@ -82,7 +82,7 @@ def test_who_waits_for_a_load_holds_nobody_back() -> None:
     drive.expect_all_answered()
 
 
-def test_a_load_that_comes_too_late_is_encoded_and_what_comes_then_is_not_wanted() -> None:
+def test_an_item_whose_load_is_late_is_encoded_and_the_load_is_ignored() -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))
     drive.step()
@@ -112,7 +112,7 @@ def test_pixels_of_an_item_are_asked_for_while_another_is_being_encoded() -> Non
     drive.expect_all_answered()
 
 
-def test_pixels_are_asked_for_once_it_is_known_what_of_the_picture_lacks_them() -> None:
+def test_pixels_are_asked_for_once_it_is_known_which_parts_need_them() -> None:
     """If its parts were asked for one by one, the picture would be decoded once for each."""
     drive = tiered_drive("+right", loads=False)
     drive.add(make_request("a", 3, "cat", "dog", "+left", "+right", "+top"))
@@ -147,7 +147,7 @@ def test_the_parts_of_a_picture_are_asked_for_together_however_few_loads_there_a
     assert asked == [parts[:15], parts[15:]]
 
 
-def test_what_was_loaded_for_one_who_left_is_dropped() -> None:
+def test_embeddings_loaded_for_an_aborted_request_are_dropped() -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))
     drive.step()
@@ -161,7 +161,7 @@ def test_what_was_loaded_for_one_who_left_is_dropped() -> None:
 
 
 @pytest.mark.parametrize("is_reset", [False, True])
-def test_what_comes_again_before_the_runner_was_told_to_drop_it_is_kept(is_reset: bool) -> None:
+def test_embeddings_that_return_before_the_runner_drops_them_are_kept(is_reset: bool) -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))
     drive.end_load("cat")
@@ -198,7 +198,7 @@ def test_loaded_embeddings_take_room_of_the_encoder_cache_but_not_the_encoder_s_
     assert drive.runner.encoded == []
 
 
-def test_what_the_prefix_cache_covers_is_not_loaded() -> None:
+def test_items_covered_by_the_prefix_cache_are_not_loaded() -> None:
     drive = tiered_drive("cat", num_pictures=1)
     drive.run(make_request("a", 2, "cat", 4))
     drive.scheduler.reset(prefix=False, encoder=True)
@@ -208,7 +208,7 @@ def test_what_the_prefix_cache_covers_is_not_loaded() -> None:
     drive.expect_right_answers()
 
 
-def test_after_a_reset_nothing_that_was_loaded_before_is_used() -> None:
+def test_embeddings_loaded_before_a_reset_are_not_used_after_it() -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))
     drive.end_load("cat")

@@ -49,20 +49,20 @@ class TestEncoderKey:
         assert encoder_key(self.item, None) == "hash"
         assert encoder_key(self.item, Adapter("name", "digest")) == "hash"
 
-    def test_an_adapter_that_changes_them_is_told_by_name_and_content(self) -> None:
+    def test_an_adapter_that_changes_them_adds_its_name_and_content(self) -> None:
         adapters = [Adapter(name, digest, changes_encoder=True) for name in ("a", "b") for digest in ("x", "y")]
         assert len({encoder_key(self.item, adapter) for adapter in (None, *adapters)}) == 5
 
-    def test_no_two_names_run_together(self) -> None:
+    def test_different_names_never_make_the_same_key(self) -> None:
         left, right = Adapter('a", "b', "c", changes_encoder=True), Adapter("a", 'b", "c', changes_encoder=True)
         assert encoder_key(self.item, left) != encoder_key(self.item, right)
 
 
 class TestUsing:
-    def test_what_is_absent_cannot_be_used(self) -> None:
+    def test_an_absent_entry_cannot_be_used(self) -> None:
         assert not manager().try_use(A, "x")
 
-    def test_what_is_being_encoded_is_used_by_others_but_not_ready(self) -> None:
+    def test_an_entry_being_encoded_can_be_used_by_others_but_is_not_ready(self) -> None:
         cache = manager()
         cache.try_begin(A, "x", 2)
         assert cache.try_use(B, "x")
@@ -89,7 +89,7 @@ class TestUsing:
         cache.release(second, "x")
         assert cache.try_begin(B, "y", 1)
 
-    def test_what_one_choice_releases_another_uses_still(self) -> None:
+    def test_an_entry_released_by_one_choice_stays_in_use_by_another(self) -> None:
         cache = manager()
         first, second = (("a", 0), 0), (("a", 1), 0)
         hold(cache, first, "x")
@@ -100,14 +100,14 @@ class TestUsing:
         cache.release(second, "x")
         assert not cache.is_used("x")
 
-    def test_releasing_what_one_does_not_use_is_a_bug(self) -> None:
+    def test_releasing_an_unused_entry_is_a_bug(self) -> None:
         cache = manager()
         hold(cache, A, "x")
         cache.release(A, "x")
         with pytest.raises(KeyError):
             cache.release(A, "x")
 
-    def test_beginning_what_is_held_is_a_bug(self) -> None:
+    def test_beginning_a_held_entry_is_a_bug(self) -> None:
         cache = manager()
         hold(cache, A, "x")
         with pytest.raises(AssertionError, match="held already"):
@@ -125,7 +125,7 @@ class TestRoom:
         assert cache.try_use(B, "x")
         assert cache.num_evictions == 2
 
-    def test_no_more_is_evicted_than_has_to_be(self) -> None:
+    def test_only_as_much_as_necessary_is_evicted(self) -> None:
         cache = manager(6)
         keep(cache, "x", "y")
         assert cache.try_begin(A, "new", 2)
@@ -155,7 +155,7 @@ class TestRoom:
         assert cache.take_evicted() == ("x",)
         assert cache.take_evicted() == ()
 
-    def test_what_was_evicted_may_be_begun_again_before_the_runner_hears_of_it(self) -> None:
+    def test_an_evicted_entry_may_begin_again_before_the_runner_hears_of_it(self) -> None:
         cache = manager(2)
         keep(cache, "x")
         keep(cache, "y")
@@ -164,7 +164,7 @@ class TestRoom:
 
 
 class TestFailing:
-    def test_all_who_waited_are_named_and_nothing_is_left(self) -> None:
+    def test_a_failure_returns_all_waiting_users_and_leaves_nothing(self) -> None:
         cache = manager()
         cache.try_begin(A, "x", 2)
         cache.try_use(B, "x")
@@ -188,7 +188,7 @@ class TestWithoutSharing:
         assert cache.take_evicted() == ("x",)
         assert (cache.num_entries, cache.num_bytes, cache.num_evictions) == (0, 0, 0)
 
-    def test_one_that_nobody_waits_for_is_dropped_once_it_is_encoded(self) -> None:
+    def test_an_entry_without_users_is_dropped_once_it_is_encoded(self) -> None:
         cache = manager(is_shared=False)
         cache.try_begin(A, "x", 2)
         cache.release(A, "x")
@@ -205,7 +205,7 @@ class TestForgetting:
         assert cache.take_evicted() == ("x", "y")
         assert (cache.num_entries, cache.num_evictions) == (0, 0)
 
-    def test_who_uses_an_entry_keeps_it_to_the_end_and_newcomers_do_not_find_it(self) -> None:
+    def test_users_of_a_forgotten_entry_keep_it_and_new_requests_do_not_find_it(self) -> None:
         cache = manager()
         hold(cache, A, "x")
         cache.forget()
@@ -214,7 +214,7 @@ class TestForgetting:
         cache.release(A, "x")
         assert cache.take_evicted() == ("x",)
 
-    def test_a_newcomer_waits_until_its_forgotten_namesake_is_dropped(self) -> None:
+    def test_a_new_entry_waits_until_the_forgotten_one_of_the_same_key_is_dropped(self) -> None:
         cache = manager()
         hold(cache, A, "x")
         cache.forget()
@@ -222,7 +222,7 @@ class TestForgetting:
         cache.release(A, "x")
         assert cache.try_begin(B, "x", 2)
 
-    def test_one_being_encoded_serves_those_who_wait_and_is_dropped_then(self) -> None:
+    def test_a_forgotten_entry_being_encoded_serves_its_users_and_is_dropped(self) -> None:
         cache = manager()
         cache.try_begin(A, "x", 2)
         cache.forget()
@@ -231,7 +231,7 @@ class TestForgetting:
         cache.release(A, "x")
         assert cache.take_evicted() == ("x",)
 
-    def test_one_being_encoded_that_nobody_waits_for_is_dropped_once_it_is_encoded(self) -> None:
+    def test_a_forgotten_entry_without_users_is_dropped_once_it_is_encoded(self) -> None:
         cache = manager()
         cache.try_begin(A, "x", 2)
         cache.release(A, "x")
@@ -241,7 +241,7 @@ class TestForgetting:
 
 
 class TestOversizedItems:
-    def test_one_is_served_outside_the_budget_and_dropped_with_its_last_user(self) -> None:
+    def test_an_oversized_item_is_served_outside_the_budget_and_dropped_with_its_last_user(self) -> None:
         cache = manager(2)
         keep(cache, "small")
         hold(cache, A, "large", 3)
@@ -252,7 +252,7 @@ class TestOversizedItems:
         assert cache.take_evicted() == ("large",)
         assert cache.is_ready("small")
 
-    def test_a_second_one_waits(self) -> None:
+    def test_a_second_oversized_item_waits(self) -> None:
         cache = manager(2)
         hold(cache, A, "large", 3)
         assert not cache.try_begin(B, "larger", 4)
@@ -268,14 +268,14 @@ class TestOversizedItems:
         (record,) = caplog.records
         assert "30 bytes exceed the encoder cache of 20" in record.getMessage()
 
-    def test_a_cache_of_no_bytes_serves_all_one_by_one(self) -> None:
+    def test_a_cache_of_zero_bytes_serves_items_one_by_one(self) -> None:
         cache = manager(0)
         hold(cache, A, "x", 1)
         assert not cache.try_begin(B, "y", 1)
 
 
 class TestPins:
-    def test_what_is_pinned_is_evicted_after_all_else(self) -> None:
+    def test_pinned_entries_are_evicted_last(self) -> None:
         cache = manager(6)
         keep(cache, "x", "y", "z")
         cache.pin("x", until=10)
@@ -296,7 +296,7 @@ class TestPins:
         keep(cache, "v", "w")
         assert not cache.is_ready("x")
 
-    def test_what_is_absent_forgotten_or_too_much_is_not_pinned(self) -> None:
+    def test_absent_forgotten_or_too_large_entries_are_not_pinned(self) -> None:
         cache = manager(4)
         cache.pin("x", until=10)
         hold(cache, A, "x")
@@ -312,7 +312,7 @@ class TestPins:
         assert cache.is_ready("y")
         assert not cache.is_ready("z")
 
-    def test_where_nothing_is_kept_nothing_is_pinned(self) -> None:
+    def test_nothing_is_pinned_if_nothing_is_kept(self) -> None:
         cache = manager(4, is_shared=False)
         hold(cache, A, "x")
         cache.pin("x", until=10)

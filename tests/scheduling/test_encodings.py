@@ -78,14 +78,14 @@ def test_a_film_waits_for_no_newcomer_once_as_much_was_given_as_it_needs() -> No
     assert made[:9] == [*(f"picture{number}" for number in range(1, 5)), *["film"] * 5]
 
 
-def test_what_is_urgent_comes_first_whatever_it_needs() -> None:
+def test_urgent_items_come_first_whatever_their_size() -> None:
     encodings = encodings_of()
     add(encodings, "picture")
     add(encodings, "film", 4, number=1, priority=-1)
     assert make_all(encodings) == [*["film"] * 4, "picture"]
 
 
-def test_what_another_wants_too_is_made_in_the_earlier_turn_of_both() -> None:
+def test_an_item_two_requests_want_is_made_in_the_earlier_turn_of_both() -> None:
     encodings = encodings_of(most_beside_largest=1)
     late = add(encodings, "film", 8)
     picture = encodings.turn_of((0, 1), 10)
@@ -97,7 +97,7 @@ def test_what_another_wants_too_is_made_in_the_earlier_turn_of_both() -> None:
 # How much is given at a time ----------------------------------------------------------------------------------
 
 
-def test_beside_the_largest_as_much_is_given_as_a_step_computes() -> None:
+def test_beside_the_largest_item_as_much_is_given_as_a_step_computes() -> None:
     encodings = encodings_of(most_beside_largest=20)
     add(encodings, "large", num_tokens=60, priority=-1)
     add(encodings, "picture", 4)
@@ -114,13 +114,13 @@ def test_no_more_is_given_than_may_be_encoded_at_the_same_time() -> None:
     assert take(encodings) == ["picture 2"]
 
 
-def test_whoever_is_first_is_given_something_if_nothing_else_is() -> None:
+def test_the_first_item_is_given_if_nothing_else_is() -> None:
     encodings = encodings_of(most_at_once=25)
     add(encodings, "large", num_tokens=60)
     assert take(encodings) == ["large 0"]
 
 
-def test_what_is_small_does_not_take_the_turn_of_what_has_no_place_yet() -> None:
+def test_a_small_item_does_not_take_the_turn_of_one_that_does_not_fit_yet() -> None:
     encodings = encodings_of(most_at_once=25)
     add(encodings, "picture", 2)
     assert take(encodings) == ["picture 0", "picture 1"]
@@ -135,7 +135,7 @@ def test_what_is_small_does_not_take_the_turn_of_what_has_no_place_yet() -> None
 # Items that were left out or have ended -----------------------------------------------------------------------
 
 
-def test_what_was_left_out_waits_again_in_the_turn_that_it_had() -> None:
+def test_an_item_that_was_left_out_waits_again_in_its_old_turn() -> None:
     encodings = encodings_of(most_beside_largest=1)
     add(encodings, "film", 3)
     assert take(encodings) == ["film 0"]
@@ -147,7 +147,7 @@ def test_what_was_left_out_waits_again_in_the_turn_that_it_had() -> None:
 
 
 @pytest.mark.parametrize("is_given", [False, True])
-def test_what_has_ended_needs_no_pixels_unless_another_encoding_does(is_given: bool) -> None:
+def test_an_ended_encoding_releases_its_pixels_unless_another_needs_them(is_given: bool) -> None:
     encodings = encodings_of()
     turn = encodings.turn_of((0, 0), 20)
     for key in ("plain", "adapted"):

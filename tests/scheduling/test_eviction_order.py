@@ -24,7 +24,7 @@ def test_the_least_recently_released_goes_first() -> None:
     assert list(order) == ["a", "c", "b"]
 
 
-def test_what_is_pinned_goes_after_all_else_and_of_a_row_the_last_first() -> None:
+def test_pinned_keys_go_last_and_the_last_of_a_row_first() -> None:
     order = order_of("front", "middle", "back", "other")
     for key in ("front", "middle", "back"):
         assert order.pin(key, until=10, size=1)
@@ -56,7 +56,7 @@ def test_a_pin_ends_with_its_time_and_is_only_ever_prolonged() -> None:
     assert order.size_of_pinned == 0
 
 
-def test_ends_are_not_looked_for_all_the_time() -> None:
+def test_expired_pins_are_not_searched_for_all_the_time() -> None:
     order = order_of("a", "b")
     order.pin("a", until=1, size=1)
     order.pin("b", until=2, size=1)
@@ -79,7 +79,7 @@ def test_half_of_the_cache_can_be_pinned_and_no_more() -> None:
     assert order.pin("b", until=1, size=3)
 
 
-def test_what_is_gone_is_pinned_no_more() -> None:
+def test_removed_keys_lose_their_pins() -> None:
     order = order_of("a", "b")
     order.pin("a", until=10, size=1)
     order.forget("a")

@@ -26,21 +26,21 @@ def guess(
     return list(Guesser(NOTHING, num_right=most).guess(array("I", token_ids), media, ends, most))
 
 
-def test_what_stood_behind_the_same_tokens_the_last_time_is_guessed() -> None:
+def test_the_tokens_that_followed_the_same_tokens_last_time_are_guessed() -> None:
     assert guess(1, 2, 3, 4, 8, 1, 2, 3, 5, 6, 9, 1, 2, 3, most=3) == [5, 6, 9]
 
 
 @pytest.mark.parametrize("token_ids", [(), (1,), (1, 2, 3), (1, 2, 3, 2, 3), (1, 2, 3, 4, 5, 6, 1, 2)], ids=str)
-def test_nothing_is_guessed_where_no_three_tokens_stand_twice(token_ids: tuple[int, ...]) -> None:
+def test_nothing_is_guessed_if_no_three_tokens_repeat(token_ids: tuple[int, ...]) -> None:
     assert guess(*token_ids) == []
 
 
-def test_what_goes_round_is_guessed_to_go_round() -> None:
+def test_a_repeating_cycle_is_guessed_to_repeat() -> None:
     assert guess(4, 4, 4, 4, most=5) == [4] * 5
     assert guess(1, 2, 1, 2, 1, most=5) == [2, 1, 2, 1, 2]
 
 
-def test_tokens_are_alike_as_numbers_and_not_as_bytes() -> None:
+def test_tokens_are_compared_as_numbers_and_not_as_bytes() -> None:
     # The bytes of the last three tokens do occur before, shifted by one.
     assert guess(0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16) == []
     assert guess(1 << 16, 1 << 16, 1 << 16, 5, 0, 1 << 24, 1 << 24, 1 << 24, 9, 1 << 16, 1 << 16, 1 << 16, most=1) == [
@@ -55,7 +55,7 @@ def test_no_end_of_an_answer_is_guessed() -> None:
     assert guess(*token_ids, ends=frozenset({4})) == []
 
 
-def test_what_stands_for_media_is_not_guessed() -> None:
+def test_media_tokens_are_not_guessed() -> None:
     token_ids = (1, 2, 3, 4, 0, 0, 5, 1, 2, 3)
     assert guess(*token_ids, spans=(TokenSpan(4, 2),)) == [4]
     assert guess(*token_ids, spans=(TokenSpan(3, 3),)) == []
@@ -69,7 +69,7 @@ def test_what_stands_for_media_is_not_guessed() -> None:
     ends=st.sets(st.sampled_from([2, 256])).map(frozenset),
     span=st.none() | st.builds(TokenSpan, st.integers(0, 30), st.integers(1, 6)),
 )
-def test_guesses_are_what_looking_at_every_place_finds(
+def test_guesses_equal_those_of_a_search_of_every_position(
     token_ids: list[int], most: int, ends: frozenset[int], span: TokenSpan | None
 ) -> None:
     expected: list[int] = []
@@ -89,7 +89,7 @@ def _are_alike(token_ids: list[int], place: int) -> bool:
     return token_ids[place : place + NUM_ALIKE] == token_ids[-NUM_ALIKE:]
 
 
-def test_the_more_was_right_the_more_is_guessed() -> None:
+def test_more_correct_guesses_lead_to_longer_guesses() -> None:
     guesser, around, numbers = Guesser(NOTHING), array("I", [1] * 20), []
     for num_right in (1, 3, 7, 2, 0, 0, 1):
         numbers.append(len(guesser.guess(around, (), NO_END, 99)))
@@ -100,7 +100,7 @@ def test_the_more_was_right_the_more_is_guessed() -> None:
     assert len(guesser.guess(around, (), NO_END, 99)) == 3
 
 
-def test_what_is_repeated_goes_on_where_it_did_and_not_where_it_stood_last() -> None:
+def test_a_copied_text_is_continued_from_its_source_and_not_from_the_last_match() -> None:
     # The page contains the same three tokens twice, and follows a copy of itself.
     page = [1, 2, 3, 4, 5, 1, 2, 3, 6, 7]
     guesser, guessed = Guesser(NOTHING), list[int]()
@@ -131,7 +131,7 @@ def test_right_guesses_save_steps_and_the_answer_is_the_same() -> None:
     guessing.expect_all_answered()
 
 
-def test_a_step_is_filled_up_and_no_further() -> None:
+def test_guesses_fill_a_step_and_no_more() -> None:
     drive = Drive(make_config(guess_up_to=5))
     plans = drive.run(
         *(make_request(str(each), 9 + each, max_tokens=60, ignore_eos=True, seed=each) for each in range(3))
@@ -179,7 +179,7 @@ def test_no_guess_lies_beyond_an_answer_s_last_token() -> None:
     assert LENGTH_OF_ROUND + NUM_ALIKE < 20  # so that something was guessed
 
 
-def test_what_was_guessed_rightly_is_found_by_a_conversation_that_goes_on() -> None:
+def test_blocks_of_correct_guesses_are_found_by_the_next_turn() -> None:
     drive, _ = answer_of(guess_up_to=8)
     first = drive.requests["one"]
     said = (*first.token_ids, *drive.tokens["one", 0])
@@ -191,7 +191,7 @@ def test_what_was_guessed_rightly_is_found_by_a_conversation_that_goes_on() -> N
 # Predicted outputs ------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_that_is_predicted_comes_in_few_steps_and_is_the_same() -> None:
+def test_a_predicted_answer_takes_few_steps_and_is_the_same() -> None:
     drive, steps = answer_of(max_tokens=40)
     said = drive.tokens["one", 0]
     again = Drive(make_config(guess_up_to=8))
@@ -215,7 +215,7 @@ def test_a_prediction_that_is_wrong_in_parts_is_followed_where_it_is_right(promp
         assert len(plans) < 30 or predicted == [48]
 
 
-def test_behind_a_prediction_s_end_nothing_is_guessed_of_the_prompt() -> None:
+def test_after_a_prediction_ends_nothing_is_guessed_from_the_prompt() -> None:
     request = make_request("one", 9, predicted=(40, 41))
     guesser, tokens = make_guesser(request), array("I", (*request.token_ids, 40))
     assert list(guesser.guess(tokens, (), NO_END, 9)) == [41]
@@ -223,7 +223,7 @@ def test_behind_a_prediction_s_end_nothing_is_guessed_of_the_prompt() -> None:
     assert list(guesser.guess(tokens, (), NO_END, 9)) == []
 
 
-def test_how_many_tokens_were_guessed_is_told_with_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_output_reports_how_many_tokens_were_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     drive, _ = answer_of(max_tokens=40)
     again, told = Drive(make_config(guess_up_to=8)), list[int]()
     note = again._note

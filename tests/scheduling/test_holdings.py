@@ -12,7 +12,7 @@ from tests.scheduling.drive import Drive, beside_drive, make_config, make_reques
 from tests.scheduling.long_run import thorough
 
 
-def test_the_first_thing_made_of_a_picture_is_told_and_the_end_of_the_last() -> None:
+def test_the_first_entry_of_a_picture_and_the_end_of_its_last_are_reported() -> None:
     holdings = Holdings()
     holdings.add("cat")
     assert holdings.take_changes() == [MediaHeld(("cat",))]
@@ -25,7 +25,7 @@ def test_the_first_thing_made_of_a_picture_is_told_and_the_end_of_the_last() -> 
     assert "cat" not in holdings
 
 
-def test_who_comes_late_is_told_all_that_is_held_and_changes_are_told_all_the_same() -> None:
+def test_a_late_listener_gets_everything_held_and_changes_are_still_reported() -> None:
     holdings = Holdings()
     assert holdings.list_held() == []
     for name in ("cat", "dog", "cat"):
@@ -34,7 +34,7 @@ def test_who_comes_late_is_told_all_that_is_held_and_changes_are_told_all_the_sa
     assert holdings.take_changes() == [MediaHeld(("cat", "dog"))]
 
 
-def test_what_comes_and_goes_between_two_tellings_is_not_told() -> None:
+def test_an_item_that_comes_and_goes_between_two_reports_is_not_reported() -> None:
     holdings = Holdings()
     holdings.add("cat")
     holdings.remove("cat")
@@ -58,7 +58,7 @@ def test_all_changes_of_one_kind_are_one_message_in_their_order() -> None:
     assert holdings.take_changes() == [MediaHeld(("new", "newer")), MediaDropped(("older", "old"))]
 
 
-def test_one_kind_of_them_is_told_by_itself_and_among_all() -> None:
+def test_one_kind_of_change_is_reported_separately_and_with_all_others() -> None:
     holdings = Holdings()
     embeddings = Holdings(within=holdings)
     holdings.add("cat")
@@ -73,14 +73,14 @@ def test_one_kind_of_them_is_told_by_itself_and_among_all() -> None:
     assert holdings.take_changes() == [MediaDropped(("dog",))]
 
 
-def test_what_is_not_held_cannot_be_removed() -> None:
+def test_an_item_that_is_not_held_cannot_be_removed() -> None:
     with pytest.raises(AssertionError, match="nothing of cat is held"):
         Holdings().remove("cat")
 
 
 @thorough(200)
 @given(st.lists(st.tuples(st.sampled_from(["add", "remove", "take"]), st.sampled_from("abc"))))
-def test_whoever_follows_the_changes_knows_what_is_held(events: list[tuple[str, str]]) -> None:
+def test_a_listener_that_follows_the_changes_knows_what_is_held(events: list[tuple[str, str]]) -> None:
     holdings, counts, believed = Holdings(), Counter[str](), set[str]()
     for event, media_hash in [*events, ("take", "")]:
         if event == "add":
@@ -139,7 +139,7 @@ def test_a_picture_whose_blocks_made_room_is_not_held() -> None:
     assert drive.believed == set()
 
 
-def test_what_one_leaves_behind_who_went_while_under_way_is_held() -> None:
+def test_blocks_left_by_a_request_aborted_while_computed_are_held() -> None:
     drive = beside_drive()
     drive.add(make_request("long", 9, "cat", 9))
     drive.runner.set_pace(lambda: not drive.scheduler.media.encoder_cache.is_ready("cat"))
@@ -154,13 +154,13 @@ def test_what_one_leaves_behind_who_went_while_under_way_is_held() -> None:
     assert drive.believed == {"cat"}
 
 
-def test_without_caches_nothing_is_ever_held() -> None:
+def test_nothing_is_held_without_caches() -> None:
     drive = Drive(make_config(shares_embeddings=False, caches_prefixes=False))
     drive.run(make_request("a", 3, "cat", 9))
     assert drive.believed == set()
 
 
-def test_pixels_that_are_kept_beside_count_too_however_often_they_are_told_of() -> None:
+def test_kept_pixels_count_too_however_often_they_are_reported() -> None:
     drive = Drive(make_config(shares_embeddings=False, caches_prefixes=False))
     for _ in range(2):
         drive.scheduler.kept.note_pixels(["cat", "dog"], [])

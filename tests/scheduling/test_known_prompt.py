@@ -24,7 +24,7 @@ def test_the_same_prompt_has_its_first_token_before_anything_is_computed() -> No
     drive.expect_nothing_left()
 
 
-def test_a_first_token_is_drawn_once_though_others_come_back_into_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_token_is_sampled_once_even_if_others_rejoin_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = Drive(make_config())
     drive.run(make_request("first", 8))
     drive.runner.set_pace(lambda: False)
@@ -111,7 +111,7 @@ def test_a_first_token_that_cannot_be_drawn_fails_its_request_and_no_other() -> 
     drive.expect_nothing_left()
 
 
-def test_nothing_is_found_of_a_prompt_whose_tokens_are_to_be_told_of() -> None:
+def test_prompt_logprobs_make_the_whole_prompt_be_computed() -> None:
     drive = Drive(make_config())
     drive.run(make_request("first", 8, "cat", 5))
     drive.run(make_request("told", 8, "cat", 5, prompt_logprobs=0))
@@ -128,7 +128,7 @@ def test_the_beginning_of_a_prompt_is_found_for_its_vector_and_its_end_is_not() 
     drive.expect_right_answers()
 
 
-def test_of_a_prompt_whose_vector_is_wanted_no_end_is_kept() -> None:
+def test_no_end_is_kept_of_a_prompt_whose_vector_is_wanted() -> None:
     drive = Drive(make_config())
     drive.run(make_request("vector", 9, max_tokens=1, wants_vector=True))
     assert not any(plan.recall for plan in drive.run(make_request("later", 9)))
@@ -158,7 +158,7 @@ def test_a_hit_may_end_inside_a_picture_wherever_it_begins(text_before: int) -> 
     drive.expect_right_answers()
 
 
-def test_who_lacks_the_picture_that_its_hit_ends_in_is_parked_until_it_comes() -> None:
+def test_a_request_whose_hit_ends_in_a_missing_picture_is_parked_until_it_comes() -> None:
     drive = Drive(make_config(block_size=8))
     drive.run(make_request("first", 5, "cat", 5))
     evict_all_but(1, drive)
@@ -182,7 +182,7 @@ def evict_all_but(num_blocks: int, drive: Drive) -> None:
 
 @pytest.mark.parametrize("text_before", range(8))
 @pytest.mark.parametrize("text_alike", range(4))
-def test_behind_a_picture_a_hit_goes_on_to_the_first_other_word(text_before: int, text_alike: int) -> None:
+def test_a_hit_continues_after_a_picture_to_the_first_different_word(text_before: int, text_alike: int) -> None:
     drive = Drive(make_config(block_size=8, num_pictures=1))
     drive.run(with_text(make_request("first", text_before, "cat", 20), [9] * (text_before + 20)))
     drive.run(make_request("evicts its embeddings", "dog", 1))
@@ -204,7 +204,7 @@ def test_a_conversation_goes_on_from_the_last_token_that_was_computed(num_tokens
     drive.expect_right_answers()
 
 
-def test_who_waited_for_a_picture_goes_on_where_it_was() -> None:
+def test_a_request_that_waited_for_a_picture_continues_where_it_was() -> None:
     drive = Drive(make_config(caches_prefixes=False), delivers=False)
     drive.add(make_request("a", 40, "cat", 3, max_tokens=1))
     drive.step()
@@ -214,7 +214,7 @@ def test_who_waited_for_a_picture_goes_on_where_it_was() -> None:
     assert drive.runner.num_computed_tokens == 49
 
 
-def test_who_waited_for_a_picture_finds_what_another_computed_of_the_same_prompt_meanwhile() -> None:
+def test_a_request_that_waited_for_a_picture_finds_blocks_computed_meanwhile() -> None:
     drive = Drive(make_config(max_num_batched_tokens=40), delivers=False)
     drive.add(make_request("a", 60, "cat", 3, max_tokens=1))
     drive.step()
@@ -236,7 +236,7 @@ def test_an_aborted_request_leaves_what_was_computed() -> None:
     drive.expect_right_answers()
 
 
-def test_what_another_has_to_the_token_is_not_held_twice() -> None:
+def test_a_block_that_another_holds_in_full_is_not_held_twice() -> None:
     drive = Drive(make_config())
     for name in ("first", "again"):
         drive.run(make_request(name, 9, max_tokens=1))
@@ -289,7 +289,7 @@ def test_without_prefix_caching_everything_is_computed_and_nothing_encoded_twice
     assert drive.runner.encoded == ["cat"]
 
 
-def test_what_is_reset_is_computed_again() -> None:
+def test_after_a_reset_everything_is_computed_again() -> None:
     drive = Drive(make_config())
     for name, reset in {"a": ResetCaches(), "b": ResetCaches(prefix=True), "c": ResetCaches(True, True)}.items():
         drive.scheduler.reset(prefix=reset.prefix, encoder=reset.encoder)

@@ -96,7 +96,7 @@ class TestFinding:
         compute(kv, A, "xyz")
         assert kv.find_prefix(hashes("xyz"), num_tokens).num_tokens == num_found
 
-    def test_what_follows_a_gap_is_not_found(self) -> None:
+    def test_blocks_after_a_gap_are_not_found(self) -> None:
         kv = manager(num_blocks=3)
         compute(kv, A, "xy")
         assert kv.find_prefix(hashes("wy"), 9) == NO_HIT
@@ -138,7 +138,7 @@ class TestFinding:
         assert kv.find_prefix(hasher("first").hashes, 12).num_tokens == 8
         assert kv.find_prefix(hasher("other").hashes, 16).num_tokens == 4
 
-    def test_of_the_next_block_what_another_begins_with_is_found_too(self) -> None:
+    def test_the_tokens_in_common_with_the_next_block_are_found_too(self) -> None:
         kv = manager()
         compute(kv, A, "xyz")
         hit = kv.find_prefix(hashes("xyt"), 12)
@@ -147,20 +147,20 @@ class TestFinding:
         assert kv.reach_further(hit, names("xya")[2], 12) == PrefixHit((0, 1), 9, alike=2)
         assert kv.reach_further(hit, names("zzz")[2], 12) == hit, "nothing else follows the same"
 
-    def test_of_several_the_one_that_has_most_in_common(self) -> None:
+    def test_the_block_with_most_tokens_in_common_is_found(self) -> None:
         kv = manager()
         for sequence_id, text in ((A, "a"), (B, "z"), (C, "b")):
             compute(kv, sequence_id, text)
         assert kv.reach_further(NO_HIT, names("t")[0], 4) == PrefixHit((), 2, alike=1)
 
     @pytest.mark.parametrize(("num_tokens", "num_found"), [(1, 0), (2, 1), (3, 2), (4, 3), (5, 4)])
-    def test_one_token_is_always_left_of_what_is_alike(self, num_tokens: int, num_found: int) -> None:
+    def test_one_token_of_an_alike_block_is_always_left_to_compute(self, num_tokens: int, num_found: int) -> None:
         kv = manager()
         compute(kv, A, "x")
         hit = kv.find_prefix(hashes("x"), num_tokens)
         assert kv.reach_further(hit, names("xx")[len(hit.block_ids)], num_tokens).num_tokens == num_found
 
-    def test_the_rest_behind_the_full_blocks_is_found_unless_another_has_it_all(self) -> None:
+    def test_the_rest_after_the_full_blocks_is_found_unless_another_block_has_all_of_it(self) -> None:
         kv = manager()
         for sequence_id, num_tokens in ((A, 6), (B, 5)):
             kv.try_extend(sequence_id, 8)
@@ -171,7 +171,7 @@ class TestFinding:
         assert kv.pool.num_findable == 2, "it has grown, and is found whole"
         assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0, 1), 8)
 
-    def test_what_is_alike_may_be_given_to_the_one_that_copies_it(self) -> None:
+    def test_an_alike_block_may_be_given_to_the_sequence_that_copies_it(self) -> None:
         kv = manager(num_blocks=2)
         compute(kv, A, "xy")
         kv.release(A)
@@ -194,7 +194,7 @@ class TestWaiting:
         kv.announce(A, hashes("xy"), 8)
         return kv
 
-    def test_what_another_sequence_computes_is_waited_for(self) -> None:
+    def test_a_block_that_another_sequence_computes_is_waited_for(self) -> None:
         kv = self.under_way()
         assert kv.find_prefix(hashes("xz"), 9) == PrefixHit(is_being_computed=True)
         assert kv.find_prefix(hashes("zx"), 9) == NO_HIT
@@ -216,7 +216,7 @@ class TestWaiting:
         assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0, 1), 8)
 
     @pytest.mark.parametrize("end", ["withdraw", "release"])
-    def test_what_will_not_come_is_not_waited_for(self, end: str) -> None:
+    def test_a_block_that_will_not_come_is_not_waited_for(self, end: str) -> None:
         kv = self.under_way()
         getattr(kv, end)(A)
         assert kv.find_prefix(hashes("xy"), 9) == NO_HIT
@@ -253,7 +253,7 @@ class TestHolding:
         assert kv.num_blocks_of(A) == 3
         assert kv.num_blocks_of(B) == 0
 
-    def test_what_does_not_fit_changes_nothing(self) -> None:
+    def test_an_extension_that_does_not_fit_changes_nothing(self) -> None:
         kv = manager(num_blocks=3)
         kv.try_extend(A, 4)
         assert kv.try_extend(A, 17) is None
@@ -295,7 +295,7 @@ class TestHolding:
         assert kv.find_prefix(hashes("xyz"), 13).num_tokens == 8
         assert kv.pool.num_evicted == 1
 
-    def test_usage_is_what_sequences_hold_not_what_can_be_found(self) -> None:
+    def test_usage_counts_held_blocks_and_not_findable_ones(self) -> None:
         kv = manager(num_blocks=8)
         compute(kv, A, "xy")
         assert kv.usage == 0.25
@@ -345,14 +345,14 @@ class TestForgetting:
 
 
 class TestAdopting:
-    def test_what_came_from_elsewhere_is_found_and_its_end_goes_first(self) -> None:
+    def test_adopted_blocks_are_found_and_the_last_is_evicted_first(self) -> None:
         kv = manager(4)
         assert kv.adopt(names("xyz"), 0) == [(0, 0), (1, 1), (2, 2)]
         assert kv.find_prefix(hashes("xyz"), 13).block_ids == (0, 1, 2)
         compute(kv, A, "ab")
         assert kv.find_prefix(hashes("xyz"), 13).block_ids == (0, 1)
 
-    def test_what_is_held_already_is_not_adopted_and_is_not_what_makes_room(self) -> None:
+    def test_held_blocks_are_not_adopted_again_and_not_evicted_for_others(self) -> None:
         kv = manager(4)
         compute(kv, A, "xy")
         kv.release(A)
@@ -360,7 +360,7 @@ class TestAdopting:
         assert [index for _, index in kv.adopt(names("xyz"), 0)] == [2]
         assert kv.find_prefix(hashes("xyz"), 13).num_tokens == 12
 
-    def test_what_follows_nothing_that_is_held_is_not_adopted(self) -> None:
+    def test_blocks_that_follow_no_held_block_are_not_adopted(self) -> None:
         kv = manager(4)
         assert kv.adopt(names("xyz")[1:], 1) == []
         assert kv.pool.num_findable == 0
@@ -376,7 +376,7 @@ class TestStretches:
     def stretched(self) -> KvCacheManager:
         return KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=2), Holdings())
 
-    def test_each_is_told_once_when_its_last_block_can_be_found(self) -> None:
+    def test_a_stretch_is_reported_once_when_its_last_block_can_be_found(self) -> None:
         kv = self.stretched()
         kv.try_extend(A, 5 * BLOCK)
         kv.publish(A, name_of("vwxyz"), 3 * BLOCK + 1)
@@ -385,26 +385,26 @@ class TestStretches:
         assert kv.take_to_keep() == [KeptStretch(b"vwxy", (2, 3), behind=(b"vw",))]
         assert kv.take_to_keep() == []
 
-    def test_the_last_of_some_tells_of_all_that_it_follows_those_that_were_found_too(self) -> None:
+    def test_a_stretch_names_all_before_it_and_those_that_were_found(self) -> None:
         kv = KvCacheManager(KvCacheConfig(num_blocks=8, block_size=BLOCK, blocks_per_stretch=1), Holdings())
         compute(kv, A, "vw")
         assert kv.take_to_keep() == [KeptStretch(b"v", (0,)), KeptStretch(b"vw", (1,), behind=(b"v",))]
         compute(kv, B, "vwx")
         assert kv.take_to_keep() == [KeptStretch(b"vwx", (2,), behind=(b"v", b"vw"))]
 
-    def test_one_that_begins_in_what_was_found_is_whole(self) -> None:
+    def test_a_stretch_that_begins_in_found_blocks_is_whole(self) -> None:
         kv = self.stretched()
         compute(kv, A, "v")
         compute(kv, B, "vwx")
         assert kv.take_to_keep() == [KeptStretch(b"vw", (0, 1))]
 
-    def test_what_was_found_or_adopted_is_not_told_again(self) -> None:
+    def test_found_or_adopted_stretches_are_not_reported_again(self) -> None:
         kv = self.stretched()
         kv.adopt(names("vwxy"), 0)
         compute(kv, A, "vwxy")
         assert kv.take_to_keep() == []
 
-    def test_of_what_is_forgotten_nothing_is_told(self) -> None:
+    def test_forgotten_stretches_are_not_reported(self) -> None:
         kv = self.stretched()
         compute(kv, A, "vw")
         kv.forget_prefixes()

@@ -3,7 +3,7 @@
 from tests.scheduling.drive import Drive, make_config, make_request
 
 
-def test_whoever_has_no_seat_stands_in_line_or_is_parked() -> None:
+def test_a_request_without_a_seat_stands_in_line_or_is_parked() -> None:
     # Requests arrive one by one, because several together would make a crowd.
     drive = Drive(make_config(max_prompt_tokens_beside_streams=4), delivers=False, is_done=lambda: False)
     drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))

@@ -36,7 +36,7 @@ def step_with(drive: Drive, *requests: EngineRequest) -> None:
 # Promises -----------------------------------------------------------------------------------------------------
 
 
-def test_what_was_promised_is_not_asked_for() -> None:
+def test_promised_pixels_are_not_asked_for() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat", "dog", 2))
     drive.deliver("cat")
@@ -45,7 +45,7 @@ def test_what_was_promised_is_not_asked_for() -> None:
     assert drive.needed == []
 
 
-def test_what_was_not_promised_is_asked_for_beside_it() -> None:
+def test_pixels_that_were_not_promised_are_still_asked_for() -> None:
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, "cat", "dog", 2, coming_media=("cat",)))
     assert drive.needed == [("a", "dog")]
@@ -59,7 +59,7 @@ def test_pixels_may_arrive_before_the_first_step_that_could_need_them() -> None:
     assert drive.needed == []
 
 
-def test_others_rely_on_a_promise_too_and_are_asked_when_it_goes() -> None:
+def test_other_requests_rely_on_a_promise_and_are_asked_when_it_ends() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat"), make_request("b", 4, "cat"), make_request("c", 5, "cat"))
     assert drive.needed == []
@@ -90,7 +90,7 @@ def test_all_choices_share_one_arrival() -> None:
     assert drive.needed == []
 
 
-def test_of_two_who_promise_the_other_still_keeps_it_when_one_leaves() -> None:
+def test_when_one_of_two_promising_requests_leaves_the_other_promise_holds() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat"), promising("b", 4, "cat"))
     drive.scheduler.abort("a")
@@ -100,7 +100,7 @@ def test_of_two_who_promise_the_other_still_keeps_it_when_one_leaves() -> None:
     drive.expect_all_answered()
 
 
-def test_of_two_who_promise_the_second_arrival_is_not_kept_beyond_its_request() -> None:
+def test_the_second_arrival_of_two_promises_is_not_kept_after_its_request() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat"), promising("b", 4, "cat"))
     assert drive.deliver("cat")
@@ -135,7 +135,7 @@ def test_a_promise_is_good_for_one_arrival() -> None:
     drive.expect_all_answered()
 
 
-def test_who_is_preempted_after_its_promised_picture_went_asks_for_it() -> None:
+def test_a_request_preempted_after_its_promised_pixels_were_dropped_asks_for_them() -> None:
     drive = quiet_drive(num_blocks=12, caches_prefixes=False, shares_embeddings=False)
     step_with(drive, promising("b", 3, "cat", max_tokens=20, ignore_eos=True, priority=1))
     drive.deliver("cat")
@@ -152,7 +152,7 @@ def test_who_is_preempted_after_its_promised_picture_went_asks_for_it() -> None:
 
 
 @pytest.mark.parametrize("resets_prefix", [False, True])
-def test_what_was_promised_in_vain_is_kept_to_the_end_of_its_request_at_most(resets_prefix: bool) -> None:
+def test_unneeded_promised_pixels_are_kept_to_the_end_of_their_request_at_most(resets_prefix: bool) -> None:
     """The engine holds the prefix, or at least the embeddings, and the frontend did not know."""
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat", 9))
@@ -175,7 +175,7 @@ def test_pixels_that_arrive_after_their_promiser_left_are_refused() -> None:
     drive.expect_nothing_left()
 
 
-def test_a_promise_of_what_is_here_is_not_relied_on() -> None:
+def test_a_promise_of_pixels_already_here_is_not_relied_on() -> None:
     """Pixels that are here may have been sent before the promise was given, so nothing more would come."""
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, "dog", "cat"))
@@ -190,7 +190,7 @@ def test_a_promise_of_what_is_here_is_not_relied_on() -> None:
     assert drive.needed[-1] == ("c", "cat")
 
 
-def test_a_promise_of_anything_but_its_own_media_is_nothing() -> None:
+def test_a_promise_of_media_that_are_not_its_own_is_ignored() -> None:
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, coming_media=("cat",)), make_request("b", 4, "cat"))
     assert drive.needed == [("b", "cat")]
@@ -222,7 +222,7 @@ def drive_that_asked_one_who_left_with_a_slice_under_way() -> Drive:
     return drive
 
 
-def test_who_left_is_not_relied_on_while_a_slice_of_it_is_still_under_way() -> None:
+def test_an_aborted_request_with_a_slice_in_progress_is_not_relied_on() -> None:
     drive = drive_that_asked_one_who_left_with_a_slice_under_way()
     step_with(drive, make_request("b", "cat", 2))
     assert drive.needed == [("left", "cat"), ("b", "cat")]
@@ -232,7 +232,7 @@ def test_who_left_is_not_relied_on_while_a_slice_of_it_is_still_under_way() -> N
     drive.expect_all_answered()
 
 
-def test_pixels_are_refused_of_who_left_while_a_slice_of_it_is_still_under_way() -> None:
+def test_pixels_of_an_aborted_request_with_a_slice_in_progress_are_refused() -> None:
     drive = drive_that_asked_one_who_left_with_a_slice_under_way()
     assert drive.lose("cat") == []
     assert not drive.deliver("cat")
@@ -258,7 +258,7 @@ def who_may_go_on(drive: Drive) -> list[str]:
     return [state.request.request_id for state in drive.scheduler.media.who_may_go_on()]
 
 
-def test_of_many_who_wait_for_the_encoder_only_those_try_again_whom_it_has_room_for() -> None:
+def test_of_many_waiting_for_the_encoder_only_those_that_fit_try_again() -> None:
     drive = drive_with_a_queue(20)
     assert who_may_go_on(drive) == ["1"]
     drive.runner.set_pace(lambda: True)
@@ -268,7 +268,7 @@ def test_of_many_who_wait_for_the_encoder_only_those_try_again_whom_it_has_room_
     assert drive.runner.encoded == [f"picture {number}" for number in range(20)]
 
 
-def test_who_needs_no_room_tries_again_beside_those_who_do() -> None:
+def test_a_request_that_needs_no_room_tries_again_with_those_that_do() -> None:
     drive = drive_with_a_queue(4, shares_embeddings=False)
     drive.add(make_request("wants the second's", "picture 1", 5, max_tokens=1))
     drive.step()
@@ -280,7 +280,7 @@ def test_who_needs_no_room_tries_again_beside_those_who_do() -> None:
     drive.expect_all_answered()
 
 
-def test_who_waits_for_a_picture_that_is_being_encoded_tries_again_when_it_is_and_not_before() -> None:
+def test_a_request_waiting_for_an_encoding_tries_again_only_when_it_is_done() -> None:
     drive = drive_with_a_queue(1)
     for number in range(20):
         drive.add(make_request(f"wants it too {number}", number + 1, "picture 0", max_tokens=1))
@@ -339,7 +339,7 @@ def test_all_choices_of_a_film_together_have_one_turn() -> None:
     assert drive.runner.encoded[2:4] == ["picture", "other 0"]
 
 
-def test_who_has_room_is_decided_in_the_order_of_all_grants_whoever_has_the_turn() -> None:
+def test_room_is_granted_in_the_usual_order_whoever_has_the_turn() -> None:
     drive = film_drive(num_pictures=12)
     drive.add(make_request("question", "picture", 3, max_tokens=1))
     drive.step()
@@ -349,7 +349,7 @@ def test_who_has_room_is_decided_in_the_order_of_all_grants_whoever_has_the_turn
     drive.expect_all_answered()
 
 
-def test_what_was_claimed_and_not_given_gives_its_room_back_when_its_request_leaves() -> None:
+def test_a_claim_not_yet_given_returns_its_room_when_its_request_leaves() -> None:
     drive = film_drive(num_pictures=12)
     drive.add(make_request("other", *frames("other", 10), 3, max_tokens=1))
     drive.step()
@@ -362,7 +362,7 @@ def test_what_was_claimed_and_not_given_gives_its_room_back_when_its_request_lea
     assert drive.runner.encoded == frames("other", 10)
 
 
-def test_room_that_is_taken_from_what_was_not_given_is_free_at_once_and_its_pixels_stay() -> None:
+def test_room_taken_from_a_claim_not_yet_given_is_free_at_once_and_pixels_stay() -> None:
     drive = film_drive(num_pictures=12)
     drive.add(make_request("urgent", *frames("other", 10), 3, max_tokens=1, priority=-1))
     drive.step()
@@ -374,7 +374,7 @@ def test_room_that_is_taken_from_what_was_not_given_is_free_at_once_and_its_pixe
     assert len(drive.needed) == 22, "asked for once"
 
 
-def test_what_two_have_claimed_is_encoded_though_one_of_them_leaves() -> None:
+def test_an_item_claimed_by_two_is_encoded_even_if_one_of_them_leaves() -> None:
     drive = film_drive()
     drive.add(make_request("same", *frames("film", 12), 5, max_tokens=1))
     drive.step()
@@ -384,7 +384,7 @@ def test_what_two_have_claimed_is_encoded_though_one_of_them_leaves() -> None:
     assert drive.runner.encoded == frames("film", 12)
 
 
-def test_who_wants_one_moment_of_a_film_that_waits_lends_it_its_turn() -> None:
+def test_a_request_for_one_moment_of_a_waiting_film_lends_it_its_turn() -> None:
     drive = film_drive()
     drive.add(make_request("moment", 5, "film 11", 3, max_tokens=1))
     drive.step()
@@ -393,7 +393,7 @@ def test_who_wants_one_moment_of_a_film_that_waits_lends_it_its_turn() -> None:
     assert drive.runner.encoded == [*frames("film", 2), "film 11", *frames("film", 11)[2:]]
 
 
-def test_what_is_forgotten_before_it_is_given_is_made_for_those_who_claimed_it() -> None:
+def test_an_item_forgotten_before_it_is_given_is_made_for_its_claims() -> None:
     drive = film_drive()
     drive.scheduler.reset(prefix=True, encoder=True)
     drive.add(make_request("same", *frames("film", 12), 5, max_tokens=1))
@@ -403,7 +403,7 @@ def test_what_is_forgotten_before_it_is_given_is_made_for_those_who_claimed_it()
     drive.expect_all_answered()
 
 
-def test_where_there_is_room_for_one_picture_nobody_waits_for_a_turn_that_does_not_come() -> None:
+def test_with_room_for_one_picture_no_request_waits_forever_for_a_turn() -> None:
     config = make_config(num_pictures=0, shares_embeddings=False, max_num_encoder_input_tokens=6, max_num_seqs=3)
     drive = Drive(config, is_done=lambda: False)
     for request in (
@@ -420,7 +420,7 @@ def test_where_there_is_room_for_one_picture_nobody_waits_for_a_turn_that_does_n
 # Stale handles ------------------------------------------------------------------------------------------------
 
 
-def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_themselves() -> None:
+def test_after_a_stale_handle_the_longest_waiting_request_is_asked_for_inline_pixels() -> None:
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, "cat"), make_request("b", 4, "cat"))
     assert drive.lose("cat") == [MediaNeeded("a", ("cat",), inline=True)]
@@ -430,7 +430,7 @@ def test_of_a_stale_handle_the_one_who_waited_longest_is_asked_for_the_pixels_th
     drive.expect_all_answered()
 
 
-def test_of_stale_handles_that_come_together_one_is_asked_for_all_pixels_at_once() -> None:
+def test_after_stale_handles_together_one_request_is_asked_for_all_pixels_at_once() -> None:
     drive = quiet_drive()
     step_with(drive, make_request("a", 3, "cat", "dog", "cow"), make_request("b", "bee", 4, "dog"))
     first, second = drive.lose("dog", "cow", "bee", "cat")
@@ -441,7 +441,7 @@ def test_of_stale_handles_that_come_together_one_is_asked_for_all_pixels_at_once
     drive.expect_all_answered()
 
 
-def test_of_a_stale_handle_nobody_is_asked_who_does_not_wait_yet() -> None:
+def test_after_a_stale_handle_requests_that_do_not_wait_yet_are_not_asked() -> None:
     drive = quiet_drive()
     drive.add(promising("a", 3, "cat"))
     assert drive.lose("cat") == []
@@ -449,14 +449,14 @@ def test_of_a_stale_handle_nobody_is_asked_who_does_not_wait_yet() -> None:
     assert drive.needed == [("a", "cat")], "the promise was used up"
 
 
-def test_a_stale_handle_after_all_have_left_is_nothing() -> None:
+def test_a_stale_handle_after_all_requests_left_is_ignored() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat"))
     drive.scheduler.abort("a")
     assert drive.lose("cat") == []
 
 
-def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked() -> None:
+def test_if_the_request_asked_for_inline_pixels_leaves_the_next_is_asked() -> None:
     drive = quiet_drive()
     step_with(drive, promising("a", 3, "cat"), make_request("b", 4, "cat"))
     drive.lose("cat")
@@ -468,7 +468,7 @@ def test_if_the_one_who_was_asked_for_pixels_themselves_leaves_the_next_is_asked
 
 
 @pytest.mark.parametrize("has_tiers", [False, True])
-def test_who_waits_is_not_compared_with_all_who_wait_for_the_same(
+def test_a_waiting_request_is_not_compared_with_all_that_wait_for_the_same(
     has_tiers: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_compared = 0
@@ -492,7 +492,7 @@ def test_who_waits_is_not_compared_with_all_who_wait_for_the_same(
     assert num_compared < num_requests * len(pictures)
 
 
-def test_what_waits_for_its_turn_to_be_encoded_is_not_when_its_request_has_left() -> None:
+def test_an_item_waiting_to_be_encoded_is_not_encoded_after_its_request_left() -> None:
     drive = Drive(make_config(takes_turns=True, max_num_batched_tokens=16, max_num_seqs=4))
     drive.add(make_request("text", 60, max_tokens=1))
     drive.step()
@@ -604,7 +604,7 @@ def test_however_little_room_there_is_every_request_ends(
 # Reports and counters -----------------------------------------------------------------------------------------
 
 
-def test_what_was_found_and_taken_back_is_told_as_made_if_it_has_to_be_made() -> None:
+def test_an_item_found_then_evicted_is_reported_as_made_if_it_is_made() -> None:
     drive = Drive(make_config(num_pictures=2))
     drive.runner.set_pace(lambda: False)
     step_with(drive, make_request("first", "cat", 3))
@@ -620,7 +620,7 @@ def test_what_was_found_and_taken_back_is_told_as_made_if_it_has_to_be_made() ->
     assert origins == {"early": {0: "made", 1: "made"}, "late": {0: "made"}}
 
 
-def test_what_is_looked_for_again_after_it_was_taken_back_is_one_query() -> None:
+def test_a_repeated_lookup_after_eviction_counts_as_one_query() -> None:
     drive = Drive(make_config(num_blocks=12, caches_prefixes=False))
     drive.run(make_request("first", "cat", 3))
     requests = [make_request(str(number), number + 1, "cat", 3, max_tokens=20) for number in range(3)]
@@ -631,7 +631,7 @@ def test_what_is_looked_for_again_after_it_was_taken_back_is_one_query() -> None
 
 
 @pytest.mark.parametrize(("claimed_from", "found"), [(0, 1), (1, 0)], ids=["a longer prefix", "a shorter prefix"])
-def test_room_that_is_given_back_when_another_prefix_is_found_is_told_at_once(claimed_from: int, found: int) -> None:
+def test_room_returned_when_another_prefix_is_found_is_reported_at_once(claimed_from: int, found: int) -> None:
     drive = quiet_drive()
     drive.add(promising("a", 3, "cat", "dog", 2))
     drive.deliver("cat")

@@ -26,7 +26,7 @@ def expect_a_stream_to_end(drive: Drive) -> None:
     assert drive.finished == {("stream", 0): "length"}
 
 
-def test_who_waits_for_pixels_keeps_no_pages_that_a_running_answer_lacks() -> None:
+def test_a_request_waiting_for_pixels_keeps_no_pages_that_a_running_answer_needs() -> None:
     drive = drive_short_of_pages()
     expect_a_stream_to_end(drive)
     drive.runner.set_pace(lambda: True)
@@ -34,7 +34,7 @@ def test_who_waits_for_pixels_keeps_no_pages_that_a_running_answer_lacks() -> No
     drive.expect_all_answered()
 
 
-def test_who_waits_for_the_encoder_keeps_no_pages_that_a_running_answer_lacks() -> None:
+def test_a_request_waiting_for_the_encoder_keeps_no_pages_that_a_running_answer_needs() -> None:
     drive = drive_short_of_pages()
     drive.deliver("cat")
     drive.step()
@@ -45,7 +45,7 @@ def test_who_waits_for_the_encoder_keeps_no_pages_that_a_running_answer_lacks() 
     drive.expect_right_answers()
 
 
-def test_who_waits_for_pixels_keeps_no_pages_that_a_new_prompt_lacks() -> None:
+def test_a_request_waiting_for_pixels_keeps_no_pages_that_a_new_prompt_needs() -> None:
     drive = drive_short_of_pages()
     drive.add(with_text(make_request("text", 30), [9] * 30))
     for _ in range(6):
@@ -54,7 +54,7 @@ def test_who_waits_for_pixels_keeps_no_pages_that_a_new_prompt_lacks() -> None:
     assert drive.scheduler.pages.num_preemptions == 1
 
 
-def test_who_gave_pages_away_takes_none_again_until_it_gets_further() -> None:
+def test_a_request_that_gave_pages_away_takes_none_until_it_can_progress() -> None:
     drive = drive_short_of_pages(caches_prefixes=False)
     drive.add(with_text(make_request("text", 30), [9] * 30))
     drive.step()
@@ -66,7 +66,7 @@ def test_who_gave_pages_away_takes_none_again_until_it_gets_further() -> None:
     drive.expect_all_answered()
 
 
-def test_those_who_keep_taking_the_pages_of_one_who_waits_for_media_starve_it_not() -> None:
+def test_a_request_waiting_for_media_is_not_starved_by_others_taking_its_pages() -> None:
     drive = Drive(make_config(num_blocks=20, num_pictures=1, shares_embeddings=False, caches_prefixes=False))
     drive.runner.set_pace(lambda: len(drive.runner.plans) % 8 == 0)
     drive.add(make_request("pictures", 3, "cat", 2, "dog", 33, "owl", 3))
@@ -86,7 +86,7 @@ def test_no_page_is_taken_ahead_for_the_answer_s_last_token(max_tokens: int, num
     assert drive.scheduler.kv_cache.num_blocks_of(("a", 0)) == num_pages
 
 
-def test_who_runs_out_of_pages_takes_them_from_the_last_and_all_answers_stay_right(
+def test_pages_are_taken_from_the_last_request_and_all_answers_stay_right(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(page_grants, "TOKENS_AHEAD", 0)
@@ -99,7 +99,9 @@ def test_who_runs_out_of_pages_takes_them_from_the_last_and_all_answers_stay_rig
     assert drive.scheduler.pages.num_preemptions == 1
 
 
-def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_without_pages_waits_instead_of_preempting_one_computed_beside(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(page_grants, "TOKENS_AHEAD", 0)
     drive = Drive(make_config(num_blocks=10, max_prompt_tokens_beside_streams=0), is_done=lambda: False)
     drive.add(make_request("stream", 3, max_tokens=30, ignore_eos=True))
@@ -115,7 +117,7 @@ def test_who_lacks_a_page_takes_none_from_whoever_is_computed_beside_but_waits(m
 
 
 @pytest.mark.parametrize("num_pictures", [1, 2])
-def test_pages_of_one_who_came_back_into_the_line_are_taken_in_the_same_step(num_pictures: int) -> None:
+def test_pages_of_a_request_back_in_line_are_taken_in_the_same_step(num_pictures: int) -> None:
     """Otherwise nothing would be retried before an encoding ends."""
     drive = Drive(make_config(num_blocks=16, num_pictures=num_pictures, max_num_seqs=1), is_done=lambda: False)
     drive.add(make_request("last", 32, "dog", 3, cache_salt="its own", priority=2))
@@ -131,7 +133,7 @@ def test_pages_of_one_who_came_back_into_the_line_are_taken_in_the_same_step(num
     drive.expect_all_answered()
 
 
-def test_an_answer_whose_pages_nobody_takes_goes_on_at_its_last_token() -> None:
+def test_a_preempted_answer_whose_pages_remain_continues_at_its_last_token() -> None:
     drive = Drive(make_config())
     drive.add(make_request("a", 9, max_tokens=12, ignore_eos=True))
     for _ in range(6):
@@ -146,7 +148,7 @@ def test_an_answer_whose_pages_nobody_takes_goes_on_at_its_last_token() -> None:
     drive.expect_right_answers()
 
 
-def test_pages_of_one_who_came_into_the_line_only_to_wait_again_go_to_a_running_prompt_in_the_same_step() -> None:
+def test_pages_of_a_request_that_must_wait_again_go_to_a_running_prompt_in_the_same_step() -> None:
     """Otherwise nothing would be retried before the work beside ends. A property test found this sequence of events."""
     tight: dict[str, Any] = {
         "num_blocks": 80,

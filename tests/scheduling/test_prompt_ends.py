@@ -26,7 +26,7 @@ def test_an_end_is_found_once_it_is_kept() -> None:
     assert ends.num_found == 1
 
 
-def test_the_least_recently_used_goes_first_and_is_told_of_once() -> None:
+def test_the_least_recently_used_end_is_evicted_first_and_reported_once() -> None:
     ends = PromptEnds(2)
     keep(ends, b"a")
     least = keep(ends, b"b")
@@ -37,21 +37,21 @@ def test_the_least_recently_used_goes_first_and_is_told_of_once() -> None:
     assert ends.find(b"a") is not None
 
 
-def test_what_is_kept_twice_is_kept_as_the_later() -> None:
+def test_an_end_kept_twice_counts_as_used_the_second_time() -> None:
     ends = PromptEnds(2)
     earlier, later = keep(ends, b"a"), keep(ends, b"a")
     assert ends.take_evicted() == [earlier]
     assert ends.find(b"a") == later
 
 
-def test_what_comes_back_before_its_going_was_told_is_not_what_goes() -> None:
+def test_an_end_that_returns_before_its_eviction_is_reported_stays() -> None:
     ends = PromptEnds(1)
     first, other, again = (keep(ends, each) for each in (b"a", b"b", b"a"))
     assert ends.take_evicted() == [first, other]
     assert ends.find(b"a") == again
 
 
-def test_what_was_named_before_all_was_forgotten_is_never_found() -> None:
+def test_ends_named_before_everything_was_forgotten_are_never_found() -> None:
     ends = PromptEnds(1)
     kept, under_way = keep(ends, b"a"), named(ends, b"b")
     ends.forget()

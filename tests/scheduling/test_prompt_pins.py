@@ -24,7 +24,7 @@ def ask_again(drive: Drive, *parts: int | str) -> int:
     return drive.cached[request_id, 0]
 
 
-def test_without_a_pin_a_crowd_drives_everything_out() -> None:
+def test_without_a_pin_a_crowd_evicts_everything() -> None:
     drive = Drive(make_config(num_blocks=16, num_pictures=4))
     drive.run(make_request("a", 8, "cat", 6))
     crowd(drive)

@@ -65,7 +65,7 @@ def test_a_picture_that_many_want_at_once_is_encoded_once() -> None:
 
 
 @pytest.mark.parametrize("caches_prefixes", [False, True])
-def test_what_is_not_kept_for_other_requests_is_still_encoded_once_for_one(caches_prefixes: bool) -> None:
+def test_an_unshared_picture_is_still_encoded_once_per_request(caches_prefixes: bool) -> None:
     drive = Drive(make_config(shares_embeddings=False, caches_prefixes=caches_prefixes))
     drive.run(make_request("twice", 3, "cat", 4, "cat", 2))
     assert drive.runner.encoded == ["cat"]
@@ -128,7 +128,7 @@ def drive_whose_client_left_amid_its_encodings() -> Drive:
     return drive
 
 
-def test_what_was_to_be_encoded_for_who_left_keeps_nobody_waiting() -> None:
+def test_an_encoding_planned_for_an_aborted_request_delays_no_other() -> None:
     drive = drive_whose_client_left_amid_its_encodings()
     drive.runner.set_pace(lambda: True)
     drive.run(make_request("next", "owl", 3))
@@ -137,7 +137,7 @@ def test_what_was_to_be_encoded_for_who_left_keeps_nobody_waiting() -> None:
     assert drive.believed == {"owl"}
 
 
-def test_what_was_left_out_is_encoded_once_for_who_came_to_want_it_meanwhile() -> None:
+def test_a_skipped_item_is_encoded_once_for_a_request_that_wants_it_meanwhile() -> None:
     drive = drive_whose_client_left_amid_its_encodings()
     drive.runner.set_pace(lambda: True)
     drive.run(make_request("next", "dog", 3))
@@ -146,7 +146,7 @@ def test_what_was_left_out_is_encoded_once_for_who_came_to_want_it_meanwhile() -
     drive.expect_nothing_left()
 
 
-def test_who_waits_for_media_or_for_the_encoder_holds_nobody_back() -> None:
+def test_a_request_waiting_for_media_or_the_encoder_does_not_delay_others() -> None:
     drive = Drive(make_config(max_num_seqs=1, num_pictures=1), delivers=False, is_done=lambda: False)
     drive.add(make_request("waits for pixels", 3, "cat", 3))
     drive.step()
@@ -186,14 +186,14 @@ def test_a_picture_is_computed_whole() -> None:
     assert lengths(plans) == [[], [4], [6], [2]]  # the first step only encodes
 
 
-def test_a_long_prompt_is_computed_in_chunks_beside_what_runs() -> None:
+def test_a_long_prompt_is_computed_in_chunks_beside_running_sequences() -> None:
     drive = Drive(make_config(max_num_batched_tokens=9, max_num_seqs=3))
     plans = drive.run(make_request("short", 2, max_tokens=4), make_request("long", 20, max_tokens=1))
     assert lengths(plans) == [[2, 7], [1, 8], [1, 5], [1]]
     drive.expect_right_answers()
 
 
-def test_what_is_left_of_a_step_begins_no_prompt_that_could_soon_find_its_beginning() -> None:
+def test_the_rest_of_a_step_begins_no_prompt_that_could_soon_find_its_beginning() -> None:
     drive = Drive(make_config(max_num_batched_tokens=64))
     drive.run(make_request("before", "cat", 1))
     drive.run(
@@ -210,7 +210,7 @@ def test_no_more_sequences_run_than_allowed() -> None:
     assert len(drive.finished) == 7
 
 
-def test_those_of_smaller_priority_number_go_first() -> None:
+def test_requests_with_smaller_priority_number_go_first() -> None:
     drive = Drive(make_config(max_num_seqs=1))
     plans = drive.run(make_request("late", 3, priority=1), make_request("soon", 4), make_request("now", 5, priority=-1))
     order = dict.fromkeys(piece.sequence_id[0] for plan in plans for piece in plan.now)
@@ -264,7 +264,7 @@ def test_without_streams_every_prompt_is_computed_at_once() -> None:
     assert lengths(plans) == [[30, 20]]
 
 
-def test_a_prompt_whose_lane_is_taken_waits_and_holds_nobody_back() -> None:
+def test_a_prompt_whose_lane_is_taken_waits_and_does_not_delay_others() -> None:
     drive = beside_drive()
     drive.add(make_request("long", 20))
     drive.step()
@@ -329,7 +329,7 @@ def test_a_short_prompt_waits_for_the_picture_that_a_long_one_computes_beside() 
     drive.expect_all_answered()
 
 
-def test_who_waits_for_a_prefix_is_looked_at_again_only_when_that_prefix_has_changed() -> None:
+def test_a_request_waiting_for_a_prefix_is_examined_again_only_when_it_changes() -> None:
     drive = Drive(make_config(max_prompt_tokens_beside_streams=1), is_done=lambda: False)
     parked = drive.scheduler.lineup.parked
     drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
@@ -346,7 +346,7 @@ def test_who_waits_for_a_prefix_is_looked_at_again_only_when_that_prefix_has_cha
     drive.expect_all_answered()
 
 
-def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done() -> None:
+def test_a_request_aborted_while_computed_keeps_its_pages_until_the_work_is_done() -> None:
     drive = beside_drive()
     drive.add(make_request("long", 20))
     drive.step()
@@ -363,7 +363,7 @@ def test_who_is_aborted_while_under_way_keeps_its_pages_until_the_work_is_done()
 
 
 @pytest.mark.parametrize("is_other", [False, True])
-def test_who_is_aborted_while_under_way_may_come_again_under_its_id_at_once(is_other: bool) -> None:
+def test_a_request_aborted_while_computed_may_return_under_its_id_at_once(is_other: bool) -> None:
     drive = beside_drive()
     drive.add(make_request("long", 20, n=2))
     assert [piece.sequence_id[0] for piece in drive.step().beside] == ["long"]
@@ -376,7 +376,7 @@ def test_who_is_aborted_while_under_way_may_come_again_under_its_id_at_once(is_o
     assert ("long", 0) in drive.finished
 
 
-def test_who_comes_again_under_its_id_does_not_fail_by_what_the_first_counted_on() -> None:
+def test_a_request_that_reuses_an_id_does_not_fail_with_the_first_one() -> None:
     drive = beside_drive()
     drive.runner.bad_media = {"cat"}
     drive.runner.set_pace(iter([True, *[False] * 9]).__next__)  # the dog's encoding

@@ -19,17 +19,17 @@ def room_beside(num_streams: int, num_waiting: int, **config: Any) -> Room:
 
 
 @pytest.mark.parametrize(("num_streams", "least_crowd"), [(1, 3), (5, 3), (6, 4), (7, 4), (20, 11)])
-def test_a_crowd_is_three_who_wait_and_more_than_half_as_many_as_stream(num_streams: int, least_crowd: int) -> None:
+def test_a_crowd_is_three_waiting_requests_and_more_than_half_the_streams(num_streams: int, least_crowd: int) -> None:
     assert not room_beside(num_streams, least_crowd - 1).is_for_all
     assert room_beside(num_streams, least_crowd).is_for_all
 
 
 @pytest.mark.parametrize("config", [{"max_prompt_tokens_beside_streams": 0}, {"takes_turns": True}], ids=str)
-def test_where_it_is_not_wanted_no_crowd_joins(config: dict[str, Any]) -> None:
+def test_no_crowd_joins_if_the_options_forbid_it(config: dict[str, Any]) -> None:
     assert not room_beside(1, 50, **config).is_for_all
 
 
-def test_where_nobody_streams_or_all_join_anyway_there_is_no_bound() -> None:
+def test_without_streams_or_if_all_join_anyway_there_is_no_bound() -> None:
     rooms = [room_beside(0, 50), room_beside(1, 50, max_prompt_tokens_beside_streams=None)]
     assert [(room.num_tokens, room.is_for_all) for room in rooms] == [(None, True)] * 2
 
@@ -38,7 +38,7 @@ def test_where_nobody_streams_or_all_join_anyway_there_is_no_bound() -> None:
     ("usual", "picture", "num_tokens", "num_for_short"),
     [(32, 256, 512, 32), (32, 500, 512, 12), (32, 600, 600, 0), (400, 0, 512, 256), (700, 256, 700, 350)],
 )
-def test_of_a_crowd_s_room_short_ones_keep_theirs_as_far_as_a_picture_and_long_ones_get_on(
+def test_a_crowd_s_room_is_divided_between_short_and_long_prompts(
     usual: int, picture: int, num_tokens: int, num_for_short: int
 ) -> None:
     config = {"tokens_per_item": picture, "max_num_encoder_input_tokens": 1000, "max_num_batched_tokens": 1000}
@@ -55,7 +55,7 @@ def test_prompts_beside_streams_are_together_no_more_than_a_step_may_have() -> N
     assert [piece.length for piece in drive.step().beside] == [25, 15]
 
 
-def test_first_tokens_that_are_drawn_without_a_step_count_as_tokens_of_one() -> None:
+def test_first_tokens_that_are_recalled_count_as_tokens_of_a_step() -> None:
     drive = Drive(make_config(max_num_batched_tokens=TOKENS_PER_PICTURE, max_num_seqs=1))
     drive.run(make_request("first", 3))
     plans = drive.run(*(make_request(f"{number}", 3, max_tokens=1) for number in range(8)))
@@ -77,7 +77,7 @@ def drive_with_many_who_wait_to_join(num_waiting: int, monkeypatch: pytest.Monke
     return drive
 
 
-def test_those_who_wait_to_join_are_not_all_looked_at_with_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_not_all_requests_waiting_to_join_are_examined_in_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     drive = drive_with_many_who_wait_to_join(40, monkeypatch)
     find_prefix, num_looks = drive.scheduler.kv_cache.find_prefix, 0
 
@@ -93,7 +93,9 @@ def test_those_who_wait_to_join_are_not_all_looked_at_with_each_step(monkeypatch
     drive.expect_all_answered()
 
 
-def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_request_waiting_to_join_gets_its_first_token_once_its_prompt_is_known(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     drive = drive_with_many_who_wait_to_join(40, monkeypatch)
     drive.add(make_request("urgent", 8, cache_salt="39", max_tokens=1, priority=-1))
     assert drive.step().now[-1].sequence_id[0] == "urgent"
@@ -101,7 +103,7 @@ def test_who_waits_to_join_has_its_first_token_once_its_prompt_is_known(monkeypa
     drive.expect_all_answered()
 
 
-def test_who_waits_for_more_room_is_not_overtaken_by_those_who_would_take_it() -> None:
+def test_a_request_waiting_for_more_room_is_not_overtaken_by_later_ones() -> None:
     drive = Drive(make_config(max_num_batched_tokens=64))
     drive.run(make_request("before", "cat", 1))
     drive.add(make_request("first", 60, cache_salt="first", max_tokens=1))
@@ -114,7 +116,7 @@ def test_who_waits_for_more_room_is_not_overtaken_by_those_who_would_take_it() -
     drive.expect_all_answered()
 
 
-def test_a_short_beginning_is_computed_where_a_step_has_room_for_no_more() -> None:
+def test_a_short_beginning_is_computed_if_the_step_has_no_more_room() -> None:
     drive = Drive(make_config(max_num_batched_tokens=13))
     drive.run(make_request("a", 10, "cat", 3))
     drive.expect_right_answers()
@@ -151,7 +153,7 @@ def test_another_book_waits_for_the_first_and_holds_back_no_question() -> None:
     drive.expect_all_answered()
 
 
-def test_a_longer_question_gets_on_by_its_part_of_each_step() -> None:
+def test_a_longer_question_progresses_by_its_share_of_each_step() -> None:
     drive = Drive(make_config(num_blocks=256, max_num_seqs=4))
     drive.add(make_request("book", 500, cache_salt="book"))
     drive.step()
@@ -161,6 +163,6 @@ def test_a_longer_question_gets_on_by_its_part_of_each_step() -> None:
 
 
 @pytest.mark.parametrize("config", [{"takes_turns": True}, {"max_num_batched_tokens": 6 + 8 - 1}], ids=str)
-def test_nothing_is_left_where_nobody_reads_along_or_a_picture_needs_all(config: dict[str, Any]) -> None:
+def test_no_room_is_reserved_without_streams_or_if_a_picture_needs_all(config: dict[str, Any]) -> None:
     drive = Drive(make_config(num_blocks=128, **config))
     assert step_draft.tokens_left_by_long(drive.config.scheduler) == 0

@@ -26,7 +26,7 @@ def after_asking(*parts: int | str, **options: Any) -> Drive:
     return drive
 
 
-def test_what_one_engine_computed_another_finds_but_for_what_fills_no_stretch() -> None:
+def test_another_engine_finds_the_whole_stretches_that_one_computed() -> None:
     drive = drive_over(after_asking(3 * TOKENS + 5))
     drive.run(make_request("a", 3 * TOKENS + 5))
     drive.expect_right_answers()
@@ -50,14 +50,14 @@ def test_an_answer_is_found_as_the_beginning_of_the_next_prompt() -> None:
     assert drive.cached == {("a", 0): 3 * TOKENS}
 
 
-def test_a_picture_that_it_covers_is_neither_asked_for_nor_encoded() -> None:
+def test_a_picture_covered_by_a_load_is_neither_asked_for_nor_encoded() -> None:
     drive = drive_over(after_asking(2, "cat", TOKENS))
     drive.run(make_request("a", 2, "cat", TOKENS))
     drive.expect_right_answers()
     assert (drive.needed, drive.runner.encoded) == ([], [])
 
 
-def test_one_that_it_covers_in_part_is_encoded_and_another_in_its_place_finds_nothing() -> None:
+def test_a_partly_covered_picture_is_encoded_and_another_in_its_place_finds_nothing() -> None:
     before = after_asking(4, "cat", 3)
     for name in ("cat", "dog"):
         drive = drive_over(before)
@@ -73,14 +73,14 @@ def test_tenants_and_adapters_find_nothing_of_each_other_s() -> None:
     assert drive.cached == {("a", 0): 0, ("b", 0): 2 * TOKENS}
 
 
-def test_who_has_it_on_the_device_asks_for_nothing() -> None:
+def test_nothing_is_loaded_that_is_on_the_device() -> None:
     drive = after_asking(2 * TOKENS + 1)
     drive.loads = False
     drive.run(make_request("a", 2 * TOKENS + 1))
     assert drive.stretch_loads == {}
 
 
-def test_who_has_the_beginning_on_the_device_asks_for_the_rest() -> None:
+def test_only_the_part_that_is_not_on_the_device_is_loaded() -> None:
     before = after_asking(4 * TOKENS + 1)
     drive = drive_over(before)
     drive.run(make_request("short", 2 * TOKENS + 1))
@@ -93,7 +93,7 @@ def test_who_has_the_beginning_on_the_device_asks_for_the_rest() -> None:
     assert drive.cached["long", 0] == 4 * TOKENS
 
 
-def test_nobody_waits_for_another_s_load_and_who_waits_may_leave() -> None:
+def test_a_load_delays_no_other_request_and_a_waiting_one_may_leave() -> None:
     drive = drive_over(after_asking(2 * TOKENS + 1), max_num_seqs=1)
     drive.loads = False
     for name in ("slow", "left"):
@@ -111,7 +111,7 @@ def test_nobody_waits_for_another_s_load_and_who_waits_may_leave() -> None:
     assert drive.cached["slow", 0] == 2 * TOKENS
 
 
-def test_a_load_that_all_have_left_ends_for_nobody() -> None:
+def test_a_load_may_end_after_all_its_requests_left() -> None:
     drive = drive_over(after_asking(2 * TOKENS + 1))
     drive.loads = False
     drive.add(make_request("a", 2 * TOKENS + 1))
@@ -128,7 +128,7 @@ def test_all_choices_of_a_request_wait_for_one_load() -> None:
     assert drive.cached == {("a", choice): 2 * TOKENS for choice in range(3)}
 
 
-def test_who_wants_to_be_told_of_its_prompt_waits_for_none() -> None:
+def test_a_request_for_prompt_logprobs_waits_for_no_load() -> None:
     drive = drive_over(after_asking(2 * TOKENS + 1))
     drive.run(make_request("a", 2 * TOKENS + 1, prompt_logprobs=0))
     drive.expect_right_answers()
@@ -136,7 +136,7 @@ def test_who_wants_to_be_told_of_its_prompt_waits_for_none() -> None:
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_of_what_is_gone_or_late_the_rest_is_computed(is_late: bool) -> None:
+def test_the_part_that_is_lost_or_late_is_computed(is_late: bool) -> None:
     before = after_asking(3 * TOKENS + 1)
     if not is_late:
         del before.stretches[tuple(before.stretches)[1]]
@@ -150,7 +150,7 @@ def test_of_what_is_gone_or_late_the_rest_is_computed(is_late: bool) -> None:
     assert drive.cached == {("a", 0): 0 if is_late else TOKENS}
 
 
-def test_where_all_blocks_are_in_use_what_was_loaded_is_computed() -> None:
+def test_if_all_blocks_are_in_use_loaded_stretches_are_computed_instead() -> None:
     before = after_asking(6 * TOKENS)
     drive = drive_over(before, num_blocks=14)
     drive.add(make_request("long", 20, max_tokens=30, ignore_eos=True))
@@ -169,7 +169,7 @@ def test_after_a_reset_nothing_that_was_computed_before_is_kept() -> None:
     assert drive.stretches == {}
 
 
-def test_what_came_for_who_waits_for_a_seat_does_not_go_for_what_others_want() -> None:
+def test_blocks_loaded_for_a_request_waiting_for_a_seat_are_not_evicted_for_others() -> None:
     before = drive_over(max_num_seqs=8, num_blocks=200)
     for number in range(6):
         before.run(make_request(f"{number}", 4 * TOKENS + 1, cache_salt=f"{number}"))
@@ -182,7 +182,7 @@ def test_what_came_for_who_waits_for_a_seat_does_not_go_for_what_others_want() -
     assert kv_cache.num_loaded_hit_tokens == kv_cache.num_hit_tokens == 6 * 4 * TOKENS
 
 
-def test_of_a_load_that_came_in_vain_no_hit_is_counted() -> None:
+def test_an_unused_load_counts_no_hit() -> None:
     before = after_asking(6 * TOKENS)
     drive = drive_over(before)
     drive.loads = False

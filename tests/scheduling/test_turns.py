@@ -55,7 +55,7 @@ def test_for_throughput_a_round_of_encodings_and_a_step_of_prompts_take_turns() 
 
 
 @pytest.mark.parametrize("others", [(9,), ("owl", 9)], ids=["texts", "pictures"])
-def test_for_throughput_whoever_keeps_coming_starves_nobody(others: tuple[int | str, ...]) -> None:
+def test_for_throughput_new_requests_starve_no_other(others: tuple[int | str, ...]) -> None:
     drive = Drive(make_config(takes_turns=True, num_blocks=200))
     for number in range(40):
         drive.add(make_request(f"other{number}", *(f"{each}{number}" if each == "owl" else each for each in others)))
@@ -78,7 +78,7 @@ def test_answers_that_fill_all_seats_do_not_pause() -> None:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_nobody_who_waits_is_overlooked_where_streams_pause_for_encodings(seed: int) -> None:
+def test_no_waiting_request_is_overlooked_while_streams_pause_for_encodings(seed: int) -> None:
     config = make_config(
         num_blocks=60, block_size=1, caches_prefixes=False, max_prompt_ends=0, num_pictures=2, shares_embeddings=False,
         max_num_batched_tokens=8, max_num_seqs=2, max_num_encoder_input_tokens=2 * TOKENS_PER_PICTURE,
@@ -93,7 +93,7 @@ def test_nobody_who_waits_is_overlooked_where_streams_pause_for_encodings(seed: 
     drive.expect_right_answers()
 
 
-def test_the_encoders_turn_is_the_prompts_if_what_it_was_for_is_given_up_as_it_begins() -> None:
+def test_an_encoder_turn_goes_to_prompts_if_its_encoding_is_given_up() -> None:
     """The request that waited for the second picture finds that another one computed it meanwhile."""
     config = make_config(
         block_size=1,
