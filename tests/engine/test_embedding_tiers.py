@@ -79,7 +79,7 @@ def bench() -> Iterator[Bench]:
     bench.tiers.close()
 
 
-def test_what_was_encoded_is_found_at_once_in_host_memory(bench: Bench) -> None:
+def test_encoded_embeddings_are_found_at_once_in_host_memory(bench: Bench) -> None:
     bench.keep("a")
     bench.tiers.load(load("a"))
     assert bench.tiers.has_answers
@@ -89,25 +89,25 @@ def test_what_was_encoded_is_found_at_once_in_host_memory(bench: Bench) -> None:
     assert not bench.woken.acquire(blocking=False)
 
 
-def test_what_made_room_in_host_memory_is_found_farther_away_and_the_loop_is_woken(bench: Bench) -> None:
+def test_entries_evicted_from_host_memory_are_found_farther_away_and_wake_the_loop(bench: Bench) -> None:
     bench.keep("a", "b", "c")
     assert bench.store.wait_written(SOON)
     assert bench.find("a") is not None
     assert [(tier.name, tier.num_hits) for tier in bench.tiers.status()] == [("host", 0), ("disk", 1)]
 
 
-def test_what_a_tier_could_not_keep_shows_in_how_it_is(bench: Bench) -> None:
+def test_failed_writes_show_in_a_tier_s_status(bench: Bench) -> None:
     bench.far.error = OSError("the disk is full")
     bench.keep("a")
     assert bench.store.wait_written(SOON)
     assert [(tier.name, tier.num_left_out) for tier in bench.tiers.status()] == [("host", 0), ("disk", 1)]
 
 
-def test_what_was_never_kept_is_nowhere(bench: Bench) -> None:
+def test_an_entry_that_was_never_kept_is_not_found(bench: Bench) -> None:
     assert bench.find("a") is None
 
 
-def test_an_entry_of_another_shape_is_taken_for_none(bench: Bench) -> None:
+def test_an_entry_of_another_shape_is_ignored(bench: Bench) -> None:
     bench.store.store(name("a"), array_of(1, num_tokens=3))
     assert bench.find("a") is None
 
@@ -150,7 +150,7 @@ def know_none(far: FakeTier) -> None:
 
 
 @pytest.mark.parametrize("spoil", [fail, take_none, know_none])
-def test_media_that_waited_for_a_tier_in_vain_are_held_no_more(bench: Bench, spoil: Callable[[FakeTier], None]) -> None:
+def test_media_whose_write_to_a_tier_failed_are_not_held(bench: Bench, spoil: Callable[[FakeTier], None]) -> None:
     bench.far.may_write.clear()
     bench.keep("a", "b", "c")
     assert bench.tiers.take_changes() == (["media of a", "media of b", "media of c"], [])
@@ -160,7 +160,7 @@ def test_media_that_waited_for_a_tier_in_vain_are_held_no_more(bench: Bench, spo
     assert bench.tiers.take_changes() == ([], ["media of a"])
 
 
-def test_whatever_becomes_of_what_is_kept_what_is_said_to_be_held_is_found() -> None:
+def test_media_reported_as_held_are_found_whatever_happens() -> None:
     check_any_order(_Calls, 40, 20)
 
 

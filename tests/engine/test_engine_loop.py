@@ -239,7 +239,7 @@ def test_missing_media_are_asked_for_before_the_step_is_computed() -> None:
     assert parts.sent == [MediaNeeded("a", ("x",))]
 
 
-def test_every_message_reaches_the_one_it_is_for() -> None:
+def test_every_message_reaches_its_receiver() -> None:
     parts = Parts(wanted={"x"}, refused={"b"})
     arrived = [MediaArrived(media_hash, pixels_like(media_hash)) for media_hash in ("x", "unwanted")]
     loop, _ = make_loop(
@@ -264,7 +264,7 @@ def test_every_message_reaches_the_one_it_is_for() -> None:
     assert parts.sent == [RequestFailed("b", "too long", is_refusal=True)]
 
 
-def test_what_the_source_finds_is_not_asked_for_but_arrives_with_the_next_step() -> None:
+def test_pixels_the_source_finds_are_not_asked_for_but_arrive_with_the_next_step() -> None:
     parts = Parts(needed=[MediaNeeded("a", ("x", "y")), MediaNeeded("b", ("z",))], wanted={"x", "z"})
     source = Source(found={each: pixels_like(each) for each in ("x", "z")})
     loop, inbox = make_loop(parts, make_request("a", 3), source=source)
@@ -276,7 +276,7 @@ def test_what_the_source_finds_is_not_asked_for_but_arrives_with_the_next_step()
     assert not inbox.is_closed, "the loop would have slept on what it found"
 
 
-def test_a_stale_handle_is_answered_by_asking_for_the_pixels_themselves_if_anybody_waits() -> None:
+def test_a_stale_handle_leads_to_a_request_for_inline_pixels_if_needed() -> None:
     parts = Parts(waiting={"x": "a"}, wanted={"x", "y"})
     handles = [MediaArrived(media_hash, StoredPixels((4, 4, 3))) for media_hash in ("x", "y")]
     loop, _ = make_loop(parts, *handles, source=Source())
@@ -285,7 +285,7 @@ def test_a_stale_handle_is_answered_by_asking_for_the_pixels_themselves_if_anybo
     assert not any(event[0] == "hold" for event in parts.story)
 
 
-def test_without_a_cache_of_pixels_whatever_is_no_pixels_is_stale() -> None:
+def test_without_a_processor_cache_any_handle_is_stale() -> None:
     parts = Parts(waiting={"x": "a"}, wanted={"x", "y"})
     loop, _ = make_loop(
         parts, MediaArrived("x", StoredPixels((4, 4, 3))), MediaArrived("y", pixels_like("y")), ResetCaches(False)
@@ -295,7 +295,7 @@ def test_without_a_cache_of_pixels_whatever_is_no_pixels_is_stale() -> None:
     assert ("hold", "y") in parts.story
 
 
-def test_the_source_hears_of_pixels_that_nobody_wants_any_more() -> None:
+def test_the_source_hears_of_pixels_that_are_no_longer_wanted() -> None:
     source = Source()
     loop, _ = make_loop(Parts(), MediaArrived("unwanted", pixels_like("unwanted")), source=source)
     loop.step()
@@ -329,7 +329,7 @@ def test_hints_follow_the_answers_of_their_step() -> None:
     assert parts.story[-3:] == ["update", ("kept", ("x",), ("y",)), "send"]
 
 
-def test_the_source_hears_of_what_embeddings_are_held_and_hears_it_once() -> None:
+def test_the_source_is_told_once_which_embeddings_are_held() -> None:
     parts, source = Parts(plans=[WORK, WORK], embeddings=(("x",), ("y",))), Source()
     loop, _ = make_loop(parts, make_request("a", 3), source=source)
     loop.step()
@@ -357,7 +357,7 @@ def test_the_source_is_closed_with_the_loop() -> None:
         ([StepPlan(ended=[("a", 0)])], [], [True]),
     ],
 )
-def test_it_sleeps_when_nothing_was_begun_and_nothing_was_heard(
+def test_it_sleeps_when_no_work_began_and_no_message_came(
     plans: list[StepPlan | Exception], results: list[StepResult | Exception], waits: list[bool]
 ) -> None:
     parts = Parts(plans=plans, results=results)
@@ -367,7 +367,7 @@ def test_it_sleeps_when_nothing_was_begun_and_nothing_was_heard(
     assert inbox.waits[len(waits) :] == [True, False]  # the sleep, and the read when the loop ends
 
 
-def test_before_it_sleeps_the_runner_prepares_and_who_comes_meanwhile_does_not_wait() -> None:
+def test_the_runner_prepares_before_the_loop_sleeps_and_new_messages_do_not_wait() -> None:
     parts = Parts(num_left_to_prepare=5)
     loop, inbox = make_loop(parts)
     parts.on_prepare = lambda: parts.num_left_to_prepare == 2 and inbox.try_put(AbortRequest("a"))
@@ -388,7 +388,7 @@ def test_an_empty_plan_is_carried_out_too() -> None:
     assert parts.story[1:] == ["schedule", "run", "update"]
 
 
-def test_each_plan_is_made_knowing_what_moment_it_is() -> None:
+def test_the_scheduler_is_told_the_time_before_each_plan() -> None:
     """Pins expire by it."""
     parts = Parts()
     loop, _ = make_loop(parts, AbortRequest("a"))
@@ -399,7 +399,9 @@ def test_each_plan_is_made_knowing_what_moment_it_is() -> None:
 
 
 @pytest.mark.parametrize("place", ["plans", "results", "outputs"])
-def test_a_failure_of_ours_ends_the_loop_and_everybody_is_told(place: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_internal_failure_ends_the_loop_and_all_requests_are_told(
+    place: str, caplog: pytest.LogCaptureFixture
+) -> None:
     parts = Parts(plans=[WORK, WORK], outputs=[[token("a", "stop"), token("b")]])
     values = {"plans": WORK, "results": StepResult(), "outputs": [token("a", "stop"), token("b")]}
     setattr(parts, place, [values[place], RuntimeError("out of luck")])
@@ -413,7 +415,7 @@ def test_a_failure_of_ours_ends_the_loop_and_everybody_is_told(place: str, caplo
     assert "out of luck" in caplog.text
 
 
-def test_closing_tells_those_who_run_and_those_who_were_not_yet_read() -> None:
+def test_closing_fails_running_and_unread_requests() -> None:
     parts = Parts(plans=[WORK])
     loop, inbox = make_loop(parts, make_request("a", 3))
     loop.step()

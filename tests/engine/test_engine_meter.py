@@ -121,7 +121,7 @@ class Engine:
         return read_counters(self.counters, *slots)
 
 
-def test_a_new_picture_is_told_to_have_been_made_and_counted_once() -> None:
+def test_a_new_picture_is_reported_as_made_and_counted_once() -> None:
     engine = Engine()
     story = engine.ask("a", 3, "x", 4)
     assert story is not None
@@ -133,7 +133,7 @@ def test_a_new_picture_is_told_to_have_been_made_and_counted_once() -> None:
     assert engine.counted(TRANSFERRED, ENCODED, DEVICE.queries, DEVICE.hits) == [1, 1, 1, 0]
 
 
-def test_who_was_aborted_and_comes_again_under_its_id_is_not_told_when_the_first_began() -> None:
+def test_a_request_that_reuses_an_aborted_id_is_not_given_the_first_one_s_times() -> None:
     engine = Engine(max_prompt_tokens_beside_streams=4)
     engine.runner.set_pace(lambda: False)
     engine.inbox.try_put(make_request("stream", 3, max_tokens=40, ignore_eos=True))
@@ -161,7 +161,7 @@ def test_the_same_prompt_again_is_answered_by_the_prefix_cache() -> None:
     assert engine.counted(RECALLED) == [engine.scheduler.kv_cache.ends.num_found] == [1]
 
 
-def test_found_tokens_are_worth_what_computing_them_in_bulk_took_whatever_short_steps_took_since() -> None:
+def test_found_tokens_are_valued_by_long_steps_and_not_by_later_short_ones() -> None:
     engine = Engine()
     engine.compute(1.0, 1000)
     for _ in range(50):
@@ -174,7 +174,7 @@ def test_found_tokens_are_worth_what_computing_them_in_bulk_took_whatever_short_
     assert engine.counted(PREFIX.saved_seconds) == [pytest.approx(1.0, rel=0.2)]
 
 
-def test_what_computing_tokens_takes_is_learned_anew() -> None:
+def test_the_cost_of_computing_tokens_is_updated() -> None:
     engine = Engine()
     engine.compute(1.0, 1000)
     for _ in range(20):
@@ -195,7 +195,7 @@ def test_another_prompt_about_a_known_picture_is_answered_by_the_encoder_cache()
     assert engine.counted(DEVICE.saved_seconds) == [pytest.approx(0.01)]
 
 
-def test_pictures_that_were_encoded_together_are_told_by_the_whole_time_and_worth_their_part_of_it() -> None:
+def test_pictures_encoded_together_report_the_whole_time_and_save_their_share() -> None:
     engine = Engine(caches_prefixes=False)
     run, took = engine.runner.run, EncodeTime(0.001, 0.013, num_together=2)
     engine.runner.run = lambda plan: _with_times(run(plan), took)  # type: ignore[method-assign]
@@ -207,7 +207,7 @@ def test_pictures_that_were_encoded_together_are_told_by_the_whole_time_and_wort
 
 
 @pytest.mark.parametrize("shares_embeddings", [False, True])
-def test_what_was_encoded_is_counted_by_what_it_is_whatever_the_cache(shares_embeddings: bool) -> None:
+def test_encodings_are_counted_by_kind_whatever_the_cache(shares_embeddings: bool) -> None:
     engine = Engine(shares_embeddings=shares_embeddings)
     request = make_request("a", 3, "x", 4)
     [item] = request.media
@@ -231,7 +231,7 @@ def test_after_a_reset_everything_is_done_and_counted_again(has_tiers: bool) -> 
     assert engine.counted(TRANSFERRED, ENCODED, DEVICE.hits) == [2, 2, 0]
 
 
-def test_what_is_made_for_the_rest_of_a_known_prompt_is_told_when_it_is_made() -> None:
+def test_items_made_for_the_rest_of_a_known_prompt_are_reported_when_made() -> None:
     engine = Engine()
     engine.ask("a", 1, "x", 6, "y", max_tokens=1)
     # It takes all free pages, and the one that holds what follows the last full block.
@@ -249,7 +249,7 @@ def test_what_is_made_for_the_rest_of_a_known_prompt_is_told_when_it_is_made() -
     assert engine.counted(ENCODED) == [3]
 
 
-def test_what_a_tier_gave_of_a_prompt_is_its_hit_and_no_hit_of_the_device_s() -> None:
+def test_tokens_from_a_tier_count_as_its_hits_and_not_as_the_device_s() -> None:
     tier = FakeTier()
     for given in (0, 16):
         store = TieredStore(None, [tier])
@@ -317,7 +317,7 @@ def test_how_full_a_tier_is_and_what_went_from_it_is_counted_when_it_is_measured
     assert (status.num_bytes, status.max_bytes, status.num_entries, status.num_evictions) == (96, 100, 2, 1)
 
 
-def test_embeddings_are_worth_what_another_engine_took_as_long_as_none_was_made_here() -> None:
+def test_embeddings_are_valued_by_another_engine_s_times_until_one_is_made_here() -> None:
     tiers = in_host_memory()
     Engine(tiers=tiers).ask("a", 3, "x", 4)
     engine = Engine(tiers=tiers)
@@ -388,7 +388,7 @@ def test_hits_that_the_engine_checked_are_counted() -> None:
     assert engine.counted(VERIFIED, MISMATCHED, PROCESSOR.hits) == [1, 0, 0]
 
 
-def test_a_hit_that_nobody_could_make_again_is_not_held_back_to_be_checked() -> None:
+def test_a_hit_whose_client_cannot_make_it_again_is_not_checked() -> None:
     engine = Engine(KeptPixels(1 << 20, verify_hits=1), num_pictures=1)
     engine.ask("a", 3, "x", 4)
     engine.ask("b", 5, "y", 4)
@@ -398,7 +398,7 @@ def test_a_hit_that_nobody_could_make_again_is_not_held_back_to_be_checked() -> 
     assert engine.counted(VERIFIED, PROCESSOR.hits) == [0, 1]
 
 
-def test_what_is_held_when_an_answer_ends_is_counted_before_it_is_heard() -> None:
+def test_held_entries_are_counted_before_the_end_of_an_answer_is_sent() -> None:
     engine = Engine()
     engine.ask("a", 3, "x", 4)
     held = engine.scheduler.kv_cache.pool.num_findable
@@ -420,7 +420,7 @@ def test_without_a_prefix_cache_none_is_asked_or_has_room() -> None:
     assert engine.counted(BLOCKS) == [64]
 
 
-def test_an_answer_that_ends_as_another_request_comes_is_counted_before_it_is_heard() -> None:
+def test_an_answer_ending_as_another_request_comes_is_counted_before_it_is_sent() -> None:
     engine = Engine()
     engine.meter._clock = lambda: 1.0
     engine.inbox.try_put(make_request("a", 3, max_tokens=2))
@@ -432,7 +432,7 @@ def test_an_answer_that_ends_as_another_request_comes_is_counted_before_it_is_he
     assert engine.counted(PREFIX.queries, PREFIX.entries) == [kv.num_queried_tokens, kv.pool.num_findable]
 
 
-def test_those_who_wait_are_counted_as_those_who_run() -> None:
+def test_waiting_requests_are_counted_as_well_as_running_ones() -> None:
     engine = Engine(max_num_seqs=1)
     for request_id in "abc":
         engine.inbox.try_put(make_request(request_id, 3, max_tokens=9))
@@ -464,7 +464,7 @@ def test_guesses_are_counted_and_those_that_were_right() -> None:
     assert 0 < right == plain_steps - steps < guessed
 
 
-def test_what_goes_for_want_of_room_is_counted() -> None:
+def test_evictions_are_counted() -> None:
     pixels = KeptPixels(pixels_like("x").nbytes)
     engine = Engine(pixels, num_blocks=10, num_pictures=1)
     for request_id, picture in ("a", "x"), ("b", "y"), ("c", "z"):
@@ -474,14 +474,14 @@ def test_what_goes_for_want_of_room_is_counted() -> None:
     assert engine.counted(PROCESSOR.evictions, DEVICE.evictions, PREFIX.evictions) == [2, 2, blocks]
 
 
-def test_what_is_pinned_is_counted() -> None:
+def test_pins_are_counted() -> None:
     engine = Engine()
     engine.ask("a", 3, "x", 4, pins=(PromptPin(9, 60),))
     embeddings = engine.scheduler.media.encoder_cache.num_bytes
     assert engine.counted(BLOCKS_PINNED, EMBEDDINGS_PINNED) == [2, embeddings]
 
 
-def test_nothing_is_told_of_a_request_that_is_refused_fails_or_leaves() -> None:
+def test_refused_failed_or_aborted_requests_are_not_reported() -> None:
     engine = Engine()
     assert engine.ask("long", 500) is None
     engine.runner.bad_media.add("bad")
@@ -493,7 +493,7 @@ def test_nothing_is_told_of_a_request_that_is_refused_fails_or_leaves() -> None:
     assert engine.counted(ENCODED) == [0]
 
 
-def test_of_several_choices_the_first_one_s_beginning_is_told() -> None:
+def test_the_beginning_of_the_first_choice_is_reported() -> None:
     story = Engine().ask("a", 3, "x", 4, n=3, temperature=1.0)
     assert story is not None
     assert [each.found_in for each in story.media] == [None]

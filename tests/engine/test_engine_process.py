@@ -112,7 +112,7 @@ def endless(request_id: str) -> EngineRequest:
     return make_request(request_id, 3, max_tokens=19_000, ignore_eos=True)
 
 
-def test_a_frontend_is_told_what_it_must_know(frontends: list[Frontend]) -> None:
+def test_a_frontend_receives_the_engine_s_properties(frontends: list[Frontend]) -> None:
     welcome = frontends[0].welcome
     assert (welcome.max_model_len, welcome.accepts_unrequested_pixels) == (200, True)
 
@@ -161,9 +161,7 @@ def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]
 
 
 @pytest.mark.parametrize("is_told", [True, False])
-def test_what_a_lost_frontend_asked_for_is_not_computed_on(
-    engine: Engine, frontends: list[Frontend], is_told: bool
-) -> None:
+def test_requests_of_a_lost_frontend_are_aborted(engine: Engine, frontends: list[Frontend], is_told: bool) -> None:
     one, two = frontends
     assert one.channel.send(endless("a"))
     one.outputs.get(timeout=SOON)
@@ -200,7 +198,7 @@ def test_an_engine_that_is_asked_to_end_has_not_failed(engine: Engine, frontends
     assert engine.join() == 0
 
 
-def test_who_asks_an_engine_that_failed_before_its_end_is_told_nothing_but_the_end(
+def test_a_request_to_a_failed_engine_that_is_still_closing_gets_no_answer_but_its_end(
     engine: Engine, frontends: list[Frontend], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that the request goes to the next engine."""

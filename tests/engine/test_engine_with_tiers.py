@@ -88,7 +88,7 @@ def engine_over(tier: Tier) -> Iterator[Engine]:
     assert engine.runner.num_held_pixels == 0
 
 
-def test_what_one_engine_encoded_another_finds() -> None:
+def test_embeddings_of_one_engine_are_found_by_another() -> None:
     tier = FakeTier()
     for encoded in (["cat", "dog"], []):
         with engine_over(tier) as engine:
@@ -111,7 +111,7 @@ def test_the_loop_does_not_sleep_on_what_tiers_answered_while_a_step_was_planned
     tiers.close()
 
 
-def test_who_waits_for_a_slow_tier_holds_nobody_back_and_may_leave() -> None:
+def test_a_request_waiting_for_a_slow_tier_delays_no_other_and_may_leave() -> None:
     tier = FakeTier()
     with engine_over(tier) as engine:
         engine.expect_right_answer(2, "cat")
@@ -139,7 +139,7 @@ def test_a_tier_that_takes_longer_than_encoding_loses_the_race() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), RuntimeError("a fault of our own")])
-def test_a_tier_that_fails_costs_nobody_an_answer(error: Exception) -> None:
+def test_no_answer_is_lost_when_a_tier_fails(error: Exception) -> None:
     tier = FakeTier()
     tier.error = error
     with engine_over(tier) as engine:
@@ -162,7 +162,7 @@ def test_a_second_server_answers_from_a_real_redis() -> None:
 
 
 @needs_redis
-def test_a_redis_that_is_killed_under_load_costs_nobody_an_answer() -> None:
+def test_no_answer_is_lost_when_redis_is_killed_under_load() -> None:
     pictures = [f"picture {number}" for number in range(60)]
     with real_server() as (url, process):
         with engine_over(RedisTier(url)) as engine:

@@ -178,7 +178,7 @@ def test_a_picture_that_two_requests_wait_for_is_made_and_encoded_once() -> None
         settle(made)
 
 
-def test_what_room_there_is_for_pixels_is_for_pictures_whose_embeddings_went() -> None:
+def test_room_for_pixels_is_used_for_pictures_whose_embeddings_were_evicted() -> None:
     async def story(made: Bench) -> None:
         for number, picture in enumerate(["cat", "dog", "bird", "cat", "bird", "cat"]):
             assert await made.answer(f"r{number}", 5, picture, 3) == made.alone(f"r{number}")
@@ -236,7 +236,7 @@ def test_a_client_that_leaves_in_the_middle_of_a_step_frees_the_engine_after_it(
         settle(made)
 
 
-def test_a_client_that_leaves_while_its_picture_is_made_keeps_nobody_waiting() -> None:
+def test_a_client_that_leaves_while_its_picture_is_made_delays_no_other() -> None:
     async def story(made: Bench) -> None:
         made.studio.may_make.clear()
         leaving, staying = (asyncio.ensure_future(made.answer(name, 5, "cat", 3)) for name in "ab")
@@ -296,7 +296,7 @@ def test_a_request_that_can_never_run_is_refused_with_the_numbers() -> None:
         run(story(made))
 
 
-def test_an_engine_that_fails_answers_everybody_now_and_later() -> None:
+def test_an_engine_that_fails_answers_all_requests_now_and_later() -> None:
     async def story(made: Bench) -> None:
         made.runner.may_step.clear()
         running = [asyncio.ensure_future(made.answer(name, 5, **ENDLESS)) for name in "ab"]
@@ -361,7 +361,7 @@ def test_a_closing_that_is_interrupted_is_finished_by_the_next(tmp_path: Path) -
         assert not list(tmp_path.iterdir())
 
 
-def test_one_that_never_began_is_closed_like_any_other() -> None:
+def test_an_engine_that_was_never_started_can_be_closed() -> None:
     runner = Runner(inbox := Inbox())
     loaded = make_engine(make_config(), runner, inbox)
     engine = InProcessEngine(loaded, MediaPool(2), PixelSource(), None, Counters())
@@ -406,7 +406,7 @@ def test_an_answer_ends_when_its_last_choice_is_stopped() -> None:
         assert made.runner.num_computed_tokens in (5, 6)
 
 
-def test_what_a_step_has_for_an_event_loop_wakes_it_once() -> None:
+def test_the_outputs_of_a_step_wake_an_event_loop_once() -> None:
     async def story(made: Bench) -> None:
         event_loop: Any = asyncio.get_running_loop()
         cross, crossings = event_loop.call_soon_threadsafe, list[object]()
@@ -483,7 +483,7 @@ def test_a_submitted_request_is_heard_of_on_another_thread_until_it_ends() -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_many_who_come_and_go_at_random_are_answered_as_if_alone(seed: int) -> None:
+def test_many_requests_that_come_and_go_at_random_are_answered_as_if_alone(seed: int) -> None:
     """There is little room, work beside the steps ends at random, and some pictures are bad."""
     chance = random.Random(seed)
     choices: list[int | str] = [3, 9, 17, "cat", "dog", "owl", "fox", "bad"]

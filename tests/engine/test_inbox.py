@@ -48,7 +48,7 @@ def test_a_wait_ends_with(end_wait: Callable[[Inbox], None], expected: list[ToEn
     assert taken == [expected]
 
 
-def test_one_waking_ends_one_wait() -> None:
+def test_one_wake_call_ends_one_wait() -> None:
     inbox = Inbox()
     inbox.wake()
     inbox.wake()
@@ -61,7 +61,7 @@ def test_one_waking_ends_one_wait() -> None:
     waiting.join(SOON)
 
 
-def test_what_came_before_the_closing_is_handed_out_and_nothing_is_taken_in_after_it() -> None:
+def test_messages_before_the_closing_are_handed_out_and_later_ones_are_refused() -> None:
     inbox = Inbox()
     put_all(inbox, "a")
     inbox.close()

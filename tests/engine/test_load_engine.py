@@ -34,7 +34,7 @@ def test_an_engine_normalises_as_its_operator_says() -> None:
 
 
 @pytest.mark.parametrize(("least_to_share", "num_threads"), [(0, 2), (load_runner.MIN_PARAMETERS_TO_SHARE, 1)])
-def test_an_engine_has_as_many_threads_as_its_container_has_cores_or_one_for_the_demo_and_who_loads_it_as_before(
+def test_an_engine_has_one_thread_per_core_or_one_for_the_demo_and_leaves_the_caller_s(
     least_to_share: int, num_threads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(machine_part, "count_cores", lambda: 2)

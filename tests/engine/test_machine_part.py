@@ -48,7 +48,7 @@ def test_engines_without_devices_share_the_cores(monkeypatch: pytest.MonkeyPatch
     assert (threads, DEVICES_VARIABLE in os.environ) == ([3, 2, 2], False)
 
 
-def test_what_the_user_says_of_threads_holds_for_each_engine(
+def test_the_user_s_number_of_threads_applies_to_each_engine(
     monkeypatch: pytest.MonkeyPatch, threads: list[int]
 ) -> None:
     has_devices(monkeypatch, 0)

@@ -13,7 +13,7 @@ MEMINFO = (
 )
 
 
-def test_what_is_still_to_be_had_counts_what_the_system_would_give_back(tmp_path: Path) -> None:
+def test_available_memory_includes_what_the_system_can_reclaim(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     assert measure_host_memory(tmp_path / "meminfo", tmp_path) == (24683724 * 1024, 20000000 * 1024)
 
@@ -29,7 +29,7 @@ def test_a_container_s_limit_is_the_machine_s(tmp_path: Path, limit: str, expect
     assert measure_host_memory(tmp_path / "meminfo", tmp_path) == expected
 
 
-def test_what_a_container_s_files_take_of_its_memory_is_still_to_be_had(tmp_path: Path) -> None:
+def test_memory_of_a_container_s_page_cache_is_available(tmp_path: Path) -> None:
     (tmp_path / "meminfo").write_text(MEMINFO)
     (tmp_path / "memory.max").write_text("4000000\n")
     (tmp_path / "memory.current").write_text("3900000\n")

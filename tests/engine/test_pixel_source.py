@@ -31,7 +31,7 @@ def source(request: pytest.FixtureRequest) -> Iterator[PixelSource]:
 
 
 @pytest.mark.parametrize("source", MODES, indirect=True)
-def test_what_lies_nowhere_is_refused_and_what_comes_inline_is_not(source: PixelSource) -> None:
+def test_handles_that_lead_nowhere_are_refused_and_inline_pixels_are_not(source: PixelSource) -> None:
     for number, place in enumerate(NOWHERE):
         assert source.receive(MediaArrived(name_of(number), place)) is None
         assert source.receive(MediaArrived("../name", place)) is None
@@ -61,7 +61,7 @@ def names(*numbers: int) -> tuple[str, ...]:
     return tuple(map(name_of, numbers))
 
 
-def test_lru_keeps_what_arrived_and_tells_it_once() -> None:
+def test_lru_keeps_arrived_pixels_and_reports_them_once() -> None:
     source = kept(1, 2)
     found = source.find(name_of(1))
     assert found is not None
@@ -72,7 +72,7 @@ def test_lru_keeps_what_arrived_and_tells_it_once() -> None:
     assert source.take_changes() == ((), ())
 
 
-def test_lru_drops_what_was_found_longest_ago_and_tells_it() -> None:
+def test_lru_drops_the_least_recently_found_and_reports_it() -> None:
     source = kept(1, 2, 3, 4)
     source.take_changes()
     source.find(name_of(1))
@@ -83,7 +83,7 @@ def test_lru_drops_what_was_found_longest_ago_and_tells_it() -> None:
     assert source.find(name_of(2)) is None
 
 
-def test_lru_tells_only_how_it_ended_of_what_came_and_went() -> None:
+def test_lru_reports_only_the_final_state_of_pixels_that_came_and_went() -> None:
     source = kept(1)
     source.clear()
     source.check_invariants()
@@ -104,7 +104,7 @@ def test_a_checked_hit_is_asked_for_and_compared_with_what_is_kept() -> None:
     assert (source.num_verified, source.num_mismatched) == (1, 0)
 
 
-def test_only_what_was_held_back_is_compared_and_once() -> None:
+def test_only_a_hit_that_was_held_back_is_compared_and_only_once() -> None:
     source = KeptPixels(4 * picture(0).nbytes, verify_hits=1)
     arrived = source.receive(MediaArrived(name_of(1), picture(1)))
     assert arrived is not None
@@ -118,7 +118,7 @@ def test_only_what_was_held_back_is_compared_and_once() -> None:
         assert source.num_verified == 1
 
 
-def test_what_was_held_back_and_went_meanwhile_is_not_compared() -> None:
+def test_a_hit_held_back_and_evicted_meanwhile_is_not_compared() -> None:
     source = KeptPixels(4 * picture(0).nbytes, verify_hits=1)
     source.receive(MediaArrived(name_of(1), picture(1)))
     source.find(name_of(1))
@@ -129,7 +129,7 @@ def test_what_was_held_back_and_went_meanwhile_is_not_compared() -> None:
     assert source.num_verified == 0
 
 
-def test_what_was_kept_and_proves_wrong_gives_way_to_what_came(caplog: pytest.LogCaptureFixture) -> None:
+def test_kept_pixels_that_prove_wrong_are_replaced(caplog: pytest.LogCaptureFixture) -> None:
     source = KeptPixels(4 * picture(0).nbytes, verify_hits=1)
     source.receive(MediaArrived(name_of(1), picture(1)))
     assert source.find(name_of(1)) is None

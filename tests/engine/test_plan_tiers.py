@@ -68,7 +68,7 @@ def test_prefixes_have_a_folder_of_their_own(checkpoint: Path, tmp_path: Path) -
     )
 
 
-def test_prefixes_are_found_by_those_alone_whose_numbers_are_the_same(checkpoint: Path, tmp_path: Path) -> None:
+def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(checkpoint: Path, tmp_path: Path) -> None:
     plan = plan_tiers(Config(model=checkpoint, prefix_disk_cache=f"{tmp_path}/kept"))
     pages, other_pages = Pages("uint8", (2, 4, 8)), Pages("uint8", (2, 1, 8))
     first = (pages, "processor", "float32 on cpu, avx2")
@@ -142,7 +142,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_cannot_be_is_refused_in_the_words_of_the_user(name: str, checkpoint: Path, tmp_path: Path) -> None:
+def test_impossible_options_are_refused_by_the_user_s_option_names(name: str, checkpoint: Path, tmp_path: Path) -> None:
     options, told = WRONG[name]
     with pytest.raises(InvalidArgumentError, match=told):
         tiers_of(checkpoint, 0, **options(tmp_path))

@@ -116,27 +116,27 @@ def test_it_ends_before_the_first_that_is_not_there(tiers: Tiers, gap: int) -> N
     assert [len(came) for came in tiers.load(row(length)).values()] == [gap]
 
 
-def test_of_what_nobody_kept_the_first_is_asked_for_as_others_may_have_put_it_there(
+def test_the_first_of_unknown_stretches_is_read_because_another_server_may_have_put_it(
     tiers: Tiers, tier: FakeTier
 ) -> None:
     assert tiers.load(row(30)) == {row(30): []}
     assert tier.num_gets == 1
 
 
-def test_what_another_server_put_there_meanwhile_is_found(tiers: Tiers, tier: FakeTier) -> None:
+def test_stretches_another_server_put_there_meanwhile_are_found(tiers: Tiers, tier: FakeTier) -> None:
     tiers.keep(*range(5))
     tier.is_known = False
     assert tiers.load(row(7)) == {row(7): [stretch(number) for number in range(5)]}
 
 
-def test_of_a_row_that_was_read_the_first_was_used_last(tiers: Tiers, tier: FakeTier) -> None:
+def test_the_first_of_a_row_that_was_read_counts_as_used_last(tiers: Tiers, tier: FakeTier) -> None:
     tiers.keep(*range(4))
     tiers.load(row(6))
     assert tiers.store.wait_written(SOON)
     assert tier.uses == [name_of(number) for number in (3, 2, 1, 0)]
 
 
-def test_of_a_row_that_goes_on_the_first_was_used_last(tiers: Tiers, tier: FakeTier) -> None:
+def test_the_first_of_a_row_that_was_extended_counts_as_used_last(tiers: Tiers, tier: FakeTier) -> None:
     tiers.keep(0, 1)
     tiers.tiers.keep(KeptStretch(b"2", (), behind=(b"0", b"1")), lambda: stretch(2))
     assert tiers.store.wait_written(SOON)
@@ -166,7 +166,7 @@ def test_many_loads_are_all_answered_some_at_a_time(tiers: Tiers) -> None:
     }
 
 
-def test_of_too_many_loads_some_wait_and_all_are_woken_for(tiers: Tiers, tier: FakeTier) -> None:
+def test_some_of_too_many_loads_wait_and_each_wakes_the_loop(tiers: Tiers, tier: FakeTier) -> None:
     tiers.keep(*range(40))
     tier.may_read.clear()
     loads = [row(3, first) for first in range(LOADS_AT_ONCE + 3)]
@@ -182,7 +182,7 @@ def test_of_too_many_loads_some_wait_and_all_are_woken_for(tiers: Tiers, tier: F
     assert tiers.num_wakes > 0
 
 
-def test_what_takes_longer_than_computing_it_is_given_up(tiers: Tiers, tier: FakeTier) -> None:
+def test_a_load_slower_than_computing_is_given_up(tiers: Tiers, tier: FakeTier) -> None:
     tiers.keep(*range(3))
     tier.may_read.clear()
     tiers.tiers.load(row(3), 1e-6)
@@ -191,7 +191,7 @@ def test_what_takes_longer_than_computing_it_is_given_up(tiers: Tiers, tier: Fak
     assert taken == [LoadedStretches(row(3), range(0), (), is_last=True)]
 
 
-def test_after_clear_nothing_comes_of_what_was_kept_or_asked_for_before(tiers: Tiers, tier: FakeTier) -> None:
+def test_after_clear_nothing_kept_or_asked_for_before_arrives(tiers: Tiers, tier: FakeTier) -> None:
     tiers.keep(*range(LOADS_AT_ONCE * 3))
     tier.may_read.clear()
     loads = [row(3, first) for first in range(LOADS_AT_ONCE + 2)]
@@ -205,12 +205,12 @@ def test_after_clear_nothing_comes_of_what_was_kept_or_asked_for_before(tiers: T
     assert tiers.load(row(3)) == {row(3): []}
 
 
-def test_what_is_kept_already_is_not_read_from_the_device_again(tiers: Tiers) -> None:
+def test_stretches_already_kept_are_not_read_from_the_device_again(tiers: Tiers) -> None:
     tiers.keep(1)
     tiers.tiers.keep(KeptStretch(b"1", ()), lambda: pytest.fail("it was read"))
 
 
-def test_one_of_another_shape_is_none(tiers: Tiers, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_stretch_of_another_shape_is_ignored(tiers: Tiers, caplog: pytest.LogCaptureFixture) -> None:
     tiers.tiers.keep(KeptStretch(b"0", ()), lambda: StoredArray("uint8", (8,), memoryview(bytes(8))))
     assert tiers.store.wait_written(SOON)
     assert tiers.load(row(1)) == {row(1): []}

@@ -98,7 +98,7 @@ def test_the_encoder_cache_is_as_large_as_asked_in_any_unit(options: dict[str, A
 
 
 @pytest.mark.parametrize("name", ["encoder_cache_gb", "encoder_cache_size", "max_mm_cache_bytes"])
-def test_nothing_asked_for_is_room_for_one_step_that_nobody_shares(name: str) -> None:
+def test_a_size_of_zero_is_room_for_one_step_without_sharing(name: str) -> None:
     nothing: dict[str, Any] = {name: 0}
     cache = resolve(**nothing).encoder_cache
     assert (cache.max_bytes, cache.is_shared) == (2048 * 10_240, False)
@@ -205,7 +205,7 @@ def test_a_picture_whose_tokens_see_only_what_is_before_them_may_be_larger_than_
     assert (whole.max_num_batched_tokens, whole.cuts_items) == (16_384 + 255, False)
 
 
-def test_one_whose_tokens_see_each_other_is_computed_whole_whatever_is_asked(
+def test_a_picture_whose_tokens_see_each_other_is_always_computed_whole(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     with caplog.at_level(logging.INFO):

@@ -84,7 +84,7 @@ def test_a_request_is_known_until_its_last_choice_has_ended(router: OutputRouter
     assert router.take("two", request("a")) is None
 
 
-def test_nobody_ends_another_frontend_s_request(router: OutputRouter, inbox: Inbox) -> None:
+def test_a_frontend_cannot_end_another_one_s_request(router: OutputRouter, inbox: Inbox) -> None:
     router.take("one", request("a"))
     assert router.take("two", AbortRequest("a")) == "there is no request 'a'"
     assert router.take("one", AbortRequest("a")) is None
@@ -103,7 +103,7 @@ def test_a_lost_frontend_s_requests_are_aborted_and_no_others(router: OutputRout
     assert sent.to == {"two": [TokenOutput("b", 0, 5)]}
 
 
-def test_who_cannot_be_sent_something_is_sent_nothing_more(router: OutputRouter, inbox: Inbox) -> None:
+def test_a_frontend_that_cannot_be_sent_to_is_sent_nothing_more(router: OutputRouter, inbox: Inbox) -> None:
     for request_id in "ab":
         router.take("one", request(request_id))
     inbox.take(waits=False)
@@ -122,9 +122,7 @@ def test_an_engine_that_has_ended_takes_nothing(router: OutputRouter, inbox: Inb
     assert router.take("one", request("a")) == "the engine has ended"
 
 
-def test_what_an_engine_still_says_of_a_request_is_not_for_the_same_one_made_again(
-    router: OutputRouter, inbox: Inbox
-) -> None:
+def test_late_outputs_of_a_request_do_not_go_to_a_new_one_of_the_same_id(router: OutputRouter, inbox: Inbox) -> None:
     router.take("one", request("a"))
     inbox.take(waits=False)
     # The connection breaks and is made again while a step is computed.
@@ -138,7 +136,7 @@ def test_what_an_engine_still_says_of_a_request_is_not_for_the_same_one_made_aga
     assert sent.to == {"one": [TokenOutput("a", 0, 6)]}
 
 
-def test_no_frontend_is_lost_and_comes_again_between_the_choice_of_its_outputs_and_their_sending(
+def test_a_frontend_cannot_be_lost_between_choosing_its_outputs_and_sending_them(
     router: OutputRouter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     router.take("one", request("a"))

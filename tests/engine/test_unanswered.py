@@ -22,7 +22,7 @@ def test_a_request_is_answered_when_the_last_of_its_choices_has_ended() -> None:
     assert list(unanswered) == ["b"]
 
 
-def test_a_choice_that_nobody_wants_is_owed_nothing() -> None:
+def test_an_aborted_choice_needs_no_answer() -> None:
     unanswered = asked(2, 2)
     unanswered.note_asked(AbortRequest("a", 0))
     unanswered.note_answered(TokenOutput("a", 1, 5, finish_reason="stop"))
@@ -30,7 +30,7 @@ def test_a_choice_that_nobody_wants_is_owed_nothing() -> None:
     assert not list(unanswered)
 
 
-def test_a_failure_answers_all_choices_and_what_is_unknown_changes_nothing() -> None:
+def test_a_failure_answers_all_choices_and_unknown_ids_change_nothing() -> None:
     unanswered = asked(3, 1)
     unanswered.note_answered(MediaNeeded("b", ("x",)))
     unanswered.note_answered(RequestFailed("a", "too long"))

@@ -96,9 +96,7 @@ def test_fast_attention_equals_the_plain_one(
 
 @pytest.mark.parametrize("heads", [(4, 2), (4, 1), (2, 2)])
 @pytest.mark.parametrize("length", [1, 64, 65, 129])
-def test_the_last_row_of_a_prompt_sees_what_it_is_to_see_however_many_there_are(
-    length: int, heads: tuple[int, int]
-) -> None:
+def test_the_last_row_of_a_prompt_sees_all_its_keys_for_any_number_of_rows(length: int, heads: tuple[int, int]) -> None:
     """Uses torch's kernels on any device: one of a GPU's kernels took a last row that was alone for another row."""
     generator, start = torch.Generator().manual_seed(0), 5
     table = BlockTable(16, range(9), DEVICE)
@@ -151,7 +149,7 @@ def test_tokens_give_the_same_in_however_many_groups_they_are_attended_to(max_ke
 
 
 @pytest.mark.parametrize("window", [None, 1024])
-def test_of_what_rows_see_on_a_gpu_the_host_tells_no_more_than_where_it_begins_and_ends(window: int | None) -> None:
+def test_on_a_gpu_the_host_sends_only_where_visible_intervals_begin_and_end(window: int | None) -> None:
     table = BlockTable(16, range(1000), "meta")
     batch = AttentionBatch([RequestSlice(14_000, 2000, table)], "meta")
     with CopiedBytes() as copied:
@@ -192,7 +190,7 @@ def test_rows_pay_only_for_the_keys_they_can_see() -> None:
 
 
 @pytest.mark.parametrize(("window", "num_plans"), [(11, 2), (12, 1)])
-def test_a_window_that_reaches_every_beginning_is_none(window: int, num_plans: int) -> None:
+def test_a_window_that_reaches_every_beginning_is_ignored(window: int, num_plans: int) -> None:
     generator = torch.Generator().manual_seed(0)
     batch = AttentionBatch([RequestSlice(4, 8, BlockTable(4, (0, 1, 2)))], "cpu")
     cache, query = random_cache(1, 3, generator), torch.randn(8, 1, HEAD_DIM, generator=generator)

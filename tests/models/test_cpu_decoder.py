@@ -135,14 +135,14 @@ def test_a_token_has_the_same_numbers_in_whatever_company(config: DecoderConfig)
 
 
 @of_each_config
-def test_where_weights_are_quantized_it_has_them_too(config: DecoderConfig) -> None:
+def test_a_token_has_the_same_numbers_with_quantized_weights(config: DecoderConfig) -> None:
     assert_same_in_whatever_company(make_decoder(config, QUANTIZED), torch.float32)
 
 
 @pytest.mark.usefixtures("rounds")
 @pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 @of_each_config
-def test_where_products_round_it_has_them_too(config: DecoderConfig) -> None:
+def test_a_token_has_the_same_numbers_where_products_round(config: DecoderConfig) -> None:
     assert_same_in_whatever_company(make_decoder(config, ROUNDED), torch.bfloat16)
 
 
@@ -155,7 +155,7 @@ def test_keys_and_values_are_kept_in_the_precision_of_their_slots() -> None:
     torch.testing.assert_close(exact[0].values.bfloat16(), kept[0].values, rtol=0, atol=0, equal_nan=True)
 
 
-def test_who_watches_sees_each_layer_s_output() -> None:
+def test_a_watcher_sees_each_layer_s_output() -> None:
     decoder, hidden = make_decoder(CONFIG), torch.randn(40, CONFIG.hidden_size)
     batch, seen = AttentionBatch(slices((0, 30), (0, 10)), CPU, read=[1]), list[Tensor]()
     watched = decoder(
@@ -166,7 +166,7 @@ def test_who_watches_sees_each_layer_s_output() -> None:
     assert torch.equal(watched, decoder(hidden, PagedAttention(), make_caches(CONFIG), batch))
 
 
-def test_of_a_step_of_which_nothing_is_read_the_last_layer_keeps_keys_and_values_alone() -> None:
+def test_in_a_step_without_read_rows_the_last_layer_only_keeps_keys_and_values() -> None:
     decoder, hidden, outputs = make_decoder(CONFIG), torch.randn(40, CONFIG.hidden_size), list[Tensor]()
     batch, caches, others = AttentionBatch(slices((0, 40)), CPU, read=[]), make_caches(CONFIG), make_caches(CONFIG)
     held: list[Tensor] = []

@@ -53,7 +53,7 @@ def test_attention_is_as_exact_as_torch_s_whatever_the_scores(dim: int, length: 
 
 
 @pytest.mark.parametrize("lowest", [-1e31, -1e38])
-def test_of_scores_however_low_the_highest_counts(lowest: float) -> None:
+def test_the_highest_score_counts_however_low_it_is(lowest: float) -> None:
     query, keys, values = torch.full((1, 8), lowest / 16), torch.ones(3, 8), torch.randn(3, 8)
     keys[0], keys[2] = 2.0, 1.5
     attended = torch.empty(1, 8)
@@ -62,7 +62,7 @@ def test_of_scores_however_low_the_highest_counts(lowest: float) -> None:
         torch.testing.assert_close(attended[0], values[1], rtol=2**-8, atol=0)
 
 
-def test_what_no_row_sees_is_not_read() -> None:
+def test_keys_that_no_row_sees_are_not_read() -> None:
     query, keys, values = torch.randn(3, 40, 2, 8)
     begins, ends = torch.arange(40) // 2, torch.arange(40) // 2 + 3
     keys[22:], values[22:] = torch.nan, torch.nan

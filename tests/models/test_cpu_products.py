@@ -94,7 +94,7 @@ def test_a_row_has_the_same_numbers_in_whatever_company_and_by_however_many_thre
 
 
 @of_each_kind
-def test_what_is_no_number_in_one_row_leaves_the_others_alone(kind: str) -> None:
+def test_nan_in_one_row_leaves_the_others_alone(kind: str) -> None:
     panels = make_panels(draw_weight(40, 24, kind), kind)
     hidden = torch.randn(9, 24)
     before = panels.multiply(hidden)
@@ -122,7 +122,7 @@ def test_rows_are_rounded_as_torch_rounds() -> None:
 @of_each_kind
 @of_each_activation
 def test_an_activation_is_as_exact_as_torch_s(activation: str, kind: str) -> None:
-    # Sums of integers are scaled at the end, which must not overflow.
+    # Sums of integers are scaled only at the end.
     large = torch.logspace(-30, 36 if kind.startswith("int8") else 38.5, 300)
     hidden = torch.cat((torch.linspace(-12, 12, 4001), torch.linspace(-120, 120, 4001), large, -large))[:, None]
     # Nearly 1, and exact in each kind.
@@ -134,7 +134,7 @@ def test_an_activation_is_as_exact_as_torch_s(activation: str, kind: str) -> Non
 
 @of_each_kind
 @pytest.mark.parametrize("shape", SHAPES)
-def test_what_is_added_to_is_as_if_it_were_done_apart(shape: tuple[int, int], kind: str) -> None:
+def test_adding_to_the_output_equals_a_separate_addition(shape: tuple[int, int], kind: str) -> None:
     panels = make_panels(draw_weight(*shape, kind), kind, torch.randn(shape[0]))
     for num_rows in NUM_ROWS:
         hidden, others = torch.randn(num_rows, shape[1]), torch.randn(num_rows, shape[0])
@@ -230,7 +230,7 @@ def test_an_activation_in_the_product_is_the_activation_after_it(activation: str
 
 
 @pytest.mark.parametrize("weight", [torch.ones(2, 2, dtype=torch.float64), torch.ones(2, 2, device="meta")])
-def test_what_the_kernel_does_not_know_is_left_to_torch(weight: Tensor) -> None:
+def test_weights_unknown_to_the_kernel_are_left_to_torch(weight: Tensor) -> None:
     assert not takes_panels(weight)
     linear = Linear(Placement(weight.device, weight.dtype), 2, {"a": 2}, bias=False)
     linear.pack()

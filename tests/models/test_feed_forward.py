@@ -52,7 +52,7 @@ def test_its_weights_are_there_and_counted_once() -> None:
     assert len({each.untyped_storage().data_ptr() for each in weights}) == 2
 
 
-def test_rows_of_an_adapter_are_those_of_merged_weights_and_others_as_ever() -> None:
+def test_rows_of_an_adapter_equal_those_of_merged_weights_and_others_are_unchanged() -> None:
     with kernels_in_use():
         feed_forward, hidden = make_feed_forward(), torch.randn(5, SIZE).to(DEVICE)
         down, up = torch.randn(RANK, SIZE), torch.randn(WIDE, RANK)

@@ -125,7 +125,7 @@ def small_shares(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("small_shares")
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("window", "softcap"), [(None, None), (200, 2.0), (3, None)])
-def test_what_lies_far_behind_few_rows_is_shared_out_and_summed(
+def test_long_contexts_of_few_rows_are_shared_out_and_summed(
     window: int | None, softcap: float | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The second sequence sees fewer keys than there are shares.
@@ -207,7 +207,7 @@ def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first
     assert singles.ends.tolist() == [91, 0]  # and one padding row: their number is even
 
 
-def test_what_a_step_of_slices_sees_is_told_in_one_copy() -> None:
+def test_the_visible_intervals_of_a_step_are_sent_in_one_copy() -> None:
     table = BlockTable(BLOCK_SIZE, range(1000), "meta")
     batch = AttentionBatch([RequestSlice(2000, 1000, table), RequestSlice(0, 24, table)], "meta")
     with CopiedBytes() as copied:
@@ -216,7 +216,7 @@ def test_what_a_step_of_slices_sees_is_told_in_one_copy() -> None:
     assert copied.num == 8 * (2 * 1024 + 3 * (32 + 1))
 
 
-def test_of_single_tokens_among_slices_every_window_reads_what_was_told_once() -> None:
+def test_for_single_tokens_among_slices_all_windows_read_one_copy() -> None:
     table = BlockTable(BLOCK_SIZE, range(1000), "meta")
     batch = AttentionBatch([RequestSlice(0, 24, table), RequestSlice(2000, 1, table)], "meta")
     with CopiedBytes() as copied:

@@ -197,7 +197,7 @@ def test_weights_that_are_no_floats_are_refused_by_name(
     assert caught.value.mistyped == (f"model.safetensors: {name} (is {told}, must be a float)",)
 
 
-def test_of_many_tensors_the_first_are_told() -> None:
+def test_only_the_first_of_many_wrong_tensors_are_listed() -> None:
     told = str(TensorMismatchError("folder", [f"layers.{each}" for each in range(999)]))
     assert "999 missing: layers.0, layers.1" in told
     assert len(told) < 500

@@ -35,7 +35,7 @@ def test_a_token_has_the_same_numbers_in_whatever_company(place: Placement) -> N
 
 @pytest.mark.usefixtures("rounds", "threads")
 @pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
-def test_where_products_round_it_has_them_too() -> None:
+def test_a_token_has_the_same_numbers_where_products_round() -> None:
     assert_same_in_whatever_company(make_decoder(MIXED, ROUNDED), torch.bfloat16)
 
 
@@ -69,7 +69,7 @@ def test_both_ways_give_what_a_token_s_experts_say_of_it(num_rows: int, num_chos
 
 
 @pytest.mark.usefixtures("build")
-def test_of_what_is_quantized_experts_are_and_the_router_is_not() -> None:
+def test_quantization_covers_the_experts_and_not_the_router() -> None:
     mixture = Mixture(QUANTIZED, 16, MIXTURE, "silu")
     assert mixture.router.weight.dtype is torch.float32
     assert mixture.gate_and_up.dtype is mixture.down.dtype is torch.int8

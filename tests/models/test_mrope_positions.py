@@ -36,7 +36,7 @@ def reference_places(token_ids: list[int], grids: list[tuple[int, int]]) -> torc
 
 
 @given(pictures=PICTURES, behind=st.integers(1, 6), data=st.data())
-def test_they_are_the_reference_s(pictures: list[tuple[int, int, int]], behind: int, data: st.DataObject) -> None:
+def test_positions_are_the_reference_s(pictures: list[tuple[int, int, int]], behind: int, data: st.DataObject) -> None:
     token_ids, media = list[int](), []
     for index, (words, rows, columns) in enumerate(pictures):
         span = TokenSpan(len(token_ids) + words, rows * columns)
@@ -70,7 +70,7 @@ def by_transformers(model: Any, token_ids: list[int], **films: torch.Tensor) -> 
 
 
 @given(films=FILMS, behind=st.integers(1, 6))
-def test_so_are_those_of_films_whose_moments_lie_one_behind_the_other(
+def test_films_with_consecutive_moments_have_the_reference_s_positions(
     films: list[tuple[int, int, int, int, int]], behind: int
 ) -> None:
     from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLModel
@@ -100,7 +100,7 @@ def test_so_are_those_of_films_whose_moments_lie_one_behind_the_other(
     assert torch.equal(found[:, :agreed], by_transformers(Qwen2_5_VLModel, token_ids, **theirs)[:, :agreed])
 
 
-def test_what_has_no_rows_is_a_line_as_text_is() -> None:
+def test_items_without_rows_have_positions_like_text() -> None:
     strip = MediaItem("strip", TokenSpan(2, 3), Geometry(1, 3), "prompt_embeds")
     places = MRopePositions([strip])
     assert places.shift == 0

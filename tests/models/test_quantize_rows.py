@@ -24,7 +24,7 @@ def test_a_number_is_no_further_from_its_own_than_half_a_step(dtype: torch.dtype
     assert torch.equal(scales, rows.float().abs().amax(dim=1) / 127)
 
 
-def test_of_two_whole_numbers_as_near_it_is_the_even_one() -> None:
+def test_ties_round_to_the_even_number() -> None:
     whole, _ = quantized(torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -127.0]]))
     assert whole.tolist() == [[127, 0, 2, 2, 0, -2, -127]]
 
@@ -36,7 +36,7 @@ def test_a_row_of_zeros_stays_one_and_the_smallest_numbers_do_not_overflow() -> 
     assert whole.abs().max() <= 127
 
 
-def test_what_is_no_number_shows_in_its_row_s_scale_alone() -> None:
+def test_nan_shows_only_in_its_row_s_scale() -> None:
     rows = torch.ones(4, 3)
     rows[1, 2], rows[3, 0] = torch.nan, -torch.inf
     assert quantized(rows)[1].isfinite().tolist() == [True, False, True, False]

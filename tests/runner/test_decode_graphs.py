@@ -51,7 +51,7 @@ def test_an_answer_is_the_reference_s_by_recorded_steps(
     assert replays.num == NUM_TOKENS - 1
 
 
-def test_sequences_take_each_other_s_places(small: SmallModel, driver: Driver, replays: Replays) -> None:
+def test_sequences_may_take_each_other_s_rows(small: SmallModel, driver: Driver, replays: Replays) -> None:
     ids = [driver.begin(small.request(str(number), number)) for number in range(3)]
     for each in ids:
         driver.compute(*driver.prompt_slices(each))
@@ -75,7 +75,7 @@ def test_guesses_are_rows_of_their_own(small: SmallModel, driver: Driver, replay
     assert replays.num == 3
 
 
-def test_rows_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
+def test_padding_rows_write_nowhere(small: SmallModel, driver: Driver) -> None:
     caches = driver.runner.blocks.layers
     for cache in caches:  # on a GPU they are uninitialized, and NaN differs from itself
         cache.keys.zero_()
@@ -90,7 +90,7 @@ def test_rows_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None
         assert (cache.values != values).any(dim=(1, 2)).sum() == 3
 
 
-def test_prompts_and_steps_with_too_many_tokens_are_computed_as_ever(
+def test_prompts_and_steps_with_too_many_tokens_are_launched_as_usual(
     small: SmallModel, driver: Driver, replays: Replays
 ) -> None:
     ids = [driver.begin(small.request(str(number), 0, prompt_seed=number)) for number in range(5)]
@@ -111,9 +111,7 @@ def test_prompts_and_steps_with_too_many_tokens_are_computed_as_ever(
             assert driver.tokens[each] == expected
 
 
-def test_what_is_no_single_token_of_text_that_an_answer_follows_is_no_recorded_step(
-    small: SmallModel, driver: Driver
-) -> None:
+def test_only_single_text_tokens_that_sample_are_recorded_steps(small: SmallModel, driver: Driver) -> None:
     graphs, picture = driver.runner._recorded.of_tokens, driver.begin(small.request("picture", 1))
     assert graphs is not None
     sequence = driver.runner.sequences[picture]

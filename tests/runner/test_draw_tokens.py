@@ -87,14 +87,14 @@ def test_temperature_top_k_and_top_p_keep_what_transformers_keeps(
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 20, 100])
-def test_equals_of_the_last_that_top_k_keeps_are_kept_as_transformers_keeps_them(top_k: int) -> None:
+def test_ties_with_the_last_top_k_token_are_kept_as_by_transformers(top_k: int) -> None:
     for seed in range(5):
         logits = logits_of(seed, vocab_size=400).bfloat16().float()
         theirs = TopKLogitsWarper(top_k)(None, logits)
         assert torch.equal(keep(logits, SamplingParams(top_k=top_k)), theirs)
 
 
-def test_more_equals_than_are_looked_at_at_first_are_all_kept() -> None:
+def test_more_ties_than_are_examined_at_first_are_all_kept() -> None:
     logits = torch.zeros(1, 3 * SPARE)
     logits[0, 7] = 1
     drawn = set(draw(logits, [(step + 0.5) / 5000 for step in range(5000)], top_k=2))
@@ -127,7 +127,7 @@ def test_however_small_top_p_is_the_most_likely_token_stays() -> None:
 
 
 @pytest.mark.parametrize("vocab_size", [4, 3000])
-def test_what_begins_just_where_top_p_ends_is_cut(vocab_size: int) -> None:
+def test_a_token_that_begins_exactly_where_top_p_ends_is_cut(vocab_size: int) -> None:
     logits = torch.full((1, vocab_size), -torch.inf)
     logits[0, -4:] = 0
     assert set(draw(logits, [0.0, 0.4, LAST_POINT], top_p=0.75)) == {vocab_size - 4, vocab_size - 3, vocab_size - 2}
@@ -204,7 +204,7 @@ def topk_of_last_equals(values: Tensor, *args: Any, **options: Any) -> Any:
     min_p=st.sampled_from((0.0, 0.01, 0.5)),
     shape=st.sampled_from(("float32", "bfloat16", "whole", "partly ruled out")),
 )
-def test_what_is_drawn_is_what_sorting_all_of_the_row_draws(
+def test_drawn_tokens_equal_those_of_a_full_sort(
     topk: Callable[..., Any],
     seed: int,
     vocab_size: int,
@@ -233,7 +233,7 @@ def test_what_is_drawn_is_what_sorting_all_of_the_row_draws(
 
 
 @pytest.mark.parametrize("vocab_size", [3, BLOCK - 1, BLOCK, BLOCK + 1, 3000])
-def test_a_point_falls_where_all_before_it_are_so_likely(vocab_size: int) -> None:
+def test_a_point_selects_the_token_at_that_cumulative_probability(vocab_size: int) -> None:
     logits = logits_of(1, vocab_size=vocab_size)
     ends = logits[0].double().softmax(-1).cumsum(-1).numpy()
     points = np.random.default_rng(0).random(500)
@@ -241,7 +241,7 @@ def test_a_point_falls_where_all_before_it_are_so_likely(vocab_size: int) -> Non
     assert draw(logits, points.tolist()) == np.searchsorted(ends, points).tolist()
 
 
-def test_what_is_very_unlikely_has_its_chance_wherever_it_stands() -> None:
+def test_very_unlikely_tokens_are_drawn_with_their_probability_at_any_index() -> None:
     logits = torch.zeros(1, 2**17)
     logits[0, 0] = 25.0  # all others together: 2e-6
     likely = 1 / (1 + (2**17 - 1) * np.exp(-25))
@@ -258,7 +258,7 @@ def test_nothing_that_is_ruled_out_is_drawn_at_either_end(params: dict[str, floa
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.5}])
-def test_rows_of_no_numbers_draw_some_token(params: dict[str, float]) -> None:
+def test_rows_of_nan_draw_some_token(params: dict[str, float]) -> None:
     for value in (torch.nan, torch.inf, -torch.inf):
         [drawn] = draw(torch.full((1, 300), value), [0.5], **params)
         assert 0 <= drawn < 300

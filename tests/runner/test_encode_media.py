@@ -27,7 +27,7 @@ def test_sounds_of_one_length_are_encoded_together_as_far_as_their_places_allow(
     assert groups == ["acd", "e", "bf"]
 
 
-def test_what_an_adapter_changes_is_encoded_with_its_own_alone() -> None:
+def test_items_changed_by_an_adapter_are_encoded_only_with_others_of_it() -> None:
     one, two = (Adapter(name, "digest", changes_encoder=True) for name in ("one", "two"))
     held = {"picture": np.zeros((32, 32, 3), np.uint8)}
     adapters = (None, one, None, two, one)
@@ -36,7 +36,7 @@ def test_what_an_adapter_changes_is_encoded_with_its_own_alone() -> None:
     assert groups == ["02", "14", "3"]
 
 
-def test_what_another_processor_made_of_a_picture_is_encoded_alone() -> None:
+def test_pictures_of_another_processor_are_encoded_alone() -> None:
     held = {name: carry_arrays({"pixel_values": np.zeros((1, 3, 4, 4), np.float32)}) for name in "ab"}
     encodings = [Encoding(name, name, 4) for name in held]
     groups = list(group_encodings(encodings, held, a_model(takes_arrays=True)))

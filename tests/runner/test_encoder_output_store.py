@@ -15,14 +15,14 @@ def test_an_entry_is_no_view_of_the_batch_it_came_from() -> None:
     assert held.untyped_storage().nbytes() == 3 * 5 * 4
 
 
-def test_what_is_held_is_not_computed_again() -> None:
+def test_held_entries_are_not_computed_again() -> None:
     store = EncoderOutputStore("cpu")
     first = store.get_or_put("a", lambda: torch.ones(2, 2))
     assert store.get_or_put("a", lambda: pytest.fail("computed twice")) is first
     assert len(store) == 1
 
 
-def test_what_was_dropped_is_absent_and_may_be_put_again() -> None:
+def test_dropped_entries_are_absent_and_may_be_put_again() -> None:
     store = EncoderOutputStore("cpu")
     store.put("a", torch.ones(2, 2))
     store.drop("a")

@@ -76,7 +76,7 @@ judges_each_kind = pytest.mark.parametrize(
 
 
 @judges_each_kind
-def test_what_is_said_under_a_guide_is_the_text_that_it_describes(checkpoint: Path) -> None:
+def test_guided_tokens_spell_the_text_that_the_guide_describes(checkpoint: Path) -> None:
     """Characters that only byte tokens can spell, spaces, runs of newlines, text that a normalizer would compose."""
     tokenizer = Tokenizer.from_checkpoint(checkpoint)
     maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
@@ -178,7 +178,7 @@ def test_a_character_that_is_read_as_a_space_is_said_in_bytes_and_no_other_is() 
     assert [each for each in said if not tokenizer.is_special(each)] == [*words, *in_bytes, *words]
 
 
-def test_tokens_behind_a_hole_are_said_and_what_fills_it_is_not(tmp_path: Path) -> None:
+def test_tokens_after_a_hole_in_the_ids_are_sampled_and_the_hole_is_not(tmp_path: Path) -> None:
     hole = build_checkpoint_with_hole(tmp_path)
     tokenizer, maker = Tokenizer.from_checkpoint(tmp_path), GuideMaker(tmp_path / "tokenizer.json", END)
     last, *_ = tokenizer.encode("Here is the original image and here are some crops to help you see better.")
@@ -231,7 +231,7 @@ def test_an_answer_ends_only_where_the_grammar_does(maker: GuideMaker) -> None:
     assert allowed_by(guide) == END
 
 
-def test_an_end_that_the_tokenizer_lacks_is_none() -> None:
+def test_an_end_id_that_the_tokenizer_lacks_is_ignored() -> None:
     maker = GuideMaker(DEMO, END | {VOCAB_SIZE + 7})
     guide = maker.begin(regex("a"))
     guide.follow(next(iter(allowed_by(guide))))
@@ -397,7 +397,7 @@ def test_a_preempted_answer_goes_on_where_its_grammar_was(small: SmallModel, par
     assert answers[0][12] in END
 
 
-def test_a_grammar_that_needs_too_much_memory_costs_its_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_grammar_that_needs_too_much_memory_fails_only_its_own_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_LEXER_STATES", 40)
     maker = GuideMaker(DEMO, END)
     states = [state_for(maker, form, temperature=1.0, seed=1) for form in (regex("(A|B)*A(A|B){400}"), LETTERS)]
@@ -410,7 +410,7 @@ def test_a_grammar_that_needs_too_much_memory_costs_its_own_sequence(monkeypatch
     maker.close()
 
 
-def test_what_is_told_of_a_guide_that_failed_holds_nothing_of_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_failed_guide_does_not_reference_its_grammar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_LEXER_STATES", 40)
     maker = GuideMaker(DEMO, END)
     state = state_for(maker, regex("(A|B)*A(A|B){400}"), temperature=1.0, seed=1)
@@ -431,7 +431,7 @@ def test_a_plain_answer_is_the_same_beside_a_guided_one(small: SmallModel) -> No
     driver.runner.close()
 
 
-def test_a_guide_that_fails_costs_its_own_sequence_and_no_other(small: SmallModel) -> None:
+def test_a_guide_that_fails_fails_only_its_own_sequence(small: SmallModel) -> None:
     driver = drive(small)
     plain, broken = begin(driver, small.request("plain")), begin(driver, guided(small, "broken", LETTERS))
     guide = driver.runner.sequences._sequences[broken].sampling.guide
@@ -443,7 +443,7 @@ def test_a_guide_that_fails_costs_its_own_sequence_and_no_other(small: SmallMode
     driver.runner.close()
 
 
-def test_a_grammar_that_names_what_there_is_not_is_at_fault_itself_and_nothing_of_ours_is(
+def test_a_grammar_with_an_undefined_name_is_the_client_s_error(
     small: SmallModel, caplog: pytest.LogCaptureFixture
 ) -> None:
     driver = drive(small)

@@ -45,7 +45,7 @@ def count_page_faults(way: str, **environment: str) -> int:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
-def test_what_was_freed_is_used_again_without_page_faults() -> None:
+def test_freed_memory_is_used_again_without_page_faults() -> None:
     assert count_page_faults("keeping") < 1000 < count_page_faults("by itself")
 
 
@@ -55,5 +55,5 @@ def test_the_first_find_memory_that_was_written_to_before() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
-def test_what_the_environment_says_of_it_stands() -> None:
+def test_settings_in_the_environment_take_precedence() -> None:
     assert count_page_faults("keeping", MALLOC_TRIM_THRESHOLD_="131072") > 1000

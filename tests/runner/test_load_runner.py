@@ -51,7 +51,7 @@ def test_matrices_of_bfloat16_stay_so_and_rows_are_rounded_likewise_unless_float
 
 @needs_library
 @pytest.mark.parametrize("stored", [torch.float32, torch.float8_e4m3fn])
-def test_what_is_made_by_rounded_matrices_has_names_of_its_own_where_rows_are_not_rounded(
+def test_results_of_rounded_matrices_have_other_names_where_rows_are_not_rounded(
     stored: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     save_checkpoint(tmp_path, stored)
@@ -63,7 +63,7 @@ def test_what_is_made_by_rounded_matrices_has_names_of_its_own_where_rows_are_no
 
 @needs_library
 @pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8, torch.int32])
-def test_what_was_published_quantized_is_kept_in_bfloat16_unless_float32_is_asked_for(
+def test_weights_published_quantized_are_kept_in_bfloat16_unless_float32_is_asked_for(
     stored: torch.dtype, tmp_path: Path
 ) -> None:
     save_checkpoint(tmp_path, stored, torch.float32)
@@ -86,7 +86,7 @@ def quantizing(directory: Path, device: str = "cpu") -> Placement:
 
 @needs_library
 @pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16])
-def test_of_a_quantized_model_the_decoder_s_matrices_alone_are_others(stored: torch.dtype, tmp_path: Path) -> None:
+def test_quantization_changes_only_the_decoder_s_matrices(stored: torch.dtype, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, stored)
     place, usual = quantizing(tmp_path), chosen(tmp_path, "auto")
     assert place.for_decoder() == place._replace(matrix_dtype=torch.int8)

@@ -46,7 +46,7 @@ def embeddings(number: int) -> StoredArray:
     return to_stored(torch.randn(37, 41, generator=torch.Generator().manual_seed(number)), seconds=0.5)
 
 
-def test_what_is_locked_is_what_was_given_in_pages_of_its_own() -> None:
+def test_a_locked_array_is_copied_to_pages_of_its_own() -> None:
     runtime = Runtime()
     given = embeddings(0)
     locked = PageLock(runtime)(given)

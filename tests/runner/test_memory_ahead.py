@@ -52,7 +52,7 @@ def test_the_rows_of_one_number_are_asked_for_together_and_some_rows_ahead() -> 
     assert [row for name, row in story if name == "keys"] == [0, 1, 2, 3, 4]
 
 
-def test_what_was_used_before_is_not_used_less_later() -> None:
+def test_the_number_of_used_rows_never_decreases() -> None:
     story: list[tuple[str, int]] = []
     ahead = MemoryAhead([Asked(story, "keys")], NUM_ROWS, bytes_ahead=PAGE)
     ahead.note_used(5)
@@ -70,7 +70,7 @@ def test_it_never_goes_beyond_the_end() -> None:
     assert [row for _, row in story] == list(range(NUM_ROWS))
 
 
-def test_a_refusal_is_the_end_of_it() -> None:
+def test_it_stops_after_a_refusal() -> None:
     story: list[tuple[str, int]] = []
     ahead = MemoryAhead([Refused(story, "keys")], NUM_ROWS)
     assert not ahead.extend()
@@ -79,7 +79,7 @@ def test_a_refusal_is_the_end_of_it() -> None:
 
 
 @pytest.mark.parametrize("arrays", [[], [mmap.mmap(-1, NUM_ROWS)]], ids=["none", "rows of a byte"])
-def test_next_to_nothing_needs_next_to_nothing(arrays: Sequence[mmap.mmap]) -> None:
+def test_tiny_arrays_need_no_work(arrays: Sequence[mmap.mmap]) -> None:
     assert extend_to_end(MemoryAhead(arrays, NUM_ROWS)) <= 1
 
 

@@ -6,7 +6,7 @@ from keepsight.runner.gather_embeddings import MediaRows
 from keepsight.runner.merge_embeddings import merge_embeddings
 
 
-def test_what_is_wider_than_a_token_s_embedding_is_parted_by_layers() -> None:
+def test_embeddings_wider_than_a_token_s_are_split_by_layers() -> None:
     embeddings, rows = torch.zeros(6, 4), torch.arange(24.0).view(2, 12)
     [(first, deep)] = merge_embeddings(embeddings, [MediaRows(3, rows)])
     assert torch.equal(embeddings[3:5], rows[:, :4])
@@ -16,7 +16,7 @@ def test_what_is_wider_than_a_token_s_embedding_is_parted_by_layers() -> None:
     assert merge_embeddings(embeddings, [MediaRows(0, rows[:, :4])]) == []
 
 
-def test_what_is_kept_on_the_host_is_added_on_the_device() -> None:
+def test_embeddings_kept_on_the_host_are_added_on_the_device() -> None:
     embeddings = torch.zeros(6, 4, device="meta")
     [(_, deep)] = merge_embeddings(embeddings, [MediaRows(3, torch.zeros(2, 12))])
     assert deep.device == embeddings.device

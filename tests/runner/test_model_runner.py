@@ -83,7 +83,7 @@ def test_a_prompt_may_be_cut_at_every_legal_boundary(driver: Driver, small: Smal
         assert driver.answer(request, 8, some) == whole
 
 
-def test_prompts_and_answers_share_a_batch_and_stay_strangers(driver: Driver, small: SmallModel) -> None:
+def test_prompts_and_answers_in_one_batch_do_not_affect_each_other(driver: Driver, small: SmallModel) -> None:
     requests = [small.request(f"r{number}", number, prompt_seed=number) for number in (0, 1, 3)]
     alone = [driver.answer(request, 12) for request in requests]
     ids = [driver.begin(request) for request in requests]
@@ -144,7 +144,7 @@ def test_pages_that_were_kept_go_on_in_another_runner(small: SmallModel, order: 
     assert after.tokens[sequence_id] == whole
 
 
-def test_of_what_was_loaded_nothing_stays_with_the_runner_that_no_plan_uses(driver: Driver) -> None:
+def test_loaded_stretches_that_no_plan_uses_are_dropped(driver: Driver) -> None:
     driver.runner.hold_stretch(b"unused", to_stored(torch.zeros(1), 0))
     driver.runner.run(StepPlan())
     assert driver.runner._stretches == {}
@@ -184,7 +184,7 @@ def test_one_that_lost_its_pages_begins_anew_and_goes_on_as_before(driver: Drive
     assert driver.tokens[sequence_id] == unbroken
 
 
-def test_what_is_computed_beside_equals_what_is_computed_now(driver: Driver, small: SmallModel) -> None:
+def test_tokens_computed_beside_equal_those_computed_now(driver: Driver, small: SmallModel) -> None:
     for number in (0, 3):
         request = small.request("r", number)
         now = driver.answer(request, 6)
@@ -248,7 +248,7 @@ def test_a_slice_samples_only_where_the_plan_says_so(one: Driver, one_small: Sma
     assert len(token.logprobs) == 3
 
 
-def test_what_was_not_computed_is_never_read(one_small: SmallModel) -> None:
+def test_slots_that_were_not_computed_are_never_read(one_small: SmallModel) -> None:
     driver = Driver(one_small)
     for layer in driver.runner.blocks.layers:
         layer.keys.fill_(float("nan"))
@@ -307,7 +307,7 @@ def test_a_lost_device_ends_the_runner(one_small: SmallModel, monkeypatch: pytes
     driver.runner.close()
 
 
-def test_what_fails_beside_has_ended_on_its_device_before_that_is_told(
+def test_work_that_fails_beside_has_ended_on_its_device_before_it_is_reported(
     one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise it would still write to memory that belongs to another by then."""
@@ -321,7 +321,7 @@ def test_what_fails_beside_has_ended_on_its_device_before_that_is_told(
     driver.runner.close()
 
 
-def test_what_is_read_beside_is_held_until_the_device_has_read_it(
+def test_inputs_read_beside_are_held_until_the_device_has_read_them(
     one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another stream frees that memory, and would give it to others without waiting for the read."""
@@ -404,7 +404,7 @@ def test_a_prompt_whose_embeddings_are_absent_fails_alone(one: Driver, one_small
 # Media --------------------------------------------------------------------------------------------------------
 
 
-def test_what_nobody_wants_when_it_has_its_turn_is_not_encoded(
+def test_an_item_that_is_not_wanted_at_its_turn_is_not_encoded(
     one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_begin = threading.Event()
@@ -573,7 +573,7 @@ def test_a_first_token_is_drawn_from_what_was_kept_as_it_was_from_what_was_compu
     assert one.tokens[first] == one.tokens[again]
 
 
-def test_only_whoever_has_no_logits_to_begin_with_fails(one: Driver) -> None:
+def test_only_a_sequence_without_kept_logits_fails(one: Driver) -> None:
     first, lost = one.begin(one.small.request("first", 0)), one.begin(one.small.request("lost", 0))
     [whole] = one.prompt_slices(first)
     one.compute(whole._replace(keep_as=END))

@@ -74,7 +74,7 @@ def test_a_thread_that_is_started_later_computes_with_as_many_as_if_no_team_had_
     assert counts[0] == counts[1]
 
 
-def test_what_was_set_within_is_undone_though_it_failed() -> None:
+def test_a_team_size_set_within_is_restored_even_after_a_failure() -> None:
     before = torch.get_num_threads()
     with suppress(MemoryError), keeping_team_size():
         set_team_size(before + 1)

@@ -40,7 +40,7 @@ def find_by_sorting(order: LikeliestFirst, places: Tensor) -> tuple[Tensor, Tens
     vocab_size=st.sampled_from((1, 2, 50, 3000)),
     fraction=st.one_of(st.just(0.0), st.just(1 - 2**-53), st.floats(0, 1 - 2**-53)),
 )
-def test_what_is_found_is_what_a_stable_sort_finds(
+def test_found_tokens_equal_those_of_a_stable_sort(
     kinds: list[str], seed: int, vocab_size: int, fraction: float
 ) -> None:
     order = LikeliestFirst(torch.stack([row_of(kind, seed + row, vocab_size) for row, kind in enumerate(kinds)]))

@@ -76,7 +76,7 @@ def test_an_answer_is_the_reference_s_by_recorded_prompts(
     assert replays.num == num_recorded
 
 
-def test_prompts_and_single_tokens_take_each_other_s_places(
+def test_prompts_and_single_tokens_may_take_each_other_s_rows(
     small: SmallModel, driver: Driver, replays: Replays
 ) -> None:
     one, two, three = (driver.begin(small.request(str(number), number % 2)) for number in (0, 1, 2))
@@ -92,7 +92,7 @@ def test_prompts_and_single_tokens_take_each_other_s_places(
         assert driver.tokens[each] == small.reference_answer(number % 2, len(driver.tokens[each]))
 
 
-def test_tokens_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> None:
+def test_padding_tokens_write_nowhere(small: SmallModel, driver: Driver) -> None:
     caches = driver.runner.blocks.layers
     for cache in caches:  # on a GPU they are uninitialized, and NaN differs from itself
         cache.keys.zero_()
@@ -106,7 +106,7 @@ def test_tokens_of_nobody_write_nowhere(small: SmallModel, driver: Driver) -> No
         assert cache.values.any(dim=(1, 2)).sum() == length
 
 
-def test_what_there_is_no_room_for_is_launched(small: SmallModel, driver: Driver, replays: Replays) -> None:
+def test_steps_that_do_not_fit_are_launched(small: SmallModel, driver: Driver, replays: Replays) -> None:
     ids = [driver.begin(small.request(str(number))) for number in range(5)]
     slices = [piece for each in ids for piece in driver.prompt_slices(each)]
     assert sum(piece.length for piece in slices) > SIZES[-1]
@@ -129,7 +129,7 @@ def test_a_prompt_that_is_told_or_computed_beside_is_launched(
     assert driver.tokens[told] == driver.tokens[beside] == small.reference_answer(0, 1)
 
 
-def test_what_is_laid_over_the_model_s_weights_was_not_recorded_with_them(driver: Driver) -> None:
+def test_steps_with_adapters_are_launched(driver: Driver) -> None:
     graphs, table = driver.runner._recorded.of_prompts, BlockTable(16, [0], DEVICE)
     assert graphs is not None
     adapter = AdapterWeights([{"out": LowRank(PLACE, torch.ones(1, 1), torch.ones(1, 1))}])
@@ -138,7 +138,7 @@ def test_what_is_laid_over_the_model_s_weights_was_not_recorded_with_them(driver
     assert graphs.find(AttentionBatch([adapted], DEVICE, [0])) is None
 
 
-def test_far_behind_others_few_programs_would_take_long(driver: Driver) -> None:
+def test_slices_beyond_the_longest_recorded_position_are_launched(driver: Driver) -> None:
     graphs, furthest = driver.runner._recorded.of_prompts, recorded_batch.MOST_POSITIONS
     assert graphs is not None
     table = BlockTable(16, [0] * (furthest // 16 + 1), DEVICE)
@@ -212,7 +212,7 @@ def test_experts_of_a_mixture_are_chosen_anew(tmp_path: Path) -> None:
         *((each, PLACE_OF_EXPERTS) for each in ("Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")),
     ],
 )
-def test_a_borrowed_model_writes_no_keys_of_nobody(tmp_path: Path, architecture: str, place: Placement) -> None:
+def test_a_borrowed_model_writes_no_keys_of_padding(tmp_path: Path, architecture: str, place: Placement) -> None:
     borrowed.make_text_checkpoint(tmp_path, architecture)
     model = BorrowedModel.from_checkpoint(tmp_path, place)
     assert_parts_as_launched(model)

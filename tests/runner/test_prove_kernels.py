@@ -169,7 +169,7 @@ def test_a_kernel_that_is_wrong_about_slices_with_much_behind_them_alone_is_foun
     assert_not_used(model)
 
 
-def test_of_a_model_with_few_positions_those_are_tried_that_it_has(
+def test_kernels_are_tried_only_at_positions_that_the_model_has(
     model: Model, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(module, "NUM_BLOCKS", 4)

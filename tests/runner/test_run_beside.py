@@ -169,7 +169,7 @@ def lost() -> Iterator[BesideThread[str]]:
     thread.close()
 
 
-def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_has_finished(
+def test_a_device_fault_between_two_parts_is_raised_when_results_are_taken(
     lost: BesideThread[str],
 ) -> None:
     for _ in range(2):
@@ -177,7 +177,7 @@ def test_a_fault_of_the_device_between_two_parts_is_told_to_whoever_asks_what_ha
             list(lost.take_finished())
 
 
-def test_whoever_begins_a_job_after_such_a_fault_is_told_it_too(lost: BesideThread[str]) -> None:
+def test_beginning_a_job_after_such_a_fault_raises_it_too(lost: BesideThread[str]) -> None:
     with pytest.raises(RuntimeError, match="the device is lost"):
         lost.begin(never())
 

@@ -136,7 +136,7 @@ def test_only_allowed_tokens_are_sampled_and_those_outside_the_vocabulary_count_
     assert {sample_tokens(logits, [allowed])[0].token_id for _ in range(30)} == {5, 9}
 
 
-def test_what_is_asked_of_single_tokens_is_looked_at_once_however_long_the_answer() -> None:
+def test_per_token_options_are_examined_once_however_long_the_answer() -> None:
     class Counted(tuple[int, ...]):
         num_readings = 0
 

@@ -134,7 +134,7 @@ def on_cuda(monkeypatch: pytest.MonkeyPatch) -> OnCuda:
 NOW_STREAM = -1  # identified by its priority
 
 
-def test_a_pause_on_cuda_is_as_long_as_the_part_before_it_whatever_was_done_or_failed_long_ago(on_cuda: OnCuda) -> None:
+def test_a_pause_on_cuda_is_as_long_as_the_part_before_it(on_cuda: OnCuda) -> None:
     told = threading.Semaphore(0)
     share = on_cuda.share
 

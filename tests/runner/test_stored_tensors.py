@@ -31,7 +31,7 @@ def test_a_part_of_a_batch_is_kept_alone() -> None:
 
 
 @pytest.mark.filterwarnings("error")
-def test_of_memory_that_cannot_be_written_to_nobody_is_warned() -> None:
+def test_read_only_memory_causes_no_warning() -> None:
     """Torch warns once per process: a warning here would hide a later one that matters."""
     stored = to_stored(torch.randn(5, 7), 0)
     read_only = replace(stored, payload=memoryview(bytes(stored.payload)))

@@ -64,7 +64,7 @@ def test_what_would_change_the_result_is_refused(options: dict[str, Any], messag
         call(**options)
 
 
-def test_rows_of_nobody_in_a_recorded_step_write_to_no_page_but_that_of_the_first(
+def test_padding_rows_of_a_recorded_step_write_only_to_the_first_one_s_page(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(attention, "kernels_for", lambda _device: object())
