@@ -54,7 +54,7 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("image_backend", "opencv", "must be one of torchvision, pil"),
         ("mm_hasher_algorithm", "md5", "must be one of blake3, sha256, sha512, not 'md5'"),
         ("mm_hasher_algorithm", "", "must be one of"),
-        ("mm_processor_cache_type", "processor_only", "processor_only is what lru and shm become"),
+        ("mm_processor_cache_type", "processor_only", "must be one of lru, shm, shared, not processor_only"),
         ("mm_processor_cache_type", "ram", "must be one of lru, shm, shared, not 'ram'"),
         ("mm_shm_cache_max_object_size_mb", 0, "must be a number above 0, not 0"),
         ("mm_shm_cache_max_object_size_mb", None, "must be a number above 0, not None"),
@@ -62,13 +62,13 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("lora_modules", [{"name": "a", "path": "b", "int_id": "1"}], "is not an adapter such as"),
         ("lora_modules", [{"name": "a", "path": ""}], "is not an adapter such as"),
         ("lora_modules", [{"name": "a\n", "path": "b"}], "1 to 256 printable characters"),
-        ("lora_modules", [{"name": "a", "path": "b"}] * 2, "'a' is there twice"),
+        ("lora_modules", [{"name": "a", "path": "b"}] * 2, "'a' is listed twice"),
         ("lora_modules", [{"name": "a", "path": "b"}], "needs enable_lora"),
         ("max_lora_rank", 513, "must be at most 512, not 513"),
         ("max_model_len", 0, "an integer of at least 1, not 0"),
         ("limit_mm_per_prompt", 8, "must be a mapping such as"),
-        ("limit_mm_per_prompt", {"picture": 8}, "must be of image, video, audio, not of 'picture'"),
-        ("limit_mm_per_prompt", {"image": -1}, "of image must be an integer of at least 0, not -1"),
+        ("limit_mm_per_prompt", {"picture": 8}, "must be for image, video, audio, not for 'picture'"),
+        ("limit_mm_per_prompt", {"image": -1}, "for image must be an integer of at least 0, not -1"),
         ("max_image_pixels", 0, "an integer of at least 1, not 0"),
         ("max_image_pixels", 178_956_971, "at most 178956970, not 178956971"),
         ("max_image_pixels", None, "an integer of at least 1, not None"),
@@ -76,8 +76,8 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("max_request_media_bytes", 1.5, "an integer of at least 1, not 1.5"),
         ("media_url_cache_bytes", -1, "an integer of at least 0, not -1"),
         ("media_fetch_timeout", 0, "a number of seconds above 0, not 0"),
-        ("allowed_local_media_path", "/no/such/folder", "must be a folder that exists"),
-        ("allowed_local_media_path", "", "must be a folder that exists"),
+        ("allowed_local_media_path", "/no/such/folder", "must be an existing, accessible folder"),
+        ("allowed_local_media_path", "", "must be an existing, accessible folder"),
         ("allowed_media_domains", "a.org", "must be a list, not 'a.org'"),
         ("allowed_media_domains", ["http://a.org"], "'http://a.org' is not a host"),
         ("allowed_media_domains", ["a..org"], "'a..org' is not a host"),
@@ -105,7 +105,7 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("encoder_cache_gb", float("inf"), "a number of at least 0, not inf"),
         ("encoder_cache_size", -1, "an integer of at least 0, not -1"),
         ("encoder_remote_cache_gb", 0, "a number of GiB above 0, not 0"),
-        ("encoder_remote_cache_gb", 4, "is 4, but no encoder_remote_cache says where"),
+        ("encoder_remote_cache_gb", 4, "is 4, but encoder_remote_cache is not set"),
         ("max_mm_cache_bytes", "4g", "an integer of at least 0, not '4g'"),
         ("mm_cache_device", "cuda", "must be one of auto, cpu, gpu, not 'cuda'"),
         ("max_num_encoder_input_tokens", 0, "an integer of at least 1, not 0"),
@@ -145,7 +145,7 @@ def test_an_unknown_hasher_in_the_environment_is_refused_by_its_variable(
         ("encoder_cache_size", "max_mm_cache_bytes"),
     ],
 )
-def test_two_options_for_the_same_setting_are_refused(first: str, second: str) -> None:
+def test_one_thing_is_said_in_one_way(first: str, second: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"says the same as {first} in another unit") as caught:
         Config.from_options(**{second: 1, first: 1})
     assert caught.value.field == second
@@ -155,5 +155,5 @@ def test_zero_counts_as_a_given_size() -> None:
     """0 is a given value; None is not."""
     config = Config(encoder_cache_gb=0)
     assert (config.encoder_cache_gb, config.encoder_cache_size) == (0, None)
-    with pytest.raises(InvalidArgumentError, match="says the same"):
+    with pytest.raises(InvalidArgumentError, match="sets the same"):
         Config(encoder_cache_gb=0, encoder_cache_size=0)

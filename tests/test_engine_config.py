@@ -31,20 +31,20 @@ def scheduler(**changed: Any) -> SchedulerConfig:
         (
             {"max_num_batched_tokens": 510},
             "max_num_batched_tokens",
-            "is 510, but must be at least 256 + 255 = 511: a picture (with enable_prompt_embeds also a strip of a "
+            "must be at least 256 + 255 = 511, not 510: a picture (with enable_prompt_embeds also a strip of a "
             "prompt) is computed whole, 256 tokens, and each of the 255 other sequences that max_num_seqs=256 allows "
             "may take one",
         ),
         (
             {"max_num_batched_tokens": 255, "tokens_per_item": 0},
             "max_num_batched_tokens",
-            "is 255, but must be at least 1 + 255 = 256: one sequence takes a token, and each of the 255 other",
+            "must be at least 1 + 255 = 256, not 255: one sequence takes a token, and each of the 255 other",
         ),
         (
             {"max_num_encoder_input_tokens": 255},
             "max_num_encoder_input_tokens",
-            "is 255, but the 256 embeddings of a picture (with enable_prompt_embeds also a strip of a prompt) are "
-            "made at once",
+            "must be at least 256, not 255: the embeddings of a picture (with enable_prompt_embeds also a strip of a "
+            "prompt) are made at once",
         ),
     ],
 )
@@ -85,7 +85,9 @@ def test_the_longest_sequence_fits_into_the_pages() -> None:
         scheduler=scheduler(), kv_cache=KvCacheConfig(num_blocks=64, block_size=16), encoder_cache=encoder_cache
     )
     assert fits.kv_cache.num_slots == fits.scheduler.max_model_len == 1024
-    with pytest.raises(InvalidArgumentError, match=r"max_model_len: is 1024, but the 63 pages .* hold 1008"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"max_model_len: must be at most 1008, not 1024: that is what the 63 KV blocks"
+    ):
         EngineConfig(
             scheduler=scheduler(), kv_cache=KvCacheConfig(num_blocks=63, block_size=16), encoder_cache=encoder_cache
         )

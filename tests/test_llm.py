@@ -996,12 +996,15 @@ def test_one_whose_making_is_interrupted_leaves_neither_threads_nor_files(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtyp": "float32"}, "dtyp: is no option; did you mean 'dtype'"),
+        ({"dtyp": "float32"}, "dtyp: is not an option; did you mean 'dtype'"),
         ({"seed": "1"}, "seed: must be a 64-bit integer or None"),
         ({"dtype": "int4"}, "dtype: must be one of auto, float32, bfloat16, not 'int4'"),
         ({"max_model_len": 4096}, "max_model_len: 4096 exceeds the 2048 positions"),
-        ({"max_num_batched_tokens": 15}, r"max_num_batched_tokens: is 15, but must be at least 16 \+ 0 = 16"),
-        ({"max_model_len": 65, "num_gpu_blocks_override": 4}, "max_model_len: is 65, but the 4 pages of 16"),
+        ({"max_num_batched_tokens": 15}, r"max_num_batched_tokens: must be at least 16 \+ 0 = 16, not 15"),
+        (
+            {"max_model_len": 65, "num_gpu_blocks_override": 4},
+            "max_model_len: must be at most 64, not 65: that is what the 4 KV blocks of 16",
+        ),
         ({"mm_processor_kwargs": {"do_resize": False}}, "mm_processor_kwargs.do_resize: cannot be changed"),
         ({"mm_processor_kwargs": {"resample": 77}}, "mm_processor_kwargs.resample: must be one of"),
     ],

@@ -281,7 +281,7 @@ def test_an_engine_that_cannot_be_replaced_leaves_its_work_to_the_others(stage: 
         assert frontend.hear()["type"] == "EngineLost"
         stage.next().kill()
     assert frontend.hear()["type"] == "EngineLost"
-    stage.wait_for_log(r"engine-5 .* its start failed 3 times: left to engine-2")
+    stage.wait_for_log(r"engine-5 .* its start failed 3 times: continuing with engine-2")
     second.kill()
     for _ in range(3):
         assert frontend.hear()["type"] == "EngineLost"
@@ -324,13 +324,13 @@ def test_starts_that_the_system_refuses_end_the_server_in_order(stage: Stage) ->
     assert kinds([frontend.hear() for _ in range(3)]) == ["EngineLost", "GiveUp", "Drain"]
     frontend.do(0)
     assert stage.wait() == 1
-    stage.wait_for_log(r"no engine can be started: .*Too many open files")
+    stage.wait_for_log(r"the engine cannot be started: .*Too many open files")
 
 
 def test_a_first_start_that_the_system_refuses_is_told_in_one_line(stage: Stage) -> None:
     stage.supervise(1, 1, 60, "/no/such/program")
     assert stage.wait() == 1
-    assert stage.log == "no engine can be started: [Errno 2] No such file or directory: '/no/such/program'\n"
+    assert stage.log == "the engine cannot be started: [Errno 2] No such file or directory: '/no/such/program'\n"
 
 
 def test_a_start_that_the_system_refuses_leaves_its_work_to_the_others(stage: Stage) -> None:
@@ -338,7 +338,7 @@ def test_a_start_that_the_system_refuses_leaves_its_work_to_the_others(stage: St
     stage.take_descriptors()
     one.kill()
     assert frontend.hear() == {"type": "EngineLost", "rank": 0}
-    stage.wait_for_log(r"left to engine-2 \(pid \d+\)")
+    stage.wait_for_log(r"continuing with engine-2 \(pid \d+\)")
     stage.send_signal(signal.SIGTERM)
     assert frontend.hear()["type"] == "Drain"
     frontend.do(0)

@@ -71,7 +71,7 @@ LEAST_INTEGERS = {
 # Upper limits, with the reason.
 MOST_INTEGERS = {
     "max_image_pixels": (MAX_PIXELS, "no decoder takes more"),
-    "max_lora_rank": (MAX_LORA_RANK, "beyond that an adapter costs what the model does"),
+    "max_lora_rank": (MAX_LORA_RANK, "a larger adapter costs as much as the model"),
 }
 # For each number: the check, and how messages describe the valid range.
 NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
@@ -215,7 +215,7 @@ class Config:
         _check_limits("limit_mm_per_prompt", self.limit_mm_per_prompt)
         folder = self.allowed_local_media_path
         if folder is not None and not _is_folder(folder):
-            told = f"must be a folder that exists and can be seen, not {folder!r}"
+            told = f"must be an existing, accessible folder, not {folder!r}"
             raise InvalidArgumentError("allowed_local_media_path", told)
         if self.allowed_media_domains is not None:
             _check_each("allowed_media_domains", self.allowed_media_domains, _is_host, "a host such as a.example.org")
@@ -228,11 +228,13 @@ class Config:
         for name in names:
             check_adapter_name(name, "lora_modules")
             if names.count(name) > 1:
-                raise InvalidArgumentError("lora_modules", f"{name!r} is there twice")
+                raise InvalidArgumentError("lora_modules", f"{name!r} is listed twice")
         if names and not self.enable_lora:
             raise InvalidArgumentError("lora_modules", "needs enable_lora")
         if len(names) > self.max_loras:
-            raise InvalidArgumentError("lora_modules", f"names {len(names)}, and max_loras is {self.max_loras}")
+            raise InvalidArgumentError(
+                "lora_modules", f"must be at most {self.max_loras} (max_loras), not {len(names)}"
+            )
 
     def _check_tiers(self) -> None:
         for name in ("encoder_disk_cache", "prefix_disk_cache"):
@@ -240,7 +242,7 @@ class Config:
                 raise InvalidArgumentError(name, f"must be PATH, PATH:SIZE, :SIZE or True, not {place!r}")
         if self.has_prefix_disk and not self.enable_prefix_caching:
             raise InvalidArgumentError(
-                "prefix_disk_cache", f"is {self.prefix_disk_cache!r}, but without enable_prefix_caching none is kept"
+                "prefix_disk_cache", f"is {self.prefix_disk_cache!r}, but nothing is kept without enable_prefix_caching"
             )
         if not isinstance(self.encoder_remote_cache, str | None) or self.encoder_remote_cache == "":
             raise InvalidArgumentError(
@@ -248,7 +250,7 @@ class Config:
             )
         if self.encoder_remote_cache_gb is not None and self.encoder_remote_cache is None:
             raise InvalidArgumentError(
-                "encoder_remote_cache_gb", f"is {self.encoder_remote_cache_gb}, but no encoder_remote_cache says where"
+                "encoder_remote_cache_gb", f"is {self.encoder_remote_cache_gb}, but encoder_remote_cache is not set"
             )
         if self.keeps_embeddings_for_others:
             return
@@ -256,7 +258,7 @@ class Config:
             # The flag without a value gives "": the default folder.
             if (value := getattr(self, name)) not in (None, False):
                 raise InvalidArgumentError(
-                    name, f"is {value!r}, but an encoder cache of 0 keeps nothing for other requests, in no tier either"
+                    name, f"is {value!r}, but an encoder cache of 0 keeps nothing for other requests, not even in tiers"
                 )
 
     @property
@@ -290,7 +292,7 @@ class Config:
                 # A high cutoff, to suggest typos only: trust_remote_code must not yield trust_exif_image_id.
                 close = get_close_matches(name, known, n=1, cutoff=0.75)
                 hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
-                raise UnsupportedFieldError(name, f"is no option; {hint}")
+                raise UnsupportedFieldError(name, f"is not an option; {hint}")
         return cls(**options)
 
     @property
@@ -313,13 +315,15 @@ def resolve_hasher_algorithm(configured: str | None) -> str:
     if not found:
         return HASHER_ALGORITHMS[0]
     _check_choice(HASHER_VARIABLE, found, HASHER_ALGORITHMS)
-    logger.info("pictures are named by %s: %s says so", found, HASHER_VARIABLE)
+    logger.info("pictures are identified by %s hashes, as %s says", found, HASHER_VARIABLE)
     return found
 
 
 def _check_value(name: str, value: object) -> None:
     if name == "mm_processor_cache_type" and value == "processor_only":
-        raise InvalidArgumentError(name, "processor_only is what lru and shm become where they cannot be: say nothing")
+        raise InvalidArgumentError(
+            name, "must be one of lru, shm, shared, not processor_only, which only replaces them"
+        )
     if name in CHOICES:
         _check_choice(name, value, CHOICES[name])
     elif name in LEAST_INTEGERS:
@@ -351,9 +355,9 @@ def _check_limits(name: str, limits: object) -> None:
         raise InvalidArgumentError(name, f"must be a mapping such as {{'image': 8}}, not {limits!r}")
     for modality, limit in limits.items():
         if modality not in MODALITIES:
-            raise InvalidArgumentError(name, f"must be of {', '.join(MODALITIES)}, not of {modality!r}")
+            raise InvalidArgumentError(name, f"must be for {', '.join(MODALITIES)}, not for {modality!r}")
         if type(limit) is not int or limit < 0:
-            raise InvalidArgumentError(name, f"of {modality} must be an integer of at least 0, not {limit!r}")
+            raise InvalidArgumentError(name, f"for {modality} must be an integer of at least 0, not {limit!r}")
 
 
 def _check_each(name: str, values: object, holds: Callable[[object], bool], described: str) -> None:
@@ -399,4 +403,4 @@ def _is_network(value: object) -> bool:
 def _check_is_said_once(options: Mapping[str, object]) -> None:
     said = [name for name, value in options.items() if value is not None]
     if len(said) > 1:
-        raise InvalidArgumentError(said[1], f"says the same as {said[0]} in another unit: give only one of them")
+        raise InvalidArgumentError(said[1], f"sets the same as {said[0]} in another unit: give only one of them")

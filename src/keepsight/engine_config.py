@@ -54,8 +54,8 @@ class SchedulerConfig:
         if self.max_num_encoder_input_tokens < self.tokens_per_item:
             raise InvalidArgumentError(
                 "max_num_encoder_input_tokens",
-                f"is {self.max_num_encoder_input_tokens}, but the {self.tokens_per_item} embeddings of {_AN_ITEM} are "
-                "made at once",
+                f"must be at least {self.tokens_per_item}, not {self.max_num_encoder_input_tokens}: the "
+                f"embeddings of {_AN_ITEM} are made at once",
             )
 
     def _check_batch_holds_the_smallest_step(self) -> None:
@@ -67,7 +67,7 @@ class SchedulerConfig:
         first = f"{_AN_ITEM} is computed whole, {whole} tokens" if whole > 1 else "one sequence takes a token"
         raise InvalidArgumentError(
             "max_num_batched_tokens",
-            f"is {self.max_num_batched_tokens}, but must be at least {whole} + {others} = {least}: {first}, and each "
+            f"must be at least {whole} + {others} = {least}, not {self.max_num_batched_tokens}: {first}, and each "
             f"of the {others} other sequences that max_num_seqs={self.max_num_seqs} allows may take one",
         )
 
@@ -125,9 +125,9 @@ class EngineConfig:
         if self.scheduler.max_model_len > self.kv_cache.num_slots:
             raise InvalidArgumentError(
                 "max_model_len",
-                f"is {self.scheduler.max_model_len}, but the {self.kv_cache.num_blocks} pages of "
-                f"{self.kv_cache.block_size} positions hold {self.kv_cache.num_slots}; lower it, or give the keys and "
-                "values more memory (kv_cache_memory_bytes, gpu_memory_utilization)",
+                f"must be at most {self.kv_cache.num_slots}, not {self.scheduler.max_model_len}: that is what the "
+                f"{self.kv_cache.num_blocks} KV blocks of {self.kv_cache.block_size} positions hold; lower it, or give "
+                "them more memory (kv_cache_memory_bytes, gpu_memory_utilization)",
             )
 
 

@@ -219,7 +219,7 @@ class Supervisor:
             folder = start_folder(self._settings.run_directory)
             child = _Child(kind, rank, self._num_started[kind], self._commands[kind], pass_fds, folder)
         except OSError as error:  # no descriptors are left, or no memory
-            raise ServerStartError(f"no {kind} can be started: {error}") from error
+            raise ServerStartError(f"the {kind} cannot be started: {error}") from error
         self._children.append(child)
         self._selector.register(child.control.connection, selectors.EVENT_READ, partial(self._hear, child))
         return child
@@ -302,7 +302,7 @@ class Supervisor:
     def _do_without(self, kind: str, reason: str) -> None:
         """Go on with the other processes of this kind; if there are none, give up."""
         if others := self._of_kind(kind):
-            logger.error("%s: left to %s", reason, ", ".join(map(str, others)))
+            logger.error("%s: continuing with %s", reason, ", ".join(map(str, others)))
         else:
             logger.error("%s: giving up", reason)
             self._end(status=1, stage=_Stage.GIVING_UP)
@@ -337,11 +337,11 @@ class Supervisor:
         match stage:
             case _Stage.DRAINING:
                 seconds = self._settings.shutdown_seconds
-                logger.info("ending: answers that run have %g s to finish", seconds)
+                logger.info("shutting down: running answers have %g s to finish", seconds)
                 self._tell_all("frontend", Drain())
                 self._deadline = time.monotonic() + seconds
             case _Stage.GIVING_UP:
-                self._tell_all("frontend", GiveUp("the server is ending"), Drain())
+                self._tell_all("frontend", GiveUp("the server is shutting down"), Drain())
                 self._deadline = time.monotonic() + GOODBYE_SECONDS
             case _Stage.KILLING:
                 self._kill_all()
@@ -349,7 +349,7 @@ class Supervisor:
 
     def _go_on_ending(self, child: _Child) -> None:
         if child.process.returncode:
-            logger.error("%s while the server was ending", child.tell_end())
+            logger.error("%s while the server was shutting down", child.tell_end())
         if not self._of_kind("frontend"):
             for engine in self._of_kind("engine"):
                 if engine.is_ready:

@@ -87,13 +87,13 @@ def test_what_is_said_or_thought_is_a_token_though_its_event_names_the_role_too(
         ([event("Hi"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),
         ([b"data: nonsense\n\n", DONE], "Expecting value"),
         ([b"data: %b\n\n" % (b"[" * 100_000), DONE], "recursion"),
-        ([OPENING, USAGE_EVENT, DONE], "without a token"),
-        ([b"data: [1]\n\n", event("Hi"), DONE], "not as OpenAI's"),
-        ([b'data: {"choices": null}\n\n', event("Hi"), DONE], "not as OpenAI's"),
-        ([b'data: {"choices": [{"delta": null}]}\n\n', event("Hi"), DONE], "not as OpenAI's"),
-        ([b'data: {"choices": [{"delta": {"content": 5}}]}\n\n', event("Hi"), DONE], "not as OpenAI's"),
-        ([event("Hi"), b'data: {"choices": [], "usage": {"prompt_tokens": null}}\n\n', DONE], "None is no number"),
-        ([event("Hi"), b'data: {"choices": [], "usage": {"completion_tokens": "3"}}\n\n', DONE], "'3' is no number"),
+        ([OPENING, USAGE_EVENT, DONE], "has no token"),
+        ([b"data: [1]\n\n", event("Hi"), DONE], "not in OpenAI's format"),
+        ([b'data: {"choices": null}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
+        ([b'data: {"choices": [{"delta": null}]}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
+        ([b'data: {"choices": [{"delta": {"content": 5}}]}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
+        ([event("Hi"), b'data: {"choices": [], "usage": {"prompt_tokens": null}}\n\n', DONE], "None is not a number"),
+        ([event("Hi"), b'data: {"choices": [], "usage": {"completion_tokens": "3"}}\n\n', DONE], "'3' is not a number"),
     ],
 )
 def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[bytes], said: str) -> None:
@@ -139,9 +139,9 @@ def test_what_is_no_address_is_refused(url: str) -> None:
 @pytest.mark.parametrize(
     ("url", "said"),
     [
-        ("http://me:secret@a/v1", "has credentials, which"),
-        ("http://a/v1?key=secret", "has a query, which"),
-        ("http://a/v1#secret", "has a fragment, which"),
+        ("http://me:secret@a/v1", "must not contain credentials: no"),
+        ("http://a/v1?key=secret", "must not contain a query: no"),
+        ("http://a/v1#secret", "must not contain a fragment: no"),
     ],
 )
 def test_what_an_address_would_not_pass_on_is_refused_by_name_and_not_shown(url: str, said: str) -> None:
@@ -256,7 +256,7 @@ def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, cr
     ("answers", "said"),
     [
         ([[event("a"), DONE]], "how many tokens"),
-        ([counting(20)], "no more tokens of a prompt with more words"),
+        ([counting(20)], "does not count more tokens for a longer prompt"),
         ([counting(30), counting(330), [b'data: {"error": "text only"}\n\n', DONE], counting(30)], "text only"),
     ],
 )

@@ -43,5 +43,5 @@ def test_a_text_only_model_has_no_picture_path_to_measure(tmp_path: Path, capsys
     make_text_only_checkpoint(tmp_path)
     assert main(["bench", "parts", "--model", str(tmp_path)]) == 2
     assert capsys.readouterr().err == (
-        f"keepsight bench: {tmp_path}: takes no pictures, so there is no picture's way to measure\n"
+        f"keepsight bench: {tmp_path}: takes no pictures, so there is nothing to measure\n"
     )

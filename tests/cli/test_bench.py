@@ -28,9 +28,9 @@ def test_a_server_is_measured_and_two_reports_are_compared(tmp_path: Path, capsy
     assert main(["bench", "compare", str(one), str(other), "--labels", "a,b"]) == 0
     told = capsys.readouterr().out
     assert "a better by" in told
-    assert "NOT ASKED ALIKE" not in told
+    assert "DIFFERENT SETTINGS" not in told
     assert main(["bench", "compare", str(one), str(third)]) == 0
-    assert "NOT ASKED ALIKE: sampling {" in capsys.readouterr().out
+    assert "DIFFERENT SETTINGS: sampling {" in capsys.readouterr().out
 
 
 def test_reports_that_have_nothing_in_common_are_not_compared(
@@ -67,7 +67,10 @@ def test_what_is_named_twice_is_measured_once() -> None:
 @pytest.mark.parametrize(
     ("typed", "said"),
     [
-        *((["--request-rate", each], "for all at once: --concurrency") for each in ("0", "-1", "inf", "nan", "often")),
+        *(
+            (["--request-rate", each], "to send all at once, set --concurrency")
+            for each in ("0", "-1", "inf", "nan", "often")
+        ),
         *((["--request-rate", "1", "--concurrency", each], "not allowed with") for each in ("1", "2")),
     ],
 )
@@ -110,7 +113,7 @@ def test_a_workload_that_fails_is_named_and_the_rest_is_reported(
 def test_a_warning_says_that_texts_may_not_be_as_long_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted_server(Script(answers=[[event("Hi"), DONE]])) as script:
         assert main(["bench", "serve", "--base-url", script.url, "--workload", "text-only", *QUICK]) == 0
-    assert "words_per_picture is a guess: the server does not say how many tokens" in capsys.readouterr().out
+    assert "words_per_picture is a guess: the server does not report how many tokens" in capsys.readouterr().out
 
 
 def test_a_terminal_obeys_nothing_that_a_measured_server_says(capsys: pytest.CaptureFixture[str]) -> None:

@@ -82,8 +82,8 @@ def test_what_is_kept_is_counted_verified_and_cleared(kept: Path, capsys: pytest
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 entries, ")
     assert [line.split(",")[1] for line in lines[1:3]] == [
-        " 0 were damaged and are removed",
-        " 1 were damaged and are removed",
+        " 0 damaged ones removed",
+        " 1 damaged ones removed",
     ]
     assert lines[3:] == ["2 entries removed", "0 entries, 0.0 MiB"]
 
@@ -221,7 +221,7 @@ def test_pins_are_shown_and_go_again(kept: Path, capsys: pytest.CaptureFixture[s
         "3 entries, 0.0 MiB; 2 pinned, 0.0 MiB",
         *sorted(f"{key} 4096{'' if key == keys[1] else ' pinned'}" for key in keys),
         "1 embeddings unpinned",
-        "2 entries, 0.0 MiB; 0 pinned, 0.0 MiB; 1 pinned that are not there",
+        "2 entries, 0.0 MiB; 0 pinned, 0.0 MiB; 1 pinned but missing",
         "1 embeddings unpinned",
         "2 entries, 0.0 MiB",
     ]
@@ -241,7 +241,7 @@ def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.Capture
     place = ["--encoder-disk-cache", f"{kept}:9K"]
     assert main(["cache", "pin", key_of(0), key_of(1), *place]) == 0
     assert main(["cache", "pin", key_of(2), *place]) == 2
-    assert "would hold 12288 bytes of pinned embeddings, more than the 9216 it may" in capsys.readouterr().err
+    assert "would hold 12288 bytes of pinned embeddings, more than its limit of 9216" in capsys.readouterr().err
     assert PinFolder(kept).list() == {key_of(0), key_of(1)}
 
 

@@ -59,7 +59,7 @@ def test_an_answer_that_was_cut_says_so(terminal: Terminal, script: Script) -> N
     script.answers = [[event("Hello"), cut, DONE], answer("Hello")]
     assert terminal.type("Hello", "Hello") == 0
     assert terminal.out == "Hello!\nHello\n"
-    assert terminal.err.count("cut at the limit of tokens") == 1
+    assert terminal.err.count("cut at the token limit") == 1
 
 
 def test_a_thought_goes_to_standard_error_and_not_into_the_conversation(terminal: Terminal, script: Script) -> None:
@@ -103,7 +103,7 @@ def test_pictures_films_and_sounds_go_with_the_next_message_alone(
         {"type": "text", "text": "What is this?"},
     ]
     assert script.messages[2] == {"role": "user", "content": "And now?"}
-    assert "4 with the next message" in terminal.err
+    assert "4 attached to the next message" in terminal.err
 
 
 def test_options_go_to_the_server_and_only_if_they_are_given(terminal: Terminal, script: Script) -> None:
@@ -156,7 +156,7 @@ def test_help_names_every_command_and_quit_leaves(terminal: Terminal, script: Sc
         ("/video missing.mp4", "error: /video: cannot read missing.mp4"),
         ("/save", "error: /save: needs a file"),
         ("/save no/such/folder/x", "error: /save: cannot write no/such/folder/x"),
-        ("/sing", "error: /sing: is no command; /help names them"),
+        ("/sing", "error: /sing: is not a command; /help lists them"),
     ],
 )
 def test_a_mistake_is_told_and_the_chat_goes_on(terminal: Terminal, line: str, message: str) -> None:
@@ -269,7 +269,7 @@ def test_where_python_takes_any_bytes_a_question_has_to_be_text_and_a_file_s_nam
     with run_chat(script.url, encoding="utf-8:surrogateescape") as chat:
         out, err = chat.communicate(b"caf\xe9\n/image %b\nHello\n" % picture, timeout=20)
     assert (chat.returncode, out, len(script.bodies)) == (1, b"Hello!\n", 1)
-    assert b"\nerror: standard input: is not UTF-8\n1 with the next message\n" in err
+    assert b"\nerror: standard input: is not UTF-8\n1 attached to the next message\n" in err
 
 
 def test_what_is_told_to_the_model_before_has_to_be_text_too(terminal: Terminal, script: Script) -> None:

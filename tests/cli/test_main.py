@@ -92,14 +92,17 @@ def test_a_command_line_that_makes_no_sense_is_told_in_one_line_and_exits_with_2
         (["serve", "--encoder-share", "2"], "keepsight serve: encoder_share: must be a number above 0 and below 1"),
         (
             ["serve", "--encoder-cache-gb", "1", "--encoder-cache-size", "1"],
-            "keepsight serve: encoder_cache_size: says the same as encoder_cache_gb in another unit",
+            "keepsight serve: encoder_cache_size: sets the same as encoder_cache_gb in another unit",
         ),
         (
             ["generate", "Hi", "--device", "cpu", "--max-num-batched-tokens", "9"],
-            "keepsight generate: max_num_batched_tokens: is 9, but must be at least 16 + 0 = 16",
+            "keepsight generate: max_num_batched_tokens: must be at least 16 + 0 = 16, not 9",
         ),
-        (["serve", "--host", "a..b"], "keepsight serve: --host: 'a..b' is no address of this machine: "),
-        (["serve", "--host", "no.such.host.invalid"], "keepsight serve: --host: 'no.such.host.invalid' is no address"),
+        (["serve", "--host", "a..b"], "keepsight serve: --host: 'a..b' is not an address of this machine: "),
+        (
+            ["serve", "--host", "no.such.host.invalid"],
+            "keepsight serve: --host: 'no.such.host.invalid' is not an address",
+        ),
         (["serve", "--host", "192.0.2.1"], "keepsight serve: --host: cannot listen on 192.0.2.1:8000: Cannot assign"),
         (["serve", "--host", "*"], "keepsight serve: --host: "),
         (["serve", "--host", "fe80::1"], "keepsight serve: --host: "),
@@ -149,7 +152,7 @@ def test_a_model_that_a_flag_took_for_its_last_value_is_told_before_the_demo_is_
     no_port = ["--port", "70000"]
     assert main(["serve", *no_port, *values, DEMO]) == 2
     [told] = capsys.readouterr().err.splitlines()
-    assert told == f"keepsight serve: {values[0]}: its last value, {DEMO}, looks like the model: name that first"
+    assert told == f"keepsight serve: {values[0]}: its last value, {DEMO}, looks like the model: put the model first"
     assert main(["serve", DEMO, *no_port, "--api-key", DEMO]) == 2
     assert "--port: " in capsys.readouterr().err, "whoever names a model may call a key whatever they like"
 

@@ -93,11 +93,11 @@ def test_a_refusal_is_told_in_the_server_s_words(script: Script, status: int, bo
     [
         ([event("Once"), b'data: {"error": {"message": "It broke."}}\n\n', DONE], "It broke."),
         ([event("Once")], "the connection ended before the answer did"),
-        ([b"data: {nonsense\n\n"], "the server sent b'{nonsense', which is no JSON"),
-        ([b"data: %b\n\n" % (b"[" * 100_000)], f"the server sent {b'[' * 80!r}, which is no JSON"),
-        ([b"data: 5\n\n"], "the server sent b'5', which is no event"),
+        ([b"data: {nonsense\n\n"], "the server sent b'{nonsense', which is not JSON"),
+        ([b"data: %b\n\n" % (b"[" * 100_000)], f"the server sent {b'[' * 80!r}, which is not JSON"),
+        ([b"data: 5\n\n"], "the server sent b'5', which is not an event"),
         *(
-            ([b"data: %b\n\n" % event], f"the server sent {event.decode()}, which is no part of an answer")
+            ([b"data: %b\n\n" % event], f"the server sent {event.decode()}, which is not part of an answer")
             for event in (
                 b'{"choices": [{"delta": null}]}',
                 b'{"choices": [{"delta": {"content": 5}}]}',

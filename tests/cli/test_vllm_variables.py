@@ -12,8 +12,8 @@ from keepsight.cli.vllm_variables import OURS, warn_of_vllm_variables
 def test_variables_of_vllm_are_named_with_what_says_the_same_here(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_vllm_variables({"VLLM_USE_V1": "1", "VLLM_IMAGE_FETCH_TIMEOUT": "9", "VLLM_API_KEY": "secret", "PATH": ""})
     assert caplog.messages == [
-        "set in the environment, but not read here: VLLM_API_KEY (here: KEEPSIGHT_API_KEY), "
-        "VLLM_IMAGE_FETCH_TIMEOUT (here: --media-fetch-timeout), VLLM_USE_V1"
+        "these environment variables are ignored: VLLM_API_KEY (use KEEPSIGHT_API_KEY), "
+        "VLLM_IMAGE_FETCH_TIMEOUT (use --media-fetch-timeout), VLLM_USE_V1"
     ]
 
 
@@ -40,4 +40,4 @@ def test_a_server_says_so_when_it_starts(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(serve, "config_from", refuse)
     with pytest.raises(EnoughError):
         serve.run(argparse.Namespace(model=None))
-    assert "VLLM_CPU_KVCACHE_SPACE (here: --kv-cache-memory-bytes)" in caplog.text
+    assert "VLLM_CPU_KVCACHE_SPACE (use --kv-cache-memory-bytes)" in caplog.text

@@ -120,7 +120,7 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
     ),
     "no prefixes": (
         lambda _: {"prefix_disk_cache": "", "enable_prefix_caching": False},
-        "prefix_disk_cache: is '', but without enable_prefix_caching none is kept",
+        "prefix_disk_cache: is '', but nothing is kept without enable_prefix_caching",
     ),
     "one folder for both by another spelling": (
         lambda path: {"prefix_disk_cache": f"{path}/../{path.name}", "encoder_disk_cache": str(path)},

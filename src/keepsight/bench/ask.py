@@ -88,7 +88,7 @@ def _understand(events: Sequence[tuple[float, Any]], seconds: float, is_done: bo
     try:
         return _read(events, seconds, is_done)
     except (AttributeError, LookupError, TypeError) as error:
-        raise NoAnswerError(f"an event that is not as OpenAI's are: {error}") from error
+        raise NoAnswerError(f"an event is not in OpenAI's format: {error}") from error
 
 
 def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_done: bool) -> Answer:
@@ -111,7 +111,7 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
     if not is_done:
         raise EOFError
     if not (times or end_times):
-        raise NoAnswerError("an answer without a token")
+        raise NoAnswerError("the answer has no token")
     details = usage.get("prompt_tokens_details") or {}
     num_tokens = _count(usage.get("completion_tokens", len(times) or 1))
     return Answer(
@@ -127,7 +127,7 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
 
 def _count(said: object) -> int:
     if not isinstance(said, int):
-        raise TypeError(f"{said!r} is no number of tokens")
+        raise TypeError(f"{said!r} is not a number of tokens")
     return said
 
 

@@ -147,11 +147,11 @@ async def find_words_per_picture(server: Server, options: WorkloadOptions) -> in
         await _converse(probe, once(*parts), answers.append)
         _raise_on_error(answers[0])
         if not answers[0].num_prompt_tokens:
-            raise NoAnswerError("the server does not say how many tokens a prompt has")
+            raise NoAnswerError("the server does not report how many tokens a prompt has")
         return answers[0].num_prompt_tokens
 
     num_short = await count(short)
     num_of_words = await count(short, long) - num_short
     if num_of_words <= 0:
-        raise NoAnswerError("the server counts no more tokens of a prompt with more words")
+        raise NoAnswerError("the server does not count more tokens for a longer prompt")
     return max(1, round((await count(draw.picture(), short) - num_short) * _PROBE_WORDS / num_of_words))

@@ -53,9 +53,9 @@ def measure_parts(config: Config, picture_size: tuple[int, int], runs: int) -> l
     check_is_folder(config.directory)
     processor = ProcessorConfig.from_checkpoint(config.directory, config.image_backend, {}, config.model_impl)
     if processor is None or not processor.takes_pictures:
-        raise CheckpointError(config.directory, "takes no pictures, so there is no picture's way to measure")
+        raise CheckpointError(config.directory, "takes no pictures, so there is nothing to measure")
     if processor.borrowed is not None:
-        raise CheckpointError(config.directory, "is a borrowed model: its pictures' way is transformers'")
+        raise CheckpointError(config.directory, "is a borrowed model: transformers processes its pictures")
     geometry, image_config = Geometry(*picture_size), processor.image
     if image_config.sizes is not None:
         check_can_show(geometry, "picture_size")

@@ -34,11 +34,11 @@ class Report:
         try:
             content = json.loads(path.read_text())
             if content["format"] != FORMAT:
-                raise InvalidArgumentError(str(path), f"has format {content['format']}, not {FORMAT}")
+                raise InvalidArgumentError(str(path), f"must have format {FORMAT}, not {content['format']}")
             summaries = {name: Summary.from_json(fields) for name, fields in content["workloads"].items()}
             return cls(content["facts"], summaries)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-            raise InvalidArgumentError(str(path), f"is no report of keepsight bench: {error}") from error
+            raise InvalidArgumentError(str(path), f"is not a report of keepsight bench: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)

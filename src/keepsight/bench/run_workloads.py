@@ -83,7 +83,7 @@ class WorkloadRun:
 
             measured = await measure(self._server, drawn, settings.crowd, keep, settings.restart)
         if not measured.answers:
-            raise NoAnswerError("what went on beside was over before the first was asked: more --requests take longer")
+            raise NoAnswerError("the pictures beside ended before the first timed request: use more --requests")
         return summarize(measured)
 
 
@@ -115,5 +115,5 @@ async def wait_until_it_answers(server: Server) -> None:
     deadline = time.monotonic() + READY_SECONDS
     while (answer := await ask(probe, [b'{"role":"user","content":"Hello"}'])).error is not None:
         if time.monotonic() > deadline:
-            raise NoAnswerError(f"the server did not come up again: {answer.error}")
+            raise NoAnswerError(f"the server does not answer after the restart: {answer.error}")
         await asyncio.sleep(0.1)

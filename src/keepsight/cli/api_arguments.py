@@ -19,10 +19,10 @@ MIB = 2**20
 
 
 def add_api_arguments(parser: argparse.ArgumentParser) -> None:
-    _add_access(parser.add_argument_group("who may ask"))
-    _add_http(parser.add_argument_group("how it is spoken to"))
-    _add_limits(parser.add_argument_group("how much of it at once"))
-    _add_uploads(parser.add_argument_group("pictures that are uploaded to be named later"))
+    _add_access(parser.add_argument_group("access"))
+    _add_http(parser.add_argument_group("HTTP"))
+    _add_limits(parser.add_argument_group("request limits"))
+    _add_uploads(parser.add_argument_group("uploads and stored responses"))
 
 
 def _add_access(group: argparse._ArgumentGroup) -> None:
@@ -32,13 +32,13 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
         action="extend",
         default=[],
         metavar="KEY",
-        help=f"callers need one of these (also {KEY_VARIABLE}, which other users of the machine cannot see)",
+        help=f"keys, of which callers must send one (also {KEY_VARIABLE}, which other users of the machine cannot see)",
     )
     group.add_argument(
         "--admin-api-key",
         metavar="KEY",
-        help=f"what resetting caches, /debug/ and the dashboard need (also {ADMIN_KEY_VARIABLE}; default: no key, but "
-        "to ask from the server's own machine)",
+        help=f"key for resetting caches, /debug/ and the dashboard (also {ADMIN_KEY_VARIABLE}; default: no key, but "
+        "only from the server's own machine)",
     )
     group.add_argument(
         "--cache-isolation",
@@ -52,8 +52,8 @@ def _add_access(group: argparse._ArgumentGroup) -> None:
         action="extend",
         default=[],
         metavar="ORIGIN",
-        help="origins of web pages that may ask (CORS), such as https://a.example.org, or '*' (default: only the "
-        "server's own)",
+        help="origins of web pages that may send requests (CORS), such as https://a.example.org, or '*' (default: only "
+        "the server's own)",
     )
 
 
@@ -61,23 +61,25 @@ def _add_http(group: argparse._ArgumentGroup) -> None:
     group.add_argument(
         "--dashboard-thumbnails",
         action="store_true",
-        help="administrators see at /dashboard what pictures the processor cache holds",
+        help="show administrators at /dashboard the pictures in the processor cache",
     )
     group.add_argument(
         "--otlp-traces-endpoint",
         metavar="URL",
-        help="where each request is told as OpenTelemetry spans, by OTLP over HTTP (without a path: /v1/traces); needs "
-        "the extra 'otel'",
+        help="where to export each request as OpenTelemetry spans, by OTLP over HTTP (without a path: /v1/traces); "
+        "needs the extra 'otel'",
     )
-    group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM: speak HTTPS")
-    group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is not with them")
-    group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="of the private key")
-    group.add_argument("--root-path", default="", metavar="PATH", help="path that a proxy removes, such as /keepsight")
+    group.add_argument("--ssl-certfile", metavar="FILE", help="certificates, in PEM; enables HTTPS")
+    group.add_argument("--ssl-keyfile", metavar="FILE", help="their private key, if it is in another file")
+    group.add_argument("--ssl-keyfile-password", metavar="PASSWORD", help="password of the private key")
+    group.add_argument(
+        "--root-path", default="", metavar="PATH", help="path prefix that a proxy removes, such as /keepsight"
+    )
     group.add_argument(
         "--log-requests",
         action=argparse.BooleanOptionalAction,
         default=DEFAULTS.log_requests,
-        help="a line in the log for each request (default: yes)",
+        help="log a line for each request (default: yes)",
     )
 
 
@@ -86,26 +88,26 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--trust-request-mm-processor-kwargs",
         action="store_true",
         help="let a request's mm_processor_kwargs change what a picture costs or how it is resized (pan_and_scan_*, "
-        "resample), not do_pan_and_scan alone",
+        "resample), not only do_pan_and_scan",
     )
     group.add_argument(
         "--max-body-mb",
         type=float,
         default=DEFAULTS.max_body_bytes / MIB,
-        help="MiB of the largest request (default: %(default)g)",
+        help="largest request body, in MiB (default: %(default)g)",
     )
     group.add_argument(
         "--max-waiting-requests",
         type=int,
         default=DEFAULTS.max_waiting_requests,
-        help="requests of each frontend that may wait for the first of their answer; more are refused with 503 at once "
+        help="requests per frontend whose answers have not begun; more are refused at once with 503 "
         "(default: %(default)d)",
     )
     group.add_argument(
         "--slow-client-timeout",
         type=float,
         default=DEFAULTS.slow_client_seconds,
-        help="seconds that a client may take for its headers, and may pause while it sends or is sent something "
+        help="seconds that a client may take to send its headers, or may pause while sending or receiving "
         "(default: %(default)g)",
     )
 
@@ -115,21 +117,21 @@ def _add_uploads(group: argparse._ArgumentGroup) -> None:
         "--media-quota-mb",
         type=float,
         default=DEFAULTS.media_quota_bytes / MIB,
-        help="MiB that the callers of one key may keep here to be named later (POST /v1/media), 0: none "
+        help="MiB of uploaded pictures (POST /v1/media) that the callers of one key may keep, 0: none "
         "(default: %(default)g)",
     )
     group.add_argument(
         "--media-quota-count",
         type=int,
         default=DEFAULTS.media_quota_count,
-        help="how many pictures the callers of one key may keep here (default: %(default)d)",
+        help="number of uploaded pictures that the callers of one key may keep (default: %(default)d)",
     )
     group.add_argument(
         "--response-quota-mb",
         type=float,
         default=DEFAULTS.response_quota_bytes / MIB,
-        help="MiB of responses, and of what was asked for them, that later requests of one key may go on from by "
-        "previous_response_id, 0: none (default: %(default)g)",
+        help="MiB of responses and their inputs, stored for each key to be continued by previous_response_id, 0: none "
+        "(default: %(default)g)",
     )
 
 
@@ -202,14 +204,14 @@ def _check_numbers(arguments: argparse.Namespace) -> None:
 
 def _check(settings: ApiSettings) -> None:
     if settings.cache_isolation == "api-key" and not settings.api_keys:
-        raise InvalidArgumentError("--cache-isolation", "is by --api-key, of which there is none")
+        raise InvalidArgumentError("--cache-isolation", "api-key needs --api-key")
     if settings.admin_api_key in settings.api_keys:
-        raise InvalidArgumentError("--admin-api-key", "must not be one that every caller has")
+        raise InvalidArgumentError("--admin-api-key", "must differ from every --api-key")
     if settings.root_path and not re.fullmatch(r"(/[\w.~-]+)+", settings.root_path, re.ASCII):
         raise InvalidArgumentError("--root-path", f"must be a path such as /keepsight, not {settings.root_path!r}")
     for origin in settings.allowed_origins:
         if origin != "*" and not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+", origin):
-            raise InvalidArgumentError("--allowed-origins", f"{origin!r} is not like https://a.example.org")
+            raise InvalidArgumentError("--allowed-origins", f"must be like https://a.example.org, not {origin!r}")
     _check_certificate(settings)
 
 
@@ -231,7 +233,7 @@ def _check_certificate(settings: ApiSettings) -> None:
         # Never None: OpenSSL would ask for the password at the terminal, where there may be no user.
         context.load_cert_chain(certfile, keyfile, settings.ssl_keyfile_password or "")
     except ssl.SSLError as error:  # does not say which file is at fault
-        told = f"has no certificate whose private key is in {keyfile}, or the key has another password"
+        told = f"has no certificate for the private key in {keyfile}, or the key has another password"
         raise InvalidArgumentError("--ssl-certfile", f"{told}: {error}") from error
 
 

@@ -30,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="bench_command", required=True, metavar="COMMAND")
     _add_serve(add_command(commands, "serve", "measure an OpenAI server, workload by workload"))
     add_offline_arguments(add_command(commands, "offline", "measure LLM on a workload, without a server"))
-    add_parts_arguments(add_command(commands, "parts", "measure each step of a picture's way, beside a bare copy"))
-    _add_compare(add_command(commands, "compare", "two reports side by side"))
+    add_parts_arguments(
+        add_command(commands, "parts", "measure each step of processing a picture, next to a plain copy")
+    )
+    _add_compare(add_command(commands, "compare", "compare two reports"))
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -44,17 +46,21 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _add_serve(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--base-url", default="http://127.0.0.1:8000/v1", metavar="URL", help="the server (default: %(default)s)")
-    add("--model", metavar="NAME", help="which of its models (default: the first)")
-    add("--api-key", metavar="KEY", help="if it wants one (default: OPENAI_API_KEY of the environment)")
+    add(
+        "--base-url", default="http://127.0.0.1:8000/v1", metavar="URL", help="URL of the server (default: %(default)s)"
+    )
+    add("--model", metavar="NAME", help="model to use (default: the server's first)")
+    add("--api-key", metavar="KEY", help="key, if the server needs one (default: OPENAI_API_KEY in the environment)")
     add(
         "--workload",
         nargs="+",
         choices=(*WORKLOADS, "all"),
         default=["all"],
-        help="what is asked for (default: all, restart only with --restart-command)",
+        help="workloads to run (default: all, restart only with --restart-command)",
     )
-    add("--requests", type=int, default=DEFAULTS.num_requests, help="timed, of each workload (default: %(default)d)")
+    add(
+        "--requests", type=int, default=DEFAULTS.num_requests, help="timed requests per workload (default: %(default)d)"
+    )
     crowd = parser.add_mutually_exclusive_group()
     crowd.add_argument(
         "--concurrency",
@@ -67,13 +73,17 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         "--request-rate",
         type=_to_rate,
         metavar="PER_SECOND",
-        help="new clients come so often on average, at random moments, whether or not the others have their answers",
+        help="mean rate of new clients, which come at random moments, whether or not others have their answers",
     )
-    add("--max-tokens", type=int, default=16, help="longest answer (default: %(default)d)")
-    add("--ignore-eos", action="store_true", help="answers of exactly that length; not every server knows the field")
-    add("--warmup", type=int, default=DEFAULTS.num_warm_up, help="untimed requests before (default: %(default)d)")
-    add("--seed", type=int, help="draws the same again, which the same server may know (default: another each time)")
-    add("--turns", type=int, default=DEFAULTS.num_turns, help="of multi-turn (default: %(default)d)")
+    add("--max-tokens", type=int, default=16, help="longest answer, in tokens (default: %(default)d)")
+    add("--ignore-eos", action="store_true", help="make all answers that long; not every server knows the field")
+    add("--warmup", type=int, default=DEFAULTS.num_warm_up, help="untimed requests beforehand (default: %(default)d)")
+    add(
+        "--seed",
+        type=int,
+        help="the same seed repeats the inputs, which the server may have cached (default: a new seed)",
+    )
+    add("--turns", type=int, default=DEFAULTS.num_turns, help="turns of multi-turn (default: %(default)d)")
     add_shape(parser)
     add(
         "--reuse",
@@ -81,11 +91,11 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[DEFAULTS.reuse_percent],
         metavar="PERCENT",
-        help=f"of zipf's pictures that come from the pool; may be several (default: {DEFAULTS.reuse_percent})",
+        help=f"percentages of zipf's pictures that come from the pool (default: {DEFAULTS.reuse_percent})",
     )
-    add("--json", type=Path, metavar="FILE", help="write the report, which `bench compare` reads")
-    add("--plot", type=Path, metavar="FILE", help="draw the times to the first token; .svg or .png")
-    add("--restart-command", metavar="COMMAND", help="ends the server and starts it anew, in the background")
+    add("--json", type=Path, metavar="FILE", help="write the report, for `bench compare`")
+    add("--plot", type=Path, metavar="FILE", help="plot the times to the first token; .svg or .png")
+    add("--restart-command", metavar="COMMAND", help="command that restarts the server in the background")
 
 
 def _run_serve(arguments: argparse.Namespace) -> int:
@@ -178,7 +188,7 @@ def _to_rate(text: str) -> float:
         rate = math.nan
     if not 0 < rate < math.inf:
         raise argparse.ArgumentTypeError(
-            f"must be a number above 0, not {text!r}; for all at once: --concurrency as large as --requests"
+            f"must be a number above 0, not {text!r}; to send all at once, set --concurrency as high as --requests"
         )
     return rate
 
@@ -194,19 +204,21 @@ def _names_of(arguments: argparse.Namespace) -> list[str]:
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reports", nargs=2, type=Path, metavar="FILE", help="written by `bench serve --json`")
-    parser.add_argument("--labels", default="", metavar="A,B", help="what to call them (default: their files' names)")
+    parser.add_argument(
+        "--labels", default="", metavar="A,B", help="names for the reports (default: their files' names)"
+    )
 
 
 def _run_compare(arguments: argparse.Namespace) -> int:
     one, other = arguments.reports
     labels = arguments.labels.split(",") if arguments.labels else [one.stem, other.stem]
     if len(labels) != 2:
-        raise InvalidArgumentError("--labels", f"must be two with a comma between them, not {arguments.labels!r}")
+        raise InvalidArgumentError("--labels", f"must be two, separated by a comma, not {arguments.labels!r}")
     ours, theirs = Report.load(one), Report.load(other)
     if not ours.summaries.keys() & theirs.summaries.keys():
         raise InvalidArgumentError("FILE", f"{one} and {other} have no workload in common")
     said = [to_markdown(comparison(ours, theirs, (labels[0], labels[1])))]
     if differing := differences(ours, theirs):
-        said.append(f"NOT ASKED ALIKE: {', '.join(differing)}")
+        said.append(f"DIFFERENT SETTINGS: {', '.join(differing)}")
     print(strip_controls("\n".join(said)))
     return 0

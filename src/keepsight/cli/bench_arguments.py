@@ -22,12 +22,17 @@ MINIMUMS = {
 def add_shape(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add_picture_size(parser)
-    add("--pictures", type=int, default=DEFAULTS.pictures_per_request, help="of many-pictures (default: %(default)d)")
-    add("--pool", type=int, default=DEFAULTS.pool_size, help="pictures that zipf knows before (default: %(default)d)")
+    add(
+        "--pictures",
+        type=int,
+        default=DEFAULTS.pictures_per_request,
+        help="per request of many-pictures (default: %(default)d)",
+    )
+    add("--pool", type=int, default=DEFAULTS.pool_size, help="pictures in zipf's pool (default: %(default)d)")
 
 
 def add_picture_size(parser: argparse.ArgumentParser, default: tuple[int, int] = DEFAULTS.picture_size) -> None:
-    said = f"of the pictures (default: {default[0]}x{default[1]})"
+    said = f"size of the pictures (default: {default[0]}x{default[1]})"
     parser.add_argument("--picture-size", type=_to_size, default=default, metavar="WxH", help=said)
 
 

@@ -22,17 +22,17 @@ ONLY_SERVED = ("multi-turn", "text-beside-pictures", "restart")
 def add_offline_arguments(parser: argparse.ArgumentParser) -> None:
     names = [name for name in WORKLOADS if name not in ONLY_SERVED]
     add_model(parser)
-    parser.add_argument("--workload", choices=names, default="zipf", help="what is asked for (default: %(default)s)")
-    parser.add_argument("--requests", type=int, default=64, help="timed, all at once (default: %(default)d)")
-    parser.add_argument("--max-tokens", type=int, default=16, help="of each answer (default: %(default)d)")
-    parser.add_argument("--seed", type=int, default=0, help="draws the same again (default: 0)")
+    parser.add_argument("--workload", choices=names, default="zipf", help="workload to run (default: %(default)s)")
+    parser.add_argument("--requests", type=int, default=64, help="timed requests, all at once (default: %(default)d)")
+    parser.add_argument("--max-tokens", type=int, default=16, help="tokens of each answer (default: %(default)d)")
+    parser.add_argument("--seed", type=int, default=0, help="the same seed repeats the inputs (default: 0)")
     add_shape(parser)
     parser.add_argument(
         "--reuse",
         type=to_percent,
         default=DEFAULTS.reuse_percent,
         metavar="PERCENT",
-        help="of zipf's pictures that come from the pool (default: %(default)d)",
+        help="percentage of zipf's pictures that come from the pool (default: %(default)d)",
     )
     add_model_arguments(parser)
 
@@ -53,9 +53,11 @@ def run_offline(arguments: argparse.Namespace) -> int:
 
 def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    for name, said in (("device", "where the model computes"), ("dtype", "of its weights")):
+    for name, said in (("device", "where the model computes"), ("dtype", "precision of its weights")):
         parser.add_argument(f"--{name}", choices=CHOICES[name], default="auto", help=f"{said} (default: auto)")
-    parser.add_argument("--runs", type=int, default=15, help="medians of so many (default: %(default)d)")
+    parser.add_argument(
+        "--runs", type=int, default=15, help="runs of each part, of which the median counts (default: %(default)d)"
+    )
     add_picture_size(parser, PHOTO_SIZE)
 
 

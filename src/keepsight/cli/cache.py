@@ -18,13 +18,13 @@ _MULTIPLES = (0.5, 1, 2, 4, 8)
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     commands = parser.add_subparsers(dest="cache_command", required=True, metavar="COMMAND")
-    summary = "what each policy would have saved of a recorded trace, with less and more memory"
+    summary = "show what each policy would have saved on a recorded trace, with less and more memory"
     simulator = add_command(commands, "simulate", summary)
     simulator.add_argument("trace", type=Path, metavar="TRACE", help="a file written by --record-cache-trace")
     simulator.add_argument(
         "--cache-gb",
         type=float,
-        help="the memory to compare around, in GiB (default: shares of all that the trace names)",
+        help="GiB around which to compare sizes (default: shares of all entries in the trace)",
     )
     cache_contents.add_commands(commands)
     cache_pins.add_commands(commands)

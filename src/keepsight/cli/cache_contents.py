@@ -25,9 +25,9 @@ MIB = 2**20
 _NO_BUDGET = 2**62
 FarTier = DiskTier | RedisTier
 _SUMMARIES = {
-    "inspect": "how many entries are kept, how large they are, and how many are pinned",
-    "verify": "read all entries that are kept, and remove what is damaged",
-    "clear": "remove all entries that are kept, pinned ones too, also those of other servers that share the place",
+    "inspect": "show how many entries are kept, their size, and how many are pinned",
+    "verify": "read all entries, and remove damaged ones",
+    "clear": "remove all entries, including pinned ones and those of other servers that share the place",
 }
 
 
@@ -39,10 +39,14 @@ def add_commands(commands: Commands) -> None:
         place.add_argument("--disk", default="", metavar="PATH", help=told)
         place.add_argument("--remote", metavar="URL", help="server that speaks Redis's protocol, in place of a folder")
         if name == "inspect":
-            command.add_argument("--keys", action="store_true", help="a line for each: its key, bytes, whether pinned")
-    summary = "encode pictures ahead of a server that starts with the same flags"
+            command.add_argument(
+                "--keys", action="store_true", help="print a line for each entry: key, bytes, whether pinned"
+            )
+    summary = "encode pictures in advance for a server with the same flags"
     warm = add_command(commands, "warm", summary)
-    warm.add_argument("pictures", nargs="+", type=Path, metavar="PICTURE", help="as they will be sent, byte for byte")
+    warm.add_argument(
+        "pictures", nargs="+", type=Path, metavar="PICTURE", help="picture as it will be sent, byte for byte"
+    )
     add_server_flags(warm)
 
 
@@ -113,7 +117,7 @@ def _inspect(tier: FarTier, pinned: frozenset[str], tells_keys: bool) -> list[st
         held = sizes.keys() & pinned
         told += f"; {len(held)} pinned, {sum(sizes[key] for key in held) / MIB:.1f} MiB"
     if missing := len(pinned - sizes.keys()):
-        told += f"; {missing} pinned that are not there"
+        told += f"; {missing} pinned but missing"
     keys = sorted(sizes) if tells_keys else []
     return [told, *(f"{key} {sizes[key]}{' pinned' if key in pinned else ''}" for key in keys)]
 
@@ -121,7 +125,7 @@ def _inspect(tier: FarTier, pinned: frozenset[str], tells_keys: bool) -> list[st
 def _verify(tier: FarTier) -> tuple[list[str], int]:
     sizes = tier.list_sizes()
     num_damaged = sum(not tier.verify(key) for key in sizes)
-    told = f"{len(sizes)} entries read, {num_damaged} were damaged and are removed"
+    told = f"{len(sizes)} entries read, {num_damaged} damaged ones removed"
     return [told], 1 if num_damaged else 0
 
 

@@ -20,11 +20,11 @@ from keepsight.tiers.pins import PinFolder
 
 COMMANDS = {
     "pin": "keep pictures' embeddings in the disk tier until they are unpinned, whatever its policy says",
-    "unpin": "let pictures' embeddings go again when there is no more room",
+    "unpin": "let pictures' embeddings be evicted again when room is needed",
 }
 _MORE = (
-    "Pictures are found by the flags of their server, which may be running. Only a folder can do this: a Redis server "
-    "lets go by its own policy, and host memory ends with its server."
+    "Pictures are found by the flags of their server, which may be running. Only a folder has pins: a Redis server "
+    "evicts by its own policy, and host memory ends with its server."
 )
 
 
@@ -34,13 +34,13 @@ def add_commands(commands: Commands) -> None:
         names = "a picture as it is sent, byte for byte, or a key as `inspect --keys` prints it"
         command.add_argument("names", nargs="+" if name == "pin" else "*", metavar="PICTURE|KEY", help=names)
         if name == "unpin":
-            command.add_argument("--all", action="store_true", help="all that are pinned there")
+            command.add_argument("--all", action="store_true", help="unpin everything in the folder")
         add_server_flags(command)
 
 
 def run(arguments: argparse.Namespace) -> int:
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is not None:
-        raise InvalidArgumentError("--encoder-remote-cache", "a Redis server lets go by its own policy: nothing stays")
+        raise InvalidArgumentError("--encoder-remote-cache", "has no pins: a Redis server evicts by its own policy")
     arguments.encoder_disk_cache = arguments.encoder_disk_cache or ""
     place = parse_disk_place(arguments.encoder_disk_cache)
     return (_pin if arguments.cache_command == "pin" else _unpin)(arguments, place)
@@ -75,13 +75,15 @@ def _check_are_kept(keys: Mapping[str, Sequence[str]], sizes: Mapping[str, int],
 
 def _check_have_room(num_bytes: int, place: DiskPlace) -> None:
     if num_bytes > place.max_bytes:
-        told = f"would hold {num_bytes} bytes of pinned embeddings, more than the {place.max_bytes} it may (PATH:SIZE)"
+        told = (
+            f"would hold {num_bytes} bytes of pinned embeddings, more than its limit of {place.max_bytes} (PATH:SIZE)"
+        )
         raise InvalidArgumentError("--encoder-disk-cache", f"{place.directory} {told}")
 
 
 def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
     if bool(arguments.names) == arguments.all:
-        raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or say --all")
+        raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or use --all")
     named = {key for its in _find_keys(arguments).values() for key in its}
     pins = PinFolder(place.directory)
     with faults_told("--encoder-disk-cache", str(place.directory)):

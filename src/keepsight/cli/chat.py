@@ -27,22 +27,22 @@ from keepsight.errors import InvalidArgumentError, KeepsightError, NoAnswerError
 
 DEFAULT_URL = "http://127.0.0.1:8000/v1"
 HELP = """\
-/image PATH-or-URL ...   show pictures with the next message
-/video PATH-or-URL ...   show films with it
-/audio PATH-or-URL ...   let it hear sounds
-/file PATH-or-URL ...    show PDFs
+/image PATH-or-URL ...   attach pictures to the next message
+/video PATH-or-URL ...   attach films
+/audio PATH-or-URL ...   attach sounds
+/file PATH-or-URL ...    attach PDFs
 /clear                   begin a new conversation
 /save FILE               write the conversation as JSON: the body of a request
-/help                    this
-/quit                    leave, as Ctrl-D does
-Ctrl-C stops an answer; what came of it stays in the conversation."""
+/help                    show this list
+/quit                    leave, like Ctrl-D
+Ctrl-C stops an answer; what has arrived stays in the conversation."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--url", default=DEFAULT_URL, help=f"the server (default: {DEFAULT_URL})")
-    parser.add_argument("--model", help="which of its models (default: the first)")
-    parser.add_argument("--api-key", help="if it wants one (default: OPENAI_API_KEY of the environment)")
-    parser.add_argument("--system", help="what to tell the model before the conversation")
+    parser.add_argument("--url", default=DEFAULT_URL, help=f"URL of the server (default: {DEFAULT_URL})")
+    parser.add_argument("--model", help="model to use (default: the server's first)")
+    parser.add_argument("--api-key", help="key, if the server needs one (default: OPENAI_API_KEY in the environment)")
+    parser.add_argument("--system", help="system message, sent before the conversation")
     parser.add_argument("--temperature", type=_to_finite, help="0 takes the likeliest token (default: the server's)")
     parser.add_argument("--max-tokens", type=int, help="longest answer (default: the server's)")
 
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         {name: value for name, value in options.items() if value is not None},
         arguments.system,
     )
-    _note(f"{chat.model} at {server.url}. /help says what else can be typed.")
+    _note(f"{chat.model} at {server.url}. /help lists the commands.")
     return chat.go_on(_lines())
 
 
@@ -95,7 +95,7 @@ class Answer:
         if self.usage and self.usage.num_cached_tokens is not None:
             told.append(f"{self.usage.num_cached_tokens} of {self.usage.num_prompt_tokens} prompt tokens cached")
         if self.is_cut:
-            told.append("cut at the limit of tokens")
+            told.append("cut at the token limit")
         if self.is_stopped:
             told.append("stopped")
         return f"[{', '.join(told)}]"
@@ -137,7 +137,7 @@ class Chat:
         if line.startswith("/"):
             command, _, rest = line.partition(" ")
             if command not in self._commands:
-                raise InvalidArgumentError(command, "is no command; /help names them")
+                raise InvalidArgumentError(command, "is not a command; /help lists them")
             self._commands[command](rest.strip())
         elif line:
             # A message must be UTF-8; a file name in a command need not be.
@@ -179,7 +179,7 @@ class Chat:
 
     def _attach(self, command: str, typed: str) -> None:
         self._pictures += attach(command, typed)
-        _note(f"{len(self._pictures)} with the next message")
+        _note(f"{len(self._pictures)} attached to the next message")
 
     def _clear(self, _rest: str) -> None:
         self._messages, self._pictures = list(self._opening), []
@@ -193,7 +193,7 @@ class Chat:
             Path(name).expanduser().write_text(json.dumps(body, indent=1, ensure_ascii=False) + "\n", "utf-8")
         except (OSError, RuntimeError, ValueError) as error:
             raise InvalidArgumentError("/save", f"cannot write {name}: {error}") from error
-        _note(f"{len(self._messages)} messages in {name}")
+        _note(f"{len(self._messages)} messages written to {name}")
 
 
 def _find_model(server: OpenAIServer) -> str:

@@ -23,7 +23,9 @@ MIN_SIZE, MAX_SIZE = 32, 4096
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("-o", "--output", type=Path, required=True, help="the picture; its ending chooses the format")
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, help="file to write; its extension chooses the format"
+    )
     parser.add_argument("--seed", type=int, default=0, help="the same seed draws the same picture (default: 0)")
     parser.add_argument("--things", type=int, help=f"how many shapes, 1 to {MAX_THINGS} (default: 1)")
     parser.add_argument("--number", type=int, help=f"write this number, 0 to {MAX_NUMBER}, instead of drawing shapes")

@@ -22,9 +22,9 @@ COMMANDS = {
     "serve": "start the server",
     "chat": "chat with a running server in the terminal, with or without pictures",
     "generate": "ask the model once, with or without pictures",
-    "bench": "measure any OpenAI server, and compare what was measured",
-    "cache": "look into what caches hold, and what another size or policy would save",
-    "demo-picture": "draw a picture for the demo model, and print what is true of it",
+    "bench": "measure any OpenAI server, and compare the results",
+    "cache": "show what caches hold, and what another size or policy would save",
+    "demo-picture": "draw a picture for the demo model, and print what it shows",
 }
 # No room for output or files: a fault of the machine, not of the program.
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}

@@ -14,59 +14,59 @@ DEFAULTS = Config()
 # Help texts, by the groups in which help shows them.
 _HELP = {
     "model": {
-        "dtype": "precision of the products (default: bfloat16 on a GPU, the checkpoint's on a CPU)",
+        "dtype": "precision of matrix products (default: bfloat16 on a GPU, the checkpoint's on a CPU)",
         "device": "where to compute (default: a GPU, if any)",
-        "model_impl": "whose modules compute the model (default: Keepsight's where it has any, else transformers')",
-        "quantization": "on a CPU, keep the decoder's matrices as int8, each row with a scale (default: as published)",
-        "enforce_eager": "on a GPU, use torch's operations alone: no kernels of Keepsight's, no CUDA graphs",
+        "model_impl": "whose code computes the model (default: Keepsight's if it has any, else transformers')",
+        "quantization": "on a CPU, store the decoder's matrices as int8, with a scale per row (default: as published)",
+        "enforce_eager": "on a GPU, use only torch's operations: no Keepsight kernels and no CUDA graphs",
         "max_model_len": "longest prompt and answer together, in tokens (default: the checkpoint's, or what fits)",
         "generation_config": (
-            "how to sample where a request does not say: a path to a generation_config.json, or none (default: auto, "
-            "the checkpoint's)"
+            "source of default sampling parameters: a path to a generation_config.json, or none (default: auto, the "
+            "checkpoint's)"
         ),
     },
-    "what one step computes": {
+    "scheduling": {
         "max_num_batched_tokens": (
             "tokens of all requests in one step (default: 2048 on a CPU, 8192 on a GPU, or more where a picture needs "
             "it)"
         ),
-        "max_num_seqs": "sequences in one step (default: 256, or fewer if the tokens are few)",
+        "max_num_seqs": "sequences in one step (default: 256, or fewer if a step has few tokens)",
         "max_prompt_tokens_beside_streams": (
-            "while answers stream, prompts join their steps with so many tokens in all, longer ones are computed "
-            "beside them; where at least three wait, and more than half as many as answers stream, all join; 0: none "
-            "ever does (default: 32 on a CPU, all on a GPU)"
+            "while answers stream, up to this many prompt tokens join a step, and longer prompts are computed beside "
+            "it; if at least three prompts wait, and more than half as many as answers stream, all join; 0: none ever "
+            "does (default: 32 on a CPU, all on a GPU)"
         ),
         "guess_up_to": (
-            "steps of fewer tokens are filled up to so many with guesses of what answers say next: what stood behind "
-            "the same three tokens before; right ones save steps, wrong ones change nothing; 0: none"
+            "fill steps up to this many tokens with guesses of what answers say next, from what followed the same "
+            "three tokens before; right guesses save steps, wrong ones change nothing; 0: none"
         ),
         "performance_mode": (
-            "each answer's own pace, or the most answers in all: then answers pause while pictures are encoded"
+            "favour the pace of each answer, or total throughput, for which answers pause while pictures are encoded"
         ),
     },
-    "keys and values, and the prefix cache": {
-        "block_size": "positions in one page",
-        "enable_prefix_caching": "keep the keys and values of prompts for later ones that begin alike",
+    "KV cache and prefix cache": {
+        "block_size": "positions per KV block",
+        "enable_prefix_caching": "cache the keys and values of prompts for later prompts that begin the same",
         "prefix_disk_cache": (
-            "folder where keys and values of prompts outlive the server, and bytes of it "
-            "(default: none; the flag alone: 16G of ~/.cache/keepsight/prefixes)"
+            "folder where keys and values of prompts outlive the server, and its size "
+            "(default: none; the flag alone: 16G in ~/.cache/keepsight/prefixes)"
         ),
-        "kv_cache_memory_bytes": "memory of all pages (default: what the machine has room for)",
-        "num_gpu_blocks_override": "number of pages, instead of their memory; on a CPU too",
-        "gpu_memory_utilization": "part of a GPU's memory to use, weights included",
+        "kv_cache_memory_bytes": "bytes for all KV blocks (default: what the machine has room for)",
+        "num_gpu_blocks_override": "number of KV blocks, instead of their bytes; on a CPU too",
+        "gpu_memory_utilization": "fraction of a GPU's memory to use, including weights",
     },
-    "pictures, the encoder cache and the processor cache": {
-        "image_backend": "the image processor of transformers that pixels equal",
-        "mm_processor_kwargs": """e.g. '{"do_pan_and_scan": true}'""",
-        "mm_hasher_algorithm": "what names pictures (default: KEEPSIGHT_MM_HASHER_ALGORITHM, else blake3)",
+    "pictures, encoder cache and processor cache": {
+        "image_backend": "which of transformers' image processors to match exactly",
+        "mm_processor_kwargs": """options of the processors, such as '{"do_pan_and_scan": true}'""",
+        "mm_hasher_algorithm": "hash that identifies pictures (default: KEEPSIGHT_MM_HASHER_ALGORITHM, else blake3)",
         "trust_exif_image_id": (
-            "take two pictures of one size whose EXIF ImageID is one UUID for the same picture, unseen"
+            "take pictures of the same size with the same UUID as EXIF ImageID to be identical, without hashing them"
         ),
         "enable_mm_embeds": (
-            "take content parts of the type image_embeds: embeddings of a picture that the caller computed"
+            "accept content parts of type image_embeds: embeddings of a picture, computed by the caller"
         ),
         "enable_prompt_embeds": (
-            "take prompt_embeds in place of a completion's prompt: embeddings of its tokens that the caller computed"
+            "accept prompt_embeds in place of a completion's prompt: embeddings of its tokens, computed by the caller"
         ),
         "encoder_cache_gb": (
             "GiB of embeddings kept for later requests, 0 for none (default: 512 pictures, at most 5 % of the memory)"
@@ -75,64 +75,64 @@ _HELP = {
         "max_mm_cache_bytes": "the same, in bytes",
         "mm_cache_device": "where embeddings are kept (default: where the model is)",
         "max_num_encoder_input_tokens": (
-            "embeddings whose pictures are encoded at the same time (default: as many as a step has tokens)"
+            "embeddings whose pictures are encoded at the same time (default: as many as tokens in a step)"
         ),
         "disable_chunked_mm_input": "compute each picture in one step; Gemma 3's always are",
-        "encoder_share": "part of the machine that encoding takes while answers stream",
+        "encoder_share": "fraction of the machine that encoding may take while answers stream",
         "mm_processor_cache_gb": "GiB of decoded and resized pictures kept for later requests, 0: none",
         "mm_processor_cache_type": (
-            "where they are kept: in the engine, in a ring of shared memory, or in files of shared memory that all "
-            "processes read (default: shared, or lru where there is no shared memory)"
+            "where they are kept: in the engine (lru), in a ring of shared memory (shm), or in shared-memory files "
+            "that all processes read (default: shared, or lru without shared memory)"
         ),
-        "mm_shm_cache_max_object_size_mb": "MiB of the largest picture that the ring takes",
-        "verify_hits": "part of the processor cache's hits to make again and compare, 0 to 1",
-        "media_workers": "processes for pictures, and as many for films; in LLM threads (default: one for each core)",
+        "mm_shm_cache_max_object_size_mb": "largest picture in the ring of shm, in MiB",
+        "verify_hits": "fraction of the processor cache's hits to recompute and compare, 0 to 1",
+        "media_workers": "processes for pictures, and as many for films; threads in LLM (default: one per core)",
     },
-    "tiers: what keeps embeddings that the encoder cache drops": {
+    "tiers for embeddings that the encoder cache evicts": {
         "encoder_host_cache_gb": "GiB of host memory, 0 for none (default: 1, at most 5 % of what is available)",
         "encoder_disk_cache": (
-            "folder, and bytes of it (default: none; the flag alone: 16G of ~/.cache/keepsight/embeddings)"
+            "folder, and its size (default: none; the flag alone: 16G in ~/.cache/keepsight/embeddings)"
         ),
         "encoder_remote_cache": (
             "server that speaks Redis's protocol, as redis://[user:password@]host:port/database or unix:///path "
             "(default: none)"
         ),
         "encoder_remote_cache_gb": (
-            "GiB of embeddings on that server, of all who are told the same (default: until its own maxmemory)"
+            "GiB of embeddings there, the same for all servers that share it (default: up to its own maxmemory)"
         ),
         "encoder_cache_policy": (
-            "what goes first where host memory or disk is full: the least recently used, what is cheapest to encode "
-            "again, or by simulation LRU or S3-FIFO (default: auto); the device's memory is always lru"
+            "what to evict first from full host memory or disk: the least recently used (lru), what is cheapest to "
+            "encode again (cost), or LRU or S3-FIFO by simulation (default: auto); the device's memory is always lru"
         ),
         "record_cache_trace": (
-            "file to add each use of a picture's embeddings to, for `keepsight cache simulate` (default: none)"
+            "file that records each use of a picture's embeddings, for `keepsight cache simulate` (default: none)"
         ),
     },
-    "where pictures may come from, and how much of them": {
+    "media sources and limits": {
         "limit_mm_per_prompt": (
-            """pictures, videos, sounds of one request, those of earlier turns too: '{"image": 8}' or image=8,video=1"""
+            """pictures, videos and sounds per request, with earlier turns: '{"image": 8}' or image=8,video=1"""
         ),
-        "max_image_pixels": "pixels of one picture, known before it is decoded",
-        "max_media_bytes": "bytes of one picture, as it is sent or downloaded",
+        "max_image_pixels": "pixels of one picture, checked before it is decoded",
+        "max_media_bytes": "bytes of one picture, as sent or downloaded",
         "max_request_media_bytes": "bytes of all pictures of one request",
         "allowed_local_media_path": "folder that file: URLs may read from (default: none)",
-        "allowed_media_domains": "the only hosts that pictures are downloaded from (default: any public one)",
-        "allowed_media_networks": "networks that are not public but may be reached, such as 10.0.0.0/8 (default: none)",
+        "allowed_media_domains": "hosts from which pictures may be downloaded (default: any public one)",
+        "allowed_media_networks": "non-public networks that may be reached, such as 10.0.0.0/8 (default: none)",
         "media_fetch_timeout": "seconds that all downloads of one request may take",
-        "media_url_cache_bytes": "bytes of downloads kept for when their URLs come again, 0: none",
+        "media_url_cache_bytes": "bytes of downloads cached by URL, 0: none",
     },
 }
 
 # Flags of `serve` only.
 _HELP_OF_ADAPTERS = {
-    "adapters (LoRA), each of which is a model by its own name": {
-        "enable_lora": "take adapters",
+    "adapters (LoRA), each served as a model under its own name": {
+        "enable_lora": "enable adapters",
         "lora_modules": (
             """their names and folders, as PEFT writes them: NAME=PATH, or '{"name": "sql", "path": "FOLDER", """
-            """"base_model_name": "told as its parent"}'"""
+            """"base_model_name": "shown as its parent"}'"""
         ),
-        "max_loras": "how many may be held; all that are named are, from the start on",
-        "max_lora_rank": "the largest rank of an adapter",
+        "max_loras": "most adapters in memory; those of --lora-modules are loaded at the start",
+        "max_lora_rank": "largest rank of an adapter",
     },
 }
 
@@ -153,7 +153,7 @@ def _read_adapter(text: str) -> Mapping[str, str]:
         if text.lstrip().startswith("{"):
             return dict(json.loads(text))
     except ValueError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} is no JSON: {error}") from error
+        raise argparse.ArgumentTypeError(f"{text!r} is not JSON: {error}") from error
     name, _, path = text.partition("=")
     return {"name": name, "path": path}
 

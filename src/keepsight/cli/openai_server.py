@@ -74,7 +74,7 @@ class OpenAIServer:
                 return str(json.loads(response.read())["data"][0]["id"])
             except (*UNREADABLE, LookupError, TypeError) as error:
                 raise NoAnswerError(
-                    f"{self.url} has no model, or is no OpenAI server; name one with --model"
+                    f"{self.url} has no model, or is not an OpenAI server; name a model with --model"
                 ) from error
 
     def answer(self, request: Mapping[str, Any]) -> Generator[Piece, None, None]:
@@ -118,7 +118,7 @@ def _read_events(response: HTTPResponse) -> Iterator[dict[str, Any]]:
             return
         event = _parse(data)
         if "error" in event:
-            raise NoAnswerError(_message_of(event) or "the server broke the answer off")
+            raise NoAnswerError(_message_of(event) or "the server ended the answer with an error")
         yield event
         # Not every server also sends [DONE].
         is_whole = is_whole or any(choice.get("finish_reason") for choice in (event.get("choices") or [])[:1])
@@ -142,7 +142,7 @@ def _understand(event: Mapping[str, Any]) -> list[Piece]:
         if usage := event.get("usage"):
             pieces.append(Usage.of(usage))
     except (AttributeError, LookupError, TypeError) as error:
-        raise NoAnswerError(f"the server sent {json.dumps(event)[:80]}, which is no part of an answer") from error
+        raise NoAnswerError(f"the server sent {json.dumps(event)[:80]}, which is not part of an answer") from error
     return pieces
 
 
@@ -150,9 +150,9 @@ def _parse(data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except UNREADABLE as error:
-        raise NoAnswerError(f"the server sent {data[:80]!r}, which is no JSON") from error
+        raise NoAnswerError(f"the server sent {data[:80]!r}, which is not JSON") from error
     if not isinstance(event, dict):
-        raise NoAnswerError(f"the server sent {data[:80]!r}, which is no event")
+        raise NoAnswerError(f"the server sent {data[:80]!r}, which is not an event")
     return event
 
 

@@ -36,22 +36,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--served-model-name",
         nargs="+",
         metavar="NAME",
-        help="what clients may call the model, and first what answers call it (default: its folder, as given)",
+        help="names that clients may use for the model; answers use the first (default: its folder, as given)",
     )
     parser.add_argument(
-        "--api-server-count", type=int, default=1, help="processes that speak HTTP and prepare requests (default: 1)"
+        "--api-server-count", type=int, default=1, help="processes that serve HTTP and prepare requests (default: 1)"
     )
     parser.add_argument(
         "--data-parallel-size",
         type=int,
         default=1,
-        help="engines that share the requests, each with a GPU or a part of the cores (default: 1)",
+        help="engines that share the requests, each with a GPU or part of the cores (default: 1)",
     )
     parser.add_argument(
         "--shutdown-timeout",
         type=float,
         default=30.0,
-        help="seconds that running answers have to finish when the server is asked to end (default: 30)",
+        help="seconds for running answers to finish when the server shuts down (default: 30)",
     )
     add_api_arguments(parser)
     add_model_arguments(parser, takes_adapters=True)
@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _check_names(config: Config, model_names: Collection[str]) -> None:
     for name in config.adapter_folders:
         if name in model_names:
-            raise InvalidArgumentError("--lora-modules", f"{name!r} is a name of the model itself")
+            raise InvalidArgumentError("--lora-modules", f"{name!r} is already a name of the model")
 
 
 def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
@@ -106,7 +106,7 @@ def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
         return
     for name, said in vars(arguments).items():
         if isinstance(said, list) and said and is_checkpoint(said[-1]):
-            told = f"its last value, {said[-1]}, looks like the model: name that first"
+            told = f"its last value, {said[-1]}, looks like the model: put the model first"
             raise InvalidArgumentError(flag_of(name), told)
 
 
@@ -133,7 +133,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]
     except (OSError, UnicodeError) as error:
-        raise InvalidArgumentError("--host", f"{host!r} is no address of this machine: {error}") from error
+        raise InvalidArgumentError("--host", f"{host!r} is not an address of this machine: {error}") from error
     try:
         # "::" means all addresses, including IPv4's, as with other servers.
         takes_both = family == socket.AF_INET6 and socket.has_dualstack_ipv6()

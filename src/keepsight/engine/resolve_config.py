@@ -63,7 +63,7 @@ class Machine:
 
 def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineConfig:
     if config.mm_cache_device == "gpu" and machine.device == "cpu":
-        raise InvalidArgumentError("mm_cache_device", "gpu was asked for, but the model is on the CPU")
+        raise InvalidArgumentError("mm_cache_device", "must be auto or cpu, not gpu: the model is on the CPU")
     cuts_items = _choose_whether_to_cut(config, size)
     tokens_at_once = 0 if cuts_items else size.tokens_per_item
     max_num_seqs, max_num_batched_tokens = _choose_batch(config, tokens_at_once, machine)
@@ -100,7 +100,7 @@ def _derive(name: str, value: int, reason: str) -> int:
 
 def _choose_whether_to_cut(config: Config, size: ModelSize) -> bool:
     if size.sees_pictures_whole and config.disable_chunked_mm_input:
-        logger.info("disable_chunked_mm_input changes nothing: this model's pictures are always computed whole")
+        logger.info("disable_chunked_mm_input has no effect: this model's pictures are always computed whole")
     return not (size.sees_pictures_whole or config.disable_chunked_mm_input)
 
 
@@ -108,7 +108,7 @@ def _derive_encoder_tokens(size: ModelSize, max_num_batched_tokens: int) -> int:
     usual, largest = max_num_batched_tokens, size.tokens_per_item
     if usual >= largest:
         return _derive("max_num_encoder_input_tokens", usual, "as many as a step computes")
-    reason = "the largest item, and beside it as many as a step computes"
+    reason = "the largest item, plus as many as a step computes"
     return _derive("max_num_encoder_input_tokens", largest + usual, reason)
 
 
@@ -126,7 +126,7 @@ def _choose_batch(config: Config, tokens_at_once: int, machine: Machine) -> tupl
         max_num_seqs = _derive("max_num_seqs", DEFAULT_MAX_NUM_SEQS, "the default")
     usual, least = DEFAULT_BATCHED_TOKENS[machine.device], least_batched_tokens(tokens_at_once, max_num_seqs)
     reason = (
-        f"the default on {machine.device}" if usual >= least else f"a picture and {max_num_seqs - 1} sequences more"
+        f"the default on {machine.device}" if usual >= least else f"a picture and {max_num_seqs - 1} more sequences"
     )
     return max_num_seqs, _derive("max_num_batched_tokens", max(usual, least), reason)
 
@@ -232,7 +232,7 @@ def _choose_num_blocks(
 def _count_blocks(name: str, num_bytes: int, bytes_per_block: int) -> int:
     if num_bytes < bytes_per_block:
         raise InvalidArgumentError(
-            name, f"{num_bytes} bytes are left for keys and values, but one page of them takes {bytes_per_block}"
+            name, f"{num_bytes} bytes are left for keys and values, but one KV block takes {bytes_per_block}"
         )
     return num_bytes // bytes_per_block
 
@@ -250,5 +250,5 @@ def _fit_model_len(size: ModelSize, kv_cache: KvCacheConfig) -> int:
     return _derive(
         "max_model_len",
         kv_cache.num_slots,
-        f"what the {kv_cache.num_blocks} pages hold, fewer than the {size.max_model_len} of the checkpoint",
+        f"what the {kv_cache.num_blocks} KV blocks hold, fewer than the {size.max_model_len} of the checkpoint",
     )

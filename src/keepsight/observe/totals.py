@@ -27,7 +27,7 @@ from keepsight.observe.process_memory import resident_bytes, with_descendants
 
 # The names that vLLM has for some metrics.
 ALIASES = (
-    ("keepsight_prefix_cache_queries_total", "Tokens looked for in the prefix cache.", PREFIX.queries[ALL]),
+    ("keepsight_prefix_cache_queries_total", "Tokens looked up in the prefix cache.", PREFIX.queries[ALL]),
     ("keepsight_prefix_cache_hits_total", "Tokens found in the prefix cache.", PREFIX.hits[ALL]),
 )
 _BLOCKS, _BLOCKS_IN_USE = slot_of("kv_cache_blocks"), slot_of("kv_cache_blocks_in_use")
@@ -87,10 +87,10 @@ class Totals:
         for name, meaning, slot in ALIASES:
             yield Family(name, "counter", meaning, {(): [self.numbers[slot]]})
         usage = self.numbers[_BLOCKS_IN_USE] / max(1.0, self.numbers[_BLOCKS])
-        yield Family("keepsight_kv_cache_usage_perc", "gauge", "The share of blocks in use, 0 to 1.", {(): [usage]})
+        yield Family("keepsight_kv_cache_usage_perc", "gauge", "Share of KV blocks in use, 0 to 1.", {(): [usage]})
         by_kind: dict[Labels, Sequence[float]]
         by_kind = {(("process", kind),): [float(size)] for kind, size in self.memory.items()}
-        meaning = "Memory that all processes of a kind have, what they share counted for each."
+        meaning = "Memory of all processes of a kind; shared memory counts for each."
         yield Family("keepsight_process_resident_memory_bytes", "gauge", meaning, by_kind)
 
 
