@@ -120,7 +120,10 @@ def test_a_command_line_that_makes_no_sense_is_told_in_one_line_and_exits_with_2
             ["generate", "Hi", "--generation-config", "vllm"],
             "keepsight generate: vllm: cannot be read: generation_config must be auto, none, or an existing file or",
         ),
-        (["serve", "--allowed-local-media-path", UNSEEN], "keepsight serve: allowed_local_media_path: must be a fold"),
+        (
+            ["serve", "--allowed-local-media-path", UNSEEN],
+            "keepsight serve: allowed_local_media_path: must be an existing, accessible fold",
+        ),
         (["generate", "Hi", "--generation-config", UNSEEN], f"keepsight generate: {UNSEEN}: cannot be read: File name"),
         (["bench", "serve", "--json", UNSEEN], "keepsight bench: --json: "),
         (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),

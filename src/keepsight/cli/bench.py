@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     _add_serve(add_command(commands, "serve", "measure an OpenAI server, workload by workload"))
     add_offline_arguments(add_command(commands, "offline", "measure LLM on a workload, without a server"))
     add_parts_arguments(
-        add_command(commands, "parts", "measure each step of processing a picture, next to a plain copy")
+        add_command(commands, "parts", "measure each step of processing a picture, next to a plain copy of its bytes")
     )
     _add_compare(add_command(commands, "compare", "compare two reports"))
 
@@ -203,7 +203,7 @@ def _names_of(arguments: argparse.Namespace) -> list[str]:
 
 
 def _add_compare(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("reports", nargs=2, type=Path, metavar="FILE", help="written by `bench serve --json`")
+    parser.add_argument("reports", nargs=2, type=Path, metavar="FILE", help="report written by `bench serve --json`")
     parser.add_argument(
         "--labels", default="", metavar="A,B", help="names for the reports (default: their files' names)"
     )

@@ -26,7 +26,7 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
         "--pictures",
         type=int,
         default=DEFAULTS.pictures_per_request,
-        help="per request of many-pictures (default: %(default)d)",
+        help="pictures per request of many-pictures (default: %(default)d)",
     )
     add("--pool", type=int, default=DEFAULTS.pool_size, help="pictures in zipf's pool (default: %(default)d)")
 
