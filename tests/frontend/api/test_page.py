@@ -342,7 +342,7 @@ def test_a_thought_is_above_its_answer_and_can_be_opened_by_keyboard(page: Page)
 def test_a_thought_is_visible_until_the_answer_begins(page: Page) -> None:
     tell(page, {"reasoning_content": "Let me see"}, end="length")
     send(page, "Hello")
-    expect(answer(page)).to_contain_text("cut at the limit of tokens")
+    expect(answer(page)).to_contain_text("cut at the token limit")
     expect(answer(page).get_by_text("Let me see")).to_be_visible()
 
 
@@ -367,7 +367,7 @@ def test_an_answer_that_was_cut_says_so(page: Page, max_tokens: int) -> None:
     likeliest = {"temperature": 0, "max_tokens": max_tokens}
     page.route("**/completions", lambda route: route.continue_(post_data=body_of(route.request) | likeliest))
     send(page, "Hello")
-    expect(answer(page)).to_contain_text("prompt tokens cached" + " · cut at the limit of tokens" * (max_tokens == 1))
+    expect(answer(page)).to_contain_text("prompt tokens cached" + " · cut at the token limit" * (max_tokens == 1))
     assert ("cut" in (answer(page).text_content() or "")) == (max_tokens == 1)
 
 

@@ -104,7 +104,7 @@ function describe({ started, first, last, usage, isCut, isBroken }) {
     told.push(`${Math.round((usage.completion_tokens - 1) / ((last - first) / 1000))} tokens/s`);
   if (usage)
     told.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
-  if (isCut) told.push("cut at the limit of tokens");
+  if (isCut) told.push("cut at the token limit");
   if (isBroken) told.push("not finished");
   return told.join(" · ");
 }
