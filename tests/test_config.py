@@ -146,7 +146,7 @@ def test_an_unknown_hasher_in_the_environment_is_refused_by_its_variable(
     ],
 )
 def test_one_thing_is_said_in_one_way(first: str, second: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"says the same as {first} in another unit") as caught:
+    with pytest.raises(InvalidArgumentError, match=f"sets the same as {first} in another unit") as caught:
         Config.from_options(**{second: 1, first: 1})
     assert caught.value.field == second
 

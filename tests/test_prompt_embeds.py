@@ -188,7 +188,7 @@ def test_what_cannot_be_taken_is_refused_by_its_name() -> None:
                 llm.generate({"prompt_embeds": source})
             assert (caught.value.field, caught.value.status) == ("prompt_embeds", 400)
         for other in ("prompt", "prompt_token_ids", "multi_modal_data"):
-            with pytest.raises(InvalidArgumentError, match="beside prompt_embeds") as beside:
+            with pytest.raises(InvalidArgumentError, match="together with prompt_embeds") as beside:
                 llm.generate({"prompt_embeds": good, other: "Hello"})
             assert beside.value.field == other
     with (

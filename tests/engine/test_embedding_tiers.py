@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from keepsight.engine.embedding_tiers import MAX_UNTOLD_USES, Embeddings, EmbeddingTiers
+from keepsight.engine.embedding_tiers import MAX_UNRECORDED_USES, Embeddings, EmbeddingTiers
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
@@ -242,7 +242,7 @@ def test_requests_without_pictures_push_no_use_out_of_the_trace(tmp_path: Path) 
     )
     text = EngineRequest("text", (1,), (), SamplingParams())
     tiers.note_uses(EngineRequest("r", (1,) * 4, (MediaItem("a", TokenSpan(0, 4), Geometry(9, 9)),), SamplingParams()))
-    for _ in range(MAX_UNTOLD_USES):
+    for _ in range(MAX_UNRECORDED_USES):
         tiers.note_uses(text)
     tiers.keeping()(encoding("a"), 0.25, lambda: pytest.fail("nothing keeps it"))
     tiers.note_uses(text)

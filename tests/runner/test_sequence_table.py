@@ -22,14 +22,14 @@ def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_
     def remember(request_id: str, choice: int) -> int:
         request = EngineRequest(request_id, (2, 3), (), SamplingParams(n=3))
         table.remember(NewSequence((request_id, choice), request, choice, ()))
-        return id(table[request_id, choice].sampling.wishes)
+        return id(table[request_id, choice].sampling.constraints)
 
     first, other = remember("a", 0), remember("b", 0)
     assert remember("a", 1) == first != other
     table.forget([("a", 0)])
     assert remember("a", 2) == first
     table.forget([("a", 1), ("a", 2), ("b", 0)])
-    assert not table._wishes
+    assert not table._constraints
 
 
 def test_the_guide_of_a_request_that_thinks_first_waits_for_the_end_of_the_thought() -> None:

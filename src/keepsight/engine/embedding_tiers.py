@@ -30,7 +30,7 @@ PIXEL_SECONDS = 0.2
 # Assumed encoding time until something has been encoded.
 UNKNOWN_ENCODING_SECONDS = 1.0
 # Limit on uses that wait for the first encoding to show what one costs.
-MAX_UNTOLD_USES = 10_000
+MAX_UNRECORDED_USES = 10_000
 
 
 class Embeddings(NamedTuple):
@@ -75,7 +75,7 @@ class EmbeddingTiers:
         self._num_loading = 0
         self._encoding_cost = MeanCost()
         # Their keys are encoder keys until they are recorded.
-        self._unrecorded_uses: deque[Access] = deque(maxlen=MAX_UNTOLD_USES)
+        self._unrecorded_uses: deque[Access] = deque(maxlen=MAX_UNRECORDED_USES)
 
     @property
     def has_answers(self) -> bool:

@@ -148,13 +148,13 @@ class EngineMeter:
             self._modalities.put(encoding.encoder_key, encoding.modality)
         for key, took in result.encode_times.items():
             self._note_encoded(key, took)
-        stories = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
+        reports = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
         num_sequences = len(self._scheduler.lineup)
         has_changed = self._has_new_request or self._num_sequences != num_sequences
         if has_changed or now - self._copied_at > SECONDS or (plan.is_empty and result.is_empty):
             self._copied_at, self._num_sequences, self._has_new_request = now, num_sequences, False
             self._copy()
-        return stories
+        return reports
 
     def _note_begun(self, plan: StepPlan, now: float) -> None:
         for new in plan.new:

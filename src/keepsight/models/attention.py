@@ -32,7 +32,7 @@ class RequestSlice:
     pictures: tuple[TokenSpan, ...] = ()
     # Subtracted from positions in the request to get rotary positions.
     rotary_shift: int = 0
-    # [3, length]: time, row and column of every token; None if no token of the slice needs them.
+    # [3, length]: time, row and column of every token; None: `rotary_shift` gives the rotary positions.
     mrope_positions: Tensor | None = None
     # The LoRA adapter applied to its tokens.
     adapter: AdapterWeights | None = None

@@ -205,7 +205,10 @@ class Linear(nn.Module):
         return self.panels
 
     def forward(self, hidden: Tensor, activation: str | None = None, onto: Tensor | None = None) -> Tensor:
-        """Return the product.  `onto`: a tensor to which it is added in place, before the activation."""
+        """Return the product.  `onto`: a tensor to which it is added in place, before the activation.
+
+        With an activation use only what is returned: `onto` holds the same by the CPU's kernels, but the sum by torch.
+        """
         if self.panels is not None:
             return self.panels.multiply(hidden, activation=activation, onto=onto)
         out = F.linear(hidden, self.weight, self.bias)

@@ -119,7 +119,7 @@ class RequestAccount:
     _sent: dict[str, float] = field(default_factory=dict)
     # Media hashes whose pixels were found and did not have to be made.
     _found_pixels: set[str] = field(default_factory=set)
-    _stories: Sequence[MediaReport] = ()
+    _reports: Sequence[MediaReport] = ()
 
     # Writing --------------------------------------------------------------------------------------------------
 
@@ -148,36 +148,36 @@ class RequestAccount:
     def note_asked(self) -> None:
         self.asked_at = time.monotonic()
 
-    def note_begun(self, story: RequestBegun) -> dict[int, MediaReport]:
-        """Record the engine's report of the first token.  Return the stories that are new, by item index."""
-        known, self._stories = self._stories, story.media
+    def note_begun(self, report: RequestBegun) -> dict[int, MediaReport]:
+        """Record the engine's report of the first token.  Return the media reports that are new, by item index."""
+        known, self._reports = self._reports, report.media
         if known:
             # A second report: the first token came from the prefix cache alone, but later ones needed more.
             return self._note_items(index for index, item in enumerate(known) if item.found_in == "prefix")
         # An engine reads its inbox only after the current step; that time counts as waiting, too.
-        waited_since = story.arrived if self.asked_at is None else min(self.asked_at, story.arrived)
-        self.spans.append(Span("wait", waited_since, story.began))
-        news = self._note_items(range(len(story.media)))
-        self.spans.append(Span("prefill", story.began, story.answered))
+        waited_since = report.arrived if self.asked_at is None else min(self.asked_at, report.arrived)
+        self.spans.append(Span("wait", waited_since, report.began))
+        news = self._note_items(range(len(report.media)))
+        self.spans.append(Span("prefill", report.began, report.answered))
         return news
 
     def _note_items(self, indices: Iterable[int]) -> dict[int, MediaReport]:
-        news = {index: self._stories[index] for index in indices}
+        news = {index: self._reports[index] for index in indices}
         for index, item in news.items():
             self._note_item(index, item)
         return news
 
-    def _note_item(self, index: int, story: MediaReport) -> None:
-        if story.found_in is not None:
-            if story.ended:
-                self.spans.append(Span("load", story.began, story.ended, index))
+    def _note_item(self, index: int, report: MediaReport) -> None:
+        if report.found_in is not None:
+            if report.ended:
+                self.spans.append(Span("load", report.began, report.ended, index))
             return
         self._work["encoded"] += 1
         # Counted for each encoding, even if the time of the transfer is unknown.
         self._work["transferred"] += 1
-        if story.arrived and (sent := self._sent.get(self.media[index][0])):
-            self.spans.append(Span("transfer", sent, story.arrived, index))
-        self.spans.append(Span("encode", story.began, story.ended, index, story.num_together))
+        if report.arrived and (sent := self._sent.get(self.media[index][0])):
+            self.spans.append(Span("transfer", sent, report.arrived, index))
+        self.spans.append(Span("encode", report.began, report.ended, index, report.num_together))
 
     def note_tokens(self, count: int, num_cached: int, now: float) -> float | None:
         """Record tokens.  Return the seconds since the previous ones; None if these are the first."""
@@ -198,7 +198,7 @@ class RequestAccount:
         self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
         self._work = dict.fromkeys(WORK, 0)
         self.had_tokens = self.had_tokens or self.num_tokens > 0
-        self._stories, self.num_tokens, self.end_reason = (), 0, None
+        self._reports, self.num_tokens, self.end_reason = (), 0, None
 
     # Reading --------------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class RequestAccount:
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """Return the cache that answered for each item, and its tier; empty until there is a token."""
         stages = self._stages_by_item()
-        return [self._answer_of(index, stages[index]) for index in range(len(self._stories))]
+        return [self._answer_of(index, stages[index]) for index in range(len(self._reports))]
 
     def _stages_by_item(self) -> defaultdict[int | None, set[Stage]]:
         """Return the stages that ran for each item."""
@@ -241,19 +241,19 @@ class RequestAccount:
 
     def _describe_item(self, index: int, done: Set[Stage]) -> MediaBody:
         media_hash, num_tokens = self.media[index]
-        if index >= len(self._stories):
+        if index >= len(self._reports):
             return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=None, tier=None, skipped=[])
         answered_by, tier = self._answer_of(index, done)
         skipped: list[str] = [stage for stage in STAGES_SPARED_BY[answered_by] if stage not in done]
         return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=answered_by, tier=tier, skipped=skipped)
 
     def _answer_of(self, index: int, done: Set[Stage]) -> tuple[AnsweredBy, str | None]:
-        story = self._stories[index]
-        if story.found_in == "prefix":
+        report = self._reports[index]
+        if report.found_in == "prefix":
             return "prefix", "device"
-        if story.found_in is not None:
-            return "encoder", story.found_in
-        if "decode" not in done and (story.was_cached or self.media[index][0] in self._found_pixels):
+        if report.found_in is not None:
+            return "encoder", report.found_in
+        if "decode" not in done and (report.was_cached or self.media[index][0] in self._found_pixels):
             return "processor", "host"
         return "nobody", None
 

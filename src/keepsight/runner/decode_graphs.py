@@ -34,7 +34,9 @@ class DecodeGraphs:
         self._steps = steps[::-1]
 
     def has_room_for(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> bool:
-        """Return whether all slices are single text tokens that sample, without adapters, and there are enough rows."""
+        """Return whether all slices are single text tokens that sample, without adapters or prompt log-probabilities,
+        and there are enough rows.
+        """
         return len(slices) <= self._sizes[-1] and all(
             piece.length == 1
             and piece.samples

@@ -28,15 +28,15 @@ ROWS_AT_ONCE = 64
 class SamplingState:
     """The sampler's state of one sequence: its parameters and its output so far."""
 
-    def __init__(self, wishes: "TokenConstraints", choice: int, guide: Guide | None = None) -> None:
-        """Initialize; all choices of a request share its `wishes`."""
-        self.params, self.wishes, self.guide = wishes.params, wishes, guide
+    def __init__(self, constraints: "TokenConstraints", choice: int, guide: Guide | None = None) -> None:
+        """Initialize; all choices of a request share its `constraints`."""
+        self.params, self.constraints, self.guide = constraints.params, constraints, guide
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
         # The last tokens, as far back as a banned run reaches.
-        self.last_said = deque[int](maxlen=wishes.banned_runs.num_tokens_looked_at)
+        self.last_said = deque[int](maxlen=constraints.banned_runs.num_tokens_looked_at)
         # The source of random points; None if greedy.
-        params = wishes.params
+        params = constraints.params
         self._points = None if params.greedy else _begin_points(params.seed, choice)
         self.is_penalized = bool(params.presence_penalty or params.frequency_penalty or params.repetition_penalty != 1)
 
@@ -53,7 +53,7 @@ class SamplingState:
     def edits_logits(self) -> bool:
         params = self.params
         bans = self.num_tokens < params.min_tokens or params.allowed_token_ids is not None
-        return bool(self.guide or self.is_penalized or bans or self.wishes.banned_runs or params.logit_bias)
+        return bool(self.guide or self.is_penalized or bans or self.constraints.banned_runs or params.logit_bias)
 
     def note(self, token_id: int) -> None:
         self.output_counts[token_id] += 1
@@ -84,15 +84,15 @@ class TokenConstraints:
         self._prompt = prompt
         # Banned before `min_tokens`; whether a token ends the answer is decided elsewhere.
         self._end_ids = params.ids_that_end(end_ids)
-        self._tensors: _WishTensors | None = None
+        self._tensors: _ConstraintTensors | None = None
 
-    def find_tensors(self, logits: Tensor) -> "_WishTensors":
+    def find_tensors(self, logits: Tensor) -> "_ConstraintTensors":
         if self._tensors is None:
-            self._tensors = _WishTensors(self.params, self._prompt, self._end_ids, logits)
+            self._tensors = _ConstraintTensors(self.params, self._prompt, self._end_ids, logits)
         return self._tensors
 
 
-class _WishTensors:
+class _ConstraintTensors:
     def __init__(self, params: SamplingParams, prompt: Sequence[int], end_ids: frozenset[int], logits: Tensor) -> None:
         # The prompt tokens to penalize.
         self.prompt = _ids(set(prompt) if params.repetition_penalty != 1 else (), logits)
@@ -134,13 +134,13 @@ def _edit(raw: Tensor, states: Sequence[SamplingState]) -> Tensor:
 
 
 def _edit_row(logits: Tensor, state: SamplingState) -> None:
-    params, wishes = state.params, state.wishes
-    tensors = wishes.find_tensors(logits)
+    params, constraints = state.params, state.constraints
+    tensors = constraints.find_tensors(logits)
     if tensors.allowed is not None:
         _allow_only(tensors.allowed, logits)
     if tensors.ends is not None and state.num_tokens < params.min_tokens:
         _ban(tensors.ends, logits)
-    if banned := wishes.banned_runs.tokens_after(tuple(state.last_said)):
+    if banned := constraints.banned_runs.tokens_after(tuple(state.last_said)):
         _ban(_ids(banned, logits), logits)
     if params.logit_bias:
         logits[tensors.biased] += tensors.biases

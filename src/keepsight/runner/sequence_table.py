@@ -51,9 +51,9 @@ class SequenceTable:
         adapters: HeldAdapters | None = None,
     ) -> None:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
-        self._sees_pictures_whole, self._turns_by_rows, self._adapters = sees_pictures_whole, uses_mrope, adapters
+        self._sees_pictures_whole, self._uses_mrope, self._adapters = sees_pictures_whole, uses_mrope, adapters
         self._sequences: dict[SequenceId, RunningSequence] = {}
-        self._wishes = WeakValueDictionary[str, TokenConstraints]()
+        self._constraints = WeakValueDictionary[str, TokenConstraints]()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -67,28 +67,28 @@ class SequenceTable:
         guide = None if form is None else self._guides.begin(form, request.thought)
         pictures = [item.span for item in request.media if item.is_picture]
         # Some models' media items have rows, but the decoder uses plain positions.
-        has_rows = self._turns_by_rows and any(item.columns for item in request.media)
+        has_rows = self._uses_mrope and any(item.columns for item in request.media)
         self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
             list(request.token_ids),
             BlockTable(self._block_size, device=self._device),
-            SamplingState(self._find_wishes(request), new.choice, guide),
+            SamplingState(self._find_constraints(request), new.choice, guide),
             max((item.span.end for item in request.media), default=0),
             tuple(pictures) if self._sees_pictures_whole else (),
             MRopePositions(request.media) if has_rows else None,
             find_weights(self._adapters, request.adapter),
         )
 
-    def _find_wishes(self, request: EngineRequest) -> TokenConstraints:
-        """Return the request's wishes, which its choices share as long as one of them is remembered."""
-        wishes = self._wishes.get(request.request_id)
-        if wishes is None:
-            wishes = TokenConstraints(
+    def _find_constraints(self, request: EngineRequest) -> TokenConstraints:
+        """Return the request's constraints, which its choices share as long as one of them is remembered."""
+        constraints = self._constraints.get(request.request_id)
+        if constraints is None:
+            constraints = TokenConstraints(
                 request.sampling_params, request.known_token_ids, self._end_ids, request.banned_runs
             )
-            self._wishes[request.request_id] = wishes
-        return wishes
+            self._constraints[request.request_id] = constraints
+        return constraints
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
         for sequence_id in sequence_ids:

@@ -20,7 +20,7 @@ class StepInputs:
     sequences: Sequence[RunningSequence]  # one for each slice
     token_ids: Tensor  # [tokens]
     media: Sequence[MediaRows]
-    # Its read rows are the ends of the slices that sample; all tokens, if a slice tells its prompt's log-probabilities.
+    # Its read rows are the ends of the slices that sample; all tokens, if a slice wants its prompt's log-probabilities.
     batch: AttentionBatch
 
 
@@ -36,8 +36,8 @@ def make_step_inputs(
         pieces.append(make_request_slice(piece, sequence))
         token_ids.extend(tokens_of(piece, sequence))
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
-    tells_prompts = any(piece.wants_prompt_logprobs for piece in slices)
-    batch = AttentionBatch(pieces, device, None if tells_prompts else sampling)
+    wants_prompt_logprobs = any(piece.wants_prompt_logprobs for piece in slices)
+    batch = AttentionBatch(pieces, device, None if wants_prompt_logprobs else sampling)
     return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
 
 

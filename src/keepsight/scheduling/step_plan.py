@@ -115,7 +115,7 @@ class StepPlan:
     unneeded_embeddings: Sequence[str] = ()
     # Stretches to keep, before any of their pages are written to.
     keep: Sequence[KeptStretch] = ()
-    # Pages to fill from loaded stretches; everything else that was loaded is then dropped.
+    # Pages to fill from loaded stretches; whatever else of the stretches was loaded is then dropped.
     fill: Sequence[PageFill] = ()
     # Encoder keys that are not wanted just now: encodings that have not begun are left out and reported as such.
     unwanted: Sequence[str] = ()

@@ -21,7 +21,7 @@ logger = logging.getLogger(__name__)
 
 _NUM_WATCHED = 64
 _NUM_ENOUGH = 20
-# After so many successful operations, the failures before them are forgotten.
+# After so many successful operations in a row, the failures before them are forgotten.
 _NUM_FORGIVEN = 100
 
 

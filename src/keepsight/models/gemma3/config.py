@@ -76,7 +76,7 @@ def _read_tokens_per_image(fields: JsonFields, vision: VisionConfig) -> int:
 def _read_vision(fields: JsonFields) -> VisionConfig:
     fields.choice("model_type", ("siglip_vision_model",), "siglip_vision_model")
     if (num_channels := fields.integer("num_channels", 3)) != 3:
-        raise fields.refuse("num_channels", f"must be 3, as pictures are RGB, not {num_channels}")
+        raise fields.refuse("num_channels", f"must be 3, not {num_channels}: pictures are RGB")
     layer = VisionLayerConfig(
         hidden_size=fields.integer("hidden_size", 768),
         intermediate_size=fields.integer("intermediate_size", 3072),

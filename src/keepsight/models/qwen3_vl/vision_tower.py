@@ -31,7 +31,7 @@ class VisionTower(nn.Module):
         size = self.config.patch_size
         pixels = with_frames(pixels)
         grid = (pixels.shape[2] // size, pixels.shape[3] // size)
-        # Positions and angles are computed on the device: a host of many cores takes milliseconds for so few numbers.
+        # Position embeddings and angles are computed on the device: a host of many cores takes milliseconds for these.
         places = places_of_patches(*grid, self.config.merge_size).to(pixels.device)
         hidden = yield from self.embedding.in_parts(pixels, lambda some: self._embed_places(places[:, some], grid))
         angles = angles_of_patches(places, self.config.layer.head_dim, self.config.rotary_theta)
