@@ -54,7 +54,7 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("image_backend", "opencv", "must be one of torchvision, pil"),
         ("mm_hasher_algorithm", "md5", "must be one of blake3, sha256, sha512, not 'md5'"),
         ("mm_hasher_algorithm", "", "must be one of"),
-        ("mm_processor_cache_type", "processor_only", "must be one of lru, shm, shared, not processor_only"),
+        ("mm_processor_cache_type", "processor_only", "must be one of lru, shm, shared, or left out"),
         ("mm_processor_cache_type", "ram", "must be one of lru, shm, shared, not 'ram'"),
         ("mm_shm_cache_max_object_size_mb", 0, "must be a number above 0, not 0"),
         ("mm_shm_cache_max_object_size_mb", None, "must be a number above 0, not None"),

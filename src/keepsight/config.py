@@ -321,9 +321,8 @@ def resolve_hasher_algorithm(configured: str | None) -> str:
 
 def _check_value(name: str, value: object) -> None:
     if name == "mm_processor_cache_type" and value == "processor_only":
-        raise InvalidArgumentError(
-            name, "must be one of lru, shm, shared, not processor_only, which only replaces them"
-        )
+        allowed = "must be one of lru, shm, shared, or left out"
+        raise InvalidArgumentError(name, f"{allowed}: lru and shm become processor_only where they cannot be used")
     if name in CHOICES:
         _check_choice(name, value, CHOICES[name])
     elif name in LEAST_INTEGERS:

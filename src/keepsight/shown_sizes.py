@@ -66,7 +66,7 @@ class ShownSizes:
         for field in dataclasses.fields(self):
             check_positive_int(field.name, getattr(self, field.name))
         if self.min_pixels > self.max_pixels:
-            message = f"must be at least min_pixels, which is {self.min_pixels}, not {self.max_pixels}"
+            message = f"min_pixels must be at most max_pixels, but {self.min_pixels} exceeds {self.max_pixels}"
             raise InvalidArgumentError("max_pixels", message)
 
     @property

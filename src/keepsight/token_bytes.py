@@ -23,10 +23,10 @@ class ByteRun:
     """Incremental decoder of adjacent tokens' bytes: each invalid part becomes U+FFFD, and the rest stays."""
 
     # Whether an invalid byte would change the text of earlier ones.
-    can_be_void = False
+    can_be_invalid = False
 
     def __init__(self) -> None:
-        self._decoder = _Utf8Decoder("strict" if self.can_be_void else "replace")
+        self._decoder = _Utf8Decoder("strict" if self.can_be_invalid else "replace")
         self.is_invalid = False
 
     @property
@@ -39,14 +39,14 @@ class ByteRun:
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """Return the remaining text; if the run is void, the text of the whole run."""
+        """Return the remaining text; if the run is invalid, the text of the whole run."""
         return self._decoder.decode(b"", final=True)
 
 
 class _FallbackRun(ByteRun):
     """A run of byte tokens: a single invalid byte turns every byte into U+FFFD."""
 
-    can_be_void = True
+    can_be_invalid = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -95,7 +95,7 @@ class _OpenRun:
 
     @property
     def is_on_trial(self) -> bool:
-        return self.bytes.can_be_void and self.stop.found is None
+        return self.bytes.can_be_invalid and self.stop.found is None
 
     def push(self, data: bytes, can_end: bool) -> None:
         self._said.append(self.stop.push(self.bytes.push(data), can_end))

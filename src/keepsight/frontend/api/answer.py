@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 MAX_ATTEMPTS = 3
 # Builds answers with prompt log-probabilities (tens of thousands of numbers), one at a time: each further thread would
 # delay the event loop more.
-_prompt_logprobs_executor = ThreadPoolExecutor(1, "prompt teller")
+_prompt_logprobs_executor = ThreadPoolExecutor(1, "prompt logprobs")
 # Capacity of the queue that merges several prompts' pieces: how far they may run ahead of the consumer.
 MAX_MERGED_PIECES = 64
 Told = TypeVar("Told", bound=msgspec.Struct)

@@ -99,7 +99,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         self._check_labels()
         for name in ("tools", "tool_choice", "text"):
             if len(told := _write(getattr(self, name))) > MAX_ECHOED_BYTES:
-                what = f"has {len(told)} bytes; it may have {MAX_ECHOED_BYTES}, as answers repeat it"
+                what = f"has {len(told)} bytes; it may have at most {MAX_ECHOED_BYTES}, as answers repeat it"
                 raise InvalidArgumentError(name, what)
 
     def _check_labels(self) -> None:

@@ -110,7 +110,8 @@ def guide_calls(
     `form`: the form of an answer without calls; `form_field`: the field that requested it.
     """
     if form is not None and form.field not in ("json", "json_object"):
-        raise InvalidArgumentError(form_field, "cannot be requested together with tools; only JSON can")
+        told = "cannot be requested together with tools: request JSON, or leave out the tools for any other form"
+        raise InvalidArgumentError(form_field, told)
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
     white_space = terms.form.spacing if terms.must_call else WHITE_SPACE
     form_schema = None if form is None else form.to_schema()
