@@ -93,5 +93,7 @@ def test_what_is_no_positive_integer_is_refused_by_its_name(name: str, value: An
 
 
 def test_limits_that_leave_no_size_are_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="max_pixels: min_pixels must be at most max_pixels, but 10"):
+    with pytest.raises(
+        InvalidArgumentError, match="max_pixels: min_pixels must be at most max_pixels, but 10 exceeds 9"
+    ):
         ShownSizes(16, 2, 10, 9)

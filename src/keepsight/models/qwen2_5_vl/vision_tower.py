@@ -35,7 +35,7 @@ class VisionTower(nn.Module):
         pixels = with_frames(pixels)
         grid = (pixels.shape[2] // config.patch_size, pixels.shape[3] // config.patch_size)
         arranged = _arrange(*grid, config.merge_size, config.window_side)
-        order, back = arranged.patches.to(pixels.device), arranged.tokens.to(pixels.device).argsort()
+        order, back = arranged.patches.to(pixels.device), arranged.back.to(pixels.device)
         hidden = (yield from self.embedding.in_parts(pixels))[:, order]
         places = places_of_patches(*grid, config.merge_size).to(pixels.device)[:, order]
         angles = angles_of_patches(places, config.layer.head_dim, config.rotary_theta)
@@ -53,8 +53,8 @@ class VisionTower(nn.Module):
 
 
 class _Arranged(NamedTuple):
-    tokens: Tensor  # original index of each token, in the new order
-    patches: Tensor  # the same for patches
+    patches: Tensor  # original index of each, in the new order
+    back: Tensor  # new index of each token, in the original order
     windows: tuple[Windows, ...]  # one for each size
 
 
@@ -75,4 +75,4 @@ def _arrange(num_rows: int, num_columns: int, merge: int, side: int) -> _Arrange
             first = end
     arranged = torch.cat(order)
     patches = (arranged[:, None] * of_token + torch.arange(of_token)).flatten()
-    return _Arranged(arranged, patches, tuple(windows))
+    return _Arranged(patches, arranged.argsort(), tuple(windows))
