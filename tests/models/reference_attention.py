@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from keepsight.models.attention import AttentionBatch, LayerCache, attend_plainly
+from keepsight.models.attention import AttentionBatch, LayerCache, View, attend_plainly
 
 
 class ReferenceAttention:
@@ -16,11 +16,11 @@ class ReferenceAttention:
         batch: AttentionBatch,
         *,
         scale: float,
-        window: int | None,
+        view: View,
         softcap: float | None,
     ) -> Tensor:
         outputs, lengths = [], [piece.length for piece in batch.slices]
-        seen = (torch.split(each, lengths) for each in batch.visible(window))
+        seen = (torch.split(each, lengths) for each in batch.visible(view))
         for piece, queries, begin, end in zip(batch.slices, torch.split(query, lengths), *seen, strict=True):
             num_keys = int(end.max())
             slots = piece.table.slots(0, num_keys)

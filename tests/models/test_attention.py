@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keepsight.media import TokenSpan
 from keepsight.models import paged_attention
-from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice, write_cache
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice, View, write_cache
 from keepsight.models.block_table import BlockTable
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.paged_attention import PagedAttention, plan, plan_rows
@@ -61,7 +61,7 @@ def random_cache(
     seed=st.integers(0, 2**32),
     block_size=st.sampled_from([1, 4, 16]),
     heads=st.sampled_from([(1, 1), (4, 1), (4, 2), (3, 3)]),
-    window=st.sampled_from([None, 1, 3, 17, 10_000]),
+    view=st.builds(View, st.sampled_from([None, 1, 3, 17, 10_000]), st.booleans()),
     softcap=st.sampled_from([None, None, 2.0]),
     max_bytes=st.sampled_from([0, 2000, 10**6]),
     # float32 goes through products, other dtypes through torch's kernel.
@@ -72,7 +72,7 @@ def test_fast_attention_equals_the_plain_one(
     seed: int,
     block_size: int,
     heads: tuple[int, int],
-    window: int | None,
+    view: View,
     softcap: float | None,
     max_bytes: int,
     dtype: torch.dtype,
@@ -85,12 +85,12 @@ def test_fast_attention_equals_the_plain_one(
     key, value = torch.randn(2, batch.num_tokens, kv_heads, HEAD_DIM, generator=generator, dtype=dtype)
     cache = random_cache(kv_heads, block_size, generator, dtype)
     write_cache(key, value, cache, batch.slots)
-    plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=window, softcap=softcap)
+    plain = ReferenceAttention()(query, cache, batch, scale=0.3, view=view, softcap=softcap)
     with (
         patch.object(paged_attention, "MAX_BYTES_TO_COPY", max_bytes),
         patch.object(paged_attention, "MAX_TOKENS_TOGETHER", max_together),
     ):
-        fast = PagedAttention()(query, cache, batch, scale=0.3, window=window, softcap=softcap)
+        fast = PagedAttention()(query, cache, batch, scale=0.3, view=view, softcap=softcap)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
 
 
@@ -104,9 +104,9 @@ def test_the_last_row_of_a_prompt_sees_all_its_keys_for_any_number_of_rows(lengt
     query = torch.randn(length, heads[0], HEAD_DIM, generator=generator).to(DEVICE)
     cache = random_cache(heads[1], 16, generator)
     cache = LayerCache(cache.keys.to(DEVICE), cache.values.to(DEVICE))
-    plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
+    plain = ReferenceAttention()(query, cache, batch, scale=0.3, view=View(), softcap=None)
     with without_kernels():
-        fast = PagedAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
+        fast = PagedAttention()(query, cache, batch, scale=0.3, view=View(), softcap=None)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
 
 
@@ -128,7 +128,7 @@ def test_on_a_gpu_a_long_context_among_short_ones_pads_none_of_them_to_its_lengt
     batch = batch_of_tokens(*lengths, device="meta")
     query = torch.empty(256, 8, 256, dtype=torch.bfloat16, device="meta")
     cache = LayerCache(*torch.empty(2, 200_000, 4, 256, dtype=torch.bfloat16, device="meta"))
-    parts = plan(batch, None, paged_attention._FallbackLimits.of(query, cache, None))
+    parts = plan(batch, View(), paged_attention._FallbackLimits.of(query, cache, None))
     copied = [part.slots.numel() for part in parts if isinstance(part, paged_attention._Tokens)]
     bytes_per_key = 2 * cache.keys[0].nbytes
     assert sorted(copied) == [100 * 300, 155 * 300]
@@ -142,9 +142,9 @@ def test_tokens_give_the_same_in_however_many_groups_they_are_attended_to(max_ke
     batch = batch_of_tokens(3, 5, 40, 1, 17, 38, 40, 2)
     cache, query = random_cache(2, 16, generator), torch.randn(8, 4, HEAD_DIM, generator=generator)
     as_on_a_gpu = paged_attention._FallbackLimits(False, query.dtype, max_keys, len(query), max_keys)
-    plain = ReferenceAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
+    plain = ReferenceAttention()(query, cache, batch, scale=0.3, view=View(), softcap=None)
     with patch.object(paged_attention._FallbackLimits, "of", lambda *_: as_on_a_gpu):
-        fast = PagedAttention()(query, cache, batch, scale=0.3, window=None, softcap=None)
+        fast = PagedAttention()(query, cache, batch, scale=0.3, view=View(), softcap=None)
     torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)
 
 
@@ -153,39 +153,46 @@ def test_on_a_gpu_the_host_sends_only_where_visible_intervals_begin_and_end(wind
     table = BlockTable(16, range(1000), "meta")
     batch = AttentionBatch([RequestSlice(14_000, 2000, table)], "meta")
     with CopiedBytes() as copied:
-        groups = plan_rows(batch, 0, 0, window, rows_per_group=512)
+        groups = plan_rows(batch, 0, 0, View(window), rows_per_group=512)
     assert all(group.mask is not None and group.mask.is_meta for group in groups)
     assert copied.num == 2000 * 2 * 8
 
 
 def test_a_token_sees_its_whole_picture_and_no_further() -> None:
     batch = AttentionBatch([RequestSlice(0, 9, pages(0), (TokenSpan(2, 3), TokenSpan(5, 2)))], "cpu")
-    begin, end = batch.visible(None)
+    begin, end = batch.visible(View())
     assert begin.tolist() == [0] * 9
     assert end.tolist() == [1, 2, 5, 5, 5, 7, 7, 8, 9]
 
 
 def test_a_window_counts_the_token_itself_and_cuts_a_picture_s_past_but_not_its_future() -> None:
     batch = AttentionBatch([RequestSlice(0, 8, pages(0), (TokenSpan(1, 6),))], "cpu")
-    begin, end = batch.visible(3)
+    begin, end = batch.visible(View(3))
     assert begin.tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
     assert end.tolist() == [1, 7, 7, 7, 7, 7, 7, 8]
 
 
+def test_in_a_causal_layer_a_picture_s_tokens_see_only_what_comes_before_them() -> None:
+    batch = AttentionBatch([RequestSlice(0, 8, pages(0), (TokenSpan(1, 6),))], "cpu")
+    begin, end = batch.visible(View(3, is_causal=True))
+    assert begin.tolist() == [0, 0, 0, 1, 2, 3, 4, 5]
+    assert end.tolist() == [1, 2, 3, 4, 5, 6, 7, 8]
+
+
 def test_a_slice_may_begin_inside_a_picture_whose_first_keys_are_held() -> None:
     batch = AttentionBatch([RequestSlice(4, 3, pages(0), (TokenSpan(2, 4),))], "cpu")
-    assert batch.visible(None)[1].tolist() == [6, 6, 7]
+    assert batch.visible(View())[1].tolist() == [6, 6, 7]
 
 
 def test_a_slice_that_ends_inside_a_picture_is_our_own_bug() -> None:
     batch = AttentionBatch([RequestSlice(0, 4, pages(0), (TokenSpan(2, 4),))], "cpu")
     with pytest.raises(AssertionError):
-        batch.visible(None)
+        batch.visible(View())
 
 
 def test_rows_pay_only_for_the_keys_they_can_see() -> None:
     batch = AttentionBatch([RequestSlice(0, 64, pages(*range(4)))], "cpu")
-    groups = plan_rows(batch, 0, 0, window=8, rows_per_group=16)
+    groups = plan_rows(batch, 0, 0, View(8), rows_per_group=16)
     assert [(group.begin, group.end) for group in groups] == [(0, 16), (9, 32), (25, 48), (41, 64)]
 
 
@@ -195,7 +202,9 @@ def test_a_window_that_reaches_every_beginning_is_ignored(window: int, num_plans
     batch = AttentionBatch([RequestSlice(4, 8, BlockTable(4, (0, 1, 2)))], "cpu")
     cache, query = random_cache(1, 3, generator), torch.randn(8, 1, HEAD_DIM, generator=generator)
     attention = PagedAttention()
-    windowed, whole = (attention(query, cache, batch, scale=1.0, window=each, softcap=None) for each in (window, None))
+    windowed, whole = (
+        attention(query, cache, batch, scale=1.0, view=View(each), softcap=None) for each in (window, None)
+    )
     assert len(attention._plans) == num_plans
     assert torch.equal(windowed, whole) == (num_plans == 1)
 
@@ -209,7 +218,7 @@ def test_requests_of_one_batch_never_see_each_other() -> None:
     def attend(first: int, slices: list[RequestSlice]) -> torch.Tensor:
         batch = AttentionBatch(slices, "cpu")
         write_cache(key[first:], value[first:], cache, batch.slots)
-        return PagedAttention()(query[first:], cache, batch, scale=1.0, window=None, softcap=None)
+        return PagedAttention()(query[first:], cache, batch, scale=1.0, view=View(), softcap=None)
 
     torch.testing.assert_close(attend(0, both)[5:], attend(5, both[1:]))
 

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from keepsight.media import TokenSpan
-from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice, View
 from keepsight.models.block_table import BlockTable
 from keepsight.models.paged_attention import PagedAttention, _SlicesOnDevice, plan_on_device
 from tests.models.copied_bytes import CopiedBytes
@@ -43,6 +43,9 @@ def small_tiles() -> Iterator[None]:
         yield
 
 
+WHOLE = View()
+
+
 class Step:
     """Slices of several sequences, whose pages are scattered over one cache."""
 
@@ -67,15 +70,15 @@ class Step:
         self.cache = LayerCache(*numbers)
         self.query = torch.randn(self.batch.num_tokens, num_heads, dim, generator=generator).to(DEVICE, dtype)
 
-    def attend(self, window: int | None, softcap: float | None) -> Tensor:
+    def attend(self, view: View = WHOLE, softcap: float | None = None) -> Tensor:
         with kernels_in_use(), small_tiles():
-            return PagedAttention()(self.query, self.cache, self.batch, scale=0.3, window=window, softcap=softcap)
+            return PagedAttention()(self.query, self.cache, self.batch, scale=0.3, view=view, softcap=softcap)
 
-    def assert_as_plain(self, window: int | None = None, softcap: float | None = None) -> None:
+    def assert_as_plain(self, view: View = WHOLE, softcap: float | None = None) -> None:
         exact = LayerCache(self.cache.keys.float(), self.cache.values.float())
-        plain = ReferenceAttention()(self.query.float(), exact, self.batch, scale=0.3, window=window, softcap=softcap)
+        plain = ReferenceAttention()(self.query.float(), exact, self.batch, scale=0.3, view=view, softcap=softcap)
         rounding = 1e-5 if self.query.dtype is torch.float32 else 5e-3
-        found = self.attend(window, softcap)
+        found = self.attend(view, softcap)
         assert found.dtype is self.query.dtype
         torch.testing.assert_close(found.float(), plain, rtol=rounding, atol=rounding)
 
@@ -94,13 +97,13 @@ def test_a_prompt_is_attended_to_causally_whatever_its_heads(
 
 @pytest.mark.parametrize("window", [1, 5, 16, 40, 1000])
 def test_a_window_hides_what_lies_before_it(window: int) -> None:
-    Step([(30, 50)], (4, 2), 8).assert_as_plain(window)
+    Step([(30, 50)], (4, 2), 8).assert_as_plain(View(window))
 
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_pictures_are_seen_whole_even_those_that_began_before_the_slice(window: int | None) -> None:
     pictures = (TokenSpan(7, 6), TokenSpan(20, 30), TokenSpan(50, 1), TokenSpan(51, 4))
-    Step([(9, 46)], (4, 2), 8, [pictures]).assert_as_plain(window)
+    Step([(9, 46)], (4, 2), 8, [pictures]).assert_as_plain(View(window))
 
 
 def test_scores_are_capped() -> None:
@@ -137,7 +140,7 @@ def test_long_contexts_of_few_rows_are_shared_out_and_summed(
         return shares[-1]
 
     monkeypatch.setattr(gpu_slices, "num_shares", note)
-    step.assert_as_plain(window, softcap)
+    step.assert_as_plain(View(window), softcap)
     assert shares == [{None: 16, 200: 8, 3: 1}[window]]
 
 
@@ -160,7 +163,7 @@ def test_few_blocks_with_much_to_see_are_shared_out_and_no_others() -> None:
     seed=st.integers(0, 2**32),
     heads=st.sampled_from([(1, 1), (4, 2), (5, 1)]),
     dim=st.sampled_from([8, 24, 64]),
-    window=st.sampled_from([None, 1, 17, 60, 10_000]),
+    view=st.builds(View, st.sampled_from([None, 1, 17, 60, 10_000]), st.booleans()),
     softcap=st.sampled_from([None, 2.0]),
     least_keys=st.sampled_from([16, 512]),
     dtype=st.sampled_from(DTYPES),
@@ -169,7 +172,7 @@ def test_any_step_is_attended_to_as_the_plain_formula_says(
     seed: int,
     heads: tuple[int, int],
     dim: int,
-    window: int | None,
+    view: View,
     softcap: float | None,
     least_keys: int,
     dtype: torch.dtype,
@@ -181,7 +184,7 @@ def test_any_step_is_attended_to_as_the_plain_formula_says(
     pictures = [draw_pictures(rng, start + length) for start, length in spans]
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(gpu_slices, "LEAST_KEYS_PER_SHARE", least_keys)
-        Step(spans, heads, dim, pictures, dtype, seed).assert_as_plain(window, softcap)
+        Step(spans, heads, dim, pictures, dtype, seed).assert_as_plain(view, softcap)
 
 
 def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
@@ -194,7 +197,7 @@ def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
 
 def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first() -> None:
     batch = Step([(0, 20), (90, 1), (30, 9)], (2, 1), 8).batch
-    [plan] = plan_on_device(batch, None, gpu_kernels, rows_per_block=8)
+    [plan] = plan_on_device(batch, View(), gpu_kernels, rows_per_block=8)
     assert isinstance(plan, _SlicesOnDevice)
     longer, singles = plan.longer, plan.singles
     assert singles is not None
@@ -211,7 +214,7 @@ def test_the_visible_intervals_of_a_step_are_sent_in_one_copy() -> None:
     table = BlockTable(BLOCK_SIZE, range(1000), "meta")
     batch = AttentionBatch([RequestSlice(2000, 1000, table), RequestSlice(0, 24, table)], "meta")
     with CopiedBytes() as copied:
-        plan_on_device(batch, None, gpu_kernels, rows_per_block=32)
+        plan_on_device(batch, View(), gpu_kernels, rows_per_block=32)
     assert copied.num_copies == 1
     assert copied.num == 8 * (2 * 1024 + 3 * (32 + 1))
 
@@ -221,18 +224,18 @@ def test_for_single_tokens_among_slices_all_windows_read_one_copy() -> None:
     batch = AttentionBatch([RequestSlice(0, 24, table), RequestSlice(2000, 1, table)], "meta")
     with CopiedBytes() as copied:
         for window in (None, 16):
-            plan_on_device(batch, window, gpu_kernels, rows_per_block=32)
+            plan_on_device(batch, View(window), gpu_kernels, rows_per_block=32)
     assert copied.num_copies == 2 + 1  # each window reads its own copy for longer slices
 
 
 def test_single_tokens_give_the_same_bits_whatever_slices_are_beside_them() -> None:
     step = Step([(90, 1), (0, 20), (33, 1)], (4, 2), 24)
-    beside = step.attend(None, None)
+    beside = step.attend()
     for index, row in ((0, 0), (2, 21)):
         alone = AttentionBatch([step.batch.slices[index]], DEVICE)
         with kernels_in_use():
             query = step.query[row : row + 1]
-            found = PagedAttention()(query, step.cache, alone, scale=0.3, window=None, softcap=None)
+            found = PagedAttention()(query, step.cache, alone, scale=0.3, view=View(), softcap=None)
         assert torch.equal(found[0], beside[row])
 
 

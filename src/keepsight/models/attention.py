@@ -8,7 +8,7 @@ computes it and is the only rule of visibility.  The new keys and values are wri
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -46,6 +46,15 @@ class RequestSlice:
         if self.mrope_positions is not None:
             return self.mrope_positions
         return torch.arange(self.start - self.rotary_shift, self.end - self.rotary_shift).expand(3, -1)
+
+
+class View(NamedTuple):
+    """What the tokens of a layer see of their requests; by default all earlier positions and all of their picture."""
+
+    # The number of last positions, the token's own included; None: all.
+    window: int | None = None
+    # Whether a picture's tokens see only earlier positions, although `RequestSlice.pictures` names it.
+    is_causal: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +118,8 @@ class DeviceSlices:
     `replace` overwrites them in place.
     """
 
-    def __init__(self, batch: "AttentionBatch", window: int | None, rows_per_block: int, spare_blocks: int = 0) -> None:
-        self._window, self.rows_per_block = window, rows_per_block
+    def __init__(self, batch: "AttentionBatch", view: View, rows_per_block: int, spare_blocks: int = 0) -> None:
+        self._view, self.rows_per_block = view, rows_per_block
         self.num_blocks = count_blocks(batch.slices, rows_per_block)
         self._sizes = [2 * batch.num_tokens, 3 * (self.num_blocks + spare_blocks)]
         told = self._tell(batch)
@@ -134,7 +143,7 @@ class DeviceSlices:
         """Return rows and blocks, flat.  Unused places are zeros: a block of no rows."""
         told = torch.zeros(sum(self._sizes), dtype=torch.int64)
         of_rows, of_blocks = torch.split(told, self._sizes)
-        seen = torch.stack(batch.visible(self._window), dim=1).flatten()
+        seen = torch.stack(batch.visible(self._view), dim=1).flatten()
         blocks = torch.tensor(_blocks_of(batch.slices, self.rows_per_block), dtype=torch.int64).flatten()
         of_rows[: len(seen)], of_blocks[: len(blocks)] = seen, blocks
         return told
@@ -254,13 +263,13 @@ class AttentionBatch:
         found = [(piece, first) for piece, first in zip(self.slices, firsts, strict=False) if piece.length == 1]
         return [piece for piece, _ in found], [first for _, first in found]
 
-    def longer_slices(self, window: int | None, rows_per_block: int) -> DeviceSlices:
+    def longer_slices(self, view: View, rows_per_block: int) -> DeviceSlices:
         """Kernel inputs of the slices of several tokens."""
-        return DeviceSlices(self, window, rows_per_block)
+        return DeviceSlices(self, view, rows_per_block)
 
-    def narrowed_by(self, window: int | None) -> int | None:
-        """Return the window, or None if it is so wide that it hides nothing."""
-        return None if window is None or window >= self.longest else window
+    def simplest(self, view: View) -> View:
+        """Return the view without a window that is so wide that it hides nothing."""
+        return view._replace(window=None) if view.window is not None and view.window >= self.longest else view
 
     @made_once
     def _picture_ends(self) -> Tensor:
@@ -274,11 +283,12 @@ class AttentionBatch:
             row += piece.length
         return ends
 
-    def visible(self, window: int | None, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
+    def visible(self, view: View, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:
         """Return, for each token, the interval [begin, end) of positions of its request that it sees.  On the host."""
-        positions = self._positions[rows]
+        positions, window = self._positions[rows], view.window
         begin = torch.zeros_like(positions) if window is None else (positions - window + 1).clamp(min=0)
-        return begin, torch.maximum(positions + 1, self._picture_ends[rows])
+        end = positions + 1
+        return begin, end if view.is_causal else torch.maximum(end, self._picture_ends[rows])
 
 
 class Attention(Protocol):
@@ -289,7 +299,7 @@ class Attention(Protocol):
         batch: AttentionBatch,
         *,
         scale: float,
-        window: int | None,
+        view: View,
         softcap: float | None,
     ) -> Tensor: ...  # [tokens, heads, head_dim]
 

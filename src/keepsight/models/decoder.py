@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from keepsight.made_once import made_once
 from keepsight.models import cpu_kernels
 from keepsight.models.adapter_weights import Adaptation
-from keepsight.models.attention import Attention, AttentionBatch, LayerCache, write_cache
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, View, write_cache
 from keepsight.models.cpu_decoder import CpuDecoder, LayerWeights
 from keepsight.models.cpu_kernels import fits_tiles, takes_kernels
 from keepsight.models.decoder_config import DecoderConfig, LayerConfig, RotaryConfig
@@ -125,7 +125,7 @@ class SelfAttention(nn.Module):
             step.cache,
             batch,
             scale=config.attention_scale,
-            window=self.layer.window,
+            view=View(self.layer.window),
             softcap=config.attention_softcap,
         )
         return output.flatten(1)
@@ -293,9 +293,9 @@ class Decoder(nn.Module):
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None,
     ) -> Tensor:
-        windows = [batch.narrowed_by(layer.window) for layer in self.config.layers]
-        batches = [*[batch] * (len(windows) - 1), batch.read_part]
-        seen = list(zip(batches, windows, strict=True))
+        views = [batch.simplest(View(layer.window)) for layer in self.config.layers]
+        batches = [*[batch] * (len(views) - 1), batch.read_part]
+        seen = list(zip(batches, views, strict=True))
         sight_by = {each: sight_of(*each) for each in set(seen)}
         sights = [sight_by[each] for each in seen]
         angles = self.rotary.of_every_base(batch.rotary_positions)

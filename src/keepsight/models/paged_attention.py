@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, LayerCache, attend_plainly
+from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, LayerCache, View, attend_plainly
 from keepsight.models.cpu_kernels import Sight, can_attend
 from keepsight.models.gpu_library import GpuKernels, kernels_for
 
@@ -63,9 +63,9 @@ class _All:
 
 class PagedAttention:
     def __init__(self) -> None:
-        # All layers with the same window share a step's plan, which is dropped when the next batch comes.
+        # All layers with the same view share a step's plan, which is dropped when the next batch comes.
         self._planned_for: AttentionBatch | None = None
-        self._plans: dict[int | None, Sequence[_Part]] = {}
+        self._plans: dict[View, Sequence[_Part]] = {}
 
     def __call__(
         self,
@@ -74,18 +74,18 @@ class PagedAttention:
         batch: AttentionBatch,
         *,
         scale: float,
-        window: int | None,
+        view: View,
         softcap: float | None,
     ) -> Tensor:
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
-        window = batch.narrowed_by(window)
-        if window not in self._plans:
+        view = batch.simplest(view)
+        if view not in self._plans:
             if kernels := kernels_for(query.device):
-                self._plans[window] = plan_on_device(batch, window, kernels, kernels.rows_per_block(query, cache.keys))
+                self._plans[view] = plan_on_device(batch, view, kernels, kernels.rows_per_block(query, cache.keys))
             else:
-                self._plans[window] = plan(batch, window, _FallbackLimits.of(query, cache, softcap))
-        parts = self._plans[window]
+                self._plans[view] = plan(batch, view, _FallbackLimits.of(query, cache, softcap))
+        parts = self._plans[view]
         if len(parts) == 1:
             return parts[0].attend(query, cache, scale, softcap)
         output = torch.empty_like(query)
@@ -118,20 +118,20 @@ class _FallbackLimits(NamedTuple):
         return cls(by_kernel, query.dtype, max_keys, MAX_TOKENS_TOGETHER, MAX_TOKENS_TOGETHER * max_keys)
 
 
-def plan(batch: AttentionBatch, window: int | None, way: _FallbackLimits) -> list[_Part]:
+def plan(batch: AttentionBatch, view: View, way: _FallbackLimits) -> list[_Part]:
     if way.by_kernel:
-        return [_AllRows(sight_of(batch, window))]
+        return [_AllRows(sight_of(batch, view))]
     parts: list[_Part] = []
     # Slice index -> row, for slices of one token.
     singles: dict[int, int] = {}
     row = 0
     for index, piece in enumerate(batch.slices):
         if piece.length > 1:
-            parts += plan_rows(batch, index, row, window, ROWS_PER_GROUP)
+            parts += plan_rows(batch, index, row, view, ROWS_PER_GROUP)
         else:
             singles[index] = row
         row += piece.length
-    return parts + plan_tokens(batch, singles, window, way)
+    return parts + plan_tokens(batch, singles, view.window, way)
 
 
 # All rows -----------------------------------------------------------------------------------------------------
@@ -146,12 +146,12 @@ class _AllRows(_All):
         return self.sight.attend(query, cache.keys, cache.values, scale)
 
 
-def sight_of(batch: AttentionBatch, window: int | None) -> Sight:
+def sight_of(batch: AttentionBatch, view: View) -> Sight:
     pieces = batch.slices
     return Sight(
         [piece.length for piece in pieces],
         [piece.table.slots(0, piece.end) for piece in pieces],
-        *batch.visible(window),
+        *batch.visible(view),
     )
 
 
@@ -304,10 +304,10 @@ class _SlicesOnDevice(_All):
         return output
 
 
-def plan_on_device(batch: AttentionBatch, window: int | None, kernels: GpuKernels, rows_per_block: int) -> list[_Part]:
+def plan_on_device(batch: AttentionBatch, view: View, kernels: GpuKernels, rows_per_block: int) -> list[_Part]:
     if batch.rows is not None:
-        return [_RowsOnDevice(batch.rows, window, kernels)]
-    return [_SlicesOnDevice(batch.longer_slices(window, rows_per_block), batch.single_rows, window, kernels)]
+        return [_RowsOnDevice(batch.rows, view.window, kernels)]
+    return [_SlicesOnDevice(batch.longer_slices(view, rows_per_block), batch.single_rows, view.window, kernels)]
 
 
 # Several tokens -----------------------------------------------------------------------------------------------
@@ -331,17 +331,15 @@ class RowGroup:
         return _attend_fused(query, keys, values, self.mask, scale)
 
 
-def plan_rows(
-    batch: AttentionBatch, index: int, first_row: int, window: int | None, rows_per_group: int
-) -> list[RowGroup]:
+def plan_rows(batch: AttentionBatch, index: int, first_row: int, view: View, rows_per_group: int) -> list[RowGroup]:
     """Cut one slice, whose first token is row `first_row` of the batch, into groups of rows."""
     last_row = first_row + batch.slices[index].length
     firsts = range(first_row, last_row, rows_per_group)
-    return [_row_group(batch, index, slice(first, min(first + rows_per_group, last_row)), window) for first in firsts]
+    return [_row_group(batch, index, slice(first, min(first + rows_per_group, last_row)), view) for first in firsts]
 
 
-def _row_group(batch: AttentionBatch, index: int, rows: slice, window: int | None) -> RowGroup:
-    begins, ends = batch.visible(window, rows)
+def _row_group(batch: AttentionBatch, index: int, rows: slice, view: View) -> RowGroup:
+    begins, ends = batch.visible(view, rows)
     begin, end = int(begins.min()), int(ends.max())
     mask = None
     if int(begins.max()) > begin or int(ends.min()) < end:

@@ -6,7 +6,7 @@ computed like others, but have no slot and belong to no block, so they have no e
 
 import torch
 
-from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, RequestSlice, count_blocks
+from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, RequestSlice, View, count_blocks
 from keepsight.models.block_table import BlockTable
 
 # The most single tokens among longer slices, and the most tokens that are read.
@@ -37,14 +37,14 @@ class RecordedBatch(AttentionBatch):
         self.read_rows = self._ends.tokens
         # Replayed batches may have any positions, so no window may be dropped as too wide to matter.
         self.longest = self.read_part.longest = MOST_POSITIONS
-        # By window; created when a layer first asks for them.
-        self._longer: dict[int | None, DeviceSlices] = {}
+        # Created when a layer first asks for them.
+        self._longer: dict[View, DeviceSlices] = {}
 
-    def longer_slices(self, window: int | None, rows_per_block: int) -> DeviceSlices:
-        if window not in self._longer:
-            self._longer[window] = DeviceSlices(self, window, rows_per_block, SPARE_BLOCKS)
-            self._longer[window].longest = NUM_KEYS
-        return self._longer[window]
+    def longer_slices(self, view: View, rows_per_block: int) -> DeviceSlices:
+        if view not in self._longer:
+            self._longer[view] = DeviceSlices(self, view, rows_per_block, SPARE_BLOCKS)
+            self._longer[view].longest = NUM_KEYS
+        return self._longer[view]
 
     def has_room_for(self, batch: AttentionBatch) -> bool:
         return (

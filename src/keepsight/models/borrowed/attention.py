@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models.attention import Attention, AttentionBatch, LayerCache, attend_plainly, write_cache
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, View, attend_plainly, write_cache
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
 
@@ -92,7 +92,7 @@ def attend_to_pages(attention: Attention, caches: Sequence[LayerCache], batch: A
             write_cache(heads.key, value, cache, batch.slots)
         else:
             write_cache(heads.key[rows], value[rows], cache, batch.slots[rows])
-        seen = attention(heads.query, cache, batch, scale=heads.scale, window=heads.window, softcap=heads.softcap)
+        seen = attention(heads.query, cache, batch, scale=heads.scale, view=View(heads.window), softcap=heads.softcap)
         return seen[..., : heads.value.shape[-1]]
 
     return attend
