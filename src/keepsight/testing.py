@@ -240,7 +240,7 @@ class FakeRunner:
         size = self._block_size
         values = [value for each in kept.block_ids for value in self._slots[each * size : (each + 1) * size]]
         payload = struct.pack(f"{len(values)}q", *values)
-        return StoredArray("int64", (1, len(kept.block_ids), size), memoryview(payload))
+        return StoredArray("int64", (len(kept.block_ids), size), memoryview(payload))
 
     def _fill(self, fills: Iterable[PageFill]) -> None:
         size = self._block_size

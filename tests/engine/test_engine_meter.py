@@ -80,7 +80,7 @@ class Engine:
         self._ticks = count(1)
         prefixes = None
         if prefix_store is not None:
-            prefixes = PrefixTiers(prefix_store, bytes.hex, Pages("int64", (1, 2, 4)), self.inbox.wake)
+            prefixes = PrefixTiers(prefix_store, bytes.hex, Pages("int64", (2, 4)), self.inbox.wake)
         keep_stretch = (lambda *_: None) if prefixes is None else prefixes.keep
         self.runner = FakeRunner(64, 4, keep=keep, clock=self.look_at_clock, keep_stretch=keep_stretch)
         self.meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, prefixes, clock=self.look_at_clock)

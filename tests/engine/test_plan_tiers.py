@@ -70,7 +70,7 @@ def test_prefixes_have_a_folder_of_their_own(checkpoint: Path, tmp_path: Path) -
 
 def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(checkpoint: Path, tmp_path: Path) -> None:
     plan = plan_tiers(Config(model=checkpoint, prefix_disk_cache=f"{tmp_path}/kept"))
-    pages, other_pages = Pages("uint8", (2, 4, 8)), Pages("uint8", (2, 1, 8))
+    pages, other_pages = Pages("uint8", (4, 16)), Pages("uint8", (1, 16))
     first = (pages, "processor", "float32 on cpu, avx2")
     for told in (
         first,

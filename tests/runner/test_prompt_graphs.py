@@ -159,9 +159,10 @@ def test_more_slices_than_there_are_blocks_for_are_launched(driver: Driver) -> N
 
 
 def make_caches(model: Model) -> list[LayerCache]:
-    size = (2, 1024, model.shape.num_kv_heads, model.shape.head_dim)
-    zeros = torch.zeros(size, device=DEVICE, dtype=model.place.dtype)
-    return [LayerCache(*zeros.clone()) for _ in range(model.shape.num_layers)]
+    return [
+        LayerCache(*torch.zeros(2, 1024, *heads, device=DEVICE, dtype=model.place.dtype))
+        for heads in model.shape.kv_heads
+    ]
 
 
 @torch.inference_mode()

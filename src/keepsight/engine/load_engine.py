@@ -100,8 +100,8 @@ def _open_prefixes(
     plan: TierPlan, model: Model, processor: str, config: EngineConfig, inbox: Inbox
 ) -> PrefixTiers | None:
     shape, place, blocks = model.shape, model.place, config.kv_cache
-    numbers_of_block = blocks.block_size * shape.num_kv_heads * shape.head_dim
-    pages = Pages(name_of(place.kv_dtype), (2 * shape.num_layers, blocks.blocks_per_stretch, numbers_of_block))
+    numbers_of_block = blocks.block_size * shape.numbers_per_position
+    pages = Pages(name_of(place.kv_dtype), (blocks.blocks_per_stretch, numbers_of_block))
     computed = f"{place.arithmetic_of_decoder}, {describe_kernels(place.device)}"
     return plan.open_prefixes(pages, processor, computed, inbox.wake)
 
@@ -140,7 +140,7 @@ def _measure_model(
     return ModelSize(
         max_model_len=max_model_len,
         tokens_per_item=shape.tokens_per_image or max(largest, TOKENS_PER_STRIP * config.enable_prompt_embeds),
-        bytes_per_position=2 * shape.num_layers * shape.num_kv_heads * shape.head_dim * model.place.kv_dtype.itemsize,
+        bytes_per_position=shape.numbers_per_position * model.place.kv_dtype.itemsize,
         bytes_per_embedding=shape.media_width * model.place.dtype.itemsize,
         bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,
         sees_pictures_whole=shape.sees_pictures_whole,

@@ -38,8 +38,8 @@ class Pages(NamedTuple):
     """Properties shared by all stretches of this model."""
 
     dtype: str
-    # [keys and values of all layers, blocks, numbers per block].
-    shape: tuple[int, int, int]
+    # [blocks, numbers per block], of all layers.
+    shape: tuple[int, int]
 
 
 class LoadedStretches(NamedTuple):

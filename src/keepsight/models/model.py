@@ -22,13 +22,19 @@ class DeepRows(NamedTuple):
     rows: Tensor  # [count, layers, hidden]
 
 
+class KvHeads(NamedTuple):
+    """The shape of a position's keys in one layer, and of its values."""
+
+    num_heads: int
+    head_dim: int
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The properties of a model needed to allocate its KV pages and to bound its inputs."""
 
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    # Of each layer that stores keys and values.
+    kv_heads: tuple[KvHeads, ...]
     vocab_size: int
     # Width of a picture's embeddings: the token's own, and those added after layers.
     media_width: int
@@ -44,6 +50,11 @@ class ModelShape:
     takes_arrays: bool = False
     # Positions beyond these are meaningless, or change the answers of other requests; None: unlimited.
     max_positions: int | None = None
+
+    @property
+    def numbers_per_position(self) -> int:
+        """Keys and values of one position in all layers."""
+        return sum(2 * heads.num_heads * heads.head_dim for heads in self.kv_heads)
 
     def furthest(self, position: int) -> int:
         """Return the position, or the last one that exists before it."""

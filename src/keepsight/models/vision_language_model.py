@@ -21,7 +21,7 @@ from keepsight.models.layers import Linear, Output, Placement, WeightSlot, run_t
 from keepsight.models.load_adapter import load_adapter
 from keepsight.models.load_weights import load_weights
 from keepsight.models.mixture import Mixture
-from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
+from keepsight.models.model import DeepRows, KvHeads, LayerWatcher, ModelShape
 
 
 class Tower(Protocol):
@@ -51,9 +51,7 @@ class VisionLanguageModel(nn.Module):
         super().__init__()
         self.place = place
         self.shape = ModelShape(
-            num_layers=len(config.layers),
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
+            kv_heads=(KvHeads(config.num_kv_heads, config.head_dim),) * len(config.layers),
             vocab_size=config.vocab_size,
             media_width=media_width,
             patch_size=patch_size,

@@ -1,8 +1,8 @@
 """Holds the memory of the pages of keys and values.  Which sequence owns which page is decided elsewhere."""
 
-import itertools
 import math
 import mmap
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import torch
@@ -20,23 +20,28 @@ _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 class KvBlockStore:
     def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement) -> None:
-        num_tensors, slots = 2 * shape.num_layers, (num_blocks * block_size, shape.num_kv_heads, shape.head_dim)
-        memory: list[mmap.mmap] = []
-        dtype = place.kv_dtype
-        num_bytes = math.prod(slots) * dtype.itemsize
+        num_bytes = num_blocks * block_size * shape.numbers_per_position * place.kv_dtype.itemsize
+        memory = list[mmap.mmap]()
+        # [tensors, slots, kv_heads, head_dim] for each shape of heads, on a CPU for each tensor.
+        made: list[Tensor] = []
         try:
-            if place.device.type == "cpu":
-                # Allocated by the kernel at first write; private, as shared mappings cost the kernel twice the work.
-                memory = [mmap.mmap(-1, num_bytes, flags=_PRIVATE) for _ in range(num_tensors)]
-                made = [torch.frombuffer(each, dtype=dtype).view(1, *slots) for each in memory]
-            else:
-                made = [torch.empty((num_tensors, *slots), device=place.device, dtype=dtype)]
+            for heads, num_layers in Counter(shape.kv_heads).items():
+                num_tensors, slots = 2 * num_layers, (num_blocks * block_size, *heads)
+                if place.device.type == "cpu":
+                    made += [_map(slots, place.kv_dtype, memory) for _ in range(num_tensors)]
+                else:
+                    made.append(torch.empty((num_tensors, *slots), device=place.device, dtype=place.kv_dtype))
         except (OSError, OverflowError, torch.OutOfMemoryError) as error:
-            raise PagesTooLargeError(num_blocks, num_tensors * num_bytes, str(error)) from error
-        # Views [pieces, blocks, ...] of each allocation; a page is copied in as many pieces.
+            raise PagesTooLargeError(num_blocks, num_bytes, str(error)) from error
+        # A page is copied in as many pieces as there are allocations: [tensors, blocks, numbers of a block].
         self._pages = [each.view(len(each), num_blocks, -1) for each in made]
-        tensors = list(itertools.chain.from_iterable(made))
-        self.layers: Sequence[LayerCache] = list(map(LayerCache, tensors[::2], tensors[1::2]))
+        tensors = {
+            heads: iter([tensor for each in made if tuple(each.shape[2:]) == heads for tensor in each])
+            for heads in set(shape.kv_heads)
+        }
+        self.layers: Sequence[LayerCache] = [
+            LayerCache(next(tensors[heads]), next(tensors[heads])) for heads in shape.kv_heads
+        ]
         # With prefix caching every prompt is written to untouched memory, until all blocks have been used.
         self._ahead = MemoryAhead(memory, num_blocks)
 
@@ -46,16 +51,17 @@ class KvBlockStore:
                 pages[:, target] = pages[:, source]
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
-        """Return a copy of blocks: [layers' keys and values, blocks, elements of a block]."""
+        """Return a copy of blocks: [blocks, keys and values of a block in all layers]."""
         chosen = _choose(block_ids)
-        return torch.cat([pages[:, chosen] for pages in self._pages])
+        return torch.cat([pages[:, chosen].transpose(0, 1).flatten(1) for pages in self._pages], dim=1)
 
     def fill(self, block_ids: Sequence[int], content: Tensor, places: Sequence[int]) -> None:
         """Fill blocks with those at `places` of `content`, which was read from any blocks."""
         chosen = _choose(block_ids)
-        parts = torch.split(content[:, _choose(places)], [len(pages) for pages in self._pages])
+        numbers = [len(pages) * pages.shape[2] for pages in self._pages]
+        parts = torch.split(content[_choose(places)].to(self._pages[0].device), numbers, dim=1)
         for pages, part in zip(self._pages, parts, strict=True):
-            pages[:, chosen] = part.to(pages.device)
+            pages[:, chosen] = part.view(len(part), len(pages), -1).transpose(0, 1)
 
     def note_used(self, block_ids: Iterable[int]) -> None:
         self._ahead.note_used(max(block_ids, default=-1) + 1)
@@ -63,6 +69,13 @@ class KvBlockStore:
     def prepare(self) -> bool:
         """Do a moment's work for blocks that will be used next.  Return False if nothing is left to do."""
         return self._ahead.extend()
+
+
+def _map(slots: tuple[int, ...], dtype: torch.dtype, memory: list[mmap.mmap]) -> Tensor:
+    """Return a tensor [1, *slots] in new memory of its own, added to `memory`."""
+    # Allocated by the kernel at first write; private, as shared mappings cost the kernel twice the work.
+    memory.append(mmap.mmap(-1, math.prod(slots) * dtype.itemsize, flags=_PRIVATE))
+    return torch.frombuffer(memory[-1], dtype=dtype).view(1, *slots)
 
 
 def _choose(rows: Sequence[int]) -> slice | list[int]:

@@ -21,8 +21,8 @@ class Pages:
         """`media`: items of the first prompt, where a picture's tokens have positions by rows and columns."""
         self.model, shape = model, model.shape
         self._places = MRopePositions(media) if media else None
-        size = (2, NUM_BLOCKS * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
-        self.caches = [LayerCache(*torch.zeros(size)) for _ in range(shape.num_layers)]
+        num_slots = NUM_BLOCKS * BLOCK_SIZE
+        self.caches = [LayerCache(*torch.zeros(2, num_slots, *heads)) for heads in shape.kv_heads]
         self.attention: Attention = PagedAttention()
         self._free = list(range(NUM_BLOCKS))
         # The prompts' pages are interleaved.

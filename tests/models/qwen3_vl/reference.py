@@ -231,11 +231,10 @@ def run_together(
         embeddings.append(own)
         deep += [DeepRows(row + start, rows) for start, rows in its_deep]
         row, first = row + length, end
-    slots = (first * BLOCK_SIZE, shape.num_kv_heads, shape.head_dim)
     # Unwritten slots must never be read: a NaN would show in every result.
     caches = [
-        LayerCache(*(torch.full(slots, float("nan"), dtype=place.dtype, device=device) for _ in range(2)))
-        for _ in range(shape.num_layers)
+        LayerCache(*torch.full((2, first * BLOCK_SIZE, *heads), float("nan"), dtype=place.dtype, device=device))
+        for heads in shape.kv_heads
     ]
     layers: list[Tensor] = []
     hidden = model.compute(

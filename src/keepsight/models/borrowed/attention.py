@@ -83,15 +83,22 @@ def watch_layers(layers: Sequence[nn.Module]) -> None:
         layer.register_forward_hook(lambda _module, _inputs, output, index=index: watch(index, output))
 
 
-def attend_to_pages(attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch) -> Attend:
+def attend_to_pages(
+    attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch, cache_of: Sequence[int]
+) -> Attend:
+    """`cache_of`: the index of each layer's cache, to which the first layer that has it writes."""
     rows = _rows_to_write(batch)
+    writers = {index: layer for layer, index in reversed(list(enumerate(cache_of)))}
 
     def attend(heads: HeadsOfLayer) -> Tensor:
-        cache, value = caches[heads.layer], _as_wide_as_keys(heads)
-        if rows is None:
-            write_cache(heads.key, value, cache, batch.slots)
-        else:
-            write_cache(heads.key[rows], value[rows], cache, batch.slots[rows])
+        index = cache_of[heads.layer]
+        cache = caches[index]
+        if writers[index] == heads.layer:
+            key, value = heads.key, _as_wide_as_keys(heads)
+            if rows is None:
+                write_cache(key, value, cache, batch.slots)
+            else:
+                write_cache(key[rows], value[rows], cache, batch.slots[rows])
         seen = attention(heads.query, cache, batch, scale=heads.scale, view=View(heads.window), softcap=heads.softcap)
         return seen[..., : heads.value.shape[-1]]
 

@@ -13,14 +13,15 @@ from torch import Tensor, nn
 from keepsight.errors import CheckpointConfigError
 from keepsight.models.borrowed.attention import HeadsOfLayer, attend_at_once, attending
 from keepsight.models.layers import Placement
+from keepsight.models.model import KvHeads
 
 _NUM_TOKENS = 2
 
 
 class DecoderShape(NamedTuple):
-    num_layers: int
-    num_kv_heads: int
-    head_dim: int
+    kv_heads: tuple[KvHeads, ...]
+    # For each layer, the index of its keys and values in `kv_heads`: some layers attend to those of an earlier one.
+    cache_of: tuple[int, ...]
     windows: tuple[int | None, ...]
     layers: tuple[nn.Module, ...]
     # None: unlimited.
@@ -42,19 +43,19 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     with attending(attend):
         model.base_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
     _check_layers([heads.layer for heads in seen], config.num_hidden_layers, path)
-    shapes = {(heads.key.shape[1:], heads.value.shape[1:]) for heads in seen}
-    if len(shapes) > 1:
-        raise _refuse(path, f"its layers' keys and values have several shapes: {sorted(map(str, shapes))}")
-    [(key, value)] = shapes
-    if key[0] != value[0] or key[1] < value[1]:
-        told = f"its keys have the shape {list(key)}, its values {list(value)}"
-        raise _refuse(path, f"{told}: there must be as many of both, and values no wider than keys")
+    for key, value in {(heads.key.shape[1:], heads.value.shape[1:]) for heads in seen}:
+        if key[0] != value[0] or key[1] < value[1]:
+            told = f"its keys have the shape {list(key)}, its values {list(value)}"
+            raise _refuse(path, f"{told}: there must be as many of both, and values no wider than keys")
     seen.sort(key=lambda heads: heads.layer)
+    # The tensors are all still held, so two at one address are the same.
+    addresses = [(heads.key.data_ptr(), heads.value.data_ptr()) for heads in seen]
+    stored = {address: KvHeads(*heads.key.shape[1:]) for address, heads in zip(addresses, seen, strict=True)}
     windows = tuple(heads.window for heads in seen)
     _check_windows(windows, config, path)
     layers = _layers_around([heads.module for heads in seen], model.base_model)
-    num_kv_heads, head_dim = key
-    return DecoderShape(len(seen), num_kv_heads, head_dim, windows, layers, count_positions(config))
+    cache_of = tuple(map(list(stored).index, addresses))
+    return DecoderShape(tuple(stored.values()), cache_of, windows, layers, count_positions(config))
 
 
 def count_positions(config: Any) -> int | None:

@@ -41,13 +41,12 @@ class BorrowedModel:
         """`modules`: transformers' model."""
         self.place = place
         self._modules, self._body = modules, modules.base_model
+        self._cache_of = decoder.cache_of
         self._embedding: nn.Embedding = modules.get_input_embeddings()
         self._head = _head_alone(modules)
         self._pictures_are_proven = False
         self.shape = ModelShape(
-            num_layers=decoder.num_layers,
-            num_kv_heads=decoder.num_kv_heads,
-            head_dim=decoder.head_dim,
+            kv_heads=decoder.kv_heads,
             vocab_size=modules.config.get_text_config(decoder=True).vocab_size,
             media_width=self._embedding.embedding_dim,
             patch_size=0,
@@ -104,7 +103,7 @@ class BorrowedModel:
             raise ValueError(f"a picture's layout does not match its encoding: {told}")
         embeddings[is_seen] = features.to(embeddings.dtype)
         if not self._pictures_are_proven:
-            prove_picture(self, self._modules, token_ids, is_seen, given, embeddings)
+            prove_picture(self, self._modules, self._cache_of, token_ids, is_seen, given, embeddings)
             self._pictures_are_proven = True
         return embeddings[None]
 
@@ -126,7 +125,7 @@ class BorrowedModel:
     ) -> Tensor:
         assert not deep, "its media are as wide as its tokens"
         places = position_ids(self._body, batch)
-        with attending(attend_to_pages(attention, caches, batch), watch_layer):
+        with attending(attend_to_pages(attention, caches, batch, self._cache_of), watch_layer):
             output = self._body(inputs_embeds=embeddings[None], position_ids=places, use_cache=False)
         hidden: Tensor = output.last_hidden_state[0]
         return hidden if batch.read_rows is None else hidden[batch.read_rows]

@@ -23,7 +23,7 @@ from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending
 from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
-from keepsight.models.model import Model
+from keepsight.models.model import KvHeads, Model
 from keepsight.models.mrope_positions import MRopePositions
 from keepsight.models.paged_attention import PagedAttention
 
@@ -53,11 +53,17 @@ def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: 
 
 
 def prove_picture(
-    model: Model, modules: Any, token_ids: Tensor, is_seen: Tensor, arrays: Mapping[str, Tensor], embeddings: Tensor
+    model: Model,
+    modules: Any,
+    cache_of: Sequence[int],
+    token_ids: Tensor,
+    is_seen: Tensor,
+    arrays: Mapping[str, Tensor],
+    embeddings: Tensor,
 ) -> None:
     """Raise ValueError if a picture's `embeddings` [tokens, hidden] are not all that the modules use of it.
 
-    `is_seen`: whether each token is one of the picture's own.
+    `cache_of`: the index of each layer's cache; `is_seen`: whether each token is one of the picture's own.
     """
     body = modules.base_model
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
@@ -66,9 +72,8 @@ def prove_picture(
     item = MediaItem("", TokenSpan(0, len(token_ids)), Geometry(), columns=columns)
     piece = RequestSlice(0, len(token_ids), table, mrope_positions=MRopePositions([item]).between(0, len(token_ids)))
     batch = AttentionBatch([piece], model.place.device)
-    # All layers share one cache: a layer's keys are read before the next layer's are written.
-    caches = _make_caches(model, num_blocks * BLOCK_SIZE, 1) * model.shape.num_layers
-    with attending(attend_to_pages(PagedAttention(), caches, batch)):
+    caches = _make_caches(model, num_blocks * BLOCK_SIZE, are_shared=len(model.shape.kv_heads) == len(cache_of))
+    with attending(attend_to_pages(PagedAttention(), caches, batch, cache_of)):
         told = {"mm_token_type_ids": mark_pictures(is_seen)} if uses_mrope(body) else {}
         seen = body(input_ids=token_ids[None], use_cache=False, **arrays, **told)
         ours = body(inputs_embeds=embeddings[None], position_ids=position_ids(body, batch), use_cache=False)
@@ -117,7 +122,7 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
     # The pages between ours, used repeatedly.
     blocks = [2 * (block % num_blocks) + 1 for block in range(max(far, end) // BLOCK_SIZE + 1)]
     others = BlockTable(BLOCK_SIZE, blocks, device)
-    caches = _make_caches(model, 2 * num_blocks * BLOCK_SIZE, model.shape.num_layers)
+    caches = _make_caches(model, 2 * num_blocks * BLOCK_SIZE)
     attention, logits = PagedAttention(), list[Tensor]()
     parts = ((0, end // 3), (end // 3, end - 1), (end - 1, end))
     for (start, stop), (other, length) in zip(parts, ((0, end - 1), (end - 1, 1), (far, 1)), strict=True):
@@ -129,7 +134,15 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
     return torch.cat(logits)
 
 
-def _make_caches(model: Model, num_slots: int, num_layers: int) -> list[LayerCache]:
-    shape, place = model.shape, model.place
-    size = (num_layers, 2, num_slots, shape.num_kv_heads, shape.head_dim)
-    return [LayerCache(*each) for each in torch.zeros(size, device=place.device, dtype=place.kv_dtype)]
+def _make_caches(model: Model, num_slots: int, *, are_shared: bool = False) -> list[LayerCache]:
+    """Make a cache for each layer.
+
+    `are_shared`: one for all layers of a shape, whose keys are read before the next layer's are written.
+    """
+    place = model.place
+
+    def make(heads: KvHeads) -> LayerCache:
+        return LayerCache(*torch.zeros(2, num_slots, *heads, device=place.device, dtype=place.kv_dtype))
+
+    shared = {heads: make(heads) for heads in set(model.shape.kv_heads)} if are_shared else {}
+    return [shared.get(heads) or make(heads) for heads in model.shape.kv_heads]
