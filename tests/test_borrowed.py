@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from keepsight import borrowed
-from keepsight.borrowed import OWN_ARCHITECTURES, PROCESSOR_FILES, BorrowedProcessor, count_columns, is_borrowed
+from keepsight.borrowed import (
+    OWN_ARCHITECTURES,
+    PROCESSOR_FILES,
+    BorrowedProcessor,
+    count_columns,
+    is_borrowed,
+    read_max_tokens,
+)
 from keepsight.errors import CheckpointError
 from keepsight.models import registry
 
@@ -38,6 +45,24 @@ def test_a_model_is_borrowed_where_there_is_none_of_ours_or_as_is_asked(
 
 def test_a_config_without_an_architecture_is_not_borrowed(tmp_path: Path) -> None:
     assert not is_borrowed(named(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, 16_384),
+        ({"preprocessor_config": {"max_soft_tokens": 280}}, 296),
+        ({"processor_config": {"image_processor": {"max_soft_tokens": 70}}, "preprocessor_config": {}}, 86),
+        ({"preprocessor_config": {"max_soft_tokens": "many"}}, 16_384),
+        ({"preprocessor_config": {"max_soft_tokens": 10**9}}, 16_384),
+    ],
+)
+def test_a_picture_has_as_many_tokens_as_its_processor_s_files_allow(
+    tmp_path: Path, files: dict[str, Any], expected: int
+) -> None:
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
+    assert read_max_tokens(tmp_path) == expected
 
 
 def test_where_transformers_is_missing_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,13 +10,13 @@ import torch
 from PIL import Image
 
 from keepsight import LLM, SamplingParams
-from keepsight.errors import UnknownArchitectureError
+from keepsight.errors import InvalidArgumentError, UnknownArchitectureError
 from keepsight.models.cpu_library import has_library
 from tests.dequantized import dequantize_products
 from tests.drawn import ask, by_url
 from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
-from tests.models.borrowed.pictures import TURNING
+from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, TURNING
 from tests.official_client import complete, connect
 from tests.place import placed
 from tests.random_checkpoint import copy_all_but_the_model
@@ -37,6 +37,14 @@ VISION: Mapping[str, Any] = {
     "patch_size": 7,
 }
 LLAMA = {"model_type": "llama"}
+GEMMA4_VISION = {
+    "model_type": "gemma4_vision",
+    "patch_size": 7,
+    "pooling_kernel_size": 2,
+    "head_dim": 16,
+    "num_key_value_heads": 2,
+}
+GEMMA4_TOKENS = {"audio_config": None, "video_token_id": 638, "audio_token_id": 639}
 # For each family: text config, vision config, and other fields of config.json.
 MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, Any]]] = {
     "llava": (LLAMA, {"model_type": "clip_vision_model"}, {}),
@@ -64,6 +72,8 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
         {},
     ),
     "glm4v": (TURNING, {"depth": 2, "out_hidden_size": 64, "patch_size": 14, "image_size": 112}, {}),
+    "gemma4": ({**GEMMA4.text, "vocab_size_per_layer_input": 640}, GEMMA4_VISION, GEMMA4_TOKENS),
+    "gemma4 seen whole": (GEMMA4_LARGE.text, GEMMA4_VISION, GEMMA4_TOKENS),
     "paddleocr_vl": ({"head_dim": 16, **TURNING}, {"spatial_merge_size": 2, "patch_size": 14, "image_size": 112}, {}),
 }
 # The pictures of each question, by number; the first ones are repeated.
@@ -98,15 +108,22 @@ def test_asking_for_keepsight_s_own_modules_never_borrows_a_model(tmp_path: Path
         LLM(tmp_path, **placed(model_impl="keepsight"))
 
 
+def test_a_model_whose_layers_read_the_tokens_takes_no_prompt_as_embeddings(tmp_path: Path) -> None:
+    copy_all_but_the_model(tmp_path)
+    ref.make_checkpoint(tmp_path, "Gemma4ForCausalLM", {**SIZE, **ref.GEMMA4, "vocab_size_per_layer_input": 910})
+    with pytest.raises(InvalidArgumentError, match=r"enable_prompt_embeds: .* also read the tokens themselves"):
+        LLM(tmp_path, **placed(enable_prompt_embeds=True))
+
+
 def draw_picture(seed: int) -> Image.Image:
     """Draw a picture whose size depends on the seed."""
     shape = (40 + 13 * seed, 60 - 9 * seed, 3)
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, shape, np.uint8))
 
 
-def make_checkpoint_of_pictures(directory: Path, family: like.Family) -> Any:
+def make_checkpoint_of_pictures(directory: Path, family: like.Family, model: str = "") -> Any:
     ids = like.write_borrowed_checkpoint(directory, family)
-    text, vision, others = MODELS[family.model_type]
+    text, vision, others = MODELS[model or family.model_type]
     arguments = {
         "text_config": {**ref.SMALL, "vocab_size": 640, "max_position_embeddings": 2048, **text},
         "vision_config": {**VISION, **vision},
@@ -128,12 +145,18 @@ def by_transformers(reference: Any, processor: Any, prompt_ids: Sequence[int], s
     return ref.greedy(reference, prompt, NUM_TOKENS, arrays)
 
 
-@pytest.mark.parametrize("family", like.FAMILIES, ids=lambda family: family.model_type)
+@pytest.mark.parametrize(
+    ("family", "model"),
+    [*((family, family.model_type) for family in like.FAMILIES), (like.GEMMA4, "gemma4 seen whole")],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_pictures_are_answered_as_by_transformers_whatever_is_answered_beside_them(
-    family: like.Family, tmp_path: Path
+    family: like.Family, model: str, tmp_path: Path
 ) -> None:
-    reference = make_checkpoint_of_pictures(tmp_path, family)
-    llm = LLM(tmp_path, **placed(max_num_batched_tokens=64, max_num_seqs=4, block_size=8))
+    reference = make_checkpoint_of_pictures(tmp_path, family, model)
+    # Pictures that are seen whole need room for a whole one in a step.
+    tokens_at_once = 96 if model == "gemma4 seen whole" else 64
+    llm = LLM(tmp_path, **placed(max_num_batched_tokens=tokens_at_once, max_num_seqs=4, block_size=8))
     try:
         processor = like.load_reference(tmp_path, family)
         asked = [

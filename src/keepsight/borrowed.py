@@ -50,6 +50,8 @@ PROCESSOR_FILES = (
 # Limit of tokens per picture. Only the processor knows the real maximum, but an engine must have room for the largest
 # picture. 40 tiles, more than models take, are 10,240 tokens.
 MAX_TOKENS_OF_BORROWED = 16_384
+# Most tokens that a processor writes for a picture besides those of its embeddings, if it limits these.
+MAX_TOKENS_AROUND = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +65,8 @@ class BorrowedProcessor:
     image_token_id: int
     # The text that stands for a picture before expansion; None: the same token.
     marker: str | None = None
+    # The most tokens of a picture.
+    max_tokens: int = MAX_TOKENS_OF_BORROWED
 
     @classmethod
     def from_checkpoint(cls, directory: Path) -> Self:
@@ -71,7 +75,9 @@ class BorrowedProcessor:
             content = path.read_bytes() if path.is_file() else b""
             digest.update(f"{path.name} {len(content)} ".encode() + content)
         token_id = read_image_token_id(directory / "config.json")
-        return cls(str(directory.absolute()), digest.hexdigest(), token_id, read_marker(directory))
+        return cls(
+            str(directory.absolute()), digest.hexdigest(), token_id, read_marker(directory), read_max_tokens(directory)
+        )
 
 
 def read_image_token_id(path: Path) -> int:
@@ -88,6 +94,16 @@ def read_marker(directory: Path) -> str | None:
     said = read_optional_json_object(directory / "processor_config.json")
     named = (said.get(name) for name in ("image_placeholder_token", "image_token"))
     return next((each for each in named if isinstance(each, str) and each), None)
+
+
+def read_max_tokens(directory: Path) -> int:
+    """Return the most tokens of a picture: our limit, or what follows from its processor's (Gemma 4's has one)."""
+    said = read_optional_json_object(directory / "processor_config.json").get("image_processor")
+    of_pictures = said if isinstance(said, dict) else read_optional_json_object(directory / "preprocessor_config.json")
+    most = of_pictures.get("max_soft_tokens")
+    if isinstance(most, int) and 0 < most < MAX_TOKENS_OF_BORROWED - MAX_TOKENS_AROUND:
+        return most + MAX_TOKENS_AROUND
+    return MAX_TOKENS_OF_BORROWED
 
 
 def count_columns(arrays: Mapping[str, Any], num_tokens: int) -> int:

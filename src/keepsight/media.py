@@ -3,8 +3,9 @@
 No pixels, no tensors. `TokenSpan` is the only place where spans are compared.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Literal, NamedTuple, get_args
 
 # An item's content: a picture, two frames of a film, a sound, embeddings of a picture that the caller computed, or a
@@ -52,6 +53,15 @@ class TokenSpan:
 
     def __contains__(self, position: int) -> bool:
         return self.start <= position < self.end
+
+
+def find_runs(token_ids: Sequence[int], wanted: int, start: int = 0) -> Iterator[TokenSpan]:
+    """Yield the spans of the wanted token; the first of `token_ids` has the position `start`."""
+    for token_id, run in groupby(token_ids):
+        length = sum(1 for _ in run)
+        if token_id == wanted:
+            yield TokenSpan(start, length)
+        start += length
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor, is_borrowed
+from keepsight.borrowed import BorrowedProcessor, is_borrowed
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.film_config import FILM_OPERATOR_OPTIONS, FILM_REQUEST_OPTIONS, FilmConfig
 from keepsight.film_processors import read_film_config
@@ -91,7 +91,7 @@ class ProcessorConfig:
     def max_tokens_per_item(self) -> int:
         """The most tokens of any media item; 0 if all, crops included, have the number that the model fixes."""
         if self.borrowed:
-            return MAX_TOKENS_OF_BORROWED
+            return self.borrowed.max_tokens
         of_film = self.film.sizes.max_tokens_per_moment if self.film else 0
         return max(self.image.max_tokens_per_picture, of_film, self.sound.max_tokens if self.sound else 0)
 

@@ -186,7 +186,28 @@ PADDLEOCR = Family(
     say_by_marker("<|IMAGE_START|><|IMAGE_PLACEHOLDER|><|IMAGE_END|>"),
     named_tokens={"extra_special_tokens": PADDLEOCR_TOKENS},
 )  # fmt: skip
-FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, SMOLVLM, INTERNVL, PIXTRAL, AYA, QWEN2_VL, GLM4V, PADDLEOCR)
+GEMMA4_TOKENS = {
+    "image_token": "<|image|>",
+    "boi_token": "<|image>",
+    "eoi_token": "<image|>",
+    "audio_token": "<|audio|>",
+    "boa_token": "<|audio>",
+    "eoa_token": "<audio|>",
+}
+# Its arrays are padded to the most patches, and it makes pictures of any size about as large.
+GEMMA4 = Family(
+    "Gemma4ForConditionalGeneration", "gemma4", "gemma4", "<|image|>", [*GEMMA4_TOKENS.values(), "<|video|>"],
+    {"processor_class": "Gemma4Processor"},
+    {
+        "image_processor_type": "Gemma4ImageProcessor",
+        "patch_size": 7,
+        "pooling_kernel_size": 2,
+        "max_soft_tokens": 70,
+    },
+    say_by_marker("<|image|>"),
+    named_tokens={"extra_special_tokens": GEMMA4_TOKENS},
+)  # fmt: skip
+FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, SMOLVLM, INTERNVL, PIXTRAL, AYA, QWEN2_VL, GLM4V, PADDLEOCR, GEMMA4)
 NUMBERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 600, "max_position_embeddings": 8192}
 
 
@@ -246,7 +267,7 @@ def load_reference(directory: Path, family: Family) -> Any:
         importlib.import_module(f"transformers.models.{family.module}.processing_{family.module}"),
         said.pop("processor_class"),
     )
-    if "video_processor" in kind.get_attributes():
-        parts["video_processor"] = None
+    if missing := set(kind.get_attributes()) - parts.keys():
+        parts |= dict.fromkeys(missing)
         kind = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
     return kind(**parts, **said)

@@ -1,7 +1,10 @@
+from typing import Any
+
 import pytest
 import torch
 
 from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.models.model import ModelShape
 from keepsight.requests import EngineRequest, ThoughtTokens
 from keepsight.runner.guide_tokens import GuideMaker
 from keepsight.runner.sequence_table import SequenceTable
@@ -10,10 +13,10 @@ from keepsight.scheduling.step_plan import NewSequence
 from keepsight.structured_outputs import StructuredOutputsParams
 
 
-def make_table(*, uses_mrope: bool = False) -> SequenceTable:
+def make_table(**shape: Any) -> SequenceTable:
     guides = GuideMaker(None, frozenset({1}))
-    cpu = torch.device("cpu")
-    return SequenceTable(16, frozenset({1}), cpu, guides, sees_pictures_whole=True, uses_mrope=uses_mrope)
+    made = ModelShape((), 10, 8, 0, 0, **{"sees_pictures_whole": True, **shape})
+    return SequenceTable(16, frozenset({1}), torch.device("cpu"), guides, made)
 
 
 def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_is_remembered() -> None:
@@ -51,3 +54,20 @@ def test_a_picture_of_rows_stands_in_them_where_its_model_turns_by_them(uses_mro
     request = EngineRequest("a", (2, *[9] * 6, 3), (picture,), SamplingParams())
     table.remember(NewSequence(("a", 0), request, 0, ("0",)))
     assert (table["a", 0].places is not None) == uses_mrope
+
+
+@pytest.mark.parametrize(
+    ("shape", "spans"),
+    [
+        ({}, [TokenSpan(1, 6)]),
+        ({"embedding_token": 9}, [TokenSpan(2, 2), TokenSpan(5, 1)]),
+        ({"sees_pictures_whole": False}, []),
+    ],
+)
+def test_tokens_of_words_within_a_picture_are_not_seen_by_what_is_before_them(
+    shape: dict[str, Any], spans: list[TokenSpan]
+) -> None:
+    table, picture = make_table(**shape), MediaItem("0", TokenSpan(1, 6), Geometry())
+    request = EngineRequest("a", (9, 4, 9, 9, 5, 9, 4, 9), (picture,), SamplingParams())
+    table.remember(NewSequence(("a", 0), request, 0, ("0",)))
+    assert table["a", 0].whole_spans == tuple(spans)

@@ -15,6 +15,7 @@ from keepsight.engine.plan_tiers import TierPlan, describe_processor, plan_tiers
 from keepsight.engine.prefix_tiers import Pages, PrefixTiers
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
+from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.media import TOKENS_PER_STRIP
 from keepsight.model_limits import ModelLimits
@@ -135,6 +136,9 @@ def _measure_model(
     model: Model, config: Config, processor_config: ProcessorConfig | None, max_model_len: int
 ) -> ModelSize:
     shape = model.shape
+    if config.enable_prompt_embeds and shape.reads_tokens:
+        why = "this model's layers also read the tokens themselves, so a prompt of embeddings has too little for them"
+        raise InvalidArgumentError("enable_prompt_embeds", why)
     # An item with more tokens than there are positions is refused on arrival.
     largest = 0 if processor_config is None else min(processor_config.max_tokens_per_item, max_model_len)
     return ModelSize(

@@ -44,10 +44,14 @@ class ModelShape:
     tokens_per_image: int
     # Whether a picture's tokens see each other in both directions, so that all must be computed in one step.
     sees_pictures_whole: bool
+    # The token that stands for each embedding of a picture, if others may be among them; None: all tokens do.
+    embedding_token: int | None = None
     # Whether a picture's tokens have rotary times, rows and columns, as in MRopePositions.
     uses_mrope: bool = False
     # Whether a picture is given as the arrays that its checkpoint's own processor made of it, and encoded alone.
     takes_arrays: bool = False
+    # Whether layers also read the tokens themselves, so that a prompt cannot be given as embeddings.
+    reads_tokens: bool = False
     # Positions beyond these are meaningless, or change the answers of other requests; None: unlimited.
     max_positions: int | None = None
 

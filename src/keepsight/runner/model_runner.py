@@ -99,9 +99,8 @@ class ModelRunner:
             end_ids,
             device,
             self._guides,
-            sees_pictures_whole=model.shape.sees_pictures_whole,
-            uses_mrope=model.shape.uses_mrope,
-            adapters=adapters,
+            model.shape,
+            adapters,
         )
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}

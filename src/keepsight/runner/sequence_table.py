@@ -3,15 +3,16 @@
 A sequence that loses its pages keeps its tokens and its random generator, so it goes on as if nothing had happened.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from weakref import WeakValueDictionary
 
 import torch
 
-from keepsight.media import TokenSpan
+from keepsight.media import TokenSpan, find_runs
 from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.block_table import BlockTable
+from keepsight.models.model import ModelShape
 from keepsight.models.mrope_positions import MRopePositions
 from keepsight.requests import EngineRequest, TokenLogprobs
 from keepsight.runner.guide_tokens import GuideMaker
@@ -45,13 +46,11 @@ class SequenceTable:
         end_ids: frozenset[int],
         device: torch.device,
         guides: GuideMaker,
-        *,
-        sees_pictures_whole: bool,
-        uses_mrope: bool,
+        shape: ModelShape,
         adapters: HeldAdapters | None = None,
     ) -> None:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
-        self._sees_pictures_whole, self._uses_mrope, self._adapters = sees_pictures_whole, uses_mrope, adapters
+        self._shape, self._adapters = shape, adapters
         self._sequences: dict[SequenceId, RunningSequence] = {}
         self._constraints = WeakValueDictionary[str, TokenConstraints]()
 
@@ -65,9 +64,8 @@ class SequenceTable:
         request = new.request
         form = request.sampling_params.structured_outputs
         guide = None if form is None else self._guides.begin(form, request.thought)
-        pictures = [item.span for item in request.media if item.is_picture]
         # Some models' media items have rows, but the decoder uses plain positions.
-        has_rows = self._uses_mrope and any(item.columns for item in request.media)
+        has_rows = self._shape.uses_mrope and any(item.columns for item in request.media)
         self._sequences[new.sequence_id] = RunningSequence(
             request,
             new.encoder_keys,
@@ -75,10 +73,20 @@ class SequenceTable:
             BlockTable(self._block_size, device=self._device),
             SamplingState(self._find_constraints(request), new.choice, guide),
             max((item.span.end for item in request.media), default=0),
-            tuple(pictures) if self._sees_pictures_whole else (),
+            tuple(self._find_whole_spans(request)),
             MRopePositions(request.media) if has_rows else None,
             find_weights(self._adapters, request.adapter),
         )
+
+    def _find_whole_spans(self, request: EngineRequest) -> Iterator[TokenSpan]:
+        """Yield the spans of tokens that see each other in both directions."""
+        if not self._shape.sees_pictures_whole:
+            return
+        for span in (item.span for item in request.media if item.is_picture):
+            if (token_id := self._shape.embedding_token) is None:
+                yield span
+            else:
+                yield from find_runs(request.token_ids[span.start : span.end], token_id, span.start)
 
     def _find_constraints(self, request: EngineRequest) -> TokenConstraints:
         """Return the request's constraints, which its choices share as long as one of them is remembered."""

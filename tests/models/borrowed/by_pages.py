@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from keepsight.media import MediaItem
+from keepsight.media import MediaItem, TokenSpan
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.model import Model
@@ -17,9 +17,12 @@ BLOCK_SIZE, NUM_BLOCKS = 4, 64
 
 
 class Pages:
-    def __init__(self, model: Model, media: Sequence[MediaItem] = ()) -> None:
-        """`media`: items of the first prompt, where a picture's tokens have positions by rows and columns."""
+    def __init__(self, model: Model, media: Sequence[MediaItem] = (), whole: tuple[TokenSpan, ...] = ()) -> None:
+        """`media`: items of the first prompt, where a picture's tokens have positions by rows and columns; `whole`: the
+        spans of its pictures' embeddings.
+        """
         self.model, shape = model, model.shape
+        self._whole = whole if shape.sees_pictures_whole else ()
         self._places = MRopePositions(media) if media else None
         num_slots = NUM_BLOCKS * BLOCK_SIZE
         self.caches = [LayerCache(*torch.zeros(2, num_slots, *heads)) for heads in shape.kv_heads]
@@ -40,20 +43,29 @@ class Pages:
 
     def _slice(self, index: int, start: int, length: int) -> RequestSlice:
         places = self._places.between(start, start + length) if self._places is not None and index == 0 else None
-        return RequestSlice(start, length, self.tables[index], mrope_positions=places)
+        own = TokenSpan(start, length)
+        whole = tuple(span for span in self._whole if index == 0 and span.overlaps(own))
+        return RequestSlice(start, length, self.tables[index], whole, mrope_positions=places)
 
 
-def at_once(model: Model, embeddings: Tensor, media: Sequence[MediaItem] = ()) -> Tensor:
+def at_once(
+    model: Model, embeddings: Tensor, media: Sequence[MediaItem] = (), whole: tuple[TokenSpan, ...] = ()
+) -> Tensor:
     """[tokens, hidden] -> [tokens, vocabulary]"""
-    [logits] = Pages(model, media).compute((0, 0, embeddings))
+    [logits] = Pages(model, media, whole).compute((0, 0, embeddings))
     return logits
 
 
 def in_parts(
-    model: Model, embeddings: Tensor, cuts: Sequence[int], others: Tensor, media: Sequence[MediaItem] = ()
+    model: Model,
+    embeddings: Tensor,
+    cuts: Sequence[int],
+    others: Tensor,
+    media: Sequence[MediaItem] = (),
+    whole: tuple[TokenSpan, ...] = (),
 ) -> Tensor:
     """Compute in parts, each after as much of another prompt."""
-    pages, bounds, logits = Pages(model, media), [0, *cuts, len(embeddings)], []
+    pages, bounds, logits = Pages(model, media, whole), [0, *cuts, len(embeddings)], []
     for start, end in itertools.pairwise(bounds):
         logits.append(pages.compute((1, start, others[start:end]), (0, start, embeddings[start:end]))[1])
     return torch.cat(logits)

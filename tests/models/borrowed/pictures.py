@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.media import Geometry, MediaItem, TokenSpan, find_runs
 from keepsight.pixels import carry_arrays
 from keepsight.requests import Pixels
 from tests.models.borrowed import reference as ref
@@ -44,6 +44,8 @@ class Family(NamedTuple):
     axis: int = 0
     # Columns of its tokens, where positions have rows and columns.
     columns: int = 0
+    # Whether the modules are told which tokens are pictures', as they also are where `columns` are.
+    is_told: bool = False
 
     def make_checkpoint(self, directory: Path) -> Any:
         arguments = {
@@ -61,12 +63,16 @@ class Family(NamedTuple):
 
     def tell(self, token_ids: Tensor) -> dict[str, Tensor]:
         """Return what else transformers' model needs to know of a prompt."""
-        return {"mm_token_type_ids": (token_ids == IMAGE)[None].int()} if self.columns else {}
+        return {"mm_token_type_ids": (token_ids == IMAGE)[None].int()} if self.columns or self.is_told else {}
 
     def place(self, position: int) -> list[MediaItem]:
         """Return a picture that begins there."""
         span = TokenSpan(position, len(self.token_ids))
         return [MediaItem("a picture", span, Geometry(), columns=self.columns)]
+
+    def find_embeddings(self, position: int) -> tuple[TokenSpan, ...]:
+        """Return the spans of a picture's embeddings, if it begins at `position`."""
+        return tuple(find_runs(self.token_ids, IMAGE, position))
 
     def carry(self, seed: int, token_ids: Sequence[int] = ()) -> Pixels:
         told = torch.tensor(token_ids or self.token_ids, dtype=torch.int32)
@@ -121,4 +127,33 @@ PADDLEOCR = Family(
     "PaddleOCRVLForConditionalGeneration", {"head_dim": 16, **TURNING}, {"spatial_merge_size": 2}, MARKERS,
     (24, 3, 8, 8), GRID, [IMAGE] * 6, columns=3,
 )  # fmt: skip
-FAMILIES = (LLAVA, LLAVA_OF_NARROW_VALUES, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA, QWEN2_VL, GLM4V, PADDLEOCR)
+# 4 x 6 patches, and as many as are missing to the most; each square of four is one token.
+PATCHES = torch.cartesian_prod(torch.arange(4), torch.arange(6)).flip(1)
+PADDED = torch.cat((PATCHES, PATCHES.new_full((8, 2), -1)))[None]
+# Like the smaller ones: layers read the tokens, and attend to keys of others.
+GEMMA4 = Family(
+    "Gemma4ForConditionalGeneration", {"model_type": "gemma4_text", **ref.GEMMA4},
+    {"model_type": "gemma4_vision", "pooling_kernel_size": 2, "head_dim": 16, "num_key_value_heads": 2},
+    {"boi_token_id": BREAK, "eoi_token_id": END, "video_token_id": 296, "audio_token_id": 295, "audio_config": None},
+    (1, 32, 192), {"image_position_ids": PADDED}, [BREAK, *[IMAGE] * 6, END], is_told=True,
+)  # fmt: skip
+# Like the larger ones: a mixture, whose layers with a window see pictures whole.
+GEMMA4_LARGE = GEMMA4._replace(
+    text={
+        **GEMMA4.text,
+        "num_kv_shared_layers": 0,
+        "hidden_size_per_layer_input": 0,
+        "use_bidirectional_attention": "vision",
+        "attention_k_eq_v": True,
+        "num_global_key_value_heads": 1,
+        "enable_moe_block": True,
+        "num_experts": 4,
+        "top_k_experts": 2,
+        "moe_intermediate_size": 32,
+    },
+    vision={**GEMMA4.vision, "standardize": True},
+)
+FAMILIES = (
+    LLAVA, LLAVA_OF_NARROW_VALUES, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA, QWEN2_VL, GLM4V, PADDLEOCR, GEMMA4,
+    GEMMA4_LARGE,
+)  # fmt: skip

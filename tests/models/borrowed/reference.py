@@ -37,12 +37,33 @@ SPARSE_BEHIND_ONE = {
     "first_k_dense_replace": 1,
 }
 # Fields that make each model what it is, besides its size.
+# The last two of its layers attend to the keys of the second and the third, which are of two shapes.
+GEMMA4: Mapping[str, Any] = {
+    "num_hidden_layers": 5,
+    "layer_types": [*["sliding_attention"] * 2, "full_attention", "sliding_attention", "full_attention"],
+    "head_dim": 16,
+    "global_head_dim": 32,
+    "sliding_window": WINDOW,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "hidden_size_per_layer_input": 32,
+    "vocab_size_per_layer_input": VOCAB_SIZE,
+    "final_logit_softcapping": 3.0,
+}
 TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     "LlamaForCausalLM": {},
     "MistralForCausalLM": {"sliding_window": WINDOW},
     "Qwen2ForCausalLM": {"use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
     "Qwen3ForCausalLM": {"head_dim": 32, "tie_word_embeddings": True},
     "Gemma2ForCausalLM": {"head_dim": 16, "sliding_window": WINDOW, "final_logit_softcapping": 3.0},
+    "Gemma3nForCausalLM": {
+        **GEMMA4,
+        "intermediate_size": [96] * 5,
+        "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0, 0.0],
+        "laurel_rank": 4,
+        "vocab_size_per_layer_input": VOCAB_SIZE - 8,
+    },
+    "Gemma4ForCausalLM": GEMMA4,
     "Phi3ForCausalLM": {"sliding_window": WINDOW, "original_max_position_embeddings": 64, "rope_parameters": LONG_ROPE},
     "GPT2LMHeadModel": {},
     "OPTForCausalLM": {"ffn_dim": 96, "word_embed_proj_dim": 64},

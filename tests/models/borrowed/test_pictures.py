@@ -11,7 +11,7 @@ from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
 from tests.models.borrowed import by_pages
-from tests.models.borrowed.pictures import FAMILIES, IMAGE, LLAVA, Family
+from tests.models.borrowed.pictures import FAMILIES, GEMMA4_LARGE, IMAGE, LLAVA, Family
 from tests.models.judged import assert_close
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
@@ -29,7 +29,11 @@ class Pair(NamedTuple):
             return self.model.encode_images(carried[None])[0]
 
 
-@pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.architecture)
+def name_family(family: Family) -> str:
+    return f"{family.architecture} {family.text.get('use_bidirectional_attention', '')}"
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=name_family)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     family: Family = request.param
     directory = tmp_path_factory.mktemp(family.architecture)
@@ -46,9 +50,11 @@ def test_a_picture_between_words_is_answered_as_by_transformers(pair: Pair) -> N
         expected = pair.reference(input_ids=prompt[None], use_cache=False, **given).logits[0]
         words = pair.model.embed_tokens(prompt)
     seen = torch.cat((words[: len(before)], pair.encode(0), words[-len(behind) :]))
-    media = pair.family.place(len(before))
-    assert_close(by_pages.at_once(pair.model, seen, media), expected)
-    assert_close(by_pages.in_parts(pair.model, seen, (10, 20), words, media), expected)
+    shown = pair.family.place(len(before)), pair.family.find_embeddings(len(before))
+    assert_close(by_pages.at_once(pair.model, seen, *shown), expected)
+    # Pictures that are seen whole are never computed in parts.
+    cuts = (len(before), 20) if pair.model.shape.sees_pictures_whole else (10, 20)
+    assert_close(by_pages.in_parts(pair.model, seen, cuts, words, *shown), expected)
     assert (by_pages.at_once(pair.model, words) - expected).abs().max() > 0.1, "the picture makes no difference"
 
 
@@ -102,3 +108,11 @@ def test_pictures_that_the_modules_make_no_embeddings_of_fail_with_the_reason(
     monkeypatch.setattr(LlavaModel, "get_image_features", lambda *_, **__: BaseModelOutputWithPooling())
     with pytest.raises(ValueError, match="pictures cannot be served: its layers need more than their embeddings"):
         Pair(model, reference, LLAVA).encode(0)
+
+
+def test_layers_with_a_window_see_a_picture_whole_if_its_family_says_so(tmp_path: Any) -> None:
+    GEMMA4_LARGE.make_checkpoint(tmp_path)
+    model = load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    assert [rule.is_causal for rule in model.rules] == [False, False, True, False, True]
+    assert model.shape.sees_pictures_whole

@@ -27,7 +27,12 @@ from tests.models.borrowed.pictures import LLAVA
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
 TWO_WAY = {"text_config": ref.SMALL, "vision_config": {"image_size": 32, "patch_size": 8}}
-IN_PICTURES = {"text_config": {**ref.SMALL, "use_bidirectional_attention": "vision", "hidden_size_per_layer_input": 0}}
+ALL_PICTURES_AS_ONE = {
+    "text_config": {**ref.SMALL, "head_dim": 16},
+    "vit_config": {"hidden_size": 32, "num_hidden_layers": 1},
+    "adapter_config": {"hidden_size": 32, "text_hidden_size": 64},
+    "image_patch_id": 299,
+}
 FOUR_AXES = {
     "text_config": {**ref.SMALL, "head_dim": 16, "rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}}
 }
@@ -40,23 +45,11 @@ FOUR_AXES = {
         ("BloomForCausalLM", {}, "transformers' BloomForCausalLM has its own attention"),
         ("Qwen3NextForCausalLM", {}, r"layer_types: 'linear_attention' is not supported"),
         ("Llama4ForCausalLM", {}, r"layer_types: 'chunked_attention' is not supported"),
-        ("Gemma3nForCausalLM", {"num_kv_shared_layers": 1}, r"num_kv_shared_layers: .*share keys and values"),
         ("Qwen3VLForConditionalGeneration", {}, "adds to pictures' hidden states after several layers"),
         ("Ernie4_5_VLMoeForConditionalGeneration", {}, "computes tokens of pictures differently from text"),
         ("HunYuanVLForConditionalGeneration", FOUR_AXES, "otherwise than by their rows and columns"),
-        (
-            "Gemma3nForCausalLM",
-            {"num_kv_shared_layers": 0},
-            "hidden_size_per_layer_input: layers that also read the tokens themselves",
-        ),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, r"quantization_config: .*quantized"),
         ("PaliGemmaForConditionalGeneration", TWO_WAY, "use_bidirectional_attention: True: tokens that see later ones"),
-        (
-            "Gemma4ForConditionalGeneration",
-            IN_PICTURES,
-            "use_bidirectional_attention: 'vision': tokens that see later ones",
-        ),
-        ("Gemma3ForConditionalGeneration", TWO_WAY, r"pictures' \(token_type_ids\), .*see each other in both"),
     ],
 )
 def test_a_configuration_is_refused_by_the_field_before_weights_are_read(
@@ -163,6 +156,12 @@ def test_values_that_are_wider_than_keys_are_refused(tmp_path: Path) -> None:
 def test_a_window_that_the_modules_do_not_tell_of_is_refused(tmp_path: Path) -> None:
     ref.make_checkpoint(tmp_path, "PhimoeForCausalLM", {**ref.SMALL, **ref.SPARSE, "sliding_window": 255})
     with pytest.raises(CheckpointConfigError, match="layer 0 sees all positions, a sliding_attention of 255 was exp"):
+        load_model(tmp_path, PLACE)
+
+
+def test_pictures_whose_tokens_see_those_of_other_pictures_are_refused(tmp_path: Path) -> None:
+    ref.make_checkpoint(tmp_path, "Molmo2ForConditionalGeneration", ALL_PICTURES_AS_ONE)
+    with pytest.raises(CheckpointConfigError, match=r"Molmo2For.* shows tokens of pictures to each other in an unsupp"):
         load_model(tmp_path, PLACE)
 
 

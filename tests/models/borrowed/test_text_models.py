@@ -76,3 +76,13 @@ def test_quantized_it_computes_what_its_int8_stands_for(architecture: str, tmp_p
 def test_where_positions_end_that_would_turn_others_tokens_is_known(pair: Pair) -> None:
     model, reference = pair
     assert model.shape.max_positions == (64 if type(reference).__name__ == "Phi3ForCausalLM" else 256)
+
+
+@pytest.mark.parametrize("architecture", ["Gemma3nForCausalLM", "Gemma4ForCausalLM"])
+def test_keys_that_several_layers_attend_to_are_stored_once(architecture: str, tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, architecture)
+    model = load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    assert [rule.cache for rule in model.rules] == [0, 1, 2, 1, 2]
+    assert [rule.writes for rule in model.rules] == [True, True, True, False, False]
+    assert len(model.shape.kv_heads) == 3

@@ -5,7 +5,7 @@ Knows sizes, not pictures.  Invariant: a caller whose size is known never waits 
 
 import threading
 
-from keepsight.borrowed import MAX_TOKENS_OF_BORROWED, BorrowedProcessor
+from keepsight.borrowed import BorrowedProcessor
 from keepsight.errors import PictureTooLargeError
 from keepsight.frontend.identity.single_flight import SingleFlight
 from keepsight.frontend.pixels.readers import LayOutBorrowed
@@ -33,9 +33,9 @@ class BorrowedLayouts:
         # Many processors first enlarge the shorter side, without limiting the longer one: a few bytes become gigabytes.
         check_can_show(geometry, field)
         layout = self._looks.get_or_compute(geometry, field, lambda: self._lay_out(self._processor, geometry, field))
-        if layout.num_tokens > MAX_TOKENS_OF_BORROWED:
+        if layout.num_tokens > (most := self._processor.max_tokens):
             of_size = f"a picture of {geometry.width} x {geometry.height} pixels has {layout.num_tokens} tokens"
-            raise PictureTooLargeError(field, f"{of_size} in this model; at most {MAX_TOKENS_OF_BORROWED} are allowed")
+            raise PictureTooLargeError(field, f"{of_size} in this model; at most {most} are allowed")
         return layout
 
     def _recall(self, geometry: Geometry) -> PictureLayout | None:

@@ -38,6 +38,16 @@ class HeadsOfLayer(NamedTuple):
     softcap: float | None
 
 
+class LayerRule(NamedTuple):
+    """How a layer attends to pages."""
+
+    # Index of its keys and values among all caches; unless it writes them, an earlier layer of the same step does.
+    cache: int
+    writes: bool
+    # Whether a picture's tokens see only what is before them.
+    is_causal: bool = True
+
+
 # -> [tokens, heads, value_dim]
 Attend = Callable[[HeadsOfLayer], Tensor]
 
@@ -84,22 +94,20 @@ def watch_layers(layers: Sequence[nn.Module]) -> None:
 
 
 def attend_to_pages(
-    attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch, cache_of: Sequence[int]
+    attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch, rules: Sequence[LayerRule]
 ) -> Attend:
-    """`cache_of`: the index of each layer's cache, to which the first layer that has it writes."""
     rows = _rows_to_write(batch)
-    writers = {index: layer for layer, index in reversed(list(enumerate(cache_of)))}
 
     def attend(heads: HeadsOfLayer) -> Tensor:
-        index = cache_of[heads.layer]
-        cache = caches[index]
-        if writers[index] == heads.layer:
+        rule = rules[heads.layer]
+        cache, view = caches[rule.cache], View(heads.window, rule.is_causal)
+        if rule.writes:
             key, value = heads.key, _as_wide_as_keys(heads)
             if rows is None:
                 write_cache(key, value, cache, batch.slots)
             else:
                 write_cache(key[rows], value[rows], cache, batch.slots[rows])
-        seen = attention(heads.query, cache, batch, scale=heads.scale, view=View(heads.window), softcap=heads.softcap)
+        seen = attention(heads.query, cache, batch, scale=heads.scale, view=view, softcap=heads.softcap)
         return seen[..., : heads.value.shape[-1]]
 
     return attend

@@ -13,8 +13,6 @@ from keepsight.models.borrowed.picture_places import places_as_ours, uses_mrope
 
 # Layer types in which a token sees an interval of positions that ends with its own.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
-# Arguments that tell a body which tokens see each other in both directions, or are placed in rows and columns.
-_KINDS_OF_TOKENS = {"token_type_ids", "mm_token_type_ids"}
 
 
 def check_config(config: Any, path: Path) -> None:
@@ -31,11 +29,7 @@ def check_config(config: Any, path: Path) -> None:
     for layer_type in getattr(text, "layer_types", None) or ():
         if layer_type not in _LAYER_TYPES:
             raise refuse("layer_types", f"{layer_type!r} is not supported, only {' and '.join(_LAYER_TYPES)} are")
-    if getattr(text, "num_kv_shared_layers", None):
-        raise refuse("num_kv_shared_layers", "layers that share keys and values are not supported")
-    if getattr(text, "hidden_size_per_layer_input", None):
-        raise refuse("hidden_size_per_layer_input", "layers that also read the tokens themselves are not supported")
-    if seen := getattr(text, "use_bidirectional_attention", None):
+    if (seen := getattr(text, "use_bidirectional_attention", None)) not in (None, False, "vision"):
         raise refuse("use_bidirectional_attention", f"{seen!r}: tokens that see later ones are not supported")
 
 
@@ -57,12 +51,8 @@ def check_structure(model: Any, path: Path) -> None:
         raise refuse("adds to pictures' hidden states after several layers, which is not supported")
     if any(name.endswith("mm_token_type_ids") for name in decoder_takes):
         raise refuse("computes tokens of pictures differently from text, which is not supported")
-    if uses_mrope(body):
-        if not places_as_ours(body):
-            raise refuse("places the tokens of pictures otherwise than by their rows and columns")
-    elif hasattr(body, "get_image_features") and (told := _KINDS_OF_TOKENS & _taken_by(body)):
-        why = "as in models where these see each other in both directions, which is not supported"
-        raise refuse(f"is told which tokens are pictures' ({', '.join(sorted(told))}), {why}")
+    if uses_mrope(body) and not places_as_ours(body):
+        raise refuse("places the tokens of pictures otherwise than by their rows and columns")
 
 
 def _taken_by(module: Any) -> Set[str]:

@@ -11,7 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.errors import CheckpointConfigError
-from keepsight.models.borrowed.attention import HeadsOfLayer, attend_at_once, attending
+from keepsight.models.borrowed.attention import HeadsOfLayer, LayerRule, attend_at_once, attending
+from keepsight.models.borrowed.picture_masks import find_causal_layers
+from keepsight.models.borrowed.picture_places import told_kinds, uses_mrope
 from keepsight.models.layers import Placement
 from keepsight.models.model import KvHeads
 
@@ -20,8 +22,8 @@ _NUM_TOKENS = 2
 
 class DecoderShape(NamedTuple):
     kv_heads: tuple[KvHeads, ...]
-    # For each layer, the index of its keys and values in `kv_heads`: some layers attend to those of an earlier one.
-    cache_of: tuple[int, ...]
+    # Each of every layer.
+    rules: tuple[LayerRule, ...]
     windows: tuple[int | None, ...]
     layers: tuple[nn.Module, ...]
     # None: unlimited.
@@ -37,11 +39,9 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
         return attend_at_once(heads)
 
     config = model.config.get_text_config(decoder=True)
-    width = model.get_input_embeddings().embedding_dim
-    embeddings = torch.zeros(1, _NUM_TOKENS, width, device=place.device, dtype=place.dtype)
-    positions = torch.arange(_NUM_TOKENS, device=place.device)[None]
+    token_ids = torch.arange(_NUM_TOKENS, device=place.device)[None]
     with attending(attend):
-        model.base_model(inputs_embeds=embeddings, position_ids=positions, use_cache=False)
+        model.base_model(input_ids=token_ids, position_ids=token_ids, use_cache=False)
     _check_layers([heads.layer for heads in seen], config.num_hidden_layers, path)
     for key, value in {(heads.key.shape[1:], heads.value.shape[1:]) for heads in seen}:
         if key[0] != value[0] or key[1] < value[1]:
@@ -54,8 +54,21 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     windows = tuple(heads.window for heads in seen)
     _check_windows(windows, config, path)
     layers = _layers_around([heads.module for heads in seen], model.base_model)
-    cache_of = tuple(map(list(stored).index, addresses))
-    return DecoderShape(tuple(stored.values()), cache_of, windows, layers, count_positions(config))
+    are_causal = _find_causal_layers(model, windows, path)
+    caches = list(map(list(stored).index, addresses))
+    rules = tuple(map(LayerRule, caches, _are_first(caches), are_causal))
+    return DecoderShape(tuple(stored.values()), rules, windows, layers, count_positions(config))
+
+
+def _find_causal_layers(model: Any, windows: tuple[int | None, ...], path: Path) -> tuple[bool, ...]:
+    body = model.base_model
+    # Bodies that rotate pictures by row and column are told of them for that reason.
+    may_see_pictures_whole = hasattr(body, "get_image_features") and told_kinds(body) and not uses_mrope(body)
+    return find_causal_layers(model, windows, path) if may_see_pictures_whole else (True,) * len(windows)
+
+
+def _are_first(caches: list[int]) -> list[bool]:
+    return [cache not in caches[:layer] for layer, cache in enumerate(caches)]
 
 
 def count_positions(config: Any) -> int | None:

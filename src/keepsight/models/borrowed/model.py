@@ -28,9 +28,11 @@ from keepsight.models.borrowed.attention import (
 )
 from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
 from keepsight.models.borrowed.load_modules import load_modules
-from keepsight.models.borrowed.picture_places import position_ids, uses_mrope
+from keepsight.models.borrowed.picture_masks import find_picture_token
+from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
 from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
+from keepsight.models.borrowed.token_rows import TokenRows
 from keepsight.models.layers import Placement, run_to_end
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
 from keepsight.pixels import carried_arrays
@@ -41,19 +43,23 @@ class BorrowedModel:
         """`modules`: transformers' model."""
         self.place = place
         self._modules, self._body = modules, modules.base_model
-        self._cache_of = decoder.cache_of
+        self.rules = decoder.rules
         self._embedding: nn.Embedding = modules.get_input_embeddings()
+        self._rows = TokenRows(self._body)
         self._head = _head_alone(modules)
         self._pictures_are_proven = False
+        takes_arrays = hasattr(self._body, "get_image_features")
         self.shape = ModelShape(
             kv_heads=decoder.kv_heads,
             vocab_size=modules.config.get_text_config(decoder=True).vocab_size,
-            media_width=self._embedding.embedding_dim,
+            media_width=self._rows.width,
             patch_size=0,
             tokens_per_image=0,
-            sees_pictures_whole=False,
+            sees_pictures_whole=not all(rule.is_causal for rule in decoder.rules),
             uses_mrope=uses_mrope(self._body),
-            takes_arrays=hasattr(self._body, "get_image_features"),
+            takes_arrays=takes_arrays,
+            embedding_token=find_picture_token(modules.config) if takes_arrays else None,
+            reads_tokens=self._rows.have_tokens,
             max_positions=decoder.max_positions,
         )
 
@@ -97,13 +103,14 @@ class BorrowedModel:
         token_ids = arrays.pop("token_ids").to(self.place.device, torch.int64)
         given = self._choose(arrays)
         features = self._see(given)
-        embeddings, is_seen = self.embed_tokens(token_ids), token_ids == self._image_token
-        if features.shape != (int(is_seen.sum()), embeddings.shape[1]):
+        embeddings, is_seen = self.embed_tokens(token_ids), token_ids == find_picture_token(self._modules.config)
+        if features.shape != (int(is_seen.sum()), self._embedding.embedding_dim):
             told = f"{int(is_seen.sum())} tokens stand for embeddings of the shape {list(features.shape)}"
             raise ValueError(f"a picture's layout does not match its encoding: {told}")
-        embeddings[is_seen] = features.to(embeddings.dtype)
+        self._rows.place(features, embeddings, is_seen)
         if not self._pictures_are_proven:
-            prove_picture(self, self._modules, self._cache_of, token_ids, is_seen, given, embeddings)
+            given |= mark_pictures(self._body, is_seen)
+            prove_picture(self, self.rules, self._compute_body, token_ids, given, embeddings)
             self._pictures_are_proven = True
         return embeddings[None]
 
@@ -112,7 +119,8 @@ class BorrowedModel:
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
         # The picture token lies outside the embedding tables of some models.
-        return self._embedding(token_ids.clamp(max=self._embedding.num_embeddings - 1))  # type: ignore[no-any-return]
+        known = token_ids.clamp(max=self._embedding.num_embeddings - 1)
+        return self._rows.join(self._embedding(known), token_ids)
 
     def compute(
         self,
@@ -124,19 +132,24 @@ class BorrowedModel:
         deep: Sequence[DeepRows] = (),
     ) -> Tensor:
         assert not deep, "its media are as wide as its tokens"
-        places = position_ids(self._body, batch)
-        with attending(attend_to_pages(attention, caches, batch, self._cache_of), watch_layer):
-            output = self._body(inputs_embeds=embeddings[None], position_ids=places, use_cache=False)
-        hidden: Tensor = output.last_hidden_state[0]
+        given = self._rows.split(embeddings) | {"position_ids": position_ids(self._body, batch)}
+        hidden = self._compute_body(given, attention, caches, batch, watch_layer)
         return hidden if batch.read_rows is None else hidden[batch.read_rows]
+
+    def _compute_body(
+        self,
+        given: Mapping[str, Tensor],
+        attention: Attention,
+        caches: Sequence[LayerCache],
+        batch: AttentionBatch,
+        watch_layer: LayerWatcher | None = None,
+    ) -> Tensor:
+        """Return the hidden states [tokens, hidden] that the body computes from these arguments."""
+        with attending(attend_to_pages(attention, caches, batch, self.rules), watch_layer):
+            return self._body(**given, use_cache=False).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]  # type: ignore[no-any-return]
-
-    @property
-    def _image_token(self) -> int:
-        config = self._modules.config
-        return int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
 
     def _choose(self, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return the arrays that the class takes to encode pictures, on its device and in its dtype."""

@@ -3,6 +3,7 @@
 This is checked before any weights are read, by the positions that a body computes for a prompt of two pictures.
 """
 
+import inspect
 from typing import Any
 
 import torch
@@ -27,9 +28,15 @@ def position_ids(body: Any, batch: AttentionBatch) -> Tensor:
     return batch.rotary_positions.expand(3, -1)[:, None] if uses_mrope(body) else batch.positions[None]
 
 
-def mark_pictures(is_picture: Tensor) -> Tensor:
-    """Return the token types that such a body takes: [tokens] -> [1, tokens]"""
-    return is_picture[None].int()
+def mark_pictures(body: Any, is_picture: Tensor) -> dict[str, Tensor]:
+    """Return the arguments that tell a body which tokens [tokens] are pictures', if it is told."""
+    return {name: is_picture[None].int() for name in told_kinds(body)}
+
+
+def told_kinds(body: Any) -> list[str]:
+    """Return the names of those arguments."""
+    taken = inspect.signature(body.forward).parameters
+    return [name for name in ("token_type_ids", "mm_token_type_ids") if name in taken]
 
 
 def places_as_ours(body: Any) -> bool:
@@ -38,7 +45,7 @@ def places_as_ours(body: Any) -> bool:
         media.append(MediaItem("", TokenSpan(end, rows * columns), Geometry(), columns=columns))
         end += rows * columns + NUM_WORDS
     is_picture = torch.tensor([any(position in item.span for item in media) for position in range(end)])
-    told = {"input_ids": torch.zeros(1, end, dtype=torch.int64), "mm_token_type_ids": mark_pictures(is_picture)}
+    told = {"input_ids": torch.zeros(1, end, dtype=torch.int64), "mm_token_type_ids": is_picture[None].int()}
     try:
         # In patches: a token is a square of them.
         side = body.config.vision_config.spatial_merge_size

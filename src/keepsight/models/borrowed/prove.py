@@ -6,7 +6,7 @@ checked with the first one that comes, which takes as long as two prompts of its
 """
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,7 @@ from keepsight.errors import CheckpointError
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
-from keepsight.models.borrowed.attention import NAME, attend_to_pages, attending
-from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
+from keepsight.models.borrowed.attention import NAME, LayerRule
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
 from keepsight.models.model import KvHeads, Model
@@ -54,30 +53,25 @@ def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: 
 
 def prove_picture(
     model: Model,
-    modules: Any,
-    cache_of: Sequence[int],
+    rules: Sequence[LayerRule],
+    compute_body: Callable[..., Tensor],
     token_ids: Tensor,
-    is_seen: Tensor,
-    arrays: Mapping[str, Tensor],
+    given: Mapping[str, Tensor],
     embeddings: Tensor,
 ) -> None:
-    """Raise ValueError if a picture's `embeddings` [tokens, hidden] are not all that the modules use of it.
+    """Raise ValueError if a picture's `embeddings` [tokens, width] are not all that the modules use of it.
 
-    `cache_of`: the index of each layer's cache; `is_seen`: whether each token is one of the picture's own.
+    `compute_body` computes hidden states from arguments of the modules; `given`: those of the picture.
     """
-    body = modules.base_model
     num_blocks = -(-len(token_ids) // BLOCK_SIZE)
     table = BlockTable(BLOCK_SIZE, range(num_blocks), model.place.device)
-    columns = count_columns(arrays, len(token_ids))
+    columns = count_columns(given, len(token_ids))
     item = MediaItem("", TokenSpan(0, len(token_ids)), Geometry(), columns=columns)
     piece = RequestSlice(0, len(token_ids), table, mrope_positions=MRopePositions([item]).between(0, len(token_ids)))
     batch = AttentionBatch([piece], model.place.device)
-    caches = _make_caches(model, num_blocks * BLOCK_SIZE, are_shared=len(model.shape.kv_heads) == len(cache_of))
-    with attending(attend_to_pages(PagedAttention(), caches, batch, cache_of)):
-        told = {"mm_token_type_ids": mark_pictures(is_seen)} if uses_mrope(body) else {}
-        seen = body(input_ids=token_ids[None], use_cache=False, **arrays, **told)
-        ours = body(inputs_embeds=embeddings[None], position_ids=position_ids(body, batch), use_cache=False)
-    hidden, expected = ours.last_hidden_state[0], seen.last_hidden_state[0]
+    caches = _make_caches(model, num_blocks * BLOCK_SIZE, are_shared=all(rule.writes for rule in rules))
+    expected = compute_body({"input_ids": token_ids[None], **given}, PagedAttention(), caches, batch)
+    hidden = model.compute(embeddings, PagedAttention(), caches, batch)
     if (found := _find_difference(hidden, expected, model.place)) is not None:
         raise ValueError(f"this model's pictures cannot be served: its own code computes them {found:.1%} differently")
 
