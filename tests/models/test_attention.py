@@ -228,3 +228,16 @@ def test_ends_in_another_order_than_they_come_are_refused(read: list[int]) -> No
     slices = [RequestSlice(0, length, pages(index)) for index, length in enumerate((1, 1, 10))]
     with pytest.raises(AssertionError):
         AttentionBatch(slices, "cpu", read)
+
+
+def test_layers_of_other_heads_have_plans_of_their_own() -> None:
+    """The heads of one layer fit the CPU's kernel, those of the other do not."""
+    generator = torch.Generator().manual_seed(0)
+    batch = AttentionBatch([RequestSlice(0, 20, BlockTable(4, range(5)))], "cpu")
+    attention = PagedAttention()
+    for heads, dim in ((2, 64), (64, 64), (2, 60)):
+        query = torch.randn(20, heads, dim, generator=generator)
+        cache = LayerCache(*torch.randn(2, 20, 1, dim, generator=generator))
+        plain = ReferenceAttention()(query, cache, batch, scale=0.3, view=View(), softcap=None)
+        fast = attention(query, cache, batch, scale=0.3, view=View(), softcap=None)
+        torch.testing.assert_close(fast, plain, rtol=1e-4, atol=1e-5)

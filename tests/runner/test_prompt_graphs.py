@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from keepsight.media import TokenSpan
 from keepsight.models import recorded_batch
 from keepsight.models.adapter_weights import AdapterWeights, LowRank
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
@@ -20,6 +21,7 @@ from keepsight.models.qwen3_vl.model import Qwen3VL
 from keepsight.runner import prompt_graphs, record_steps
 from keepsight.runner.prompt_graphs import PromptGraphs
 from tests.models.borrowed import reference as borrowed
+from tests.models.borrowed.pictures import GEMMA4_LARGE
 from tests.models.gemma3 import reference as gemma
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
 from tests.models.qwen3_vl import mixture_reference as mixture
@@ -210,6 +212,7 @@ def test_experts_of_a_mixture_are_chosen_anew(tmp_path: Path) -> None:
     ("architecture", "place"),
     [
         ("LlamaForCausalLM", PLACE),
+        ("Gemma4ForCausalLM", PLACE),
         *((each, PLACE_OF_EXPERTS) for each in ("Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")),
     ],
 )
@@ -217,6 +220,17 @@ def test_a_borrowed_model_writes_no_keys_of_padding(tmp_path: Path, architecture
     borrowed.make_text_checkpoint(tmp_path, architecture)
     model = BorrowedModel.from_checkpoint(tmp_path, place)
     assert_parts_as_launched(model)
+
+
+@torch.inference_mode()
+def test_a_picture_that_only_layers_with_a_window_see_whole_is_shown_to_them_alone(tmp_path: Path) -> None:
+    GEMMA4_LARGE.make_checkpoint(tmp_path)
+    model = BorrowedModel.from_checkpoint(tmp_path, PLACE_OF_EXPERTS)
+    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], recorder_for(DEVICE))
+    for pictures in ((TokenSpan(3, 6), TokenSpan(12, 5)), ()):
+        piece = RequestSlice(0, 20, BlockTable(16, [3, 1], DEVICE), pictures)
+        embeddings = model.embed_tokens(torch.arange(20, device=DEVICE))
+        assert_as_launched(model, recorded, caches, piece, embeddings, [])
 
 
 @torch.inference_mode()

@@ -14,7 +14,7 @@ from typing import NamedTuple, Protocol, Self
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Size, Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, LayerCache, View, attend_plainly
@@ -63,9 +63,9 @@ class _All:
 
 class PagedAttention:
     def __init__(self) -> None:
-        # All layers with the same view share a step's plan, which is dropped when the next batch comes.
+        # All layers with the same view and heads share a step's plan, which is dropped when the next batch comes.
         self._planned_for: AttentionBatch | None = None
-        self._plans: dict[View, Sequence[_Part]] = {}
+        self._plans: dict[tuple[View, Size, Size], Sequence[_Part]] = {}
 
     def __call__(
         self,
@@ -80,12 +80,13 @@ class PagedAttention:
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
         view = batch.simplest(view)
-        if view not in self._plans:
+        key = view, query.shape[1:], cache.keys.shape[1:]
+        if key not in self._plans:
             if kernels := kernels_for(query.device):
-                self._plans[view] = plan_on_device(batch, view, kernels, kernels.rows_per_block(query, cache.keys))
+                self._plans[key] = plan_on_device(batch, view, kernels, kernels.rows_per_block(query, cache.keys))
             else:
-                self._plans[view] = plan(batch, view, _FallbackLimits.of(query, cache, softcap))
-        parts = self._plans[view]
+                self._plans[key] = plan(batch, view, _FallbackLimits.of(query, cache, softcap))
+        parts = self._plans[key]
         if len(parts) == 1:
             return parts[0].attend(query, cache, scale, softcap)
         output = torch.empty_like(query)
@@ -95,7 +96,7 @@ class PagedAttention:
 
 
 class _FallbackLimits(NamedTuple):
-    """How attention is computed without our GPU kernels; the same for all layers of a step."""
+    """How attention is computed without our GPU kernels."""
 
     by_kernel: bool
     dtype: torch.dtype

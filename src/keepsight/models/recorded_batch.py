@@ -37,14 +37,15 @@ class RecordedBatch(AttentionBatch):
         self.read_rows = self._ends.tokens
         # Replayed batches may have any positions, so no window may be dropped as too wide to matter.
         self.longest = self.read_part.longest = MOST_POSITIONS
-        # Created when a layer first asks for them.
-        self._longer: dict[View, DeviceSlices] = {}
+        # By view and rows per block; created when a layer first asks for them.
+        self._longer: dict[tuple[View, int], DeviceSlices] = {}
 
     def longer_slices(self, view: View, rows_per_block: int) -> DeviceSlices:
-        if view not in self._longer:
-            self._longer[view] = DeviceSlices(self, view, rows_per_block, SPARE_BLOCKS)
-            self._longer[view].longest = NUM_KEYS
-        return self._longer[view]
+        key = view, rows_per_block
+        if key not in self._longer:
+            self._longer[key] = DeviceSlices(self, view, rows_per_block, SPARE_BLOCKS)
+            self._longer[key].longest = NUM_KEYS
+        return self._longer[key]
 
     def has_room_for(self, batch: AttentionBatch) -> bool:
         return (
