@@ -61,7 +61,6 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": [96] * 5,
         "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0, 0.0],
         "laurel_rank": 4,
-        "vocab_size_per_layer_input": VOCAB_SIZE - 8,
     },
     "Gemma4ForCausalLM": GEMMA4,
     "Phi3ForCausalLM": {"sliding_window": WINDOW, "original_max_position_embeddings": 64, "rope_parameters": LONG_ROPE},

@@ -160,6 +160,10 @@ def test_a_window_that_the_modules_do_not_tell_of_is_refused(tmp_path: Path) -> 
 
 
 def test_pictures_whose_tokens_see_those_of_other_pictures_are_refused(tmp_path: Path) -> None:
+    import transformers
+
+    if not hasattr(transformers, "Molmo2ForConditionalGeneration"):
+        pytest.skip(f"TRANSFORMERS {transformers.__version__} HAS NO MODEL WITH THIS RULE")
     ref.make_checkpoint(tmp_path, "Molmo2ForConditionalGeneration", ALL_PICTURES_AS_ONE)
     with pytest.raises(CheckpointConfigError, match=r"Molmo2For.* shows tokens of pictures to each other in an unsupp"):
         load_model(tmp_path, PLACE)

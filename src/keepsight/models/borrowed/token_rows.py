@@ -5,6 +5,8 @@ Behind its embedding such a row has the token's id, in digits that are exact in 
 """
 
 import inspect
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ class TokenRows:
         self._width = body.get_input_embeddings().embedding_dim
         self.have_tokens = _reads_tokens(decoder)
         self.width = self._width + _NUM_DIGITS * self.have_tokens
-        self._look_up = decoder.get_per_layer_inputs if self.have_tokens else None
+        self._look_up = _tokens_alone(decoder.get_per_layer_inputs) if self.have_tokens else None
         # Where a picture is, such layers read the token of padding.
         self._picture_token, self._padding = getattr(body.config, "image_token_id", None), decoder.config.pad_token_id
 
@@ -46,6 +48,12 @@ class TokenRows:
         token_ids = sum(digit.long() * _BASE**place for place, digit in enumerate(digits.unbind(1)))
         embeddings = embeddings.contiguous()[None]
         return {"inputs_embeds": embeddings, "per_layer_inputs": self._look_up(token_ids[None])}
+
+
+def _tokens_alone(look_up: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
+    """Return the function without its argument for embeddings, which some versions of transformers require."""
+    has_more = "inputs_embeds" in inspect.signature(look_up).parameters
+    return partial(look_up, inputs_embeds=None) if has_more else look_up
 
 
 def _reads_tokens(decoder: Any) -> bool:
