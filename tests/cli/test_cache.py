@@ -9,7 +9,7 @@ import pytest
 from benchmarks.cache_traces import zipf
 from keepsight.cli.main import main
 from keepsight.tiers.disk_tier import DiskTier
-from keepsight.tiers.pins import PinFolder
+from keepsight.tiers.pins import pins_in
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.trace import TraceRecorder
 from tests.drawn import draw
@@ -242,7 +242,7 @@ def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.Capture
     assert main(["cache", "pin", key_of(0), key_of(1), *place]) == 0
     assert main(["cache", "pin", key_of(2), *place]) == 2
     assert "would hold 12288 bytes of pinned embeddings, more than its limit of 9216" in capsys.readouterr().err
-    assert PinFolder(kept).list() == {key_of(0), key_of(1)}
+    assert set(pins_in(kept)) == {key_of(0), key_of(1)}
 
 
 @pytest.mark.parametrize(
@@ -261,4 +261,4 @@ def test_what_cannot_be_pinned_is_refused(
     monkeypatch.setattr("keepsight.tiers.disk_place.default_disk_directory", lambda _: kept)
     assert main(["cache", *arguments]) == 2
     assert f"{field}: " in capsys.readouterr().err
-    assert not PinFolder(kept).list()
+    assert not list(pins_in(kept))

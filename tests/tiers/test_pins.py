@@ -13,7 +13,7 @@ from hypothesis.stateful import invariant, rule
 
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.known_files import KnownFiles
-from keepsight.tiers.pins import PinFolder
+from keepsight.tiers.pins import pins_in
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import ignore_drop
 from tests.tiers.any_order import check_any_order
@@ -41,12 +41,12 @@ def held(tier: DiskTier) -> set[int]:
 def test_entries_pinned_while_a_server_runs_stay_under_any_policy(tmp_path: Path, policy: str) -> None:
     tier = opened(tmp_path, policy=policy)
     put(tier, *range(5))
-    PinFolder(tmp_path).add([key_of(0), key_of(3)])
+    pins_in(tmp_path).add(key_of(0), key_of(3))
     put(tier, *range(5, 40))
     assert {0, 3} <= held(tier)
     assert len(held(tier)) == 10
     assert_equal(tier.get(key_of(3)), array_of(3))
-    PinFolder(tmp_path).remove([key_of(3)])
+    pins_in(tmp_path).remove(key_of(3))
     # Some policies then treat it as a new entry.
     put(tier, *range(40, 60))
     assert 0 in held(tier)
@@ -58,7 +58,7 @@ def test_entries_pinned_while_a_server_runs_stay_under_any_policy(tmp_path: Path
 def test_pins_outlive_servers_and_hold_for_all_who_share_the_folder(tmp_path: Path) -> None:
     first = opened(tmp_path)
     put(first, *range(10))
-    PinFolder(tmp_path).add([key_of(0)])
+    pins_in(tmp_path).add(key_of(0))
     first.close()
     tiers = [opened(tmp_path), opened(tmp_path)]
     for number in range(10, 40):
@@ -79,17 +79,17 @@ def test_an_entry_present_after_its_pin_stays_while_servers_are_busy(tmp_path: P
                 return
             server.put(key_of(number), array_of(number))
 
-    pins, kept = PinFolder(tmp_path), set[str]()
+    pins, kept = pins_in(tmp_path), set[str]()
     with ThreadPoolExecutor() as threads:
         serving = [threads.submit(serve, each, 10 + place) for place, each in enumerate(servers)]
         try:
             for _ in range(200):
                 key = random.choice(list(looking.list_sizes()))
-                pins.add([key])
+                pins.add(key)
                 if key in looking.list_sizes():
                     kept.add(key)
                 else:
-                    pins.remove([key])
+                    pins.remove(key)
                 if len(kept) == 5:
                     break
         finally:
@@ -107,7 +107,7 @@ def test_a_folder_full_of_pins_warns_once_takes_nothing_and_still_serves(
 ) -> None:
     tier = opened(tmp_path)
     put(tier, *range(10))
-    PinFolder(tmp_path).add(map(key_of, range(10)))
+    pins_in(tmp_path).add(*map(key_of, range(10)))
     with caplog.at_level(logging.ERROR):
         for number in range(10, 13):
             assert not tier.put(key_of(number), array_of(number))
@@ -116,7 +116,7 @@ def test_a_folder_full_of_pins_warns_once_takes_nothing_and_still_serves(
     ]
     for number in range(10):
         assert_equal(tier.get(key_of(number)), array_of(number))
-    PinFolder(tmp_path).remove([key_of(4)])
+    pins_in(tmp_path).remove(key_of(4))
     put(tier, 10)
     assert held(tier) == {*range(11)} - {4}
     tier.check_invariants()
@@ -126,7 +126,7 @@ def test_a_folder_full_of_pins_warns_once_takes_nothing_and_still_serves(
 def test_a_server_with_less_room_than_the_pins_serves_them_and_takes_nothing_more(tmp_path: Path) -> None:
     large = opened(tmp_path)
     put(large, *range(10))
-    PinFolder(tmp_path).add(map(key_of, range(6)))
+    pins_in(tmp_path).add(*map(key_of, range(6)))
     large.close()
     small = opened(tmp_path, 4)
     assert_equal(small.get(key_of(5)), array_of(5))
@@ -138,7 +138,7 @@ def test_a_server_with_less_room_than_the_pins_serves_them_and_takes_nothing_mor
 def test_a_damaged_or_cleared_entry_is_pinned_again_when_it_is_put_again(tmp_path: Path) -> None:
     tier = opened(tmp_path)
     put(tier, 0, 1)
-    PinFolder(tmp_path).add([key_of(0), key_of(1)])
+    pins_in(tmp_path).add(key_of(0), key_of(1))
     for number in (0, 1):
         (tmp_path / "entries" / key_of(number)).write_bytes(b"")
         assert tier.get(key_of(number)) is None
@@ -147,13 +147,13 @@ def test_a_damaged_or_cleared_entry_is_pinned_again_when_it_is_put_again(tmp_pat
     assert 0 in held(tier)
     tier.clear()
     assert held(tier) == set()
-    assert PinFolder(tmp_path).list() == {key_of(0), key_of(1)}
+    assert set(pins_in(tmp_path)) == {key_of(0), key_of(1)}
     tier.close()
 
 
 def test_listing_pins_creates_no_folder(tmp_path: Path) -> None:
-    assert PinFolder(tmp_path).list() == frozenset()
-    PinFolder(tmp_path).remove([key_of(1)])
+    assert not list(pins_in(tmp_path))
+    pins_in(tmp_path).remove(key_of(1))
     assert not list(tmp_path.iterdir())
 
 

@@ -5,7 +5,7 @@ damaged entries, `clear` all.
 """
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 
@@ -16,7 +16,7 @@ from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError, TierError
 from keepsight.tiers.disk_place import parse_disk_place
 from keepsight.tiers.disk_tier import DiskTier
-from keepsight.tiers.pins import PinFolder
+from keepsight.tiers.pins import pins_in
 from keepsight.tiers.redis_tier import RedisTier
 from keepsight.tiers.resp import parse_address
 
@@ -65,17 +65,17 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
+    pins: Iterable[str] = ()  # only a folder has any
     if arguments.remote is not None:
-        # Only a folder has pins.
-        opened, pins = _opened_server(arguments.remote, "--remote"), None
+        opened = _opened_server(arguments.remote, "--remote")
     else:
         directory = parse_disk_place(arguments.disk, "--disk").directory
         if not holds_any(directory, "--disk"):
             return [f"nothing is kept in {directory}"], 0
-        opened, pins = opened_folder(directory, "--disk"), PinFolder(directory)
+        opened, pins = opened_folder(directory, "--disk"), pins_in(directory)
     with opened as tier:
         if arguments.cache_command == "inspect":
-            return _inspect(tier, pins.list() if pins else frozenset(), arguments.keys), 0
+            return _inspect(tier, frozenset(pins), arguments.keys), 0
         return {"verify": _verify, "clear": _clear}[arguments.cache_command](tier)
 
 

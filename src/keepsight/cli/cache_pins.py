@@ -16,7 +16,7 @@ from keepsight.cli.read_picture import read_picture
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.disk_place import DiskPlace, parse_disk_place
 from keepsight.tiers.entry_key import is_entry_key
-from keepsight.tiers.pins import PinFolder
+from keepsight.tiers.pins import pins_in
 
 COMMANDS = {
     "pin": "keep pictures' embeddings in the disk tier until they are unpinned, whatever its policy says",
@@ -49,18 +49,18 @@ def run(arguments: argparse.Namespace) -> int:
 def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
     if not holds_any(place.directory, "--encoder-disk-cache"):
         raise InvalidArgumentError("--encoder-disk-cache", f"nothing is kept in {place.directory}")
-    keys, pins = _find_keys(arguments), PinFolder(place.directory)
+    keys, pins = _find_keys(arguments), pins_in(place.directory)
     with opened_folder(place.directory, "--encoder-disk-cache") as tier:
-        new = {key for its in keys.values() for key in its} - pins.list()
-        pins.add(new)
+        new = {key for its in keys.values() for key in its}.difference(pins)
+        pins.add(*new)
         try:
             # Waits for any eviction in progress that has not seen the new pins.
             sizes = tier.list_sizes()
             _check_are_kept(keys, sizes, place)
-            num_bytes = sum(sizes.get(key, 0) for key in pins.list())
+            num_bytes = sum(sizes.get(key, 0) for key in pins)
             _check_have_room(num_bytes, place)
         except BaseException:
-            pins.remove(new)
+            pins.remove(*new)
             raise
     print(f"{len(new)} embeddings pinned; all pinned take {num_bytes / MIB:.1f} of {place.max_bytes / MIB:.1f} MiB")
     return 0
@@ -85,10 +85,10 @@ def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
     if bool(arguments.names) == arguments.all:
         raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or use --all")
     named = {key for its in _find_keys(arguments).values() for key in its}
-    pins = PinFolder(place.directory)
+    pins = pins_in(place.directory)
     with faults_told("--encoder-disk-cache", str(place.directory)):
-        keys = pins.list() if arguments.all else pins.list() & named
-        pins.remove(keys)
+        keys = [key for key in pins if arguments.all or key in named]
+        pins.remove(*keys)
     print(f"{len(keys)} embeddings unpinned")
     return 0
 

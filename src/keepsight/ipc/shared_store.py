@@ -23,9 +23,9 @@ from pathlib import Path
 import numpy as np
 
 from keepsight.ipc.ledger import Held, Ledger
-from keepsight.ipc.marked_files import MarkedFiles
 from keepsight.ipc.pinned_files import PinnedFiles
 from keepsight.ipc.record_lock import opened, try_lock
+from keepsight.ipc.shared_names import SharedNames
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
 from keepsight.lru_cache import PINNABLE_PART, CacheSize
 from keepsight.pixels import HeldPixels
@@ -56,7 +56,7 @@ class SharedStore:
         self._directory, self._max_bytes = directory / "pixels", max_bytes
         self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._claims = directory / "claims"
-        self._pins, self._first = PinnedFiles(directory / "pins"), MarkedFiles(directory / "first")
+        self._pins, self._first = PinnedFiles(directory / "pins"), SharedNames(directory / "first")
         self._ledger = Ledger(directory / "ledger")
         self._ledger.open()
         # The files of the last count, oldest first. Files not in it, or used since, are younger than all of these.
@@ -154,9 +154,10 @@ class SharedStore:
             self._pins.remove(media_hash)
 
     def evict_first(self, media_hash: str) -> None:
-        """Let it be evicted before all items not so marked, however they are used; pins hold. Takes no lock."""
+        """Let it be evicted before all items not so marked, however they are used; pins hold. No lock; never fails."""
         if self.is_held(media_hash):
-            self._first.add(media_hash)
+            with suppress(OSError):
+                self._first.add(media_hash)
 
     def undo_evict_first(self, media_hash: str) -> None:
         """Undo `evict_first`, and count as a use."""
@@ -164,7 +165,7 @@ class SharedStore:
             self._first.remove(media_hash)
 
     def keep_all_again(self) -> None:
-        self._first.clear()
+        self._first.remove(*self._first)
 
     def drop(self, media_hash: str) -> None:
         """Remove it, pinned or not."""

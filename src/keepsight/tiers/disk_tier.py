@@ -27,7 +27,7 @@ from keepsight.tiers.entry_format import HEADER_BYTES, DamagedEntryError, pack_h
 from keepsight.tiers.entry_key import is_entry_key
 from keepsight.tiers.fullness import Fullness
 from keepsight.tiers.known_files import KnownFiles
-from keepsight.tiers.pins import PinFolder
+from keepsight.tiers.pins import pins_in
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.tier import OnDrop, StoredArray, TierStats, ignore_drop
 
@@ -68,7 +68,7 @@ class DiskTier:
         """`on_drop` is called with keys that are no longer known to be held."""
         self._directory, self._max_bytes, self._now_ns = directory, max_bytes, now_ns
         self._entries, self._aside = directory / "entries", directory / "aside"
-        self._known, self._pins = KnownFiles(POLICIES[policy](max_bytes), on_drop), PinFolder(directory)
+        self._known, self._pins = KnownFiles(POLICIES[policy](max_bytes), on_drop), pins_in(directory)
         self._fullness = Fullness(directory, max_bytes)
         self._ledger = Ledger(directory / "ledger")
         self._num_evictions = self._num_damaged = 0
@@ -272,7 +272,7 @@ class DiskTier:
 
     def _evict(self, goal: int) -> None:
         """Evict until `goal` bytes are free, as far as pins allow."""
-        self._known.spare(self._pins.list())
+        self._known.spare(frozenset(self._pins))
         while not self._has_room(goal) and (key := self._known.choose()) is not None:
             self._remove(key)
             self._num_evictions += 1
