@@ -21,7 +21,7 @@ from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingWriter
 from keepsight.lru_cache import PINNABLE_PART, CacheSize, LruCache
-from keepsight.observe.shared_page import open_shared_page
+from keepsight.observe.shared_page import share_or_keep
 from keepsight.pixels import HeldPixels, as_kept, held_bytes, shape_of, show_a_picture
 from keepsight.requests import CarriedPixels, Pixels, RingPlace, StoredPixels
 
@@ -123,16 +123,10 @@ def open_pixel_cache(mode: PixelMode, config: Config, folder: Path | None = None
         except OSError as error:
             # The engine accepts pixels themselves in any mode.
             logger.warning("processor cache: processor_only instead of %s, which failed: %s", mode, error)
-    return LocalCache(cache_bytes(config), _open_reset_mark(folder))
-
-
-def _open_reset_mark(folder: Path | None) -> mmap.mmap | bytearray:
-    if folder is not None:
-        try:
-            return open_shared_page(folder / "reset", _MARK_BYTES)
-        except OSError as error:
-            logger.warning("a reset will only clear the pixels of the frontend that receives it: %s", error)
-    return bytearray(_MARK_BYTES)
+    if folder is None:
+        return LocalCache(cache_bytes(config))
+    if_kept = "a reset will only clear the pixels of the frontend that receives it"
+    return LocalCache(cache_bytes(config), share_or_keep(folder / "reset", _MARK_BYTES, if_kept))
 
 
 def _open_in_shared_memory(mode: PixelMode, config: Config, folder: Path) -> PixelCache:
