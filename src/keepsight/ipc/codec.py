@@ -178,11 +178,11 @@ def _check_request(request: EngineRequest) -> None:
     token_ids, media = request.token_ids, request.media
     _check(request.request_id != "", "a request without an id")
     _check(len(token_ids) > 0, "a prompt without tokens")
-    _check(min(token_ids) >= 0 and max(token_ids) <= MAX_COUNT, "a token id out of range")
+    _check_tokens(token_ids, "a token id")
     for run in request.banned_runs:
-        _check(len(run) > 0 and min(run) >= 0 and max(run) <= MAX_COUNT, "a banned run of no tokens")
-    predicted = request.predicted
-    _check(not predicted or (min(predicted) >= 0 and max(predicted) <= MAX_COUNT), "a predicted token out of range")
+        _check(len(run) > 0, "a banned run of no tokens")
+        _check_tokens(run, "a banned token")
+    _check_tokens(request.predicted, "a predicted token")
     _check(abs(request.priority) <= MAX_PRIORITY, "a priority out of range")
     for item in media:
         span, geometry = item.span, item.geometry
@@ -198,10 +198,14 @@ def _check_request(request: EngineRequest) -> None:
     _check(own.issuperset(request.coming_media), "media to come of another request")
     _check(own.issuperset(request.unsent_media), "unsent media of another request")
     if (thought := request.thought) is not None:
-        for tag in (thought.opening, thought.closing):
-            _check(tag is None or 0 <= tag <= MAX_COUNT, "a thought's token out of range")
+        tags = (thought.opening, thought.closing)
+        _check_tokens([tag for tag in tags if tag is not None], "a thought's token")
     for pin in request.pins:
         _check(0 < pin.num_tokens <= len(token_ids) and 0 < pin.seconds < inf, "a pin out of range")
+
+
+def _check_tokens(token_ids: Sequence[int], subject: str) -> None:
+    _check(not token_ids or (min(token_ids) >= 0 and max(token_ids) <= MAX_COUNT), f"{subject} out of range")
 
 
 def _check_shape(shape: Sequence[int]) -> None:
