@@ -7,7 +7,7 @@ of tokens or pages.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from keepsight.engine_config import EngineConfig
 from keepsight.media import Modality
@@ -27,7 +27,6 @@ class MediaClaims:
         self.pixels = PixelRequests()
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
-        self._states: dict[SequenceId, RequestState] = {}
         # The sequence that found too little room.  Sequences behind it leave freed room to it, or it could starve.
         self._short_of_room: RequestState | None = None
         self._has_awaited_changed = False
@@ -37,7 +36,6 @@ class MediaClaims:
         self._live: Counter[str] = Counter()
 
     def add(self, state: RequestState) -> None:
-        self._states[state.sequence_id] = state
         self._live.update(item.media_hash for item in state.media)
         self.loads.add(state)
         self.pixels.note_promises(state.request)
@@ -61,7 +59,6 @@ class MediaClaims:
         """Remove a sequence that has left, now that none of its slices is under way."""
         self.drop(state)
         self._has_awaited_changed = True
-        del self._states[state.sequence_id]
 
     def is_ready(self, state: RequestState, index: int) -> bool:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
@@ -251,10 +248,10 @@ class MediaClaims:
         self._end_encoding(encoder_key)
         self.encoder_cache.finish(encoder_key)
 
-    def fail(self, encoder_key: str) -> set[str]:
+    def fail(self, encoder_key: str, states: Mapping[SequenceId, RequestState]) -> set[str]:
         """Drop a failed encoding.  Return the ids of the requests that depend on it."""
         self._end_encoding(encoder_key)
-        users = [(self._states[sequence_id], index) for sequence_id, index in self.encoder_cache.fail(encoder_key)]
+        users = [(states[sequence_id], index) for sequence_id, index in self.encoder_cache.fail(encoder_key)]
         for state, index in users:
             state.claimed_items.remove(index)
         return {state.request.request_id for state, _ in users}
@@ -294,12 +291,13 @@ class MediaClaims:
         taken, self._to_place = self._to_place, []
         return taken
 
-    def check_invariants(self) -> None:
-        live = {state for state in self._states.values() if state.status is not Status.FINISHED}
+    def check_invariants(self, states: Collection[RequestState]) -> None:
+        """`states`: all sequences, also those that have left but still have a slice under way."""
+        live = {state for state in states if state.status is not Status.FINISHED}
         assert self._live == Counter(item.media_hash for state in live for item in state.media)
         assert self._short_of_room is None or self._short_of_room in live
         self.encodings.check_invariants()
-        claims = [(state, index) for state in self._states.values() for index in state.claimed_items]
+        claims = [(state, index) for state in states for index in state.claimed_items]
         uses = [((state.sequence_id, index), state.encoder_keys[index]) for state, index in claims]
         assert sorted(uses) == sorted(self.encoder_cache.uses())
         claimed = {state.encoder_keys[index] for state in live for index in state.claimed_items}

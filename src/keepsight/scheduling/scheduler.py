@@ -350,7 +350,7 @@ class Scheduler:
         for sequence_id, fault in result.failed_sequences.items():
             self._fail_sequence(sequence_id, fault, outputs)
         for key, message in result.failed_encodings.items():
-            for request_id in sorted(self.media.fail(key)):
+            for request_id in sorted(self.media.fail(key, self._states)):
                 self._fail_request(RequestFailed(request_id, message), outputs)
         return outputs
 
@@ -442,7 +442,7 @@ class Scheduler:
             assert not state.is_under_way or state.status in (Status.RUNNING, Status.FINISHED)
             assert state.is_under_way or state.status is not Status.FINISHED
         self.kv_cache.check_invariants()
-        self.media.check_invariants()
+        self.media.check_invariants(self._states.values())
         embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
         self.held_embeddings.check_invariants(embeddings)
         self.holdings.check_invariants([*embeddings, *self.kv_cache.pool.held_media(), *self.kept.held_pixels()])
