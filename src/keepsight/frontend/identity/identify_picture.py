@@ -254,7 +254,16 @@ class PictureIdentifier:
     ) -> Picture:
         layout, settled, moments = self._lay_out(part, geometry, config)
         return Picture(
-            source, part.field, geometry, layout, settled, part.uuid, given_name, part.modality, content_name, moments
+            source=source,
+            field=part.field,
+            geometry=geometry,
+            layout=layout,
+            config=settled,
+            uuid=part.uuid,
+            given_name=given_name,
+            modality=part.modality,
+            content_name=content_name,
+            moments=moments,
         )
 
     def _lay_out(
@@ -313,8 +322,16 @@ class PictureIdentifier:
             raise PictureEmbedsError(part.field, message)
         source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
         geometry = Geometry(config.width, config.height) if part.source is not None else self._recall(part, given_name)
-        layout = PictureLayout(self._embeds_shape[0])
-        shown = Picture(source, part.field, geometry, layout, config, part.uuid, given_name, part.modality)
+        shown = Picture(
+            source=source,
+            field=part.field,
+            geometry=geometry,
+            layout=PictureLayout(self._embeds_shape[0]),
+            config=config,
+            uuid=part.uuid,
+            given_name=given_name,
+            modality=part.modality,
+        )
         return self._remember(shown)
 
     def _name_parts(self, picture: Picture, hasher: MediaHasher, cache_salt: str | None) -> list[tuple[str, Part]]:
