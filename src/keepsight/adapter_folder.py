@@ -83,8 +83,8 @@ class AdapterFolder:
 
     def as_adapter(self, name: str) -> Adapter:
         """Return the adapter as requests name it, with a digest of everything that its results depend on."""
-        told = self.scales.to_digest_text().encode()
-        digest = blake3(len(told).to_bytes(8, "little") + told, max_threads=blake3.AUTO).update(self.content)
+        scales = self.scales.to_digest_text().encode()
+        digest = blake3(len(scales).to_bytes(8, "little") + scales, max_threads=blake3.AUTO).update(self.content)
         return Adapter(name, digest.hexdigest(), self.changes_encoder)
 
     @property
@@ -112,8 +112,8 @@ def _read_scales(path: Path) -> AdapterScales:
         if name not in _HARMLESS | _READ and not says_nothing:
             raise fields.refuse(name, f"{value!r:.80} is not supported")
     if values.get("init_lora_weights") not in _PLAIN_BEGINNINGS:
-        told = f"{values['init_lora_weights']!r} also changes the model's weights; save it converted to plain LoRA"
-        raise fields.refuse("init_lora_weights", told)
+        reason = f"{values['init_lora_weights']!r} also changes the model's weights; save it converted to plain LoRA"
+        raise fields.refuse("init_lora_weights", reason)
     ranks, alphas = fields.section("rank_pattern"), fields.section("alpha_pattern")
     return AdapterScales(
         rank=fields.integer("r"),

@@ -209,14 +209,14 @@ class Config:
         self._check_tiers()
         self._check_adapters()
         for names in ONE_OF:
-            _check_is_said_once({name: getattr(self, name) for name in names})
+            _check_is_given_once({name: getattr(self, name) for name in names})
 
     def _check_media_sources(self) -> None:
         _check_limits("limit_mm_per_prompt", self.limit_mm_per_prompt)
         folder = self.allowed_local_media_path
         if folder is not None and not _is_folder(folder):
-            told = f"must be an existing, accessible folder, not {folder!r}"
-            raise InvalidArgumentError("allowed_local_media_path", told)
+            reason = f"must be an existing, accessible folder, not {folder!r}"
+            raise InvalidArgumentError("allowed_local_media_path", reason)
         if self.allowed_media_domains is not None:
             _check_each("allowed_media_domains", self.allowed_media_domains, _is_host, "a host such as a.example.org")
         _check_each("allowed_media_networks", self.allowed_media_networks, _is_network, "a network such as 10.0.0.0/8")
@@ -399,7 +399,7 @@ def _is_network(value: object) -> bool:
     return isinstance(value, str)
 
 
-def _check_is_said_once(options: Mapping[str, object]) -> None:
-    said = [name for name, value in options.items() if value is not None]
-    if len(said) > 1:
-        raise InvalidArgumentError(said[1], f"sets the same as {said[0]} in another unit: give only one of them")
+def _check_is_given_once(options: Mapping[str, object]) -> None:
+    given = [name for name, value in options.items() if value is not None]
+    if len(given) > 1:
+        raise InvalidArgumentError(given[1], f"sets the same as {given[0]} in another unit: give only one of them")

@@ -15,8 +15,8 @@ def count_cores(cgroup: Path = CGROUP, own_cgroups: Path = OWN_CGROUPS) -> int:
 
 def _read_share(folder: Path) -> int | None:
     """Return the CPU quota in whole cores; None if unset or unlimited."""
-    said = _read(folder / "cpu.max") or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
-    match said.split():
+    limits = _read(folder / "cpu.max") or f"{_read(folder / 'cpu.cfs_quota_us')} {_read(folder / 'cpu.cfs_period_us')}"
+    match limits.split():
         case [quota, period] if quota.isdigit():  # microseconds per period; neither "max" nor -1
             return int(quota) // int(period)
     return None

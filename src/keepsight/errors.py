@@ -265,8 +265,8 @@ class OtherProcessError(KeepsightError):
     """An `LLM` was used in a process forked from the one that created it."""
 
     def __init__(self, process: int) -> None:
-        told = "create one in each process, or start processes by spawn"
-        super().__init__(f"this LLM belongs to process {process}, but this is {os.getpid()}: {told}")
+        reason = "create one in each process, or start processes by spawn"
+        super().__init__(f"this LLM belongs to process {process}, but this is {os.getpid()}: {reason}")
 
 
 class WireError(KeepsightError):
@@ -330,7 +330,7 @@ class UnreadableTensorsError(CheckpointError):
     """A safetensors file is truncated or malformed."""
 
 
-MAX_TOLD_TENSORS = 16
+MAX_NAMED_TENSORS = 16
 
 
 class TensorMismatchError(CheckpointError):
@@ -351,7 +351,7 @@ class TensorMismatchError(CheckpointError):
             "of the wrong type": mistyped,
         }
         parts = [
-            f"{len(names)} {kind}: {', '.join(names[:MAX_TOLD_TENSORS])}{', ...' if names[MAX_TOLD_TENSORS:] else ''}"
+            f"{len(names)} {kind}: {', '.join(names[:MAX_NAMED_TENSORS])}{', ...' if names[MAX_NAMED_TENSORS:] else ''}"
             for kind, names in kinds.items()
             if names
         ]
@@ -374,17 +374,17 @@ class ModelTooLargeError(CheckpointError):
 
     def __init__(self, path: Path | str, num_bytes: int, room: int, dtype: str, hint: str | None = None) -> None:
         needed, left = num_bytes / 2**30, room / 2**30
-        told = f"the weights take {needed:.1f} GiB in {dtype}, and {left:.1f} GiB of memory are left"
-        super().__init__(path, f"{told}; {hint}" if hint else told)
+        reason = f"the weights take {needed:.1f} GiB in {dtype}, and {left:.1f} GiB of memory are left"
+        super().__init__(path, f"{reason}; {hint}" if hint else reason)
 
 
 class PagesTooLargeError(KeepsightError):
     """There is no memory for the keys and values, as the system or a GPU reported."""
 
     def __init__(self, num_blocks: int, num_bytes: int, reason: str) -> None:
-        told = f"{num_blocks} KV blocks take {num_bytes / 2**30:.1f} GiB, more than is available"
+        request = f"{num_blocks} KV blocks take {num_bytes / 2**30:.1f} GiB, more than is available"
         hint = "--kv-cache-memory-bytes or --num-gpu-blocks-override can request fewer"
-        super().__init__(f"{told} ({hint}): {reason}")
+        super().__init__(f"{request} ({hint}): {reason}")
 
 
 class UntiedTensorsError(CheckpointError):

@@ -90,8 +90,8 @@ class FilmConfig(ABC):
             _check_one_table({**cls.normalising, **values}, image_config, overrides)
             sizes = cls._read_sizes({**values, **overrides})
             _check_one_tower(sizes.limits, image_config.sizes)
-            said = {**cls._choose_frames(values), **frame_options(overrides)}
-            return cls(sizes, _frame_of(values, image_config), **said)
+            options = {**cls._choose_frames(values), **frame_options(overrides)}
+            return cls(sizes, _frame_of(values, image_config), **options)
 
     @classmethod
     def _check_processor(cls, path: Path, values: Mapping[str, Any]) -> None:
@@ -111,8 +111,8 @@ class FilmConfig(ABC):
     def with_overrides(self, **overrides: Any) -> Self:
         """Return a copy changed as a request asks. Refuse changes that let a film have more frames."""
         _check_names(overrides, FILM_REQUEST_OPTIONS)
-        said = {name: value for name, value in overrides.items() if value is not None}
-        changed = dataclasses.replace(self, **frame_options(said))
+        given = {name: value for name, value in overrides.items() if value is not None}
+        changed = dataclasses.replace(self, **frame_options(given))
         for name in ("max_frames", "num_frames"):
             if (asked := getattr(changed, name) or 0) > self.most_frames:
                 raise InvalidArgumentError(name, f"must be at most {self.most_frames} here, got {asked}")
@@ -173,12 +173,12 @@ def _check_names(overrides: Collection[str], known: Collection[str]) -> None:
             raise UnsupportedFieldError(name, f"is not an option of films; these can be changed: {changeable}")
 
 
-def _check_one_table(values: Mapping[str, Any], image_config: ImageProcessorConfig, said: Collection[str]) -> None:
+def _check_one_table(values: Mapping[str, Any], image_config: ImageProcessorConfig, given: Collection[str]) -> None:
     """Check that films are normalized as pictures are: the device has one table for both."""
     for name in NORMALISING:
         value, pictures = values[name], getattr(image_config, name)
         own = check_positive(name, value) if name == "rescale_factor" else per_channel(name, value)
-        if name not in said and own != pictures:
+        if name not in given and own != pictures:
             raise InvalidArgumentError(name, f"must be {pictures}, as for pictures, got {value!r}")
 
 
@@ -190,12 +190,12 @@ def _check_one_tower(films: ShownSizes, pictures: ShownSizes) -> None:
 
 def frame_options(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the frame fields that are set. Setting either of `num_frames` and `fps` unsets the other."""
-    said = {name: values[name] for name in FILM_REQUEST_OPTIONS if name in values}
-    if said.get("num_frames") is not None:
-        said.setdefault("fps", None)
-    elif said.get("fps") is not None:
-        said.setdefault("num_frames", None)
-    return said
+    options = {name: values[name] for name in FILM_REQUEST_OPTIONS if name in values}
+    if options.get("num_frames") is not None:
+        options.setdefault("fps", None)
+    elif options.get("fps") is not None:
+        options.setdefault("num_frames", None)
+    return options
 
 
 def _frame_of(values: Mapping[str, Any], image_config: ImageProcessorConfig) -> ImageProcessorConfig:

@@ -228,13 +228,13 @@ def _without_repeated(size: Any, values: Mapping[str, Any]) -> Any:
     return {name: edge for name, edge in size.items() if name not in repeated} if isinstance(size, dict) else size
 
 
-def _read_limits(said: Mapping[str, Any]) -> dict[str, Any]:
+def _read_limits(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits. `min_pixels` and `max_pixels` take precedence over the edges in `size`."""
-    size = said.get("size")
+    size = values.get("size")
     if size is not None and not (isinstance(size, dict) and size.keys() <= DEFAULT_EDGES.keys()):
         raise InvalidArgumentError("size", f"may only give a {' and a '.join(DEFAULT_EDGES)}, got {size!r}")
     limits = {name: (size or {}).get(edge) for name, edge in zip(LIMITS, DEFAULT_EDGES, strict=True)}
-    limits.update({name: said[name] for name in LIMITS if said.get(name) is not None})
+    limits.update({name: values[name] for name in LIMITS if values.get(name) is not None})
     return {name: value for name, value in limits.items() if value is not None}
 
 
@@ -256,8 +256,8 @@ def _naming_given_option(overrides: dict[str, Any]) -> Iterator[None]:
     except InvalidArgumentError as error:
         if error.field not in LIMITS or error.field in overrides:
             raise
-        said = next(name for name in ("size", *LIMITS) if name in overrides)
-        raise InvalidArgumentError(said, error.message) from error
+        given = next(name for name in ("size", *LIMITS) if name in overrides)
+        raise InvalidArgumentError(given, error.message) from error
 
 
 def _height_and_width(size: Any) -> tuple[Any, Any]:

@@ -24,5 +24,5 @@ class LoRARequest:
 
 def check_adapter_name(name: object, field: str) -> None:
     if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not name.isprintable():
-        told = f"must be a string of 1 to {MAX_NAME_CHARACTERS} printable characters, not {name!r:.80}"
-        raise InvalidArgumentError(field, told)
+        reason = f"must be a string of 1 to {MAX_NAME_CHARACTERS} printable characters, not {name!r:.80}"
+        raise InvalidArgumentError(field, reason)

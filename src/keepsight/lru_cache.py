@@ -59,7 +59,7 @@ class LruCache(Generic[K, V]):
         self.num_pinned_bytes = 0
         self.num_evictions = 0
         self._hits = self._total = 0
-        self._told = CacheStat(0, 0)
+        self._reported = CacheStat(0, 0)
         self._has_warned = False
 
     # Lookups --------------------------------------------------------------------------------------------------
@@ -100,7 +100,7 @@ class LruCache(Generic[K, V]):
         now = CacheStat(self._hits, self._total)
         if not delta:
             return now
-        before, self._told = self._told, now
+        before, self._reported = self._reported, now
         return CacheStat(now.hits - before.hits, now.total - before.total)
 
     def size(self) -> CacheSize:
@@ -189,4 +189,4 @@ class LruCache(Generic[K, V]):
         assert self.num_bytes == sum(self._size_of(entry.value) for entry in self._entries.values())
         assert self.num_pinned_bytes == sum(self._entries[key].num_bytes for key in self._pins)
         assert self.num_pinned_bytes <= self.num_bytes <= self._max_bytes
-        assert 0 <= self._told.hits <= self._hits <= self._total
+        assert 0 <= self._reported.hits <= self._hits <= self._total

@@ -52,9 +52,9 @@ def carry_arrays(arrays: Mapping[str, npt.NDArray[Any]]) -> Pixels:
 
     Rows are as wide as pixels may be, so that there are few of them; the payload's length is stored at the end.
     """
-    told = safetensors.numpy.save(dict(arrays))
-    padding = bytes(-(len(told) + _LENGTH_BYTES) % _ROW_BYTES)
-    carried = told + padding + len(told).to_bytes(_LENGTH_BYTES, "little")
+    content = safetensors.numpy.save(dict(arrays))
+    padding = bytes(-(len(content) + _LENGTH_BYTES) % _ROW_BYTES)
+    carried = content + padding + len(content).to_bytes(_LENGTH_BYTES, "little")
     return np.frombuffer(carried, np.uint8).reshape(-1, _ROW_BYTES // 4, 4)
 
 

@@ -47,11 +47,11 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False  # between the tokens of JSON
 
     def __post_init__(self) -> None:
-        said = self._said
-        if len(said) != 1:
-            what = f"{said[0]} and {said[1]} are given together" if said else "nothing is given"
+        given = self._given
+        if len(given) != 1:
+            what = f"{given[0]} and {given[1]} are given together" if given else "nothing is given"
             raise InvalidArgumentError(_FIELD, f"{what}: give one of {', '.join(_CHECKS)}")
-        [name] = said
+        [name] = given
         object.__setattr__(self, name, _CHECKS[name](f"{_FIELD}.{name}", getattr(self, name)))
         self._check_white_space()
         _check_length(f"{_FIELD}.{name}", len(self.to_grammar()), " as llguidance reads it")
@@ -70,7 +70,7 @@ class StructuredOutputsParams:
     @property
     def field(self) -> str:
         """The name of the field that is set."""
-        return self._said[0]
+        return self._given[0]
 
     @property
     def path(self) -> str:
@@ -78,7 +78,7 @@ class StructuredOutputsParams:
         return f"{_FIELD}.{self.field}"
 
     @property
-    def _said(self) -> list[str]:
+    def _given(self) -> list[str]:
         return [name for name in _CHECKS if getattr(self, name) not in (None, False)]
 
     def to_grammar(self) -> str:

@@ -119,7 +119,7 @@ class _Child:
             return True
         return self.process.returncode >= 0 and time.monotonic() - self.ready_at < SETTLING_SECONDS
 
-    def tell_end(self) -> str:
+    def describe_end(self) -> str:
         status = self.process.returncode
         if status < 0:
             return f"{self} was killed by {_name_signal(-status)}"
@@ -275,7 +275,7 @@ class Supervisor:
 
     def _act_on_death(self, child: _Child) -> None:
         if self._stage is _Stage.STARTING:
-            logger.error("%s before it was ready", child.tell_end())
+            logger.error("%s before it was ready", child.describe_end())
             self._end(status=1, stage=_Stage.KILLING)
         elif self._stage is _Stage.SERVING:
             self._replace(child)
@@ -290,10 +290,10 @@ class Supervisor:
         place = child.kind, child.rank
         self._num_failed_starts[place] = self._num_failed_starts[place] + 1 if child.has_failed_to_start else 0
         if self._num_failed_starts[place] == MAX_FAILED_STARTS:
-            self._do_without(child.kind, f"{child.tell_end()}; its start failed {MAX_FAILED_STARTS} times")
+            self._do_without(child.kind, f"{child.describe_end()}; its start failed {MAX_FAILED_STARTS} times")
             return
         self._counters.add(RESTARTED[child.kind])
-        logger.error("%s; another is started", child.tell_end())
+        logger.error("%s; another is started", child.describe_end())
         try:
             (self._start_engine if child.kind == "engine" else self._start_frontend)(child.rank)
         except ServerStartError as error:
@@ -349,7 +349,7 @@ class Supervisor:
 
     def _go_on_ending(self, child: _Child) -> None:
         if child.process.returncode:
-            logger.error("%s while the server was shutting down", child.tell_end())
+            logger.error("%s while the server was shutting down", child.describe_end())
         if not self._of_kind("frontend"):
             for engine in self._of_kind("engine"):
                 if engine.is_ready:

@@ -66,7 +66,7 @@ def expected_answer(request: EngineRequest, choice: int, end_ids: frozenset[int]
 
 def expected_logprobs(request: EngineRequest) -> list[TokenLogprobs]:
     """Return the logprobs of the request's prompt, computed from scratch."""
-    return _tell(request, _hold(request, request.token_ids, []))
+    return _prompt_logprobs(request, _hold(request, request.token_ids, []))
 
 
 def expected_vector(request: EngineRequest) -> bytes:
@@ -85,7 +85,7 @@ def _vector(held: Sequence[int]) -> bytes:
     return struct.pack("<q", held[-1])
 
 
-def _tell(request: EngineRequest, held: Sequence[int]) -> list[TokenLogprobs]:
+def _prompt_logprobs(request: EngineRequest, held: Sequence[int]) -> list[TokenLogprobs]:
     """Return made-up logprobs of the prompt's tokens, each derived from the page contents before it."""
     next_ids = request.token_ids[1 : len(held) + 1]
     return [(TokenLogprob(token_id, -float(value % 997), 1),) for token_id, value in zip(next_ids, held, strict=False)]
@@ -126,7 +126,7 @@ class _Sequence:
     encoder_keys: dict[TokenSpan, str]
     token_ids: list[int]
     block_ids: list[int] = field(default_factory=list)
-    told: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 def array_like(pixels: Pixels) -> StoredArray:
@@ -345,8 +345,8 @@ class FakeRunner:
         assert self._cuts_items or not is_cut, "a picture was cut"
         values = self._write(piece, sequence, sequence.token_ids)
         if piece.wants_prompt_logprobs:
-            del sequence.told[piece.start :]
-            sequence.told += _tell(request, values)[piece.start :]
+            del sequence.prompt_logprobs[piece.start :]
+            sequence.prompt_logprobs += _prompt_logprobs(request, values)[piece.start :]
         assert piece.samples == (piece.end == len(sequence.token_ids))
         if not piece.samples:
             return []
@@ -355,7 +355,7 @@ class FakeRunner:
             self._newly_kept.append(piece.keep_as)
         token = self._sample(piece.sequence_id, values)
         if piece.wants_prompt_logprobs:
-            token = token._replace(prompt_logprobs=tuple(sequence.told))
+            token = token._replace(prompt_logprobs=tuple(sequence.prompt_logprobs))
         if request.wants_vector:
             token = token._replace(vector=_vector(values))
         return [token]

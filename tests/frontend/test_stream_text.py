@@ -216,8 +216,10 @@ def test_a_stop_token_is_part_of_the_text_only_if_asked_for(include: bool, expec
     assert streamer.push(token_id) + streamer.push(1, is_stop_token=True) + streamer.finish() == expected
 
 
-@pytest.mark.parametrize(("goes_on", "expected"), [(False, "brown fox"), (True, " brown fox")])
-def test_a_vocabulary_s_leading_space_is_removed_only_at_the_start_of_a_text(goes_on: bool, expected: str) -> None:
-    streamer = TextStreamer(LLAMA_LIKE, SamplingParams(), goes_on=goes_on)
+@pytest.mark.parametrize(("continues_prompt", "expected"), [(False, "brown fox"), (True, " brown fox")])
+def test_a_vocabulary_s_leading_space_is_removed_only_at_the_start_of_a_text(
+    continues_prompt: bool, expected: str
+) -> None:
+    streamer = TextStreamer(LLAMA_LIKE, SamplingParams(), continues_prompt=continues_prompt)
     text = "".join(map(streamer.push, LLAMA_LIKE.encode("brown fox")))
     assert text + streamer.finish() == expected

@@ -10,6 +10,7 @@ from keepsight.observe.account import AccountBody, RequestAccount, Span
 from keepsight.observe.account_ring import NUM_SLOTS, SLOT_BYTES, AccountRing, read_accounts, read_rings
 from keepsight.observe.catalogue import BOUNDS, STAGE
 from keepsight.observe.counters import Counters
+from keepsight.observe.format_account import format_for_header, format_for_log
 from keepsight.observe.request_observer import (
     ANSWER_TOKENS,
     ENDS,
@@ -18,7 +19,6 @@ from keepsight.observe.request_observer import (
     PROMPT_TOKENS,
     RequestObserver,
 )
-from keepsight.observe.tell_account import format_for_log, tell_in_header
 from keepsight.requests import MediaReport, RequestBegun
 
 MADE = MediaReport(None, 1.04, 1.06, 1.03)
@@ -139,7 +139,7 @@ def test_what_was_encoded_together_is_told_by_its_whole_time_and_summed_by_parts
     asked.note_begun(begun(*[MediaReport(None, 1.04, 1.06, 1.03, num_together=2)] * 2))
     encoded = [each for each in asked.describe().stages if each.stage == "encode"]
     assert [(each.item, each.begin_ms, each.ms, each.together) for each in encoded] == [(0, 40, 20, 2), (1, 40, 20, 2)]
-    assert "encode;dur=20.000" in tell_in_header([asked])
+    assert "encode;dur=20.000" in format_for_header([asked])
     counters = Counters()
     RequestObserver(counters).note_end(asked, "stop")
     assert counters.numbers()[STAGE["encode"] + SUM] == pytest.approx(0.02)
@@ -163,16 +163,16 @@ def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
     asked = account("a", "b")
     asked.note_begun(begun(MADE, MediaReport("host", 1.02, 1.025)))
     told = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
-    assert tell_in_header([asked]) == told + 'media1;desc="encoder.host"'
+    assert format_for_header([asked]) == told + 'media1;desc="encoder.host"'
     pictures = "pictures: 1 made, 1 from encoder (host)"
     assert format_for_log([asked]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
-    assert format_for_log([account()]) == tell_in_header([account()]) == ""
+    assert format_for_log([account()]) == format_for_header([account()]) == ""
 
 
 def test_of_very_many_pictures_the_header_tells_the_first_and_stays_one_that_clients_take() -> None:
     asked = account(*map(str, range(256)))
     asked.note_begun(begun(*[MediaReport("remote", 1.02, 1.025)] * 256))
-    told = tell_in_header([asked])
+    told = format_for_header([asked])
     assert len(told) < 4000
     assert told.startswith("wait;dur=")
     assert "prefill;dur=" in told

@@ -125,10 +125,10 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
     )
 
 
-def _count(said: object) -> int:
-    if not isinstance(said, int):
-        raise TypeError(f"{said!r} is not a number of tokens")
-    return said
+def _count(value: object) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is not a number of tokens")
+    return value
 
 
 def _is_bare_end(choice: Mapping[str, Any]) -> bool:

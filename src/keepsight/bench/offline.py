@@ -22,8 +22,8 @@ class OfflineResult:
 
     def describe(self) -> str:
         rates = {"requests": self.num_requests, "pictures": self.num_pictures, "output tokens": self.num_tokens}
-        said = [f"{count} {name} ({count / self.seconds:.2f}/s)" for name, count in rates.items()]
-        return f"{', '.join(said)} in {self.seconds:.2f} s; {self.cached_share:.0%} of the prompts cached"
+        counts = [f"{count} {name} ({count / self.seconds:.2f}/s)" for name, count in rates.items()]
+        return f"{', '.join(counts)} in {self.seconds:.2f} s; {self.cached_share:.0%} of the prompts cached"
 
 
 def measure_offline(llm: LLM, name: str, options: WorkloadOptions, params: SamplingParams) -> OfflineResult:

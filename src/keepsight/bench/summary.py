@@ -78,7 +78,7 @@ def summarize(measurement: Measurement) -> Summary:
 
 def _cached_share(answers: Sequence[Answer]) -> float | None:
     counts = [(each.num_cached_tokens, each.num_prompt_tokens) for each in answers]
-    said = [(cached, total) for cached, total in counts if cached is not None and total]
-    if not said:
+    known = [(cached, total) for cached, total in counts if cached is not None and total]
+    if not known:
         return None
-    return sum(cached for cached, _ in said) / sum(total for _, total in said)
+    return sum(cached for cached, _ in known) / sum(total for _, total in known)

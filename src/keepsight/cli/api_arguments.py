@@ -233,8 +233,8 @@ def _check_certificate(settings: ApiSettings) -> None:
         # Never None: OpenSSL would ask for the password at the terminal, where there may be no user.
         context.load_cert_chain(certfile, keyfile, settings.ssl_keyfile_password or "")
     except ssl.SSLError as error:  # does not say which file is at fault
-        told = f"has no certificate for the private key in {keyfile}, or the key has another password"
-        raise InvalidArgumentError("--ssl-certfile", f"{told}: {error}") from error
+        reason = f"has no certificate for the private key in {keyfile}, or the key has another password"
+        raise InvalidArgumentError("--ssl-certfile", f"{reason}: {error}") from error
 
 
 def _read_traces_endpoint(endpoint: str | None) -> str | None:

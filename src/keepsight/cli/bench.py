@@ -106,20 +106,23 @@ def _run_serve(arguments: argparse.Namespace) -> int:
         asyncio.run(run.run())
     finally:
         # Also after Ctrl-C, as measuring takes long.
-        _tell(run)
+        _print_run(run)
         _keep(run, arguments)
     return 1 if run.failures or any(summary.num_errors for summary in run.summaries.values()) else 0
 
 
-def _tell(run: WorkloadRun) -> None:
-    said = [", ".join(f"{name} {value}" for name, value in run.report.facts.items()), to_markdown(table(run.summaries))]
+def _print_run(run: WorkloadRun) -> None:
+    lines = [
+        ", ".join(f"{name} {value}" for name, value in run.report.facts.items()),
+        to_markdown(table(run.summaries)),
+    ]
     for name, summary in run.summaries.items():
         if summary.num_errors:
-            said.append(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
-    said += [f"{name}: could not be measured: {reason}" for name, reason in run.failures.items()]
+            lines.append(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
+    lines += [f"{name}: could not be measured: {reason}" for name, reason in run.failures.items()]
     if run.why_words_are_guessed is not None:
-        said.append(f"words_per_picture is a guess: {run.why_words_are_guessed}")
-    print(strip_controls("\n".join(said)))
+        lines.append(f"words_per_picture is a guess: {run.why_words_are_guessed}")
+    print(strip_controls("\n".join(lines)))
 
 
 def _keep(run: WorkloadRun, arguments: argparse.Namespace) -> None:
@@ -217,8 +220,8 @@ def _run_compare(arguments: argparse.Namespace) -> int:
     ours, theirs = Report.load(one), Report.load(other)
     if not ours.summaries.keys() & theirs.summaries.keys():
         raise InvalidArgumentError("FILE", f"{one} and {other} have no workload in common")
-    said = [to_markdown(comparison(ours, theirs, (labels[0], labels[1])))]
+    lines = [to_markdown(comparison(ours, theirs, (labels[0], labels[1])))]
     if differing := differences(ours, theirs):
-        said.append(f"DIFFERENT SETTINGS: {', '.join(differing)}")
-    print(strip_controls("\n".join(said)))
+        lines.append(f"DIFFERENT SETTINGS: {', '.join(differing)}")
+    print(strip_controls("\n".join(lines)))
     return 0

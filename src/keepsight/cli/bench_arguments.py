@@ -32,8 +32,8 @@ def add_shape(parser: argparse.ArgumentParser) -> None:
 
 
 def add_picture_size(parser: argparse.ArgumentParser, default: tuple[int, int] = DEFAULTS.picture_size) -> None:
-    said = f"size of the pictures (default: {default[0]}x{default[1]})"
-    parser.add_argument("--picture-size", type=_to_size, default=default, metavar="WxH", help=said)
+    help_text = f"size of the pictures (default: {default[0]}x{default[1]})"
+    parser.add_argument("--picture-size", type=_to_size, default=default, metavar="WxH", help=help_text)
 
 
 def options_of(arguments: argparse.Namespace, seed: int) -> WorkloadOptions:

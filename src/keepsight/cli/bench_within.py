@@ -53,8 +53,8 @@ def run_offline(arguments: argparse.Namespace) -> int:
 
 def add_parts_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
-    for name, said in (("device", "where the model computes"), ("dtype", "precision of its weights")):
-        parser.add_argument(f"--{name}", choices=CHOICES[name], default="auto", help=f"{said} (default: auto)")
+    for name, help_text in (("device", "where the model computes"), ("dtype", "precision of its weights")):
+        parser.add_argument(f"--{name}", choices=CHOICES[name], default="auto", help=f"{help_text} (default: auto)")
     parser.add_argument(
         "--runs", type=int, default=15, help="runs of each part, of which the median counts (default: %(default)d)"
     )

@@ -35,8 +35,8 @@ def add_commands(commands: Commands) -> None:
     for name, summary in _SUMMARIES.items():
         command = add_command(commands, name, summary)
         place = command.add_mutually_exclusive_group()
-        told = "folder of embeddings or prompts (default: ~/.cache/keepsight/embeddings)"
-        place.add_argument("--disk", default="", metavar="PATH", help=told)
+        help_text = "folder of embeddings or prompts (default: ~/.cache/keepsight/embeddings)"
+        place.add_argument("--disk", default="", metavar="PATH", help=help_text)
         place.add_argument("--remote", metavar="URL", help="server that speaks Redis's protocol, in place of a folder")
         if name == "inspect":
             command.add_argument(
@@ -59,7 +59,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.cache_command == "warm":
         return _warm(arguments)
     lines, status = _look(arguments)
-    # Outside of `faults_told`: a closed output is no fault of the tier.
+    # Outside of `naming_tier_faults`: a closed output is no fault of the tier.
     print(*lines, sep="\n")
     return status
 
@@ -80,13 +80,13 @@ def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
 
 
 def holds_any(directory: Path, field: str) -> bool:
-    with faults_told(field, str(directory)):
+    with naming_tier_faults(field, str(directory)):
         return DiskTier.is_in(directory)
 
 
 @contextmanager
 def opened_folder(directory: Path, field: str) -> Iterator[FarTier]:
-    with closing(DiskTier(directory, _NO_BUDGET)) as tier, faults_told(field, str(directory)):
+    with closing(DiskTier(directory, _NO_BUDGET)) as tier, naming_tier_faults(field, str(directory)):
         yield tier
 
 
@@ -94,39 +94,39 @@ def opened_folder(directory: Path, field: str) -> Iterator[FarTier]:
 def _opened_server(url: str, field: str) -> Iterator[FarTier]:
     # A parsed address does not show the password.
     place = str(parse_address(url, field))
-    with closing(RedisTier(url)) as tier, faults_told(field, place):
+    with closing(RedisTier(url)) as tier, naming_tier_faults(field, place):
         yield tier
 
 
 @contextmanager
-def faults_told(field: str, place: str) -> Iterator[None]:
+def naming_tier_faults(field: str, place: str) -> Iterator[None]:
     try:
         yield
     except (OSError, TierError) as error:
         raise InvalidArgumentError(field, f"{place} cannot be used: {error}") from error
 
 
-def _told(sizes: Mapping[str, int]) -> str:
+def _summarize(sizes: Mapping[str, int]) -> str:
     return f"{len(sizes)} entries, {sum(sizes.values()) / MIB:.1f} MiB"
 
 
 def _inspect(tier: FarTier, pinned: frozenset[str], tells_keys: bool) -> list[str]:
     sizes = tier.list_sizes()
-    told = _told(sizes)
+    summary = _summarize(sizes)
     if pinned:
         held = sizes.keys() & pinned
-        told += f"; {len(held)} pinned, {sum(sizes[key] for key in held) / MIB:.1f} MiB"
+        summary += f"; {len(held)} pinned, {sum(sizes[key] for key in held) / MIB:.1f} MiB"
     if missing := len(pinned - sizes.keys()):
-        told += f"; {missing} pinned but missing"
+        summary += f"; {missing} pinned but missing"
     keys = sorted(sizes) if tells_keys else []
-    return [told, *(f"{key} {sizes[key]}{' pinned' if key in pinned else ''}" for key in keys)]
+    return [summary, *(f"{key} {sizes[key]}{' pinned' if key in pinned else ''}" for key in keys)]
 
 
 def _verify(tier: FarTier) -> tuple[list[str], int]:
     sizes = tier.list_sizes()
     num_damaged = sum(not tier.verify(key) for key in sizes)
-    told = f"{len(sizes)} entries read, {num_damaged} damaged ones removed"
-    return [told], 1 if num_damaged else 0
+    summary = f"{len(sizes)} entries read, {num_damaged} damaged ones removed"
+    return [summary], 1 if num_damaged else 0
 
 
 def _clear(tier: FarTier) -> tuple[list[str], int]:
@@ -158,7 +158,7 @@ def _warm(arguments: argparse.Namespace) -> int:
         asked = [[{"role": "user", "content": [each]}] for each in shown]
         with _naming_picture(list(pictures)):
             llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
-    return _tell_what_is_kept(arguments, name_entries(config, pictures))
+    return _report_kept(arguments, name_entries(config, pictures))
 
 
 @contextmanager
@@ -172,14 +172,14 @@ def _naming_picture(names: Sequence[str]) -> Iterator[None]:
         raise type(error)(names[error.item], error.message) from error
 
 
-def _tell_what_is_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:
+def _report_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]]) -> int:
     """Report what each tier keeps.  Return 1 if it lacks a picture: a server works without tiers, warming does not."""
     status = 0
     for place in _far_tiers(arguments):
         with place as tier:
-            told = _told(tier.list_sizes())
+            summary = _summarize(tier.list_sizes())
             lacking = [picture for picture, its in keys.items() if any(tier.get(key) is None for key in its)]
-        print(f"{tier.name}: {told}", *(f"{each} is not kept by the {tier.name} tier" for each in lacking), sep="\n")
+        print(f"{tier.name}: {summary}", *(f"{each} is not kept by the {tier.name} tier" for each in lacking), sep="\n")
         status = 1 if lacking else status
     return status
 

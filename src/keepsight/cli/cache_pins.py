@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from keepsight.cli.add_command import Commands, add_command
-from keepsight.cli.cache_contents import MIB, add_server_flags, faults_told, holds_any, opened_folder
+from keepsight.cli.cache_contents import MIB, add_server_flags, holds_any, naming_tier_faults, opened_folder
 from keepsight.cli.end_on_ctrl_c import ending_on_ctrl_c
 from keepsight.cli.model_arguments import config_from
 from keepsight.cli.read_picture import read_picture
@@ -75,10 +75,10 @@ def _check_are_kept(keys: Mapping[str, Sequence[str]], sizes: Mapping[str, int],
 
 def _check_have_room(num_bytes: int, place: DiskPlace) -> None:
     if num_bytes > place.max_bytes:
-        told = (
+        reason = (
             f"would hold {num_bytes} bytes of pinned embeddings, more than its limit of {place.max_bytes} (PATH:SIZE)"
         )
-        raise InvalidArgumentError("--encoder-disk-cache", f"{place.directory} {told}")
+        raise InvalidArgumentError("--encoder-disk-cache", f"{place.directory} {reason}")
 
 
 def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
@@ -86,7 +86,7 @@ def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
         raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or use --all")
     named = {key for its in _find_keys(arguments).values() for key in its}
     pins = pins_in(place.directory)
-    with faults_told("--encoder-disk-cache", str(place.directory)):
+    with naming_tier_faults("--encoder-disk-cache", str(place.directory)):
         keys = [key for key in pins if arguments.all or key in named]
         pins.remove(*keys)
     print(f"{len(keys)} embeddings unpinned")

@@ -87,18 +87,18 @@ class Answer:
         self.is_amid_thought = isinstance(piece, Thought)
         self.text += piece if isinstance(piece, str) else ""
 
-    def tell_cost(self) -> str:
-        told = [] if self.first_seconds is None else [f"first token {self.first_seconds:.2f} s"]
-        told.append(f"{time.monotonic() - self.started:.2f} s in all")
+    def describe_cost(self) -> str:
+        facts = [] if self.first_seconds is None else [f"first token {self.first_seconds:.2f} s"]
+        facts.append(f"{time.monotonic() - self.started:.2f} s in all")
         if self.usage and self.usage.num_tokens is not None:
-            told.append(f"{self.usage.num_tokens} tokens")
+            facts.append(f"{self.usage.num_tokens} tokens")
         if self.usage and self.usage.num_cached_tokens is not None:
-            told.append(f"{self.usage.num_cached_tokens} of {self.usage.num_prompt_tokens} prompt tokens cached")
+            facts.append(f"{self.usage.num_cached_tokens} of {self.usage.num_prompt_tokens} prompt tokens cached")
         if self.is_cut:
-            told.append("cut at the token limit")
+            facts.append("cut at the token limit")
         if self.is_stopped:
-            told.append("stopped")
-        return f"[{', '.join(told)}]"
+            facts.append("stopped")
+        return f"[{', '.join(facts)}]"
 
 
 class Chat:
@@ -159,7 +159,7 @@ class Chat:
             if answer.text:
                 print(flush=True)
                 self._messages += [question, {"role": "assistant", "content": answer.text}]
-        _note(answer.tell_cost())
+        _note(answer.describe_cost())
 
     def _print(self, answer: Answer, messages: list[dict[str, Any]]) -> None:
         with closing(self._server.answer({"model": self.model, "messages": messages, **self._options})) as pieces:

@@ -7,13 +7,13 @@ from keepsight.cli.one_line_parser import flag_of
 from keepsight.errors import InvalidArgumentError
 
 
-def check_is_text(said: object, name: str) -> None:
+def check_is_text(value: object, name: str) -> None:
     try:
-        json.dumps(said, ensure_ascii=False).encode()
+        json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise InvalidArgumentError(name, "is not UTF-8") from None
 
 
 def check_arguments_are_text(arguments: argparse.Namespace) -> None:
-    for name, said in vars(arguments).items():
-        check_is_text(said, flag_of(name))
+    for name, value in vars(arguments).items():
+        check_is_text(value, flag_of(name))

@@ -182,14 +182,14 @@ def add_model(parser: argparse.ArgumentParser, name: str = "--model", **options:
 def add_model_arguments(parser: argparse.ArgumentParser, *, takes_adapters: bool = False) -> None:
     for title, helps in (_HELP | _HELP_OF_ADAPTERS if takes_adapters else _HELP).items():
         group = parser.add_argument_group(title)
-        for name, said in helps.items():
+        for name, help_text in helps.items():
             default = getattr(DEFAULTS, name)
             if default and default != "auto":
                 # Shown as it would be typed.
-                said = f"{said} (default: {json.dumps(default) if isinstance(default, dict) else default})"
+                help_text = f"{help_text} (default: {json.dumps(default) if isinstance(default, dict) else default})"
             options = {"default": default, **_how_it_is_read(name), **_MORE.get(name, {})}
             # argparse would interpret a percent sign as a format.
-            group.add_argument(flag_of(name), help=said.replace("%", "%%"), **options)
+            group.add_argument(flag_of(name), help=help_text.replace("%", "%%"), **options)
 
 
 def _how_it_is_read(name: str) -> dict[str, Any]:

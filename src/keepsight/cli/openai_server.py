@@ -133,9 +133,9 @@ def _understand(event: Mapping[str, Any]) -> list[Piece]:
             delta = choices[0].get("delta", {})
             # The name of the reasoning's field is not standardized.
             thought, text = delta.get("reasoning_content") or delta.get("reasoning") or "", delta.get("content") or ""
-            for said in (thought, text):
-                if not isinstance(said, str):
-                    raise TypeError(f"{said!r} is no text")
+            for each in (thought, text):
+                if not isinstance(each, str):
+                    raise TypeError(f"{each!r} is no text")
             pieces += [Thought(thought), text] if thought else [text]
             if choices[0].get("finish_reason") == "length":
                 pieces.append(Cut())

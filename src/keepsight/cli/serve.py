@@ -104,10 +104,10 @@ def _check_model_is_no_value(arguments: argparse.Namespace) -> None:
     """Raise if a flag that takes several values has also taken the model: the demo would be served instead."""
     if arguments.model is not None:
         return
-    for name, said in vars(arguments).items():
-        if isinstance(said, list) and said and is_checkpoint(said[-1]):
-            told = f"its last value, {said[-1]}, looks like the model: put the model first"
-            raise InvalidArgumentError(flag_of(name), told)
+    for name, value in vars(arguments).items():
+        if isinstance(value, list) and value and is_checkpoint(value[-1]):
+            reason = f"its last value, {value[-1]}, looks like the model: put the model first"
+            raise InvalidArgumentError(flag_of(name), reason)
 
 
 def _allow_many_open_files() -> None:

@@ -20,5 +20,5 @@ def warn_of_vllm_variables(environment: Mapping[str, str]) -> None:
     """Log the variables' names in one line, but not their values, which may be secret."""
     found = sorted(name for name in environment if name.startswith(_PREFIX))
     if found:
-        told = (f"{name} (use {OURS[name]})" if name in OURS else name for name in found)
-        logger.warning("these environment variables are ignored: %s", ", ".join(told))
+        names = (f"{name} (use {OURS[name]})" if name in OURS else name for name in found)
+        logger.warning("these environment variables are ignored: %s", ", ".join(names))

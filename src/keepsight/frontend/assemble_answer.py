@@ -41,13 +41,20 @@ class AnswerPiece:
 
 class AnswerAssembler:
     def __init__(
-        self, tokenizer: Tokenizer, params: SamplingParams, thought: Thought | None = None, *, goes_on: bool = False
+        self,
+        tokenizer: Tokenizer,
+        params: SamplingParams,
+        thought: Thought | None = None,
+        *,
+        continues_prompt: bool = False,
     ) -> None:
         """`thought`: the thought that each choice may begin with; None: all text is the answer's.
 
-        `goes_on`: the choices continue the prompt's text.
+        `continues_prompt`: the choices continue the prompt's text.
         """
-        self._streamers = {choice: TextStreamer(tokenizer, params, goes_on=goes_on) for choice in range(params.n)}
+        self._streamers = {
+            choice: TextStreamer(tokenizer, params, continues_prompt=continues_prompt) for choice in range(params.n)
+        }
         self._splitters = {} if thought is None else {choice: ThoughtSplitter(thought) for choice in range(params.n)}
         self._tags = {} if thought is None else {tokenizer.token_id(tag): tag for tag in thought.form.tags}
         self._stop_token_ids = frozenset(params.stop_token_ids)

@@ -98,8 +98,17 @@ class FrontendProcess:
         """Serve until drained."""
         self._may_go_on.wait()
         model_name, api, handles = self._start.model_name, self._start.api, self._open_handles()
-        told = (self._view, self._counters)
-        app = create_app(self._preparer, self._client, model_name, api, handles, self._cache, *told, self._open_kept())
+        app = create_app(
+            self._preparer,
+            self._client,
+            model_name,
+            api,
+            handles,
+            self._cache,
+            self._view,
+            self._counters,
+            self._open_kept(),
+        )
         self._server = make_server(app, api, partial(self._counters.add, RESPONSES[4]))
         if self._is_draining:  # drained before the server existed; never set to False, as `_drain` may run meanwhile
             self._server.should_exit = True

@@ -192,16 +192,19 @@ class RequestPreparer:
         kept = find_beginnings(self.template, conversation, tools)
         # Templates write BOS themselves; if one does not, a processor of transformers adds it, unlike a tokenizer.
         add_bos = config.borrowed is not None and self.tokenizer.lacks_bos(text)
-        told = (text, conversation.pictures, terms, config, "messages", downloaded, kept)
-        return replace(self._prepare(*told, add_bos=add_bos), goes_on=conversation.end == "text")
+        prepared = self._prepare(
+            text, conversation.pictures, terms, config, "messages", downloaded, kept, add_bos=add_bos
+        )
+        return replace(prepared, continues_prompt=conversation.end == "text")
 
     def _unfold_documents(
         self, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
     ) -> Conversation:
         fetched = tuple(self.intake.fetch_all(conversation.pictures, cache_salt, downloaded))
         pages_of = partial(self._identifier.pages_of, cache_salt=cache_salt)
-        told = (pages_of, self.tokenizer.as_plain_text, self.intake.check_count)
-        return unfold_documents(replace(conversation, pictures=fetched), *told)
+        return unfold_documents(
+            replace(conversation, pictures=fetched), pages_of, self.tokenizer.as_plain_text, self.intake.check_count
+        )
 
     def split_off_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:
         """Split off the thought that answers may begin with, if any, and exempt it from the answers' form."""
@@ -371,8 +374,10 @@ class RequestPreparer:
         self._limits.check_expanded(expanded, field, terms.max_counted_tokens, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)
         count = self.expander.count_tokens_of
-        told = (expanded, layouts, terms.cache_salt)
-        pins = [PromptPin(count(each.text, *told, add_bos=add_bos), each.seconds) for each in kept]
+        pins = [
+            PromptPin(count(each.text, expanded, layouts, terms.cache_salt, add_bos=add_bos), each.seconds)
+            for each in kept
+        ]
         return self._finish(expanded, named, terms, pins), named
 
     def _processor_for(

@@ -28,7 +28,7 @@ class PreparedRequest:
     # The thought that each of its answers may begin with, to be split off.
     thought: Thought | None = None
     # Its answers continue the prompt's text, rather than begin texts of their own.
-    goes_on: bool = True
+    continues_prompt: bool = True
     account: RequestAccount = field(kw_only=True)
 
     def pinned(self, seconds: float) -> "PreparedRequest":

@@ -16,12 +16,12 @@ from keepsight.token_bytes import ByteRun
 class TextStreamer:
     """Decodes the text of one choice of one request."""
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, goes_on: bool = False) -> None:
-        """`goes_on`: the text continues the prompt's, so that a space at its beginning is kept."""
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, *, continues_prompt: bool = False) -> None:
+        """`continues_prompt`: the text continues the prompt's, so that a space at its beginning is kept."""
         self._tokenizer = tokenizer
         self._skips_special_tokens = params.skip_special_tokens
         # An answer that must have a form has it with all the text of its tokens, the space included.
-        drops_space = tokenizer.drops_first_space and not goes_on and params.structured_outputs is None
+        drops_space = tokenizer.drops_first_space and not continues_prompt and params.structured_outputs is None
         self._stop = _StopStrings(tuple(params.stop), params.include_stop_str_in_output, drops_space)
         self._open_run: _OpenRun | None = None
         self._includes_stop = params.include_stop_str_in_output
@@ -72,10 +72,10 @@ class TextStreamer:
         run, self._open_run = self._open_run, None
         if run is None:
             return self._stop.push(text, self._can_end)
-        rest, said = run.bytes.finish(), ""
+        rest, begun = run.bytes.finish(), ""
         if not run.bytes.is_invalid:
-            self._stop, said = run.stop, run.take()
-        return said + self._stop.push(rest + text, self._can_end)
+            self._stop, begun = run.stop, run.take()
+        return begun + self._stop.push(rest + text, self._can_end)
 
     @property
     def _can_end(self) -> bool:
@@ -91,19 +91,19 @@ class _OpenRun:
 
     def __init__(self, read: ByteRun, stop: "_StopStrings") -> None:
         self.bytes, self.stop = read, copy.copy(stop)
-        self._said: list[str] = []
+        self._texts: list[str] = []
 
     @property
     def is_on_trial(self) -> bool:
         return self.bytes.can_be_invalid and self.stop.found is None
 
     def push(self, data: bytes, can_end: bool) -> None:
-        self._said.append(self.stop.push(self.bytes.push(data), can_end))
+        self._texts.append(self.stop.push(self.bytes.push(data), can_end))
 
     def take(self) -> str:
-        said = "".join(self._said)
-        self._said.clear()
-        return said
+        text = "".join(self._texts)
+        self._texts.clear()
+        return text
 
 
 class _StopStrings:

@@ -245,8 +245,8 @@ class EngineListener:
         self._io.send_waiting(self._send)
         with self._io.lock:  # no other thread sends it anything before
             self._peers.add(peer)
-            is_told = self._try_send(peer, self._welcome)
-        if is_told:
+            is_sent = self._try_send(peer, self._welcome)
+        if is_sent:
             self._on_welcomed()
         else:
             self._lose(peer, DOES_NOT_READ)

@@ -83,15 +83,15 @@ def cut_into_messages(outputs: Sequence[FromEngine]) -> Iterator[Sequence[FromEn
     """Split outputs into messages. Prompt logprobs may be megabytes: an output with them goes alone, as a message of
     several could exceed the size limit.
     """
-    if not any(map(_tells_prompt, outputs)):
+    if not any(map(_has_prompt_logprobs, outputs)):
         yield outputs
         return
-    for is_large, run in groupby(outputs, _tells_prompt):
+    for is_large, run in groupby(outputs, _has_prompt_logprobs):
         together = list(run)
         yield from ([each] for each in together) if is_large else [together]
 
 
-def _tells_prompt(output: FromEngine) -> bool:
+def _has_prompt_logprobs(output: FromEngine) -> bool:
     return isinstance(output, TokenOutput) and output.prompt_logprobs is not None
 
 
@@ -253,8 +253,8 @@ def _check_token(output: TokenOutput) -> None:
     _check(0 <= output.choice < MAX_CHOICES, "a choice out of range")
     _check(output.vector is None or (len(output.vector) > 0 and len(output.vector) % 4 == 0), "a vector out of range")
     if output.logprobs or output.prompt_logprobs:
-        told = (output.logprobs or (), *(output.prompt_logprobs or ()))
-        is_right = all(min(each.token_id, each.rank) >= 0 for ones in told for each in ones)
+        logprobs = (output.logprobs or (), *(output.prompt_logprobs or ()))
+        is_right = all(min(each.token_id, each.rank) >= 0 for ones in logprobs for each in ones)
         _check(is_right, "a log probability out of range")
 
 

@@ -135,14 +135,14 @@ def _refuse_if_full(folder: Path, num_frontends: int) -> None:
     if num_frontends:
         num_bytes = MIN_FREE_BYTES_OF_SERVER + num_frontends * MIN_FREE_BYTES_OF_FRONTEND
     if not has_files or _num_free_bytes(folder) < num_bytes:
-        told = f"{os.strerror(errno.ENOSPC)} for {num_bytes} bytes and {MIN_FREE_FILES} files"
-        raise OSError(errno.ENOSPC, told, str(folder))
+        reason = f"{os.strerror(errno.ENOSPC)} for {num_bytes} bytes and {MIN_FREE_FILES} files"
+        raise OSError(errno.ENOSPC, reason, str(folder))
 
 
 def _refuse_if_long(folder: Path) -> None:
     if len(os.fsencode(folder)) > MAX_PARENT_OF_SOCKETS:
-        told = f"a folder whose path is longer than {MAX_PARENT_OF_SOCKETS} bytes cannot hold sockets (see TMPDIR)"
-        raise OSError(errno.ENAMETOOLONG, told)
+        reason = f"a folder whose path is longer than {MAX_PARENT_OF_SOCKETS} bytes cannot hold sockets (see TMPDIR)"
+        raise OSError(errno.ENAMETOOLONG, reason)
 
 
 def _num_free_bytes(path: Path) -> int:

@@ -28,7 +28,9 @@ class _Answer:
 
     def __init__(self, index: int, prepared: PreparedRequest, tokenizer: Tokenizer) -> None:
         self.index, self.request, self._text, self._tokenizer = index, prepared.engine_request, prepared.text, tokenizer
-        self._assembler = AnswerAssembler(tokenizer, self.request.sampling_params, goes_on=prepared.goes_on)
+        self._assembler = AnswerAssembler(
+            tokenizer, self.request.sampling_params, continues_prompt=prepared.continues_prompt
+        )
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
         # The smallest count of all choices: the others find what that choice has just computed.
         self._num_cached_tokens = len(self.request.token_ids)
@@ -63,7 +65,7 @@ class _Answer:
             prompt_token_ids=list(self.request.known_token_ids),
             outputs=[_completion(index, own, self._tokenizer) for index, own in enumerate(self._pieces)],
             num_cached_tokens=self._num_cached_tokens,
-            prompt_logprobs=self._tell_prompt(),
+            prompt_logprobs=self._prompt_logprobs(),
         )
 
     def vector(self, params: PoolingParams) -> EmbeddingRequestOutput:
@@ -76,9 +78,9 @@ class _Answer:
             num_cached_tokens=self._num_cached_tokens,
         )
 
-    def _tell_prompt(self) -> list[dict[int, Logprob] | None] | None:
-        told = self._pieces[0][0].token.prompt_logprobs
-        return None if told is None else [None, *(_by_id(each, self._tokenizer) for each in told)]
+    def _prompt_logprobs(self) -> list[dict[int, Logprob] | None] | None:
+        logprobs = self._pieces[0][0].token.prompt_logprobs
+        return None if logprobs is None else [None, *(_by_id(each, self._tokenizer) for each in logprobs)]
 
 
 class RunningRequests:

@@ -157,7 +157,7 @@ class DiskTier:
         except OSError as error:
             if error.errno not in _NO_ROOM:
                 raise
-            self._fullness.tell(error)
+            self._fullness.report(error)
             return False
         if is_kept:
             self._fullness.end()
@@ -285,7 +285,7 @@ class DiskTier:
         num_pinned_bytes = self._known.num_bytes
         if num_pinned_bytes + num_bytes <= self._max_bytes:
             raise TierError(f"{self._directory} is full of entries being written")
-        self._fullness.tell(f"{num_pinned_bytes} of {self._max_bytes} bytes are pinned (keepsight cache unpin)")
+        self._fullness.report(f"{num_pinned_bytes} of {self._max_bytes} bytes are pinned (keepsight cache unpin)")
 
     def _reserve(self, num_bytes: int) -> tuple[Path, int]:
         """Create a file of its final size, so that every count includes it and a full disk is noticed now."""

@@ -46,9 +46,9 @@ def _digest_folder(directory: Path, remembered: Path | None) -> str:
     known = {} if remembered is None else _recall(remembered)
     identities = {path: identity for path in paths if (identity := _identity(path)) is not None}
     digests = {path: known.get(identities.get(path, "")) or _digest_file(path) for path in paths}
-    told = {identity: digests[path] for path, identity in identities.items()}
-    if remembered is not None and not told.items() <= known.items():
-        _remember(remembered, {**known, **told})
+    current = {identity: digests[path] for path, identity in identities.items()}
+    if remembered is not None and not current.items() <= known.items():
+        _remember(remembered, {**known, **current})
     named = [[path.name, digest] for path, digest in digests.items()]
     return blake3(json.dumps(named).encode()).hexdigest()
 

@@ -8,7 +8,7 @@ logger = logging.getLogger(__name__)
 class Fullness:
     def __init__(self, place: object, max_bytes: int | None) -> None:
         self._place, self._max_bytes = place, max_bytes
-        self._is_told = self._has_turned_away = False
+        self._is_logged = self._has_turned_away = False
 
     def turns_away(self, num_bytes: int) -> bool:
         """Return True if an entry is larger than the whole tier."""
@@ -24,11 +24,11 @@ class Fullness:
             )
         return True
 
-    def tell(self, why: object) -> None:
+    def report(self, why: object) -> None:
         """Log that the tier accepts nothing more; not again until it has kept something (`end`)."""
-        if not self._is_told:
-            self._is_told = True
+        if not self._is_logged:
+            self._is_logged = True
             logger.error("%s accepts no more entries: %s", self._place, why)
 
     def end(self) -> None:
-        self._is_told = False
+        self._is_logged = False

@@ -144,7 +144,7 @@ class RedisTier:
         except RefusedError as error:
             if not str(error).startswith(_TAKES_NOTHING):
                 raise
-            self._fullness.tell(error)
+            self._fullness.report(error)
             return False
         if is_kept:
             self._fullness.end()

@@ -400,7 +400,7 @@ def test_a_conversation_longer_than_the_context_is_counted_so_that_it_can_be_cut
     assert body["count"] == len(body["tokens"]) > 20_000 > body["max_model_len"]
     # There is a limit, though.
     for most in (body["count"] - 1, 15):
-        monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", most)
+        monkeypatch.setattr(prepare_answer, "MAX_TOKEN_IDS_IN_ANSWER", most)
         refused = client.send("POST", "/tokenize", json={"messages": messages})
         assert error_of(refused) == (400, "messages", "invalid_argument")
         assert f"one answer lists at most {most}" in refused.json()["error"]["message"]

@@ -68,7 +68,7 @@ def test_ids_are_returned_only_on_request(client: Client, asked: dict[str, Any])
 
 def test_the_number_of_returned_prompt_ids_is_limited(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     num_tokens = len(client.preparer.tokenizer.encode("Hello", add_bos=True))
-    monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", 4 * num_tokens)
+    monkeypatch.setattr(prepare_answer, "MAX_TOKEN_IDS_IN_ANSWER", 4 * num_tokens)
     assert complete(client, "Hello", n=4, return_token_ids=True).status_code == 200
     assert complete(client, "Hello", n=5).status_code == 200
     refused = complete(client, "Hello", n=5, return_token_ids=True)
@@ -76,7 +76,7 @@ def test_the_number_of_returned_prompt_ids_is_limited(client: Client, monkeypatc
 
 
 def test_a_text_with_far_too_many_ids_is_not_encoded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_answer, "MAX_TOLD_TOKEN_IDS", 50)
+    monkeypatch.setattr(prepare_answer, "MAX_TOKEN_IDS_IN_ANSWER", 50)
     assert client.send("POST", "/tokenize", json={"prompt": "Hello there" * 9}).status_code == 200
     refused = client.send("POST", "/tokenize", json={"prompt": "Hello there" * 90})
     assert error_of(refused) == (400, "prompt", "invalid_argument")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser, Event, Said
+from keepsight.frontend.api.call_parser import AnswerText, ArgumentsText, CallBegun, CallParser, Event
 from keepsight.frontend.prompt.call_text import TAGGED, write_call
 
 NAMES = ("look", "look_up", "a.b-c")
@@ -50,7 +50,7 @@ def join(events: Sequence[Event]) -> Iterator[Event]:
     """Merge consecutive text events of the same kind into one."""
     last: Event | None = None
     for event in events:
-        if isinstance(last, Said | ArgumentsSaid) and type(event) is type(last):
+        if isinstance(last, AnswerText | ArgumentsText) and type(event) is type(last):
             assert not isinstance(event, CallBegun)
             last = type(last)(last.text + event.text)
         else:
@@ -73,14 +73,14 @@ def test_calls_are_read_the_same_however_the_text_is_cut(text: str, places: list
     whole, _ = parse([text])
     assert parse(cut(text, places))[0] == parse(list(text))[0] == whole
     if not any(isinstance(event, CallBegun) for event in whole):
-        assert whole == ([Said(text)] if text else [])
+        assert whole == ([AnswerText(text)] if text else [])
 
 
 @given(answers, st.sampled_from(["", "\n", "```json\n", "```\n```tool_code\n"]), st.lists(st.integers(0, 1000)))
 def test_calls_are_read_as_they_were_written(written: Any, before: str, places: list[int]) -> None:
     text = before + "\n".join(each for each, _, _ in written) + "\n```"
     events, parser = parse(cut(text, places))
-    expected = [event for _, name, arguments in written for event in (CallBegun(name), ArgumentsSaid(arguments))]
+    expected = [event for _, name, arguments in written for event in (CallBegun(name), ArgumentsText(arguments))]
     assert events == expected
     assert not parser.is_amid_arguments
 
@@ -101,30 +101,30 @@ def test_calls_are_read_as_they_were_written(written: Any, before: str, places: 
     ],
 )
 def test_an_answer_that_does_not_begin_as_a_call_is_all_text(text: str) -> None:
-    assert parse(list(text))[0] == [Said(text)]
+    assert parse(list(text))[0] == [AnswerText(text)]
 
 
 def test_text_is_sent_at_once_and_a_possible_call_is_held_back() -> None:
     parser = CallParser(NAMES)
     assert parser.push(" ") == []
     assert parser.push('{"name') == []
-    assert parser.push('": "A') == [Said(' {"name": "A')]
-    assert parser.push("{") == [Said("{")]
+    assert parser.push('": "A') == [AnswerText(' {"name": "A')]
+    assert parser.push("{") == [AnswerText("{")]
     parser = CallParser(NAMES)
     assert parser.push('{"name": "look", "parameters": ') == []
-    assert parser.push('{"at') == [CallBegun("look"), ArgumentsSaid('{"at')]
-    assert parser.push('": 1}') == [ArgumentsSaid('": 1}')]
+    assert parser.push('{"at') == [CallBegun("look"), ArgumentsText('{"at')]
+    assert parser.push('": 1}') == [ArgumentsText('": 1}')]
     assert not parser.is_amid_arguments
     assert parser.push("}\n") == []
 
 
 def test_without_tools_nothing_is_held_back() -> None:
-    assert CallParser(()).push("{") == [Said("{")]
+    assert CallParser(()).push("{") == [AnswerText("{")]
 
 
 def test_a_call_that_is_cut_off_is_recognized() -> None:
     events, parser = parse([write_call("look", '{"at": "}')[:-2]])
-    assert events == [CallBegun("look"), ArgumentsSaid('{"at": "')]
+    assert events == [CallBegun("look"), ArgumentsText('{"at": "')]
     assert parser.is_amid_arguments
 
 
@@ -155,7 +155,7 @@ def test_tagged_calls_are_read_the_same_however_the_text_is_cut(text: str, place
     whole = parse_tagged([text])
     assert parse_tagged(cut(text, places)) == parse_tagged(list(text)) == whole
     if not any(isinstance(event, CallBegun) for event in whole):
-        assert whole == ([Said(text)] if text else [])
+        assert whole == ([AnswerText(text)] if text else [])
 
 
 @given(st.lists(tagged_calls(), min_size=1, max_size=3), st.text("a<tool_call>\n"), st.lists(st.integers(0, 1000)))
@@ -163,17 +163,17 @@ def test_tagged_calls_and_the_text_before_them_are_read_as_they_were_written(
     written: Any, before: str, places: list[int]
 ) -> None:
     text, content = before + "".join(each for each, _, _ in written), before.removesuffix("\n")
-    expected = [event for _, name, arguments in written for event in (CallBegun(name), ArgumentsSaid(arguments))]
-    assert parse_tagged(cut(text, places)) == [*([Said(content)] if content else []), *expected]
+    expected = [event for _, name, arguments in written for event in (CallBegun(name), ArgumentsText(arguments))]
+    assert parse_tagged(cut(text, places)) == [*([AnswerText(content)] if content else []), *expected]
 
 
 def test_only_a_possible_start_of_a_tagged_call_is_held_back() -> None:
     parser = CallParser(NAMES, TAGGED)
-    assert parser.push("I look.\n") == [Said("I look.")]
+    assert parser.push("I look.\n") == [AnswerText("I look.")]
     assert parser.push("<") == []
-    assert parser.push("b>\n<tool_call>") == [Said("\n<b>")]
-    assert parser.push('\n{"name": "Anna') == [Said('\n<tool_call>\n{"name": "Anna')]
-    assert parser.push(f"\n{TAGGED_CALL[:-14]}") == [CallBegun("look"), ArgumentsSaid('{"at": "the \\"sea\\" {"}')]
+    assert parser.push("b>\n<tool_call>") == [AnswerText("\n<b>")]
+    assert parser.push('\n{"name": "Anna') == [AnswerText('\n<tool_call>\n{"name": "Anna')]
+    assert parser.push(f"\n{TAGGED_CALL[:-14]}") == [CallBegun("look"), ArgumentsText('{"at": "the \\"sea\\" {"}')]
     assert parser.push("}\n</tool_call>\n") == []
     assert parser.finish() == []
 
@@ -189,7 +189,7 @@ def test_only_a_possible_start_of_a_tagged_call_is_held_back() -> None:
     ],
 )
 def test_anything_but_a_tagged_call_is_text(text: str) -> None:
-    assert parse_tagged(list(text)) == [Said(text)]
+    assert parse_tagged(list(text)) == [AnswerText(text)]
 
 
 def test_a_long_text_that_is_held_back_is_read_as_fast() -> None:

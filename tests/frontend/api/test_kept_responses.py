@@ -186,10 +186,10 @@ class Histories(RuleBasedStateMachine):
         self._expected: dict[str, dict[str, tuple[int, str | None]]] = {"a": {}, "b": {}}
         self._number = 0
 
-    @rule(tenant=st.sampled_from("ab"), size=st.integers(2, 120), goes_on=st.booleans(), chosen=st.integers(0, 99))
-    def keep(self, tenant: str, size: int, goes_on: bool, chosen: int) -> None:
+    @rule(tenant=st.sampled_from("ab"), size=st.integers(2, 120), continues=st.booleans(), chosen=st.integers(0, 99))
+    def keep(self, tenant: str, size: int, continues: bool, chosen: int) -> None:
         own = self._expected[tenant]
-        previous = list(own)[chosen % len(own)] if goes_on and own else None
+        previous = list(own)[chosen % len(own)] if continues and own else None
         chain = self._chain(own, previous)
         self._number += 1
         name = str(self._number)

@@ -15,7 +15,7 @@ from keepsight.errors import (
     RequestFailedError,
     ServerOverloadedError,
 )
-from keepsight.frontend.http.error_response import MAX_TOLD_CHARACTERS, ErrorResponse, error_response
+from keepsight.frontend.http.error_response import MAX_ERROR_CHARACTERS, ErrorResponse, error_response
 
 
 @pytest.mark.parametrize(
@@ -50,5 +50,5 @@ def test_internal_errors_are_reported_without_details() -> None:
 def test_a_refusal_is_short_even_if_it_quotes_something_long() -> None:
     told = ErrorResponse.of(InvalidArgumentError("field" * 10_000, "is no field")).error
     assert told.param is not None
-    assert len(told.message) == len(told.param) == MAX_TOLD_CHARACTERS
-    assert told.message == told.param == ("field" * 10_000)[: MAX_TOLD_CHARACTERS - 3] + "..."
+    assert len(told.message) == len(told.param) == MAX_ERROR_CHARACTERS
+    assert told.message == told.param == ("field" * 10_000)[: MAX_ERROR_CHARACTERS - 3] + "..."

@@ -36,7 +36,7 @@ MAX_ATTEMPTS = 3
 _prompt_logprobs_executor = ThreadPoolExecutor(1, "prompt logprobs")
 # Capacity of the queue that merges several prompts' pieces: how far they may run ahead of the consumer.
 MAX_MERGED_PIECES = 64
-Told = TypeVar("Told", bound=msgspec.Struct)
+Body = TypeVar("Body", bound=msgspec.Struct)
 # The index of a choice among those of the whole answer, and a piece of it.
 IndexedPiece = tuple[int, AnswerPiece]
 
@@ -89,7 +89,7 @@ class AskedPrompts:
         for account in self.accounts:
             account.name(request_id, began, trace_parent)
 
-    def _with_account(self, body: Told) -> Told:
+    def _with_account(self, body: Body) -> Body:
         """Return the body with the accounts added, if the client asked for them."""
         if not self._wants_account:
             return body
@@ -144,7 +144,7 @@ class Answer(AskedPrompts, ABC):
             completion = await loop.run_in_executor(_prompt_logprobs_executor, self._completion, choices)
         return await self._settle(self._with_account(completion))
 
-    async def _settle(self, body: Told) -> Told:
+    async def _settle(self, body: Body) -> Body:
         """Called with the finished body before the end of the answer is sent; returns the body to send."""
         return body
 
@@ -185,7 +185,7 @@ class Answer(AskedPrompts, ABC):
             else:
                 is_foreseen = isinstance(error, RequestFailedError)
                 logger.error("the answer %s failed: %s", self.id, error, exc_info=not is_foreseen)
-            yield self._tell_failure(error)
+            yield self._failure_event(error)
         if self.STREAM_END:
             yield self.STREAM_END
 
@@ -198,7 +198,7 @@ class Answer(AskedPrompts, ABC):
                     for event in self._open():
                         yield event
                 self._count_token(piece)
-                for event in self._tell(index, piece):
+                for event in self._piece_events(index, piece):
                     yield event
         for event in await self._close():
             yield event
@@ -211,7 +211,7 @@ class Answer(AskedPrompts, ABC):
         prepared = self.prompts[number]
         request = prepared.engine_request
         assembler = AnswerAssembler(
-            self._tokenizer, request.sampling_params, prepared.thought, goes_on=prepared.goes_on
+            self._tokenizer, request.sampling_params, prepared.thought, continues_prompt=prepared.continues_prompt
         )
         try:
             async with aclosing(engine.generate(prepared)) as tokens:
@@ -278,14 +278,14 @@ class Answer(AskedPrompts, ABC):
         """Return the events that begin a stream."""
 
     @abstractmethod
-    def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]: ...
+    def _piece_events(self, index: int, piece: AnswerPiece) -> Iterable[bytes]: ...
 
     @abstractmethod
     async def _close(self) -> Iterable[bytes]:
         """Return the events that end a stream that did not fail."""
 
     @abstractmethod
-    def _tell_failure(self, error: Exception) -> bytes: ...
+    def _failure_event(self, error: Exception) -> bytes: ...
 
 
 async def _merge(sources: Sequence[AsyncGenerator[IndexedPiece, None]]) -> AsyncGenerator[IndexedPiece, None]:

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from keepsight.frontend.api.answer import AnswerTerms
+from keepsight.frontend.api.build_message import MessageBuilder
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.api.chat_response import (
     ChatChoice,
@@ -19,7 +20,6 @@ from keepsight.frontend.api.chat_response import (
 )
 from keepsight.frontend.api.chunked_answer import ChunkedAnswer
 from keepsight.frontend.api.response_parts import CompletionTokensDetails, Usage
-from keepsight.frontend.api.tell_calls import CallTeller
 from keepsight.frontend.assemble_answer import AnswerPiece
 
 
@@ -31,8 +31,8 @@ class ChatAnswer(ChunkedAnswer):
         call_terms = asked.read_call_terms(terms.call_form)
         # Per choice, when streaming.  The factory does not refer to self: a cycle would keep the prompt until the next
         # garbage collection.
-        self._make_teller = partial(CallTeller, call_terms, may_think=self._may_think)
-        self._tellers = defaultdict[int, CallTeller](self._make_teller)
+        self._make_builder = partial(MessageBuilder, call_terms, may_think=self._may_think)
+        self._builders = defaultdict[int, MessageBuilder](self._make_builder)
         self._is_predicted = asked.prediction is not None
 
     def _forget_usage(self) -> None:
@@ -65,14 +65,14 @@ class ChatAnswer(ChunkedAnswer):
             model=self._model_name,
             choices=[self._choice(index, own) for index, own in enumerate(choices)],
             usage=self.usage,
-            prompt_logprobs=self._tell_prompt(choices[0][0].token),
-            prompt_token_ids=self._tell_prompt_ids(),
+            prompt_logprobs=self._prompt_logprobs(choices[0][0].token),
+            prompt_token_ids=self._prompt_token_ids(),
         )
 
     def _choice(self, index: int, pieces: Sequence[AnswerPiece]) -> ChatChoice:
         last = pieces[-1]
-        teller = self._make_teller()
-        message, finish_reason = teller.tell_whole(pieces), teller.name_end(last)
+        builder = self._make_builder()
+        message, finish_reason = builder.whole_message(pieces), builder.name_end(last)
         assert finish_reason is not None
         return ChatChoice(
             index=index,
@@ -80,20 +80,20 @@ class ChatAnswer(ChunkedAnswer):
             finish_reason=finish_reason,
             logprobs=self._logprobs(pieces),
             stop_reason=last.stop_reason,
-            token_ids=self._tell_ids(pieces),
+            token_ids=self._token_ids(pieces),
         )
 
     def _openings(self) -> Sequence[ChatCompletionChunk]:
         opening = ChatDelta(role="assistant", content="")
         choices = [ChatChunkChoice(index=index, delta=opening) for index in range(self._num_choices)]
         first, *others = (self._chunk_of([choice]) for choice in choices)
-        return [msgspec.structs.replace(first, prompt_token_ids=self._tell_prompt_ids()), *others]
+        return [msgspec.structs.replace(first, prompt_token_ids=self._prompt_token_ids()), *others]
 
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[ChatChunkChoice]:
         """Return one choice per delta: the first has the log-probabilities and ids, the last the finish reason."""
-        teller = self._tellers[index]
-        deltas = teller.tell_piece(piece)
-        logprobs, token_ids = self._logprobs([piece]), self._tell_ids([piece])
+        builder = self._builders[index]
+        deltas = builder.deltas_of(piece)
+        logprobs, token_ids = self._logprobs([piece]), self._token_ids([piece])
         if not deltas and (piece.finish_reason or logprobs or token_ids):
             deltas = [ChatDelta()]
         last = len(deltas) - 1 if piece.finish_reason else None
@@ -101,7 +101,7 @@ class ChatAnswer(ChunkedAnswer):
             ChatChunkChoice(
                 index=index,
                 delta=delta,
-                finish_reason=teller.name_end(piece) if place == last else None,
+                finish_reason=builder.name_end(piece) if place == last else None,
                 logprobs=None if place else logprobs,
                 stop_reason=piece.stop_reason if place == last else msgspec.UNSET,
                 token_ids=msgspec.UNSET if place else token_ids,

@@ -17,7 +17,7 @@ from keepsight.made_once import made_once
 from keepsight.requests import TokenLogprobs, TokenOutput
 
 
-class _ToldToken(NamedTuple):
+class _ShownToken(NamedTuple):
     token_id: int
     # What it adds to the text.
     shown: str
@@ -46,24 +46,24 @@ class CompletionAnswer(ChunkedAnswer):
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Completion:
         num_each = self._num_choices
         by_prompt = [choices[first : first + num_each] for first in range(0, len(choices), num_each)]
-        told = [choice for number, own in enumerate(by_prompt) for choice in self._choices_of(number, own)]
-        return self._chunk(told, self.usage)
+        shown = [choice for number, own in enumerate(by_prompt) for choice in self._choices_of(number, own)]
+        return self._chunk(shown, self.usage)
 
     def _choices_of(self, number: int, choices: Sequence[Sequence[AnswerPiece]]) -> Iterator[CompletionChoice]:
         """Yield the choices of one prompt, each of which repeats what is reported of the prompt."""
         first = choices[0][0].token
-        prompt_logprobs, prompt_token_ids = self._tell_prompt(first), self._tell_prompt_ids(number)
+        prompt_logprobs, prompt_token_ids = self._prompt_logprobs(first), self._prompt_token_ids(number)
         for index, pieces in enumerate(choices, start=number * self._num_choices):
-            answered = self._tell_answered([piece.token for piece in pieces])
+            answered = self._answered_tokens([piece.token for piece in pieces])
             yield CompletionChoice(
                 index=index,
                 text=self._echoes[number] + "".join(piece.text for piece in pieces),
                 finish_reason=pieces[-1].finish_reason,
-                logprobs=self._logprobs(itertools.chain(self._tell_echoed(number, first), answered)),
+                logprobs=self._logprobs(itertools.chain(self._echoed_tokens(number, first), answered)),
                 stop_reason=pieces[-1].stop_reason,
                 prompt_logprobs=prompt_logprobs,
                 prompt_token_ids=prompt_token_ids,
-                token_ids=self._tell_ids(pieces),
+                token_ids=self._token_ids(pieces),
             )
 
     def _openings(self) -> Sequence[Completion]:
@@ -73,7 +73,7 @@ class CompletionAnswer(ChunkedAnswer):
         return [self._chunk_of([self._opening(*each)]) for each in enumerate(numbers)]
 
     def _opening(self, index: int, number: int) -> CompletionChoice:
-        ids = self._tell_prompt_ids(number)
+        ids = self._prompt_token_ids(number)
         return CompletionChoice(index=index, text=self._echoes[number], finish_reason=None, prompt_token_ids=ids)
 
     def _chunk_choices(self, index: int, piece: AnswerPiece) -> Sequence[CompletionChoice]:
@@ -88,16 +88,16 @@ class CompletionAnswer(ChunkedAnswer):
             # A token may end one character and begin another.
             text="".join(each.text for each in pieces),
             finish_reason=piece.finish_reason,
-            logprobs=self._logprobs(self._tell_answered([each.token for each in pieces]), index),
+            logprobs=self._logprobs(self._answered_tokens([each.token for each in pieces]), index),
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
-            token_ids=self._tell_ids(pieces),
+            token_ids=self._token_ids(pieces),
         )
         return [choice]
 
     def _chunk(self, choices: list[Any], usage: Usage | msgspec.UnsetType | None) -> Completion:
         return Completion(id=self.id, created=self._created, model=self._model_name, choices=choices, usage=usage)
 
-    def _tell_echoed(self, number: int, answered: TokenOutput) -> Iterator[_ToldToken]:
+    def _echoed_tokens(self, number: int, answered: TokenOutput) -> Iterator[_ShownToken]:
         """Yield the prompt's tokens if the text echoes them.  A special first token that it lacks adds no text."""
         if self._written is None:
             return
@@ -105,28 +105,28 @@ class CompletionAnswer(ChunkedAnswer):
         is_written = self._echoes[number].startswith(self._tokenizer.token(first) or "")
         shows_first = is_written or not self._tokenizer.is_special(first)
         first_shown, *shown = self._tokenizer.decode_each([first, *others], skip_special_tokens=False)
-        yield _ToldToken(first, first_shown if shows_first else "", None)
-        yield from map(_ToldToken, others, shown, answered.prompt_logprobs or ())
+        yield _ShownToken(first, first_shown if shows_first else "", None)
+        yield from map(_ShownToken, others, shown, answered.prompt_logprobs or ())
 
-    def _tell_answered(self, tokens: Sequence[TokenOutput]) -> Iterator[_ToldToken]:
+    def _answered_tokens(self, tokens: Sequence[TokenOutput]) -> Iterator[_ShownToken]:
         if not self._asked.wants_answer:
             return
         params = self.prompts[0].engine_request.sampling_params
         shown = self._tokenizer.decode_each([token.token_id for token in tokens], params.skip_special_tokens)
         for token, each in zip(tokens, shown, strict=True):
-            yield _ToldToken(token.token_id, each, token.logprobs)
+            yield _ShownToken(token.token_id, each, token.logprobs)
 
-    def _logprobs(self, tokens: Iterable[_ToldToken], streamed: int | None = None) -> CompletionLogprobs | None:
+    def _logprobs(self, tokens: Iterable[_ShownToken], streamed: int | None = None) -> CompletionLogprobs | None:
         """`streamed`: the index of the streamed choice that these tokens continue, if any."""
         if (num_top := self._asked.choose_logprobs()) is None:
             return None
-        told = list(tokens)
-        offsets, end = _find_offsets(told, 0 if streamed is None else self._offsets[streamed])
+        shown = list(tokens)
+        offsets, end = _find_offsets(shown, 0 if streamed is None else self._offsets[streamed])
         if streamed is not None:
             self._offsets[streamed] = end
-        each = [[self._top_logprob(one) for one in (token.logprobs or ())[: 1 + num_top]] for token in told]
+        each = [[self._top_logprob(one) for one in (token.logprobs or ())[: 1 + num_top]] for token in shown]
         return CompletionLogprobs(
-            tokens=[self._name_token(token.token_id) for token in told],
+            tokens=[self._name_token(token.token_id) for token in shown],
             token_logprobs=[ones[0].logprob if ones else None for ones in each],
             # As in vLLM, the token itself is listed among the likeliest, even if it is not one of them.
             top_logprobs=[_by_token(ones) if ones else None for ones in each],
@@ -134,9 +134,9 @@ class CompletionAnswer(ChunkedAnswer):
         )
 
 
-def _find_offsets(told: Sequence[_ToldToken], end: int) -> tuple[list[int], int]:
+def _find_offsets(tokens: Sequence[_ShownToken], end: int) -> tuple[list[int], int]:
     """Return each token's offset in the text, and the end of the last.  Tokens of one character share its offset."""
-    *offsets, end = itertools.accumulate((len(token.shown) for token in told), initial=end)
+    *offsets, end = itertools.accumulate((len(token.shown) for token in tokens), initial=end)
     return offsets, end
 
 
@@ -145,7 +145,7 @@ def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
 
     Tokens may look alike, as parts of characters do.  The first counts: the token itself, or the likeliest.
     """
-    told: dict[str, float] = {}
+    by_token: dict[str, float] = {}
     for each in logprobs:
-        told.setdefault(each.token, each.logprob)
-    return told
+        by_token.setdefault(each.token, each.logprob)
+    return by_token

@@ -44,13 +44,13 @@ class EmbeddingsAnswer(AskedPrompts):
     async def _ask(self, engine: Engine, index: int, prepared: PreparedRequest, room: asyncio.Semaphore) -> Embedding:
         """Return the embedding of one prompt.  It comes with the first token, which is the only one."""
         async with room, aclosing(engine.generate(prepared)) as tokens:
-            told = await anext(tokens)
-        self._num_cached_tokens += told.num_cached_tokens
-        vector = read_vector(told, self._asked.dimensions, is_normalized=self._asked.is_normalized)
+            output = await anext(tokens)
+        self._num_cached_tokens += output.num_cached_tokens
+        vector = read_vector(output, self._asked.dimensions, is_normalized=self._asked.is_normalized)
         return Embedding(index=index, embedding=self._write(vector))
 
     def _write(self, vector: Vector) -> msgspec.Raw:
         """Encode a vector as JSON: as numbers, or as base64 of its float32 bytes, little-endian."""
         is_base64 = self._asked.encoding_format == "base64"
-        told = base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist()
-        return msgspec.Raw(msgspec.json.encode(told))
+        shown = base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist()
+        return msgspec.Raw(msgspec.json.encode(shown))

@@ -5,6 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import msgspec
 
 from keepsight.frontend.api.answer import Answer, AnswerTerms
+from keepsight.frontend.api.build_blocks import BlockBuilder
 from keepsight.frontend.api.message_object import (
     BlockEvent,
     Message,
@@ -16,7 +17,6 @@ from keepsight.frontend.api.message_object import (
     MessageUsage,
 )
 from keepsight.frontend.api.messages_request import MessagesChat
-from keepsight.frontend.api.tell_blocks import BlockTeller
 from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import MessagesError
@@ -27,12 +27,12 @@ class MessagesAnswer(Answer):
 
     def __init__(self, asked: MessagesChat, terms: AnswerTerms) -> None:
         super().__init__(asked, terms)
-        self._blocks = BlockTeller(asked.read_call_terms(terms.call_form))
+        self._blocks = BlockBuilder(asked.read_call_terms(terms.call_form))
         self._end: MessageEnd | None = None
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Message:
         for piece in choices[0]:
-            for _ in self._tell_blocks(piece):
+            for _ in self._block_events(piece):
                 pass
         end = msgspec.structs.asdict(self._find_end())
         return msgspec.structs.replace(self._begin_message(), content=self._blocks.blocks, **end)
@@ -40,14 +40,14 @@ class MessagesAnswer(Answer):
     def _open(self) -> Iterable[bytes]:
         yield _write(MessageStart(self._begin_message()))
 
-    def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]:
-        return map(_write, self._tell_blocks(piece))
+    def _piece_events(self, index: int, piece: AnswerPiece) -> Iterable[bytes]:
+        return map(_write, self._block_events(piece))
 
     async def _close(self) -> Iterable[bytes]:
         end = MessageDelta(delta=self._find_end(), usage=MessageUsage.of(self.usage))
         return [_write(self._with_account(end)), _write(MessageStop())]
 
-    def _tell_failure(self, error: Exception) -> bytes:
+    def _failure_event(self, error: Exception) -> bytes:
         return _write(MessagesError.of(error))
 
     def _begin_message(self) -> Message:
@@ -57,10 +57,10 @@ class MessagesAnswer(Answer):
         assert self._end is not None, "an answer ends with its last piece"
         return self._end
 
-    def _tell_blocks(self, piece: AnswerPiece) -> Iterator[BlockEvent]:
-        yield from self._blocks.tell(piece)
+    def _block_events(self, piece: AnswerPiece) -> Iterator[BlockEvent]:
+        yield from self._blocks.add_piece(piece)
         if piece.finish_reason is not None:
-            self._end = self._blocks.tell_end(piece)
+            self._end = self._blocks.message_end(piece)
 
 
 def _write(event: MessageEvent) -> bytes:

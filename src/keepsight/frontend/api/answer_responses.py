@@ -9,7 +9,8 @@ from typing import Any, Literal
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
-from keepsight.frontend.api.answer import Answer, AnswerTerms, Engine, Told
+from keepsight.frontend.api.answer import Answer, AnswerTerms, Body, Engine
+from keepsight.frontend.api.build_items import ItemBuilder
 from keepsight.frontend.api.response_object import (
     Event,
     IncompleteDetails,
@@ -21,7 +22,6 @@ from keepsight.frontend.api.response_object import (
 )
 from keepsight.frontend.api.response_parts import ContentLogprob
 from keepsight.frontend.api.responses_request import ResponsesChat
-from keepsight.frontend.api.tell_items import ItemTeller
 from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
@@ -44,7 +44,7 @@ class ResponsesAnswer(Answer):
 
     def __init__(self, asked: ResponsesChat, terms: AnswerTerms) -> None:
         super().__init__(asked, terms)
-        self._items = ItemTeller(asked.read_call_terms(terms.call_form))
+        self._items = ItemBuilder(asked.read_call_terms(terms.call_form))
         self._is_cut = False
         # Set if the answer is to be kept.
         self.keeping: KeepCallbacks | None = None
@@ -86,7 +86,7 @@ class ResponsesAnswer(Answer):
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Response:
         for piece in choices[0]:
-            for _ in self._tell_items(piece):
+            for _ in self._item_events(piece):
                 pass
         return self._completed()
 
@@ -95,8 +95,8 @@ class ResponsesAnswer(Answer):
         yield self._write(ResponseEvent(type="response.created", response=begun))
         yield self._write(ResponseEvent(type="response.in_progress", response=begun))
 
-    def _tell(self, index: int, piece: AnswerPiece) -> Iterable[bytes]:
-        return map(self._write, self._tell_items(piece))
+    def _piece_events(self, index: int, piece: AnswerPiece) -> Iterable[bytes]:
+        return map(self._write, self._item_events(piece))
 
     async def _close(self) -> Iterable[bytes]:
         response = await self._settle(self._with_account(self._completed()))
@@ -104,25 +104,27 @@ class ResponsesAnswer(Answer):
         kind = "response.incomplete" if self._is_cut else "response.completed"
         return [self._write(ResponseEvent(type=kind, response=response))]
 
-    async def _settle(self, body: Told) -> Told:
+    async def _settle(self, body: Body) -> Body:
         if self.keeping is None:
             return body
         kept = msgspec.structs.replace(body, store=True)
         item_ids = [item.id for item in self._items.items]
         return kept if await self.keeping.keep(_encode(kept), item_ids) else body
 
-    def _tell_failure(self, error: Exception) -> bytes:
-        told = ErrorResponse.of(error).error
+    def _failure_event(self, error: Exception) -> bytes:
+        details = ErrorResponse.of(error).error
         # OpenAI's codes for failed responses, which differ from those of its error bodies.
         code: Literal["invalid_prompt", "server_error"]
         code = "invalid_prompt" if isinstance(error, InvalidArgumentError) else "server_error"
-        fault = ResponseFault(code=code, message=f"{told.code}: {told.message}" if told.code else told.message)
+        fault = ResponseFault(
+            code=code, message=f"{details.code}: {details.message}" if details.code else details.message
+        )
         failed = msgspec.structs.replace(self._begun, status="failed", output=self._items.items, error=fault)
         return self._write(ResponseEvent(type="response.failed", response=failed))
 
-    def _tell_items(self, piece: AnswerPiece) -> Iterator[StreamedEvent]:
+    def _item_events(self, piece: AnswerPiece) -> Iterator[StreamedEvent]:
         self._is_cut = piece.finish_reason == "length"
-        return self._items.tell(piece, self._logprobs(piece))
+        return self._items.add_piece(piece, self._logprobs(piece))
 
     def _completed(self) -> Response:
         return msgspec.structs.replace(

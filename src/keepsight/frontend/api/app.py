@@ -69,8 +69,8 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.read_messages import Conversation
 from keepsight.observe.counters import Counters
+from keepsight.observe.format_account import format_for_header
 from keepsight.observe.server_view import ServerView
-from keepsight.observe.tell_account import tell_in_header
 
 logger = logging.getLogger(__name__)
 # Limit on all bodies being read or prepared at once, as a multiple of the largest body allowed.
@@ -217,7 +217,7 @@ class Api:
         else:
             response = json_response(await unless_client_leaves(http.receive, answer.whole(self._engine)))
         # The stages known by now: for a stream, those before its first token.
-        response.headers["server-timing"] = tell_in_header(answer.accounts)
+        response.headers["server-timing"] = format_for_header(answer.accounts)
         return response
 
     async def _fetch(self, http: Request, asked: ChatRequest | PromptFields) -> tuple[str | None, Downloaded]:
@@ -268,25 +268,25 @@ class Api:
 
     async def health(self, http: Request) -> Response:
         """Report that the process is alive.  Details of requests and tiers are only for those who may watch."""
-        tells_all = may_watch(self._settings, http)
+        shows_all = may_watch(self._settings, http)
         tiers = [
             {
                 "engine": rank,
                 "status": "ok" if tier.reason is None else "set aside",
-                **(dataclasses.asdict(tier) if tells_all else {"cache": tier.cache, "name": tier.name}),
+                **(dataclasses.asdict(tier) if shows_all else {"cache": tier.cache, "name": tier.name}),
             }
             for rank, tiers in self._engine.list_tiers().items()
             for tier in tiers
         ]
-        told: dict[str, object] = {"status": self._status, "engines": self._engine.num_engines}
-        if tells_all:
-            told["requests"] = self._room.num_requests
-        return json_response({**told, "tiers": tiers} if tiers else told)
+        health: dict[str, object] = {"status": self._status, "engines": self._engine.num_engines}
+        if shows_all:
+            health["requests"] = self._room.num_requests
+        return json_response({**health, "tiers": tiers} if tiers else health)
 
     async def ready(self, _http: Request) -> Response:
         status = self._status
-        told = {"status": status}
-        return json_response(told) if status == "ok" else json_response(told, 503, RETRY_LATER)
+        body = {"status": status}
+        return json_response(body) if status == "ok" else json_response(body, 503, RETRY_LATER)
 
     @property
     def _status(self) -> str:

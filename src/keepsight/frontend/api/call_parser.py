@@ -14,7 +14,7 @@ from keepsight.frontend.prompt.call_text import BARE, NAME_PATTERN, CallForm
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class AnswerText:
     text: str
 
 
@@ -24,13 +24,13 @@ class CallBegun:
 
 
 @dataclass(frozen=True, slots=True)
-class ArgumentsSaid:
+class ArgumentsText:
     """A piece of the arguments of the call that was begun last."""
 
     text: str
 
 
-Event = Said | CallBegun | ArgumentsSaid
+Event = AnswerText | CallBegun | ArgumentsText
 # Before the first call, while one can still come; text to the end; inside the arguments of a call; after a call.
 State = Literal["undecided", "text", "arguments", "between"]
 
@@ -90,7 +90,7 @@ class CallParser:
             return self._begin_call(self._patterns.next_opening)
         if not self._held:
             return None
-        return Said(self._take(len(self._held))) if self._state == "text" else self._find_arguments()
+        return AnswerText(self._take(len(self._held))) if self._state == "text" else self._find_arguments()
 
     def _find_beginning(self) -> Event | None:
         """Return the beginning of the first call, or text that is certain not to be part of one."""
@@ -101,7 +101,7 @@ class CallParser:
             return None
         if not self._form.can_follow_text:
             self._state = "text"
-        return Said(self._take(num_certain))
+        return AnswerText(self._take(num_certain))
 
     def _begin_call(self, opening: re.Pattern[str]) -> Event | None:
         """Begin the next call that opens; if text stands before it, return that first."""
@@ -109,7 +109,7 @@ class CallParser:
         if begun is None:
             return None
         if begun.start():
-            return Said(self._take(begun.start()))
+            return AnswerText(self._take(begun.start()))
         self._take(begun.end())
         self._state, self._arguments = "arguments", _JsonObject()
         return CallBegun(begun["name"])
@@ -133,11 +133,11 @@ class CallParser:
             return begun["name"] in self._names
         return any(name.startswith(begun["name"]) for name in self._names)
 
-    def _find_arguments(self) -> ArgumentsSaid:
+    def _find_arguments(self) -> ArgumentsText:
         end = self._arguments.find_end(self._held)
         if end is not None:
             self._state = "between"
-        return ArgumentsSaid(self._take(len(self._held) if end is None else end))
+        return ArgumentsText(self._take(len(self._held) if end is None else end))
 
     def _take(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]

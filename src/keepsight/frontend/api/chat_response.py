@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.api.response_parts import ContentLogprob, Extras, ToldPrompt, Usage
+from keepsight.frontend.api.response_parts import ContentLogprob, Extras, PromptLogprobs, Usage
 from keepsight.frontend.prompt.read_tool_calls import ToolCall
 from keepsight.requests import FinishReason
 
@@ -47,7 +47,7 @@ class ChatCompletion(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     choices: list[ChatChoice]
     usage: Usage
-    prompt_logprobs: ToldPrompt | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     prompt_token_ids: list[int] | UnsetType = UNSET
     keepsight: Extras | UnsetType = UNSET
     object: Literal["chat.completion"] = "chat.completion"

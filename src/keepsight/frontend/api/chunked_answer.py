@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from keepsight.frontend.api.answer import Answer
-from keepsight.frontend.api.response_parts import PromptLogprob, ToldPrompt, Usage, show_bytes, to_finite
+from keepsight.frontend.api.response_parts import PromptLogprob, PromptLogprobs, Usage, show_bytes, to_finite
 from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
@@ -22,10 +22,10 @@ class ChunkedAnswer(Answer):
     def _open(self) -> Iterable[bytes]:
         return map(write_event, self._openings())
 
-    def _tell(self, index: int, piece: AnswerPiece) -> Iterator[bytes]:
+    def _piece_events(self, index: int, piece: AnswerPiece) -> Iterator[bytes]:
         # A token may add no text yet; its log-probabilities and id are sent all the same.
-        says_more = self._is_shown(piece) and (piece.token.logprobs or self._asked.return_token_ids)
-        if piece.text or piece.thought or piece.finish_reason or says_more:
+        has_more = self._is_shown(piece) and (piece.token.logprobs or self._asked.return_token_ids)
+        if piece.text or piece.thought or piece.finish_reason or has_more:
             for choice in self._chunk_choices(index, piece):
                 yield write_event(self._chunk_of([choice]))
 
@@ -35,23 +35,23 @@ class ChunkedAnswer(Answer):
             last.append(self._chunk([], self.usage))
         return map(write_event, last)
 
-    def _tell_failure(self, error: Exception) -> bytes:
+    def _failure_event(self, error: Exception) -> bytes:
         return write_event(ErrorResponse.of(error))
 
-    def _tell_prompt(self, first: TokenOutput) -> ToldPrompt | msgspec.UnsetType:
+    def _prompt_logprobs(self, first: TokenOutput) -> PromptLogprobs | msgspec.UnsetType:
         """Return `prompt_logprobs` if requested by that name.  `first`: the first token of a prompt's first choice."""
         if (num_top := self._asked.prompt_logprobs) is None:
             return msgspec.UNSET
-        told = first.prompt_logprobs
-        assert told is not None
-        return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in told)]
+        logprobs = first.prompt_logprobs
+        assert logprobs is not None
+        return [None, *({str(one.token_id): self._describe(one) for one in ones[: 1 + num_top]} for ones in logprobs)]
 
-    def _tell_prompt_ids(self, number: int = 0) -> list[int] | msgspec.UnsetType:
+    def _prompt_token_ids(self, number: int = 0) -> list[int] | msgspec.UnsetType:
         if not self._asked.return_token_ids:
             return msgspec.UNSET
         return list(self.prompts[number].engine_request.known_token_ids)
 
-    def _tell_ids(self, pieces: Sequence[AnswerPiece]) -> list[int] | msgspec.UnsetType:
+    def _token_ids(self, pieces: Sequence[AnswerPiece]) -> list[int] | msgspec.UnsetType:
         if not self._asked.return_token_ids:
             return msgspec.UNSET
         return [piece.token.token_id for piece in pieces if self._is_shown(piece)] if self._asked.wants_answer else []

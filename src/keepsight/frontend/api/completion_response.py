@@ -5,7 +5,7 @@ from typing import Literal
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from keepsight.frontend.api.response_parts import Extras, ToldPrompt, Usage
+from keepsight.frontend.api.response_parts import Extras, PromptLogprobs, Usage
 from keepsight.requests import FinishReason
 
 
@@ -24,7 +24,7 @@ class CompletionChoice(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason | None
     logprobs: CompletionLogprobs | None = None
     stop_reason: int | str | UnsetType | None = UNSET  # vLLM's field: the stop string or stop token that ended it
-    prompt_logprobs: ToldPrompt | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
     # In a stream, only in each choice's first chunk.
     prompt_token_ids: list[int] | UnsetType = UNSET
     token_ids: list[int] | UnsetType = UNSET

@@ -128,14 +128,15 @@ class FilesApi:
         async with self._reading_body(http) as body:
             upload, label = await run_in_threadpool(read_file, http.headers.get("content-type", ""), body)
             handle, _ = await self._media.take_in(http, upload, label)
-        return self._tell(http, handle)
+        return self._as_response(http, handle)
 
     async def list_page(self, http: Request) -> Response:
-        told = self._list_messages if asks_anthropic(http.scope) else self._list
-        return json_response(await run_in_threadpool(told, http))
+        list_files = self._list_messages if asks_anthropic(http.scope) else self._list
+        return json_response(await run_in_threadpool(list_files, http))
 
     async def retrieve(self, http: Request) -> Response:
-        return self._tell(http, await run_in_threadpool(self._handles.get, tenant_of(http), http.path_params["id"]))
+        handle = await run_in_threadpool(self._handles.get, tenant_of(http), http.path_params["id"])
+        return self._as_response(http, handle)
 
     async def delete(self, http: Request) -> Response:
         handle = await self._media.forget(http)
@@ -148,7 +149,7 @@ class FilesApi:
         headers = {"X-Content-Type-Options": "nosniff", "Content-Disposition": "attachment"}
         return Response(content, headers=headers, media_type="application/octet-stream")
 
-    def _tell(self, http: Request, handle: MediaHandle) -> Response:
+    def _as_response(self, http: Request, handle: MediaHandle) -> Response:
         return json_response((FileMetadata if asks_anthropic(http.scope) else FileObject).of(handle))
 
     def _list(self, http: Request) -> FilePage:
@@ -173,7 +174,7 @@ class FilesApi:
         of_caller, is_ascending = (tenant_of(http), limit + 1, media_id, start), start == "before_id"
         found = self._handles.page(*of_caller, is_ascending=is_ascending)
         shown = found[:limit][::-1] if is_ascending else found[:limit]
-        return _as_page(shown, has_more=len(found) > limit, goes_on=not is_ascending)
+        return _as_page(shown, has_more=len(found) > limit, may_continue=not is_ascending)
 
     def _find_named(self, tenant: str, media_ids: list[str]) -> list[MediaHandle]:
         """Return the handles of those ids that exist."""
@@ -194,14 +195,14 @@ def _read_start(query: QueryParams) -> str:
     return given[0] if given else ""
 
 
-def _as_page(shown: list[MediaHandle], *, has_more: bool = False, goes_on: bool = True) -> FileMetadataPage:
+def _as_page(shown: list[MediaHandle], *, has_more: bool = False, may_continue: bool = True) -> FileMetadataPage:
     first_id, last_id = ends_of(shown)
     return FileMetadataPage(
         data=[FileMetadata.of(each) for each in shown],
         first_id=first_id,
         last_id=last_id,
         has_more=has_more,
-        next_page=f"{_PAGE_PREFIX}{last_id}" if has_more and goes_on else None,
+        next_page=f"{_PAGE_PREFIX}{last_id}" if has_more and may_continue else None,
     )
 
 
@@ -227,8 +228,8 @@ def _read_life(parts: dict[str, FormPart]) -> float:
         return MAX_TTL_SECONDS
     if len(given) > 1:
         raise InvalidArgumentError(given[1], f"must not be given together with {given[0]}")
-    told = parts.pop(given[0]).as_text()
-    return read_ttl(int(told) if told.isdecimal() and len(told) < 10 else told, given[0])
+    ttl = parts.pop(given[0]).as_text()
+    return read_ttl(int(ttl) if ttl.isdecimal() and len(ttl) < 10 else ttl, given[0])
 
 
 def _read_label(file: FormPart, others: Mapping[str, FormPart]) -> FileLabel:

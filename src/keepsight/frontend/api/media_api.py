@@ -189,7 +189,7 @@ class MediaApi:
         return [
             Route("/v1/media", self.upload, methods=["POST"]),
             Route("/v1/media", self.list_page, methods=["GET"]),
-            Route(one, self.tell, methods=["GET"]),
+            Route(one, self.retrieve, methods=["GET"]),
             Route(one, self.delete, methods=["DELETE"]),
             Route(f"{one}/pin", self.pin, methods=["POST"]),
         ]
@@ -198,8 +198,8 @@ class MediaApi:
 
     async def upload(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
-            told = (http.headers.get("content-type", ""), body, http.query_params)
-            upload = await run_in_threadpool(read_upload, *told)
+            content_type = http.headers.get("content-type", "")
+            upload = await run_in_threadpool(read_upload, content_type, body, http.query_params)
             handle, named = await self.take_in(http, upload)
             return json_response(MediaObject.of(handle, self._tiers_of(named)))
 
@@ -229,7 +229,7 @@ class MediaApi:
         shown = [MediaObject.of(handle) for handle in found[:limit]]
         return json_response(MediaPage(shown, *ends_of(found[:limit]), has_more=len(found) > limit))
 
-    async def tell(self, http: Request) -> Response:
+    async def retrieve(self, http: Request) -> Response:
         handle, named = await self._find(http, _read_salt(http))
         return json_response(MediaObject.of(handle, self._tiers_of(named)))
 
@@ -315,8 +315,9 @@ class MediaApi:
     # Steps ----------------------------------------------------------------------------------------------------
 
     def _keep(self, http: Request, named: _Named, options: UploadOptions, label: FileLabel) -> MediaHandle:
-        told = (named.content, named.geometry, options.ttl_seconds, named.num_pages, label)
-        return self._handles.add(tenant_of(http), *told)
+        return self._handles.add(
+            tenant_of(http), named.content, named.geometry, options.ttl_seconds, named.num_pages, label
+        )
 
     async def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, _Named]:
         of_caller = (tenant_of(http), http.path_params["id"])

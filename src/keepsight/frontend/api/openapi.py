@@ -286,17 +286,17 @@ def _ask(
     return _operate("post", path, summary, content, (400, 404, 408, 413, 415, 429, 500, 503), body=body)
 
 
-def _data(said: Json) -> Json:
+def _data(schema: Json) -> Json:
     """Return the schema of an event; the last event is [DONE]."""
-    return {"data": {"anyOf": [{"const": "[DONE]"}, _json_text(said)]}}
+    return {"data": {"anyOf": [{"const": "[DONE]"}, _json_text(schema)]}}
 
 
 def _named_event(events: Sequence[type[msgspec.Struct]]) -> Json:
     return {"event": {"type": "string"}, "data": _json_text({"anyOf": [refer(each) for each in events]})}
 
 
-def _json_text(said: Json) -> Json:
-    return {"type": "string", "contentMediaType": "application/json", "contentSchema": said}
+def _json_text(schema: Json) -> Json:
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
 
 
 def _reset(path: str, summary: str) -> Operation:
@@ -345,8 +345,8 @@ def _in_shape_of_its_api(path: str, operation: Json) -> Json:
     if path not in MESSAGES_PATHS:
         return operation
     content, responses = _json_content(refer(MessagesError)), operation["responses"]
-    told = {status: each | {"content": content} for status, each in responses.items() if status != "200"}
-    return operation | {"responses": responses | told}
+    errors = {status: each | {"content": content} for status, each in responses.items() if status != "200"}
+    return operation | {"responses": responses | errors}
 
 
 def _failures(statuses: Sequence[int]) -> Json:

@@ -32,18 +32,18 @@ def _list_of(items: Json) -> Json:
 
 def object_of(*required: str, **properties: Json) -> Json:
     """Return the schema of an object with these properties and no others."""
-    told = {"required": [*required]} if required else {}
-    return {"type": "object", "additionalProperties": False, "properties": properties} | told
+    required_names = {"required": [*required]} if required else {}
+    return {"type": "object", "additionalProperties": False, "properties": properties} | required_names
 
 
 def _part(kind: str, *required: str, **properties: Json) -> Json:
     """Return the schema of a part of a message's content."""
     breakpoint_ = object_of("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
-    told = {
+    description_ = {
         "type": ["object", "null"],
         "description": "All pictures up to here are kept for this time, as far as possible.",
     }
-    return object_of("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | told})
+    return object_of("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | description_})
 
 
 _UUID = _text("The caller's own name for the picture, the video or the sound.")
@@ -58,8 +58,8 @@ def _named_part(kind: str) -> Json:
 def _url_part(kind: str, description: str, **options: Json) -> Json:
     """Return the schema of a media part in OpenAI's form for pictures, and vLLM's for videos and sounds."""
     url: Json = {"type": ["string", "null"]}
-    told = {"description": description, "anyOf": [url, object_of(url=url, **options)]}
-    return _part(f"{kind}_url", uuid=_UUID, **{f"{kind}_url": told})
+    value = {"description": description, "anyOf": [url, object_of(url=url, **options)]}
+    return _part(f"{kind}_url", uuid=_UUID, **{f"{kind}_url": value})
 
 
 _URL = "A data:, http:, https:, file: or media: URL.  May be null if the uuid is known."

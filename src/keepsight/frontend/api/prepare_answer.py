@@ -53,7 +53,7 @@ MAX_PICTURES_ON_LOOP, MAX_URL_BYTES_ON_LOOP = 4, 2**20
 # Limit on log-probabilities of prompts: the answer then has some megabytes.
 MAX_PROMPT_LOGPROBS_IN_ANSWER = 2**16
 # Limit on token ids of prompts, for the same size.
-MAX_TOLD_TOKEN_IDS = 2**20
+MAX_TOKEN_IDS_IN_ANSWER = 2**20
 # Out of the 40 threads that all requests share.  Not fewer: most forms and films are already known and do not wait.
 MAX_WAITING_THREADS = 32
 Prepared = TypeVar("Prepared")
@@ -176,9 +176,9 @@ class AnswerPreparer:
         tokenizer = self.preparer.tokenizer
         counts: dict[str, int] = {}
         if asked.prompt is not None:
-            if tokenizer.is_far_too_long(asked.prompt, MAX_TOLD_TOKEN_IDS):
-                told = f"far more than the {MAX_TOLD_TOKEN_IDS} tokens that one answer may list"
-                raise InvalidArgumentError("prompt", f"has {len(asked.prompt)} characters, {told}")
+            if tokenizer.is_far_too_long(asked.prompt, MAX_TOKEN_IDS_IN_ANSWER):
+                reason = f"far more than the {MAX_TOKEN_IDS_IN_ANSWER} tokens that one answer may list"
+                raise InvalidArgumentError("prompt", f"has {len(asked.prompt)} characters, {reason}")
             add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
             token_ids = tokenizer.encode(asked.prompt, add_bos)
         else:
@@ -204,7 +204,7 @@ class AnswerPreparer:
     ) -> PreparedRequest:
         terms = (cache_salt, 0, asked.shown_tools)
         return self.preparer.prepare_chat(
-            asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded, MAX_TOLD_TOKEN_IDS
+            asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded, MAX_TOKEN_IDS_IN_ANSWER
         )
 
     def _overrides_of(self, asked: ChatRequest | PromptFields) -> dict[str, Any]:
@@ -229,16 +229,16 @@ def _naming_places_of(asked: ChatRequest) -> Iterator[None]:
 
 def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
     num_token_ids = num_times * sum(len(each.engine_request.token_ids) for each in prompts)
-    if asked.return_token_ids and num_token_ids > MAX_TOLD_TOKEN_IDS:
+    if asked.return_token_ids and num_token_ids > MAX_TOKEN_IDS_IN_ANSWER:
         raise InvalidArgumentError(
             "return_token_ids",
-            f"asks for {num_token_ids} token ids of prompts; one answer lists at most {MAX_TOLD_TOKEN_IDS}",
+            f"asks for {num_token_ids} token ids of prompts; one answer lists at most {MAX_TOKEN_IDS_IN_ANSWER}",
         )
-    num_told = num_token_ids * sum(1 + num_top for num_top in asked.prompt_top_logprobs)
-    if num_told > MAX_PROMPT_LOGPROBS_IN_ANSWER:
+    num_logprobs = num_token_ids * sum(1 + num_top for num_top in asked.prompt_top_logprobs)
+    if num_logprobs > MAX_PROMPT_LOGPROBS_IN_ANSWER:
         raise InvalidArgumentError(
             asked.client_field_name("prompt_logprobs"),
-            f"asks for {num_told} log-probabilities of prompts; "
+            f"asks for {num_logprobs} log-probabilities of prompts; "
             f"one answer lists at most {MAX_PROMPT_LOGPROBS_IN_ANSWER}",
         )
 

@@ -55,6 +55,6 @@ class PromptFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Parse the messages.  `begins_answer`: the default for whether the beginning of an answer follows them."""
         if self.messages is None:
             return self
-        is_said = self.add_generation_prompt is not None or self.continue_final_message
-        end = choose_end(self.add_generation_prompt if is_said else begins_answer, self.continue_final_message)
+        is_explicit = self.add_generation_prompt is not None or self.continue_final_message
+        end = choose_end(self.add_generation_prompt if is_explicit else begins_answer, self.continue_final_message)
         return msgspec.structs.replace(self, messages=read_messages(self.messages, end, self.chat_template_kwargs))

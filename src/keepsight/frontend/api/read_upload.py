@@ -42,15 +42,15 @@ def read_upload(content_type: str, body: Buffer, query: Mapping[str, str]) -> Up
     kind, parameters = parse_header(content_type)
     source: bytes | str
     if kind == "application/json":
-        field, source, said = _read_json(body)
+        field, source, fields = _read_json(body)
     elif kind == "multipart/form-data":
-        field, source, said = _read_form(body, parameters.get("boundary", ""))
+        field, source, fields = _read_form(body, parameters.get("boundary", ""))
     elif kind.startswith(("image/", "video/", "audio/")) or kind in _OTHER_KINDS:
-        field, source, said = "body", body, {}
+        field, source, fields = "body", body, {}
     else:
         kinds = ", ".join(("image/*", "video/*", "audio/*", *_OTHER_KINDS, "multipart/form-data"))
         raise UnsupportedBodyError("Content-Type", f"must be {kinds} or application/json, not {kind[:80]!r}")
-    return Upload(source, field, _as_options(_read_texts(query) | said))
+    return Upload(source, field, _as_options(_read_texts(query) | fields))
 
 
 def read_options(body: bytes, query: Mapping[str, str]) -> UploadOptions:
@@ -59,15 +59,15 @@ def read_options(body: bytes, query: Mapping[str, str]) -> UploadOptions:
 
 
 def _read_json(body: bytes) -> tuple[str, str, dict[str, Any]]:
-    said = _decode(body)
-    given = {name: said.pop(name, None) for name in ("url", "data")}
+    fields = _decode(body)
+    given = {name: fields.pop(name, None) for name in ("url", "data")}
     sources = {name: source for name, source in given.items() if source is not None}
     if len(sources) != 1:
         raise InvalidArgumentError("url", "exactly one of url and data (base64) must be given")
     [(field, source)] = sources.items()
     if not isinstance(source, str) or not source:
         raise InvalidArgumentError(field, "must be a non-empty string")
-    return field, source if field == "url" or source.startswith("data:") else _BASE64 + source, said
+    return field, source if field == "url" or source.startswith("data:") else _BASE64 + source, fields
 
 
 def _decode(body: bytes) -> dict[str, Any]:
@@ -110,16 +110,16 @@ def _read_switch(text: str) -> object:
 _TEXT_READERS: dict[str, Callable[[str], object]] = {"ttl_seconds": _read_number, "warm": _read_switch}
 
 
-def _as_options(said: Mapping[str, Any]) -> UploadOptions:
-    for name in said:
+def _as_options(fields: Mapping[str, Any]) -> UploadOptions:
+    for name in fields:
         if name not in UploadOptions.__slots__:
             raise UnsupportedFieldError(name[:80], f"is unknown; known: {', '.join(UploadOptions.__slots__)}")
-    warm, salt = said.get("warm"), said.get("cache_salt")
+    warm, salt = fields.get("warm"), fields.get("cache_salt")
     if warm is not None and not isinstance(warm, bool):
         raise InvalidArgumentError("warm", f"must be true or false, not {warm!r}"[:200])
     if salt is not None and (not isinstance(salt, str) or not salt):
         raise InvalidArgumentError("cache_salt", "must be a non-empty string")
-    return UploadOptions(read_ttl(said.get("ttl_seconds")), bool(warm), salt)
+    return UploadOptions(read_ttl(fields.get("ttl_seconds")), bool(warm), salt)
 
 
 def read_ttl(value: object, field: str = "ttl_seconds") -> float:

@@ -17,7 +17,7 @@ from keepsight.frontend.api.access import path_within
 from keepsight.frontend.api.response_parts import Usage
 from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
-from keepsight.observe.tell_account import format_for_log
+from keepsight.observe.format_account import format_for_log
 
 logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
@@ -44,12 +44,12 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        record, is_told = _Record(scope), path_within(scope) not in UNLOGGED_PATHS
+        record, is_logged = _Record(scope), path_within(scope) not in UNLOGGED_PATHS
 
         async def send_named(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.note_start(message["status"])
-                if is_told and message["status"] != CLIENT_CLOSED_REQUEST:
+                if is_logged and message["status"] != CLIENT_CLOSED_REQUEST:
                     self._counters.add(RESPONSES[message["status"] // 100])
                 message["headers"] = [*message.get("headers", ()), (_RAW_HEADER, record.request_id.encode())]
             await send(message)
@@ -58,7 +58,7 @@ class RequestLog:
         try:
             await self._app(scope, receive, send_named)
         finally:
-            if self._logs_requests and is_told:
+            if self._logs_requests and is_logged:
                 logger.info("%s", record)
             _request_id.reset(before)
 
@@ -86,13 +86,13 @@ class _Record:
         self._status, self._first_ms = status, self._elapsed_ms()
 
     def __str__(self) -> str:
-        told = f"{self._asked} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
+        line = f"{self._asked} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
         answer = self._state.get("answer")
         if answer is None:
-            return told
+            return line
         parts = (
-            f"{told}, {self._first_ms:.1f} to the first byte",
-            _tell(answer.usage),
+            f"{line}, {self._first_ms:.1f} to the first byte",
+            _describe_usage(answer.usage),
             format_for_log(answer.accounts),
         )
         return "; ".join(filter(None, parts))
@@ -101,7 +101,7 @@ class _Record:
         return (time.monotonic() - self._begin) * 1e3
 
 
-def _tell(usage: Usage) -> str:
+def _describe_usage(usage: Usage) -> str:
     details = usage.prompt_tokens_details
     parts = f"{details.cached_tokens} cached, {details.image_tokens} of pictures"
     if details.audio_tokens:

@@ -80,7 +80,7 @@ class PromptLogprob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 # vLLM's shape: for each token of the prompt, log-probabilities by token id; None for the first, which has none.
-ToldPrompt = list[dict[str, PromptLogprob] | None]
+PromptLogprobs = list[dict[str, PromptLogprob] | None]
 
 
 class Extras(msgspec.Struct, frozen=True):

@@ -38,15 +38,15 @@ class DeletedResponse(msgspec.Struct, frozen=True):
     deleted: Literal[True] = True
 
 
-class _Asked(msgspec.Struct):
+class _RequestBody(msgspec.Struct):
     input: msgspec.Raw
 
 
-class _Told(msgspec.Struct):
+class _ResponseBody(msgspec.Struct):
     output: msgspec.Raw
 
 
-_asked, _told = msgspec.json.Decoder(_Asked), msgspec.json.Decoder(_Told)
+_request_decoder, _response_decoder = msgspec.json.Decoder(_RequestBody), msgspec.json.Decoder(_ResponseBody)
 
 
 class ResponsesApi:
@@ -60,9 +60,9 @@ class ResponsesApi:
     @property
     def routes(self) -> list[Route]:
         one = "/v1/responses/{id}"
-        return [Route(one, self.tell, methods=["GET"]), Route(one, self.delete, methods=["DELETE"])]
+        return [Route(one, self.retrieve, methods=["GET"]), Route(one, self.delete, methods=["DELETE"])]
 
-    async def tell(self, http: Request) -> Response:
+    async def retrieve(self, http: Request) -> Response:
         for name, value in http.query_params.multi_items():
             if value not in _NO_OP_QUERY_VALUES.get(name, ()):
                 raise UnsupportedFieldError(name[:64], "is not supported: a response is always returned whole")
@@ -120,8 +120,8 @@ class ResponsesApi:
     def _read_items(self, tenant: str, response_id: str, field: str) -> tuple[list[Any], int]:
         items, num_bytes = list[Any](), 0
         for turn in self._kept.read(tenant, response_id, field):
-            said, output = msgspec.json.decode(turn.asked), bytes(_told.decode(turn.response).output)
-            items += [{"role": "user", "content": said}] if isinstance(said, str) else said
+            asked, output = msgspec.json.decode(turn.asked), bytes(_response_decoder.decode(turn.response).output)
+            items += [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
             items += msgspec.json.decode(output)
             num_bytes += len(turn.asked) + len(output)
         return self._resolve(tenant, items, field), num_bytes
@@ -130,7 +130,8 @@ class ResponsesApi:
         """Replace references.  `field`: the name of a reference's field, to be formatted with its index."""
         wanted = {item["id"] for item in items if _is_reference(item)}
         responses = self._kept.find_responses(tenant, wanted).values() if wanted else ()
-        found = {item["id"]: item for each in responses for item in msgspec.json.decode(_told.decode(each).output)}
+        outputs = (_response_decoder.decode(each).output for each in responses)
+        found = {item["id"]: item for each in outputs for item in msgspec.json.decode(each)}
         for at, item in enumerate(items):
             if _is_reference(item) and item["id"] not in found:
                 why = f"names no item of a response that is stored here (any more): {item['id'][:64]!r}"
@@ -142,7 +143,7 @@ class ResponsesApi:
 
 
 def _read_asked(body: Buffer) -> bytes:
-    return bytes(_asked.decode(body).input)
+    return bytes(_request_decoder.decode(body).input)
 
 
 def _is_reference(item: object) -> bool:

@@ -94,12 +94,12 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
                 check_refused(nested, name)
         if self.stream_options is not None and not self.stream:
             raise InvalidArgumentError("stream_options", "needs stream to be true")
-        if self.top_logprobs and not self._tells_logprobs:
+        if self.top_logprobs and not self._wants_logprobs:
             raise InvalidArgumentError("top_logprobs", f"is {self.top_logprobs}, which needs {LOGPROBS!r} in include")
         self._check_labels()
         for name in ("tools", "tool_choice", "text"):
-            if len(told := _write(getattr(self, name))) > MAX_ECHOED_BYTES:
-                what = f"has {len(told)} bytes; it may have at most {MAX_ECHOED_BYTES}, as answers repeat it"
+            if len(written := _write(getattr(self, name))) > MAX_ECHOED_BYTES:
+                what = f"has {len(written)} bytes; it may have at most {MAX_ECHOED_BYTES}, as answers repeat it"
                 raise InvalidArgumentError(name, what)
 
     def _check_labels(self) -> None:
@@ -108,8 +108,8 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             raise InvalidArgumentError("metadata", f"must have at most {MAX_LABELS} entries, not {len(labels)}")
         for name, label in labels.items():
             if len(name) > MAX_LABEL_NAME or (isinstance(label, str) and len(label) > MAX_LABEL):
-                told = f"must have a name of at most {MAX_LABEL_NAME} characters, and at most {MAX_LABEL} of text"
-                raise InvalidArgumentError(f"metadata[{name!r:.80}]", told)
+                reason = f"must have a name of at most {MAX_LABEL_NAME} characters, and at most {MAX_LABEL} of text"
+                raise InvalidArgumentError(f"metadata[{name!r:.80}]", reason)
 
     def check_stores_nothing(self) -> None:
         """Refuse fields that need stored responses, for a server that stores none."""
@@ -129,7 +129,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             messages=conversation,
             max_completion_tokens=self.max_output_tokens,
             response_format=form,
-            logprobs=self._tells_logprobs or None,
+            logprobs=self._wants_logprobs or None,
             top_logprobs=self.top_logprobs,
             tools=None if self.tools is None else [each.as_in_chat() for each in self.tools],
             tool_choice=choice if isinstance(choice, str | None) else choice.as_in_chat(),
@@ -141,7 +141,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         ).checked()
 
     @property
-    def _tells_logprobs(self) -> bool:
+    def _wants_logprobs(self) -> bool:
         return LOGPROBS in (self.include or ())
 
     def _repeat(self) -> "Echo":
@@ -205,5 +205,5 @@ def parse_responses_request(body: Buffer) -> ResponsesRequest:
     return request
 
 
-def _write(told: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(told))
+def _write(value: object) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.json.encode(value))

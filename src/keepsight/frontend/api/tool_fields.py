@@ -110,8 +110,8 @@ def guide_calls(
     `form`: the form of an answer without calls; `form_field`: the field that requested it.
     """
     if form is not None and form.field not in ("json", "json_object"):
-        told = "cannot be requested together with tools: request JSON, or leave out the tools for any other form"
-        raise InvalidArgumentError(form_field, told)
+        reason = "cannot be requested together with tools: request JSON, or leave out the tools for any other form"
+        raise InvalidArgumentError(form_field, reason)
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
     white_space = terms.form.spacing if terms.must_call else WHITE_SPACE
     form_schema = None if form is None else form.to_schema()
@@ -147,12 +147,12 @@ def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tu
     """Return the chosen names, each once.  `field`: the name's field, to be formatted with its index."""
     for index, tool in enumerate(chosen):
         if tool.function.name not in names:
-            why = f"is {tool.function.name!r}, which is not a tool's name: {_tell_names(names)}"
+            why = f"is {tool.function.name!r}, which is not a tool's name: {_list_names(names)}"
             raise InvalidArgumentError(field.format(index), why)
     return tuple(dict.fromkeys(tool.function.name for tool in chosen))
 
 
-def _tell_names(names: Sequence[str]) -> str:
+def _list_names(names: Sequence[str]) -> str:
     shown, num_others = names[:MAX_SHOWN_NAMES], len(names) - MAX_SHOWN_NAMES
     others = f" and {num_others} more" if num_others > 0 else ""
     return f"there are {', '.join(shown)}{others}" if names else "there are no tools"

@@ -57,7 +57,7 @@ def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place
         return InvalidArgumentError(_join(_join(place, missing["at"] or ""), missing["name"]), "is required")
     if placed := _AT_PATH.fullmatch(message):
         path = placed["path"]
-        return InvalidArgumentError(_join(place, path) or "body", placed["message"] + _tell_choices(kind, path))
+        return InvalidArgumentError(_join(place, path) or "body", placed["message"] + _describe_choices(kind, path))
     return InvalidArgumentError(place or "body", message)
 
 
@@ -80,12 +80,12 @@ def _structs(types: Sequence[Any]) -> list[type[msgspec.Struct]]:
     return [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
 
 
-def _tell_choices(kind: type[msgspec.Struct], path: str) -> str:
+def _describe_choices(kind: type[msgspec.Struct], path: str) -> str:
     """Describe the words that a field may take, if it takes only certain words: msgspec names none of them."""
     parent, _, name = path.rpartition(".")
     words = [word for each in _find_types(kind, path) if get_origin(each) is Literal for word in get_args(each)]
-    told = [each.__struct_config__ for each in _structs(_find_types(kind, parent))]
-    words += [config.tag for config in told if config.tag_field == name]
+    configs = [each.__struct_config__ for each in _structs(_find_types(kind, parent))]
+    words += [config.tag for config in configs if config.tag_field == name]
     return f"; it may be {' or '.join(map(repr, words))}" if words else ""
 
 

@@ -13,7 +13,7 @@ from keepsight.errors import AnsweredError, InvalidArgumentError
 # Seconds: about as long as an engine takes to restart, and longer than downloads and uploads take to make room.
 RETRY_LATER = {"Retry-After": "2"}
 # Limit on error messages: most quote what they refuse, which may be as long as a body.
-MAX_TOLD_CHARACTERS = 2000
+MAX_ERROR_CHARACTERS = 2000
 # In both Anthropic's and OpenAI's APIs.
 FILES_PATH = "/v1/files"
 # In Anthropic's API only.
@@ -75,13 +75,13 @@ class MessagesError(msgspec.Struct, frozen=True, tag_field="type", tag="error"):
         return cls.saying(ErrorResponse.of(error), status)
 
     @classmethod
-    def saying(cls, told: ErrorResponse, status: int) -> "MessagesError":
+    def saying(cls, response: ErrorResponse, status: int) -> "MessagesError":
         kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return cls(MessagesFault(type=kind, message=told.error.message))
+        return cls(MessagesFault(type=kind, message=response.error.message))
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= MAX_TOLD_CHARACTERS else text[: MAX_TOLD_CHARACTERS - 3] + "..."
+    return text if len(text) <= MAX_ERROR_CHARACTERS else text[: MAX_ERROR_CHARACTERS - 3] + "..."
 
 
 SERVER_FAILED = ErrorResponse(
@@ -98,10 +98,10 @@ def error_response(error: AnsweredError, scope: Scope) -> Response:
 
 
 def fault_response(
-    told: ErrorResponse, status: int, scope: Scope, headers: Mapping[str, str] | None = None
+    error: ErrorResponse, status: int, scope: Scope, headers: Mapping[str, str] | None = None
 ) -> Response:
     """Return an error response in the shape of the API that was called."""
-    return json_response(MessagesError.saying(told, status) if asks_anthropic(scope) else told, status, headers)
+    return json_response(MessagesError.saying(error, status) if asks_anthropic(scope) else error, status, headers)
 
 
 def asks_anthropic(scope: Scope) -> bool:

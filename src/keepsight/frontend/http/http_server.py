@@ -106,8 +106,8 @@ class _SlowClientLimits(asyncio.Protocol):
 
     patience_seconds: ClassVar[float]
     on_refused: Callable[[], object]
-    # True if received bytes that belong to a body can be told from others.
-    tells_bodies: ClassVar[bool] = False
+    # True if received bytes that belong to a body are told apart from others.
+    recognizes_bodies: ClassVar[bool] = False
     # Attributes of uvicorn's protocol.
     transport: asyncio.Transport
     cycle: Any
@@ -132,7 +132,7 @@ class _SlowClientLimits(asyncio.Protocol):
             self._to_ask.stop()
         else:
             self._to_ask.start(self.transport)
-        if not self.tells_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
+        if not self.recognizes_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
             self._num_header_bytes = 0
         if self._num_header_bytes > MAX_HEADER_BYTES:
             self._refuse_headers(TOO_LONG)
@@ -171,7 +171,7 @@ class _SlowClientLimits(asyncio.Protocol):
 class _DirectBodyProtocol(_SlowClientLimits, Connection):
     """Writes bodies directly to their destination.  (With h11 each piece is passed on separately.)"""
 
-    tells_bodies = True
+    recognizes_bodies = True
     # Attributes of uvicorn's protocol.
     scope: dict[str, Any]
     flow: Any

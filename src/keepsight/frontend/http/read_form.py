@@ -35,14 +35,14 @@ def read_form(body: bytes, boundary: str) -> dict[str, FormPart]:
         head_end = body.find(b"\r\n\r\n", begin, end)
         head = b"" if head_end < 0 else body[begin : min(head_end, begin + MAX_HEAD_BYTES)]
         headers = _read_headers(head)
-        _, told = parse_header(headers.get("content-disposition", ""))
-        name = told.get("name")
+        _, parameters = parse_header(headers.get("content-disposition", ""))
+        name = parameters.get("name")
         if name is None:
             raise InvalidArgumentError("body", "a part of the form has no name")
         if name in read:
             raise InvalidArgumentError(name, "is given twice in the form")
         kind, _ = parse_header(headers.get("content-type", ""))
-        read[name] = FormPart(body[head_end + 4 : end], _filename_of(told), kind)
+        read[name] = FormPart(body[head_end + 4 : end], _filename_of(parameters), kind)
     return read
 
 
@@ -72,11 +72,11 @@ def _read_headers(head: bytes) -> dict[str, str]:
     return {name.strip().lower(): value.strip() for name, _, value in lines}
 
 
-def _filename_of(told: Mapping[str, str]) -> str | None:
+def _filename_of(parameters: Mapping[str, str]) -> str | None:
     """Return the filename, without folders that some clients add.  Non-ASCII names may be encoded as in RFC 5987."""
-    name = told.get("filename")
-    if "filename*" in told:
-        charset, _, value = told["filename*"].partition("'")
+    name = parameters.get("filename")
+    if "filename*" in parameters:
+        charset, _, value = parameters["filename*"].partition("'")
         is_latin = charset.lower() == "iso-8859-1"
         name = unquote(value.partition("'")[2], "latin-1" if is_latin else "utf-8")
     elif name is not None:

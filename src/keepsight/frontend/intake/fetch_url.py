@@ -72,7 +72,7 @@ class UrlFetcher:
             message = f"was not downloaded within {self._timeout_seconds:g} seconds"
             raise UrlFault(MediaTimeoutError, message) from error
         except FAILURES as error:
-            raise _failure(_tell(error)) from error
+            raise _failure(_describe_error(error)) from error
 
     async def close(self) -> None:
         await self._connections.close()
@@ -151,7 +151,7 @@ def _trust_authorities() -> ssl.SSLContext:
     return context
 
 
-def _tell(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     """Describe a failure.  A certificate error is quoted, as at most it names the host that was asked for."""
     if isinstance(error.__context__, ssl.SSLCertVerificationError):
         return f"its server's certificate is not trusted: {error.__context__.verify_message}"

@@ -175,7 +175,7 @@ class MediaHandles:
     ) -> MediaHandle:
         """Store an upload.  Raises MediaQuotaError if it exceeds the quota: no unexpired upload is evicted."""
         size = geometry.width, geometry.height, geometry.num_samples, num_pages
-        said = label.filename, label.media_type, label.purpose
+        names = label.filename, label.media_type, label.purpose
         digest = hashlib.sha256(content).hexdigest()
         with self._writing() as now:
             self._check_quota(tenant, len(content))
@@ -184,7 +184,7 @@ class MediaHandles:
             self._database.execute(
                 "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, "
                 "filename, media_type, purpose, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (media_id, tenant, digest, len(content), *size, *said, now, now + ttl_seconds),
+                (media_id, tenant, digest, len(content), *size, *names, now, now + ttl_seconds),
             )
             self._database.execute("INSERT INTO contents (id, content) VALUES (?, ?)", (media_id, content))
             return self._find(tenant, media_id, "id")

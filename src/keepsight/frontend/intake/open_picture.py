@@ -96,8 +96,8 @@ def translating_parser_errors(field: str, num_bytes: int | None, kind: str = "pi
             fault = "was closed (ask within its `with`, or load() it first), or its file is damaged or truncated"
         else:
             fault = f"the {kind} ({num_bytes} bytes) is damaged or truncated"
-        told = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise UnreadablePictureError(field, f"{fault}: {told}") from error
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise UnreadablePictureError(field, f"{fault}: {reason}") from error
 
 
 def orientation_of(image: ImageFile.ImageFile, data: bytes, field: str = "image") -> int:

@@ -59,7 +59,7 @@ MAX_PACKED_PIXELS = 2_000_000
 
 def decode_picture(source: PictureSource, field: str = "image", max_pixels: int = DEFAULT_MAX_PIXELS) -> Pixels:
     """Return uint8 [height, width, 3] with a pixel stride of 3 or 4 bytes, whichever takes the least work."""
-    told = read_geometry(source, field, max_pixels)
+    expected = read_geometry(source, field, max_pixels)
     if isinstance(source, np.ndarray):
         return np.ascontiguousarray(view_as_rgb(source))
     if isinstance(source, Image.Image):
@@ -68,10 +68,10 @@ def decode_picture(source: PictureSource, field: str = "image", max_pixels: int 
     with translating_parser_errors(field, len(source)):
         pixels = _decode(source)
     height, width, _ = pixels.shape
-    if Geometry(width, height) != told:
+    if Geometry(width, height) != expected:
         # The prompt was laid out by the header, so pixels of another shape must be refused.
         raise UnreadablePictureError(
-            field, f"its header says {told.width} x {told.height} pixels, its content has {width} x {height}"
+            field, f"its header says {expected.width} x {expected.height} pixels, its content has {width} x {height}"
         )
     return pixels
 

@@ -152,7 +152,7 @@ OF_ROLES: Mapping[str, _Kinds] = {
 class _Part:
     """A content part of a chat message."""
 
-    told: dict[str, Any]
+    fields: dict[str, Any]
     # The client's paths, by what follows the part's own path in the chat message.
     places: dict[str, str]
     # The pieces of a text part, which are joined once all are known.
@@ -160,11 +160,11 @@ class _Part:
 
     def join(self, other: "_Part") -> None:
         """Join two text parts: templates may trim each, and write nothing between two."""
-        self.told |= other.told
+        self.fields |= other.fields
         self.texts += other.texts
 
-    def tell(self) -> dict[str, Any]:
-        return self.told | ({"text": "\n\n".join(filter(None, self.texts))} if self.texts else {})
+    def to_dict(self) -> dict[str, Any]:
+        return self.fields | ({"text": "\n\n".join(filter(None, self.texts))} if self.texts else {})
 
 
 @dataclass
@@ -190,7 +190,7 @@ class _Turn:
         self.thoughts += other.thoughts
 
     def as_message(self) -> dict[str, Any]:
-        message: dict[str, Any] = {"role": self.role, "content": [part.tell() for part in self.parts]}
+        message: dict[str, Any] = {"role": self.role, "content": [part.to_dict() for part in self.parts]}
         if self.calls:
             message["tool_calls"] = self.calls
         if self.thoughts:
@@ -285,8 +285,8 @@ class _Turns:
     def _read_result(self, result: SentToolResult, place: str) -> _Turn:
         if result.tool_use_id not in self._call_ids:
             raise InvalidArgumentError(f"{place}.tool_use_id", "must be the id of a tool_use in an earlier message")
-        told = _read_content(result.content, f"{place}.content", OF_RESULTS) if result.content else ()
-        parts = [part for block, own in told for part in _read_parts(block, own)]
+        blocks = _read_content(result.content, f"{place}.content", OF_RESULTS) if result.content else ()
+        parts = [part for block, own in blocks for part in _read_parts(block, own)]
         return _Turn("tool", place, parts, call_id=result.tool_use_id)
 
 
@@ -314,24 +314,24 @@ def _read_parts(block: SentBlock, place: str) -> Iterator[_Part]:
 
 
 def _read_text(block: SentText, place: str) -> _Part:
-    told = {"type": "text", BREAKPOINT: block.prompt_cache_breakpoint}
-    return _Part(_drop_nones(told), {"": place}, [block.text])
+    fields = {"type": "text", BREAKPOINT: block.prompt_cache_breakpoint}
+    return _Part(_drop_nones(fields), {"": place}, [block.text])
 
 
 def _read_picture(block: SentImage, place: str) -> _Part:
     url, name = _read_source(block.source, f"{place}.source")
-    told = {"type": "image_url", "uuid": block.uuid, BREAKPOINT: block.prompt_cache_breakpoint}
-    return _Part({**_drop_nones(told), "image_url": url}, {"": place, ".image_url": f"{place}.source{name}"})
+    fields = {"type": "image_url", "uuid": block.uuid, BREAKPOINT: block.prompt_cache_breakpoint}
+    return _Part({**_drop_nones(fields), "image_url": url}, {"": place, ".image_url": f"{place}.source{name}"})
 
 
 def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
     """Yield a document's parts. The text about the document comes before it."""
     if block.citations is not None and block.citations.enabled:
         raise UnsupportedFieldError(f"{place}.citations.enabled", "is not supported: answers have no citations")
-    source, told = block.source, _drop_nones({BREAKPOINT: block.prompt_cache_breakpoint})
-    said = list(filter(None, (block.title, block.context)))
+    source, fields = block.source, _drop_nones({BREAKPOINT: block.prompt_cache_breakpoint})
+    texts = list(filter(None, (block.title, block.context)))
     if isinstance(source, TextSource):
-        yield _Part({"type": "text", **told}, {"": place}, [*said, source.data])
+        yield _Part({"type": "text", **fields}, {"": place}, [*texts, source.data])
         return
     if isinstance(source, ContentSource):
         within = [
@@ -339,19 +339,19 @@ def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
             for inner, own in _read_content(source.content, f"{place}.source.content", _OF_DOCUMENTS)
             for part in _read_parts(inner, own)
         ]
-        within[-1].told |= told
-        yield from (*_say_before(said, place), *within)
+        within[-1].fields |= fields
+        yield from (*_say_before(texts, place), *within)
         return
     kind, url, name = _read_pdf(source, f"{place}.source")
     yield from _say_before(list(filter(None, [block.context])), place)
     places = {f".file.{kind}": f"{place}.source{name}", ".file.filename": f"{place}.title", ".file": place, "": place}
     file = _drop_nones({kind: url, "filename": block.title})
-    yield _Part({"type": "file", "file": file, **told}, places)
+    yield _Part({"type": "file", "file": file, **fields}, places)
 
 
-def _say_before(said: list[str], place: str) -> Iterator[_Part]:
-    if said:
-        yield _Part({"type": "text"}, {"": place}, said)
+def _say_before(texts: list[str], place: str) -> Iterator[_Part]:
+    if texts:
+        yield _Part({"type": "text"}, {"": place}, texts)
 
 
 def _read_pdf(source: Base64Source | UrlSource | FileSource, place: str) -> tuple[str, str, str]:
@@ -385,5 +385,5 @@ def _read_call(call: SentToolUse, place: str) -> dict[str, Any]:
     return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
-def _drop_nones(told: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in told.items() if value is not None}
+def _drop_nones(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}

@@ -133,9 +133,9 @@ class _Messages:
     def _add_thought(self, thought: ThoughtItem, place: str) -> None:
         """Add a thought as a message that the message or calls after it take over, if its answer was not cut off."""
         parts = thought.content or thought.summary or ()
-        said = "\n".join(part.text for part in parts)
-        if said:
-            self.add({"role": "assistant", "content": "", "reasoning_content": said}, place)
+        text = "\n".join(part.text for part in parts)
+        if text:
+            self.add({"role": "assistant", "content": "", "reasoning_content": text}, place)
 
     def _take_thought(self) -> dict[str, str]:
         """Remove the last message if it is only a thought, and return that for the answer that follows."""
@@ -202,8 +202,8 @@ class _Messages:
             refuse(f"{place}.type", kind, f"one of {', '.join(_PARTS)}")
         if part.get("annotations"):
             raise InvalidArgumentError(f"{place}.annotations", "must be empty: annotations are not read")
-        told = {name: value for name, value in part.items() if kind != "output_text" or name not in _OF_TEXTS}
-        return told | {"type": "refusal" if kind == "refusal" else "text"}
+        fields = {name: value for name, value in part.items() if kind != "output_text" or name not in _OF_TEXTS}
+        return fields | {"type": "refusal" if kind == "refusal" else "text"}
 
     def _read_file(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:
         """Convert a file. Its `detail` has no effect, like a picture's."""

@@ -206,11 +206,11 @@ def _read_message(message: object, field: str, pictures: list[PicturePart]) -> T
 
 def _read_thought(message: Fields, field: str) -> str:
     """Read the thought of an earlier answer. Templates without a place for it drop it; all drop much older ones."""
-    told = {name: check_is_text(message[name], f"{field}.{name}") for name in THOUGHT_NAMES if message.get(name)}
-    if len(set(told.values())) > 1:
+    thoughts = {name: check_is_text(message[name], f"{field}.{name}") for name in THOUGHT_NAMES if message.get(name)}
+    if len(set(thoughts.values())) > 1:
         first, second = THOUGHT_NAMES
         raise InvalidArgumentError(f"{field}.{second}", f"must be the same as {first}, or empty")
-    return next(iter(told.values()), "")
+    return next(iter(thoughts.values()), "")
 
 
 def _say_nothing(message: TemplateMessage) -> TemplateMessage:

@@ -23,8 +23,13 @@ from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidAr
 from keepsight.frontend.prompt.call_text import BARE, TAGGED
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
-from keepsight.frontend.prompt.tell_tools import as_parts, tell_calls, tell_tools, write_results_as_text
 from keepsight.frontend.prompt.thought_text import TAGS
+from keepsight.frontend.prompt.write_tools_as_text import (
+    as_parts,
+    write_calls_as_text,
+    write_results_as_text,
+    write_tools_as_text,
+)
 from keepsight.json_fields import read_json_object, read_optional_json_object
 from keepsight.media import KINDS, SEVERAL, Kind
 
@@ -94,7 +99,7 @@ class ChatTemplate:
             self._check_role(message["role"], f"messages[{index}].role")
             self._check_is_shown(index, message)
         written = _write_contents(conversation.messages, self._content_form)
-        written = _write_contents(self._tell_tools(written, tools), self._content_form)
+        written = _write_contents(self._with_tools(written, tools), self._content_form)
         tools = tools if "tools" in self._tool_words else ()
         if self._drops_system_parts:
             written = [_with_one_part(each) for each in written]
@@ -137,8 +142,8 @@ class ChatTemplate:
                 raise UnsupportedFieldError(field, "is set by other fields, or by the checkpoint")
             if name not in self._variables and value:
                 known = sorted(self._variables - _OWN_VARIABLES - self._special_tokens.keys())
-                told = f"it uses {', '.join(known)}" if known else "it uses none"
-                raise UnsupportedFieldError(field, f"is not a variable of this model's chat template; {told}")
+                reason = f"it uses {', '.join(known)}" if known else "it uses none"
+                raise UnsupportedFieldError(field, f"is not a variable of this model's chat template; {reason}")
         return {name: value for name, value in asked.items() if name in self._variables}
 
     def _check_role(self, role: str, field: str) -> None:
@@ -158,16 +163,16 @@ class ChatTemplate:
                 what = f"this model's chat template has no place for {SEVERAL[kind]} in {role} messages"
                 raise UnsupportedFieldError(f"messages[{index}].content", what)
 
-    def _tell_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
+    def _with_tools(self, messages: list[TemplateMessage], tools: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
         """Write tools, calls and results as text where the template does not know them and would silently drop them."""
         if "tool" not in self._tool_words:
             messages = write_results_as_text(messages)
-        messages = [self._tell_calls(message) if "tool_calls" in message else message for message in messages]
-        return tell_tools(messages, tools) if tools and "tools" not in self._tool_words else messages
+        messages = [self._write_calls(message) if "tool_calls" in message else message for message in messages]
+        return write_tools_as_text(messages, tools) if tools and "tools" not in self._tool_words else messages
 
-    def _tell_calls(self, message: TemplateMessage) -> TemplateMessage:
+    def _write_calls(self, message: TemplateMessage) -> TemplateMessage:
         if "tool_calls" not in self._tool_words:
-            return tell_calls(message, self.call_form)
+            return write_calls_as_text(message, self.call_form)
         return message if self._takes_texts_as_arguments else show_tool_calls(message)
 
     def _find_content_form(self) -> ContentForm | None:

@@ -26,5 +26,5 @@ def spell_prediction(tokenizer: Tokenizer, text: str, limits: PromptLimits) -> t
     if tokenizer.is_far_too_long(text, longest, "prediction"):
         what = f"has {len(text)} characters, far more than the {longest} tokens of this model's longest answer"
         raise InvalidArgumentError("prediction", what)
-    said = itertools.takewhile(limits.has_token, tokenizer.encode(text, field="prediction"))
-    return tuple(itertools.islice(said, longest))
+    tokens = itertools.takewhile(limits.has_token, tokenizer.encode(text, field="prediction"))
+    return tuple(itertools.islice(tokens, longest))

@@ -126,8 +126,8 @@ class Tokenizer:
         visible = [place for place, part in enumerate(parts) if part]
         for is_run, group in itertools.groupby(visible, lambda place: self.is_in_run(token_ids[place])):
             places = [*group]
-            said = [parts[place] for place in places]
-            read = self._bytes.read_run(said) if is_run else [part.decode() for part in said]
+            run = [parts[place] for place in places]
+            read = self._bytes.read_run(run) if is_run else [part.decode() for part in run]
             for place, text in zip(places, read, strict=True):
                 texts[place] = text
         # Done last: a space in a run with a bad byte has become U+FFFD, which is not dropped.

@@ -22,10 +22,10 @@ def format_for_log(accounts: Sequence[RequestAccount]) -> str:
         "pictures": pictures,
         "ms": stages,
     }
-    return "; ".join(f"{name}: {told}" for name, told in parts.items() if told)
+    return "; ".join(f"{name}: {text}" for name, text in parts.items() if text)
 
 
-def tell_in_header(accounts: Sequence[RequestAccount]) -> str:
+def format_for_header(accounts: Sequence[RequestAccount]) -> str:
     """Return e.g. `encode;dur=12.3, media0;desc="encoder.disk"`: https://www.w3.org/TR/server-timing/
 
     All stages are listed, but only the first `MAX_MEDIA` pictures.

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser
+from keepsight.frontend.api.build_message import make_call_id
+from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
 from keepsight.frontend.api.response_object import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -25,15 +26,14 @@ from keepsight.frontend.api.response_object import (
     ThoughtDone,
 )
 from keepsight.frontend.api.response_parts import ContentLogprob
-from keepsight.frontend.api.tell_calls import make_call_id
 from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.assemble_answer import AnswerPiece
 
 _Kind = TypeVar("_Kind", "_Thought", "_Message", "_Call")
 
 
-class ItemTeller:
-    """Tells a single answer.  At most one item is open at a time; `items` are the finished ones."""
+class ItemBuilder:
+    """Builds a single answer.  At most one item is open at a time; `items` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
         self._parser = CallParser(terms.names, terms.form)
@@ -42,7 +42,7 @@ class ItemTeller:
         # Log-probabilities of tokens whose text has not been sent yet.
         self._logprobs: list[ContentLogprob] = []
 
-    def tell(self, piece: AnswerPiece, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[StreamedEvent]:
+    def add_piece(self, piece: AnswerPiece, logprobs: Sequence[ContentLogprob] = ()) -> Iterator[StreamedEvent]:
         if piece.thought:
             if self._begun is None:
                 yield from self._begin_item(_Thought(len(self.items)))
@@ -53,7 +53,7 @@ class ItemTeller:
             if isinstance(event, CallBegun):
                 yield from self._end_item("completed")
                 yield from self._begin_item(_Call(len(self.items), event.name))
-            elif isinstance(event, ArgumentsSaid):
+            elif isinstance(event, ArgumentsText):
                 yield self._begun_as(_Call).add(event.text)
             else:
                 if not isinstance(self._begun, _Message):

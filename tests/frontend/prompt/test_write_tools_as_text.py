@@ -7,7 +7,7 @@ import pytest
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError, PictureError
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.prompt.tell_tools import join_contents, tell_tools, write_results_as_text
+from keepsight.frontend.prompt.write_tools_as_text import join_contents, write_results_as_text, write_tools_as_text
 from keepsight.sampling_params import SamplingParams
 from tests.drawn import draw
 
@@ -139,10 +139,10 @@ def test_a_call_is_known_by_the_last_that_had_its_id(preparer: RequestPreparer) 
 @pytest.mark.parametrize("tool", ["look", {}, {"function": "look"}, {"function": {"name": 1}}])
 def test_what_is_no_tool_is_refused(tool: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        tell_tools([], [TOOL, tool])
+        write_tools_as_text([], [TOOL, tool])
     assert caught.value.field == "tools[1]"
     with pytest.raises(InvalidArgumentError, match="tools: cannot be written as JSON"):
-        tell_tools([], [{"function": {"name": "look", "parameters": {"a": object()}}}])
+        write_tools_as_text([], [{"function": {"name": "look", "parameters": {"a": object()}}}])
 
 
 def test_contents_are_joined_with_nothing_between_them_where_one_is_empty() -> None:

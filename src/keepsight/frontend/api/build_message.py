@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser, Event, Said
+from keepsight.frontend.api.call_parser import AnswerText, ArgumentsText, CallBegun, CallParser, Event
 from keepsight.frontend.api.chat_response import (
     ChatDelta,
     ChatFinishReason,
@@ -18,35 +18,35 @@ from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.prompt.read_tool_calls import CalledFunction, ToolCall
 
 
-class CallTeller:
-    """Tells a single choice: whole, or piece by piece."""
+class MessageBuilder:
+    """Builds a single choice: whole, or piece by piece."""
 
     def __init__(self, terms: CallTerms, *, may_think: bool = False) -> None:
         self._terms, self._parser, self._may_think = terms, CallParser(terms.names, terms.form), may_think
         self._num_calls = 0
 
-    def tell_piece(self, piece: AnswerPiece) -> list[ChatDelta]:
+    def deltas_of(self, piece: AnswerPiece) -> list[ChatDelta]:
         """Return the deltas of a piece; none while it is undecided whether its text begins a call."""
         thought = [ChatDelta(reasoning=piece.thought, reasoning_content=piece.thought)] if piece.thought else []
-        return thought + [self._tell_event(event) for event in self._read([piece])]
+        return thought + [self._delta_of(event) for event in self._read([piece])]
 
-    def tell_whole(self, pieces: Sequence[AnswerPiece]) -> ChatMessage:
-        said, calls = "", list[tuple[str, list[str]]]()
+    def whole_message(self, pieces: Sequence[AnswerPiece]) -> ChatMessage:
+        text, calls = "", list[tuple[str, list[str]]]()
         for event in self._read(pieces):
-            if isinstance(event, Said):
-                said += event.text
+            if isinstance(event, AnswerText):
+                text += event.text
             elif isinstance(event, CallBegun):
                 calls.append((event.name, []))
             else:
                 calls[-1][1].append(event.text)
         self._num_calls = len(calls)
         functions = [CalledFunction(name=name, arguments="".join(arguments)) for name, arguments in calls]
-        told = [ToolCall(id=make_call_id(), function=each) for each in functions]
+        tool_calls = [ToolCall(id=make_call_id(), function=each) for each in functions]
         thought = ("".join(piece.thought for piece in pieces) or None) if self._may_think else UNSET
         has_more = bool(calls) or any(piece.is_of_thought for piece in pieces)
         return ChatMessage(
-            content=said or (None if has_more else ""),
-            tool_calls=told or UNSET,
+            content=text or (None if has_more else ""),
+            tool_calls=tool_calls or UNSET,
             reasoning=thought,
             reasoning_content=thought,
         )
@@ -62,10 +62,10 @@ class CallTeller:
         text = "".join(piece.text for piece in pieces)
         return self._parser.read(text, is_last=pieces[-1].finish_reason is not None)
 
-    def _tell_event(self, event: Event) -> ChatDelta:
-        if isinstance(event, Said):
+    def _delta_of(self, event: Event) -> ChatDelta:
+        if isinstance(event, AnswerText):
             return ChatDelta(content=event.text)
-        if isinstance(event, ArgumentsSaid):
+        if isinstance(event, ArgumentsText):
             more = FunctionDelta(arguments=event.text)
             return ChatDelta(tool_calls=[ToolCallDelta(index=self._num_calls - 1, function=more)])
         begun = FunctionDelta(name=event.name, arguments="")

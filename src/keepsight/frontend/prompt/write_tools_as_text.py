@@ -23,16 +23,16 @@ You SHOULD NOT include any other text in the response if you call a function. Ea
 _TOLD = ("name", "description", "parameters")
 
 
-def tell_tools(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Add the tools to the end of the system message, or as one if there is none."""
-    told = _describe(tools)
+    description = _describe(tools)
     if messages and messages[0]["role"] in ("system", "developer"):
         system, *others = messages
-        return [{**system, "content": join_contents(system["content"], told)}, *others]
-    return [{"role": "system", "content": told}, *messages]
+        return [{**system, "content": join_contents(system["content"], description)}, *others]
+    return [{"role": "system", "content": description}, *messages]
 
 
-def tell_calls(message: Message, form: CallForm = BARE) -> Message:
+def write_calls_as_text(message: Message, form: CallForm = BARE) -> Message:
     """Write a message's calls as text after its content."""
     others = {name: value for name, value in message.items() if name != "tool_calls"}
     functions = [call["function"] for call in message["tool_calls"]]
@@ -42,20 +42,20 @@ def tell_calls(message: Message, form: CallForm = BARE) -> Message:
 
 def write_results_as_text(messages: Sequence[Message]) -> list[Message]:
     """Write results as the user's messages, merged with one another and with the user's messages around them."""
-    told: list[Message] = []
+    written: list[Message] = []
     names: dict[str, str] = {}
     holds_result = False
     for index, message in enumerate(messages):
         names |= _name_calls(message.get("tool_calls", ()))
         is_result = message["role"] == "tool"
         if is_result:
-            message = {"role": "user", "content": _tell_result(message, names, f"messages[{index}]")}
-        follows_user = bool(told) and told[-1]["role"] == message["role"] == "user"
+            message = {"role": "user", "content": _write_result(message, names, f"messages[{index}]")}
+        follows_user = bool(written) and written[-1]["role"] == message["role"] == "user"
         if follows_user and (is_result or holds_result):
-            message = {**message, "content": join_contents(told.pop()["content"], message["content"])}
-        told.append(message)
+            message = {**message, "content": join_contents(written.pop()["content"], message["content"])}
+        written.append(message)
         holds_result = is_result or (follows_user and holds_result)
-    return told
+    return written
 
 
 def join_contents(first: Content, second: Content, between: str = "\n\n") -> Content:
@@ -103,7 +103,7 @@ def _name_calls(calls: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     }
 
 
-def _tell_result(message: Message, names: Mapping[str, str], field: str) -> Content:
+def _write_result(message: Message, names: Mapping[str, str], field: str) -> Content:
     name = names.get(message.get("tool_call_id", ""))
     if name is None:
         raise InvalidArgumentError(f"{field}.tool_call_id", "must be the id of a call in an earlier message")

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from keepsight.frontend.api.call_parser import ArgumentsSaid, CallBegun, CallParser
+from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
 from keepsight.frontend.api.message_object import (
     NO_INPUT,
     SIGNATURE,
@@ -29,28 +29,28 @@ class _Begun:
     texts: list[str] = field(default_factory=list)
 
 
-class BlockTeller:
-    """Tells a single answer.  At most one block is open at a time; `blocks` are the finished ones."""
+class BlockBuilder:
+    """Builds a single answer.  At most one block is open at a time; `blocks` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
         self._parser = CallParser(terms.names, terms.form)
         self.blocks: list[Block] = []
         self._begun: _Begun | None = None
 
-    def tell(self, piece: AnswerPiece) -> Iterator[BlockEvent]:
+    def add_piece(self, piece: AnswerPiece) -> Iterator[BlockEvent]:
         if piece.thought:
-            yield from self._say(ThinkingBlock(), piece.thought)
+            yield from self._add_as(ThinkingBlock(), piece.thought)
         for event in self._parser.read(piece.text, is_last=piece.finish_reason is not None):
             if isinstance(event, CallBegun):
                 yield from self._begin(ToolUseBlock(id=_make_use_id(), name=event.name, input=NO_INPUT))
-            elif isinstance(event, ArgumentsSaid):
+            elif isinstance(event, ArgumentsText):
                 yield self._add(event.text)
             else:
-                yield from self._say(TextBlock(), event.text)
+                yield from self._add_as(TextBlock(), event.text)
         if piece.finish_reason is not None:
             yield from self._end()
 
-    def tell_end(self, last: AnswerPiece) -> MessageEnd:
+    def message_end(self, last: AnswerPiece) -> MessageEnd:
         """Return how the message ends.  An answer cut off within a call does not count as a call."""
         if last.finish_reason == "length":
             return MessageEnd(stop_reason="max_tokens")
@@ -60,7 +60,7 @@ class BlockTeller:
             return MessageEnd(stop_reason="stop_sequence", stop_sequence=last.stop_reason)
         return MessageEnd(stop_reason="end_turn")
 
-    def _say(self, begins: Block, text: str) -> Iterator[BlockEvent]:
+    def _add_as(self, begins: Block, text: str) -> Iterator[BlockEvent]:
         """Add text to the open block if it is of the same type as `begins`, otherwise to `begins` as a new block."""
         if self._begun is None or type(self._begun.block) is not type(begins):
             yield from self._begin(begins)
