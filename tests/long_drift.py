@@ -7,7 +7,7 @@ killed.  Fails at the first wrong answer; otherwise prints the counts.
 import argparse
 import time
 
-from tests.test_drift import MODES, open_house
+from tests.test_drift import MODES, open_simulated_server
 
 
 def main() -> None:
@@ -19,10 +19,10 @@ def main() -> None:
     for mode in args.mode or MODES:
         for loses_hints in (False, True):
             began = time.monotonic()
-            with open_house(args.seed, mode, loses_hints=loses_hints) as house:
-                house.live(args.requests)
-                house.expect_nothing_left()
-                counts = ", ".join(f"{count} {name}" for name, count in sorted(house.counts.items()))
+            with open_simulated_server(args.seed, mode, loses_hints=loses_hints) as server:
+                server.live(args.requests)
+                server.expect_nothing_left()
+                counts = ", ".join(f"{count} {name}" for name, count in sorted(server.counts.items()))
             print(f"{mode}, seed {args.seed}, {time.monotonic() - began:.0f} s: {counts}", flush=True)
 
 

@@ -175,7 +175,7 @@ def test_there_is_no_utils_module() -> None:
     assert not [name for name, _ in modules() if Path(name).stem in ("utils", "helpers", "common", "misc")]
 
 
-def test_the_picture_of_the_house_shows_every_part_of_it() -> None:
+def test_the_diagram_in_the_docs_names_every_package_and_module() -> None:
     _, picture, _ = (PACKAGE.parents[1] / "docs" / "architecture.md").read_text().split("```", 2)
     shown = set(re.findall(r"\w+/?", picture))
     parts = {f"{path.name}/" for path in PACKAGE.iterdir() if (path / "__init__.py").exists()}

@@ -346,7 +346,7 @@ def test_every_answer_is_the_one_that_transformers_gives_alone(
 TO_THE_LAST_BIT = "on a GPU products depend on how many rows they have"
 
 
-class Alone:
+class ReferenceAnswers:
     """Our own model's answer to each prompt, computed in one step, alone and without caches."""
 
     def __init__(self, judge: Judge) -> None:
@@ -388,19 +388,19 @@ class Alone:
     ],
     ids=str,
 )
-def alone(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+def references(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ReferenceAnswers:
     if not has_library():
         pytest.skip("NO KERNELS FOR THE CPU HERE: torch's products depend on how many rows they have")
     (family, seed), place = request.param
-    return Alone(Judge(family(seed, tmp_path_factory.mktemp("checkpoint"), place)))
+    return ReferenceAnswers(Judge(family(seed, tmp_path_factory.mktemp("checkpoint"), place)))
 
 
 @on_cpu_alone(TO_THE_LAST_BIT)
 @pytest.mark.parametrize("blocks_per_stretch", [1, 2])
 def test_another_engine_that_loads_everything_from_tiers_answers_bit_for_bit_the_same(
-    alone: Alone, blocks_per_stretch: int
+    references: ReferenceAnswers, blocks_per_stretch: int
 ) -> None:
-    judge = alone.judge
+    judge = references.judge
     longest = max(len(judge.prompt(name)[0]) for name in PROMPTS) + NUM_TOKENS
     settings = Settings(4, 200, True, 6, True, 5, 300, 4, None, False, True, 0, blocks_per_stretch)
     config = engine_config(settings, judge.small, longest)
@@ -410,8 +410,8 @@ def test_another_engine_that_loads_everything_from_tiers_answers_bit_for_bit_the
         run_workload(judge, engine, list(PROMPTS), random.Random(1), is_left=False)
         engine.runner.close()
     for number, name in enumerate(PROMPTS):
-        assert after.tokens[str(number)] == alone.answer(name).tokens[name]
-        assert after.logprobs[str(number)] == alone.answer(name).logprobs[name]
+        assert after.tokens[str(number)] == references.answer(name).tokens[name]
+        assert after.logprobs[str(number)] == references.answer(name).logprobs[name]
     assert after.scheduler.kv_cache.num_hit_tokens > 1.5 * before.scheduler.kv_cache.num_hit_tokens
 
 
@@ -419,15 +419,15 @@ def test_another_engine_that_loads_everything_from_tiers_answers_bit_for_bit_the
 @thorough(12)
 @given(settings=SETTINGS, names=st.lists(st.sampled_from(PROMPTS), min_size=2, max_size=9), seed=st.integers(0, 2**32))
 def test_every_logprob_equals_bit_for_bit_the_one_computed_alone(
-    alone: Alone, settings: Settings, names: list[str], seed: int
+    references: ReferenceAnswers, settings: Settings, names: list[str], seed: int
 ) -> None:
-    judge = alone.judge
+    judge = references.judge
     longest = max(len(judge.prompt(name)[0]) for name in names) + NUM_TOKENS
     engine = Engine(judge, engine_config(settings, judge.small, longest))
     run_workload(judge, engine, names, random.Random(seed))
     engine.runner.close()
     for number, name in enumerate(map(str, names)):
-        ours, expected = engine.tokens[str(number)], alone.answer(name)
+        ours, expected = engine.tokens[str(number)], references.answer(name)
         assert ours == expected.tokens[name][: len(ours)], name
         assert engine.logprobs.get(str(number), []) == expected.logprobs[name][: len(ours)], name
         told = engine.prompt_logprobs.get(str(number), expected.prompt_logprobs[name])

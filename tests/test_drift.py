@@ -132,7 +132,7 @@ class Asked:
             assert said == (alone[: len(said)] if is_part else alone), self.request_id
 
 
-class House:
+class SimulatedServer:
     """Frontends and an engine that take turns; the only randomness is `chance`."""
 
     def __init__(self, seed: int, mode: PixelMode, directory: RunDirectory, *, loses_hints: bool) -> None:
@@ -296,24 +296,24 @@ class House:
 
 
 @contextmanager
-def open_house(seed: int, mode: PixelMode, *, loses_hints: bool) -> Iterator[House]:
+def open_simulated_server(seed: int, mode: PixelMode, *, loses_hints: bool) -> Iterator[SimulatedServer]:
     with tempfile.TemporaryDirectory() as parent, RunDirectory.create(Path(parent)) as directory:
-        house = House(seed, mode, directory, loses_hints=loses_hints)
+        server = SimulatedServer(seed, mode, directory, loses_hints=loses_hints)
         try:
-            yield house
+            yield server
         finally:
-            house.close()
+            server.close()
 
 
 @pytest.mark.parametrize("loses_hints", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_frontends_and_engine_never_drift_apart(mode: PixelMode, loses_hints: bool) -> None:
-    with open_house(1, mode, loses_hints=loses_hints) as house:
-        house.live(200 * LONG_FACTOR)
-        house.expect_nothing_left()
+    with open_simulated_server(1, mode, loses_hints=loses_hints) as server:
+        server.live(200 * LONG_FACTOR)
+        server.expect_nothing_left()
         if not loses_hints:
-            house.expect_right_hints()
-        counts = house.counts
+            server.expect_right_hints()
+        counts = server.counts
         assert counts["answered"] > counts["asked"] * 0.6
         assert counts["answered"] + counts["left"] + counts["engine lost"] == counts["asked"]
         assert counts["resent inline"]

@@ -255,6 +255,6 @@ def test_impossible_options_of_a_request_are_refused(published: FilmConfig, aske
 
 
 @pytest.mark.parametrize("name", ["size", "cap_pixels_per_frame", "image_mean"])
-def test_what_is_no_option_of_a_request_is_refused_by_name(published: FilmConfig, name: str) -> None:
+def test_an_option_that_requests_may_not_set_is_refused_by_name(published: FilmConfig, name: str) -> None:
     with pytest.raises(UnsupportedFieldError, match=name):
         published.with_overrides(**{name: 1})

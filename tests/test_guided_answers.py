@@ -160,7 +160,7 @@ def test_only_allowed_tokens_are_said(llm: LLM) -> None:
         llm.generate("Hello", SamplingParams(allowed_token_ids=[3, 100_000]))
 
 
-def test_a_bias_of_what_is_no_token_is_refused_as_by_vllm(llm: LLM) -> None:
+def test_a_bias_of_an_unknown_token_is_refused_as_by_vllm(llm: LLM) -> None:
     with pytest.raises(InvalidArgumentError, match=r"logit_bias\[100000\]: 100000 is not one of") as caught:
         llm.generate("Hello", SamplingParams(logit_bias={3: 1.0, "100000": -100}))  # type: ignore[dict-item]
     assert caught.value.status == 400

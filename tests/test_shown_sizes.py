@@ -85,7 +85,7 @@ def test_a_picture_may_have_more_tokens_than_the_pixels_have_room_for() -> None:
 
 @pytest.mark.parametrize("name", ["patch_size", "merge_size", "min_pixels", "max_pixels"])
 @pytest.mark.parametrize("value", [0, -1, 2**31, 1.5, "many", None, True])
-def test_what_is_no_positive_integer_is_refused_by_its_name(name: str, value: Any) -> None:
+def test_a_value_other_than_a_positive_integer_is_refused_by_name(name: str, value: Any) -> None:
     values: dict[str, Any] = {"patch_size": 16, "merge_size": 2, "min_pixels": 1, "max_pixels": 2**20, name: value}
     with pytest.raises(InvalidArgumentError, match=f"^{name}: must be an integer from 1 to") as caught:
         ShownSizes(**values)

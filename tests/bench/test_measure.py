@@ -131,7 +131,7 @@ def test_no_server_at_the_address_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a/v1", "http://", "http://a:port/v1"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgumentError, match="--base-url"):
         Address.parse(url)
 

@@ -220,7 +220,7 @@ def test_mistakes_are_told_by_the_flag_s_name(typed: list[str], said: str, capsy
 
 
 @pytest.mark.parametrize("typed", [["--picture-size", "big"], ["--picture-size", "0x5"], ["--reuse", "101"]])
-def test_what_is_no_size_or_percent_is_refused(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_size_or_percentage_is_refused(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "serve", *typed])
     assert "must be" in capsys.readouterr().err

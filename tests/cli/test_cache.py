@@ -140,7 +140,7 @@ def test_a_server_that_is_not_there_is_told_of(tmp_path: Path, capsys: pytest.Ca
     assert "--remote" in capsys.readouterr().err
 
 
-def test_what_is_no_address_is_told_by_the_flag_s_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_address_is_reported_by_the_flag_s_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "inspect", "--remote", "redis://[::1"]) == 2
     assert "--remote: must be redis://" in capsys.readouterr().err
 

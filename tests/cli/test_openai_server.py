@@ -129,7 +129,7 @@ def test_a_server_that_is_not_there_is_unreachable() -> None:
 
 
 @pytest.mark.parametrize("url", ["", "localhost:8000", "ftp://x", "http://", "http://x:many/v1", "http://[::1/v1"])
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgumentError, match="--url"):
         OpenAIServer(url)
 

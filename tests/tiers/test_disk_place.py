@@ -28,7 +28,7 @@ def test_a_place_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("text", ["/x:", "/x:much", "/x:0", "/x:-1G", "/x:1P"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="encoder-disk-cache"):
         parse_disk_place(text)
 

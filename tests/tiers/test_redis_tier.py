@@ -245,7 +245,7 @@ def test_addresses() -> None:
         *("redis://x?db=1", "rediss://x?ssl_cert_reqs=none", "redis://x/1#2", "unix:///x?password=secret"),
     ],
 )
-def test_what_is_no_address_is_refused(url: str) -> None:
+def test_an_invalid_address_is_refused(url: str) -> None:
     with pytest.raises(InvalidArgumentError):
         RedisTier(url)
 

@@ -14,13 +14,13 @@ from keepsight.scheduling.admit_request import make_states, refusal_reason
 from keepsight.scheduling.cut_piece import cut_piece
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
-from keepsight.scheduling.kept_beside import KeptBeside
 from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, note_hit
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
+from keepsight.scheduling.reported_holdings import ReportedHoldings
 from keepsight.scheduling.request_state import FOR_MEDIA, Begun, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
 from keepsight.scheduling.step_plan import (
@@ -56,7 +56,7 @@ class Scheduler:
         self.pages = PageGrants(self.kv_cache, self.media, self.lineup)
         self.pins = PromptPins(self.kv_cache, encoder_cache)
         self._turns = Turns(self.media.encodings, are_taken=self.config.takes_turns)
-        self.kept = KeptBeside(self.holdings, self.held_embeddings)
+        self.kept = ReportedHoldings(self.holdings, self.held_embeddings)
         # A sequence that finishes while its slice runs beside keeps its pages and its entry here until the slice ends.
         self._states: dict[SequenceId, RequestState] = {}
         self._beside: set[SequenceId] = set()

@@ -47,7 +47,7 @@ def test_text_and_bytes_of_one_uuid_are_one(value: str | bytes) -> None:
 
 
 @pytest.mark.parametrize("value", ["", "DSC_0001", b"\xff\xfe", b"\xff" * 15, str(uuid.UUID(int=0)), bytes(16), 7])
-def test_what_is_no_uuid_or_the_one_of_zeros_identifies_nothing(value: Any) -> None:
+def test_an_invalid_uuid_and_the_uuid_of_zeros_identify_nothing(value: Any) -> None:
     assert image_id_of(with_image_id(value)) is None
 
 

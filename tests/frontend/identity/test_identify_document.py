@@ -88,7 +88,7 @@ def test_one_that_is_refused_is_looked_at_again(identifier: DocumentIdentifier, 
     assert reader.num_read == 2
 
 
-def test_what_is_no_file_is_refused(identifier: DocumentIdentifier) -> None:
+def test_a_source_that_is_no_file_is_refused(identifier: DocumentIdentifier) -> None:
     with pytest.raises(InvalidArgumentError, match="not list"):
         list(identifier.pages_of(DocumentPart([1], "file"), None))
 

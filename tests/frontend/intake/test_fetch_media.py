@@ -75,7 +75,7 @@ def test_other_urls_are_refused_by_their_scheme(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["cat.png", "C_drive", "/tmp/cat.png", "aGVsbG8=", " data:image/png;base64,aGVsbG8="])
-def test_what_is_no_url_is_not_called_one(text: str) -> None:
+def test_a_text_that_is_no_url_is_not_called_one(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"not a URL.*data:") as caught:
         fetch_url(text, FIELD)
     assert caught.value.field == FIELD

@@ -59,6 +59,6 @@ def test_content_in_several_lines_is_told_so(space: str) -> None:
                 read_data_url(url, "url")
 
 
-def test_only_what_is_no_base64_is_searched_for_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_invalid_base64_is_searched_for_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(module, "_find_fault")
     assert read_data_url("data:;base64,AAAA", "url") == bytes(3)

@@ -61,7 +61,7 @@ def test_the_bytes_of_a_file_are_one_film_and_a_list_of_them_several() -> None:
         ((FRAMES, {"fps": "fast"}), InvalidArgumentError, "fps of 'fast'"),
     ],
 )
-def test_what_is_no_film_is_refused_where_it_stands(source: Any, error: type[InvalidArgumentError], said: str) -> None:
+def test_an_invalid_film_is_refused_by_its_field(source: Any, error: type[InvalidArgumentError], said: str) -> None:
     with pytest.raises(error, match=said) as caught:
         take_film(source, "video")
     assert caught.value.field == "video"

@@ -58,7 +58,7 @@ def test_the_bytes_of_a_file_are_one_sound_and_a_list_of_them_several() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero")
-def test_what_is_no_sound_is_refused_where_it_stands(source: Any, error: type[InvalidArgumentError], said: str) -> None:
+def test_an_invalid_sound_is_refused_by_its_field(source: Any, error: type[InvalidArgumentError], said: str) -> None:
     with pytest.raises(error, match=said) as caught:
         take_sound(source, "audio", 16_000)
     assert caught.value.field == "audio"

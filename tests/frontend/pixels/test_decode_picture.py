@@ -182,7 +182,7 @@ def refusal_of(source: PictureSource, max_pixels: int = 10_000_000) -> PictureEr
 @pytest.mark.parametrize(
     "data", [b"", b"P", b"<svg/>", b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF89a", b"%!PS-Adobe"]
 )
-def test_what_is_no_picture_is_refused_with_its_length(data: bytes) -> None:
+def test_bytes_of_no_picture_are_refused_with_their_length(data: bytes) -> None:
     refusal = refusal_of(data)
     assert isinstance(refusal, UnreadablePictureError)
     assert f"{len(data)} bytes" in str(refusal)

@@ -38,7 +38,7 @@ def test_texts_and_ids_are_those_of_transformers(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [None, ["a", "b"], b"a"])
-def test_what_is_no_text_is_refused_as_that(value: Any) -> None:
+def test_a_value_other_than_text_is_refused(value: Any) -> None:
     inner = Tokenizer.from_checkpoint(DEMO)
     ours = PublicTokenizer(inner, ChatTemplate.from_checkpoint(DEMO, inner.special_tokens))
     with pytest.raises(InvalidArgumentError, match=f"text: must be a string, not {type(value).__name__}"):

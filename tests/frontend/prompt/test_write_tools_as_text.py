@@ -137,7 +137,7 @@ def test_a_call_is_known_by_the_last_that_had_its_id(preparer: RequestPreparer) 
 
 
 @pytest.mark.parametrize("tool", ["look", {}, {"function": "look"}, {"function": {"name": 1}}])
-def test_what_is_no_tool_is_refused(tool: Any) -> None:
+def test_an_invalid_tool_is_refused(tool: Any) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         write_tools_as_text([], [TOOL, tool])
     assert caught.value.field == "tools[1]"

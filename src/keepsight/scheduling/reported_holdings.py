@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from keepsight.scheduling.holdings import Holdings
 
 
-class KeptBeside:
+class ReportedHoldings:
     def __init__(self, holdings: Holdings, held_embeddings: Holdings) -> None:
         self._holdings, self._held_embeddings = holdings, held_embeddings
         self._pixels: set[str] = set()
