@@ -24,9 +24,9 @@ def write_llama_like_tokenizer(directory: Path, special: Sequence[str] = ()) -> 
     trainer = trainers.BpeTrainer(vocab_size=400, special_tokens=[*known, *BYTES], show_progress=False)
     tokenizer.train_from_iterator(_CORPUS, trainer)
     # In published files the byte tokens are not added tokens: a text that spells one is not encoded as it.
-    said = json.loads(tokenizer.to_str())
-    said["added_tokens"] = [each for each in said["added_tokens"] if each["content"] not in BYTES]
-    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(said))
+    fields = json.loads(tokenizer.to_str())
+    fields["added_tokens"] = [each for each in fields["added_tokens"] if each["content"] not in BYTES]
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(fields))
     tokenizer.add_special_tokens([*special])
     tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
     tokenizer.save(str(directory / "tokenizer.json"))

@@ -122,8 +122,15 @@ GPTQ: dict[str, Any] = {
 
 
 def compressed_config(**weights: Any) -> dict[str, Any]:
-    told = {"num_bits": 4, "type": "int", "symmetric": False, "strategy": "group", "group_size": 8, "actorder": "group"}
-    group = {"targets": ["Linear"], "weights": told | weights, "input_activations": None}
+    scheme = {
+        "num_bits": 4,
+        "type": "int",
+        "symmetric": False,
+        "strategy": "group",
+        "group_size": 8,
+        "actorder": "group",
+    }
+    group = {"targets": ["Linear"], "weights": scheme | weights, "input_activations": None}
     return {"quant_method": "compressed-tensors", "format": "pack-quantized", "config_groups": {"group_0": group}}
 
 
@@ -161,8 +168,8 @@ def pack_layers(reference: Any, saved: Path, packed: Path, method: str) -> None:
         del tensors[f"{prefix}weight"]
         tensors |= {prefix + part: tensor for part, tensor in parts.items()}
     save_file(tensors, packed / "model.safetensors")
-    told = json.loads((packed / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps(told | {"quantization_config": METHODS[method][0]}))
+    config = json.loads((packed / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization_config": METHODS[method][0]}))
 
 
 def _name_of_layer(name: str) -> str:

@@ -46,7 +46,7 @@ def test_scales_are_peft_s(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"use_dora": True}, "use_dora: True is not supported"),
         ({"modules_to_save": ["lm_head"]}, r"modules_to_save: \['lm_head'\] is not supported"),
@@ -66,9 +66,9 @@ def test_scales_are_peft_s(tmp_path: Path) -> None:
     ids=str,
 )
 def test_what_asks_for_more_than_a_low_rank_is_refused_by_name(
-    tmp_path: Path, config: dict[str, Any], told: str
+    tmp_path: Path, config: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(CheckpointError, match=told) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         AdapterFolder.read(write(tmp_path, **config))
     assert str(tmp_path) in str(caught.value)
 

@@ -85,7 +85,7 @@ def tell(output: RequestOutput) -> list[tuple[int, float]]:
     """Return each token with its exact logprob."""
     [answer] = output.outputs
     assert answer.logprobs is not None
-    return [(token, told[token].logprob) for token, told in zip(answer.token_ids, answer.logprobs, strict=True)]
+    return [(token, logprobs[token].logprob) for token, logprobs in zip(answer.token_ids, answer.logprobs, strict=True)]
 
 
 def assert_told_alike(one: RequestOutput, other: RequestOutput) -> None:
@@ -109,8 +109,8 @@ def test_answers_are_those_of_merged_weights_beside_one_another_and_alone(llm: L
 
 def test_a_vector_is_that_of_merged_weights(llm: LLM, served: Served) -> None:
     adapters = [served.adapters[0], None]
-    told = llm.embed([TEXT, TEXT], lora_request=adapters, use_tqdm=False)
-    for output, judge in zip(told, (served.merged[0], served.reference), strict=True):
+    outputs = llm.embed([TEXT, TEXT], lora_request=adapters, use_tqdm=False)
+    for output, judge in zip(outputs, (served.merged[0], served.reference), strict=True):
         ids = torch.tensor([output.prompt_token_ids])
         asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_hidden_states": True}
         expected = torch.nn.functional.normalize(judge(**asked).hidden_states[-1][0, -1], dim=0)
@@ -121,8 +121,8 @@ def assert_told_as_by(judge: Any, output: RequestOutput) -> None:
     ids = torch.tensor([output.prompt_token_ids])
     theirs = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1)
     assert output.prompt_logprobs is not None
-    for position, told in enumerate(output.prompt_logprobs[1:]):
-        [(token, own)] = told.items() if told else []
+    for position, logprobs in enumerate(output.prompt_logprobs[1:]):
+        [(token, own)] = logprobs.items() if logprobs else []
         assert own.logprob == pytest.approx(theirs[position, token].item(), abs=1e-4)
 
 

@@ -166,8 +166,10 @@ def test_nothing_needs_torchvision_or_pickle_and_only_what_is_borrowed_transform
 
 
 def test_a_server_of_our_own_models_never_imports_transformers() -> None:
-    told = "import sys, keepsight.models.registry, keepsight.runner.load_runner; print('transformers' in sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True)
+    program = (
+        "import sys, keepsight.models.registry, keepsight.runner.load_runner; print('transformers' in sys.modules)"
+    )
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert ran.stdout == "False\n"
 
 

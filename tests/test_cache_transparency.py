@@ -122,8 +122,8 @@ class Judge:
         with torch.inference_mode():
             logits = self.small.reference(**inputs).logits[0, :-1]
         logprobs = self.small.true_logits(logits).log_softmax(dim=-1)
-        told = logprobs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
-        return Reference(answer, ties.index(True) if True in ties else NUM_TOKENS, told)
+        of_tokens = logprobs.gather(1, torch.tensor(token_ids[1:])[:, None])[:, 0].tolist()
+        return Reference(answer, ties.index(True) if True in ties else NUM_TOKENS, of_tokens)
 
 
 @pytest.fixture(
@@ -336,8 +336,8 @@ def test_every_answer_is_the_one_that_transformers_gives_alone(
         assert len(ours) == NUM_TOKENS or str(number) in left, name
         num_compared = min(len(ours), theirs.num_certain)
         assert ours[:num_compared] == theirs.token_ids[:num_compared], name
-        told = engine.prompt_logprobs.get(str(number), theirs.prompt_logprobs)
-        assert told == pytest.approx(theirs.prompt_logprobs, abs=1e-3), name
+        prompt_logprobs = engine.prompt_logprobs.get(str(number), theirs.prompt_logprobs)
+        assert prompt_logprobs == pytest.approx(theirs.prompt_logprobs, abs=1e-3), name
 
 
 # Bitwise equality ---------------------------------------------------------------------------------------------
@@ -430,8 +430,8 @@ def test_every_logprob_equals_bit_for_bit_the_one_computed_alone(
         ours, expected = engine.tokens[str(number)], references.answer(name)
         assert ours == expected.tokens[name][: len(ours)], name
         assert engine.logprobs.get(str(number), []) == expected.logprobs[name][: len(ours)], name
-        told = engine.prompt_logprobs.get(str(number), expected.prompt_logprobs[name])
-        assert told == expected.prompt_logprobs[name], name
+        prompt_logprobs = engine.prompt_logprobs.get(str(number), expected.prompt_logprobs[name])
+        assert prompt_logprobs == expected.prompt_logprobs[name], name
 
 
 def test_few_of_the_reference_s_tokens_are_ties(judge: Judge) -> None:

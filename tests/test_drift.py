@@ -126,10 +126,10 @@ class Asked:
 
     def expect_right_answer(self, max_model_len: int) -> None:
         for choice in range(self.request.sampling_params.n):
-            said = self.tokens.get(choice, [])
+            tokens = self.tokens.get(choice, [])
             alone = expected_answer(self.request, choice, END_IDS, max_model_len)
             is_part = self.is_lost or choice in self.stopped
-            assert said == (alone[: len(said)] if is_part else alone), self.request_id
+            assert tokens == (alone[: len(tokens)] if is_part else alone), self.request_id
 
 
 class SimulatedServer:

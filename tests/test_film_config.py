@@ -195,7 +195,7 @@ def test_there_are_no_films_where_none_are_described_or_all_pictures_have_one_si
 
 
 @pytest.mark.parametrize(
-    "said",
+    "fields",
     [
         {"video_processor_type": "Qwen2VLVideoProcessor"},
         {"do_sample_frames": False},
@@ -213,11 +213,11 @@ def test_there_are_no_films_where_none_are_described_or_all_pictures_have_one_si
         {"max_video_tokens": 0},
         {"cap_pixels_per_frame": 1},
     ],
-    ids=lambda said: next(iter(said)),
+    ids=lambda fields: next(iter(fields)),
 )
-def test_what_cannot_be_done_as_the_file_says_is_refused_by_name(tmp_path: Path, said: dict[str, Any]) -> None:
-    write(tmp_path, {**PUBLISHED, **said})
-    with pytest.raises(CheckpointConfigError, match=next(iter(said))):
+def test_what_cannot_be_done_as_the_file_says_is_refused_by_name(tmp_path: Path, fields: dict[str, Any]) -> None:
+    write(tmp_path, {**PUBLISHED, **fields})
+    with pytest.raises(CheckpointConfigError, match=next(iter(fields))):
         read(tmp_path)
 
 

@@ -183,7 +183,7 @@ def test_a_film_too_slow_for_its_times_to_be_told_apart_is_refused(published: Qw
 
 
 @pytest.mark.parametrize(
-    ("said", "kind", "places"),
+    ("fields", "kind", "places"),
     [
         ({}, Qwen3VLFilmConfig, None),
         ({"architectures": [TIMED_BY_ROTARY]}, Qwen2VLFilmConfig, 4),
@@ -191,10 +191,10 @@ def test_a_film_too_slow_for_its_times_to_be_told_apart_is_refused(published: Qw
     ],
 )
 def test_the_architecture_says_whose_films_they_are(
-    tmp_path: Path, said: dict[str, Any], kind: type[FilmConfig], places: int | None
+    tmp_path: Path, fields: dict[str, Any], kind: type[FilmConfig], places: int | None
 ) -> None:
     write(tmp_path, PUBLISHED)
-    config = read_film_config(tmp_path, JsonFields(tmp_path / "config.json", said), IMAGE_CONFIG)
+    config = read_film_config(tmp_path, JsonFields(tmp_path / "config.json", fields), IMAGE_CONFIG)
     assert type(config) is kind
     assert getattr(config, "places_per_second", None) == places
 

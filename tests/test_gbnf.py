@@ -70,7 +70,7 @@ def test_a_text_is_allowed_where_llama_cpp_allows_it(grammar: str, allowed: list
 
 
 @pytest.mark.parametrize(
-    ("grammar", "said"),
+    ("grammar", "message"),
     [
         ('root ::= "a" b', "there is no rule 'b'"),
         ('a ::= "a"', "there is no rule 'root'"),
@@ -93,11 +93,11 @@ def test_a_text_is_allowed_where_llama_cpp_allows_it(grammar: str, allowed: list
         (r"root ::= [\U00110000]", r"line 1: not a character: \U00110000"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(grammar: str, said: str) -> None:
+def test_what_is_wrong_is_told_with_its_line(grammar: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         StructuredOutputsParams(grammar=grammar)
     assert caught.value.field == "structured_outputs.grammar"
-    assert caught.value.message.startswith(f"cannot be read as GBNF: {said}")
+    assert caught.value.message.startswith(f"cannot be read as GBNF: {message}")
     assert len(caught.value.message) < 200
 
 

@@ -183,5 +183,5 @@ def test_the_checkpoints_sampling_is_taken_where_none_is_given(tmp_path: Path) -
         assert neutral.get_default_sampling_params() == SamplingParams()
         [first], [second] = own.generate("Hello"), own.generate("Hello")
         assert first.outputs[0].token_ids == second.outputs[0].token_ids
-        [said] = own.generate("Hello", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
-        assert len(said.outputs[0].token_ids) == 3
+        [output] = own.generate("Hello", SamplingParams(temperature=0, max_tokens=3, ignore_eos=True))
+        assert len(output.outputs[0].token_ids) == 3

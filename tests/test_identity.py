@@ -51,8 +51,8 @@ def test_another_form_of_a_known_picture_finds_all_that_was_computed_of_it(llm: 
 
 
 def num_decoded(llm: LLM) -> float:
-    told = [each for each in llm.get_metrics() if each.name == "keepsight_media_decoded_total"]
-    [metric] = [each for each in told if each.labels["modality"] == "image"]
+    metrics = [each for each in llm.get_metrics() if each.name == "keepsight_media_decoded_total"]
+    [metric] = [each for each in metrics if each.labels["modality"] == "image"]
     assert isinstance(metric, Counter)
     return metric.value
 

@@ -305,7 +305,7 @@ def test_what_such_a_file_cannot_say_is_refused_by_name(tmp_path: Path, field: s
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("fields", "expected"),
     [
         ({"max_pixels": 70_000}, (65_536, 70_000)),
         ({"min_pixels": 1}, (1, 16_777_216)),
@@ -314,14 +314,14 @@ def test_what_such_a_file_cannot_say_is_refused_by_name(tmp_path: Path, field: s
         ({"size": None, "max_pixels": None}, (65_536, 16_777_216)),
     ],
 )
-def test_the_limits_may_be_said_as_elsewhere(tmp_path: Path, said: dict[str, Any], expected: tuple[int, int]) -> None:
+def test_the_limits_may_be_said_as_elsewhere(tmp_path: Path, fields: dict[str, Any], expected: tuple[int, int]) -> None:
     expected_sizes = ShownSizes(16, 2, *expected)
-    assert sizes_of(write(tmp_path, PUBLISHED_BY_QWEN), **said) == expected_sizes
-    assert read(tmp_path).with_overrides(**said).sizes == expected_sizes
+    assert sizes_of(write(tmp_path, PUBLISHED_BY_QWEN), **fields) == expected_sizes
+    assert read(tmp_path).with_overrides(**fields).sizes == expected_sizes
 
 
 @pytest.mark.parametrize(
-    ("said", "field"),
+    ("fields", "field"),
     [
         ({"max_pixels": 65_535}, "max_pixels"),
         ({"min_pixels": 16_777_217}, "min_pixels"),
@@ -337,12 +337,12 @@ def test_the_limits_may_be_said_as_elsewhere(tmp_path: Path, said: dict[str, Any
     ],
 )
 def test_limits_that_cannot_be_are_the_caller_s_mistake_by_the_name_that_was_said(
-    tmp_path: Path, said: dict[str, Any], field: str
+    tmp_path: Path, fields: dict[str, Any], field: str
 ) -> None:
     write(tmp_path, PUBLISHED_BY_QWEN)
     for make in (read(tmp_path).with_overrides, lambda **changes: read(tmp_path, **changes)):
         with pytest.raises(InvalidArgumentError) as caught:
-            make(**said)
+            make(**fields)
         assert caught.value.field == field
 
 
@@ -350,10 +350,10 @@ def test_an_operator_may_allow_larger_pictures_than_the_file_and_a_request_none_
     config = read(write(tmp_path, PUBLISHED_BY_QWEN), max_pixels=20_000_000)
     assert config.sizes is not None
     assert config.sizes.max_pixels == 20_000_000
-    for said in ({"max_pixels": 20_000_001}, {"size": {"longest_edge": 20_000_001}}):
+    for limit in ({"max_pixels": 20_000_001}, {"size": {"longest_edge": 20_000_001}}):
         with pytest.raises(InvalidArgumentError, match=r"must be at most 20000000 here, got 20000001") as caught:
-            config.with_overrides(**said)
-        assert caught.value.field in said
+            config.with_overrides(**limit)
+        assert caught.value.field in limit
 
 
 def test_a_request_cannot_have_pictures_enlarged_beyond_the_tokens_that_there_is_room_for(tmp_path: Path) -> None:

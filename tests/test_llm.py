@@ -341,9 +341,9 @@ def test_no_prompts_have_no_answers(llm: LLM) -> None:
 
 def test_a_conversation_goes_on_after_an_answer(llm: LLM, drawn: Drawn) -> None:
     first = ask(by_object(drawn.picture), drawn.questions[0].text)
-    said = text_of(llm.chat(first, GREEDY)[0])
+    answer = text_of(llm.chat(first, GREEDY)[0])
     colour = next(question for question in drawn.questions if question.kind == "colour")
-    turns = [{"role": "assistant", "content": said}, {"role": "user", "content": colour.text}]
+    turns = [{"role": "assistant", "content": answer}, {"role": "user", "content": colour.text}]
     [output] = llm.chat([*first, *turns], GREEDY)
     assert text_of(output) == colour.answer
     assert output.prompt is not None
@@ -438,8 +438,8 @@ def test_each_token_of_a_prompt_is_as_likely_as_to_transformers_whatever_is_cach
         assert output.prompt_logprobs is not None
         first, *others = output.prompt_logprobs
         assert first is None
-        told = zip(others, output.prompt_token_ids[1:], logits[:-1].log_softmax(dim=-1), strict=True)
-        for entries, token_id, expected in told:
+        rows = zip(others, output.prompt_token_ids[1:], logits[:-1].log_softmax(dim=-1), strict=True)
+        for entries, token_id, expected in rows:
             assert entries is not None
             assert next(iter(entries)) == token_id
             assert {entry.rank for entry in entries.values()} >= {1, 2}
@@ -578,12 +578,12 @@ def test_what_is_predicted_saves_steps_and_changes_nothing(llm: LLM, drawn: Draw
     messages = ask(by_url(drawn.picture), "Describe the picture.")
     plain: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "logprobs": 1}
     [output] = llm.chat(messages, SamplingParams(**plain))
-    said = output.outputs[0].text
+    answer = output.outputs[0].text
     num_right = []
-    for prediction in (said, said[:20] + said[24:], "nothing of this"):
+    for prediction in (answer, answer[:20] + answer[24:], "nothing of this"):
         before = count_right_guesses(llm)
         [again] = llm.chat(messages, SamplingParams(**plain, prediction=prediction))
-        assert (again.outputs[0].text, again.outputs[0].logprobs) == (said, output.outputs[0].logprobs)
+        assert (again.outputs[0].text, again.outputs[0].logprobs) == (answer, output.outputs[0].logprobs)
         num_right.append(count_right_guesses(llm) - before)
     assert num_right[0] > len(output.outputs[0].token_ids) // 2
     assert num_right[1] > 0

@@ -56,8 +56,8 @@ class Judge:
             with torch.no_grad():
                 logits = self._model(inputs_embeds=embeds[None]).logits[:, -1].clone()
             logits[:, BIASED] += bias
-            said = torch.tensor([ids], dtype=torch.long)
-            ids.append(int(penalize(said, logits).argmax()))
+            token_ids = torch.tensor([ids], dtype=torch.long)
+            ids.append(int(penalize(token_ids, logits).argmax()))
             embeds = torch.cat([embeds, self.embed(ids[-1:])])
         return ids
 

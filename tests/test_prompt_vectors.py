@@ -73,11 +73,11 @@ def pair(checkpoint: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterat
 
 def test_vectors_are_transformers_last_hidden_states_of_length_one(pair: Pair) -> None:
     red, blue = coloured("red"), coloured("blue")
-    told = vectors_of(pair.llm.embed([*TEXTS, showing(red), showing(blue)], use_tqdm=False))
+    vectors = vectors_of(pair.llm.embed([*TEXTS, showing(red), showing(blue)], use_tqdm=False))
     expected = [*map(pair.expected, TEXTS), pair.expected(MARKED, red), pair.expected(MARKED, blue)]
-    np.testing.assert_allclose(told, expected, atol=2e-5)
+    np.testing.assert_allclose(vectors, expected, atol=2e-5)
     # Otherwise the pictures would have had no effect.
-    assert np.abs(told[3] - told[4]).max() > 1e-3
+    assert np.abs(vectors[3] - vectors[4]).max() > 1e-3
 
 
 def test_a_vector_is_the_same_whatever_is_known_of_its_prompt(pair: Pair) -> None:

@@ -104,11 +104,11 @@ def _check_other_endpoints(client: OpenAI, url: str, model: str, part: dict[str,
     counted = httpx.post(f"{url}/tokenize", json=asked).raise_for_status().json()
     assert (counted["audio_tokens"], counted["image_tokens"]) == (14, 0)
     content: Any = [part, {"type": "input_text", "text": "What is that?"}]
-    told = client.responses.create(
+    response = client.responses.create(
         model=model, input=[{"role": "user", "content": content}], max_output_tokens=2, temperature=0
     )
-    assert told.usage is not None
-    assert told.usage.input_tokens == counted["count"]
+    assert response.usage is not None
+    assert response.usage.input_tokens == counted["count"]
     wrong = httpx.post(f"{url}/v1/chat/completions", json=asked | {"messages": [_with(wav(RATE + 160))]})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (413, "picture_too_large")
     assert "has 1.01 seconds, this model takes at most 1 seconds" in wrong.json()["error"]["message"]

@@ -67,7 +67,7 @@ def test_a_sound_has_as_many_tokens_as_transformers_gives_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changed", "told"),
+    ("changed", "message"),
     [
         ({"dither": 1e-4}, "dither: only 0.0 is supported, got 0.0001"),
         ({"do_normalize": True}, "do_normalize: only False is supported"),
@@ -78,8 +78,10 @@ def test_a_sound_has_as_many_tokens_as_transformers_gives_it() -> None:
         ({"chunk_length": 20}, r"audio_config\.max_source_positions: is 1500, but the feature extractor has 1000"),
     ],
 )
-def test_what_would_be_heard_otherwise_is_refused_by_name(changed: dict[str, Any], told: str, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointConfigError, match=told):
+def test_what_would_be_heard_otherwise_is_refused_by_name(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(CheckpointConfigError, match=message):
         read(write(tmp_path, **changed))
 
 

@@ -87,8 +87,8 @@ def test_what_is_far_too_long_is_refused_before_a_grammar_is_made_of_it(name: st
         _, most_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    said = f"is longer than {MAX_GRAMMAR_CHARACTERS} characters"
-    assert (refused.field, refused.message) == (f"structured_outputs.{name}", said)
+    message = f"is longer than {MAX_GRAMMAR_CHARACTERS} characters"
+    assert (refused.field, refused.message) == (f"structured_outputs.{name}", message)
     # At most the schema's own text is made, to measure its length.
     assert most_bytes < 3 * 2**21
 

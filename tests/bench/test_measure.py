@@ -76,13 +76,13 @@ def test_an_answer_that_tells_its_end_is_whole_without_more(script: Script) -> N
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
 def test_what_is_said_or_thought_is_a_token_though_its_event_names_the_role_too(script: Script, name: str) -> None:
-    said = b'data: {"choices": [{"delta": {"role": "assistant", "%b": "t"}}]}\n\n' % name.encode()
-    script.answers = [[OPENING, said, said, DONE]]
+    event = b'data: {"choices": [{"delta": {"role": "assistant", "%b": "t"}}]}\n\n' % name.encode()
+    script.answers = [[OPENING, event, event, DONE]]
     assert len(asyncio.run(ask(server_of(script), [])).token_times) == 2
 
 
 @pytest.mark.parametrize(
-    ("pieces", "said"),
+    ("pieces", "message"),
     [
         ([event("Hi"), b'data: {"error": {"message": "out of luck"}}\n\n', DONE], "out of luck"),
         ([b"data: nonsense\n\n", DONE], "Expecting value"),
@@ -96,11 +96,11 @@ def test_what_is_said_or_thought_is_a_token_though_its_event_names_the_role_too(
         ([event("Hi"), b'data: {"choices": [], "usage": {"completion_tokens": "3"}}\n\n', DONE], "'3' is not a number"),
     ],
 )
-def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[bytes], said: str) -> None:
+def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[bytes], message: str) -> None:
     script.answers = [pieces]
     heard = asyncio.run(ask(server_of(script), []))
     assert heard.error is not None
-    assert said in heard.error
+    assert message in heard.error
 
 
 @pytest.mark.parametrize(
@@ -137,15 +137,15 @@ def test_an_invalid_address_is_refused(url: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("http://me:secret@a/v1", "must not contain credentials: no"),
         ("http://a/v1?key=secret", "must not contain a query: no"),
         ("http://a/v1#secret", "must not contain a fragment: no"),
     ],
 )
-def test_what_an_address_would_not_pass_on_is_refused_by_name_and_not_shown(url: str, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=f"--base-url: {said}") as caught:
+def test_what_an_address_would_not_pass_on_is_refused_by_name_and_not_shown(url: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"--base-url: {message}") as caught:
         Address.parse(url)
     assert "secret" not in str(caught.value)
 
@@ -253,7 +253,7 @@ def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, cr
 
 
 @pytest.mark.parametrize(
-    ("answers", "said"),
+    ("answers", "message"),
     [
         ([[event("a"), DONE]], "how many tokens"),
         ([counting(20)], "does not count more tokens for a longer prompt"),
@@ -261,12 +261,12 @@ def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, cr
     ],
 )
 def test_texts_are_as_long_as_most_pictures_where_the_server_does_not_tell(
-    script: Script, answers: list[list[bytes]], said: str
+    script: Script, answers: list[list[bytes]], message: str
 ) -> None:
     script.answers = answers
     run = WorkloadRun(server_of(script), RunSettings(["text-only", "same-text-new-prompt"], OPTIONS))
     asyncio.run(run.run())
     assert run.why_words_are_guessed is not None
-    assert said in run.why_words_are_guessed
+    assert message in run.why_words_are_guessed
     assert list(run.summaries) == ["text-only", "same-text-new-prompt"]
     assert [len(part["text"].split()) for part in script.messages[0]["content"]] == [256, 20]

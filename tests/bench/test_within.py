@@ -9,10 +9,10 @@ from tests.random_checkpoint import make_text_only_checkpoint
 def test_a_batch_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     shape = ("--picture-size", "64x64", "--requests", "3", "--max-tokens", "2", "--pool", "2")
     assert main(["bench", "offline", "--workload", "same-picture-same-prompt", *shape]) == 0
-    said = capsys.readouterr().out
-    assert said.startswith("3 requests (")
-    assert " 3 pictures (" in said
-    assert " 6 output tokens (" in said
+    output = capsys.readouterr().out
+    assert output.startswith("3 requests (")
+    assert " 3 pictures (" in output
+    assert " 6 output tokens (" in output
 
 
 def test_each_part_has_a_cost_and_the_cost_of_a_copy(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,13 +31,13 @@ def test_without_flags_the_settings_are_the_defaults() -> None:
 
 
 def test_flags_become_settings() -> None:
-    said = (
+    typed = (
         "--served-model-name a b --api-key k1 k2 --admin-api-key k3 --cache-isolation api-key --max-body-mb 0.5 "
         "--allowed-origins https://a.example * --root-path /x/y/ --no-log-requests --max-waiting-requests 3 "
         f"--trust-request-mm-processor-kwargs --slow-client-timeout 1.5 --dashboard-thumbnails --ssl-certfile {PEM} "
         "--media-quota-mb 0.5 --media-quota-count 7 --response-quota-mb 0.25"
     )
-    assert read(*said.split()) == ApiSettings(
+    assert read(*typed.split()) == ApiSettings(
         more_model_names=("b",),
         api_keys=("k1", "k2"),
         admin_api_key="k3",
@@ -85,7 +85,7 @@ def test_a_variable_that_holds_no_key_is_refused(variable: str, value: str, monk
 
 
 @pytest.mark.parametrize(
-    ("said", "endpoint"),
+    ("collector", "endpoint"),
     [
         ("http://collector:4318", "http://collector:4318/v1/traces"),
         ("https://collector/", "https://collector/v1/traces"),
@@ -94,10 +94,10 @@ def test_a_variable_that_holds_no_key_is_refused(variable: str, value: str, monk
     ],
 )
 def test_a_collector_without_a_path_is_sent_spans_where_collectors_take_them(
-    said: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    collector: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_arguments, "find_spec", lambda _name: "is installed")
-    assert read("--otlp-traces-endpoint", said).otlp_traces_endpoint == endpoint
+    assert read("--otlp-traces-endpoint", collector).otlp_traces_endpoint == endpoint
 
 
 @pytest.mark.parametrize(

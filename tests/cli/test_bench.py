@@ -26,9 +26,9 @@ def test_a_server_is_measured_and_two_reports_are_compared(tmp_path: Path, capsy
     assert json.loads(one.read_text())["facts"]["model"] == "first"
     assert "| cold " in capsys.readouterr().out
     assert main(["bench", "compare", str(one), str(other), "--labels", "a,b"]) == 0
-    told = capsys.readouterr().out
-    assert "a better by" in told
-    assert "DIFFERENT SETTINGS" not in told
+    output = capsys.readouterr().out
+    assert "a better by" in output
+    assert "DIFFERENT SETTINGS" not in output
     assert main(["bench", "compare", str(one), str(third)]) == 0
     assert "DIFFERENT SETTINGS: sampling {" in capsys.readouterr().out
 
@@ -43,8 +43,8 @@ def test_reports_that_have_nothing_in_common_are_not_compared(
             assert main(["bench", "serve", *typed, *QUICK]) == 0
     capsys.readouterr()
     assert main(["bench", "compare", str(one), str(other)]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err) == ("", f"keepsight bench: FILE: {one} and {other} have no workload in common\n")
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", f"keepsight bench: FILE: {one} and {other} have no workload in common\n")
 
 
 def test_a_server_is_asked_at_a_rate(tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_what_is_named_twice_is_measured_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         *(
             (["--request-rate", each], "to send all at once, set --concurrency")
@@ -74,10 +74,12 @@ def test_what_is_named_twice_is_measured_once() -> None:
         *((["--request-rate", "1", "--concurrency", each], "not allowed with") for each in ("1", "2")),
     ],
 )
-def test_a_rate_that_cannot_be_kept_is_refused(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rate_that_cannot_be_kept_is_refused(
+    typed: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "serve", *typed])
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_seeds_differ_unless_they_are_given(tmp_path: Path) -> None:
@@ -104,9 +106,9 @@ def test_a_workload_that_fails_is_named_and_the_rest_is_reported(
     with scripted_server(Script(answers=[refused, answer("Hello")])) as script:
         typed = ["--base-url", script.url, "--json", str(tmp_path / "r.json"), "--workload", "many-pictures", "cold"]
         assert main(["bench", "serve", *typed, *QUICK]) == 1
-    said = capsys.readouterr().out
-    assert "many-pictures: could not be measured: " in said
-    assert "at most 2 pictures" in said
+    output = capsys.readouterr().out
+    assert "many-pictures: could not be measured: " in output
+    assert "at most 2 pictures" in output
     assert list(json.loads((tmp_path / "r.json").read_text())["workloads"]) == ["cold"]
 
 
@@ -121,10 +123,10 @@ def test_a_terminal_obeys_nothing_that_a_measured_server_says(capsys: pytest.Cap
     script = Script(answers=[refused], models={"data": [{"id": "\x1b[2Jfirst"}]})
     with scripted_server(script):
         main(["bench", "serve", "--base-url", script.url, "--workload", "cold", *QUICK])
-    said = capsys.readouterr().out
-    assert "[2Jred" in said
-    assert "[2Jfirst" in said
-    assert "\x1b" not in said
+    output = capsys.readouterr().out
+    assert "[2Jred" in output
+    assert "[2Jfirst" in output
+    assert "\x1b" not in output
 
 
 def test_complete_measurements_survive_ctrl_c(tmp_path: Path) -> None:
@@ -139,9 +141,9 @@ def test_complete_measurements_survive_ctrl_c(tmp_path: Path) -> None:
                 time.sleep(0.01)
                 assert process.poll() is None
             process.send_signal(signal.SIGINT)
-            said, complained = process.communicate(timeout=60)
+            output, complained = process.communicate(timeout=60)
     assert (process.returncode, complained) == (130, "")
-    assert "| cold " in said
+    assert "| cold " in output
     assert list(json.loads(report.read_text())["workloads"]) == ["cold"]
 
 
@@ -186,9 +188,9 @@ def test_what_was_measured_is_told_though_its_file_has_become_unwritable(
     with scripted_server(Script()) as script:
         typed = ["--base-url", script.url, "--workload", "cold", "--json", str(tmp_path / "r.json")]
         assert main(["bench", "serve", *typed, *QUICK]) == 2
-    told = capsys.readouterr()
-    assert "| cold " in told.out
-    assert told.err.splitlines() == [
+    output = capsys.readouterr()
+    assert "| cold " in output.out
+    assert output.err.splitlines() == [
         f"keepsight bench: --json: cannot write {tmp_path / 'r.json'}: No space left on device"
     ]
 
@@ -203,7 +205,7 @@ def test_a_run_that_measured_nothing_leaves_the_last_report(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    ("typed", "said"),
+    ("typed", "message"),
     [
         (["serve", "--requests", "0"], "--requests"),
         (["serve", "--warmup", "-1"], "--warmup"),
@@ -214,9 +216,11 @@ def test_a_run_that_measured_nothing_leaves_the_last_report(tmp_path: Path) -> N
         (["compare", "a.json", "b.json", "--labels", "one"], "--labels"),
     ],
 )
-def test_mistakes_are_told_by_the_flag_s_name(typed: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_told_by_the_flag_s_name(
+    typed: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["bench", *typed]) == 2
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("typed", [["--picture-size", "big"], ["--picture-size", "0x5"], ["--reuse", "101"]])

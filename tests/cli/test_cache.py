@@ -111,9 +111,9 @@ def test_a_folder_that_cannot_be_looked_into_is_told_by_its_flag(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cache", *typed, f"{tmp_path}/{'long' * 100}"]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith(f"keepsight cache: {typed[-1]}: {tmp_path}")
-    assert "File name too long" in told
+    error_output = capsys.readouterr().err
+    assert error_output.startswith(f"keepsight cache: {typed[-1]}: {tmp_path}")
+    assert "File name too long" in error_output
 
 
 def test_looking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,8 +130,8 @@ def test_a_folder_with_other_content_is_left_as_it_is(
 ) -> None:
     (tmp_path / "x.png").touch()
     main(["cache", *typed, str(tmp_path)])
-    told = capsys.readouterr()
-    assert "nothing is kept" in told.out + told.err
+    output = capsys.readouterr()
+    assert "nothing is kept" in output.out + output.err
     assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
 
 
@@ -177,8 +177,8 @@ def test_a_picture_that_cannot_be_warmed_is_told_by_its_file(
     pictures[1].write_bytes(pictures[1].read_bytes()[:kept_bytes])
     options = ["--encoder-disk-cache", str(tmp_path / "kept"), *FLAGS]
     assert main(["cache", "warm", *map(str, pictures), *options]) == 2
-    [told] = capsys.readouterr().err.splitlines()
-    assert told.startswith(f"keepsight cache: {pictures[1]}: the picture ({kept_bytes} bytes) is damaged or truncated")
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"keepsight cache: {pictures[1]}: the picture ({kept_bytes} bytes) is damaged or truncated")
 
 
 @pytest.mark.parametrize("flag", ["--encoder-disk-cache", "--encoder-remote-cache"])

@@ -201,8 +201,8 @@ def test_a_terminal_obeys_nothing_that_a_server_says_of_its_models(
 
 def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
-    assert "keepsight chat: nothing answers at http://127.0.0.1:9/v1\n" in (told := capsys.readouterr().err)
-    assert "`keepsight serve`" in told
+    assert "keepsight chat: nothing answers at http://127.0.0.1:9/v1\n" in (error_output := capsys.readouterr().err)
+    assert "`keepsight serve`" in error_output
 
 
 def listen_to_ctrl_c() -> None:
@@ -278,13 +278,15 @@ def test_what_is_told_to_the_model_before_has_to_be_text_too(terminal: Terminal,
     assert script.bodies == []
 
 
-@pytest.mark.parametrize(("encoding", "said"), [("ascii", "caf\u00e9"), ("utf-8", "half of a pair: \ud83d")])
-def test_what_standard_output_cannot_hold_ends_no_conversation(script: Script, encoding: str, said: str) -> None:
+@pytest.mark.parametrize(("encoding", "shown"), [("ascii", "caf\u00e9"), ("utf-8", "half of a pair: \ud83d")])
+def test_what_standard_output_cannot_hold_ends_no_conversation(script: Script, encoding: str, shown: str) -> None:
     # Sent as JSON escapes, so that the stream itself is valid UTF-8.
-    script.answers = [[json.dumps({"choices": [{"delta": {"content": said}}]}).join(("data: ", "\n\n")).encode(), DONE]]
+    script.answers = [
+        [json.dumps({"choices": [{"delta": {"content": shown}}]}).join(("data: ", "\n\n")).encode(), DONE]
+    ]
     with run_chat(script.url, encoding=encoding) as chat:
         out, _err = chat.communicate(b"Hello\nAgain\n", timeout=20)
-    assert out == 2 * (said.encode(encoding, "backslashreplace") + b"\n")
+    assert out == 2 * (shown.encode(encoding, "backslashreplace") + b"\n")
     assert chat.returncode == 0
 
 

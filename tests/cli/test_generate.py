@@ -59,8 +59,8 @@ def test_it_answers_without_a_picture(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_terminal_is_not_told_what_to_do_by_a_model(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = RequestOutput("r", None, [1], [CompletionOutput(0, "\x1b]0;mine\x07A cat.\n\tTwo.", [2], "stop")])
-    monkeypatch.setattr(LLM, "chat", lambda *_: [said])
+    output = RequestOutput("r", None, [1], [CompletionOutput(0, "\x1b]0;mine\x07A cat.\n\tTwo.", [2], "stop")])
+    monkeypatch.setattr(LLM, "chat", lambda *_: [output])
     assert generate("Hello!") == 0
     assert capsys.readouterr().out == "]0;mineA cat.\n\tTwo.\n"
 
@@ -93,5 +93,5 @@ def test_a_mistake_is_one_line_and_exit_status_2(
     assert generate("What is this?", *flags) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    [told] = captured.err.splitlines()
-    assert told.startswith(line)
+    [message] = captured.err.splitlines()
+    assert message.startswith(line)

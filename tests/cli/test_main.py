@@ -135,8 +135,8 @@ def test_a_mistake_is_one_line_on_standard_error_and_exit_status_2(
     assert main(arguments) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    [told] = captured.err.splitlines()
-    assert told.startswith(line)
+    [message] = captured.err.splitlines()
+    assert message.startswith(line)
 
 
 @pytest.mark.parametrize(
@@ -154,8 +154,8 @@ def test_a_model_that_a_flag_took_for_its_last_value_is_told_before_the_demo_is_
 ) -> None:
     no_port = ["--port", "70000"]
     assert main(["serve", *no_port, *values, DEMO]) == 2
-    [told] = capsys.readouterr().err.splitlines()
-    assert told == f"keepsight serve: {values[0]}: its last value, {DEMO}, looks like the model: put the model first"
+    [line] = capsys.readouterr().err.splitlines()
+    assert line == f"keepsight serve: {values[0]}: its last value, {DEMO}, looks like the model: put the model first"
     assert main(["serve", DEMO, *no_port, "--api-key", DEMO]) == 2
     assert "--port: " in capsys.readouterr().err, "whoever names a model may call a key whatever they like"
 

@@ -142,9 +142,9 @@ def test_a_key_that_no_header_can_carry_is_refused_by_its_name_and_never_shown(
     assert main([*command, "--api-key", key]) == 2
     monkeypatch.setenv("OPENAI_API_KEY", key)
     assert main(command) == 2
-    told = capsys.readouterr().err.splitlines()
+    error_output = capsys.readouterr().err.splitlines()
     reason = "must be printable ASCII, or no header can carry it"
-    assert told == [f"keepsight {command[0]}: {name}: {reason}" for name in ("--api-key", "OPENAI_API_KEY")]
+    assert error_output == [f"keepsight {command[0]}: {name}: {reason}" for name in ("--api-key", "OPENAI_API_KEY")]
 
 
 def test_a_key_goes_without_the_end_of_its_line_and_the_flag_goes_before_the_environment(

@@ -43,8 +43,8 @@ def test_the_official_client_gets_right_answers_about_a_drawn_picture(client: op
 
 def test_what_the_model_makes_of_texts_and_pictures_is_told_as_vectors(client: openai.OpenAI, drawn: Drawn) -> None:
     create: Any = client.embeddings.create
-    told = [create(model="keepsight-demo", input=["A red circle", "A blue square"]) for _ in range(2)]
-    first, again = ([each.embedding for each in body.data] for body in told)
+    embeddings = [create(model="keepsight-demo", input=["A red circle", "A blue square"]) for _ in range(2)]
+    first, again = ([each.embedding for each in body.data] for body in embeddings)
     np.testing.assert_allclose(again, first, atol=LEEWAY, rtol=0)
     assert first[0] != first[1]
     messages = ask(by_url(drawn.picture), "What is it?")
@@ -117,9 +117,9 @@ def test_a_stream_says_the_same_in_pieces_and_counts_its_tokens(client: openai.O
 def test_an_answer_that_was_predicted_is_the_same_and_counted(client: openai.OpenAI, drawn: Drawn) -> None:
     create: Any = client.chat.completions.create
     terms: Any = {"model": "keepsight-demo", "temperature": 0, "messages": ask(by_url(drawn.picture), "Describe it.")}
-    said = create(**terms).choices[0].message.content
-    predicted = create(**terms, prediction={"type": "content", "content": said})
-    assert predicted.choices[0].message.content == said
+    answer = create(**terms).choices[0].message.content
+    predicted = create(**terms, prediction={"type": "content", "content": answer})
+    assert predicted.choices[0].message.content == answer
     details = predicted.usage.completion_tokens_details
     assert details.accepted_prediction_tokens > 0
     assert details.rejected_prediction_tokens < details.accepted_prediction_tokens

@@ -46,10 +46,10 @@ def test_a_stream_says_the_same(client: anthropic.Anthropic) -> None:
     with client.messages.stream(
         model="keepsight-demo", messages=asked, max_tokens=64, extra_body={"temperature": 0}
     ) as events:
-        said = list(events.text_stream)
+        texts = list(events.text_stream)
         message = events.get_final_message()
-    assert len(said) > 1
-    assert "".join(said) == message.content[0].text == DRAWN.description  # type: ignore[union-attr]
+    assert len(texts) > 1
+    assert "".join(texts) == message.content[0].text == DRAWN.description  # type: ignore[union-attr]
     assert message.usage.cache_read_input_tokens > 0  # type: ignore[operator]
 
 

@@ -62,5 +62,5 @@ def test_a_known_picture_is_neither_decoded_nor_encoded_again_until_the_caches_a
         assert httpx.post(f"{url}/reset_{cache}_cache").status_code == 200
     assert account_of(url, ask(picture, "And now?"))["work"] == dict.fromkeys(WORK, 1)
     assert work_done(url) == {work: count + 2 for work, count in before.items()}
-    told = httpx.get(f"{url}/debug/requests/{second['id']}").json()["data"]
-    assert [each["id"] for each in told] == [second["id"]]
+    shown = httpx.get(f"{url}/debug/requests/{second['id']}").json()["data"]
+    assert [each["id"] for each in shown] == [second["id"]]

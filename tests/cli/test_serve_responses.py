@@ -38,9 +38,9 @@ def respond(client: openai.OpenAI, items: Any, **options: Any) -> Any:
 
 
 def test_a_picture_is_answered_as_in_a_chat_and_found_where_that_left_it(client: openai.OpenAI) -> None:
-    said = answer(client, ask(by_url(PICTURE), QUESTION))
+    answered = answer(client, ask(by_url(PICTURE), QUESTION))
     response = respond(client, ITEMS)
-    assert response.output_text == said
+    assert response.output_text == answered
     details = response.usage.input_tokens_details
     assert (details.image_tokens, details.cached_tokens) == (16, response.usage.input_tokens - 1)
 
@@ -48,10 +48,10 @@ def test_a_picture_is_answered_as_in_a_chat_and_found_where_that_left_it(client:
 def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
     items: Any = ITEMS
     with client.responses.stream(model="keepsight-demo", input=items, temperature=0) as events:
-        said = [event.delta for event in events if event.type == "response.output_text.delta"]
+        deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
         response = events.get_final_response()
-    assert len(said) > 1
-    assert "".join(said) == response.output_text == respond(client, ITEMS).output_text
+    assert len(deltas) > 1
+    assert "".join(deltas) == response.output_text == respond(client, ITEMS).output_text
 
 
 def test_a_form_is_kept_and_parsed(client: openai.OpenAI) -> None:

@@ -20,8 +20,8 @@ SOON = 30
 
 
 def tiers_of(port: int) -> dict[str, dict[str, Any]]:
-    told = httpx.get(f"http://127.0.0.1:{port}/health", timeout=SOON).json()
-    return {tier["name"]: tier for tier in told.get("tiers", ())}
+    body = httpx.get(f"http://127.0.0.1:{port}/health", timeout=SOON).json()
+    return {tier["name"]: tier for tier in body.get("tiers", ())}
 
 
 def wait_until_written(tier: DiskTier | RedisTier, count: int) -> None:
@@ -97,9 +97,9 @@ def test_after_kill_9_a_conversation_goes_on_where_it_was(tmp_path: Path) -> Non
     answers = []
     for name, fewest, most in (("first", 0, 16), ("second", 128, 256)):
         with serving(tmp_path / name, *options) as (process, port), connect(port) as client:
-            told = [complete(client, messages, max_tokens=8) for messages in questions]
-            answers.append([each.choices[0].message.content for each in told])
-            cached = [each.usage.prompt_tokens_details.cached_tokens for each in told]
+            before = [complete(client, messages, max_tokens=8) for messages in questions]
+            answers.append([each.choices[0].message.content for each in before])
+            cached = [each.usage.prompt_tokens_details.cached_tokens for each in before]
             assert all(fewest <= count <= most for count in cached), cached
             wait_until(lambda: len(tier.list_sizes()) >= 2 * len(pictures))
             assert num_kept_pixels(process.pid) == (len(pictures) if name == "first" else 0)

@@ -44,9 +44,9 @@ def check_is_call(call: Any) -> None:
 
 @pytest.mark.parametrize(("choice", "end"), [("required", "tool_calls"), (NAMED, "stop")])
 def test_a_call_that_must_be_is_valid(client: openai.OpenAI, choice: Any, end: str) -> None:
-    [told] = complete(client, ask(PICTURE, "What is it?"), tool_choice=choice, parallel_tool_calls=False).choices
-    assert (told.finish_reason, told.message.content) == (end, None)
-    [call] = told.message.tool_calls
+    [answered] = complete(client, ask(PICTURE, "What is it?"), tool_choice=choice, parallel_tool_calls=False).choices
+    assert (answered.finish_reason, answered.message.content) == (end, None)
+    [call] = answered.message.tool_calls
     check_is_call(call)
 
 
@@ -111,11 +111,11 @@ def test_json_may_be_asked_for_beside_tools(client: openai.OpenAI) -> None:
     schema: Any = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"]}
     schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
     form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
-    [told] = complete(client, ask(PICTURE, "How many?"), response_format=form).choices
-    if told.message.tool_calls:
-        check_is_call(told.message.tool_calls[0])
+    [answered] = complete(client, ask(PICTURE, "How many?"), response_format=form).choices
+    if answered.message.tool_calls:
+        check_is_call(answered.message.tool_calls[0])
     else:
-        assert json.loads(told.message.content)["count"] in (1, 2)
+        assert json.loads(answered.message.content)["count"] in (1, 2)
 
 
 def test_what_is_wrong_with_tools_is_told_by_its_field(client: openai.OpenAI) -> None:

@@ -49,10 +49,10 @@ def test_a_handle_is_answered_about_by_every_frontend(url: str, drawn: Drawn) ->
         body = {"model": "keepsight-demo", "messages": messages, "temperature": 0}
         answered = send("POST", f"{url}/chat/completions", json=body)
         assert answered.json()["choices"][0]["message"]["content"] == drawn.description
-    told = send("GET", f"{url}/media/{media_id}").json()
-    assert told["uses"] == NUM_REQUESTS
-    assert told["saved"]["preprocessings"] == NUM_REQUESTS
-    assert told["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
+    shown = send("GET", f"{url}/media/{media_id}").json()
+    assert shown["uses"] == NUM_REQUESTS
+    assert shown["saved"]["preprocessings"] == NUM_REQUESTS
+    assert shown["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
 
 
 def test_a_picture_is_left_out_for_its_uuid_whichever_frontend_was_sent_it(url: str, drawn: Drawn) -> None:

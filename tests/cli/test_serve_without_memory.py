@@ -56,7 +56,7 @@ def write_for_ever(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mount_options", "said"),
+    ("mount_options", "message"),
     [
         ("size=1m", "lru instead of shared: there is no shared memory"),
         ("size=4m", "lru instead of shared: shared memory has"),
@@ -65,11 +65,11 @@ def write_for_ever(path: Path) -> None:
     ],
 )
 def test_a_budget_that_has_no_room_in_shared_memory_is_the_engine_s_own(
-    mount_options: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mount_options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
     with serving_with(mount_options, log, monkeypatch, "--mm-processor-cache-gb", "0.1") as (_, client):
-        assert said in log.read_text()
+        assert message in log.read_text()
         expect_right_answers(client)
     assert "Traceback" not in log.read_text()
 

@@ -73,9 +73,11 @@ class Reader:
             return self._run(sys.executable, "-c", snippet.text)
         if snippet.language == "sh":
             return self._run("bash", "-eo", "pipefail", "-c", snippet.text)
-        printed = [(told, self._run("bash", "-c", command), command) for command, told in commands_of(snippet.text)]
-        for told, output, command in printed:
-            assert is_as_told(output, told), f"{snippet.place}: {command}\nprinted\n{output}"
+        printed = [
+            (expected, self._run("bash", "-c", command), command) for command, expected in commands_of(snippet.text)
+        ]
+        for expected, output, command in printed:
+            assert is_as_told(output, expected), f"{snippet.place}: {command}\nprinted\n{output}"
         return "".join(output for _, output, _ in printed)
 
     def _run(self, *command: str) -> str:
@@ -100,6 +102,6 @@ def commands_of(console: str) -> list[tuple[str, str]]:
     return found
 
 
-def is_as_told(output: str, told: str) -> bool:
-    output, told = (re.sub(r"\s*\n\s*", "", text.strip()) for text in (output, told))
-    return re.fullmatch(".*".join(map(re.escape, told.split("..."))), output) is not None
+def is_as_told(output: str, expected: str) -> bool:
+    output, expected = (re.sub(r"\s*\n\s*", "", text.strip()) for text in (output, expected))
+    return re.fullmatch(".*".join(map(re.escape, expected.split("..."))), output) is not None

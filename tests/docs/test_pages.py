@@ -53,9 +53,9 @@ def test_every_option_of_keepsight_that_a_page_shows_is_there() -> None:
 
 
 def test_every_option_of_a_server_is_on_a_page() -> None:
-    told = {option for page in PAGES for option in OPTION.findall(page.read_text())}
+    named = {option for page in PAGES for option in OPTION.findall(page.read_text())}
     options = {each for each in options_of(parser_of("serve")) if re.match("--(?!no-)", each)}
-    assert options - told == set()
+    assert options - named == set()
 
 
 def parser_of(command: str) -> argparse.ArgumentParser:
@@ -112,8 +112,8 @@ def test_the_page_of_the_api_lists_all_endpoints() -> None:
 
 
 def test_every_code_of_an_error_is_on_a_page() -> None:
-    told = {code for page in PAGES for code in re.findall(r"`(\w+)`", page.read_text())}
-    assert {each.code for each in kinds_of(AnsweredError) if each.code and each is not PictureError} <= told
+    named = {code for page in PAGES for code in re.findall(r"`(\w+)`", page.read_text())}
+    assert {each.code for each in kinds_of(AnsweredError) if each.code and each is not PictureError} <= named
 
 
 def kinds_of(error: type[AnsweredError]) -> Iterator[type[AnsweredError]]:

@@ -239,14 +239,14 @@ def write_tokenizer(
     ids = write_byte_level_tokenizer(directory, special=[*special, "<s>"])
     path = directory / "tokenizer_config.json"
     # Not a tokenizer class of Qwen's: transformers would rebuild that one.
-    said = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"} | (named_tokens or {})
+    config = json.loads(path.read_text()) | {"tokenizer_class": "PreTrainedTokenizerFast"} | (named_tokens or {})
     if has_bos:
         backend = tokenizers.Tokenizer.from_file(str(directory / "tokenizer.json"))
         writes_bos: Any = tokenizers.processors.TemplateProcessing
         backend.post_processor = writes_bos(single="<s> $A", special_tokens=[("<s>", ids["<s>"])])
         backend.save(str(directory / "tokenizer.json"))
-        said["bos_token"] = "<s>"
-    path.write_text(json.dumps(said))
+        config["bos_token"] = "<s>"
+    path.write_text(json.dumps(config))
     return ids
 
 
@@ -262,12 +262,12 @@ def load_reference(directory: Path, family: Family) -> Any:
         "image_processor": read.from_pretrained(directory, backend="pil"),
         "tokenizer": AutoTokenizer.from_pretrained(directory),
     }
-    said = dict(family.processor)
+    options = dict(family.processor)
     kind: Any = getattr(
         importlib.import_module(f"transformers.models.{family.module}.processing_{family.module}"),
-        said.pop("processor_class"),
+        options.pop("processor_class"),
     )
     if missing := set(kind.get_attributes()) - parts.keys():
         parts |= dict.fromkeys(missing)
         kind = type(kind.__name__, (kind,), {"check_argument_for_proper_class": lambda *_: None})
-    return kind(**parts, **said)
+    return kind(**parts, **options)

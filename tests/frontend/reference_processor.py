@@ -78,7 +78,7 @@ def reference_film(case: FilmCase, processor_class: Any) -> Floats:
     frames = case.source
     if is_file := isinstance(frames, bytes):
         frames, _ = read_video_pyav(io.BytesIO(frames), processor.sample_frames)
-    told = {"total_num_frames": len(frames), "fps": 24}
-    made = processor([frames], video_metadata=[told], do_sample_frames=not is_file, return_tensors="pt")
+    metadata = {"total_num_frames": len(frames), "fps": 24}
+    made = processor([frames], video_metadata=[metadata], do_sample_frames=not is_file, return_tensors="pt")
     pixels: Floats = made["pixel_values_videos"].numpy()
     return pixels

@@ -25,8 +25,8 @@ def write_pdf(*pages: Page, more: Sequence[str] = (), trailer: str = "") -> byte
     ]
     for index, page in enumerate(pages):
         width, height = page.size
-        said = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {first + 2 * index + 1} 0 R {page.more}"
-        objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {width:g} {height:g}] {said} >>")
+        entries = f"/Resources << /Font << /F1 3 0 R >> >> /Contents {first + 2 * index + 1} 0 R {page.more}"
+        objects.append(f"<< /Type /Page /Parent 2 0 R /MediaBox [0 0 {width:g} {height:g}] {entries} >>")
         objects.append(stream(" ".join(_draw(line, height - 60 - 30 * place) for place, line in enumerate(page.lines))))
     return _with_places([*objects, *more], trailer)
 

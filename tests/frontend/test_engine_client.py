@@ -213,8 +213,8 @@ def test_a_picture_is_promised_with_all_its_parts_or_not_at_all(client: EngineCl
     parts = [f"{picture}{part}" for picture in "abcd" for part in range(5)]
     assert len(parts[:15]) < MAX_PROMISES < len(parts)
     ask(Cropped(prepared("1", *parts).engine_request))
-    [told] = engine.of(EngineRequest)
-    assert told.coming_media == tuple(parts[:15])
+    [sent] = engine.of(EngineRequest)
+    assert sent.coming_media == tuple(parts[:15])
 
 
 def test_a_picture_that_the_engine_holds_is_not_opened(client: EngineClient, ask: Ask) -> None:

@@ -59,8 +59,8 @@ def test_without_room_for_uploads_or_responses_everything_else_is_served(
     assert not caplog.records
     StartingFrontend(tmp_path / "missing").serve(MagicMock())
     assert not _kinds(created) & {"MediaHandles", "KeptResponses"}
-    said = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert said == [
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert messages == [
         "nothing can be uploaded to this process: unable to open database file",
         "this process keeps no responses: unable to open database file",
     ]

@@ -220,9 +220,9 @@ def test_pixels_wanted_by_four_frontends_with_one_store_are_made_by_one(studio: 
             assert asker.await_heard(1) == [name]
         assert studio.made == [(name,)]
         assert sum(counted(pool, DECODED)[0] for pool in pools) == 1
-        told = [asker.answered_by(name) for asker in askers]
-        assert sorted(told) == [["nobody"], ["processor"], ["processor"], ["processor"]]
-        assert [each == ["nobody"] for each in told] == [counted(pool, DECODED) == [1] for pool in pools]
+        answers = [asker.answered_by(name) for asker in askers]
+        assert sorted(answers) == [["nobody"], ["processor"], ["processor"], ["processor"]]
+        assert [each == ["nobody"] for each in answers] == [counted(pool, DECODED) == [1] for pool in pools]
 
 
 MAKER = """
@@ -703,14 +703,14 @@ def test_made_pixels_are_learned_before_delivery_and_held_ones_are_not(studio: S
         first, second = Asker(pool, studio, "first"), Asker(pool, studio, "second")
         learned_when_heard: list[list[str]] = []
         prepared: Any = first.prepared
-        told = threading.Event()
+        delivered = threading.Event()
 
         def deliver(_media_hash: str, _pixels: object) -> None:
             learned_when_heard.append(list(first.prepared.learned))
-            told.set()
+            delivered.set()
 
         pool.make(prepared, ["a"], deliver, break_down)
-        assert told.wait(SOON)
+        assert delivered.wait(SOON)
         assert learned_when_heard == [["a"]]
         assert second.ask("a").await_heard(1) == ["a"]
         assert second.prepared.learned == []
@@ -779,10 +779,10 @@ def test_embeddings_are_not_counted_as_decoded_or_resized() -> None:
     assert counted(pool, DECODED, PREPROCESSED, PROCESSOR.saved_seconds) == [0, 0, 0]
 
 
-@pytest.mark.parametrize("told", [(0.0, 0.0), (-1.0, 0.0), (1e9, 0.0), (0.0, float("nan"))])
-def test_times_reported_by_a_worker_are_clamped_to_the_elapsed_time(told: tuple[float, float]) -> None:
+@pytest.mark.parametrize("reported", [(0.0, 0.0), (-1.0, 0.0), (1e9, 0.0), (0.0, float("nan"))])
+def test_times_reported_by_a_worker_are_clamped_to_the_elapsed_time(reported: tuple[float, float]) -> None:
     def make(job: MakingJob) -> Made:
-        return Made({media_hash: pixels_like(media_hash) for media_hash in job.parts}, told)
+        return Made({media_hash: pixels_like(media_hash) for media_hash in job.parts}, reported)
 
     asked, arrived = MadeByJob(make_request("r", "a")), threading.Event()
     pool, began = MediaPool(1, make_pixels=make), time.monotonic()

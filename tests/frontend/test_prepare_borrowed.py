@@ -111,8 +111,8 @@ def test_a_prompt_in_a_vocabulary_like_llama_s_has_the_ids_of_the_reference(tmp_
     """As with LLaVA-1.5: a space before every text, also after a picture."""
     write_borrowed_checkpoint(tmp_path, LLAVA)
     ids = write_llama_like_tokenizer(tmp_path, ["<image>"])
-    said = json.loads((tmp_path / "config.json").read_text()) | {"image_token_id": ids["<image>"]}
-    (tmp_path / "config.json").write_text(json.dumps(said))
+    config = json.loads((tmp_path / "config.json").read_text()) | {"image_token_id": ids["<image>"]}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     preparer, reference = RequestPreparer.from_config(Config(model=tmp_path)), load_reference(tmp_path, LLAVA)
     messages = ask(by_url(noise(60, 40)), by_url(noise(30, 70)), "What do you see? ")
     expected = reference(text=[render(preparer, messages)], images=[noise(60, 40), noise(30, 70)])["input_ids"][0]
@@ -191,8 +191,8 @@ def test_the_hash_of_a_picture_covers_its_processor_but_not_the_checkpoint_s_pat
 
     shutil.copytree(llava, tmp_path / "copy")
     assert name_in(tmp_path / "copy") == name_in(llava)
-    said = json.loads((llava / "preprocessor_config.json").read_text()) | {"resample": 2}
-    (llava / "preprocessor_config.json").write_text(json.dumps(said))
+    config = json.loads((llava / "preprocessor_config.json").read_text()) | {"resample": 2}
+    (llava / "preprocessor_config.json").write_text(json.dumps(config))
     assert name_in(tmp_path / "copy") != name_in(llava)
 
 
@@ -243,10 +243,10 @@ def test_media_that_a_borrowed_model_does_not_take_are_refused_by_name(
 def test_no_option_of_a_borrowed_processor_can_be_changed(
     preparer: RequestPreparer, llava: Path, option: dict[str, Any]
 ) -> None:
-    told = rf"mm_processor_kwargs\.{next(iter(option))}: cannot be changed; these can: none"
-    with pytest.raises(InvalidArgumentError, match=told):
+    message = rf"mm_processor_kwargs\.{next(iter(option))}: cannot be changed; these can: none"
+    with pytest.raises(InvalidArgumentError, match=message):
         preparer.prepare_chat(ask(by_url(noise(60, 40)), "What?"), PARAMS, option)
-    with pytest.raises(InvalidArgumentError, match=told):
+    with pytest.raises(InvalidArgumentError, match=message):
         RequestPreparer.from_config(Config(model=llava, mm_processor_kwargs=option))
 
 

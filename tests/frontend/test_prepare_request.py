@@ -284,8 +284,8 @@ def test_a_closed_image_is_refused_with_advice(preparer: RequestPreparer, tmp_pa
         loaded.load()
     with (tmp_path / "a.png").open("rb") as file:
         opened = Image.open(file)
-    for closed, said in ((left, "AssertionError"), (opened, "seek of closed file")):
-        with pytest.raises(UnreadablePictureError, match=rf"was closed \(ask within its `with`.*: {said}$"):
+    for closed, reason in ((left, "AssertionError"), (opened, "seek of closed file")):
+        with pytest.raises(UnreadablePictureError, match=rf"was closed \(ask within its `with`.*: {reason}$"):
             preparer.prepare_text("<start_of_image>", {"image": [closed]}, PARAMS)
     preparer.prepare_text("<start_of_image>", {"image": [loaded]}, PARAMS)
 
@@ -337,16 +337,16 @@ def test_an_error_of_a_shared_picture_names_the_request_s_own_field(preparer: Re
 
 
 @pytest.mark.parametrize(
-    ("error", "told"), [(MemoryError(), RuntimeError), (MediaWorkersLostError("none comes"), MediaWorkersLostError)]
+    ("error", "expected"), [(MemoryError(), RuntimeError), (MediaWorkersLostError("none comes"), MediaWorkersLostError)]
 )
 def test_each_waiting_request_gets_its_own_error_object(
-    preparer: RequestPreparer, error: Exception, told: type[Exception]
+    preparer: RequestPreparer, error: Exception, expected: type[Exception]
 ) -> None:
     prepared = preparer.prepare_chat(ask(by_url(draw(1).picture)), PARAMS)
     own, another_s = (prepared.as_own(error, hashes_of(prepared)[0]) for _ in range(2))
     assert own is not another_s
     assert own is not error
-    assert type(own) is type(another_s) is told
+    assert type(own) is type(another_s) is expected
     assert own.__cause__ in (None, error)
 
 

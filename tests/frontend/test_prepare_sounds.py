@@ -198,7 +198,7 @@ def test_too_long_and_too_short_sounds_are_refused_with_both_numbers(preparer: R
 
 
 @pytest.mark.parametrize(
-    ("part", "field", "said"),
+    ("part", "field", "message"),
     [
         ({"type": "input_audio"}, "input_audio", "must be an object, not None"),
         ({"type": "input_audio", "input_audio": {"data": "", "format": 1}}, "input_audio.format", "a string, not 1"),
@@ -209,8 +209,8 @@ def test_too_long_and_too_short_sounds_are_refused_with_both_numbers(preparer: R
         ({"type": "audio", "audio": 3}, "audio", "must be a URL, not 3"),
     ],
 )
-def test_an_invalid_part_is_refused_by_its_path(preparer: RequestPreparer, part: Any, field: str, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said) as caught:
+def test_an_invalid_part_is_refused_by_its_path(preparer: RequestPreparer, part: Any, field: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
         prepare(preparer, part)
     assert caught.value.field == f"messages[0].content[0].{field}"
 

@@ -9,8 +9,8 @@ from keepsight.requests import TokenOutput
 
 @pytest.mark.parametrize("size", [1e-38, 1e-20, 1.0, 1e20, 3e38])
 def test_a_vector_of_any_magnitude_is_normalized(size: float) -> None:
-    told = TokenOutput("1", 0, 1, vector=np.array([size, -size, 0, size], "<f4").tobytes())
-    np.testing.assert_allclose(read_vector(told), np.array([1, -1, 0, 1]) / 3**0.5, rtol=1e-6)
+    output = TokenOutput("1", 0, 1, vector=np.array([size, -size, 0, size], "<f4").tobytes())
+    np.testing.assert_allclose(read_vector(output), np.array([1, -1, 0, 1]) / 3**0.5, rtol=1e-6)
 
 
 def test_a_vector_of_zeros_stays_zero() -> None:

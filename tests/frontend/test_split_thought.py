@@ -18,8 +18,8 @@ texts = st.lists(fragments | st.text(max_size=3), max_size=8).map("".join)
 def split(tokens: Iterable[tuple[str, str]], is_open: bool) -> tuple[str, str]:
     """Split tokens, each given as its text and the tag that it is (or an empty string)."""
     splitter = ThoughtSplitter(Thought(TAGS, is_open))
-    said = [splitter.push(*token) for token in tokens] + [splitter.push("", is_last=True)]
-    return "".join(thought for thought, _ in said), "".join(answer for _, answer in said)
+    pieces = [splitter.push(*token) for token in tokens] + [splitter.push("", is_last=True)]
+    return "".join(thought for thought, _ in pieces), "".join(answer for _, answer in pieces)
 
 
 def spell(text: str) -> list[tuple[str, str]]:
@@ -35,14 +35,14 @@ def read(text: str) -> Iterator[tuple[str, str]]:
 def test_only_tag_tokens_delimit_a_thought_not_text_like_them(thought: str, answer: str, is_open: bool) -> None:
     opened = [] if is_open else [("\n", ""), OPENING]
     for behind in (spell(answer), [OPENING, *spell(answer), CLOSING]):
-        said = "".join(text for text, _ in behind)
-        assert split([*opened, *spell(thought), CLOSING, *behind], is_open) == (thought.strip("\n"), said.lstrip("\n"))
+        rest = "".join(text for text, _ in behind)
+        assert split([*opened, *spell(thought), CLOSING, *behind], is_open) == (thought.strip("\n"), rest.lstrip("\n"))
     assert split([*opened, *spell(thought)], is_open) == (thought.lstrip("\n"), "")
     assert split(spell(thought), is_open=False) == ("", thought)
 
 
 @pytest.mark.parametrize(
-    ("text", "is_open", "said"),
+    ("text", "is_open", "expected"),
     [
         ("Let me see.\n</think>\n\nRed.", True, ("Let me see.", "Red.")),
         ("\n</think>\n\nRed.", True, ("", "Red.")),
@@ -55,9 +55,9 @@ def test_only_tag_tokens_delimit_a_thought_not_text_like_them(thought: str, answ
     ],
 )
 def test_a_thought_ends_with_its_tag_and_can_only_begin_an_answer(
-    text: str, is_open: bool, said: tuple[str, str]
+    text: str, is_open: bool, expected: tuple[str, str]
 ) -> None:
-    assert split(read(text), is_open) == said
+    assert split(read(text), is_open) == expected
 
 
 def test_newlines_after_words_in_the_prompt_are_part_of_the_thought() -> None:
@@ -76,5 +76,5 @@ def test_text_is_sent_as_soon_as_it_is_certain() -> None:
 
 
 def test_the_text_of_a_tag_may_come_with_later_tokens() -> None:
-    said = [("", "<think>"), ("<thi", ""), ("nk>Hm", ""), ("", "</think>"), ("</", ""), ("think>Red", "")]
-    assert split(said, is_open=False) == ("Hm", "Red")
+    pieces = [("", "<think>"), ("<thi", ""), ("nk>Hm", ""), ("", "</think>"), ("</", ""), ("think>Red", "")]
+    assert split(pieces, is_open=False) == ("Hm", "Red")

@@ -78,8 +78,8 @@ def end_naively(
     tokenizer: Tokenizer, token_ids: list[int], stop: list[str], min_tokens: int
 ) -> tuple[str, tuple[int, str] | None]:
     """Return the text when it ends, and the stop string that ends it: none that ends within the first min_tokens."""
-    said = [read_so_far(tokenizer, token_ids[:end]) for end in range(1, len(token_ids) + 1)]
-    texts = [*said, tokenizer.decode(token_ids)]
+    prefixes = [read_so_far(tokenizer, token_ids[:end]) for end in range(1, len(token_ids) + 1)]
+    texts = [*prefixes, tokenizer.decode(token_ids)]
     num_exempt = 0
     for num_tokens, (before, text) in enumerate(itertools.pairwise(["", *texts]), 1):
         is_exempt = min(num_tokens, len(token_ids)) <= min_tokens

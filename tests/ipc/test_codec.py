@@ -262,8 +262,8 @@ def test_a_frontend_refuses_what_is_for_an_engine() -> None:
 def test_tier_statuses_decode_as_they_were_encoded() -> None:
     host = TierStatus("encoder", "host", None, 10, 100, 1, 5, 2, 0)
     remote = TierStatus("prefix", "remote", "TimeoutError: 2 s", 0, None, 0, 0, 0, 3)
-    told: list[FromEngine] = [TiersChanged((host, remote)), TiersChanged(())]
-    assert decode_from_engine(encode_from_engine(told)) == told
+    outputs: list[FromEngine] = [TiersChanged((host, remote)), TiersChanged(())]
+    assert decode_from_engine(encode_from_engine(outputs)) == outputs
 
 
 def test_a_field_written_twice_is_refused() -> None:

@@ -124,8 +124,8 @@ def test_stages_are_told_in_the_order_of_their_beginnings_since_the_request_came
     asked.name("http", 0.99)
     asked.note_begun(begun(MADE))
     body = asked.describe()
-    told = [(each.stage, each.begin_ms, each.ms, each.item) for each in body.stages]
-    assert told == [
+    stages = [(each.stage, each.begin_ms, each.ms, each.item) for each in body.stages]
+    assert stages == [
         ("identify", 10, 4, None),
         ("wait", 20, 10, None),
         ("prefill", 30, 80, None),
@@ -162,8 +162,8 @@ def test_a_request_that_is_given_to_another_engine_begins_again() -> None:
 def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
     asked = account("a", "b")
     asked.note_begun(begun(MADE, MediaReport("host", 1.02, 1.025)))
-    told = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
-    assert format_for_header([asked]) == told + 'media1;desc="encoder.host"'
+    header = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
+    assert format_for_header([asked]) == header + 'media1;desc="encoder.host"'
     pictures = "pictures: 1 made, 1 from encoder (host)"
     assert format_for_log([asked]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
     assert format_for_log([account()]) == format_for_header([account()]) == ""
@@ -172,11 +172,11 @@ def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
 def test_of_very_many_pictures_the_header_tells_the_first_and_stays_one_that_clients_take() -> None:
     asked = account(*map(str, range(256)))
     asked.note_begun(begun(*[MediaReport("remote", 1.02, 1.025)] * 256))
-    told = format_for_header([asked])
-    assert len(told) < 4000
-    assert told.startswith("wait;dur=")
-    assert "prefill;dur=" in told
-    assert 'media39;desc="encoder.remote"' in told
+    header = format_for_header([asked])
+    assert len(header) < 4000
+    assert header.startswith("wait;dur=")
+    assert "prefill;dur=" in header
+    assert 'media39;desc="encoder.remote"' in header
     assert format_for_log([asked]).startswith("pictures: 256 from encoder (remote)")
 
 

@@ -168,8 +168,8 @@ class Drive:
         before = f"{request_id}, before {len(self.requests)}"
         self.requests[before] = replace(self.requests.pop(request_id), request_id=before)
         for choice in range(self.requests[before].sampling_params.n):
-            for told in (self.tokens, self.finished, self.cached):
-                _rename(told, (request_id, choice), (before, choice))
+            for by_sequence in (self.tokens, self.finished, self.cached):
+                _rename(by_sequence, (request_id, choice), (before, choice))
         _rename(self.failed, request_id, before)
         self.aborted = {(before if name == request_id else name, choice) for name, choice in self.aborted}
         for asked in (self.needed, self.promised):

@@ -34,7 +34,7 @@ def test_each_choice_hashes_its_own_answer() -> None:
 def test_a_prediction_is_prepared_once_and_each_choice_follows_it_separately() -> None:
     first, second = states_of(9, n=2, predicted=tuple(range(30, 40)))
     assert first.guesser.before is second.guesser.before
-    for state, said in ((first, 30), (second, 29)):
-        state.append(SampledToken(said))
+    for state, token in ((first, 30), (second, 29)):
+        state.append(SampledToken(token))
     assert list(first.guess(3)) == [31, 32, 33]
     assert list(second.guess(3)) == []

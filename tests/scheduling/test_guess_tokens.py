@@ -182,9 +182,9 @@ def test_no_guess_lies_beyond_an_answer_s_last_token() -> None:
 def test_blocks_of_correct_guesses_are_found_by_the_next_turn() -> None:
     drive, _ = answer_of(guess_up_to=8)
     first = drive.requests["one"]
-    said = (*first.token_ids, *drive.tokens["one", 0])
-    drive.run(replace(first, request_id="again", token_ids=(*said, 20, 21)))
-    assert drive.cached["again", 0] == len(said) - 1
+    conversation = (*first.token_ids, *drive.tokens["one", 0])
+    drive.run(replace(first, request_id="again", token_ids=(*conversation, 20, 21)))
+    assert drive.cached["again", 0] == len(conversation) - 1
     drive.expect_all_answered()
 
 
@@ -193,9 +193,9 @@ def test_blocks_of_correct_guesses_are_found_by_the_next_turn() -> None:
 
 def test_a_predicted_answer_takes_few_steps_and_is_the_same() -> None:
     drive, steps = answer_of(max_tokens=40)
-    said = drive.tokens["one", 0]
+    answer = drive.tokens["one", 0]
     again = Drive(make_config(guess_up_to=8))
-    fewer = again.run(make_request("one", 9, max_tokens=40, ignore_eos=True, predicted=tuple(said)))
+    fewer = again.run(make_request("one", 9, max_tokens=40, ignore_eos=True, predicted=tuple(answer)))
     assert again.tokens == drive.tokens
     assert len(steps) == 40
     # Three guesses, then seven at a time; the first and the last token come by themselves.
@@ -207,8 +207,13 @@ def test_a_predicted_answer_takes_few_steps_and_is_the_same() -> None:
 def test_a_prediction_that_is_wrong_in_parts_is_followed_where_it_is_right(prompt: int) -> None:
     drive, config = Drive(make_config()), make_config(guess_up_to=8)
     drive.run(make_request("one", prompt, max_tokens=50, ignore_eos=True))
-    said = drive.tokens["one", 0]
-    for predicted in ([*said[:20], 48, *said[21:]], [*said[:20], *said[25:]], [*said[:20], 48, 49, *said[20:]], [48]):
+    answer = drive.tokens["one", 0]
+    for predicted in (
+        [*answer[:20], 48, *answer[21:]],
+        [*answer[:20], *answer[25:]],
+        [*answer[:20], 48, 49, *answer[20:]],
+        [48],
+    ):
         again = Drive(config)
         plans = again.run(make_request("one", prompt, max_tokens=50, ignore_eos=True, predicted=tuple(predicted)))
         assert again.tokens == drive.tokens
@@ -225,12 +230,12 @@ def test_after_a_prediction_ends_nothing_is_guessed_from_the_prompt() -> None:
 
 def test_each_output_reports_how_many_tokens_were_guessed(monkeypatch: pytest.MonkeyPatch) -> None:
     drive, _ = answer_of(max_tokens=40)
-    again, told = Drive(make_config(guess_up_to=8)), list[int]()
+    again, reported = Drive(make_config(guess_up_to=8)), list[int]()
     note = again._note
 
     def listen(output: object) -> None:
         assert isinstance(output, TokenOutput)
-        told.append(output.num_guessed)
+        reported.append(output.num_guessed)
         note(output)
 
     monkeypatch.setattr(again, "_note", listen)
@@ -241,5 +246,5 @@ def test_each_output_reports_how_many_tokens_were_guessed(monkeypatch: pytest.Mo
         num_right = len(guesses_of(plan))
         expected += [*range(num_guessed + 1, num_guessed + num_right + 1), num_guessed + num_right]
         num_guessed += num_right
-    assert told == expected
-    assert told[-1] == 40 - len(plans)
+    assert reported == expected
+    assert reported[-1] == 40 - len(plans)

@@ -91,9 +91,9 @@ def test_a_listener_that_follows_the_changes_knows_what_is_held(events: list[tup
             counts[media_hash] -= 1
         elif event == "take":
             for change in holdings.take_changes():
-                told = set(change.media_hashes)
-                assert told.isdisjoint(believed) if isinstance(change, MediaHeld) else told <= believed
-                believed ^= told
+                changed = set(change.media_hashes)
+                assert changed.isdisjoint(believed) if isinstance(change, MediaHeld) else changed <= believed
+                believed ^= changed
             assert believed == set(+counts)
         holdings.check_invariants(counts.elements())
 

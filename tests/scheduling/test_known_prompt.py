@@ -197,10 +197,10 @@ def test_a_hit_continues_after_a_picture_to_the_first_different_word(text_before
 def test_a_conversation_goes_on_from_the_last_token_that_was_computed(num_tokens: int) -> None:
     drive = Drive(make_config(block_size=8))
     drive.run(first := make_request("first", 3, "cat", 4, max_tokens=num_tokens, ignore_eos=True))
-    said = (*first.token_ids, *drive.tokens["first", 0])
-    drive.run(replace(first, request_id="second", token_ids=(*said, 11, 12)))
+    conversation = (*first.token_ids, *drive.tokens["first", 0])
+    drive.run(replace(first, request_id="second", token_ids=(*conversation, 11, 12)))
     # The answer's last token was sampled but not computed.
-    assert drive.cached["second", 0] == len(said) - 1
+    assert drive.cached["second", 0] == len(conversation) - 1
     drive.expect_right_answers()
 
 

@@ -90,11 +90,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         earlier = data.draw(st.sampled_from(sorted(self.drive.requests)))
         request = self.drive.requests[earlier]
         added = make_request(str(self.num_requests), *(part for part in more if isinstance(part, int)), 2)
-        said = self.drive.tokens.get((earlier, 0), [])
+        answer = self.drive.tokens.get((earlier, 0), [])
         self._add(
             EngineRequest(
                 added.request_id,
-                (*request.token_ids, *said, *added.token_ids),
+                (*request.token_ids, *answer, *added.token_ids),
                 request.media,
                 added.sampling_params,
                 cache_salt=request.cache_salt,

@@ -43,9 +43,9 @@ def test_one_token_is_always_computed() -> None:
 
 def test_an_answer_is_found_as_the_beginning_of_the_next_prompt() -> None:
     before = after_asking(TOKENS, max_tokens=2 * TOKENS + 1, ignore_eos=True)
-    drive, said = drive_over(before), before.tokens["before", 0]
+    drive, answer = drive_over(before), before.tokens["before", 0]
     request = make_request("a", TOKENS)
-    drive.run(replace(request, token_ids=(*request.token_ids, *said)))
+    drive.run(replace(request, token_ids=(*request.token_ids, *answer)))
     drive.expect_right_answers()
     assert drive.cached == {("a", 0): 3 * TOKENS}
 

@@ -83,9 +83,9 @@ def test_an_entry_larger_than_the_tier_is_refused_with_one_log_line_and_evicts_n
         pytest.skip("the budget is the server's own")
     for number in (1, 2):
         assert not tier.put(key_of(number), array_of(number, 2 * MAX_BYTES))
-    [told] = caplog.messages
-    assert int(re.findall(r"\d+", told)[0]) >= 2 * MAX_BYTES
-    assert f"exceeds the {MAX_BYTES} bytes of" in told
+    [message] = caplog.messages
+    assert int(re.findall(r"\d+", message)[0]) >= 2 * MAX_BYTES
+    assert f"exceeds the {MAX_BYTES} bytes of" in message
     assert_equal(tier.get(key_of(0)), array_of(0))
 
 

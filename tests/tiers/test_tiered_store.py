@@ -144,9 +144,9 @@ def test_entries_queued_for_writing_are_found(make: Make) -> None:
 
 
 def test_a_full_write_queue_drops_the_oldest_entry_and_reports_it(make: Make) -> None:
-    tier, told = FakeTier(), list[str]()
+    tier, reported = FakeTier(), list[str]()
     tier.may_write.clear()
-    store = make(tier, max_waiting_bytes=10_000, on_drop=told.append)
+    store = make(tier, max_waiting_bytes=10_000, on_drop=reported.append)
     for number in range(20):
         store.store(key_of(number), array_of(number))
         store.check_invariants()
@@ -155,7 +155,7 @@ def test_a_full_write_queue_drops_the_oldest_entry_and_reports_it(make: Make) ->
     assert store.wait_written(20)
     assert set(tier.entries) >= {key_of(number) for number in (17, 18, 19)}
     assert len(tier.entries) + store.num_left_out["disk"] == 21
-    assert sorted(told) == sorted({key_of(number) for number in range(20)} - tier.entries.keys())
+    assert sorted(reported) == sorted({key_of(number) for number in range(20)} - tier.entries.keys())
     assert key_of(99) not in tier.entries
 
 
@@ -195,23 +195,23 @@ def test_uses_are_noted_after_queued_writes(make: Make) -> None:
 def test_entries_that_a_tier_did_not_take_are_counted_and_reported(
     make: Make, error: Exception | None, tmp_path: Path
 ) -> None:
-    tier, told = FakeTier(), list[str]()
+    tier, reported = FakeTier(), list[str]()
     tier.error = error
-    store = make(tier if error else DiskTier(tmp_path, 1000), FakeTier("remote"), on_drop=told.append)
+    store = make(tier if error else DiskTier(tmp_path, 1000), FakeTier("remote"), on_drop=reported.append)
     store.store(key_of(1), array_of(1))
     assert store.wait_written(20)
     assert store.num_left_out == {"disk": 1, "remote": 0}
-    assert told == [key_of(1)]
+    assert reported == [key_of(1)]
 
 
 def test_refused_entries_are_reported_like_evicted_ones(make: Make, tmp_path: Path) -> None:
-    told = list[str]()
-    host, disk = HostTier(4000, on_drop=told.append), DiskTier(tmp_path, 64, on_drop=told.append)
-    store = make(disk, host=host, on_drop=told.append)
+    reported = list[str]()
+    host, disk = HostTier(4000, on_drop=reported.append), DiskTier(tmp_path, 64, on_drop=reported.append)
+    store = make(disk, host=host, on_drop=reported.append)
     for number in range(2):
         store.store(key_of(number), array_of(number))
         assert store.wait_written(20)
-    assert told == [key_of(0), key_of(0), key_of(1)]
+    assert reported == [key_of(0), key_of(0), key_of(1)]
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TierError("nonsense"), ZeroDivisionError("our own fault")])

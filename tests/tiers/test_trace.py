@@ -69,8 +69,8 @@ def test_failed_writes_are_logged_once_and_counted_at_the_end(caplog: pytest.Log
     for number in range(3):
         recorder.record(Access(0, str(number), 1, 1))
     recorder.close()
-    told = [each.getMessage() for each in caplog.records]
-    assert told == [
+    messages = [each.getMessage() for each in caplog.records]
+    assert messages == [
         "the trace cannot be written: [Errno 28] No space left on device",
         "3 uses are missing from the trace",
     ]

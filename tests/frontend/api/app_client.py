@@ -98,12 +98,14 @@ class FakeEngine:
             entries = None
             if logprobs is not None:
                 entries = (TokenLogprob(token_id, -0.5, 1), *(TokenLogprob(20 + n, -9.0, n) for n in range(logprobs)))
-            told = tell_prompt(request) if (choice, index) == (0, 0) else None
+            prompt_logprobs = tell_prompt(request) if (choice, index) == (0, 0) else None
             is_last = index == len(ids) - 1
             reason: FinishReason | None = "length" if is_last and self.end == "length" else None
             cached, guessed = self.num_cached_tokens.get(choice, 0), self.num_guessed.get(choice, 0)
             vector = self.vector_of(request) if request.wants_vector else None
-            yield TokenOutput(request.request_id, choice, token_id, entries, reason, cached, told, vector, guessed)
+            yield TokenOutput(
+                request.request_id, choice, token_id, entries, reason, cached, prompt_logprobs, vector, guessed
+            )
         if self.end == "stop":
             yield TokenOutput(request.request_id, choice, 6, entries, "stop", cached, num_guessed=guessed)
 

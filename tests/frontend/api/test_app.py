@@ -222,8 +222,8 @@ def test_every_token_s_logprob_is_streamed_even_while_its_text_is_held_back(clie
     engine.end = "length"
     chunks = client.stream(logprobs=True, stop=["Red. Blue. Green"])
     assert "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks) == "Red. Blue."
-    told = sum(len((chunk["choices"][0]["logprobs"] or {"content": []})["content"]) for chunk in chunks)
-    assert told == len(client.preparer.tokenizer.encode(engine.text))
+    num_logprobs = sum(len((chunk["choices"][0]["logprobs"] or {"content": []})["content"]) for chunk in chunks)
+    assert num_logprobs == len(client.preparer.tokenizer.encode(engine.text))
 
 
 def test_without_an_engine_requests_are_told_when_to_retry(client: Client, engine: FakeEngine) -> None:

@@ -45,11 +45,11 @@ def test_without_a_key_health_says_nothing_about_callers(client: Client, engine:
         {"engine": 0, "status": "set aside", "cache": "encoder", "name": "disk"},
     ]
     for headers in ({}, bearing("three"), {"Authorization": "Basic one"}):
-        told = client.send("GET", "/health", headers=headers)
-        assert (told.status_code, told.json()) == (200, {"status": "ok", "engines": 1, "tiers": words})
+        response = client.send("GET", "/health", headers=headers)
+        assert (response.status_code, response.json()) == (200, {"status": "ok", "engines": 1, "tiers": words})
     for key in ("one", "two", "admin"):
-        told = client.send("GET", "/health", headers=bearing(key)).json()
-        assert (told["requests"], told["tiers"][0]["num_entries"], told["tiers"][1]["reason"]) == (0, 1, reason)
+        body = client.send("GET", "/health", headers=bearing(key)).json()
+        assert (body["requests"], body["tiers"][0]["num_entries"], body["tiers"][1]["reason"]) == (0, 1, reason)
 
 
 @pytest.mark.parametrize(
@@ -184,9 +184,9 @@ def test_without_api_keys_forms_of_other_pages_are_refused(client: Client, path:
     # The server's own page, also through a proxy that changes the host; a client that is no page; one with a key.
     own = form | {"Origin": "http://localhost:8000"}
     proxied = form | {"Sec-Fetch-Site": "same-origin"}
-    told = form | {"X-Forwarded-Host": "A.example:443"}
+    forwarded = form | {"X-Forwarded-Host": "A.example:443"}
     with_port = form | {"Host": "A.example:443"}
-    for headers in (own, proxied, told, with_port, {"Content-Type": "text/plain"}):
+    for headers in (own, proxied, forwarded, with_port, {"Content-Type": "text/plain"}):
         assert client.send("POST", path, headers=headers, content=b"{}").status_code == 400
     for settings in (ApiSettings(allowed_origins=("https://a.example",)), ApiSettings(allowed_origins=("*",))):
         client.settings = settings

@@ -66,8 +66,8 @@ def test_an_adapter_is_listed_with_its_base_model(client: Client) -> None:
 
 def test_tokenize_accepts_every_served_name_and_no_other(client: Client) -> None:
     for body in ({"prompt": "Hello"}, {"messages": HELLO}):
-        told = [client.send("POST", "/tokenize", json={"model": name, **body}).json() for name in (NAME, MODEL)]
-        assert told[0] == told[1]
+        bodies = [client.send("POST", "/tokenize", json={"model": name, **body}).json() for name in (NAME, MODEL)]
+        assert bodies[0] == bodies[1]
         unknown = client.send("POST", "/tokenize", json={"model": "mine", **body})
         assert error_of(unknown) == (404, "model", "model_not_found")
         assert repr(NAME) in unknown.json()["error"]["message"]

@@ -127,7 +127,7 @@ def test_offsets_count_characters_even_if_a_token_is_part_of_one(
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize(
-    ("said", "text", "offsets"),
+    ("answer", "text", "offsets"),
     [
         ("80 a a 80 80 80 a a", "�aa���aa", [*range(8)]),
         ("E2 96 a", "��a", [0, 1, 2]),
@@ -138,9 +138,9 @@ def test_offsets_count_characters_even_if_a_token_is_part_of_one(
     ],
 )
 def test_each_byte_of_an_invalid_run_is_one_character(
-    client: Client, engine: FakeEngine, said: str, text: str, offsets: list[int], stream: bool
+    client: Client, engine: FakeEngine, answer: str, text: str, offsets: list[int], stream: bool
 ) -> None:
-    engine.token_ids, engine.end = find_ids(client.preparer.tokenizer, said), "length"
+    engine.token_ids, engine.end = find_ids(client.preparer.tokenizer, answer), "length"
     response = complete(client, "Hello", logprobs=0, stream=stream, return_token_ids=True)
     choices = choices_of(response, stream)
     assert "".join(choice["text"] for choice in choices) == text
@@ -153,14 +153,14 @@ def test_with_a_byte_level_tokenizer_an_invalid_byte_is_a_character_of_its_own(
     client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_bytes = take_byte_level_tokenizer(client, monkeypatch)
-    said = [b"a", b"\xc3", b"\xa9", b"\xe2", b"b", b"\xff", b"c"]
-    engine.token_ids, engine.end = [by_bytes[each] for each in said], "length"
+    sent = [b"a", b"\xc3", b"\xa9", b"\xe2", b"b", b"\xff", b"c"]
+    engine.token_ids, engine.end = [by_bytes[each] for each in sent], "length"
     response = complete(client, "Hello", logprobs=0, stream=stream, return_token_ids=True)
     choices = choices_of(response, stream)
     assert "".join(choice["text"] for choice in choices) == "aé�b�c"
-    told = [choice["logprobs"]["text_offset"] for choice in choices if choice["logprobs"]]
+    logprobs = [choice["logprobs"]["text_offset"] for choice in choices if choice["logprobs"]]
     #               a  é, two bytes  �b       �  c
-    assert [*itertools.chain(*told)] == [0, *[1, 1], *[2, 2], 4, 5]
+    assert [*itertools.chain(*logprobs)] == [0, *[1, 1], *[2, 2], 4, 5]
     assert [each for choice in choices for each in choice.get("token_ids", ())] == engine.token_ids
 
 
@@ -169,8 +169,8 @@ def test_a_token_may_end_one_character_and_begin_another(
     client: Client, engine: FakeEngine, stream: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     by_bytes = take_byte_level_tokenizer(client, monkeypatch)
-    said = [b"a", b" \xf0\x9f\x98", b"\x80", b" \xe6\x9d", b"\xb1"]
-    engine.token_ids, engine.end = [by_bytes[each] for each in said], "length"
+    sent = [b"a", b" \xf0\x9f\x98", b"\x80", b" \xe6\x9d", b"\xb1"]
+    engine.token_ids, engine.end = [by_bytes[each] for each in sent], "length"
     response = complete(client, "Hello", logprobs=0, stream=stream)
     choices = choices_of(response, stream)
     assert "".join(choice["text"] for choice in choices) == "a 😀 東"
@@ -188,9 +188,9 @@ def take_byte_level_tokenizer(client: Client, monkeypatch: pytest.MonkeyPatch) -
     return {tokenizer.token_bytes(each): each for each in range(tokenizer.num_tokens)}
 
 
-def find_ids(tokenizer: Tokenizer, said: str) -> list[int]:
+def find_ids(tokenizer: Tokenizer, text: str) -> list[int]:
     """Return the ids of tokens separated by spaces; two hex digits stand for a byte token."""
-    found = [tokenizer.token_id(f"<0x{each}>" if len(each) == 2 else each) for each in said.split()]
+    found = [tokenizer.token_id(f"<0x{each}>" if len(each) == 2 else each) for each in text.split()]
     return [each for each in found if each is not None]
 
 
@@ -298,9 +298,9 @@ def test_the_token_sampled_to_score_a_prompt_alone_is_not_counted(client: Client
     with closing(EngineClient(MediaPool(1), observer)) as own:
         DyingEngine(own)
         asking = Client(client.preparer, cast(FakeEngine, own))
-        told = complete(asking, "a", echo=True, max_tokens=0, keepsight={"account": True}).json()
-    [account] = told["keepsight"]["accounts"]
-    assert account["completion_tokens"] == told["usage"]["completion_tokens"] == 0
+        body = complete(asking, "a", echo=True, max_tokens=0, keepsight={"account": True}).json()
+    [account] = body["keepsight"]["accounts"]
+    assert account["completion_tokens"] == body["usage"]["completion_tokens"] == 0
     numbers = observer.counters.numbers()
     assert (numbers[ENDS["length"]], numbers[ANSWER_TOKENS]) == (1, 0)
 
@@ -441,10 +441,10 @@ def test_requests_beyond_the_waiting_limit_are_refused_at_once(client: Client, e
             while len(engine.requests) < 2:
                 await asyncio.sleep(0)
             refused = await asking.post("/v1/chat/completions", json=body)
-            told = [await asking.get("/ready"), await asking.get("/health")]
+            responses = [await asking.get("/ready"), await asking.get("/health")]
             engine.is_ready.set()
             answered = await asyncio.gather(*waiting)
-            return [refused, *told, *answered, await asking.post("/v1/chat/completions", json=body)]
+            return [refused, *responses, *answered, await asking.post("/v1/chat/completions", json=body)]
 
     refused, ready, health, *answered = asyncio.run(ask_three())
     assert (ready.status_code, ready.json()) == (503, {"status": "overloaded"})

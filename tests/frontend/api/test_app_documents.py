@@ -56,12 +56,12 @@ def test_responses_and_messages_are_shown_the_same_as_a_chat(client: Client) -> 
     pdf = {"type": "base64", "media_type": "application/pdf", "data": DATA}
     document = {"type": "document", "source": pdf, "title": "a.pdf"}
     question = {"type": "input_text", "text": "What is it?"}
-    told = [
+    prompts = [
         prompt_of(client, chat(QUESTION, file)),
         prompt_of(client, {"input": [{"role": "user", "content": [question, input_file]}]}, "/v1/responses"),
         prompt_of(client, {"max_tokens": 9, **chat(QUESTION, document)}, "/v1/messages"),
     ]
-    assert len(set(told)) == 1
+    assert len(set(prompts)) == 1
     names = [[each.media_hash for each in request.media] for request in client.engine.requests]
     assert names[0] == names[1] == names[2]
 
@@ -82,7 +82,7 @@ def test_a_document_s_tokens_are_counted_as_in_an_answer(client: Client) -> None
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "expected"),
     [
         ({"type": "text", "media_type": "text/plain", "data": "A text."}, "A text."),
         ({"type": "text", "media_type": "text/plain", "data": "A text." + " " * 4096}, "A text."),
@@ -91,11 +91,11 @@ def test_a_document_s_tokens_are_counted_as_in_an_answer(client: Client) -> None
     ],
 )
 def test_a_text_document_is_shown_after_its_title_and_context(
-    client: Client, source: dict[str, Any], said: str
+    client: Client, source: dict[str, Any], expected: str
 ) -> None:
     document = {"type": "document", "source": source, "title": "The title", "context": "The context"}
     prompt = prompt_of(client, {"max_tokens": 9, **chat(document)}, "/v1/messages")
-    places = [prompt.index(each) for each in ("The title", "The context", said)]
+    places = [prompt.index(each) for each in ("The title", "The context", expected)]
     assert places == sorted(places)
 
 

@@ -30,8 +30,8 @@ def test_each_choice_begins_with_its_prompt(client: Client) -> None:
 def test_a_stream_s_choices_begin_with_their_prompts(client: Client) -> None:
     events = events_of(complete(client, ["Hello", "Good day"], n=2, echo=True, stream=True))
     choices = [choice for event in events for choice in event["choices"]]
-    told = ["".join(choice["text"] for choice in choices if choice["index"] == index) for index in range(4)]
-    assert told == [f"Hello{ANSWER}"] * 2 + [f"Good day{ANSWER}"] * 2
+    texts = ["".join(choice["text"] for choice in choices if choice["index"] == index) for index in range(4)]
+    assert texts == [f"Hello{ANSWER}"] * 2 + [f"Good day{ANSWER}"] * 2
 
 
 def test_token_ids_are_echoed_as_their_text(client: Client) -> None:
@@ -47,16 +47,16 @@ def test_logprobs_cover_the_prompt_s_second_token_to_the_answer_s_last(client: C
     token_ids = tokenizer.encode(prompt, add_bos=True)
     for choice in complete(client, prompt, echo=True, logprobs=2, n=n).json()["choices"]:
         assert choice["text"] == prompt + ANSWER
-        told = choice["logprobs"]
+        logprobs = choice["logprobs"]
         num_answered = len(tokenizer.encode(ANSWER))
         expected = [None, *(-float(place) for place in range(1, len(token_ids))), *[-0.5] * num_answered]
-        assert told["token_logprobs"] == expected
-        assert told["top_logprobs"][0] is None
-        assert {len(top) for top in told["top_logprobs"][1:]} == {3}
+        assert logprobs["token_logprobs"] == expected
+        assert logprobs["top_logprobs"][0] is None
+        assert {len(top) for top in logprobs["top_logprobs"][1:]} == {3}
         # The caller did not write `<bos>`, so it has no characters in the text.
-        assert told["tokens"][0] == "<bos>"
-        assert told["text_offset"][:2] == [0, 0]
-        for token, offset in zip(told["tokens"][1:], told["text_offset"][1:], strict=True):
+        assert logprobs["tokens"][0] == "<bos>"
+        assert logprobs["text_offset"][:2] == [0, 0]
+        for token, offset in zip(logprobs["tokens"][1:], logprobs["text_offset"][1:], strict=True):
             assert token == "\ufffd" or choice["text"][offset:].startswith(token)
         assert "prompt_logprobs" not in choice
 
@@ -104,7 +104,7 @@ def test_logprobs_and_prompt_logprobs_set_their_own_numbers(
     fields = {"echo": True, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
     [choice] = complete(client, "Hello there", **fields).json()["choices"]
     assert {len(top) for top in choice["logprobs"]["top_logprobs"][1:]} == {1 + logprobs}
-    assert {len(told) for told in choice["prompt_logprobs"][1:]} == {1 + prompt_logprobs}
+    assert {len(ones) for ones in choice["prompt_logprobs"][1:]} == {1 + prompt_logprobs}
 
 
 def test_a_chat_returns_its_prompt_logprobs_once(client: Client, engine: FakeEngine) -> None:
@@ -169,14 +169,14 @@ def test_a_chat_s_prompt_logprobs_count_once_for_all_choices(client: Client, mon
 
 
 def test_echoed_prompts_are_rendered_one_at_a_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    told, under_way, at_once = CompletionAnswer._completion, list[None](), list[int]()
+    render, under_way, at_once = CompletionAnswer._completion, list[None](), list[int]()
 
     def tell_slowly(*args: Any) -> Any:
         under_way.append(None)
         at_once.append(len(under_way))
         time.sleep(0.02)
         under_way.pop()
-        return told(*args)
+        return render(*args)
 
     monkeypatch.setattr(CompletionAnswer, "_completion", tell_slowly)
 

@@ -33,9 +33,9 @@ def vector_of(engine: FakeEngine, index: int = -1) -> Any:
 
 def test_a_text_becomes_one_vector_of_length_one(client: Client, engine: FakeEngine) -> None:
     body = embed(client, input="Hello")
-    [told] = body["data"]
-    assert (body["object"], body["model"], told["object"], told["index"]) == ("list", MODEL, "embedding", 0)
-    np.testing.assert_allclose(told["embedding"], unit(vector_of(engine)), rtol=1e-6)
+    [embedding] = body["data"]
+    assert (body["object"], body["model"], embedding["object"], embedding["index"]) == ("list", MODEL, "embedding", 0)
+    np.testing.assert_allclose(embedding["embedding"], unit(vector_of(engine)), rtol=1e-6)
     num_tokens = len(engine.requests[0].token_ids)
     assert engine.requests[0].token_ids == client.preparer.tokenizer.encode("Hello", add_bos=True)
     assert body["usage"] == {
@@ -60,9 +60,9 @@ def test_several_inputs_are_answered_in_order(client: Client, engine: FakeEngine
     body = embed(client, input=["Hello", ids, "Red"])
     assert [each["index"] for each in body["data"]] == [0, 1, 2]
     asked = {each.request_id: each for each in engine.requests}
-    for told, request_id in zip(body["data"], sorted(asked, key=int), strict=True):
+    for embedding, request_id in zip(body["data"], sorted(asked, key=int), strict=True):
         expected = np.frombuffer(engine.vector_of(asked[request_id]), "<f4")
-        np.testing.assert_allclose(told["embedding"], unit(expected), rtol=1e-6)
+        np.testing.assert_allclose(embedding["embedding"], unit(expected), rtol=1e-6)
     [one] = embed(client, input=ids)["data"]
     assert one["embedding"] == body["data"][1]["embedding"]
 
@@ -89,8 +89,8 @@ def test_the_inputs_in_the_engine_at_once_are_limited(
 
 def test_numbers_come_as_base64_where_that_is_asked(client: Client) -> None:
     [numbers], [encoded] = (embed(client, input="Hello", encoding_format=each)["data"] for each in ("float", "base64"))
-    told = np.frombuffer(base64.b64decode(encoded["embedding"]), "<f4")
-    np.testing.assert_array_equal(told, np.array(numbers["embedding"], np.float32))
+    vector = np.frombuffer(base64.b64decode(encoded["embedding"]), "<f4")
+    np.testing.assert_array_equal(vector, np.array(numbers["embedding"], np.float32))
 
 
 def test_a_vector_may_be_cut_and_may_keep_its_length(client: Client, engine: FakeEngine) -> None:
@@ -110,8 +110,8 @@ def test_messages_with_a_picture_can_be_embedded(client: Client, engine: FakeEng
     assert begun[: len(by_default)] == by_default
     assert len(begun) > len(by_default)
     # As vLLM's own client sends it.
-    for said in (True, False):
-        embed(client, messages=messages, add_generation_prompt=False, add_special_tokens=said)
+    for value in (True, False):
+        embed(client, messages=messages, add_generation_prompt=False, add_special_tokens=value)
         assert engine.requests[-1].token_ids == by_default
 
 
@@ -204,10 +204,10 @@ def test_the_official_client_reads_vectors_in_base64(client: Client, engine: Fak
     """The client asks for base64 and decodes it, unseen by its caller."""
     http_client: Any = httpx.Client(transport=httpx.MockTransport(partial(pass_on, client)))
     official = openai.OpenAI(base_url="http://localhost/v1", api_key="none", http_client=http_client)
-    told = official.embeddings.create(model=MODEL, input=["Hello", "Red"])
-    assert [each.index for each in told.data] == [0, 1]
-    np.testing.assert_allclose(told.data[1].embedding, unit(vector_of(engine)), rtol=1e-6)
-    assert told.usage.total_tokens == sum(len(each.token_ids) for each in engine.requests)
+    response = official.embeddings.create(model=MODEL, input=["Hello", "Red"])
+    assert [each.index for each in response.data] == [0, 1]
+    np.testing.assert_allclose(response.data[1].embedding, unit(vector_of(engine)), rtol=1e-6)
+    assert response.usage.total_tokens == sum(len(each.token_ids) for each in engine.requests)
 
 
 def pass_on(client: Client, request: httpx.Request) -> httpx.Response:

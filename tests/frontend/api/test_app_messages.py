@@ -34,8 +34,8 @@ _event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
 
 def post(client: Client, path: str = "", headers: Any = None, **fields: Any) -> httpx.Response:
     body = {"model": MODEL, "max_tokens": 99, "messages": HELLO} | fields
-    told = {name: value for name, value in body.items() if value is not None}
-    return client.send("POST", f"/v1/messages{path}", json=told, headers=headers)
+    given = {name: value for name, value in body.items() if value is not None}
+    return client.send("POST", f"/v1/messages{path}", json=given, headers=headers)
 
 
 def ask(client: Client, **fields: Any) -> dict[str, Any]:
@@ -188,7 +188,7 @@ def test_a_stream_has_the_content_of_the_whole_answer(client: Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "end", "fields", "told"),
+    ("text", "end", "fields", "expected"),
     [
         ("Red. Blue.", "length", {}, ("max_tokens", None)),
         ("Red. Blue.", "stop", {"stop_sequences": ["Blue"]}, ("stop_sequence", "Blue")),
@@ -198,10 +198,10 @@ def test_a_stream_has_the_content_of_the_whole_answer(client: Client) -> None:
         (CALLS, "stop", {"tools": [LOOK], "stop_sequences": ["sea"]}, ("stop_sequence", "sea")),
     ],
 )
-def test_an_answer_says_why_it_ended(client: Client, text: str, end: Any, fields: Any, told: Any) -> None:
+def test_an_answer_says_why_it_ended(client: Client, text: str, end: Any, fields: Any, expected: Any) -> None:
     client.engine.text, client.engine.end = text, end
     for body in (ask(client, **fields), stream(client, **fields)[-2]["delta"]):
-        assert (body["stop_reason"], body["stop_sequence"]) == told
+        assert (body["stop_reason"], body["stop_sequence"]) == expected
 
 
 def test_an_empty_answer_is_an_empty_text_block(client: Client) -> None:
@@ -259,8 +259,8 @@ def test_a_picture_between_texts_of_two_messages_stays_there(client: Client) -> 
     look = picture(type="url", url=draw(7).data_url)
     first = {"role": "user", "content": [{"type": "text", "text": "One."}, look, {"type": "text", "text": "Two."}]}
     ask(client, messages=[first, {"role": "user", "content": "Three."}, {"role": "user", "content": [look]}])
-    said = prompt_of(client)
-    assert said.index("One.") < said.index("Two.\n\nThree.")
+    prompt = prompt_of(client)
+    assert prompt.index("One.") < prompt.index("Two.\n\nThree.")
     assert len(asked(client).media) == 2
 
 
@@ -364,9 +364,9 @@ TOO_LONG = [{"role": "user", "content": "x " * 3000}]
     ],
 )  # fmt: skip
 def test_errors_use_the_field_names_of_this_api(client: Client, fields: dict[str, Any], field: str) -> None:
-    status, kind, told = error_of(post(client, **fields))
+    status, kind, message = error_of(post(client, **fields))
     assert (status, kind) in ((400, "invalid_request_error"), (404, "not_found_error"))
-    assert told == field
+    assert message == field
     assert client.engine.requests == []
 
 
@@ -410,8 +410,8 @@ def test_errors_name_the_field_that_caused_them(client: Client, content: Any, fi
 
 def test_a_file_that_is_not_a_picture_is_refused_with_its_type(client: Client) -> None:
     content = [picture(type="base64", media_type="application/pdf", data="AAAA")]
-    told = post(client, messages=[{"role": "user", "content": content}]).json()["error"]["message"]
-    assert told.endswith("source.media_type: must be a picture's, such as 'image/png', not 'application/pdf'")
+    message = post(client, messages=[{"role": "user", "content": content}]).json()["error"]["message"]
+    assert message.endswith("source.media_type: must be a picture's, such as 'image/png', not 'application/pdf'")
 
 
 def test_other_errors_have_the_shape_of_this_api_too(client: Client) -> None:

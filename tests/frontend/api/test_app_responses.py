@@ -141,10 +141,10 @@ def test_a_response_repeats_the_request_s_fields(client: Client) -> None:
 
 def test_a_stream_has_the_content_of_the_whole_answer(client: Client) -> None:
     events = stream(client)
-    told = kinds(events)
-    assert told[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
-    assert told[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
-    assert set(told[4:-4]) == {"output_text.delta"}
+    event_kinds = kinds(events)
+    assert event_kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert event_kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert set(event_kinds[4:-4]) == {"output_text.delta"}
     assert "".join(event["delta"] for event in events[4:-4]) == events[-4]["text"] == "Red. Blue."
     done = events[-1]["response"]
     assert done["output"] == [events[-2]["item"]]
@@ -217,8 +217,8 @@ def test_a_stream_contains_each_call_with_its_arguments(client: Client) -> None:
         (1, "go", ""),
     ]
     for index, item in enumerate(done):
-        said = [each["delta"] for each in events if "delta" in each and each["output_index"] == index]
-        assert "".join(said) == item["arguments"]
+        deltas = [each["delta"] for each in events if "delta" in each and each["output_index"] == index]
+        assert "".join(deltas) == item["arguments"]
     assert events[-1]["response"]["output"] == done
     assert kinds(events)[-3:] == ["function_call_arguments.done", "output_item.done", "completed"]
 
@@ -234,9 +234,9 @@ def test_an_answer_can_be_sent_back_as_it_came(client: Client) -> None:
     output = ask(client, tools=[LOOK])["output"]
     result = {"type": "function_call_output", "call_id": output[0]["call_id"], "output": "the sea"}
     client.engine.text = "It is the sea."
-    said = ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result])["output"]
+    answered = ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result])["output"]
     again = {"role": "user", "content": "Really?"}
-    ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result, *said, again])
+    ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result, *answered, again])
     first, second, third = (client.preparer.tokenizer.decode(each.token_ids) for each in client.engine.requests)
     assert write_call("look", ARGUMENTS) in second
     assert "It is the sea." in third
@@ -257,14 +257,14 @@ def test_fields_that_change_nothing_are_accepted(client: Client) -> None:
 
 def test_log_probabilities_are_returned_if_included(client: Client) -> None:
     body = ask(client, include=LOGPROBS, top_logprobs=2)
-    told = body["output"][0]["content"][0]["logprobs"]
-    assert len(told) == body["usage"]["output_tokens"]
-    assert [len(each["top_logprobs"]) for each in told] == [2] * len(told)
+    logprobs = body["output"][0]["content"][0]["logprobs"]
+    assert len(logprobs) == body["usage"]["output_tokens"]
+    assert [len(each["top_logprobs"]) for each in logprobs] == [2] * len(logprobs)
     events = stream(client, include=LOGPROBS, top_logprobs=2)
     done = next(event for event in events if event["type"] == "response.output_text.done")
-    assert done["logprobs"] == told
-    said = [each for event in events if event["type"] == "response.output_text.delta" for each in event["logprobs"]]
-    assert said == told[: len(said)]
+    assert done["logprobs"] == logprobs
+    streamed = [each for event in events if event["type"] == "response.output_text.delta" for each in event["logprobs"]]
+    assert streamed == logprobs[: len(streamed)]
     assert ask(client)["output"][0]["content"][0]["logprobs"] == []
 
 
@@ -467,10 +467,10 @@ def test_a_conversation_with_calls_continues_by_id(keeper: Client) -> None:
 
 def test_an_output_item_may_be_referenced_by_id(keeper: Client) -> None:
     user, again = {"role": "user", "content": "Hello"}, {"role": "user", "content": "And?"}
-    [said] = ask(keeper, input=[user])["output"]
-    reference = {"type": "item_reference", "id": said["id"]}
+    [answered] = ask(keeper, input=[user])["output"]
+    reference = {"type": "item_reference", "id": answered["id"]}
     second = ask(keeper, input=[user, reference, again])
-    ask(keeper, input=[user, said, again], store=False)
+    ask(keeper, input=[user, answered, again], store=False)
     _, by_id, whole = keeper.engine.requests
     assert by_id.token_ids == whole.token_ids
     ask(keeper, input="So?", previous_response_id=second["id"])

@@ -109,8 +109,8 @@ def test_a_call_counts_after_a_thought_but_not_within_it(client: Client) -> None
 def test_the_engine_is_told_where_a_grammar_begins(client: Client, asked: dict[str, Any]) -> None:
     client.chat(**asked)
     opening, closing = client.preparer.tokenizer.encode("<think></think>")
-    told = client.engine.requests[-1].thought
-    assert told == ThoughtTokens(None if opens(client) else opening, closing)
+    thought = client.engine.requests[-1].thought
+    assert thought == ThoughtTokens(None if opens(client) else opening, closing)
 
 
 def test_an_unrequested_thought_is_not_in_the_answer(client: Client) -> None:
@@ -119,8 +119,8 @@ def test_an_unrequested_thought_is_not_in_the_answer(client: Client) -> None:
     body = client.chat(**asked).json()
     choice = body["choices"][0]
     assert (choice["message"]["reasoning"], choice["message"]["content"]) == (None, "Red.")
-    told = json.dumps([choice, client.stream(**asked)])
-    assert "see" not in told
+    sent = json.dumps([choice, client.stream(**asked)])
+    assert "see" not in sent
     assert choice["token_ids"] == [*client.preparer.tokenizer.encode("\n\nRed."), 6]
     assert len(choice["logprobs"]["content"]) == len(choice["token_ids"])
     assert body["usage"]["completion_tokens_details"]["reasoning_tokens"] > 5
@@ -175,13 +175,13 @@ def test_a_response_has_a_thought_as_an_item_before_its_message(client: Client) 
 def test_a_stream_has_the_thought_before_the_message(client: Client) -> None:
     say(client, ANSWERED)
     events = stream(client, include=["message.output_text.logprobs"])
-    told = [kind for kind in kinds(events) if not kind.endswith("text.delta")]
+    event_kinds = [kind for kind in kinds(events) if not kind.endswith("text.delta")]
     item = ["output_item.added", "content_part.added", "{}.done", "content_part.done", "output_item.done"]
     items = [kind.format(text) for text in ("reasoning_text", "output_text") for kind in item]
-    assert told == ["created", "in_progress", *items, "completed"]
-    said = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
+    assert event_kinds == ["created", "in_progress", *items, "completed"]
+    deltas = [event["delta"] for event in events if event["type"] == "response.reasoning_text.delta"]
     thought, message = events[-1]["response"]["output"]
-    assert "".join(said) == thought["content"][0]["text"]
+    assert "".join(deltas) == thought["content"][0]["text"]
     *logprobs, _end = message["content"][0]["logprobs"]
     assert "".join(each["token"] for each in logprobs) == "\n\nRed."
 
@@ -196,11 +196,11 @@ def test_a_response_cut_off_within_a_thought_has_only_the_thought(client: Client
     assert [item["type"] for item in ask(client, include_reasoning=False)["output"]] == ["message"]
 
 
-@pytest.mark.parametrize("said", [{}, {"include_reasoning": False}])
-def test_an_empty_answer_may_be_sent_back(client: Client, said: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{}, {"include_reasoning": False}])
+def test_an_empty_answer_may_be_sent_back(client: Client, fields: dict[str, Any]) -> None:
     say(client, "\n")
     client.engine.end = "length"
-    message = client.chat(**said).json()["choices"][0]["message"]
+    message = client.chat(**fields).json()["choices"][0]["message"]
     assert (message["content"], message["reasoning_content"]) == (None, None)
     assert client.chat(messages=[{"role": "user", "content": "Hello"}, message] * 2).status_code == 200
 
@@ -220,8 +220,8 @@ def test_a_message_has_a_thought_as_a_block_and_can_be_sent_back_with_it(client:
     gather(client, tools=tools, messages=[{"role": "user", "content": "Hello"}, *turns])
     answered = {"role": "assistant", "content": "", "reasoning_content": "Hm."}
     call = {"id": "a", "type": "function", "function": {"name": "look", "arguments": '{"at": "the sea"}'}}
-    told = [answered | {"tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "the sea"}]
-    client.chat(messages=[{"role": "user", "content": "Hello"}, *told], tools=TOOLS)
+    expected = [answered | {"tool_calls": [call]}, {"role": "tool", "tool_call_id": "a", "content": "the sea"}]
+    client.chat(messages=[{"role": "user", "content": "Hello"}, *expected], tools=TOOLS)
     *_, of_message, of_chat = (request.token_ids for request in client.engine.requests)
     assert of_message == of_chat
 
@@ -241,8 +241,8 @@ def test_a_thought_may_be_sent_back_with_the_answer(client: Client) -> None:
     assert client.chat(tools=TOOLS, messages=[asked, called, result]).status_code == 200
     tool = {"type": "function", "name": "look", "parameters": {"type": "object"}}
     output = ask(client, tools=[tool], input="Hello")["output"]
-    told = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "the sea"}
-    ask(client, tools=[tool], input=[asked, *output, told])
+    call_result = {"type": "function_call_output", "call_id": output[-1]["call_id"], "output": "the sea"}
+    ask(client, tools=[tool], input=[asked, *output, call_result])
     first, of_chat, of_response, again = (request.token_ids for request in client.engine.requests)
     assert of_response == first
     assert again == of_chat

@@ -86,12 +86,12 @@ def test_log_probabilities_may_name_tokens_by_their_ids(client: Client, engine: 
     engine.end = "length"
     asked: dict[str, Any] = {"return_tokens_as_token_ids": True, "return_token_ids": True}
     [choice] = chat(client, logprobs=True, top_logprobs=2, **asked).json()["choices"]
-    told = choice["logprobs"]["content"]
-    assert [each["token"] for each in told] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
-    assert [bytes(each["bytes"]) for each in told] == [
+    logprobs = choice["logprobs"]["content"]
+    assert [each["token"] for each in logprobs] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]
+    assert [bytes(each["bytes"]) for each in logprobs] == [
         client.preparer.tokenizer.token_bytes(token_id) for token_id in choice["token_ids"]
     ]
-    assert all(top["token"].startswith("token_id:") for each in told for top in each["top_logprobs"])
+    assert all(top["token"].startswith("token_id:") for each in logprobs for top in each["top_logprobs"])
 
     [choice] = complete(client, "Hello", logprobs=2, **asked).json()["choices"]
     assert choice["logprobs"]["tokens"] == [f"token_id:{token_id}" for token_id in choice["token_ids"]]

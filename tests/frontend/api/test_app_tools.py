@@ -86,14 +86,14 @@ def test_a_joined_stream_equals_a_whole_answer(client: Client) -> None:
 
 def test_arguments_come_in_pieces(client: Client) -> None:
     client.engine.text = CALLS
-    told = [choice["delta"] for chunk in client.stream(tools=TOOLS) for choice in chunk["choices"]]
-    assert told[0] == {"role": "assistant", "content": ""}
-    assert len([delta for delta in told if "tool_calls" in delta]) > 6
-    assert all(len(delta.get("tool_calls", [0])) == 1 for delta in told)
+    deltas = [choice["delta"] for chunk in client.stream(tools=TOOLS) for choice in chunk["choices"]]
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert len([delta for delta in deltas if "tool_calls" in delta]) > 6
+    assert all(len(delta.get("tool_calls", [0])) == 1 for delta in deltas)
 
 
 @pytest.mark.parametrize(
-    ("choice", "end", "told"),
+    ("choice", "end", "expected"),
     [
         ("required", "stop", "tool_calls"),
         (NAMED, "stop", "stop"),
@@ -101,10 +101,10 @@ def test_arguments_come_in_pieces(client: Client) -> None:
         (NAMED, "length", "length"),
     ],
 )
-def test_calls_end_with_their_finish_reason(client: Client, choice: Any, end: Any, told: str) -> None:
+def test_calls_end_with_their_finish_reason(client: Client, choice: Any, end: Any, expected: str) -> None:
     client.engine.end = end
-    assert chat(client, write_call("look", LOOK), tool_choice=choice)["finish_reason"] == told
-    assert join(client.stream(tools=TOOLS, tool_choice=choice))[2] == told
+    assert chat(client, write_call("look", LOOK), tool_choice=choice)["finish_reason"] == expected
+    assert join(client.stream(tools=TOOLS, tool_choice=choice))[2] == expected
 
 
 def test_a_call_that_is_cut_off_is_returned_as_far_as_it_goes(client: Client) -> None:
@@ -209,13 +209,13 @@ def test_engines_are_given_the_grammar_of_the_template_s_form(tagged: Client) ->
         assert "</tool_call>" in str(guide.grammar).replace("\\/", "/")
 
 
-@pytest.mark.parametrize("said", ["", "I look.", "I look.\n<b>"])
-def test_a_text_and_the_calls_after_it_are_both_returned(tagged: Client, said: str) -> None:
-    choice = chat(tagged, f"{said}\n{TAGGED_CALLS}" if said else TAGGED_CALLS)
-    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", said or None)
+@pytest.mark.parametrize("text", ["", "I look.", "I look.\n<b>"])
+def test_a_text_and_the_calls_after_it_are_both_returned(tagged: Client, text: str) -> None:
+    choice = chat(tagged, f"{text}\n{TAGGED_CALLS}" if text else TAGGED_CALLS)
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", text or None)
     calls = [tuple(call["function"].values()) for call in choice["message"]["tool_calls"]]
     assert calls == [("look", LOOK), ("go", GO)]
-    assert join(tagged.stream(tools=TOOLS)) == (said, calls, "tool_calls")
+    assert join(tagged.stream(tools=TOOLS)) == (text, calls, "tool_calls")
 
 
 @pytest.mark.parametrize("text", ["I see.", "<tool_call>", CALLS, '<tool_call>\n{"name": "Anna", "arguments": {}}'])
@@ -226,9 +226,9 @@ def test_a_text_without_tagged_calls_is_returned_as_usual(tagged: Client, text: 
     assert join(tagged.stream(tools=TOOLS)) == (text, [], "stop")
 
 
-@pytest.mark.parametrize("said", ["", "I look.", "I look.\n"])
-def test_the_next_turn_s_prompt_continues_the_answer(tagged: Client, said: str) -> None:
-    text = f"{said}\n{TAGGED_CALLS}" if said else TAGGED_CALLS
+@pytest.mark.parametrize("begun", ["", "I look.", "I look.\n"])
+def test_the_next_turn_s_prompt_continues_the_answer(tagged: Client, begun: str) -> None:
+    text = f"{begun}\n{TAGGED_CALLS}" if begun else TAGGED_CALLS
     called = chat(tagged, text)["message"]
     answered = prompt_of(tagged) + text
     results = [{"role": "tool", "tool_call_id": call["id"], "content": "wet"} for call in called["tool_calls"]]

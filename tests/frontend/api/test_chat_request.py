@@ -146,7 +146,7 @@ def test_an_unsupported_field_is_accepted_with_a_value_that_changes_nothing(name
 
 
 @pytest.mark.parametrize(
-    ("fields", "said"),
+    ("fields", "accepted"),
     [
         ({"service_tier": "flex"}, 'service_tier: {} except for "auto" or "default", which has no effect'),
         (
@@ -158,10 +158,10 @@ def test_an_unsupported_field_is_accepted_with_a_value_that_changes_nothing(name
         ({"cache_prompt": False}, "cache_prompt: {} except for true, which has no effect"),
     ],
 )
-def test_a_refusal_says_which_values_are_accepted(fields: dict[str, Any], said: str) -> None:
+def test_a_refusal_says_which_values_are_accepted(fields: dict[str, Any], accepted: str) -> None:
     with pytest.raises(UnsupportedFieldError) as caught:
         parse(**fields)
-    assert str(caught.value) == said.format("is not supported by this server")
+    assert str(caught.value) == accepted.format("is not supported by this server")
 
 
 @pytest.mark.parametrize("name", refused_fields(ChatRequest))
@@ -173,7 +173,7 @@ def test_an_unsupported_field_is_refused_by_name(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("fields", "field", "said"),
+    ("fields", "field", "message"),
     [
         ({"temprature": 1}, "temprature", "did you mean 'temperature'"),
         ({"x" * 500: 1}, "x" * 77 + "...", "not a field"),
@@ -188,8 +188,8 @@ def test_an_unsupported_field_is_refused_by_name(name: str) -> None:
         (OBFUSCATED, "stream_options.include_obfuscation", "not supported"),
     ],
 )  # fmt: skip
-def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field: str, said: str) -> None:
-    with pytest.raises(UnsupportedFieldError, match=said) as caught:
+def test_an_unknown_field_is_refused_with_its_path(fields: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(UnsupportedFieldError, match=message) as caught:
         parse(**fields)
     assert caught.value.field == field
 

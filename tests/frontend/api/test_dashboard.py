@@ -21,8 +21,8 @@ MIB = 2**20
 
 
 def tier(cache: str, tier: str, held: int, budget: int, queries: int, hits: int, **others: Any) -> dict[str, Any]:
-    told = {"cache": cache, "tier": tier, "bytes": held, "budget_bytes": budget, "queries": queries, "hits": hits}
-    return told | {"entries": 3, "evictions": 0, "saved_seconds": 0.5, "reason": None} | others
+    stats = {"cache": cache, "tier": tier, "bytes": held, "budget_bytes": budget, "queries": queries, "hits": hits}
+    return stats | {"entries": 3, "evictions": 0, "saved_seconds": 0.5, "reason": None} | others
 
 
 def request(name: str, media: list[dict[str, Any]], *stages: tuple[str, float, float]) -> dict[str, Any]:

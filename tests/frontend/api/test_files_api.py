@@ -19,7 +19,7 @@ OF_ANTHROPIC = {"anthropic-version": "2023-06-01"}
 def create(
     server: Server, content: bytes = DOCUMENT, name: str = "a.pdf", purpose: str = "user_data", **life: Any
 ) -> dict[str, Any]:
-    form = {"purpose": purpose} | {f"expires_after[{field}]": said for field, said in life.items()}
+    form = {"purpose": purpose} | {f"expires_after[{field}]": value for field, value in life.items()}
     answer = server.send("POST", "/v1/files", files={"file": (name, content)}, data=form)
     assert answer.status_code == 200, answer.text
     file: dict[str, Any] = answer.json()
@@ -201,8 +201,8 @@ def test_a_file_s_name_is_shown_in_one_line(server: Server, name: str, shown: st
         ({"files": {"file": ("a\x1b[1m.png", PICTURE)}}, (400, "file", "invalid_argument")),
         ({"content": PICTURE, "headers": {"content-type": "image/png"}}, (415, "Content-Type", "unsupported_body")),
         *[
-            ({"data": {name: said}, "files": {"file": PICTURE}}, (400, name, code))
-            for name, said, code in (
+            ({"data": {name: value}, "files": {"file": PICTURE}}, (400, name, code))
+            for name, value, code in (
                 ("expires_after[seconds]", "2592000", "invalid_argument"),
                 ("expires_after[seconds]", "soon", "invalid_argument"),
                 ("expires_after[seconds]", "9" * 5000, "invalid_argument"),

@@ -114,9 +114,9 @@ def test_an_uploaded_pdf_is_used_by_its_id_as_if_it_were_sent(server: Server) ->
     requests = server.engine.requests
     assert len({(each.token_ids, tuple(item.media_hash for item in each.media)) for each in requests}) == 1
     assert len({item.media_hash for item in requests[0].media}) == 2
-    told = server.get(f"/v1/media/{uploaded['id']}")
-    assert (told["uses"], told["tiers"]["engine"]) == (3, True)
-    assert told["saved"] == {"upload_bytes": 3 * len(DOCUMENT), "preprocessings": 3}
+    retrieved = server.get(f"/v1/media/{uploaded['id']}")
+    assert (retrieved["uses"], retrieved["tiers"]["engine"]) == (3, True)
+    assert retrieved["saved"] == {"upload_bytes": 3 * len(DOCUMENT), "preprocessings": 3}
 
 
 def test_a_pdf_s_pages_are_made_warm_and_pinned_together(server: Server) -> None:
@@ -167,10 +167,10 @@ def test_uses_and_skipped_preprocessings_are_counted(server: Server) -> None:
     media_id = server.upload()["id"]
     for _ in range(3):
         server.chat(by_handle(media_id), "What is it?")
-    told = server.get(f"/v1/media/{media_id}")
-    assert told["uses"] == 3
-    assert told["saved"] == {"upload_bytes": 3 * len(PICTURE), "preprocessings": 2}
-    assert told["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
+    retrieved = server.get(f"/v1/media/{media_id}")
+    assert retrieved["uses"] == 3
+    assert retrieved["saved"] == {"upload_bytes": 3 * len(PICTURE), "preprocessings": 2}
+    assert retrieved["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
 
 
 def test_a_warm_upload_is_preprocessed_before_its_first_use(server: Server) -> None:
@@ -222,11 +222,11 @@ def test_a_client_that_leaves_while_its_upload_is_warmed_leaves_nothing(server: 
 def test_a_pin_keeps_the_bytes_and_any_cached_pixels(server: Server) -> None:
     media_id = server.upload(ttl_seconds=60)["id"]
     pin = f"/v1/media/{media_id}/pin"
-    told = server.send("POST", pin, json={"ttl_seconds": 600}).json()
-    assert told["pinned"] == {"bytes": True, "pixels": False}
-    assert told["pinned_until"] == told["expires_at"] >= told["created"] + 600
-    told = server.send("POST", pin, json={"ttl_seconds": 500, "warm": True}).json()
-    assert told["pinned"] == {"bytes": True, "pixels": True}
+    body = server.send("POST", pin, json={"ttl_seconds": 600}).json()
+    assert body["pinned"] == {"bytes": True, "pixels": False}
+    assert body["pinned_until"] == body["expires_at"] >= body["created"] + 600
+    body = server.send("POST", pin, json={"ttl_seconds": 500, "warm": True}).json()
+    assert body["pinned"] == {"bytes": True, "pixels": True}
     assert list(server.engine.pins.values()) == [500]
     assert server.send("DELETE", f"/v1/media/{media_id}").json() == {"id": media_id, "object": "media", "deleted": True}
     assert not server.engine.pins
@@ -350,8 +350,8 @@ def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
     for part in (by_handle(media_id), {"type": "image", "media_id": media_id}):
         kept = {**part, "prompt_cache_breakpoint": {"mode": "explicit", "ttl": "12h"}}
         assert server.chat(kept, prompt_cache_key="k", prompt_cache_options={"mode": "implicit"}).status_code == 200
-    told = server.get(f"/v1/media/{media_id}")
-    assert told["pinned_until"] == told["expires_at"] >= told["created"] + 12 * 3600
+    retrieved = server.get(f"/v1/media/{media_id}")
+    assert retrieved["pinned_until"] == retrieved["expires_at"] >= retrieved["created"] + 12 * 3600
     assert list(server.engine.pins.values()) == [12 * 3600]
 
 

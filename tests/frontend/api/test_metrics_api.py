@@ -130,11 +130,11 @@ def test_an_answer_has_its_account_only_on_request(client: Client) -> None:
 
 def test_a_stream_has_its_account_before_its_last_event(client: Client) -> None:
     options = {"keepsight": {"account": True}, "stream_options": {"include_usage": True}}
-    *others, told, last = client.stream(**options)
+    *others, with_account, last = client.stream(**options)
     assert not any("keepsight" in each for each in others)
-    assert told["choices"] == []
-    assert told["usage"] is None
-    assert len(told["keepsight"]["accounts"]) == 1
+    assert with_account["choices"] == []
+    assert with_account["usage"] is None
+    assert len(with_account["keepsight"]["accounts"]) == 1
     assert last["usage"]["completion_tokens"] == 6
     assert "keepsight" in client.stream(keepsight={"account": True})[-1]
 

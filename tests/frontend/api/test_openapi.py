@@ -130,9 +130,9 @@ def test_blocks_have_the_fields_that_are_described(client: Client) -> None:
     schemas = describe(client)["components"]["schemas"]
     for role, kinds in OF_ROLES.items():
         for kind, struct in kinds.items():
-            told = schemas[struct.__name__]
-            assert set(told["properties"]) == {"type", *struct.__struct_fields__}
-            assert not told["additionalProperties"]
+            schema = schemas[struct.__name__]
+            assert set(schema["properties"]) == {"type", *struct.__struct_fields__}
+            assert not schema["additionalProperties"]
             messages = [{"role": role, "content": [{"type": kind, "something": "else"}]}]
             refused = client.send("POST", "/v1/messages", json={"max_tokens": 9, "messages": messages})
             assert refused.json()["error"]["message"].startswith("messages[0].content[0].something:")

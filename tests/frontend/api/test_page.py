@@ -67,9 +67,9 @@ def page(browser: Browser, url: str) -> Iterator[Page]:
 def gather_complaints(page: Page, url: str) -> list[str]:
     complaints: list[str] = []
 
-    def hear(said: ConsoleMessage) -> None:
-        if said.type == "error":
-            complaints.append(said.text)
+    def hear(message: ConsoleMessage) -> None:
+        if message.type == "error":
+            complaints.append(message.text)
 
     def see(asked: Request) -> None:
         if not asked.url.startswith((url, "data:")):
@@ -163,9 +163,9 @@ def test_a_picture_is_shown_and_sent_with_later_questions_too(page: Page, drawn:
     with page.expect_request("**/chat/completions") as asked:
         send(page, colour.text)
     expect(answer(page, 1)).to_contain_text(colour.answer)
-    [shown, told, _question] = messages_of(asked.value)
+    [shown, answered, _question] = messages_of(asked.value)
     assert shown["content"][0] == {"type": "image_url", "image_url": {"url": drawn.data_url}}
-    assert told == {"role": "assistant", "content": drawn.description}
+    assert answered == {"role": "assistant", "content": drawn.description}
 
 
 def test_an_answer_shows_its_statistics(page: Page, drawn: Drawn) -> None:
@@ -269,9 +269,9 @@ def test_an_answer_is_streamed_and_can_be_stopped(page: Page) -> None:
     page.unroute("**/chat/completions")
     with page.expect_request("**/chat/completions") as asked:
         send(page, "What is in this picture?")
-    said = messages_of(asked.value)[1]["content"]
-    assert said
-    assert answer(page).locator("p").text_content() == said
+    shown = messages_of(asked.value)[1]["content"]
+    assert shown
+    assert answer(page).locator("p").text_content() == shown
 
 
 def test_escape_stops_an_answer_that_has_not_begun_and_restores_the_question(page: Page) -> None:

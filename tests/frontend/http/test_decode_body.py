@@ -66,7 +66,7 @@ def test_an_invalid_utf_8_byte_is_reported_with_its_position() -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "told"),
+    ("field", "message"),
     [
         ({"tools": [{"type": "web_search"}]}, r"tools\[0\].type: .*; it may be 'function'"),
         (
@@ -76,6 +76,6 @@ def test_an_invalid_utf_8_byte_is_reported_with_its_position() -> None:
         ({"tool_choice": {"type": "any"}}, r"tool_choice.type: .*; it may be 'function' or 'allowed_tools'"),
     ],
 )
-def test_errors_in_lists_and_unions_say_what_is_expected(field: dict[str, object], told: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=told):
+def test_errors_in_lists_and_unions_say_what_is_expected(field: dict[str, object], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message):
         parse_chat_request(json.dumps({"messages": [{"role": "user", "content": "a"}], **field}).encode())

@@ -34,9 +34,9 @@ def test_client_errors_and_retryable_errors_are_explained(
     error: AnsweredError, status: int, kind: str, code: str
 ) -> None:
     response = error_response(error, {"path": "/v1/models"})
-    told = json.loads(bytes(response.body))["error"]
-    assert (response.status_code, told["type"], told["code"]) == (status, kind, code)
-    assert told["message"] == str(error)
+    body = json.loads(bytes(response.body))["error"]
+    assert (response.status_code, body["type"], body["code"]) == (status, kind, code)
+    assert body["message"] == str(error)
     assert ("retry-after" in response.headers) == (status in (429, 503, 507))
     assert ("www-authenticate" in response.headers) == (status == 401)
 
@@ -48,7 +48,7 @@ def test_internal_errors_are_reported_without_details() -> None:
 
 
 def test_a_refusal_is_short_even_if_it_quotes_something_long() -> None:
-    told = ErrorResponse.of(InvalidArgumentError("field" * 10_000, "is no field")).error
-    assert told.param is not None
-    assert len(told.message) == len(told.param) == MAX_ERROR_CHARACTERS
-    assert told.message == told.param == ("field" * 10_000)[: MAX_ERROR_CHARACTERS - 3] + "..."
+    details = ErrorResponse.of(InvalidArgumentError("field" * 10_000, "is no field")).error
+    assert details.param is not None
+    assert len(details.message) == len(details.param) == MAX_ERROR_CHARACTERS
+    assert details.message == details.param == ("field" * 10_000)[: MAX_ERROR_CHARACTERS - 3] + "..."

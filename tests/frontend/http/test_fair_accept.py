@@ -65,16 +65,16 @@ def test_simultaneous_connections_are_spread_over_all_acceptors(listener: socket
 
 
 def test_a_server_reports_accepting_only_after_it_has_started(listener: socket.socket) -> None:
-    server, told = FairAcceptServer(uvicorn.Config("no.such:app", log_config=None)), list[bool]()
-    server.on_accepting = lambda: told.append(server.started)
+    server, reported = FairAcceptServer(uvicorn.Config("no.such:app", log_config=None)), list[bool]()
+    server.on_accepting = lambda: reported.append(server.started)
     with pytest.raises(ModuleNotFoundError):
         server.run(sockets=[listener])
-    assert not told
+    assert not reported
     server = FairAcceptServer(uvicorn.Config(lambda *_: None, lifespan="off", log_config=None))
     server.should_exit = True
-    server.on_accepting = lambda: told.append(server.started)
+    server.on_accepting = lambda: reported.append(server.started)
     server.run(sockets=[listener])
-    assert told == [True]
+    assert reported == [True]
 
 
 def test_an_acceptor_out_of_descriptors_accepts_later(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -235,15 +235,15 @@ def test_requests_behind_a_large_body_are_not_taken_for_its_end() -> None:
     bodies = [b"a" * 1_000_000, b"b" * 2_000_000, b"c"]
     sent = b"".join(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(each) + each for each in bodies)
     with running(tell_body, ApiSettings()) as port, connected(port, sent + ask("/", b"last")) as connection:
-        told = read_to_end(connection)
-    assert all(hashlib.sha256(each).hexdigest().encode() in told for each in (*bodies, b"last"))
+        answers = read_to_end(connection)
+    assert all(hashlib.sha256(each).hexdigest().encode() in answers for each in (*bodies, b"last"))
 
 
 def test_a_large_chunked_body_is_read_too() -> None:
     pieces = [b"x" * 300_000] * 5
     with running(tell_body, ApiSettings()) as port:
-        told = httpx.post(f"http://127.0.0.1:{port}/", content=iter(pieces), timeout=PATIENCE).text
-    assert told == hashlib.sha256(b"".join(pieces)).hexdigest()
+        answer = httpx.post(f"http://127.0.0.1:{port}/", content=iter(pieces), timeout=PATIENCE).text
+    assert answer == hashlib.sha256(b"".join(pieces)).hexdigest()
 
 
 def test_a_stalled_large_body_times_out_and_its_rest_is_no_request(engine: FakeEngine) -> None:
@@ -251,8 +251,8 @@ def test_a_stalled_large_body_times_out_and_its_rest_is_no_request(engine: FakeE
     with serving(engine) as port, connected(port, head + b" " * 1_000_000) as connection:
         assert connection.recv(65536).split()[1] == b"408"
         connection.sendall(b" " * 1_000_000 + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        told = read_to_end(connection)
-    assert told.count(b"HTTP/1.1") == told.count(b"HTTP/1.1 200") == 1
+        answers = read_to_end(connection)
+    assert answers.count(b"HTTP/1.1") == answers.count(b"HTTP/1.1 200") == 1
 
 
 def test_a_client_that_leaves_in_the_middle_of_a_large_body_is_noticed() -> None:
@@ -323,9 +323,9 @@ def test_pipelined_requests_are_all_answered(engine: FakeEngine) -> None:
 
 def test_the_number_of_pipelined_requests_is_limited(engine: FakeEngine) -> None:
     with serving(engine) as port, connected(port, VERSION * 10 * MAX_PIPELINED) as connection:
-        told = read_to_end(connection)
-    assert told.count(b"HTTP/1.1 200") < MAX_PIPELINED
-    assert told.count(b"HTTP/1.1 400") == 1
+        answers = read_to_end(connection)
+    assert answers.count(b"HTTP/1.1 200") < MAX_PIPELINED
+    assert answers.count(b"HTTP/1.1 400") == 1
 
 
 @pytest.mark.parametrize("size", [10, 1_000_000])
@@ -337,8 +337,8 @@ def test_a_client_that_offers_to_upgrade_is_answered_in_http_1_1(size: int) -> N
     for cut in (0, 60, len(sent) - size // 2):
         with running(tell_body, ApiSettings()) as port, connected(port, sent[:cut]) as connection:
             connection.sendall(sent[cut:])
-            told = read_to_end(connection)
-        assert [hashlib.sha256(each).hexdigest().encode() in told for each in (body, b"last")] == [True, True]
+            answer = read_to_end(connection)
+        assert [hashlib.sha256(each).hexdigest().encode() in answer for each in (body, b"last")] == [True, True]
 
 
 def test_an_invalid_request_gets_an_openai_error_and_is_counted() -> None:
@@ -374,11 +374,11 @@ def test_an_http_1_0_stream_ends_with_the_connection(
     with serving(engine) as port:
         for path, body in cases.items():
             with connected(port, ask(path, body).replace(b"HTTP/1.1", b"HTTP/1.0")) as connection:
-                head, _, told = read_to_end(connection).partition(b"\r\n\r\n")
+                head, _, content = read_to_end(connection).partition(b"\r\n\r\n")
             is_stream = body == ENDLESS
             assert b"transfer-encoding" not in head
-            assert (b"content-length: %d" % len(told) in head) != is_stream
-            assert told.startswith(b"data: {") == told.endswith(b"data: [DONE]\n\n") == is_stream
+            assert (b"content-length: %d" % len(content) in head) != is_stream
+            assert content.startswith(b"data: {") == content.endswith(b"data: [DONE]\n\n") == is_stream
 
 
 def test_head_is_get_without_a_body(engine: FakeEngine) -> None:
@@ -428,5 +428,5 @@ def test_shutdown_does_not_wait_for_an_idle_client_to_close_tls() -> None:
 def test_a_large_body_is_read_whole_over_https() -> None:
     body = random.Random(0).randbytes(2_000_000)
     with running(tell_body, ApiSettings(ssl_certfile=str(PEM))) as port:
-        told = httpx.post(f"https://127.0.0.1:{port}/", content=body, timeout=PATIENCE, verify=False).text
-    assert told == hashlib.sha256(body).hexdigest()
+        answer = httpx.post(f"https://127.0.0.1:{port}/", content=body, timeout=PATIENCE, verify=False).text
+    assert answer == hashlib.sha256(body).hexdigest()

@@ -23,7 +23,7 @@ pieces = st.lists(st.sampled_from(WORDS) | st.binary(max_size=3), max_size=8).ma
 names = st.sampled_from([b"a", b'"a"', b'"b"', b'"c;"', b'"\\""', b'"\\\\"']) | pieces
 # Mostly well-formed parts.
 parts = st.tuples(names, pieces, pieces).map(
-    lambda said: b"\r\nContent-Disposition: form-data; name=%b%b\r\n\r\n%b" % said
+    lambda part: b"\r\nContent-Disposition: form-data; name=%b%b\r\n\r\n%b" % part
 )
 forms = st.lists(parts, max_size=3).map(lambda parts: DELIMITER[2:] + DELIMITER.join([*parts, b"--"]))
 

@@ -48,7 +48,7 @@ def test_words_that_another_space_parts_stay_parted(character: str, read: str) -
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "said"),
+    ("data", "error", "message"),
     [
         (b"", UnreadablePictureError, "0 bytes that are not a PDF"),
         (b"\x89PNG\r\n\x1a\n", UnreadablePictureError, "a picture?"),
@@ -58,8 +58,8 @@ def test_words_that_another_space_parts_stay_parted(character: str, read: str) -
         (write_pdf(Page(["secret"]), trailer=ENCRYPTED), UnsupportedPictureError, "a password"),
     ],
 )
-def test_what_is_none_is_refused_by_its_field(data: bytes, error: type[PictureError], said: str) -> None:
-    with pytest.raises(error, match=said) as refused:
+def test_what_is_none_is_refused_by_its_field(data: bytes, error: type[PictureError], message: str) -> None:
+    with pytest.raises(error, match=message) as refused:
         read_document(data, "messages[0].content[1].file.file_data")
     assert refused.value.field == "messages[0].content[1].file.file_data"
 

@@ -38,8 +38,8 @@ def torch_saved() -> bytes:
 
 
 def with_header(header: bytes, length: int | None = None) -> bytes:
-    told = len(header) if length is None else length
-    return NPY[:8] + told.to_bytes(2, "little") + header + VALUES.tobytes()
+    num_bytes = len(header) if length is None else length
+    return NPY[:8] + num_bytes.to_bytes(2, "little") + header + VALUES.tobytes()
 
 
 TAKEN: dict[str, object] = {
@@ -207,9 +207,9 @@ pieces = st.lists(words | st.binary(max_size=8), max_size=12).map(b"".join)
 @given(pieces, st.integers(0, 200) | st.none(), st.sampled_from((1, 2, 3)), st.booleans())
 def test_any_header_is_taken_or_refused(piece: bytes, length: int | None, version: int, is_npy: bool) -> None:
     length_bytes = (2 if version == 1 else 4) if is_npy else 8
-    told = (len(piece) if length is None else length).to_bytes(length_bytes, "little")
+    length_field = (len(piece) if length is None else length).to_bytes(length_bytes, "little")
     start = b"\x93NUMPY" + bytes([version, 0]) if is_npy else b""
-    assert_taken_or_refused(start + told + piece + VALUES.tobytes())
+    assert_taken_or_refused(start + length_field + piece + VALUES.tobytes())
 
 
 @given(st.sampled_from((NPY, SAFETENSORS)), st.integers(0, 140), st.integers(0, 20), pieces)

@@ -59,7 +59,7 @@ def test_of_a_file_that_was_never_closed_all_that_lies_there_is_read(whole: int)
 
 
 @pytest.mark.parametrize(
-    ("data", "error", "said"),
+    ("data", "error", "message"),
     [
         (wav()[:12], UnreadablePictureError, "has no samples, or does not describe them first"),
         (wav()[:12] + b"LIST\0\0\0\0" * 2000, UnreadablePictureError, "has no samples"),
@@ -69,8 +69,8 @@ def test_of_a_file_that_was_never_closed_all_that_lies_there_is_read(whole: int)
         (wav_of(b"", 1, 16, 0), UnreadablePictureError, "says that 0 channels of 16 bits take 0 bytes"),
     ],
 )
-def test_what_is_wrong_with_a_header_is_said(data: bytes, error: type[KeepsightError], said: str) -> None:
-    with pytest.raises(error, match=said):
+def test_what_is_wrong_with_a_header_is_said(data: bytes, error: type[KeepsightError], message: str) -> None:
+    with pytest.raises(error, match=message):
         read_wav_header(data, FIELD)
 
 

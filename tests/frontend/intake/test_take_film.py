@@ -36,10 +36,10 @@ def test_frames_are_taken_in_any_form_and_copied(source: Any) -> None:
 
 
 def test_how_many_frames_a_second_there_are_may_be_said_beside_them() -> None:
-    for said, rate in (({"fps": 10}, 10.0), ({"total_num_frames": 5}, 24.0)):
-        taken, found = take_film((FRAMES, said), "video")
+    for options, rate in (({"fps": 10}, 10.0), ({"total_num_frames": 5}, 24.0)):
+        taken, found = take_film((FRAMES, options), "video")
         assert (len(taken), found) == (5, rate)
-        assert not are_films((FRAMES, said))
+        assert not are_films((FRAMES, options))
 
 
 def test_the_bytes_of_a_file_are_one_film_and_a_list_of_them_several() -> None:
@@ -50,7 +50,7 @@ def test_the_bytes_of_a_file_are_one_film_and_a_list_of_them_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "said"),
+    ("source", "error", "message"),
     [
         (5, InvalidArgumentError, "must be a URL, a file's bytes"),
         ([], InvalidArgumentError, "not list"),
@@ -61,7 +61,7 @@ def test_the_bytes_of_a_file_are_one_film_and_a_list_of_them_several() -> None:
         ((FRAMES, {"fps": "fast"}), InvalidArgumentError, "fps of 'fast'"),
     ],
 )
-def test_an_invalid_film_is_refused_by_its_field(source: Any, error: type[InvalidArgumentError], said: str) -> None:
-    with pytest.raises(error, match=said) as caught:
+def test_an_invalid_film_is_refused_by_its_field(source: Any, error: type[InvalidArgumentError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
         take_film(source, "video")
     assert caught.value.field == "video"

@@ -45,7 +45,7 @@ def test_the_bytes_of_a_file_are_one_sound_and_a_list_of_them_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "error", "said"),
+    ("source", "error", "message"),
     [
         (5, InvalidArgumentError, "must be a URL, a file's bytes"),
         ([], InvalidArgumentError, "not list"),
@@ -58,7 +58,7 @@ def test_the_bytes_of_a_file_are_one_sound_and_a_list_of_them_several() -> None:
     ],
 )
 @pytest.mark.filterwarnings("ignore:divide by zero")
-def test_an_invalid_sound_is_refused_by_its_field(source: Any, error: type[InvalidArgumentError], said: str) -> None:
-    with pytest.raises(error, match=said) as caught:
+def test_an_invalid_sound_is_refused_by_its_field(source: Any, error: type[InvalidArgumentError], message: str) -> None:
+    with pytest.raises(error, match=message) as caught:
         take_sound(source, "audio", 16_000)
     assert caught.value.field == "audio"

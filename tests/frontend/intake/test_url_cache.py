@@ -275,10 +275,10 @@ def test_content_evicted_during_its_revalidation_is_still_served() -> None:
 
 def test_watchers_are_told_of_downloads_and_not_of_cache_hits() -> None:
     async def run() -> int:
-        bench, told = Bench(), list[Modality]()
-        bench.cache.on_fetched = told.append
+        bench, modalities = Bench(), list[Modality]()
+        bench.cache.on_fetched = modalities.append
         for _ in range(3):
             await bench.get()
-        return len(told)
+        return len(modalities)
 
     assert asyncio.run(run()) == 1

@@ -102,8 +102,10 @@ def test_a_checkpoint_whose_processor_cannot_be_used_is_refused_with_the_reason(
 
 
 def test_no_code_of_a_checkpoint_is_run(tmp_path: Path) -> None:
-    said = {"auto_map": {"AutoProcessor": "evil.Evil", "AutoImageProcessor": "evil.Evil"}}
-    write_borrowed_checkpoint(tmp_path / "a", LLAVA, processor_config=said, preprocessor_config=said, config=said)
+    remote_code = {"auto_map": {"AutoProcessor": "evil.Evil", "AutoImageProcessor": "evil.Evil"}}
+    write_borrowed_checkpoint(
+        tmp_path / "a", LLAVA, processor_config=remote_code, preprocessor_config=remote_code, config=remote_code
+    )
     (tmp_path / "a" / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nclass Evil: pass")
     load_pictures(BorrowedProcessor.from_checkpoint(tmp_path / "a"))
     assert not (tmp_path / "ran").exists()
@@ -133,9 +135,9 @@ def test_a_page_of_a_pdf_is_prepared_as_its_drawing_is(tmp_path: Path) -> None:
 def test_a_file_by_which_older_checkpoints_name_tokens_makes_it_another_processor(tmp_path: Path) -> None:
     write_borrowed_checkpoint(tmp_path / "a", LLAVA)
     path = tmp_path / "a" / "tokenizer_config.json"
-    said = json.loads(path.read_text())
-    del said["added_tokens_decoder"]  # Otherwise the other file is not read.
-    path.write_text(json.dumps(said))
+    config = json.loads(path.read_text())
+    del config["added_tokens_decoder"]  # Otherwise the other file is not read.
+    path.write_text(json.dumps(config))
     before = BorrowedProcessor.from_checkpoint(tmp_path / "a")
     (tmp_path / "a" / "special_tokens_map.json").write_text(json.dumps({"cls_token": "<image>"}))
     after = BorrowedProcessor.from_checkpoint(tmp_path / "a")

@@ -107,8 +107,8 @@ print({"torch", "transformers"} & set(sys.modules))
 
 
 def test_a_frontend_whose_workers_know_transformers_and_torch_does_not(processor: BorrowedProcessor) -> None:
-    told = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "src")])}
     ran = subprocess.run(
-        [sys.executable, "-c", SERVES, processor.directory], env=told, capture_output=True, text=True, check=True
+        [sys.executable, "-c", SERVES, processor.directory], env=environment, capture_output=True, text=True, check=True
     )
     assert ran.stdout == "set()\n"

@@ -27,9 +27,9 @@ def test_a_sound_has_the_samples_that_it_was_said_to_have(format_: str, codec: s
     data = sound(format_, codec, 9_000, 2, rate)
     num_samples = read_sound(data, "audio", RATE).num_samples
     assert len(decode_sound(data, RATE, num_samples)) == num_samples
-    for said in (num_samples - 300, num_samples + 1):
-        with pytest.raises(UnreadablePictureError, match=f"its header says that there are {said} samples"):
-            decode_sound(data, RATE, said)
+    for num_claimed in (num_samples - 300, num_samples + 1):
+        with pytest.raises(UnreadablePictureError, match=f"its header says that there are {num_claimed} samples"):
+            decode_sound(data, RATE, num_claimed)
 
 
 def test_as_many_channels_as_a_frame_has_addresses_are_taken_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -344,8 +344,8 @@ def test_a_template_whose_frontend_ends_while_it_imports_does_not_import_to_the_
         program = [sys.executable, "-c", importing_for_ever, str(theirs.fileno())]
         template = subprocess.Popen(program, pass_fds=[theirs.fileno()], stdout=subprocess.PIPE)
     assert template.stdout
-    with closing(template.stdout) as said:
-        assert said.readline() == b"\n"
+    with closing(template.stdout) as output:
+        assert output.readline() == b"\n"
         ours.close()
         try:
             assert template.wait(SOON) == 0

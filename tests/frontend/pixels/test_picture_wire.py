@@ -210,7 +210,7 @@ def test_the_longest_text_that_a_document_may_have_comes_back() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "claimed",
     [
         replace(LAYOUT, tokens_per_part=4),
         replace(LAYOUT, tokens_per_part=0, token_ids=()),
@@ -222,14 +222,14 @@ def test_the_longest_text_that_a_document_may_have_comes_back() -> None:
         Geometry(640, 480),
     ],
 )
-def test_a_layout_that_cannot_be_is_not_believed(said: PictureLayout | Geometry) -> None:
+def test_a_layout_that_cannot_be_is_not_believed(claimed: PictureLayout | Geometry) -> None:
     with pytest.raises(ConnectionError):
-        answer_to(BORROWED_LOOK, lambda connection: send_result(connection, said))
+        answer_to(BORROWED_LOOK, lambda connection: send_result(connection, claimed))
 
 
 def test_no_more_is_believed_of_a_layout_than_its_tokens_their_rows_and_bytes() -> None:
-    said = replace(LAYOUT, num_crops=5, times=(1.0, 2.0), places=(1,), kind="audio")
-    assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, said)) == LAYOUT
+    claimed = replace(LAYOUT, num_crops=5, times=(1.0, 2.0), places=(1,), kind="audio")
+    assert answer_to(BORROWED_LOOK, lambda connection: send_result(connection, claimed)) == LAYOUT
 
 
 def test_a_checkpoint_s_fault_arrives_as_one() -> None:
@@ -250,7 +250,7 @@ def test_a_look_at_a_film_and_what_was_seen_arrive() -> None:
 
 
 @pytest.mark.parametrize(
-    "said",
+    "claimed",
     [
         Geometry(65, 64, Timeline(20, 10.0)),
         Geometry(-1, -1, Timeline(20, 10.0)),
@@ -259,16 +259,16 @@ def test_a_look_at_a_film_and_what_was_seen_arrive() -> None:
         Geometry(64, 48, Timeline(20, float("nan"))),
     ],
 )
-def test_what_no_film_may_be_is_not_believed(said: Geometry) -> None:
-    received = answer_to(LOOK, lambda connection: send_result(connection, said))
+def test_what_no_film_may_be_is_not_believed(claimed: Geometry) -> None:
+    received = answer_to(LOOK, lambda connection: send_result(connection, claimed))
     assert isinstance(received, PictureError)
     assert received.field == FIELD
 
 
-@pytest.mark.parametrize("said", [{}, {"geometry": {"width": 64, "height": 48}}, {"geometry": {"width": "64"}}])
-def test_half_a_word_of_a_film_is_none(said: object) -> None:
+@pytest.mark.parametrize("claimed", [{}, {"geometry": {"width": 64, "height": 48}}, {"geometry": {"width": "64"}}])
+def test_half_a_word_of_a_film_is_none(claimed: object) -> None:
     with pytest.raises((ConnectionError, msgspec.MsgspecError)):
-        answer_to(LOOK, lambda connection: connection.sendall(framed(said)))
+        answer_to(LOOK, lambda connection: connection.sendall(framed(claimed)))
 
 
 SOUND, SOUND_LOOK = SoundJob(b"bytes", FIELD, {"a": None}, 16_000, 3), SoundLook(b"bytes", FIELD, 16_000)
@@ -293,9 +293,9 @@ def test_a_look_at_a_sound_and_its_length_arrive_unless_no_sound_may_have_it() -
     with sent_by(lambda connection: send_job(connection, SOUND_LOOK)) as connection:
         assert receive_job(connection) == SoundLook(b"bytes", "sound", 16_000)
     for length, is_believed in ((480_000, True), (0, False), (-1, False), (2**40, False)):
-        said = Geometry(num_samples=length)
-        received = answer_to(SOUND_LOOK, lambda connection: send_result(connection, said))  # noqa: B023
-        assert received == said if is_believed else isinstance(received, PictureError)
+        claimed = Geometry(num_samples=length)
+        received = answer_to(SOUND_LOOK, lambda connection: send_result(connection, claimed))  # noqa: B023
+        assert received == claimed if is_believed else isinstance(received, PictureError)
     with pytest.raises(ConnectionError):
         answer_to(SOUND_LOOK, lambda connection: send_result(connection, Geometry(64, 48, Timeline(20, 10.0))))
 

@@ -25,8 +25,8 @@ def colours(pixels: Pixels) -> set[tuple[int, ...]]:
 
 def test_pages_are_as_large_as_was_told() -> None:
     pdf = write_pdf(Page(), Page(more="/Rotate 270"), Page(size=(333.3, 777.7)), Page(size=(14400, 1)))
-    told = [(each.geometry.height, each.geometry.width, 3) for each in read_document(pdf, "file")]
-    assert [each.shape for each in render(pdf)] == told
+    shapes = [(each.geometry.height, each.geometry.width, 3) for each in read_document(pdf, "file")]
+    assert [each.shape for each in render(pdf)] == shapes
 
 
 def test_what_nothing_is_drawn_on_is_white_and_text_is_black() -> None:

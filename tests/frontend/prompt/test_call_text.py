@@ -15,19 +15,19 @@ NO_TOKENS: Mapping[str, str] = {}
 ARGUMENTS = '{"at": "the \\"séa\\"", "times": [1, 2.5, {}], "deep": {"is": true}}'
 
 
-def calling(*calls: tuple[str, str], said: str | None = None) -> dict[str, Any]:
+def calling(*calls: tuple[str, str], text: str | None = None) -> dict[str, Any]:
     functions = [{"name": name, "arguments": arguments} for name, arguments in calls]
     listed = [{"id": f"c{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
-    return {"role": "assistant", "content": said, "tool_calls": listed}
+    return {"role": "assistant", "content": text, "tool_calls": listed}
 
 
 @pytest.mark.parametrize("source", [QWEN_LIKE, OLDER_QWEN_LIKE])
-@pytest.mark.parametrize("said", [None, "I look."])
-def test_a_call_is_written_as_the_template_writes_it_into_the_next_turn(source: str, said: str | None) -> None:
+@pytest.mark.parametrize("text", [None, "I look."])
+def test_a_call_is_written_as_the_template_writes_it_into_the_next_turn(source: str, text: str | None) -> None:
     template, user = ChatTemplate(source, NO_TOKENS), {"role": "user", "content": "Hello"}
     calls = ("look", ARGUMENTS), ("a.b-c", "{}")
-    written = "\n".join(([said] if said else []) + [write_call(*each, template.call_form) for each in calls])
-    later = template.render([user, calling(*calls, said=said), {"role": "tool", "content": "x", "tool_call_id": "c0"}])
+    written = "\n".join(([text] if text else []) + [write_call(*each, template.call_form) for each in calls])
+    later = template.render([user, calling(*calls, text=text), {"role": "tool", "content": "x", "tool_call_id": "c0"}])
     assert later.startswith(template.render([user]) + written + "<|im_end|>\n")
 
 

@@ -16,7 +16,7 @@ GOOD = StructuredOutputsParams(regex="a+").to_grammar()
 
 
 @pytest.mark.parametrize(
-    ("asked", "said"),
+    ("asked", "message"),
     [
         ({"json": {"type": "thing"}}, "Invalid type: thing"),
         ({"json": {"type": "array", "uniqueItems": True}}, "uniqueItems"),
@@ -33,8 +33,8 @@ GOOD = StructuredOutputsParams(regex="a+").to_grammar()
         ({"grammar": "root ::= " + "(" * 5000 + '"a"' + ")" * 5000}, "deeply nested"),
     ],
 )
-def test_what_cannot_be_compiled_is_refused_with_its_name_and_its_fault(asked: dict[str, Any], said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said) as caught:
+def test_what_cannot_be_compiled_is_refused_with_its_name_and_its_fault(asked: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
         check_structured_outputs(StructuredOutputsParams(**asked))
     assert caught.value.field == f"structured_outputs.{next(iter(asked))}"
     assert caught.value.status == 400

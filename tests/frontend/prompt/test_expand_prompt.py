@@ -219,7 +219,7 @@ def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"mm_tokens_per_image": 17}, "is 17, but image_seq_length of processor_config.json is 16"),
         ({"mm_tokens_per_image": None}, "is 256, but image_seq_length of processor_config.json is 16"),
@@ -229,9 +229,9 @@ def test_a_checkpoint_without_a_vision_tower_has_no_format(tmp_path: Path) -> No
         ({"image_token_index": 5000}, "image_token_index: names no token"),
     ],
 )
-def test_a_checkpoint_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[str, Any], said: str) -> None:
+def test_a_checkpoint_that_contradicts_itself_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     tokenizer = make_checkpoint(tmp_path, "config.json", **changes)
-    with pytest.raises(CheckpointConfigError, match=said):
+    with pytest.raises(CheckpointConfigError, match=message):
         MediaPromptFormat.from_checkpoint(tmp_path, tokenizer)
 
 

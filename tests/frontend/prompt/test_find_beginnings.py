@@ -89,8 +89,8 @@ def test_crops_of_pictures_before_and_behind_a_breakpoint_are_told_apart(
 
 def test_of_each_time_the_last_breakpoint_counts(preparer: RequestPreparer) -> None:
     parts = [text("One.", "12h"), text("Two.", "12h"), text("Three.", "30m"), text("Four.")]
-    told = read_messages([user(text("Zero.", "30m")), {"role": "assistant", "content": "Yes."}, user(*parts)])
-    assert sorted(told.breakpoints) == [Breakpoint(2, 2, 0, 12 * 3600.0), Breakpoint(2, 3, 0, 1800.0)]
+    conversation = read_messages([user(text("Zero.", "30m")), {"role": "assistant", "content": "Yes."}, user(*parts)])
+    assert sorted(conversation.breakpoints) == [Breakpoint(2, 2, 0, 12 * 3600.0), Breakpoint(2, 3, 0, 1800.0)]
 
 
 def test_what_comes_back_in_a_later_turn_begins_with_what_was_pinned(preparer: RequestPreparer) -> None:

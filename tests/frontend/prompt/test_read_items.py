@@ -17,8 +17,8 @@ def user(*parts: Any) -> dict[str, Any]:
     return {"role": "user", "content": list(parts)}
 
 
-def text(said: str, **others: Any) -> dict[str, Any]:
-    return {"type": "input_text", "text": said, **others}
+def text(content: str, **others: Any) -> dict[str, Any]:
+    return {"type": "input_text", "text": content, **others}
 
 
 def test_a_text_is_a_user_s_message() -> None:
@@ -33,7 +33,7 @@ def test_instructions_stand_before_all() -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
+    ("content", "expected"),
     [
         ("Be kind.", "Be short.\n\nBe kind."),
         ([text("Be kind.")], [{"type": "text", "text": "Be short.\n\nBe kind."}]),
@@ -41,9 +41,9 @@ def test_instructions_stand_before_all() -> None:
     ],
 )
 @pytest.mark.parametrize("role", ["system", "developer"])
-def test_instructions_and_a_system_s_first_message_are_one(role: str, content: Any, told: Any) -> None:
+def test_instructions_and_a_system_s_first_message_are_one(role: str, content: Any, expected: Any) -> None:
     conversation, _ = read_items([{"role": role, "content": content}, user(text("Hi"))], "Be short.")
-    assert conversation.messages[0] == {"role": role, "content": told}
+    assert conversation.messages[0] == {"role": role, "content": expected}
     assert len(conversation.messages) == 2
 
 
@@ -78,7 +78,7 @@ def test_a_file_is_a_document_and_keeps_its_name_and_its_pin() -> None:
 
 
 def test_calls_belong_to_what_was_said_with_them_and_results_follow() -> None:
-    said = {
+    message = {
         "type": "message",
         "id": "msg_1",
         "status": "completed",
@@ -86,12 +86,12 @@ def test_calls_belong_to_what_was_said_with_them_and_results_follow() -> None:
         "content": [{"type": "output_text", "text": "I look.", "annotations": [], "logprobs": [{"token": "I"}]}],
     }
     result = {"type": "function_call_output", "call_id": "c1", "output": [PICTURE, text("the sea")], "id": None}
-    items = [user(text("Where?")), said, CALL | {"id": "fc_1", "status": "completed"}, result]
+    items = [user(text("Where?")), message, CALL | {"id": "fc_1", "status": "completed"}, result]
     conversation, _ = read_items(items)
-    _, answer, told = conversation.messages
+    _, answer, outcome = conversation.messages
     assert answer["content"] == [{"type": "text", "text": "I look."}]
     assert [call["id"] for call in answer["tool_calls"]] == ["c1"]
-    assert (told["role"], told["tool_call_id"]) == ("tool", "c1")
+    assert (outcome["role"], outcome["tool_call_id"]) == ("tool", "c1")
     assert conversation.pictures[0].field == "input[3].output[0].image_url"
 
 
@@ -105,14 +105,14 @@ THOUGHT = {"type": "reasoning", "id": "rs_1", "summary": [], "content": [{"type"
 
 
 def test_a_thought_belongs_to_the_answer_behind_it() -> None:
-    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Red."}]}
-    conversation, places = read_items([user(text("Where?")), THOUGHT, said, user(text("And?")), THOUGHT, CALL])
+    answer = {"role": "assistant", "content": [{"type": "output_text", "text": "Red."}]}
+    conversation, places = read_items([user(text("Where?")), THOUGHT, answer, user(text("And?")), THOUGHT, CALL])
     assert [message.get("reasoning_content") for message in conversation.messages] == [None, "Hm.", None, "Hm."]
     assert conversation.messages[1]["content"] == [{"type": "text", "text": "Red."}]
     assert conversation.messages[3]["tool_calls"][0]["id"] == "c1"
     assert places.find("messages[1].content[0].text") == "input[2].content[0].text"
     summary = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
-    assert read_items([user(text("Where?")), summary, said])[0].messages[1]["reasoning_content"] == "Hm."
+    assert read_items([user(text("Where?")), summary, answer])[0].messages[1]["reasoning_content"] == "Hm."
 
 
 def test_a_thought_that_came_to_no_answer_is_a_message_of_its_own() -> None:

@@ -81,15 +81,15 @@ def test_a_film_has_no_detail() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "said"),
+    ("messages", "message"),
     [
         ([None] * (MAX_MESSAGES + 1), "at most 16384 messages, not 16385"),
         ([{"content": [None] * MAX_PARTS}, {"content": [None]}], "at most 16384 parts in all, not 16385"),
         ([{"tool_calls": [None] * (MAX_PARTS + 1)}], "at most 16384 tool calls in all, not 16385"),
     ],
 )
-def test_too_many_are_refused_before_any_is_looked_at(messages: list[Any], said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said) as caught:
+def test_too_many_are_refused_before_any_is_looked_at(messages: list[Any], message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
         read_messages(messages)
     assert caught.value.field == "messages"
 
@@ -153,8 +153,8 @@ def test_a_thought_is_one_text_and_an_assistant_s(message: dict[str, Any], field
 
 def test_a_message_may_say_that_it_is_a_text_and_nothing_else() -> None:
     message: dict[str, Any] = {"role": "user", "content": "Hello"}
-    for said in ("text", None):
-        assert read_messages([message | {"type": said}]) == read_messages([message])
+    for kind in ("text", None):
+        assert read_messages([message | {"type": kind}]) == read_messages([message])
     for other in ("message", "", {"text": 1}):
         with pytest.raises(InvalidArgumentError, match=r"messages\[0\]\.type: must be 'text'"):
             read_messages([message | {"type": other}])

@@ -263,21 +263,21 @@ SHOWS_SOME = (
 
 @pytest.mark.parametrize("role", ["system", "developer"])
 def test_a_system_s_message_is_refused_where_the_template_would_leave_it_out(role: str) -> None:
-    said, asked = {"role": role, "content": [text_part("Be brief.")]}, user(text_part("Hi"))
-    assert render(SHOWS_SOME, [said, asked]) == "Be brief.Hi"
+    instruction, asked = {"role": role, "content": [text_part("Be brief.")]}, user(text_part("Hi"))
+    assert render(SHOWS_SOME, [instruction, asked]) == "Be brief.Hi"
     with pytest.raises(UnsupportedFieldError, match=r"^messages\[1\]\.role: .* only if it is the first"):
-        render(SHOWS_SOME, [asked, said, asked])
+        render(SHOWS_SOME, [asked, instruction, asked])
     every = "{% for each in messages %}{% for part in each.content %}<{{ part.text }}>{% endfor %}{% endfor %}"
-    assert render(every, [asked, said]) == "<Hi><Be brief.>"
+    assert render(every, [asked, instruction]) == "<Hi><Be brief.>"
 
 
 @pytest.mark.parametrize("role", ["system", "developer", "assistant"])
 def test_a_picture_is_refused_in_a_message_of_a_role_whose_pictures_would_be_left_out(role: str) -> None:
     asked = user(text_part("Hi"), PICTURE)
     assert render(SHOWS_SOME, [asked]) == "Hi<image>"
-    said = {"role": role, "content": [text_part("Look."), PICTURE]}
-    turns = [said, asked] if role != "assistant" else [asked, said]
-    at = turns.index(said)
+    message = {"role": role, "content": [text_part("Look."), PICTURE]}
+    turns = [message, asked] if role != "assistant" else [asked, message]
+    at = turns.index(message)
     with pytest.raises(UnsupportedFieldError, match=rf"^messages\[{at}\]\.content: .* no place for pictures in"):
         render(SHOWS_SOME, turns)
 
@@ -353,7 +353,7 @@ def test_a_refusal_among_an_earlier_answers_parts_is_a_text_of_it() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "field", "said"),
+    ("messages", "field", "message"),
     [
         (None, "messages", "a list"),
         ("hi", "messages", "a list"),
@@ -379,8 +379,8 @@ def test_a_refusal_among_an_earlier_answers_parts_is_a_text_of_it() -> None:
         ([user({"type": "image", "image": "u", "url": "v"})], "messages[0].content[0].url", "together"),
     ],
 )  # fmt: skip
-def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, said: str) -> None:
-    with pytest.raises(InvalidArgumentError, match=said) as caught:
+def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, message: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=message) as caught:
         demo_template().render(messages)
     assert caught.value.field == field
 
@@ -444,7 +444,7 @@ def test_without_a_template_only_chat_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "message"),
     [
         ({"chat_template__jinja": "{% for %}"}, "does not compile"),
         ({"chat_template__json": "{"}, "not valid JSON"),
@@ -453,8 +453,8 @@ def test_without_a_template_only_chat_is_refused(tmp_path: Path) -> None:
         ({"tokenizer_config__json": {"chat_template": {"a": "x", "b": "y"}}}, "none of .* is named 'default'"),
     ],
 )
-def test_a_broken_template_names_its_file(tmp_path: Path, files: dict[str, Any], said: str) -> None:
-    with pytest.raises(CheckpointConfigError, match=said) as caught:
+def test_a_broken_template_names_its_file(tmp_path: Path, files: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointConfigError, match=message) as caught:
         write(tmp_path, **files)
     assert caught.value.path.parent == tmp_path
 
@@ -470,8 +470,8 @@ def test_tools_are_shown_to_a_template_that_has_a_place_for_them() -> None:
 
 def test_a_template_without_a_place_for_tools_shows_a_system_message_that_tells_of_them() -> None:
     for source in ("{{ messages | tojson }}", "{% set tools = 1 %}{{ messages | tojson }}"):
-        system, said = json.loads(render(source, [user(text_part("hi"))], tools=[TOOL]))
-        assert (system["role"], said) == ("system", user(text_part("hi")))
+        system, question = json.loads(render(source, [user(text_part("hi"))], tools=[TOOL]))
+        assert (system["role"], question) == ("system", user(text_part("hi")))
         assert "You have access to functions" in system["content"]
         assert system["content"].endswith('\n[{"name": "look", "parameters": {"type": "object"}}]')
 
@@ -503,11 +503,11 @@ def test_what_a_client_adds_to_an_answer_that_it_parsed_or_gathered_says_nothing
     assert render("{{ messages | tojson }}", [answer | {"parsed": {"a": 1}}]) == json.dumps([answer])
 
 
-@pytest.mark.parametrize("said", [None, "Let me see."])
-def test_a_call_is_not_gone_on_with_whole_or_cut_off(said: str | None) -> None:
+@pytest.mark.parametrize("text", [None, "Let me see."])
+def test_a_call_is_not_gone_on_with_whole_or_cut_off(text: str | None) -> None:
     knows_calls = "{{ messages[0].content }}{% if messages[0].tool_calls %}{{ messages | tojson }}{% endif %}"
     for source, arguments in ((knows_calls, "{}"), ("{{ messages[0].content }}", '{"at": "the s')):
-        message = {**calling(arguments), "content": said}
+        message = {**calling(arguments), "content": text}
         with pytest.raises(InvalidArgumentError, match=r"leave out the last message's tool_calls") as caught:
             ChatTemplate(source, NO_TOKENS).render(read_messages([message], "text"))
         assert caught.value.field == "continue_final_message"

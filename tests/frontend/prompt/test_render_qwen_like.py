@@ -32,13 +32,13 @@ arguments = st.sampled_from(["{}", '{"at": "the séa", "times": [1, 2.5]}'])
 def turns(draw: st.DrawFn) -> list[dict[str, Any]]:
     """Draw a user's turn and an assistant's, which may contain a thought and calls."""
     thought = draw(st.sampled_from([{}, {"reasoning_content": "Hm.\n"}]))
-    said: list[dict[str, Any]] = [{"role": "user", "content": draw(contents)}]
+    messages: list[dict[str, Any]] = [{"role": "user", "content": draw(contents)}]
     if calls := draw(st.lists(arguments, max_size=2)):
         functions = [{"name": "look", "arguments": each} for each in calls]
         listed = [{"id": f"c{at}", "type": "function", "function": each} for at, each in enumerate(functions)]
-        said.append({"role": "assistant", "content": draw(texts), "tool_calls": listed} | thought)
-        said += [{"role": "tool", "content": draw(contents), "tool_call_id": each["id"]} for each in listed]
-    return [*said, {"role": "assistant", "content": draw(texts)} | thought]
+        messages.append({"role": "assistant", "content": draw(texts), "tool_calls": listed} | thought)
+        messages += [{"role": "tool", "content": draw(contents), "tool_call_id": each["id"]} for each in listed]
+    return [*messages, {"role": "assistant", "content": draw(texts)} | thought]
 
 
 systems = st.lists(contents.map(lambda content: {"role": "system", "content": content}), max_size=1)

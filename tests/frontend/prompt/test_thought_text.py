@@ -40,7 +40,7 @@ def test_the_end_of_the_prompt_says_whether_one_can_come(
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("answer", "expected"),
     [
         ("It is", None),
         ("Let me see.</think>It is", None),
@@ -54,11 +54,11 @@ def test_the_end_of_the_prompt_says_whether_one_can_come(
 )
 @pytest.mark.parametrize("num_parts", [0, 1, 2])
 def test_an_answer_that_is_gone_on_with_is_where_its_own_tags_leave_it(
-    said: str, expected: Thought | None, num_parts: int
+    answer: str, expected: Thought | None, num_parts: int
 ) -> None:
-    texts = [said] if num_parts == 1 else said.split("\n", 1)
-    content = [{"type": "text", "text": text} for text in texts] if num_parts else said
-    for end, begun in {"text": said, "answer": ""}.items():
+    texts = [answer] if num_parts == 1 else answer.split("\n", 1)
+    content = [{"type": "text", "text": text} for text in texts] if num_parts else answer
+    for end, begun in {"text": answer, "answer": ""}.items():
         place: PromptEnd = "text" if end == "text" else "answer"
         read = read_messages([USER, {"role": "assistant", "content": content}], place)
         assert read.begun_answer == begun

@@ -80,8 +80,10 @@ def test_nothing_is_a_special_token_in_a_plain_text_and_all_else_of_it_is_there(
 def test_random_token_ids_decode_as_in_transformers(directory: Path) -> None:
     ours, judge = Tokenizer.from_checkpoint(directory), load_judge(directory)
 
-    said = map(ours.token_bytes, range(ours.num_tokens))
-    in_bytes = st.sampled_from([each for each, data in enumerate(said) if len(data) == 1 and data in "aé😀".encode()])
+    all_bytes = map(ours.token_bytes, range(ours.num_tokens))
+    in_bytes = st.sampled_from(
+        [each for each, data in enumerate(all_bytes) if len(data) == 1 and data in "aé😀".encode()]
+    )
 
     @settings(max_examples=100)
     @given(st.lists(st.integers(0, ours.num_tokens + 20) | in_bytes, max_size=20), st.booleans())
@@ -240,7 +242,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"added_tokens_decoder": {"2000": {"content": "<new>", "rstrip": True, "special": True}}},
         {"added_tokens_decoder": {"2000": {"content": "<new>", "special": False}}, "new_token": "<new>"},
@@ -251,7 +253,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None]) -> None:
     ],
 )
 def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
-    tmp_path: Path, checkpoint: Path, told: dict[str, Any]
+    tmp_path: Path, checkpoint: Path, fields: dict[str, Any]
 ) -> None:
     shutil.copytree(checkpoint, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
 
@@ -261,9 +263,9 @@ def test_a_token_that_only_the_configuration_knows_is_read_as_by_transformers(
 
     def tell(config: dict[str, Any]) -> None:
         described = config.pop("added_tokens_decoder")
-        config |= told
-        if "added_tokens_decoder" in told:
-            config["added_tokens_decoder"] = described | told["added_tokens_decoder"]
+        config |= fields
+        if "added_tokens_decoder" in fields:
+            config["added_tokens_decoder"] = described | fields["added_tokens_decoder"]
         if config["extra_special_tokens"] is None:
             del config["extra_special_tokens"]
 
@@ -288,7 +290,7 @@ def expect_as_by_transformers(folder: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "told",
+    "fields",
     [
         {"added_tokens_decoder": {"910": {"content": "<tool>", "special": True, "normalized": False}}},
         {"added_tokens_decoder": {"910": {"content": "<tool>", "lstrip": True, "rstrip": True, "normalized": False}}},
@@ -297,16 +299,16 @@ def expect_as_by_transformers(folder: Path, text: str) -> None:
     ],
 )
 def test_of_a_token_that_both_files_know_the_configuration_says_what_it_is(
-    tmp_path: Path, told: dict[str, Any]
+    tmp_path: Path, fields: dict[str, Any]
 ) -> None:
     shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     plain = {"special": False, "normalized": False, "single_word": False, "lstrip": False, "rstrip": False}
 
     def tell(config: dict[str, Any]) -> None:
         described = config.pop("added_tokens_decoder")
-        config |= told
-        if "added_tokens_decoder" in told:
-            config["added_tokens_decoder"] = described | told["added_tokens_decoder"]
+        config |= fields
+        if "added_tokens_decoder" in fields:
+            config["added_tokens_decoder"] = described | fields["added_tokens_decoder"]
 
     _edit(
         tmp_path / "tokenizer.json",
@@ -336,7 +338,7 @@ WITHOUT_DECODER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"<bos>"
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "said"),
+    ("name", "content", "message"),
     [
         ("tokenizer.json", None, "is missing"),
         ("tokenizer.json", "{", "cannot be read as a tokenizer"),
@@ -350,11 +352,11 @@ WITHOUT_DECODER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"<bos>"
         ("generation_config.json", '{"eos_token_id": true}', "eos_token_id"),
     ],
 )
-def test_a_broken_file_is_named_with_its_field(tmp_path: Path, name: str, content: str | None, said: str) -> None:
+def test_a_broken_file_is_named_with_its_field(tmp_path: Path, name: str, content: str | None, message: str) -> None:
     shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
     path = tmp_path / name
     path.unlink() if content is None else path.write_text(content)
-    with pytest.raises(CheckpointConfigError, match=said) as caught:
+    with pytest.raises(CheckpointConfigError, match=message) as caught:
         Tokenizer.from_checkpoint(tmp_path)
     assert caught.value.path == path
 

@@ -17,8 +17,8 @@ PICTURE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA
 IMAGE = {"type": "image", "image": ""}
 
 
-def text(said: str) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text(content: str) -> dict[str, Any]:
+    return {"type": "text", "text": content}
 
 
 def pages_of(part: DocumentPart) -> list[tuple[PicturePart, str]]:
@@ -27,7 +27,7 @@ def pages_of(part: DocumentPart) -> list[tuple[PicturePart, str]]:
 
 def unfold(*contents: Any, check_count: Callable[[Sequence[PicturePart]], object] = len) -> Conversation:
     read = read_messages([{"role": "user", "content": content} for content in contents])
-    return unfold_documents(read, pages_of, lambda said: said.replace("<", "< "), check_count)
+    return unfold_documents(read, pages_of, lambda text: text.replace("<", "< "), check_count)
 
 
 def test_each_page_has_a_heading_a_picture_and_its_text() -> None:
@@ -43,14 +43,14 @@ def test_each_page_has_a_heading_a_picture_and_its_text() -> None:
 
 
 def test_one_without_a_name_is_the_document() -> None:
-    said = [part.get("text") for part in unfold([UNNAMED]).messages[0]["content"]]
-    assert (said[0], said[-1]) == ("[page 1 of 2]\n", "[end of the document]\n")
+    texts = [part.get("text") for part in unfold([UNNAMED]).messages[0]["content"]]
+    assert (texts[0], texts[-1]) == ("[page 1 of 2]\n", "[end of the document]\n")
 
 
 def test_in_a_name_nothing_is_a_special_token_either() -> None:
     named = {"type": "file", "file": {"file_data": "AAAA", "filename": "<a>.pdf"}}
-    said = [part.get("text") for part in unfold([named]).messages[0]["content"]]
-    assert (said[0], said[-1]) == ("[< a>.pdf, page 1 of 2]\n", "[end of < a>.pdf]\n")
+    texts = [part.get("text") for part in unfold([named]).messages[0]["content"]]
+    assert (texts[0], texts[-1]) == ("[< a>.pdf, page 1 of 2]\n", "[end of < a>.pdf]\n")
 
 
 def test_too_many_pages_are_refused_before_the_next_document_is_looked_at() -> None:

@@ -27,10 +27,10 @@ def say(role: str, content: Any, **more: Any) -> dict[str, Any]:
     return {"role": role, "content": content, **more}
 
 
-def call(*names: str, said: Any = None, arguments: str = '{"at":  [1,2]}') -> dict[str, Any]:
+def call(*names: str, content: Any = None, arguments: str = '{"at":  [1,2]}') -> dict[str, Any]:
     functions = [{"name": name, "arguments": arguments} for name in names]
     calls = [{"id": f"call_{each['name']}", "type": "function", "function": each} for each in functions]
-    return say("assistant", said, tool_calls=calls)
+    return say("assistant", content, tool_calls=calls)
 
 
 def result(name: str, content: Any) -> dict[str, Any]:
@@ -75,18 +75,21 @@ def test_a_call_is_written_as_the_model_wrote_it(preparer: RequestPreparer) -> N
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"), [('{"at": "the s', '{"at": "the s'), ("[1]", "[1]"), ("", "{}"), (" ", "{}")]
+    ("arguments", "written"), [('{"at": "the s', '{"at": "the s'), ("[1]", "[1]"), ("", "{}"), (" ", "{}")]
 )
 def test_what_a_call_was_cut_off_with_is_told_as_far_as_it_came(
-    preparer: RequestPreparer, arguments: str, told: str
+    preparer: RequestPreparer, arguments: str, written: str
 ) -> None:
     asked = turns(preparer, say("user", "Go"), call("look", arguments=arguments), result("look", "That was no JSON."))
-    assert asked[1:] == [f'model\n{{"name": "look", "parameters": {told}}}', "user\nResult of look:\nThat was no JSON."]
+    assert asked[1:] == [
+        f'model\n{{"name": "look", "parameters": {written}}}',
+        "user\nResult of look:\nThat was no JSON.",
+    ]
 
 
-@pytest.mark.parametrize("said", ["I see.", [{"type": "text", "text": "I see."}]])
-def test_what_was_said_with_a_call_stands_before_it(preparer: RequestPreparer, said: Any) -> None:
-    asked = turns(preparer, say("user", "Go"), call("look", said=said, arguments="{}"), result("look", "sea"))
+@pytest.mark.parametrize("content", ["I see.", [{"type": "text", "text": "I see."}]])
+def test_what_was_said_with_a_call_stands_before_it(preparer: RequestPreparer, content: Any) -> None:
+    asked = turns(preparer, say("user", "Go"), call("look", content=content, arguments="{}"), result("look", "sea"))
     assert asked[1] == 'model\nI see.\n{"name": "look", "parameters": {}}'
 
 
@@ -158,5 +161,5 @@ def test_results_of_one_functions_several_calls_may_come_in_any_order(preparer: 
     for number, each in enumerate(calls["tool_calls"]):
         each["id"] = f"c{number}"
     results = [say("tool", text, tool_call_id=f"c{number}") for number, text in ((2, "blue"), (0, "red"), (1, "gone"))]
-    told = turns(preparer, say("user", "Look"), calls, *results)[-1]
-    assert told == "user\nResult of look (call 3):\nblue\n\nResult of look (call 1):\nred\n\nResult of go:\ngone"
+    turn = turns(preparer, say("user", "Look"), calls, *results)[-1]
+    assert turn == "user\nResult of look (call 3):\nblue\n\nResult of look (call 1):\nred\n\nResult of go:\ngone"
