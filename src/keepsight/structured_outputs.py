@@ -107,7 +107,7 @@ def write_schema(schema: dict[str, Any], options: Mapping[str, Any] = WHITE_SPAC
     `options` are llguidance's; the schema's own replace them. If they are `lenient`, llguidance ignores keywords that
     it does not implement, but not unsupported values of others: these are dropped here.
     """
-    _drop_what_is_not_held(schema, is_lenient=bool(options.get("lenient")))
+    _drop_unenforced(schema, is_lenient=bool(options.get("lenient")))
     return {"x-guidance": options} | schema
 
 
@@ -115,7 +115,7 @@ def _from_lark(grammar: str) -> str:
     return json.dumps({"grammars": [{"lark_grammar": grammar}]})
 
 
-def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
+def _drop_unenforced(schema: object, *, is_lenient: bool) -> None:
     """Drop documentation, unknown formats and, if lenient, values that llguidance would refuse.
 
     Without recursion, as a schema may be deep.
@@ -128,14 +128,14 @@ def _drop_what_is_not_held(schema: object, *, is_lenient: bool) -> None:
         elif isinstance(part, dict):
             if is_schema and is_lenient:
                 _free_names(part)
-            for name in [name for name, inner in part.items() if is_schema and _is_let_go(name, inner, is_lenient)]:
+            for name in [name for name, inner in part.items() if is_schema and _is_unenforced(name, inner, is_lenient)]:
                 del part[name]
             for name, inner in part.items():
                 if not (is_schema and name in _VALUES):
                     rest.append((inner, not (is_schema and name in _MAPS_OF_SCHEMAS)))
 
 
-def _is_let_go(name: str, value: object, is_lenient: bool) -> bool:
+def _is_unenforced(name: str, value: object, is_lenient: bool) -> bool:
     """Return whether to drop a keyword of a schema."""
     if name in _WORDS or (name == "format" and isinstance(value, str) and value not in _FORMATS):
         return True

@@ -155,7 +155,7 @@ class Supervisor:
         Raise ServerStartError if the first start fails by the user's mistake, or for lack of descriptors or memory.
         """
         with self._selector:
-            self._selector.register(self._signals, selectors.EVENT_READ, self._heed_signals)
+            self._selector.register(self._signals, selectors.EVENT_READ, self._handle_signals)
             try:
                 for rank in range(self._settings.num_engines):
                     self._start_engine(rank)
@@ -221,7 +221,7 @@ class Supervisor:
         except OSError as error:  # no descriptors are left, or no memory
             raise ServerStartError(f"the {kind} cannot be started: {error}") from error
         self._children.append(child)
-        self._selector.register(child.control.connection, selectors.EVENT_READ, partial(self._hear, child))
+        self._selector.register(child.control.connection, selectors.EVENT_READ, partial(self._receive, child))
         return child
 
     def _endpoint_of(self, engine: _Child) -> str:
@@ -233,7 +233,7 @@ class Supervisor:
 
     # Watching -------------------------------------------------------------------------------------------------
 
-    def _hear(self, child: _Child) -> None:
+    def _receive(self, child: _Child) -> None:
         if child not in self._children:  # it was reaped earlier in the same round of events
             return
         messages, is_open = child.control.take()
@@ -269,8 +269,8 @@ class Supervisor:
         for child in tuple(self._children):
             # Handling the death of one may have ended others.
             if child in self._children and child.process.poll() is not None:
-                self._hear(child)  # its last messages
-                self._bury(child)
+                self._receive(child)  # its last messages
+                self._remove_ended(child)
                 self._act_on_death(child)
 
     def _act_on_death(self, child: _Child) -> None:
@@ -280,7 +280,7 @@ class Supervisor:
         elif self._stage is _Stage.SERVING:
             self._replace(child)
         else:
-            self._go_on_ending(child)
+            self._continue_ending(child)
 
     def _replace(self, child: _Child) -> None:
         if child.kind == "engine":
@@ -309,15 +309,15 @@ class Supervisor:
 
     # Ending ---------------------------------------------------------------------------------------------------
 
-    def _heed_signals(self) -> None:
+    def _handle_signals(self) -> None:
         for number in self._signals.recv(4096):
             if number == signal.SIGCHLD:
                 self._reap()
                 _reap_orphans({child.process.pid for child in self._children})
             else:
-                self._heed_request_to_end(number)
+                self._handle_request_to_end(number)
 
-    def _heed_request_to_end(self, number: int) -> None:
+    def _handle_request_to_end(self, number: int) -> None:
         """The first request lets answers finish, the second fails those that run, the third kills all processes."""
         status = INTERRUPTED if number == signal.SIGINT else 0
         self._end(status, _Stage.KILLING if self._stage is _Stage.STARTING else self._next_stage())
@@ -347,7 +347,7 @@ class Supervisor:
                 self._kill_all()
                 self._deadline = float("inf")
 
-    def _go_on_ending(self, child: _Child) -> None:
+    def _continue_ending(self, child: _Child) -> None:
         if child.process.returncode:
             logger.error("%s while the server was shutting down", child.describe_end())
         if not self._of_kind("frontend"):
@@ -368,11 +368,11 @@ class Supervisor:
             child.process.kill()
         for child in children:
             child.process.wait()
-            self._bury(child)
+            self._remove_ended(child)
 
     # Children -------------------------------------------------------------------------------------------------
 
-    def _bury(self, child: _Child) -> None:
+    def _remove_ended(self, child: _Child) -> None:
         self._children.remove(child)
         self._stop_hearing(child)
         child.control.close()

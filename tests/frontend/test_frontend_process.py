@@ -19,8 +19,8 @@ class StartingFrontend(FrontendProcess):
 
     def __init__(self, run_directory: Path) -> None:
         self._was_asked, self._run_directory = False, run_directory
-        self._may_go_on, self._server = threading.Event(), None
-        self._may_go_on.set()
+        self._may_serve, self._server = threading.Event(), None
+        self._may_serve.set()
         self._start = self._client = self._cache = self._view = self._counters = MagicMock()
         self._preparer = self._workers = self._listener = MagicMock()
 
@@ -38,10 +38,10 @@ class StartingFrontend(FrontendProcess):
 
 @pytest.fixture
 def created(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """The server that a frontend makes, and the arguments of its app."""
-    server = SimpleNamespace(should_exit=False, run=lambda sockets: None, app_of=())
+    """The server that a frontend makes, and the named arguments of its app."""
+    server = SimpleNamespace(should_exit=False, run=lambda sockets: None, app_of={})
     monkeypatch.setattr(frontend_process, "make_server", lambda *_: server)
-    monkeypatch.setattr(frontend_process, "create_app", lambda *given: setattr(server, "app_of", given))
+    monkeypatch.setattr(frontend_process, "create_app", lambda *_, **given: setattr(server, "app_of", given))
     monkeypatch.setattr(gc, "freeze", lambda: None)
     return server
 
@@ -67,4 +67,4 @@ def test_without_room_for_uploads_or_responses_everything_else_is_served(
 
 
 def _kinds(created: SimpleNamespace) -> set[str]:
-    return {type(given).__name__ for given in created.app_of}
+    return {type(given).__name__ for given in created.app_of.values()}

@@ -89,8 +89,8 @@ def test_an_item_two_requests_want_is_made_in_the_earlier_turn_of_both() -> None
     encodings = encodings_of(most_beside_largest=1)
     late = add(encodings, "film", 8)
     picture = encodings.turn_of((0, 1), 10)
-    encodings.lend("film 7", picture)
-    encodings.lend("film 7", late)
+    encodings.move_up("film 7", picture)
+    encodings.move_up("film 7", late)
     assert take(encodings) == ["film 7"]
 
 

@@ -254,16 +254,16 @@ def drive_with_a_queue(num_requests: int, **config: Any) -> Drive:
     return drive
 
 
-def who_may_go_on(drive: Drive) -> list[str]:
-    return [state.request.request_id for state in drive.scheduler.media.who_may_go_on()]
+def ready_to_retry(drive: Drive) -> list[str]:
+    return [state.request.request_id for state in drive.scheduler.media.ready_to_retry()]
 
 
 def test_of_many_waiting_for_the_encoder_only_those_that_fit_try_again() -> None:
     drive = drive_with_a_queue(20)
-    assert who_may_go_on(drive) == ["1"]
+    assert ready_to_retry(drive) == ["1"]
     drive.runner.set_pace(lambda: True)
     drive.step()
-    assert who_may_go_on(drive) == ["0", "1"]
+    assert ready_to_retry(drive) == ["0", "1"]
     drive.expect_all_answered()
     assert drive.runner.encoded == [f"picture {number}" for number in range(20)]
 
@@ -276,7 +276,7 @@ def test_a_request_that_needs_no_room_tries_again_with_those_that_do() -> None:
     while drive.runner.encoded != ["picture 0", "picture 1"]:
         drive.step()
     # Its pixels were dropped after the same picture was encoded for another request.
-    assert "wants the second's" in who_may_go_on(drive)
+    assert "wants the second's" in ready_to_retry(drive)
     drive.expect_all_answered()
 
 
@@ -286,11 +286,11 @@ def test_a_request_waiting_for_an_encoding_tries_again_only_when_it_is_done() ->
         drive.add(make_request(f"wants it too {number}", number + 1, "picture 0", max_tokens=1))
     drive.step()
     drive.scheduler.abort("0")
-    assert who_may_go_on(drive) == []
+    assert ready_to_retry(drive) == []
     drive.runner.set_pace(lambda: True)
     while not drive.scheduler.media.encoder_cache.is_ready("picture 0"):
         drive.step()
-    assert len(who_may_go_on(drive)) == 20
+    assert len(ready_to_retry(drive)) == 20
     drive.expect_all_answered()
     assert drive.runner.encoded == ["picture 0"]
 

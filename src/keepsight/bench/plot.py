@@ -43,10 +43,10 @@ def lay_out(times: Mapping[str, Spread]) -> Drawing:
             shapes.append(Label(LEFT - 8, y + ROW / 2 - 3, name, ends_there=True))
             shapes.append(Box(LEFT, y, place(spread.p95) - LEFT, ROW - 6, LATE))
             shapes.append(Box(LEFT, y, place(spread.p50) - LEFT, ROW - 6, TYPICAL))
-            shapes.append(Label(place(spread.p95) + 5, y + ROW / 2 - 3, _say(spread.p50)))
+            shapes.append(Label(place(spread.p95) + 5, y + ROW / 2 - 3, _format_ms(spread.p50)))
     return Drawing(height, shapes)
 
 
-def _say(ms: float) -> str:
+def _format_ms(ms: float) -> str:
     """Format a time, with a decimal only where it is more than noise."""
     return f"{ms:.1f}" if ms < 10 else f"{ms:.0f}"

@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
         arguments.system,
     )
     _note(f"{chat.model} at {server.url}. /help lists the commands.")
-    return chat.go_on(_lines())
+    return chat.converse(_lines())
 
 
 @dataclass
@@ -120,7 +120,7 @@ class Chat:
             "/help": lambda _rest: _note(HELP),
         }
 
-    def go_on(self, lines: Iterator[str]) -> int:
+    def converse(self, lines: Iterator[str]) -> int:
         """Process lines until they end or say `/quit`.  Return 1 if any of them failed, else 0."""
         status = 0
         for line in map(str.strip, lines):

@@ -187,12 +187,12 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, takes_adapters: bool
             if default and default != "auto":
                 # Shown as it would be typed.
                 help_text = f"{help_text} (default: {json.dumps(default) if isinstance(default, dict) else default})"
-            options = {"default": default, **_how_it_is_read(name), **_MORE.get(name, {})}
+            options = {"default": default, **_parsing_options(name), **_MORE.get(name, {})}
             # argparse would interpret a percent sign as a format.
             group.add_argument(flag_of(name), help=help_text.replace("%", "%%"), **options)
 
 
-def _how_it_is_read(name: str) -> dict[str, Any]:
+def _parsing_options(name: str) -> dict[str, Any]:
     """Return the argparse options for the values that `Config` allows."""
     if name in CHOICES:
         return {"choices": CHOICES[name], "type": type(CHOICES[name][0])}

@@ -90,24 +90,24 @@ class FrontendProcess:
         self._max_model_lens: dict[int, int] = {}
         self._listener = socket.socket(fileno=start.listener_fd)
         # Set by the first engine, or by draining, when none is needed any more.
-        self._may_go_on = threading.Event()
+        self._may_serve = threading.Event()
         self._server: FairAcceptServer | None = None
         self._is_draining = False
 
     def serve(self, control: ProcessEnd) -> None:
         """Serve until drained."""
-        self._may_go_on.wait()
-        model_name, api, handles = self._start.model_name, self._start.api, self._open_handles()
+        self._may_serve.wait()
+        api = self._start.api
         app = create_app(
             self._preparer,
             self._client,
-            model_name,
+            self._start.model_name,
             api,
-            handles,
-            self._cache,
-            self._view,
-            self._counters,
-            self._open_kept(),
+            handles=self._open_handles(),
+            pixel_cache=self._cache,
+            view=self._view,
+            counters=self._counters,
+            kept=self._open_kept(),
         )
         self._server = make_server(app, api, partial(self._counters.add, RESPONSES[4]))
         if self._is_draining:  # drained before the server existed; never set to False, as `_drain` may run meanwhile
@@ -163,13 +163,13 @@ class FrontendProcess:
         self._max_model_lens[rank] = welcome.max_model_len
         # The smallest, as any of the engines may get a request.
         self._preparer.max_model_len = min(tuple(self._max_model_lens.values()))
-        self._may_go_on.set()
+        self._may_serve.set()
 
     def _drain(self) -> None:
         self._is_draining = True
         if self._server is not None:
             self._server.should_exit = True
-        self._may_go_on.set()
+        self._may_serve.set()
 
 
 def _try_open(otherwise: str, open_database: Callable[[], T]) -> T | None:

@@ -138,12 +138,12 @@ class RequestPreparer:
         identifier = PictureIdentifier(
             _name_model(directory, algorithm),
             algorithm,
-            config.trust_exif_image_id,
-            config.max_image_pixels,
-            (0 if media_format is None else media_format.tokens_per_image, limits.hidden_size),
-            common,
-            readers,
-            layouts,
+            trusts_exif_image_id=config.trust_exif_image_id,
+            max_pixels=config.max_image_pixels,
+            embeds_shape=(0 if media_format is None else media_format.tokens_per_image, limits.hidden_size),
+            common=common,
+            readers=readers,
+            layouts=layouts,
         )
         intake = MediaIntake(config)
         defaults = read_sampling_defaults(directory, config.generation_config)

@@ -36,7 +36,7 @@ class _Answer:
         self._num_cached_tokens = len(self.request.token_ids)
         self._heard: Outputs = []
 
-    def hear(self, outputs: Outputs) -> Outputs:
+    def receive(self, outputs: Outputs) -> Outputs:
         """Return the outputs to read now.  They are held back until the end, unless stop strings must be checked."""
         self._heard += outputs
         if not self.request.sampling_params.stop and not any(map(_is_end, outputs)):
@@ -100,7 +100,7 @@ class RunningRequests:
         self._answers.append(answer)
         # Registered before it is submitted, so that it is abandoned even if submitting is interrupted.
         self._unfinished[answer.request.request_id] = answer
-        self._engine.submit(prepared, partial(self._hear, answer))
+        self._engine.submit(prepared, partial(self._receive, answer))
 
     def process_arrived(self) -> None:
         while not self._arrived.empty():
@@ -122,9 +122,9 @@ class RunningRequests:
         for request_id in self._unfinished:
             self._engine.leave(request_id)
 
-    def _hear(self, answer: _Answer, outputs: Outputs) -> None:
+    def _receive(self, answer: _Answer, outputs: Outputs) -> None:
         """Runs on the engine's thread, which would wait for the GIL if every token woke the reader."""
-        if heard := answer.hear(outputs):
+        if heard := answer.receive(outputs):
             self._arrived.put((answer, heard))
 
     def _read(self, answer: _Answer, outputs: Outputs) -> None:

@@ -56,7 +56,7 @@ class Encodings:
         self._num_by_media[encoding.media_hash] += 1
         self._waiting[encoding.encoder_key], self._turns[encoding.encoder_key] = encoding, turn
 
-    def lend(self, encoder_key: str, turn: EncoderTurn) -> None:
+    def move_up(self, encoder_key: str, turn: EncoderTurn) -> None:
         """Note that another sequence wants the encoding, too: it goes in the earlier of the two turns."""
         self._turns[encoder_key] = min(self._turns[encoder_key], turn)
 

@@ -90,11 +90,11 @@ class MediaClaims:
         has_changed, self._has_awaited_changed = self._has_awaited_changed, False
         return has_changed
 
-    def unpark_who_may_go_on(self) -> None:
-        for state in self.who_may_go_on():
+    def unpark_ready_to_retry(self) -> None:
+        for state in self.ready_to_retry():
             self._lineup.unpark(state)
 
-    def who_may_go_on(self) -> Iterator[RequestState]:
+    def ready_to_retry(self) -> Iterator[RequestState]:
         """Yield, in order, the sequences parked for the encoder that should try again.
 
         Of those that lack only room: as many as there is room for, and always the first, as it may take from others.
@@ -144,7 +144,7 @@ class MediaClaims:
                 return lacks
         state.claimed_items.add(index)
         if key in self.encodings:
-            self.encodings.lend(key, self._turn_of(state, index))
+            self.encodings.move_up(key, self._turn_of(state, index))
         self._count(state, index, origin)
         # "made" stays, whatever is found later; another origin becomes "made" if the item is lost and then encoded.
         if origin == "made" or index not in state.origins:

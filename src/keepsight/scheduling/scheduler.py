@@ -187,7 +187,7 @@ class Scheduler:
         room = room_to_join(config, num_streams, self.lineup)
         lane_is_free = not self._beside
         if self.media.take_awaited_change():
-            self.media.unpark_who_may_go_on()
+            self.media.unpark_ready_to_retry()
         if self.kv_cache.take_awaited_change():
             self.lineup.unpark_all(ParkedFor.PREFIX)
         if lane_is_free or room.is_for_all:

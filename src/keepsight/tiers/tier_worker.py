@@ -88,7 +88,7 @@ class TierWorker:
                 oldest, left_out = self._writes.popitem(last=False)
                 self._num_waiting_bytes -= _num_bytes(left_out)
                 self.num_left_out += left_out is not None
-                self._tell_unless_held(oldest)
+                self._report_unless_held(oldest)
             self._changed.notify_all()
 
     def note_use(self, key: str) -> None:
@@ -170,7 +170,7 @@ class TierWorker:
                 written, self._writing = self._writing, None
                 if written is not None and written[1] is not None:
                     self.num_left_out += not is_done
-                    self._tell_unless_held(written[0])
+                    self._report_unless_held(written[0])
                 if self._is_clearing and not is_done:
                     # Retry: nothing in the tier is found until it is cleared, so that old entries cannot come back.
                     self._must_clear = True
@@ -199,7 +199,7 @@ class TierWorker:
                 return self._tier.put(key, array)
         return True
 
-    def _tell_unless_held(self, key: str) -> None:
+    def _report_unless_held(self, key: str) -> None:
         """Call `on_drop` for a key that no longer waits, unless the tier is known to hold it.
 
         Some tiers never know: then it is called even for an entry that was written.

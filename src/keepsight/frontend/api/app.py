@@ -154,7 +154,7 @@ class Api:
     async def prepare_response(self, http: Request) -> _Prepared:
         async with self._reading_body(http) as body:
             request = parse_responses_request(body)
-            async with self._going_on(http, request) as (asked, num_bytes):
+            async with self._continuing(http, request) as (asked, num_bytes):
                 answer, pins = await self._prepare_messages(http, asked, len(body) + num_bytes)
             assert isinstance(answer, ResponsesAnswer)
             if self.kept is not None and request.store is not False:
@@ -162,7 +162,7 @@ class Api:
             return answer, pins
 
     @asynccontextmanager
-    async def _going_on(
+    async def _continuing(
         self, http: Request, request: ResponsesRequest
     ) -> AsyncGenerator[tuple[ResponsesChat, int], None]:
         """Yield the request as a chat that continues the conversation it names, and that conversation's bytes."""
@@ -247,7 +247,7 @@ class Api:
 
     async def count_input(self, http: Request) -> Response:
         admitted = self._admit_body(http)
-        async with admitted as body, self._going_on(http, parse_responses_request(body)) as (asked, _):
+        async with admitted as body, self._continuing(http, parse_responses_request(body)) as (asked, _):
             return json_response(InputTokens(input_tokens=await self._count(http, asked)))
 
     async def count_message(self, http: Request) -> Response:

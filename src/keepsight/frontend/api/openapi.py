@@ -165,7 +165,7 @@ def describe_api(settings: ApiSettings, *, has_uploads: bool = False, keeps_resp
     uploaded = (*_media_operations(), *_file_operations()) if has_uploads else ()
     kept = _response_operations() if keeps_responses else ()
     for path, method, operation in (*_operations(), *uploaded, *kept, *shown):
-        paths.setdefault(path, {})[method] = _in_shape_of_its_api(path, _close(path, operation, settings))
+        paths.setdefault(path, {})[method] = _with_errors_of_its_api(path, _close(path, operation, settings))
     return {
         "openapi": "3.1.0",
         "info": {"title": "Keepsight", "version": __version__},
@@ -340,7 +340,7 @@ def _close(path: str, operation: Json, settings: ApiSettings) -> Json:
     return operation | {"responses": responses | _failures((401,)), "security": [{key: []} for key in keys]}
 
 
-def _in_shape_of_its_api(path: str, operation: Json) -> Json:
+def _with_errors_of_its_api(path: str, operation: Json) -> Json:
     """Describe errors in the shape of the API that the path belongs to."""
     if path not in MESSAGES_PATHS:
         return operation

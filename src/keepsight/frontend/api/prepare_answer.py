@@ -83,7 +83,7 @@ class AnswerPreparer:
             else:
                 prepared = await self._on_thread(prepare, asked.messages, compiles=asked.wants_form)
             with prepared.free_names_if_refused():
-                _check_told_prompts(asked, [prepared])
+                _check_size_of_answer(asked, [prepared])
         answered = asked.without_bulky_fields()
         name, call_form = self.models.name_answer(asked.model), self.preparer.template.call_form
         terms = AnswerTerms([prepared], self.preparer.tokenizer, name, call_form)
@@ -115,7 +115,7 @@ class AnswerPreparer:
         prepare = partial(self._prepare_prompts, asked, cache_salt)
         prompts = await self._on_thread(prepare, compiles=asked.wants_form)
         # Each choice repeats what is told of its prompt.
-        _check_told_prompts(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
+        _check_size_of_answer(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # The encoded embeddings may be megabytes, and have been decoded by now.
         asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
         name = self.models.name_answer(asked.model)
@@ -227,7 +227,7 @@ def _naming_places_of(asked: ChatRequest) -> Iterator[None]:
         raise type(error)(asked.own_field_name(error.field), error.message) from error
 
 
-def _check_told_prompts(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
+def _check_size_of_answer(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
     num_token_ids = num_times * sum(len(each.engine_request.token_ids) for each in prompts)
     if asked.return_token_ids and num_token_ids > MAX_TOKEN_IDS_IN_ANSWER:
         raise InvalidArgumentError(

@@ -149,20 +149,20 @@ class LocalCache(PixelCache):
         self._pins: dict[str, float] = {}
 
     def size(self) -> CacheSize:
-        with self._heeding_resets():
+        with self._after_resets():
             return self._cache.size()
 
     def touch(self, media_hash: str) -> None:
-        with self._heeding_resets():
+        with self._after_resets():
             self._cache.touch(media_hash)
 
     def get_and_update(self, media_hash: str) -> Pixels | None:
-        with self._heeding_resets():
+        with self._after_resets():
             return self._cache.get_and_update(media_hash)
 
     def put(self, media_hash: str, pixels: Pixels) -> Pixels:
         kept = as_kept(pixels)
-        with self._heeding_resets(), suppress(EverythingPinnedError):
+        with self._after_resets(), suppress(EverythingPinnedError):
             self._end_pins()
             self._cache.put_if_fits(media_hash, kept)
         return kept
@@ -171,22 +171,22 @@ class LocalCache(PixelCache):
         return self.get_and_update(media_hash)
 
     def is_held(self, media_hash: str) -> bool:
-        with self._heeding_resets():
+        with self._after_resets():
             return self._cache.is_cached(media_hash)
 
     def look(self, media_hash: str) -> Pixels | None:
-        with self._heeding_resets():
+        with self._after_resets():
             return self._cache.look(media_hash)
 
     def newest(self, limit: int) -> list[HeldPixels]:
-        with self._heeding_resets():
+        with self._after_resets():
             self._end_pins()
             return [
                 HeldPixels(each, self._cache.bytes_of(each), each in self._pins) for each in self._cache.newest(limit)
             ]
 
     def pin(self, media_hash: str, seconds: float) -> bool:
-        with self._heeding_resets():
+        with self._after_resets():
             self._end_pins()
             if not self._cache.is_cached(media_hash):
                 return False
@@ -198,18 +198,18 @@ class LocalCache(PixelCache):
             return True
 
     def unpin(self, media_hash: str) -> None:
-        with self._heeding_resets():
+        with self._after_resets():
             self._unpin(media_hash)
 
     def drop(self, media_hash: str) -> None:
-        with self._heeding_resets():
+        with self._after_resets():
             self._unpin(media_hash)
             self._cache.drop(media_hash)
 
     def clear(self) -> None:
         # Random and not a counter: two concurrent clears must not leave the same mark.
         self._reset_mark[:] = secrets.token_bytes(_MARK_BYTES)
-        with self._heeding_resets():
+        with self._after_resets():
             pass
 
     def close(self) -> None:
@@ -222,7 +222,7 @@ class LocalCache(PixelCache):
             assert all(self._cache.is_cached(each) for each in self._pins)
 
     @contextmanager
-    def _heeding_resets(self) -> Iterator[None]:
+    def _after_resets(self) -> Iterator[None]:
         """Hold the lock, after dropping everything from before the last reset by any frontend."""
         with self._lock:
             if (mark := bytes(self._reset_mark)) != self._mark:

@@ -340,16 +340,16 @@ def _read_document(block: SentDocument, place: str) -> Iterator[_Part]:
             for part in _read_parts(inner, own)
         ]
         within[-1].fields |= fields
-        yield from (*_say_before(texts, place), *within)
+        yield from (*_text_before(texts, place), *within)
         return
     kind, url, name = _read_pdf(source, f"{place}.source")
-    yield from _say_before(list(filter(None, [block.context])), place)
+    yield from _text_before(list(filter(None, [block.context])), place)
     places = {f".file.{kind}": f"{place}.source{name}", ".file.filename": f"{place}.title", ".file": place, "": place}
     file = _drop_nones({kind: url, "filename": block.title})
     yield _Part({"type": "file", "file": file, **fields}, places)
 
 
-def _say_before(texts: list[str], place: str) -> Iterator[_Part]:
+def _text_before(texts: list[str], place: str) -> Iterator[_Part]:
     if texts:
         yield _Part({"type": "text"}, {"": place}, texts)
 

@@ -205,7 +205,9 @@ class ChatTemplate:
         return first["text"] in text and second["text"] not in text
 
     def _find_whether_it_drops_later_systems(self) -> bool:
-        text = self._try_out(_write_contents([_say("user"), _say("system", _PROBE), _say("user")], self._content_form))
+        text = self._try_out(
+            _write_contents([_turn("user"), _turn("system", _PROBE), _turn("user")], self._content_form)
+        )
         return bool(text) and _PROBE not in text
 
     def _find_roles_without(self, kind: Kind) -> Iterator[str]:
@@ -215,10 +217,10 @@ class ChatTemplate:
         if self._content_form == "text":
             return  # `_as_text` refuses media in any role
         for role in ("system", "user", "assistant", "tool"):
-            before = [] if role in ("system", "user") else [_say("user")]
-            plain = _say(role)
+            before = [] if role in ("system", "user") else [_turn("user")]
+            plain = _turn(role)
             shown = {**plain, "content": [show_to_template(kind), *plain["content"]]}
-            text, text_of_plain = (self._try_out([*before, each, _say("user")]) for each in (shown, plain))
+            text, text_of_plain = (self._try_out([*before, each, _turn("user")]) for each in (shown, plain))
             if text and text == text_of_plain:
                 yield role
 
@@ -280,7 +282,7 @@ def _as_text(content: str | list[Mapping[str, Any]], field: str) -> str:
     return "\n".join(part["text"] for part in content)
 
 
-def _say(role: str, text: str = "Hello") -> TemplateMessage:
+def _turn(role: str, text: str = "Hello") -> TemplateMessage:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
 

@@ -80,13 +80,13 @@ def _unfold(
     pages, name = list(pages_of(sent)), as_plain(sent.name or "")
     for number, (picture, text) in enumerate(pages, start=1):
         place = f"page {number} of {len(pages)}"
-        yield _say(f"[{name}, {place}]\n" if name else f"[{place}]\n"), None
+        yield _text_part(f"[{name}, {place}]\n" if name else f"[{place}]\n"), None
         yield show_to_template("image"), picture
-        yield _say(f"\n{as_plain(text)}\n"), None
-    yield _say(f"[end of {name or 'the document'}]\n"), None
+        yield _text_part(f"\n{as_plain(text)}\n"), None
+    yield _text_part(f"[end of {name or 'the document'}]\n"), None
 
 
-def _say(text: str) -> Fields:
+def _text_part(text: str) -> Fields:
     return {"type": "text", "text": text}
 
 
