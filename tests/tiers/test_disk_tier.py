@@ -302,6 +302,22 @@ def test_servers_whose_folder_vanishes_share_one_budget_again(tier: DiskTier) ->
     other.close()
 
 
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
+def test_a_disk_where_the_folder_cannot_be_opened_fails_for_writes_as_for_reads(
+    tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> int:
+        raise OSError(number, "No such luck")
+
+    tier = DiskTier(tmp_path, MAX_BYTES)
+    monkeypatch.setattr("keepsight.ipc.ledger.os.open", fail)
+    # If only reads failed, the tier would be set aside and used again by turns.
+    with pytest.raises(OSError):
+        tier.put(key_of(1), array_of(1))
+    with pytest.raises(OSError):
+        tier.get(key_of(1))
+
+
 def test_a_folder_that_cannot_be_made_fails_each_time_until_it_can(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tier = DiskTier(tmp_path / "file" / "cache", MAX_BYTES)
@@ -313,8 +329,8 @@ def test_a_folder_that_cannot_be_made_fails_each_time_until_it_can(tmp_path: Pat
     tier.close()
 
 
-@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
-@pytest.mark.parametrize("call", ["posix_fallocate", "writev", "utime", "open"])
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
+@pytest.mark.parametrize("call", ["posix_fallocate", "writev", "utime", "open", "pwrite"])
 def test_a_full_or_failing_disk_leaves_no_trace(
     tier: DiskTier, call: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -325,8 +341,8 @@ def test_a_full_or_failing_disk_leaves_no_trace(
 
     with monkeypatch.context() as patched:
         patched.setattr(f"keepsight.tiers.disk_tier.os.{call}", fail)
-        if number == errno.ENOSPC:
-            # A full disk must not set the tier aside: its entries can still be read.
+        if number != errno.EIO:
+            # A full or read-only disk must not set the tier aside: its entries can still be read.
             assert [tier.put(key_of(each), array_of(each)) for each in (2, 3)] == [False, False]
             assert caplog.text.count("accepts no more entries") == 1
         else:

@@ -38,7 +38,7 @@ _READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 # Errors which mean that only this file is not ours: it is a link, a socket or another user's.
 _STRANGE = frozenset({errno.ELOOP, errno.ENXIO, errno.EACCES})
 # Errors which mean only that nothing more can be written to the disk.
-_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS})
 # Bytes of a file read at a time: checked while still in the core's cache, and while the disk reads the next piece.
 _PIECE = 256 * 1024
 # Fraction of the budget (1/64) freed at once if several servers share it: to choose well they must scan all files.
@@ -152,6 +152,7 @@ class DiskTier:
     # Adding and removing --------------------------------------------------------------------------------------
 
     def put(self, key: str, array: StoredArray) -> bool:
+        self.open()
         try:
             is_kept = self._put(key, array)
         except OSError as error:
@@ -164,7 +165,6 @@ class DiskTier:
         return is_kept
 
     def _put(self, key: str, array: StoredArray) -> bool:
-        self.open()
         num_bytes = HEADER_BYTES + array.num_bytes
         if self._fullness.turns_away(_occupied(num_bytes)):
             return False
