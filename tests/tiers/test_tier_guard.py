@@ -55,6 +55,19 @@ def test_the_tier_comes_back_by_itself_after_ever_doubled_pauses(guard: TierGuar
     assert guard.why_unused() is None
 
 
+def test_a_tier_that_stays_unusable_is_logged_only_while_its_pauses_grow(
+    guard: TierGuard, clock: Clock, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(20):
+        assert operate(guard, clock, error=OSError("down"))
+        clock.now += 8
+    told = [f"the disk tier is set aside for {pause} s: OSError: down" for pause in (1, 2, 4, 8)]
+    assert caplog.messages == told
+    assert operate(guard, clock)
+    assert operate(guard, clock, error=OSError("down"))
+    assert caplog.messages == [*told, "the disk tier is used again", told[-1]]
+
+
 def test_long_good_service_makes_earlier_faults_forgotten(guard: TierGuard, clock: Clock) -> None:
     operate(guard, clock, error=OSError())
     clock.now += 1

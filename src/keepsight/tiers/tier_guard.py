@@ -128,13 +128,16 @@ class TierGuard:
         return len(slowest) >= _NUM_ENOUGH and slowest[int(0.95 * (len(slowest) - 1))] > self._limits.slow_seconds
 
     def _set_aside(self, reason: str) -> None:
-        self._pause = min(self._limits.longest_pause, max(self._limits.first_pause, 2 * self._pause))
-        self._set_aside_until = self._clock() + self._pause
+        pause = min(self._limits.longest_pause, max(self._limits.first_pause, 2 * self._pause))
+        # A tier that stays unusable is logged while its pauses grow, not at each trial until it is repaired.
+        if self._trial is None or pause != self._pause:
+            logger.warning("the %s tier is set aside for %.3g s: %s", self._name, pause, reason)
+        self._pause = pause
+        self._set_aside_until = self._clock() + pause
         self._trial = None
         self._reason = reason
         self._num_well = 0
         self._durations.clear()
-        logger.warning("the %s tier is set aside for %.3g s: %s", self._name, self._pause, reason)
 
     def check_invariants(self) -> None:
         with self._lock:
