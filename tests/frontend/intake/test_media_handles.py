@@ -6,6 +6,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -31,7 +32,7 @@ with handles._writing():
     handles._database.execute("DELETE FROM media")
     handles._database.execute(
         "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, "
-        "media_type, purpose, created, expires) VALUES ('', 'a', '', 8388608, 1, 1, 0, 0, '', '', 0, 9e9)"
+        "media_type, purpose, created, ahead, expires) VALUES ('', 'a', '', 8388608, 1, 1, 0, 0, '', '', 0, 0, 9e9)"
     )
     handles._database.execute("INSERT INTO contents VALUES ('', zeroblob(8388608))")
     handles._database.execute("UPDATE media SET width = 2")
@@ -47,7 +48,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def handles(tmp_path: Path, clock: Clock) -> Iterator[MediaHandles]:
-    handles = MediaHandles(tmp_path, MediaQuota(100, 5), clock)
+    handles = MediaHandles(tmp_path, MediaQuota(100, 5), clock, clock)
     yield handles
     handles.check_invariants()
     handles.close()
@@ -101,6 +102,26 @@ def test_a_handle_ends_with_its_time_and_a_pin_prolongs_it(handles: MediaHandles
         handles.read("a", short.id)
     clock.now = 1100
     assert not handles.page("a", 9)
+
+
+@pytest.mark.parametrize("step", [-(10**8), 10**8])
+def test_handles_and_marks_live_as_long_as_promised_however_the_wall_clock_is_set(
+    tmp_path: Path, clock: Clock, step: int
+) -> None:
+    wall_clock = Clock(10**9)
+    with closing(MediaHandles(tmp_path, MediaQuota(100, 5), clock, wall_clock)) as handles:
+        kept = handles.add("a", b"content", SIZE, 60)
+        assert (kept.created, kept.expires) == (10**9, 10**9 + 60)
+        wall_clock.now += step
+        assert handles.mark("a", "pixels", 60)
+        assert handles.pin("a", kept.id, 90).pinned_until == 10**9 + 90
+        later = handles.add("a", b"content", SIZE, 90)
+        assert (later.created, later.expires) == (wall_clock.now, wall_clock.now + 90)
+        clock.now += 60
+        assert {each.id for each in handles.page("a", 9)} == {kept.id, later.id}
+        assert not handles.is_marked("pixels")
+        clock.now += 30
+        assert not handles.page("a", 9)
 
 
 def test_a_pin_never_shortens_a_life(handles: MediaHandles) -> None:

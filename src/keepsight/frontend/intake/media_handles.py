@@ -2,8 +2,9 @@
 
 Shared by all frontends of a server.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does
 not exist.
-Invariants: each tenant stays within its quota, in bytes and in number, and nothing expired is ever found; a new id is
-greater than all existing ones, so that listing can continue after an id that has since been deleted.
+Invariants: each tenant stays within its quota, in bytes and in number, and nothing expired is ever found; handles live
+as long as promised however the wall clock is set; a new id is greater than all existing ones, so that listing can
+continue after an id that has since been deleted.
 """
 
 import hashlib
@@ -26,7 +27,8 @@ _ID = re.compile(rf"{ID_PREFIX}([0-9a-f]{{16}})[0-9a-f]{{32}}")
 # Greater than every id, and not an id itself.
 _LAST_ID = f"{ID_PREFIX}~"
 DEFAULT_TTL_SECONDS = 3600.0
-# Contents have a table of their own: in `media` they would be rewritten with each update of a counter.
+# Contents have a table of their own: in `media` they would be rewritten with each update of a counter.  `expires` and
+# `pinned_until` are times of the monotonic clock, which all processes share; `ahead` is added to show them.
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS media (
     id TEXT PRIMARY KEY,
@@ -41,6 +43,7 @@ CREATE TABLE IF NOT EXISTS media (
     media_type TEXT NOT NULL,
     purpose TEXT NOT NULL,
     created REAL NOT NULL,
+    ahead REAL NOT NULL,
     expires REAL NOT NULL,
     pinned_until REAL,
     num_uses INTEGER NOT NULL DEFAULT 0,
@@ -72,7 +75,7 @@ class FileLabel:
 
 @dataclass(frozen=True, slots=True)
 class MediaHandle:
-    """An upload without its bytes.  The fields are the columns of the table `media`."""
+    """An upload without its bytes.  The fields are named like the columns of the table `media`."""
 
     id: str
     sha256: str
@@ -87,7 +90,7 @@ class MediaHandle:
     filename: str | None
     media_type: str
     purpose: str
-    # Seconds since 1970.
+    # Seconds since 1970, by the wall clock at the upload.
     created: float
     expires: float
     pinned_until: float | None
@@ -97,7 +100,8 @@ class MediaHandle:
 
 
 NO_LABEL = FileLabel()
-_COLUMNS = ", ".join(field.name for field in fields(MediaHandle))
+_SHOWN = {"expires": "expires + ahead", "pinned_until": "pinned_until + ahead"}
+_COLUMNS = ", ".join(_SHOWN.get(field.name, field.name) for field in fields(MediaHandle))
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +115,14 @@ class MediaQuota:
 class MediaHandles:
     """The store of uploads.  May be used from several threads."""
 
-    def __init__(self, folder: Path, quota: MediaQuota, clock: Callable[[], float] = time.time) -> None:
-        self._quota, self._clock = quota, clock
+    def __init__(
+        self,
+        folder: Path,
+        quota: MediaQuota,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._quota, self._clock, self._wall_clock = quota, clock, wall_clock
         self._shared = SharedDatabase(folder, "media.sqlite", _SCHEMA)
         self._database = self._shared.connection
 
@@ -180,11 +190,13 @@ class MediaHandles:
         with self._writing() as now:
             self._check_quota(tenant, len(content))
             self._check_room(len(content))
-            media_id = self._draw_id(now)
+            created = self._wall_clock()
+            media_id = self._draw_id(created)
+            values = media_id, tenant, digest, len(content), *size, *names, created, created - now, now + ttl_seconds
             self._database.execute(
-                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, "
-                "filename, media_type, purpose, created, expires) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                (media_id, tenant, digest, len(content), *size, *names, now, now + ttl_seconds),
+                "INSERT INTO media (id, tenant, sha256, num_bytes, width, height, num_samples, num_pages, filename, "
+                f"media_type, purpose, created, ahead, expires) VALUES ({', '.join('?' * len(values))})",
+                values,
             )
             self._database.execute("INSERT INTO contents (id, content) VALUES (?, ?)", (media_id, content))
             return self._find(tenant, media_id, "id")
@@ -290,11 +302,11 @@ class MediaHandles:
         if count >= max_count:
             raise MediaQuotaError("media", f"{count} handles are already stored for you, the most allowed")
 
-    def _draw_id(self, now: float) -> str:
-        """Return a new id, greater than all others even if the clock was set back."""
+    def _draw_id(self, created: float) -> str:
+        """Return a new id, greater than all others even if the wall clock was set back."""
         [(last,)] = self._database.execute("SELECT max(id) FROM media")
         found = _ID.fullmatch(last or "")
-        came = max(int(now * 1e6), int(found[1], 16) + 1 if found else 0)
+        came = max(int(created * 1e6), int(found[1], 16) + 1 if found else 0)
         return f"{ID_PREFIX}{came:016x}{secrets.token_hex(16)}"
 
     def _find(self, tenant: str, media_id: str, field: str) -> MediaHandle:
