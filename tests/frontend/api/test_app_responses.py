@@ -264,7 +264,7 @@ def test_log_probabilities_are_returned_if_included(client: Client) -> None:
     done = next(event for event in events if event["type"] == "response.output_text.done")
     assert done["logprobs"] == logprobs
     streamed = [each for event in events if event["type"] == "response.output_text.delta" for each in event["logprobs"]]
-    assert streamed == logprobs[: len(streamed)]
+    assert streamed == logprobs
     assert ask(client)["output"][0]["content"][0]["logprobs"] == []
 
 

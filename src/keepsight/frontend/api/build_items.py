@@ -66,8 +66,8 @@ class ItemBuilder:
     def _end(self, *, is_cut: bool) -> Iterator[StreamedEvent]:
         if self._begun is None and not self.items:
             yield from self._begin_item(_Message(0))  # an empty one
-        if isinstance(self._begun, _Message):
-            self._begun.logprobs += self._take_logprobs()
+        if isinstance(self._begun, _Message) and self._logprobs:
+            yield self._begun.add("", self._take_logprobs())  # those of the end, which has no text
         # A call is incomplete only if it was cut off within its arguments.
         is_amid = self._parser.is_amid_arguments if isinstance(self._begun, _Call) else is_cut
         yield from self._end_item("incomplete" if is_amid else "completed")
