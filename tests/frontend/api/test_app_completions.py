@@ -468,6 +468,10 @@ def test_a_body_that_is_announced_as_too_large_is_refused_unread(client: Client)
 def test_a_compressed_body_is_refused(client: Client) -> None:
     response = client.send("POST", "/tokenize", content=b"{}", headers={"Content-Encoding": "gzip"})
     assert error_of(response) == (415, "body", "unsupported_body")
+    not_compressed = client.send(
+        "POST", "/tokenize", content=b'{"prompt": "a"}', headers={"Content-Encoding": "Identity"}
+    )
+    assert not_compressed.status_code == 200
 
 
 def test_a_stalled_body_times_out(client: Client) -> None:

@@ -127,7 +127,7 @@ async def _next_message(http: Request, body: Body, pause_seconds: float) -> Mess
 
 def _check_headers(http: Request, max_bytes: int) -> None:
     """Check the headers before any of the body is read: a client that sent `Expect` need not send its body."""
-    if (encoding := http.headers.get("content-encoding", "identity")) != "identity":
+    if (encoding := http.headers.get("content-encoding", "identity")).lower() != "identity":
         raise UnsupportedBodyError("body", f"must not be compressed, but Content-Encoding says {encoding[:40]!r}")
     length = http.headers.get("content-length", "")
     if length.isdecimal() and int(length) > max_bytes:
