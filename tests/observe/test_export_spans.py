@@ -1,5 +1,6 @@
 """Spans of requests, collected with the OpenTelemetry SDK's in-memory exporter."""
 
+import logging
 import threading
 import time
 
@@ -7,6 +8,7 @@ import pytest
 
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import MediaReport, RequestBegun
+from tests.clock import Clock
 
 memory = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -114,3 +116,14 @@ def test_a_collector_whose_answer_never_ends_is_not_waited_for(monkeypatch: pyte
     export.close()
     assert not has_ended.is_set()
     may_end.set()
+
+
+def test_a_collector_that_refuses_every_batch_is_logged_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    from keepsight.observe.export_spans import Seldom
+
+    clock, logger = Clock(), logging.getLogger("exporter")
+    logger.addFilter(Seldom(clock))
+    for second in range(150):
+        clock.now = second
+        logger.error("batch %d was refused", second)
+    assert caplog.messages == [f"batch {second} was refused" for second in (0, 60, 120)]

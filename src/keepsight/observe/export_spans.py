@@ -4,9 +4,10 @@ Needs the extra `otel`, and is imported only if an endpoint is configured.  A re
 continues its caller's trace.  Spans are sent from a thread of the SDK.
 """
 
+import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import Tracer, TracerProvider
@@ -19,6 +20,8 @@ from keepsight.observe.account import RequestAccount
 SERVICE = "keepsight"
 # Shutdown waits no longer than this for a collector that does not answer.
 MAX_SECONDS_TO_CLOSE = 2.0
+# The exporter logs each batch that a collector does not take, several a second on a busy server.
+SECONDS_BETWEEN_COMPLAINTS = 60.0
 # The most pictures described in one span: a span holds 128 attributes, and drops its first ones if there are more.
 MAX_MEDIA = 40
 Value = str | int | Sequence[str]
@@ -36,6 +39,7 @@ class SpanExport:
         """Export by OTLP over HTTP."""
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
+        logging.getLogger(OTLPSpanExporter.__module__).addFilter(Seldom())
         return cls(OTLPSpanExporter(url))
 
     def export(self, account: RequestAccount) -> None:
@@ -68,6 +72,20 @@ class SpanExport:
         closing.join(MAX_SECONDS_TO_CLOSE)
         if closing.is_alive():
             self._exporter.shutdown()
+
+
+class Seldom(logging.Filter):
+    """A filter for a logger: passes one message a minute at most."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock, self._quiet_until = clock, float("-inf")
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if (now := self._clock()) < self._quiet_until:
+            return False
+        self._quiet_until = now + SECONDS_BETWEEN_COMPLAINTS
+        return True
 
 
 def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
