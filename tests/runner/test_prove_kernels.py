@@ -9,17 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
+from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import Placement
-from keepsight.models.mixture import Mixture
 from keepsight.models.model import Model
-from keepsight.models.qwen3_vl.model import Qwen3VL
 from keepsight.models.vision_layer import Windows
 from keepsight.runner import prove_kernels as module
-from keepsight.runner.prove_kernels import BLOCK_SIZE, prove_kernels
+from keepsight.runner.prove_kernels import prove_kernels
+from tests.models.borrowed import reference as borrowed
 from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use
-from tests.models.qwen3_vl import mixture_reference as mixture
-from tests.models.qwen3_vl import reference as qwen
 from tests.runner.small_model import SmallModel
 
 
@@ -210,36 +208,36 @@ def test_a_gpu_that_a_kernel_has_lost_is_not_asked_again_and_the_way_around_is_t
     assert "--enforce-eager" in caplog.text
 
 
-# Mixtures -----------------------------------------------------------------------------------------------------
+# Borrowed models ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def mixture_model(tmp_path_factory: pytest.TempPathFactory, model: Model) -> Model:
-    reference = mixture.make_reference(mixture.draw_config(3), 3)
-    return Qwen3VL.from_checkpoint(qwen.save_checkpoint(reference, tmp_path_factory.mktemp("mixture")), model.place)
+def borrowed_model(tmp_path_factory: pytest.TempPathFactory, model: Model) -> BorrowedModel:
+    directory = tmp_path_factory.mktemp("borrowed")
+    borrowed.make_text_checkpoint(directory, "Qwen3MoeForCausalLM")
+    return BorrowedModel.from_checkpoint(directory, model.place)
 
 
 def test_a_token_for_which_rounding_chooses_other_experts_is_no_reason_against_kernels(
-    mixture_model: Model, monkeypatch: pytest.MonkeyPatch
+    borrowed_model: BorrowedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compute = Mixture.forward
+    compute = borrowed_model.compute
 
-    def compute_one_otherwise(self: Mixture, hidden: Tensor) -> Tensor:
-        found = compute(self, hidden)
-        if kernels_for(DEVICE) is not None and len(hidden) == 2 * BLOCK_SIZE:
+    def compute_one_otherwise(*arguments: Any) -> Tensor:
+        found = compute(*arguments)
+        if kernels_for(DEVICE) is not None:
             found[-1] = found[-1].flip(-1)
         return found
 
-    monkeypatch.setattr(module, "NUM_BLOCKS", 2)
-    monkeypatch.setattr(Mixture, "forward", compute_one_otherwise)
+    monkeypatch.setattr(borrowed_model, "compute", compute_one_otherwise)
     with kernels_in_use():
-        prove_kernels(mixture_model)
+        prove_kernels(borrowed_model)
         assert kernels_for(DEVICE) is gpu_kernels
 
 
 @pytest.mark.parametrize("name", ["attend_rows", "attend_slices"])
-def test_attention_that_is_wrong_for_one_token_of_a_mixture_is_found_out(
-    mixture_model: Model, name: str, monkeypatch: pytest.MonkeyPatch
+def test_attention_that_is_wrong_for_one_token_is_found_out(
+    borrowed_model: BorrowedModel, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = getattr(gpu_kernels, name)
 
@@ -248,4 +246,4 @@ def test_attention_that_is_wrong_for_one_token_of_a_mixture_is_found_out(
         output[-1] = output[-1].flip(-1)
 
     monkeypatch.setattr(gpu_kernels, name, wrong)
-    assert_not_used(mixture_model)
+    assert_not_used(borrowed_model)

@@ -1,8 +1,8 @@
 """Tests the GPU kernels before use, as they are compiled on the machine by whatever Triton and driver it has.
 
 The same few tokens, at near and far positions, are computed with and without the kernels, and some patches if there is
-a tower.  Kernels that fail or give different results are not used.  A mixture may choose other experts for a token
-because of rounding, so of its results only the median counts; those of attention are compared layer by layer besides.
+a tower.  Kernels that fail or give different results are not used.  In a borrowed model only attention has kernels, so
+only attention is compared, layer by layer: a mixture may choose other experts for a token because of rounding.
 """
 
 import logging
@@ -66,30 +66,25 @@ def _do_without(reason: str) -> None:
 
 
 def _find_difference(model: Model) -> float:
-    """Return the largest difference of what is compared, relative to what is expected; NaN is the largest."""
-    with without_kernels():
-        tokens = _compute_tokens(model, PagedAttention())
+    """Return the largest difference of a row, relative to the expected row; NaN if there is any."""
     attention = _BothWays()
-    of_tokens = _differences(_compute_tokens(model, attention), tokens)
-    found = [*attention.differences, of_tokens.median() if _has_experts(model) else of_tokens.max()]
-    modules = model.modules() if isinstance(model, nn.Module) else ()
-    for layer in [each for each in modules if isinstance(each, VisionLayer)][:1]:
+    tokens, found = _compute_tokens(model, attention), attention.differences
+    if isinstance(model, nn.Module):  # one of our own, of which all parts have kernels
         with without_kernels():
+            found.append(_difference(tokens, _compute_tokens(model, PagedAttention())))
+        for layer in [each for each in model.modules() if isinstance(each, VisionLayer)][:1]:
             patches = _compute_patches(layer, model.place)
-        found.append(_differences(_compute_patches(layer, model.place), patches).max())
+            with without_kernels():
+                found.append(_difference(patches, _compute_patches(layer, model.place)))
     return float(torch.stack(found).max())
 
 
-def _differences(found: Tensor, expected: Tensor) -> Tensor:
-    """Return how much each row differs, relative to the expected row."""
+def _difference(found: Tensor, expected: Tensor) -> Tensor:
+    """Return the largest difference of a row."""
     # A token with a zero embedding, as padding tokens may have, is zero through all layers.
-    differences: Tensor = (found - expected).norm(dim=-1) / expected.norm(dim=-1).clamp(min=LEAST_NORM)
-    return differences
-
-
-def _has_experts(model: Model) -> bool:
-    """Return whether there are several matrices in one, as experts' are."""
-    return any(parameter.dim() == 3 and len(parameter) > 1 for parameter in model.parameters())
+    norms = expected.norm(dim=-1).clamp(min=LEAST_NORM)
+    differences: Tensor = (found - expected).norm(dim=-1) / norms
+    return differences.max()
 
 
 class _BothWays:
@@ -112,8 +107,7 @@ class _BothWays:
         found = self._with(query, cache, batch, scale=scale, view=view, softcap=softcap)
         with without_kernels():
             expected = self._without(query, cache, batch, scale=scale, view=view, softcap=softcap)
-        differences = _differences(found.flatten(1).float(), expected.flatten(1).float())
-        self.differences.append(differences.max())
+        self.differences.append(_difference(found.flatten(1).float(), expected.flatten(1).float()))
         return found
 
 
