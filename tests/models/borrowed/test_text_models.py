@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from keepsight.models.borrowed.model import BorrowedModel
+from keepsight.models.borrowed.products import PackedTable
 from keepsight.models.cpu_library import has_library, number
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
@@ -71,6 +72,24 @@ def test_quantized_it_computes_what_its_int8_stands_for(architecture: str, tmp_p
     ours, expected = model.embed_tokens(prompt(0)), ref.plain_logits(reference, prompt(0))
     assert_close(by_pages.at_once(model, ours), expected)
     assert not torch.allclose(by_pages.at_once(whole, ours), expected, atol=1e-3)
+
+
+@pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is packed")
+@pytest.mark.parametrize("architecture", ["LlamaForCausalLM", "GPT2LMHeadModel", "OPTForCausalLM", "Gemma4ForCausalLM"])
+def test_tables_of_a_checkpoint_in_bfloat16_stay_so_and_their_rows_are_exact(architecture: str, tmp_path: Path) -> None:
+    reference = ref.make_text_checkpoint(tmp_path, architecture)
+    for parameter in reference.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    tables = [module.weight for module in model._modules.modules() if isinstance(module, torch.nn.Embedding)]
+    assert {type(table) for table in tables} == {PackedTable}
+    ours, others = (model.embed_tokens(prompt(seed)) for seed in range(2))
+    assert ours.dtype is torch.float32
+    expected = ref.plain_logits(reference, prompt(0))
+    assert_close(by_pages.at_once(model, ours), expected)
+    assert_close(by_pages.in_parts(model, ours, CUTS, others), expected)
 
 
 def test_where_positions_end_that_would_turn_others_tokens_is_known(pair: Pair) -> None:

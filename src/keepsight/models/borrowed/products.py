@@ -1,7 +1,8 @@
 """A borrowed model's matrix products by our CPU kernels: a row's results do not depend on the rest of the batch.
 
 The modules stay as they are: their weights are replaced by tensors that override `F.linear`, those of routers and of a
-mixture's experts included.  On a GPU all products are torch's.
+mixture's experts included, and tables that lose nothing by it by tensors in bfloat16 that override `F.embedding`.  On a
+GPU nothing is replaced.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +15,9 @@ from torch import Tensor, nn
 from keepsight.models.cpu_products import Panels
 from keepsight.models.layers import Placement, is_read_in_panels, without_memory
 from keepsight.models.quantize_rows import quantize_rows
+
+# Rows of a table to convert at once.
+_ROWS_AT_ONCE = 4096
 
 
 class PackedWeight(nn.Parameter):
@@ -56,6 +60,37 @@ class PackedWeight(nn.Parameter):
             return PackedWeight.of(self.data[index], [self._panels[int(index)]], self.kept_in)
 
 
+class PackedTable(nn.Parameter):
+    """The weight of an embedding table, kept in bfloat16; its rows are exact in float32."""
+
+    _table: Tensor
+
+    @classmethod
+    def of(cls, weight: Tensor) -> Self:
+        made = cls(without_memory(weight).data, requires_grad=False)
+        made._table = weight.data.bfloat16()
+        return made
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            if func is F.embedding and isinstance(args[1], cls):
+                return func(args[0], args[1]._table, *args[2:], **kwargs or {}).float()
+            if func is Tensor.__getitem__:
+                return args[0]._table[args[1]].float()
+            return func(*args, **kwargs or {})
+
+
+def _is_exact_in_bfloat16(weight: Tensor) -> bool:
+    return all(torch.equal(rows, rows.bfloat16().float()) for rows in torch.split(weight, _ROWS_AT_ONCE))
+
+
 def pack_products(modules: Any, place: Placement) -> None:
     """Pack the weights of transformers' model, one after another, so that little is in memory twice."""
     if not is_read_in_panels(modules.get_input_embeddings().weight, place):
@@ -69,6 +104,8 @@ def pack_products(modules: Any, place: Placement) -> None:
         its_place = place.for_decoder() if module in of_decoder else place
         for name, weight in _find_weights(module):
             setattr(module, name, _pack(weight, its_place, is_linear=type(module) is nn.Linear))
+        if isinstance(module, nn.Embedding) and _is_exact_in_bfloat16(module.weight):
+            module.weight = PackedTable.of(module.weight)
 
 
 def _turn_products(modules: nn.Module) -> None:
