@@ -22,7 +22,7 @@ from keepsight.runner.encode_media import Normalizer
 from keepsight.runner.mel_spectrogram import MelSpectrogram
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.sound_config import SAMPLES_PER_PLACE
-from tests.models.borrowed.pictures import IDEFICS3, MISTRAL3
+from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, IDEFICS3, MISTRAL3
 from tests.models.gemma3 import reference as gemma3
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
 from tests.models.qwen2_audio import reference as qwen2_audio
@@ -175,7 +175,7 @@ class SmallQwen2Audio:
 class SmallBorrowed:
     """A model that runs on transformers' own modules; the seed selects the family."""
 
-    families = (IDEFICS3, MISTRAL3)
+    families = (IDEFICS3, MISTRAL3, GEMMA4, GEMMA4_LARGE)
 
     def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
         self.family = self.families[seed]
@@ -195,7 +195,8 @@ class SmallBorrowed:
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         arrays = self.family.join([int(item.media_hash) for item in media])
-        return {"input_ids": torch.tensor([token_ids]), **arrays}
+        prompt = torch.tensor(token_ids)
+        return {"input_ids": prompt[None], **arrays, **self.family.tell(prompt)}
 
     def true_logits(self, logits: Tensor) -> Tensor:
         return logits

@@ -134,7 +134,7 @@ class Judge:
         (SmallQwen25VL, 5),
         (SmallQwen2Audio, 4),
         (SmallMixture, 5),
-        *product([SmallBorrowed], [0, 1]),
+        *product([SmallBorrowed], [0, 1, 2, 3]),
         *product([SmallGemma3], [5, 8], [QUANTIZED]),
         (SmallQwen25VL, 5, QUANTIZED),
         (SmallQwen2Audio, 4, QUANTIZED),
