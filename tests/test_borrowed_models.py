@@ -197,3 +197,24 @@ def test_quantization_changes_only_the_decoder(tmp_path: Path, caplog: pytest.Lo
     processor = like.load_reference(tmp_path, family)
     assert output.outputs[0].token_ids == by_transformers(reference, processor, output.prompt_token_ids, [1])
     assert "quantized to int8: 0.1 M of 0.2 M parameters" in caplog.text
+
+
+@pytest.mark.parametrize("model", ["gemma4", "gemma4 seen whole"])
+def test_keys_of_several_shapes_and_pictures_are_found_on_disk_after_a_restart(model: str, tmp_path: Path) -> None:
+    folder, disk = tmp_path / "model", tmp_path / "disk"
+    make_checkpoint_of_pictures(folder, like.GEMMA4, model)
+    messages = ask({"type": "image_pil", "image_pil": draw_picture(0)}, "What is that, and where is it? " * 4)
+    on_disk = {"prefix_disk_cache": disk / "prefixes", "encoder_disk_cache": disk / "embeddings"}
+    options = placed(max_num_batched_tokens=256, max_num_seqs=4, block_size=8, **on_disk)
+    answers = []
+    for _ in range(2):
+        llm = LLM(folder, **options)
+        try:
+            [output] = llm.chat(messages, GREEDY)
+        finally:
+            llm.close()
+        answers.append((output.outputs[0].token_ids, output.num_cached_tokens))
+    (first, nothing), (second, num_cached) = answers
+    assert second == first
+    assert nothing == 0
+    assert num_cached >= 128
