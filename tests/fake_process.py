@@ -31,12 +31,12 @@ def play(path: str) -> None:
         for line in connection.makefile():
             match json.loads(line):
                 case "ready":
-                    control.tell(Ready())
+                    control.send(Ready())
                 case "fork":
                     if os.fork() == 0:
                         os._exit(0)
                 case ["fail", message]:
-                    control.tell(Failed(message))
+                    control.send(Failed(message))
                 case status:
                     os._exit(status)
 

@@ -178,7 +178,7 @@ class Supervisor:
 
     def _start_engine(self, rank: int) -> None:
         engine = self._start("engine", rank)
-        self._tell(
+        self._send(
             engine,
             StartEngine(
                 options=self._settings.options,
@@ -193,7 +193,7 @@ class Supervisor:
 
     def _start_frontend(self, rank: int) -> None:
         frontend = self._start("frontend", rank, self._listener.fileno())
-        self._tell(
+        self._send(
             frontend,
             StartFrontend(
                 options=self._settings.options,
@@ -211,7 +211,7 @@ class Supervisor:
         )
         for engine in self._of_kind("engine"):
             if engine.is_ready:
-                self._tell(frontend, EngineReady(self._endpoint_of(engine), engine.rank))
+                self._send(frontend, EngineReady(self._endpoint_of(engine), engine.rank))
 
     def _start(self, kind: str, rank: int, *pass_fds: int) -> _Child:
         self._num_started[kind] += 1
@@ -254,7 +254,7 @@ class Supervisor:
     def _note_ready(self, child: _Child) -> None:
         child.ready_at = time.monotonic()
         if child.kind == "engine":
-            self._tell_all("frontend", EngineReady(self._endpoint_of(child), child.rank))
+            self._send_to_all("frontend", EngineReady(self._endpoint_of(child), child.rank))
         logger.info("%s is ready", child)
         if self._stage is _Stage.STARTING and all(each.is_ready for each in self._children):
             self._stage, seconds = _Stage.SERVING, time.monotonic() - self._started_at
@@ -284,9 +284,9 @@ class Supervisor:
 
     def _replace(self, child: _Child) -> None:
         if child.kind == "engine":
-            self._tell_all("frontend", EngineLost(child.rank))
+            self._send_to_all("frontend", EngineLost(child.rank))
         else:
-            self._tell_all("engine", FrontendLost(child.name))
+            self._send_to_all("engine", FrontendLost(child.name))
         place = child.kind, child.rank
         self._num_failed_starts[place] = self._num_failed_starts[place] + 1 if child.has_failed_to_start else 0
         if self._num_failed_starts[place] == MAX_FAILED_STARTS:
@@ -338,10 +338,10 @@ class Supervisor:
             case _Stage.DRAINING:
                 seconds = self._settings.shutdown_seconds
                 logger.info("shutting down: running answers have %g s to finish", seconds)
-                self._tell_all("frontend", Drain())
+                self._send_to_all("frontend", Drain())
                 self._deadline = time.monotonic() + seconds
             case _Stage.GIVING_UP:
-                self._tell_all("frontend", GiveUp("the server is shutting down"), Drain())
+                self._send_to_all("frontend", GiveUp("the server is shutting down"), Drain())
                 self._deadline = time.monotonic() + GOODBYE_SECONDS
             case _Stage.KILLING:
                 self._kill_all()
@@ -353,14 +353,14 @@ class Supervisor:
         if not self._of_kind("frontend"):
             for engine in self._of_kind("engine"):
                 if engine.is_ready:
-                    self._tell(engine, Drain())
+                    self._send(engine, Drain())
                 else:
                     engine.process.kill()
             self._stage, self._deadline = _Stage.GIVING_UP, time.monotonic() + GOODBYE_SECONDS
         elif not self._of_kind("engine"):
             self._enter(_Stage.GIVING_UP)
         elif child.kind == "engine":
-            self._tell_all("frontend", EngineLost(child.rank))
+            self._send_to_all("frontend", EngineLost(child.rank))
 
     def _kill_all(self) -> None:
         children = tuple(self._children)
@@ -383,15 +383,15 @@ class Supervisor:
         if child.control.connection.fileno() in self._selector.get_map():
             self._selector.unregister(child.control.connection)
 
-    def _tell(self, child: _Child, message: ToProcess) -> None:
-        if not child.control.try_tell(message):
+    def _send(self, child: _Child, message: ToProcess) -> None:
+        if not child.control.try_send(message):
             # It is dead, as SIGCHLD will tell, or stuck: in either case of no more use.
             child.process.kill()
 
-    def _tell_all(self, kind: str, *messages: ToProcess) -> None:
+    def _send_to_all(self, kind: str, *messages: ToProcess) -> None:
         for child in self._of_kind(kind):
             for message in messages:
-                self._tell(child, message)
+                self._send(child, message)
 
     def _of_kind(self, kind: str) -> list[_Child]:
         return [child for child in self._children if child.kind == kind]

@@ -95,12 +95,12 @@ class Parts:
         self.story.append(("stretch", stretch))
 
     @property
-    def kept(self) -> "Parts":
+    def reported(self) -> "Parts":
         return self
 
-    holdings = held_embeddings = media = pixels = pins = kept
+    holdings = held_embeddings = media = pixels = pins = reported
 
-    def tell_time(self, now: float) -> None:
+    def note_time(self, now: float) -> None:
         self.moments.append(now)
 
     def note_pixels(self, kept: Sequence[str], dropped: Sequence[str]) -> None:
@@ -315,7 +315,7 @@ def test_a_reset_of_the_processor_cache_clears_the_source_and_only_that_does() -
 def test_a_new_listener_is_told_once_what_is_held() -> None:
     parts = Parts(plans=[WORK, WORK])
     loop, _ = make_loop(parts)
-    loop.tell_all_held()
+    loop.report_all_held()
     loop.step()
     loop.step()
     assert parts.sent == [MediaHeld(("x",))]

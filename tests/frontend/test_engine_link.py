@@ -184,10 +184,10 @@ def test_an_engine_that_is_replaced_before_there_is_a_channel_to_it_is_never_con
 def test_an_engine_s_first_messages_are_delivered_once_the_client_is_connected(client: Client, tmp_path: Path) -> None:
     held, endpoint = MediaHeld(("0" * 64,)), f"ipc://{tmp_path}/engine-1"
 
-    def tell_held() -> None:
+    def report_held() -> None:
         engine.send_to_all([held])
 
-    engine = EngineListener(endpoint, Welcome(99), lambda *_: None, lambda _: None, on_welcomed=tell_held)
+    engine = EngineListener(endpoint, Welcome(99), lambda *_: None, lambda _: None, on_welcomed=report_held)
     # Handling the welcome takes longer than receiving the next message.
     link = EngineLink(cast(EngineClient, client), "one", lambda _: time.sleep(0.1))
     link.engine_is_ready(endpoint)

@@ -24,14 +24,14 @@ from keepsight.ipc.control import Drain, Ready, run_process
 def main(control):
     match sys.argv[1]:
         case "wait":
-            control.tell(Ready())
+            control.send(Ready())
             control.receive()
             return 0
         case "fail":
             raise CheckpointError("some/model", "is\\nno model")
         case "break":
             control.listen(lambda message: 1 / 0)
-            control.tell(Ready())
+            control.send(Ready())
             while True:
                 os.read(os.pipe()[0], 1)
         case "inherit":
@@ -80,12 +80,12 @@ def test_lines_that_come_in_pieces_are_put_together(pair: tuple[SupervisorEnd, s
 def test_a_process_that_does_not_read_is_detected_without_blocking(pair: tuple[SupervisorEnd, socket.socket]) -> None:
     supervisor, connection = pair
     for _ in range(100_000):
-        if not supervisor.try_tell(GiveUp("x" * 1000)):
+        if not supervisor.try_send(GiveUp("x" * 1000)):
             break
     else:
         raise AssertionError("it was never noticed")
     connection.close()
-    assert not supervisor.try_tell(Drain())
+    assert not supervisor.try_send(Drain())
 
 
 def test_a_process_ends_when_its_supervisor_closes() -> None:
@@ -98,7 +98,7 @@ def test_a_process_ends_when_its_supervisor_closes() -> None:
 def test_a_process_that_is_told_to_end_says_how_it_ended() -> None:
     process = Process("wait")
     process.hear()
-    assert process.control.try_tell(Drain())
+    assert process.control.try_send(Drain())
     assert process.end() == (0, "")
 
 
@@ -111,7 +111,7 @@ def test_a_user_error_is_sent_to_the_supervisor_and_not_logged() -> None:
 def test_a_process_whose_message_handler_fails_ends() -> None:
     process = Process("break")
     process.hear()
-    assert process.control.try_tell(Drain())
+    assert process.control.try_send(Drain())
     status, log = process.end()
     assert status == 1
     assert "Drain() could not be followed" in log

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from keepsight.runner.order_tokens import CERTAIN, MOST_ROWS, LikeliestFirst
+from keepsight.runner.order_tokens import MOST_ROWS, NUM_SHARES, LikeliestFirst
 
 KINDS = ("random", "flat", "peaked", "tied", "equal", "rare", "zeros", "far", "close")
 
@@ -55,8 +55,8 @@ def test_found_tokens_equal_those_of_a_stable_sort(
 def test_shares_are_as_likely_as_torch_says(kind: str) -> None:
     values = row_of(kind, 5, 3000)[None]
     likely = values.double().softmax(dim=-1)
-    shares = LikeliestFirst(values).shares.double() / CERTAIN
-    torch.testing.assert_close(shares, likely, rtol=1e-5, atol=1 / CERTAIN)
+    shares = LikeliestFirst(values).shares.double() / NUM_SHARES
+    torch.testing.assert_close(shares, likely, rtol=1e-5, atol=1 / NUM_SHARES)
 
 
 def test_as_many_certain_rows_as_may_be_are_counted_together() -> None:
@@ -66,7 +66,7 @@ def test_as_many_certain_rows_as_may_be_are_counted_together() -> None:
     order = LikeliestFirst(values)
     ids, ends = order.find(order.all_shares - 1)
     assert torch.equal(ids, tokens)
-    assert ends.tolist() == [[int(CERTAIN)]] * MOST_ROWS
+    assert ends.tolist() == [[int(NUM_SHARES)]] * MOST_ROWS
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])

@@ -224,9 +224,9 @@ def test_embeddings_loaded_before_a_reset_are_not_used_after_it() -> None:
 
 def test_media_of_entries_in_tiers_are_held() -> None:
     drive = tiered_drive()
-    drive.scheduler.kept.note_embeddings(["cat", "cat", "dog"], [])
+    drive.scheduler.reported.note_embeddings(["cat", "cat", "dog"], [])
     drive.step()
     assert drive.believed == {"cat", "dog"}
-    drive.scheduler.kept.note_embeddings([], ["cat", "dog"])
+    drive.scheduler.reported.note_embeddings([], ["cat", "dog"])
     drive.step()
     assert drive.believed == {"cat"}

@@ -163,10 +163,10 @@ def test_nothing_is_held_without_caches() -> None:
 def test_kept_pixels_count_too_however_often_they_are_reported() -> None:
     drive = Drive(make_config(shares_embeddings=False, caches_prefixes=False))
     for _ in range(2):
-        drive.scheduler.kept.note_pixels(["cat", "dog"], [])
+        drive.scheduler.reported.note_pixels(["cat", "dog"], [])
     drive.step()
     assert drive.believed == {"cat", "dog"}
     for _ in range(2):
-        drive.scheduler.kept.note_pixels([], ["cat", "owl"])
+        drive.scheduler.reported.note_pixels([], ["cat", "owl"])
     drive.step()
     assert drive.believed == {"dog"}

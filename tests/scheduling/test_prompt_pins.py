@@ -51,13 +51,13 @@ def test_embeddings_of_media_that_begin_within_stay_too() -> None:
 
 def test_a_pin_ends_with_its_time() -> None:
     drive = Drive(make_config(num_blocks=16, num_pictures=4))
-    drive.scheduler.pins.tell_time(1000)
+    drive.scheduler.pins.note_time(1000)
     drive.run(pinned("a", 12, 8, "cat", 6))
-    drive.scheduler.pins.tell_time(1000 + HALF_AN_HOUR - 1)
+    drive.scheduler.pins.note_time(1000 + HALF_AN_HOUR - 1)
     crowd(drive)
     assert ask_again(drive, 8, "cat", 6) == 12
     assert drive.runner.encoded.count("cat") == 1
-    drive.scheduler.pins.tell_time(1000 + HALF_AN_HOUR + SECONDS_BETWEEN_LOOKS)
+    drive.scheduler.pins.note_time(1000 + HALF_AN_HOUR + SECONDS_BETWEEN_LOOKS)
     crowd(drive)
     assert ask_again(drive, 8, "cat", 6) == 0
     assert drive.runner.encoded.count("cat") == 2

@@ -160,7 +160,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     @rule(kept=st.sets(st.sampled_from(PICTURES)), dropped=st.sets(st.sampled_from(PICTURES)))
     def keep_pixels_beside(self, kept: set[str], dropped: set[str]) -> None:
-        self.drive.scheduler.kept.note_pixels(sorted(kept - dropped), sorted(dropped))
+        self.drive.scheduler.reported.note_pixels(sorted(kept - dropped), sorted(dropped))
         self.kept = (self.kept - dropped) | (kept - dropped)
 
     @rule()
@@ -187,7 +187,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(seconds=st.floats(0, 1000))
     def wait(self, seconds: float) -> None:
         self.now += seconds
-        self.drive.scheduler.pins.tell_time(self.now)
+        self.drive.scheduler.pins.note_time(self.now)
 
     @rule(prefix=st.booleans(), encoder=st.booleans())
     def reset(self, prefix: bool, encoder: bool) -> None:

@@ -75,7 +75,7 @@ class EngineLoop:
         # Set once the loop has ended: why no later request will be answered.
         self.reason_of_end: str | None = None
 
-    def tell_all_held(self) -> None:
+    def report_all_held(self) -> None:
         """Soon tell all frontends which media are held; telling one twice does no harm. Callable from any thread."""
         self._has_new_listener = True
         self._inbox.wake()
@@ -177,7 +177,7 @@ class EngineLoop:
 
     def _schedule(self) -> StepPlan:
         """Plan a step. Missing pixels are requested before the step runs, so that they are made meanwhile."""
-        self._scheduler.pins.tell_time(time.monotonic())
+        self._scheduler.pins.note_time(time.monotonic())
         plan = self._scheduler.schedule()
         if self._tiers is not None:
             # Embeddings evicted since they were requested, or not requested yet; answered before the next plan.
@@ -208,9 +208,9 @@ class EngineLoop:
         return plan.is_empty and result.is_empty and not has_answers
 
     def _take_hints(self) -> Sequence[FromEngine]:
-        self._scheduler.kept.note_pixels(*self._source.take_changes())
+        self._scheduler.reported.note_pixels(*self._source.take_changes())
         if self._tiers is not None:
-            self._scheduler.kept.note_embeddings(*self._tiers.take_changes())
+            self._scheduler.reported.note_embeddings(*self._tiers.take_changes())
         self._source.note_embeddings(*self._scheduler.held_embeddings.take_names())
         hints = self._scheduler.holdings.take_changes()
         if self._has_new_listener:

@@ -148,7 +148,7 @@ class EngineMeter:
             self._modalities.put(encoding.encoder_key, encoding.modality)
         for key, took in result.encode_times.items():
             self._note_encoded(key, took)
-        reports = [self._tell(begun, now) for begun in self._scheduler.take_begun()]
+        reports = [self._report_begun(begun, now) for begun in self._scheduler.take_begun()]
         num_sequences = len(self._scheduler.lineup)
         has_changed = self._has_new_request or self._num_sequences != num_sequences
         if has_changed or now - self._copied_at > SECONDS or (plan.is_empty and result.is_empty):
@@ -175,13 +175,13 @@ class EngineMeter:
 
     # Origins of a request's media -----------------------------------------------------------------------------
 
-    def _tell(self, begun: Begun, now: float) -> RequestBegun:
+    def _report_begun(self, begun: Begun, now: float) -> RequestBegun:
         request_id = begun.request.request_id
         arrived = self._arrivals.pop(request_id, now)
-        media = tuple(self._tell_of_item(begun, index) for index in range(len(begun.request.media)))
+        media = tuple(self._report_item(begun, index) for index in range(len(begun.request.media)))
         return RequestBegun(request_id, arrived, self._begins.pop(request_id, now), now, media)
 
-    def _tell_of_item(self, begun: Begun, index: int) -> MediaReport:
+    def _report_item(self, begun: Begun, index: int) -> MediaReport:
         match begun.origins.get(index):
             case None:
                 return MediaReport("prefix")

@@ -46,7 +46,7 @@ class EngineProcess:
         # Set below: it sends through the listener, whose `on_welcomed` callback uses it.
         self._reporter: TierReporter | None = None
         self._listener = EngineListener(
-            start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._tell_new_listener
+            start.endpoint, welcome, self._take, self._router.lose, on_welcomed=self._report_to_new_listener
         )
         if engine.tiers is not None or engine.prefixes is not None:
             self._reporter = TierReporter(meter.measure_tiers, self._send)
@@ -71,8 +71,8 @@ class EngineProcess:
             case _:
                 raise AssertionError(message)
 
-    def _tell_new_listener(self) -> None:
-        self._loop.tell_all_held()
+    def _report_to_new_listener(self) -> None:
+        self._loop.report_all_held()
         if self._reporter is not None:
             self._reporter.report_again()
 
@@ -106,7 +106,7 @@ def main(control: ProcessEnd) -> int:
     # Everything loaded so far stays: scanning it for garbage would stop every stream for some 60 ms.
     gc.freeze()
     control.listen(process.act_on)
-    control.tell(Ready())
+    control.send(Ready())
     return process.run()
 
 

@@ -110,10 +110,10 @@ def plan_tiers(config: Config) -> TierPlan:
     return TierPlan(disk, remote, prefix_disk, config.encoder_cache_policy, trace, digest)
 
 
-def _plan_disk(said: str | Path | bool | None, option: str, content: str) -> DiskPlace | None:
-    if said is None or said is False:
+def _plan_disk(value: str | Path | bool | None, option: str, content: str) -> DiskPlace | None:
+    if value is None or value is False:
         return None
-    place = parse_disk_place("" if said is True else str(said), option, content)
+    place = parse_disk_place("" if value is True else str(value), option, content)
     logger.info("%s on disk: in %s, up to %d bytes", content, place.directory, place.max_bytes)
     return place
 

@@ -17,14 +17,14 @@ class TierReporter:
         self, status: Callable[[], tuple[TierStatus, ...]], send: Callable[[Sequence[FromEngine]], object]
     ) -> None:
         self._status, self._send = status, send
-        self._told: tuple[TierStatus, ...] | None = None
+        self._reported: tuple[TierStatus, ...] | None = None
         self._is_ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tier reports", daemon=True)
         self._thread.start()
 
     def report_again(self) -> None:
         """Report the status again, for a new listener."""
-        self._told = None
+        self._reported = None
 
     def close(self) -> None:
         self._is_ended.set()
@@ -33,6 +33,6 @@ class TierReporter:
     def _run(self) -> None:
         while not self._is_ended.wait(SECONDS):
             status = self._status()
-            if status != self._told:
-                self._told = status
+            if status != self._reported:
+                self._reported = status
                 self._send([TiersChanged(status)])

@@ -117,7 +117,7 @@ class FrontendProcess:
             self._workers.wait_until_started()
         # All that was loaded stays: the garbage collector need not scan it.
         gc.freeze()
-        self._server.on_accepting = partial(control.tell, Ready())
+        self._server.on_accepting = partial(control.send, Ready())
         self._server.run(sockets=[self._listener])
 
     def close(self) -> None:

@@ -48,7 +48,7 @@ MAX_OUTBOX_BYTES = 2**30
 # Approximate memory that a waiting message takes besides its frames.
 MESSAGE_OVERHEAD_BYTES = 512
 # Pause between attempts to tell a frontend that it was cut off, if it does not read.
-RETELL_MS = 1000
+RESEND_MS = 1000
 DOES_NOT_READ = "it did not read what the engine sent"
 
 
@@ -161,7 +161,7 @@ class EngineListener:
         # File descriptors of the open connections.
         self._open_fds: set[int] = set()
         # Routing ids of connections that were cut off, and the reasons that they could not be told yet.
-        self._untold: dict[bytes, str] = {}
+        self._unsent_reasons: dict[bytes, str] = {}
         limits = MAX_OUTBOX_BYTES, max_messages_from_engine, MAX_MESSAGES_TO_ENGINE
         self._io = ZmqSocket[_Outgoing]("listens", "engine listener", *limits)
         self._io.start(endpoint, self._turn, lambda reason, is_closed: None)
@@ -198,12 +198,12 @@ class EngineListener:
     # On its own thread ----------------------------------------------------------------------------------------
 
     def _turn(self) -> None:
-        self._io.wait(timeout_ms=RETELL_MS if self._untold else None)
+        self._io.wait(timeout_ms=RESEND_MS if self._unsent_reasons else None)
         self._note_connections()
         for source, frames in self._io.receive():
             self._read(source, frames)
         self._io.send_waiting(self._send)
-        for routing_id, reason in list(self._untold.items()):
+        for routing_id, reason in list(self._unsent_reasons.items()):
             self._refuse(routing_id, reason)
 
     def _note_connections(self) -> None:
@@ -291,11 +291,11 @@ class EngineListener:
         try:
             self._io.send([routing_id, *encode_refusal(reason)])
         except UnreadError:
-            self._untold[routing_id] = reason
+            self._unsent_reasons[routing_id] = reason
             return
         except NobodyThereError:
             pass
-        self._untold.pop(routing_id, None)
+        self._unsent_reasons.pop(routing_id, None)
 
 
 def _num_bytes(frames: Sequence[Frame]) -> int:

@@ -115,7 +115,7 @@ class SupervisorEnd:
         self.connection = connection
         self._unread = b""
 
-    def try_tell(self, message: ToProcess) -> bool:
+    def try_send(self, message: ToProcess) -> bool:
         """Send a message; return False if the process can no longer receive it."""
         line = msgspec.json.encode(message) + b"\n"
         try:
@@ -166,7 +166,7 @@ class ProcessEnd:
         """Act on messages on a thread, for the rest of the process's life."""
         self._start_thread(self._follow, act)
 
-    def tell(self, message: FromProcess) -> None:
+    def send(self, message: FromProcess) -> None:
         with suppress(OSError):  # the supervisor is gone, and this process soon will be
             self._connection.sendall(msgspec.json.encode(message) + b"\n")
 
@@ -201,5 +201,5 @@ def run_process(main: Callable[[ProcessEnd], int]) -> int:
     try:
         return main(control)
     except KeepsightError as error:
-        control.tell(Failed(str(error)))
+        control.send(Failed(str(error)))
         return MISTAKEN

@@ -85,29 +85,29 @@ class DeviceRows:
         tokens: Sequence[int] | None = None,
         num_rows: int | None = None,
     ) -> None:
-        self.on_host = _tell_rows(slices, tokens, len(slices) if num_rows is None else num_rows)
+        self.on_host = _row_inputs(slices, tokens, len(slices) if num_rows is None else num_rows)
         self._on_device = self.on_host.to(device)
         self.rotary_positions, self.positions, self.slots, *others = self._on_device.unbind()
         self.ends, self.tables, self.tokens = others
 
     def replace(self, slices: Sequence[RequestSlice], tokens: Sequence[int] | None = None) -> None:
         """Overwrite the rows with as many or fewer slices."""
-        self._on_device.copy_(_tell_rows(slices, tokens, self._on_device.shape[1]))
+        self._on_device.copy_(_row_inputs(slices, tokens, self._on_device.shape[1]))
 
 
 # A padding row: it has no slot and sees nothing.
 _PADDING_ROW = (0, 0, -1, 0, 0, 0)
 
 
-def _tell_rows(slices: Sequence[RequestSlice], tokens: Sequence[int] | None, num_rows: int) -> Tensor:
+def _row_inputs(slices: Sequence[RequestSlice], tokens: Sequence[int] | None, num_rows: int) -> Tensor:
     """Return [6, rows]: rotary position, position, slot, end of the visible interval, address of the sequence's slot
     table, and token index."""
-    rows = list(map(_tell_row, slices, range(len(slices)) if tokens is None else tokens))
+    rows = list(map(_inputs_of_row, slices, range(len(slices)) if tokens is None else tokens))
     rows += [_PADDING_ROW] * (num_rows - len(rows))
     return torch.tensor(rows, dtype=torch.int64).view(-1, len(_PADDING_ROW)).T.contiguous()
 
 
-def _tell_row(piece: RequestSlice, token: int) -> tuple[int, int, int, int, int, int]:
+def _inputs_of_row(piece: RequestSlice, token: int) -> tuple[int, int, int, int, int, int]:
     start, table = piece.start, piece.table
     return start - piece.rotary_shift, start, table.slot(start), piece.end, table.address, token
 
@@ -122,13 +122,13 @@ class DeviceSlices:
         self._view, self.rows_per_block = view, rows_per_block
         self.num_blocks = count_blocks(batch.slices, rows_per_block)
         self._sizes = [2 * batch.num_tokens, 3 * (self.num_blocks + spare_blocks)]
-        told = self._tell(batch)
-        begins, ends = told[: self._sizes[0]].view(-1, 2).unbind(1)
+        inputs = self._flat_inputs(batch)
+        begins, ends = inputs[: self._sizes[0]].view(-1, 2).unbind(1)
         # Slices of one token are excluded: they may see more.
         furthest = max(piece.end for piece in batch.slices if piece.length > 1)
         self.longest = min(furthest, int((ends - begins).max()))
         # A single copy to the device.
-        self._on_device = told.to(batch.device)
+        self._on_device = inputs.to(batch.device)
         of_rows, of_blocks = torch.split(self._on_device, self._sizes)
         # [rows, 2]: the interval of positions that each row sees
         self.seen = of_rows.view(-1, 2)
@@ -137,16 +137,16 @@ class DeviceSlices:
 
     def replace(self, batch: "AttentionBatch") -> None:
         """Overwrite with a batch of as many rows and blocks, or fewer."""
-        self._on_device.copy_(self._tell(batch))
+        self._on_device.copy_(self._flat_inputs(batch))
 
-    def _tell(self, batch: "AttentionBatch") -> Tensor:
+    def _flat_inputs(self, batch: "AttentionBatch") -> Tensor:
         """Return rows and blocks, flat.  Unused places are zeros: a block of no rows."""
-        told = torch.zeros(sum(self._sizes), dtype=torch.int64)
-        of_rows, of_blocks = torch.split(told, self._sizes)
+        inputs = torch.zeros(sum(self._sizes), dtype=torch.int64)
+        of_rows, of_blocks = torch.split(inputs, self._sizes)
         seen = torch.stack(batch.visible(self._view), dim=1).flatten()
         blocks = torch.tensor(_blocks_of(batch.slices, self.rows_per_block), dtype=torch.int64).flatten()
         of_rows[: len(seen)], of_blocks[: len(blocks)] = seen, blocks
-        return told
+        return inputs
 
 
 def count_blocks(slices: Sequence[RequestSlice], rows_per_block: int) -> int:

@@ -62,21 +62,21 @@ class LayerWeights(NamedTuple):
     activation: str  # of the gate
     base: int  # index of its rotary base
 
-    def told(self) -> _Layer:
+    def arguments(self) -> _Layer:
         scales = (None if each is None else each.data_ptr() for each in (*self.norms, self.of_heads))
         activations = {"gate": self.activation}
-        told = (each.told(activations.get(name)) for name, each in zip(PRODUCTS, self.products, strict=True))
-        return _Layer(*scales, (ProductWork * len(PRODUCTS))(*told), self.base)
+        works = (each.arguments(activations.get(name)) for name, each in zip(PRODUCTS, self.products, strict=True))
+        return _Layer(*scales, (ProductWork * len(PRODUCTS))(*works), self.base)
 
 
 class CpuDecoder:
     def __init__(self, layers: Sequence[LayerWeights], attention_scale: float, eps: float) -> None:
         self._weights = tuple(layers)  # keeps them alive: the kernel gets only their addresses
-        self._layers = (_Layer * len(layers))(*(each.told() for each in layers))
+        self._layers = (_Layer * len(layers))(*(each.arguments() for each in layers))
         self._attention_scale, self._eps = attention_scale, eps
         assert number("products_of_layer") == len(PRODUCTS)
         # The C structs of each adapter, for as long as the adapter is alive.
-        self._told_adapters: WeakKeyDictionary[AdapterWeights, Array[_LowRank]] = WeakKeyDictionary()
+        self._adapter_arguments: WeakKeyDictionary[AdapterWeights, Array[_LowRank]] = WeakKeyDictionary()
 
     def compute(
         self,
@@ -94,7 +94,7 @@ class CpuDecoder:
         room = self._room_beside(hidden)
         work = self._work(hidden, angles, caches, sights, slots, read_rows, room)
         if of_all := adapted[0]:
-            work.of_all, work.of_read = map(self._tell_adapted, adapted)
+            work.of_all, work.of_read = map(self._adapted_arguments, adapted)
             room.append(hidden.new_empty(len(hidden), max(each.weights.rank for each in of_all)))
             work.narrow = room[-1].data_ptr()
         at_once = 1 if watch_layer else work.num_layers
@@ -115,15 +115,15 @@ class CpuDecoder:
         of_some = ((wide_rows, each.num_outputs) for each in (gate, up))
         return [hidden.new_empty(shape) for shape in (*of_all, *of_some)]
 
-    def _tell_adapted(self, adapted: Sequence[AdaptedRows]) -> _Adapted:
-        rows = (_AdaptedRows(first, end, self._tell_adapter(weights)) for first, end, weights in adapted)
+    def _adapted_arguments(self, adapted: Sequence[AdaptedRows]) -> _Adapted:
+        rows = (_AdaptedRows(first, end, self._arguments_of_adapter(weights)) for first, end, weights in adapted)
         return _Adapted((_AdaptedRows * len(adapted))(*rows), len(adapted))
 
-    def _tell_adapter(self, weights: AdapterWeights) -> Array[_LowRank]:
-        if (told := self._told_adapters.get(weights)) is None:
-            each = [_tell_low_rank(layer.get(name)) for layer in weights.layers for name in PRODUCTS]
-            told = self._told_adapters[weights] = (_LowRank * len(each))(*each)
-        return told
+    def _arguments_of_adapter(self, weights: AdapterWeights) -> Array[_LowRank]:
+        if (arguments := self._adapter_arguments.get(weights)) is None:
+            each = [_low_rank_arguments(layer.get(name)) for layer in weights.layers for name in PRODUCTS]
+            arguments = self._adapter_arguments[weights] = (_LowRank * len(each))(*each)
+        return arguments
 
     def _work(
         self,
@@ -143,13 +143,13 @@ class CpuDecoder:
         assert hidden.shape == (len(slots), self._weights[0].products[0].num_inputs)
         assert len(slots) == angles[0].shape[1]
         assert len(caches) == len(sights) == num_layers
-        told = {each: pointer(each.told(num_heads, keys, self._attention_scale)) for each in set(sights)}
+        works = {each: pointer(each.arguments(num_heads, keys, self._attention_scale)) for each in set(sights)}
         return _Decoder(
             hidden.data_ptr(),
             self._layers,
             (c_void_p * num_layers)(*(each.keys.data_ptr() for each in caches)),
             (c_void_p * num_layers)(*(each.values.data_ptr() for each in caches)),
-            (POINTER(AttentionWork) * num_layers)(*(told[each] for each in sights)),
+            (POINTER(AttentionWork) * num_layers)(*(works[each] for each in sights)),
             *(each.data_ptr() for each in (*angles, slots)),
             None if read_rows is None else read_rows.data_ptr(),
             *(each.data_ptr() for each in room),
@@ -160,5 +160,7 @@ class CpuDecoder:
         )
 
 
-def _tell_low_rank(low_rank: LowRank | None) -> _LowRank:
-    return _LowRank() if low_rank is None else _LowRank(low_rank.down.packed.told(), low_rank.up.packed.told())
+def _low_rank_arguments(low_rank: LowRank | None) -> _LowRank:
+    if low_rank is None:
+        return _LowRank()
+    return _LowRank(low_rank.down.packed.arguments(), low_rank.up.packed.arguments())

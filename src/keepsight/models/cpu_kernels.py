@@ -97,10 +97,10 @@ class Sight:
         """
         first_rows = torch.tensor([0, *itertools.accumulate(lengths)])
         addresses = torch.tensor([each.data_ptr() for each in slots], dtype=torch.int64)
-        self._told = (first_rows, addresses, begins, ends)
+        self._tensors = (first_rows, addresses, begins, ends)
         # Keeps them alive: the kernel gets only their addresses.
         self._slots = tuple(slots)
-        assert all(each.dtype is torch.int64 and each.is_contiguous() for each in (*self._told, *self._slots))
+        assert all(each.dtype is torch.int64 and each.is_contiguous() for each in (*self._tensors, *self._slots))
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, scale: float, out: Tensor | None = None) -> Tensor:
         """Return the attention of queries [rows, heads, head_dim]; only the first dimension may have gaps.
@@ -111,18 +111,18 @@ class Sight:
             out = query.new_empty(query.shape)
         assert all(each.stride()[1:] == (each.shape[2], 1) for each in (out, query, keys, values) if len(each))
         assert keys.stride(0) == values.stride(0)
-        work = self.told(query.shape[1], keys, scale)
+        work = self.arguments(query.shape[1], keys, scale)
         work.out, work.query, work.keys, work.values = (each.data_ptr() for each in (out, query, keys, values))
         work.out_stride, work.query_stride = out.stride(0), query.stride(0)
         call("attend", work)
         return out
 
-    def told(self, num_heads: int, keys: Tensor, scale: float) -> AttentionWork:
+    def arguments(self, num_heads: int, keys: Tensor, scale: float) -> AttentionWork:
         """Return the kernel's arguments without the data pointers, for contiguous rows."""
         stride = num_heads * keys.shape[2]
         return AttentionWork(
             *(None,) * 4,
-            *(each.data_ptr() for each in self._told),
+            *(each.data_ptr() for each in self._tensors),
             *(len(self._slots), num_heads, *keys.shape[1:]),
             *(stride, stride, keys.stride(0)),
             keys.dtype is torch.bfloat16,

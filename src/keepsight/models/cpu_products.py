@@ -85,13 +85,13 @@ class Panels:
         assert out.shape == shape
         assert out.is_contiguous()
         assert out.dtype is torch.float32
-        work = self.told(activation)
+        work = self.arguments(activation)
         work.out, work.hidden, work.rows = out.data_ptr(), hidden.data_ptr(), hidden.numel() // self.num_inputs
         work.is_onto = onto is not None
         call("multiply", work)
         return out
 
-    def told(self, activation: str | None = None) -> ProductWork:
+    def arguments(self, activation: str | None = None) -> ProductWork:
         """Return the kernel's arguments without its input and output."""
         which = _ACTIVATIONS.index(activation)
         read = (None if each is None else each.data_ptr() for each in (self._weight, self._scales, self._bias))

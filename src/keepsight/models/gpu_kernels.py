@@ -235,14 +235,14 @@ def attend_rows(
     # The largest score of each share, and the sum of its weights.
     of_shares = query.new_empty(2, rows, num_heads, shares, dtype=torch.float32)
     group = num_heads // num_kv_heads
-    told = (ends, ends if places is None else places)
+    of_rows = (ends, ends if places is None else places)
     if rows:
         _attend_share[(rows, num_kv_heads, shares)](
-            sums, *of_shares, query, keys, values, tables, *told, scale, PLACED=places is not None,
+            sums, *of_shares, query, keys, values, tables, *of_rows, scale, PLACED=places is not None,
             SOFTCAP=softcap or 0.0, GROUP=group, LANES=padded(group), KV_HEADS=num_kv_heads, **sight,
         )  # fmt: skip
         _add_shares[(rows, num_heads)](
-            out, sums, *of_shares, *told, PLACED=places is not None, HEADS=num_heads, **sight
+            out, sums, *of_shares, *of_rows, PLACED=places is not None, HEADS=num_heads, **sight
         )
 
 

@@ -117,8 +117,8 @@ def _open(path: Path) -> Any:
     except (SafetensorError, OSError) as error:
         raise UnreadableTensorsError(path, f"truncated, or not a safetensors file: {error}") from error
     except (RuntimeError, MemoryError) as error:  # raised by torch and by safetensors
-        told = f"its {path.stat().st_size / 2**30:.1f} GiB cannot be mapped into memory: {error}"
-        raise CheckpointError(path, told) from error
+        message = f"its {path.stat().st_size / 2**30:.1f} GiB cannot be mapped into memory: {error}"
+        raise CheckpointError(path, message) from error
 
 
 def _check_room(directory: Path, slots: Iterable[WeightSlot], room: int) -> None:
@@ -150,8 +150,8 @@ def _account(directory: Path, wanted: Mapping[str, WeightSlot], found: Mapping[s
     missing = sorted(wanted.keys() - found.keys())
     surplus = sorted(found[name].tensor.name for name in found.keys() - wanted.keys())
     misfits = [found[name].misfits(wanted[name]) for name in sorted(found.keys() & wanted.keys())]
-    told = [list(chain.from_iterable(kind)) for kind in zip(*misfits, strict=True)]
-    of_parts, misshapen, mistyped = told or ([], [], [])
+    by_kind = [list(chain.from_iterable(kind)) for kind in zip(*misfits, strict=True)]
+    of_parts, misshapen, mistyped = by_kind or ([], [], [])
     missing += of_parts
     if missing or surplus or misshapen or mistyped:
         raise TensorMismatchError(directory, missing, surplus, misshapen, mistyped)

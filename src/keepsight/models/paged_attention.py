@@ -275,14 +275,14 @@ def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
 class _RowsOnDevice(_All):
     """A batch of slices of one token each."""
 
-    told: DeviceRows
+    inputs: DeviceRows
     window: int | None
     kernels: GpuKernels
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         output = torch.empty_like(query)
-        told = (self.told.tables, self.told.ends, None)
-        self.kernels.attend_rows(output, query, cache.keys, cache.values, *told, scale, self.window, softcap)
+        of_rows = (self.inputs.tables, self.inputs.ends, None)
+        self.kernels.attend_rows(output, query, cache.keys, cache.values, *of_rows, scale, self.window, softcap)
         return output
 
 
@@ -297,11 +297,11 @@ class _SlicesOnDevice(_All):
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         output = torch.empty_like(query)
-        told = (self.longer.seen, self.longer.blocks, self.longer.num_blocks, self.longer.longest)
-        self.kernels.attend_slices(output, query, cache.keys, cache.values, *told, scale, softcap)
+        of_slices = (self.longer.seen, self.longer.blocks, self.longer.num_blocks, self.longer.longest)
+        self.kernels.attend_slices(output, query, cache.keys, cache.values, *of_slices, scale, softcap)
         if self.singles is not None:
-            rows = (self.singles.tables, self.singles.ends, self.singles.tokens)
-            self.kernels.attend_rows(output, query, cache.keys, cache.values, *rows, scale, self.window, softcap)
+            of_singles = (self.singles.tables, self.singles.ends, self.singles.tokens)
+            self.kernels.attend_rows(output, query, cache.keys, cache.values, *of_singles, scale, self.window, softcap)
         return output
 
 

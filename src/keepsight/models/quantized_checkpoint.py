@@ -34,8 +34,8 @@ def read_packing(fields: JsonFields) -> Packing | None:
     read = _READERS.get(str(section.get("quant_method")))
     if read is None:
         instead = "use the original checkpoint, on a CPU with --quantization int8"
-        told = f"{section.get('quant_method')!r} is not supported, only {', '.join(_READERS)}; {instead}"
-        raise section.refuse("quant_method", told)
+        message = f"{section.get('quant_method')!r} is not supported, only {', '.join(_READERS)}; {instead}"
+        raise section.refuse("quant_method", message)
     return read(section)
 
 
@@ -56,18 +56,19 @@ def _read_awq(section: JsonFields) -> Packing:
 
 def _read_gptq(section: JsonFields) -> Packing:
     num_bits = _check_bits(section, "bits", (4, 8))
-    told = _read_format(section, ("checkpoint_format", "format"), ("gptq", "gptq_v2"))
+    checkpoint_format = _read_format(section, ("checkpoint_format", "format"), ("gptq", "gptq_v2"))
     needs_groups = section.flag("desc_act", False)
-    return gptq(num_bits, _read_group_size(section), needs_groups=needs_groups, zeros_less=int(told == "gptq"))
+    zeros_less = int(checkpoint_format == "gptq")
+    return gptq(num_bits, _read_group_size(section), needs_groups=needs_groups, zeros_less=zeros_less)
 
 
 def _read_format(section: JsonFields, names: Sequence[str], choices: Sequence[str]) -> str:
     """Return the first of these fields that is there (names changed over time), or else the first choice."""
     name = next((name for name in names if name in section), names[0])
-    told = str(section.get(name) or choices[0]).lower()
-    if told not in choices:
-        raise section.refuse(name, f"must be {' or '.join(choices)}, not {told!r}")
-    return told
+    value = str(section.get(name) or choices[0]).lower()
+    if value not in choices:
+        raise section.refuse(name, f"must be {' or '.join(choices)}, not {value!r}")
+    return value
 
 
 def _check_bits(section: JsonFields, name: str, choices: Sequence[int]) -> int:

@@ -62,10 +62,10 @@ def _check_sees_all(fields: JsonFields) -> None:
 
 def rotary_section(fields: JsonFields, kinds: tuple[str, ...]) -> JsonFields:
     """Return the rotary section, by its name in older files or in newer ones; empty if there is none."""
-    said = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
-    read_rotary_kind(said, kinds)
-    return said
+    section = fields.section("rope_scaling" if "rope_scaling" in fields else "rope_parameters")
+    read_rotary_kind(section, kinds)
+    return section
 
 
-def read_theta(fields: JsonFields, said: JsonFields, default: float) -> float:
-    return said.number("rope_theta", fields.number("rope_theta", default))
+def read_theta(fields: JsonFields, section: JsonFields, default: float) -> float:
+    return section.number("rope_theta", fields.number("rope_theta", default))

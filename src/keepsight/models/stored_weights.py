@@ -64,8 +64,8 @@ class WholeWeight:
     def misfits(self, slot: WeightSlot) -> Misfits:
         dtype = self.tensor.dtype
         is_float = dtype not in QUANTIZED_DTYPES and dtype.startswith(("F", "BF"))
-        mistyped = [] if is_float else [_tell_dtype(self.tensor, "a float")]
-        return Misfits(misshapen=_tell_shape(self.tensor, slot), mistyped=mistyped)
+        mistyped = [] if is_float else [_dtype_misfit(self.tensor, "a float")]
+        return Misfits(misshapen=_shape_misfits(self.tensor, slot), mistyped=mistyped)
 
     def read(self, slot: WeightSlot) -> Tensor:
         return self.tensor.read()
@@ -78,7 +78,7 @@ class ScaledWeight:
 
     def misfits(self, slot: WeightSlot) -> Misfits:
         shape, of_scales = self.tensor.shape, self.scales.shape
-        misshapen = _tell_shape(self.tensor, slot)
+        misshapen = _shape_misfits(self.tensor, slot)
         if not fits_scales(shape, of_scales):
             misshapen.append(f"{self.scales.name} (is {list(of_scales)}, of a weight of {list(shape)})")
         return Misfits(misshapen=misshapen)
@@ -107,7 +107,7 @@ class PackedWeight:
                 for each, part in both
                 if each.shape != part.shape
             ],
-            [_tell_dtype(each, " or ".join(part.dtypes)) for each, part in both if each.dtype not in part.dtypes],
+            [_dtype_misfit(each, " or ".join(part.dtypes)) for each, part in both if each.dtype not in part.dtypes],
         )
 
     def read(self, slot: WeightSlot) -> Tensor:
@@ -119,25 +119,25 @@ class PackedWeight:
     def _check(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int) -> None:
         """Check what can only be seen in the tensors' values."""
         names = self.packing.names
-        told = tensors.get(names.shape)
-        if told is not None and told.tolist() != [outputs, inputs]:
-            raise self._refuse(names.shape, f"says {told.tolist()}, must say {[outputs, inputs]}")
+        shape = tensors.get(names.shape)
+        if shape is not None and shape.tolist() != [outputs, inputs]:
+            raise self._refuse(names.shape, f"says {shape.tolist()}, must say {[outputs, inputs]}")
         groups, count = tensors.get(names.groups), self.packing.count_groups(inputs)
         if groups is not None and not 0 <= int(groups.min()) <= int(groups.max()) < count:
             raise self._refuse(names.groups, f"names groups beyond the {count} that exist")
 
-    def _refuse(self, name: str, told: str) -> CheckpointError:
+    def _refuse(self, name: str, reason: str) -> CheckpointError:
         tensor = self.tensors[name]
-        return CheckpointError(tensor.path, f"{tensor.name} {told}")
+        return CheckpointError(tensor.path, f"{tensor.name} {reason}")
 
 
-def _tell_shape(tensor: StoredTensor, slot: WeightSlot) -> list[str]:
+def _shape_misfits(tensor: StoredTensor, slot: WeightSlot) -> list[str]:
     """Return a message if the shape does not fit, otherwise nothing."""
     shape = tensor.shape
     return [] if slot.takes(shape) else [f"{tensor.name} (is {list(shape)}, must be {list(slot.shape)})"]
 
 
-def _tell_dtype(tensor: StoredTensor, wanted: str) -> str:
+def _dtype_misfit(tensor: StoredTensor, wanted: str) -> str:
     return f"{tensor.path.name}: {tensor.name} (is {tensor.dtype}, must be {wanted})"
 
 

@@ -21,6 +21,6 @@ class RunBan:
     def num_tokens_looked_at(self) -> int:
         return max(self._lengths, default=0)
 
-    def tokens_after(self, said: Sequence[int]) -> set[int]:
-        ends = (tuple(said[len(said) - length :]) for length in self._lengths if length <= len(said))
+    def tokens_after(self, output: Sequence[int]) -> set[int]:
+        ends = (tuple(output[len(output) - length :]) for length in self._lengths if length <= len(output))
         return {token_id for end in ends for token_id in self._last_after.get(end, ())}

@@ -22,13 +22,13 @@ def compute_prompt_logprobs(
     between_parts: Callable[[], None],
 ) -> None:
     """Append to the sequence's prompt log-probabilities; a prompt that begins again replaces what was there."""
-    told, num_top = sequence.prompt_logprobs, sequence.sampling.params.prompt_logprobs
+    logprobs, num_top = sequence.prompt_logprobs, sequence.sampling.params.prompt_logprobs
     assert num_top is not None
-    del told[start:]
-    assert len(told) == start, "a part of the prompt was left out"
+    del logprobs[start:]
+    assert len(logprobs) == start, "a part of the prompt was left out"
     # The logits of each position are for the next token, so the prompt's last position has none to report.
     next_ids = sequence.request.token_ids[start + 1 : start + 1 + len(hidden)]
     for first in range(0, len(next_ids), ROWS_AT_ONCE):
         some = next_ids[first : first + ROWS_AT_ONCE]
-        told += list_logprobs(to_logits(hidden[first : first + len(some)]), some, num_top)
+        logprobs += list_logprobs(to_logits(hidden[first : first + len(some)]), some, num_top)
         between_parts()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from keepsight.runner.order_tokens import CERTAIN, MOST_ROWS, LikeliestFirst
+from keepsight.runner.order_tokens import MOST_ROWS, NUM_SHARES, LikeliestFirst
 from keepsight.sampling_params import SamplingParams
 
 NEVER = float("-inf")
@@ -101,7 +101,7 @@ def keep_in_order(scaled: Tensor, params: Sequence[SamplingParams]) -> tuple[Lik
     if all(each.top_p == 1 for each in params):
         return order, order.all_shares
     # The last token kept is the last for which more than `least` shares lie between its beginning and the end.
-    least = (_column(_least_of_rest(params), values) * CERTAIN).long()
+    least = (_column(_least_of_rest(params), values) * NUM_SHARES).long()
     last_place = (order.all_shares - least - 1).clamp(min=0)
     _, kept = order.find(torch.minimum(last_place, order.all_shares - 1))
     return order, kept

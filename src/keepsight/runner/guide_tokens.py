@@ -94,7 +94,7 @@ class Guide:
 
     def _note_fault(self, matcher: "LLMatcher") -> None:
         if matcher.is_error():
-            self._blame_grammar(_tell_error(matcher))
+            self._blame_grammar(_short_error(matcher))
 
     def _blame_grammar(self, error: str) -> None:
         self.fault = Fault(f"the answer cannot be constrained to it: {error}", self._field)
@@ -146,11 +146,11 @@ class GuideMaker:
         limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
         matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
-            raise GrammarError(_tell_error(matcher))
+            raise GrammarError(_short_error(matcher))
         return matcher
 
 
-def _tell_error(matcher: "LLMatcher") -> str:
+def _short_error(matcher: "LLMatcher") -> str:
     """Return the error without the parser state and whole grammar that llguidance appends, as it is logged."""
     return str(matcher.get_error()).partition("\n<state>")[0]
 
@@ -196,8 +196,8 @@ class _Vocabulary:
     def _try_encode(self, text: str) -> list[int] | None:
         """Return None if the tokens spell another text, as Gemma's do for `▁`: they spell a space."""
         token_ids: list[int] = self._backend.encode(text, add_special_tokens=False).ids
-        is_said = len(self._byte_ids) < 256 or b"".join(self.tokens[each] for each in token_ids) == text.encode()
-        return token_ids if is_said else None
+        is_spelled = len(self._byte_ids) < 256 or b"".join(self.tokens[each] for each in token_ids) == text.encode()
+        return token_ids if is_spelled else None
 
 
 def forbid_tokens(logits: Tensor, guides: Sequence[Guide | None]) -> None:
@@ -228,8 +228,8 @@ def _write_no_first_space(backend: tokenizers.Tokenizer) -> None:
     if isinstance(backend.pre_tokenizer, pre_tokenizers.Metaspace):
         backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never", split=backend.pre_tokenizer.split)
     if backend.normalizer is not None:
-        said = json.loads(backend.normalizer.__getstate__())
-        steps = [each for each in said.get("normalizers", [said]) if each["type"] != "Prepend"]
+        normalizer = json.loads(backend.normalizer.__getstate__())
+        steps = [each for each in normalizer.get("normalizers", [normalizer]) if each["type"] != "Prepend"]
         normalizer = normalizers.Sequence([])
         normalizer.__setstate__(json.dumps({"type": "Sequence", "normalizers": steps}).encode())
         backend.normalizer = normalizer

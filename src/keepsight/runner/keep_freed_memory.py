@@ -20,7 +20,7 @@ _MIB_AHEAD = 96
 def keep_freed_memory() -> bool:
     """Make glibc keep freed memory; call it before computing threads allocate.  Return whether it took effect."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
-    if mallopt is None or _is_told_otherwise():
+    if mallopt is None or _is_set_in_environment():
         return False
     # With one arena, as threads that compute in turn would each keep memory of their own.
     for name, value in ((_MMAP_THRESHOLD, 32 * _MIB), (_TRIM_THRESHOLD, 256 * _MIB), (_ARENA_MAX, 1)):
@@ -50,7 +50,7 @@ def give_back_memory() -> None:
         trim(0)
 
 
-def _is_told_otherwise() -> bool:
+def _is_set_in_environment() -> bool:
     return "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "") or any(
         name.startswith("MALLOC_") for name in os.environ
     )

@@ -52,7 +52,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
         model = load_model(config.directory, place, room, config.model_impl)
     except torch.OutOfMemoryError as error:  # memory is allocated before anything is read
         raise CheckpointError(config.directory, f"does not fit into the device's memory: {error}") from error
-    _tell_quantized(model)
+    _log_quantized(model)
     prove_kernels(model)
     _limit_threads(model)
     if keeps_memory:
@@ -60,7 +60,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
     return model
 
 
-def _tell_quantized(model: Model) -> None:
+def _log_quantized(model: Model) -> None:
     # Some parameters of transformers' modules show another dtype than they are stored in.
     quantized = [each for each in model.parameters() if getattr(each, "kept_in", each.dtype) is torch.int8]
     if not quantized:

@@ -348,8 +348,8 @@ class ModelRunner:
         drawn = _draw_in_turn(logits, sampling)
         for row, (piece, sequence) in enumerate(sampling.items()):
             if piece.wants_prompt_logprobs:
-                told, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
-                drawn[piece.sequence_id][0] = drawn[piece.sequence_id][0]._replace(prompt_logprobs=told)
+                prompt_logprobs, sequence.prompt_logprobs = tuple(sequence.prompt_logprobs), []
+                drawn[piece.sequence_id][0] = drawn[piece.sequence_id][0]._replace(prompt_logprobs=prompt_logprobs)
             if sequence.request.wants_vector:
                 vector = hidden[row].float().cpu().numpy().tobytes()
                 drawn[piece.sequence_id][0] = drawn[piece.sequence_id][0]._replace(vector=vector)

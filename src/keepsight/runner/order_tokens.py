@@ -11,7 +11,7 @@ from torch import Tensor
 # With more rows, intermediate results would no longer fit a processor's caches.
 MOST_ROWS = 4
 # The number of shares that make up probability 1; those of all rows together stay below 2**63.
-CERTAIN = 2.0**60
+NUM_SHARES = 2.0**60
 # The probability of each token in rows of NaN, where all are equal.
 _UNKNOWN = 2.0**-40
 # Enough for a distance of 43, from which on no token has a share.
@@ -24,7 +24,7 @@ class LikeliestFirst:
     def __init__(self, values: Tensor) -> None:
         assert len(values) <= MOST_ROWS
         self.values = values
-        self.shares = (values.softmax(dim=-1).nan_to_num_(_UNKNOWN) * CERTAIN).long()
+        self.shares = (values.softmax(dim=-1).nan_to_num_(_UNKNOWN) * NUM_SHARES).long()
         distances = values.amax(dim=-1, keepdim=True) - values
         self._buckets = distances.mul_(_BUCKETS_OF_LOGIT).nan_to_num_(0).clamp_(max=_BUCKETS - 1).long()
         self._sums = self.shares.new_zeros(len(values), _BUCKETS).scatter_add_(1, self._buckets, self.shares)

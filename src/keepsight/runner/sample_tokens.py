@@ -34,7 +34,7 @@ class SamplingState:
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
         # The last tokens, as far back as a banned run reaches.
-        self.last_said = deque[int](maxlen=constraints.banned_runs.num_tokens_looked_at)
+        self.last_tokens = deque[int](maxlen=constraints.banned_runs.num_tokens_looked_at)
         # The source of random points; None if greedy.
         params = constraints.params
         self._points = None if params.greedy else _begin_points(params.seed, choice)
@@ -58,7 +58,7 @@ class SamplingState:
     def note(self, token_id: int) -> None:
         self.output_counts[token_id] += 1
         self.num_tokens += 1
-        self.last_said.append(token_id)
+        self.last_tokens.append(token_id)
         if self.guide is not None:
             self.guide.follow(token_id)
 
@@ -140,7 +140,7 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
         _allow_only(tensors.allowed, logits)
     if tensors.ends is not None and state.num_tokens < params.min_tokens:
         _ban(tensors.ends, logits)
-    if banned := constraints.banned_runs.tokens_after(tuple(state.last_said)):
+    if banned := constraints.banned_runs.tokens_after(tuple(state.last_tokens)):
         _ban(_ids(banned, logits), logits)
     if params.logit_bias:
         logits[tensors.biased] += tensors.biases
@@ -151,15 +151,15 @@ def _edit_row(logits: Tensor, state: SamplingState) -> None:
 def _penalize(logits: Tensor, state: SamplingState, prompt: Tensor) -> None:
     """Apply the penalties; `prompt` holds the prompt's distinct tokens."""
     params = state.params
-    said, counts = _ids_and_numbers(state.output_counts, logits)
+    output, counts = _ids_and_numbers(state.output_counts, logits)
     if params.repetition_penalty != 1:
         # Tokens in both are written twice, with the same value.
-        seen = torch.cat((prompt, said))
+        seen = torch.cat((prompt, output))
         values = logits[seen]
         penalty = params.repetition_penalty
         logits[seen] = torch.where(values > 0, values / penalty, values * penalty)
     if params.presence_penalty or params.frequency_penalty:
-        logits[said] -= params.presence_penalty + params.frequency_penalty * counts
+        logits[output] -= params.presence_penalty + params.frequency_penalty * counts
 
 
 def _ban(banned: Tensor, logits: Tensor) -> None:
@@ -200,8 +200,8 @@ def _logprobs(raw: Tensor, token_ids: Sequence[int], states: Sequence[SamplingSt
             rows_by_number[state.params.logprobs].append(row)
     for num_top, rows in rows_by_number.items():
         for some in _some_at_once(rows):
-            told = list_logprobs(take_rows(raw, some), [token_ids[row] for row in some], num_top)
-            for row, each in zip(some, told, strict=True):
+            logprobs = list_logprobs(take_rows(raw, some), [token_ids[row] for row in some], num_top)
+            for row, each in zip(some, logprobs, strict=True):
                 results[row] = each
     return results
 

@@ -23,6 +23,6 @@ def from_stored(array: StoredArray) -> Tensor:
     """Return a CPU tensor that shares the array's memory."""
     held = np.frombuffer(array.payload, np.uint8)
     # Declared writable, though it is never written to: torch warns of the first read-only memory in a process.
-    told = held.__array_interface__ | {"data": (held.ctypes.data, False)}
-    writable = np.asarray(SimpleNamespace(__array_interface__=told, held=held))
+    interface = held.__array_interface__ | {"data": (held.ctypes.data, False)}
+    writable = np.asarray(SimpleNamespace(__array_interface__=interface, held=held))
     return torch.from_numpy(writable).view(getattr(torch, array.dtype)).view(array.shape)

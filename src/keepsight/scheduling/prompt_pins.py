@@ -13,7 +13,7 @@ class PromptPins:
         self._kv_cache, self._encoder_cache = kv_cache, encoder_cache
         self._now = 0.0
 
-    def tell_time(self, now: float) -> None:
+    def note_time(self, now: float) -> None:
         self._now = now
         self._kv_cache.end_pins(now)
         self._encoder_cache.end_pins(now)

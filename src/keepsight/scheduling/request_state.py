@@ -108,7 +108,7 @@ class RequestState:
     # For each item ever claimed, what the first claim found, or "made" if it was ever encoded for this sequence.
     origins: dict[int, Origin] = field(default_factory=dict)
     # The number of leading entries of `origins` that were reported.
-    num_told_origins: int = 0
+    num_reported_origins: int = 0
     is_under_way: bool = False
     is_known_to_runner: bool = False
 
@@ -135,11 +135,11 @@ class RequestState:
     def take_begun(self) -> Begun | None:
         """Return a report with the first token, and again if more was made or loaded since (recall or preemption)."""
         is_first = self.num_sampled == 1
-        if not self.is_first_choice or not (is_first or self.num_told_origins < len(self.origins)):
+        if not self.is_first_choice or not (is_first or self.num_reported_origins < len(self.origins)):
             return None
-        untold = list(self.origins.values())[self.num_told_origins :]
-        self.num_told_origins = len(self.origins)
-        if not is_first and all(origin == "device" for origin in untold):
+        unreported = list(self.origins.values())[self.num_reported_origins :]
+        self.num_reported_origins = len(self.origins)
+        if not is_first and all(origin == "device" for origin in unreported):
             return None
         return Begun(self.request, self.origins, self.encoder_keys)
 

@@ -56,7 +56,7 @@ class Scheduler:
         self.pages = PageGrants(self.kv_cache, self.media, self.lineup)
         self.pins = PromptPins(self.kv_cache, encoder_cache)
         self._turns = Turns(self.media.encodings, are_taken=self.config.takes_turns)
-        self.kept = ReportedHoldings(self.holdings, self.held_embeddings)
+        self.reported = ReportedHoldings(self.holdings, self.held_embeddings)
         # A sequence that finishes while its slice runs beside keeps its pages and its entry here until the slice ends.
         self._states: dict[SequenceId, RequestState] = {}
         self._beside: set[SequenceId] = set()
@@ -443,6 +443,6 @@ class Scheduler:
             assert state.is_under_way or state.status is not Status.FINISHED
         self.kv_cache.check_invariants()
         self.media.check_invariants(self._states.values())
-        embeddings = [*self.media.encoder_cache.held_media(), *self.kept.held_embeddings()]
+        embeddings = [*self.media.encoder_cache.held_media(), *self.reported.held_embeddings()]
         self.held_embeddings.check_invariants(embeddings)
-        self.holdings.check_invariants([*embeddings, *self.kv_cache.pool.held_media(), *self.kept.held_pixels()])
+        self.holdings.check_invariants([*embeddings, *self.kv_cache.pool.held_media(), *self.reported.held_pixels()])

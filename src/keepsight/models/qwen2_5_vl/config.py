@@ -95,11 +95,11 @@ def _read_text(fields: JsonFields, outer: JsonFields) -> DecoderConfig:
 
 
 def _read_rotary(fields: JsonFields, head_dim: int) -> RotaryConfig:
-    said = rotary_section(fields, ("default", "mrope"))
-    theta = read_theta(fields, said, 1_000_000.0)
-    sections = said.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
+    section = rotary_section(fields, ("default", "mrope"))
+    theta = read_theta(fields, section, 1_000_000.0)
+    sections = section.indexes("mrope_section", DEFAULT_SECTIONS, length=3)
     if sum(sections) != head_dim // 2:
-        raise said.refuse("mrope_section", f"must be {head_dim // 2} frequencies together, not {list(sections)}")
+        raise section.refuse("mrope_section", f"must be {head_dim // 2} frequencies together, not {list(sections)}")
     times, rows, _ = sections
     frequencies = range(head_dim // 2)
     return RotaryConfig(theta, by_row_and_column=(frequencies[times : times + rows], frequencies[times + rows :]))
