@@ -134,7 +134,7 @@ def model_on(place: Placement) -> SimpleNamespace:
 
 
 @pytest.mark.usefixtures("prefers_cudnn")
-def test_on_a_gpu_torch_alone_computes_if_asked_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_on_a_gpu_enforce_eager_uses_torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placement(torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(load_runner, "load_model", lambda *_: model_on(place))
     monkeypatch.setattr(gpu_library._Use, "on", frozenset({"cuda"}))
@@ -143,7 +143,7 @@ def test_on_a_gpu_torch_alone_computes_if_asked_to(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.usefixtures("prefers_cudnn")
-def test_a_model_that_is_loaded_next_is_not_told_what_another_was(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_is_loaded_next_uses_the_kernels_again(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Placement(torch.device("cuda"), torch.bfloat16)
     monkeypatch.setattr(load_runner, "load_model", lambda *_: model_on(place))
     monkeypatch.setattr(load_runner, "prove_kernels", lambda _: None)
@@ -154,14 +154,14 @@ def test_a_model_that_is_loaded_next_is_not_told_what_another_was(monkeypatch: p
     assert gpu_library.kernels_for(place.device) is not None
 
 
-def test_without_a_gpu_an_option_for_it_says_that_it_changes_nothing(
+def test_without_a_gpu_the_log_says_that_enforce_eager_has_no_effect(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     place = Placement(torch.device("cpu"), torch.float32)
     monkeypatch.setattr(load_runner, "load_model", lambda *_: model_on(place))
     with caplog.at_level("INFO"):
         load_runner.load_model_for(Config(enforce_eager=True), place)
-    assert "enforce_eager changes nothing: there is no GPU" in caplog.text
+    assert "enforce_eager has no effect: there is no GPU" in caplog.text
 
 
 @pytest.mark.usefixtures("prefers_cudnn")

@@ -46,7 +46,7 @@ def load_model_for(config: Config, place: Placement, room: int | None = None) ->
         # Another model in this process may have had other settings, or found that they fail: each model tries anew.
         use_kernels(not config.enforce_eager)
     elif config.enforce_eager:
-        logger.info("enforce_eager changes nothing: there is no GPU")
+        logger.info("enforce_eager has no effect: there is no GPU")
     keeps_memory = place.device.type == "cpu" and keep_freed_memory()
     try:
         model = load_model(config.directory, place, room, config.model_impl)
