@@ -197,7 +197,7 @@ def draw_pictures(rng: random.Random, end: int) -> tuple[TokenSpan, ...]:
 
 def test_the_rows_of_a_block_are_of_one_slice_and_those_that_see_most_come_first() -> None:
     batch = Step([(0, 20), (90, 1), (30, 9)], (2, 1), 8).batch
-    [plan] = plan_on_device(batch, View(), gpu_kernels, rows_per_block=8)
+    plan = plan_on_device(batch, View(), gpu_kernels, rows_per_block=8)
     assert isinstance(plan, _SlicesOnDevice)
     longer, singles = plan.longer, plan.singles
     assert singles is not None

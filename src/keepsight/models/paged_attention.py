@@ -83,7 +83,7 @@ class PagedAttention:
         key = view, query.shape[1:], cache.keys.shape[1:]
         if key not in self._plans:
             if kernels := kernels_for(query.device):
-                self._plans[key] = plan_on_device(batch, view, kernels, kernels.rows_per_block(query, cache.keys))
+                self._plans[key] = [plan_on_device(batch, view, kernels, kernels.rows_per_block(query, cache.keys))]
             else:
                 self._plans[key] = plan(batch, view, _FallbackLimits.of(query, cache, softcap))
         parts = self._plans[key]
@@ -119,8 +119,8 @@ class _FallbackLimits(NamedTuple):
         return cls(by_kernel, query.dtype, max_keys, MAX_TOKENS_TOGETHER, MAX_TOKENS_TOGETHER * max_keys)
 
 
-def plan(batch: AttentionBatch, view: View, way: _FallbackLimits) -> list[_Part]:
-    if way.by_kernel:
+def plan(batch: AttentionBatch, view: View, limits: _FallbackLimits) -> list[_Part]:
+    if limits.by_kernel:
         return [_AllRows(sight_of(batch, view))]
     parts: list[_Part] = []
     # Slice index -> row, for slices of one token.
@@ -132,7 +132,7 @@ def plan(batch: AttentionBatch, view: View, way: _FallbackLimits) -> list[_Part]
         else:
             singles[index] = row
         row += piece.length
-    return parts + plan_tokens(batch, singles, view.window, way)
+    return parts + plan_tokens(batch, singles, view.window, limits)
 
 
 # All rows -----------------------------------------------------------------------------------------------------
@@ -187,15 +187,15 @@ class _Token:
 
 
 def plan_tokens(
-    batch: AttentionBatch, singles: Mapping[int, int], window: int | None, way: _FallbackLimits
+    batch: AttentionBatch, singles: Mapping[int, int], window: int | None, limits: _FallbackLimits
 ) -> list[_Part]:
     parts: list[_Part] = []
     together: list[_Token] = []
     for index, row in singles.items():
         token = _token(batch, index, row, window)
-        (together if token.end - token.begin <= way.max_keys_to_copy else parts).append(token)
-    groups = _groups(together, way)
-    return parts + [some[0] if len(some) == 1 else _tokens_together(some, batch, way.dtype) for some in groups]
+        (together if token.end - token.begin <= limits.max_keys_to_copy else parts).append(token)
+    groups = _groups(together, limits)
+    return parts + [some[0] if len(some) == 1 else _tokens_together(some, batch, limits.dtype) for some in groups]
 
 
 def _token(batch: AttentionBatch, index: int, row: int, window: int | None) -> _Token:
@@ -232,13 +232,13 @@ class _Tokens:
         return attended.reshape(query.shape)
 
 
-def _groups(tokens: Sequence[_Token], way: _FallbackLimits) -> Iterator[list[_Token]]:
+def _groups(tokens: Sequence[_Token], limits: _FallbackLimits) -> Iterator[list[_Token]]:
     """Yield groups of tokens to compute together."""
     group: list[_Token] = []
     longest = 0
     for token in tokens:
         longest = max(longest, token.end - token.begin)
-        if len(group) == way.max_tokens_together or (len(group) + 1) * longest > way.max_keys_together:
+        if len(group) == limits.max_tokens_together or (len(group) + 1) * longest > limits.max_keys_together:
             yield group
             group, longest = [], token.end - token.begin
         group.append(token)
@@ -305,10 +305,10 @@ class _SlicesOnDevice(_All):
         return output
 
 
-def plan_on_device(batch: AttentionBatch, view: View, kernels: GpuKernels, rows_per_block: int) -> list[_Part]:
+def plan_on_device(batch: AttentionBatch, view: View, kernels: GpuKernels, rows_per_block: int) -> _Part:
     if batch.rows is not None:
-        return [_RowsOnDevice(batch.rows, view.window, kernels)]
-    return [_SlicesOnDevice(batch.longer_slices(view, rows_per_block), batch.single_rows, view.window, kernels)]
+        return _RowsOnDevice(batch.rows, view.window, kernels)
+    return _SlicesOnDevice(batch.longer_slices(view, rows_per_block), batch.single_rows, view.window, kernels)
 
 
 # Several tokens -----------------------------------------------------------------------------------------------
