@@ -18,7 +18,7 @@ from typing import NamedTuple
 from benchmarks.servers import SERVERS, Ask, serve
 from benchmarks.token_gap import read_along
 from benchmarks.workload import to_messages
-from keepsight.bench.draw import say
+from keepsight.bench.draw import draw_words
 
 AFTER_SECONDS = 0.15
 
@@ -39,16 +39,16 @@ async def time_first_token(ask: Ask, text: str) -> float:
 
 
 async def ask_behind(ask: Ask, rng: random.Random, words: int, book_words: int) -> FirstTokens:
-    alone = await time_first_token(ask, say(rng, words))
-    book = asyncio.create_task(time_first_token(ask, say(rng, book_words)))
+    alone = await time_first_token(ask, draw_words(rng, words))
+    book = asyncio.create_task(time_first_token(ask, draw_words(rng, book_words)))
     await asyncio.sleep(AFTER_SECONDS)
-    question = await time_first_token(ask, say(rng, words))
+    question = await time_first_token(ask, draw_words(rng, words))
     return FirstTokens(alone, question, await book)
 
 
 async def measure(ask: Ask, arguments: argparse.Namespace, *, has_stream: bool) -> Sequence[FirstTokens]:
     rng = random.Random(arguments.seed + has_stream)
-    reader = asyncio.create_task(read_along(ask, [say(rng, 20)], [])) if has_stream else None
+    reader = asyncio.create_task(read_along(ask, [draw_words(rng, 20)], [])) if has_stream else None
     await asyncio.sleep(1)
     found = [await ask_behind(ask, rng, arguments.words, arguments.book_words) for _ in range(arguments.rounds + 1)]
     if reader is not None:

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from benchmarks.films import ask_about, ask_servers, draw_film, time_first_token
-from keepsight.bench.draw import draw_photograph, say
+from keepsight.bench.draw import draw_photograph, draw_words
 from tests.drawn import ask, by_url
 
 NUM_LATER, FIRST_AFTER_SECONDS, EACH_SECONDS = 3, 1.0, 0.5
@@ -26,14 +26,15 @@ NUM_LATER, FIRST_AFTER_SECONDS, EACH_SECONDS = 3, 1.0, 0.5
 
 async def measure(films: Sequence[bytes], client: httpx.AsyncClient) -> None:
     (warm, *films), rng = films, random.Random(0)
-    for messages in (ask_about(warm, say(rng, 12)), _ask_about_picture(0, "What is it?")):
+    for messages in (ask_about(warm, draw_words(rng, 12)), _ask_about_picture(0, "What is it?")):
         await time_first_token(client, messages)
-    seen = [_ask_later(client, 0.0, ask_about(film, say(rng, 12))) for film in films]
+    seen = [_ask_later(client, 0.0, ask_about(film, draw_words(rng, 12))) for film in films]
     later = [FIRST_AFTER_SECONDS + EACH_SECONDS * number for number in range(NUM_LATER)]
     pictures = [
-        _ask_later(client, wait, _ask_about_picture(number, say(rng, 12))) for number, wait in enumerate(later, start=1)
+        _ask_later(client, wait, _ask_about_picture(number, draw_words(rng, 12)))
+        for number, wait in enumerate(later, start=1)
     ]
-    texts = [_ask_later(client, wait, [{"role": "user", "content": say(rng, 12)}]) for wait in later]
+    texts = [_ask_later(client, wait, [{"role": "user", "content": draw_words(rng, 12)}]) for wait in later]
     groups = (asyncio.gather(*each) for each in (pictures, texts, seen))
     print("first token, ms, median: ", end="")
     for name, took in zip(("pictures", "texts", "films"), await asyncio.gather(*groups), strict=True):

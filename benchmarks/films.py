@@ -22,7 +22,7 @@ import httpx
 import numpy as np
 
 from benchmarks.servers import SERVERS, ServerProcess, ask_greedily
-from keepsight.bench.draw import say
+from keepsight.bench.draw import draw_words
 from tests.drawn import to_data_url
 
 RATE = 30
@@ -69,10 +69,10 @@ async def measure(ask: Ask, files: Sequence[bytes], client: httpx.AsyncClient) -
     first_token, rng = partial(time_first_token, client), random.Random(0)
     new, known, other = [], [], []
     for file in files:
-        question = say(rng, 12)
+        question = draw_words(rng, 12)
         new.append(await first_token(ask(file, question)))
         known.append(await first_token(ask(file, question)))
-        other.append(await first_token(ask(file, say(rng, 12))))
+        other.append(await first_token(ask(file, draw_words(rng, 12))))
     num_tokens = await count_prompt(client, ask(files[0], "What happens?"))
     medians = (statistics.median(each[1:]) for each in (new, known, other))
     print(

@@ -33,7 +33,7 @@ from benchmarks.processes import processor_seconds
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Server
 from keepsight.bench.drawing import save
-from keepsight.bench.measure import ALONE, ClientLoad, measure
+from keepsight.bench.measure import ONE_CLIENT, ClientLoad, measure
 from keepsight.bench.report import to_markdown
 from keepsight.bench.summary import summarize
 from keepsight.bench.workloads import Workload, WorkloadOptions, draw_workload
@@ -127,7 +127,7 @@ def processor_ms(server: int) -> dict[str, float]:
 
 async def ask_server(growth: Growth, number: int, server: Server, pid: int, asked: Asked) -> None:
     workload, num_clients = asked
-    await measure(server, Workload(workload.before, ()), ALONE, lambda _: None)
+    await measure(server, Workload(workload.before, ()), ONE_CLIENT, lambda _: None)
     before = processor_ms(pid)
     summary = summarize(await measure(server, Workload((), workload.timed), ClientLoad(num_clients), lambda _: None))
     after = processor_ms(pid)

@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.in_turn import time_in_turn
-from keepsight.bench.draw import say
+from keepsight.bench.draw import draw_words
 from keepsight.llm import LLM
 from keepsight.outputs import RequestOutput
 from keepsight.sampling_params import SamplingParams
@@ -28,8 +28,8 @@ GUESSING, PLAIN = "with guesses", "without"
 
 def texts(rng: random.Random) -> dict[str, tuple[str, str]]:
     """Return, by kind, a page for the prompt and the text of the answer."""
-    words = say(rng, NUM_WORDS).split()
-    others = say(rng, NUM_WORDS).split()
+    words = draw_words(rng, NUM_WORDS).split()
+    others = draw_words(rng, NUM_WORDS).split()
     exchanged = [others[place] if place % EXCHANGED == 0 else word for place, word in enumerate(words)]
     page = " ".join(words)
     return {

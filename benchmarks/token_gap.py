@@ -22,7 +22,7 @@ from typing import Any
 from benchmarks.peers import MAX_MODEL_LEN, precision_of
 from benchmarks.servers import SERVERS, Ask, serve
 from benchmarks.workload import Request, to_messages
-from keepsight.bench.draw import photograph, say
+from keepsight.bench.draw import draw_words, photograph
 
 ENGINES = ("keepsight", *SERVERS)
 STREAM_TOKENS = 6000
@@ -91,7 +91,7 @@ class Visitor:
         self._ask, self._num_tokens = ask, num_tokens
         rng = random.Random(seed)
         self._waiting = [
-            to_messages([0, say(rng, 20)], [photograph(seed * 1000 + number)]) for number in range(num_pictures)
+            to_messages([0, draw_words(rng, 20)], [photograph(seed * 1000 + number)]) for number in range(num_pictures)
         ]
 
     async def visit(self, num_pictures: int) -> list[float]:
@@ -111,7 +111,7 @@ class Streams:
     def __init__(self, ask: Ask, num_streams: int, seed: int) -> None:
         rng = random.Random(seed)
         self._gaps: list[list[Gap]] = [[] for _ in range(num_streams)]
-        self._readers = [asyncio.create_task(read_along(ask, [say(rng, 40)], gaps)) for gaps in self._gaps]
+        self._readers = [asyncio.create_task(read_along(ask, [draw_words(rng, 40)], gaps)) for gaps in self._gaps]
 
     async def run_in(self) -> None:
         while min(map(len, self._gaps)) < WARM_UP_GAPS:

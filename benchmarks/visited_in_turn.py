@@ -18,16 +18,16 @@ from pathlib import Path
 from benchmarks.peers import BatchResult, measure
 from benchmarks.servers import SERVERS, serve
 from benchmarks.workload import Request, Workload, to_messages
-from keepsight.bench.draw import photograph, say
+from keepsight.bench.draw import draw_words, photograph
 
 ENGINES = ("keepsight", "vllm", *SERVERS)
 
 
 def make_workload(num_pictures: int, num_rounds: int, seed: int) -> Workload:
     rng = random.Random(seed)
-    warm_up: list[list[Request]] = [[[say(rng, 40), num_pictures]], [[say(rng, 40), num_pictures]]]
+    warm_up: list[list[Request]] = [[[draw_words(rng, 40), num_pictures]], [[draw_words(rng, 40), num_pictures]]]
     visits: list[list[Request]] = [
-        [[say(rng, 40), number]] for _ in range(num_rounds) for number in range(num_pictures)
+        [[draw_words(rng, 40), number]] for _ in range(num_rounds) for number in range(num_pictures)
     ]
     pictures = [photograph(seed * 1000 + number) for number in range(num_pictures + 1)]
     return Workload([*warm_up, *visits], pictures, max_tokens=1)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, say
+from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, draw_words
 
 # A user's message: texts, and pictures by their number, in order.
 Request = list[str | int]
@@ -24,7 +24,7 @@ def mixed_requests(num_requests: int, num_pictures: int, exponent: float, seed: 
     requests: list[Request] = []
     for count in counts:
         request: Request = [*choose_by_popularity(rng, num_pictures, count, exponent)]
-        request.insert(rng.randrange(count + 1), say(rng, rng.randint(20, 120)))
+        request.insert(rng.randrange(count + 1), draw_words(rng, rng.randint(20, 120)))
         requests.append(request)
     return requests
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.workload import to_messages
-from keepsight.bench.draw import photograph, say
+from keepsight.bench.draw import draw_words, photograph
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.llm import LLM
 from keepsight.runner.model_runner import ModelRunner
@@ -74,9 +74,9 @@ class NewRequests:
 
     def _make(self, num_words: int, has_picture: bool) -> Conversation:
         if not has_picture:
-            return to_messages([say(self._rng, num_words)], ())
+            return to_messages([draw_words(self._rng, num_words)], ())
         self._next_picture += 1
-        return to_messages([0, say(self._rng, num_words)], [photograph(self._next_picture)])
+        return to_messages([0, draw_words(self._rng, num_words)], [photograph(self._next_picture)])
 
 
 def answer(

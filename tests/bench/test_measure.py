@@ -12,7 +12,7 @@ import pytest
 from keepsight.bench import run_workloads
 from keepsight.bench.address import Address
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.measure import ALONE, ClientLoad, Measurement, draw_gaps, find_words_per_picture, measure
+from keepsight.bench.measure import ONE_CLIENT, ClientLoad, Measurement, draw_gaps, find_words_per_picture, measure
 from keepsight.bench.run_workloads import RunSettings, WorkloadRun
 from keepsight.bench.workloads import Conversation, Workload, WorkloadOptions, draw_workload, once
 from keepsight.errors import InvalidArgumentError, NoAnswerError
@@ -33,7 +33,7 @@ def server_of(script: Script) -> Server:
     return Server(Address.parse(script.url), "first", "a key", {"max_tokens": 3})
 
 
-def run(script: Script, workload: Workload, crowd: ClientLoad = ALONE) -> tuple[Measurement, list[Answer]]:
+def run(script: Script, workload: Workload, crowd: ClientLoad = ONE_CLIENT) -> tuple[Measurement, list[Answer]]:
     kept: list[Answer] = []
     return asyncio.run(measure(server_of(script), workload, crowd, kept.append)), kept
 
@@ -243,7 +243,7 @@ def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
     assert not run.summaries
 
 
-@pytest.mark.parametrize("crowd", [ALONE, ClientLoad(new_per_second=0.03)])
+@pytest.mark.parametrize("crowd", [ONE_CLIENT, ClientLoad(new_per_second=0.03)])
 def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, crowd: ClientLoad) -> None:
     words = b'{"type":"text","text":"?"}'
     too_late = Workload((), [Conversation(((words,),), pause_seconds=30)], beside=[once(words)])

@@ -6,7 +6,7 @@ import re
 import pytest
 
 from keepsight.cli import serve
-from keepsight.cli.vllm_variables import OURS, warn_of_vllm_variables
+from keepsight.cli.vllm_variables import EQUIVALENTS, warn_of_vllm_variables
 
 
 def test_variables_of_vllm_are_named_with_what_says_the_same_here(caplog: pytest.LogCaptureFixture) -> None:
@@ -26,7 +26,7 @@ def test_a_flag_that_is_named_is_one() -> None:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     flags = set(re.findall(r"--[\w-]+", parser.format_help()))
-    assert {name for name in OURS.values() if name.startswith("--")} <= flags
+    assert {name for name in EQUIVALENTS.values() if name.startswith("--")} <= flags
 
 
 def test_a_server_says_so_when_it_starts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -302,7 +302,7 @@ def test_a_load_is_a_query_of_each_tier_there_is_as_far_as_it_goes(
     tiers = in_host_memory()
     monkeypatch.setattr(tiers, "_tier_names", names)
     engine = Engine(tiers=tiers)
-    engine.meter.note_looked_in_tiers("x", found_in)
+    engine.meter.note_tier_queries("x", found_in)
     tiers.close()
     assert {name for name, slots in ENCODER.items() if engine.counted(slots.queries) == [1]} == asked
 

@@ -20,7 +20,7 @@ from keepsight.runner.draw_tokens import (
     filter_likeliest,
     find_likeliest,
     keep_in_order,
-    num_looked_at,
+    num_examined,
 )
 from keepsight.sampling_params import SamplingParams
 
@@ -36,7 +36,7 @@ def logits_of(seed: int, rows: int = 1, vocab_size: int = 50) -> Tensor:
 
 def keep(logits: Tensor, params: SamplingParams) -> Tensor:
     """Return one row scaled and filtered, each token at its own index."""
-    scaled, number = logits / params.temperature, num_looked_at(params)
+    scaled, number = logits / params.temperature, num_examined(params)
     if 0 < number < logits.shape[1]:
         values, ids = find_likeliest(scaled, number)
         filtered, has_more = filter_likeliest(values, ids, scaled, [params])

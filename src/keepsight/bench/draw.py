@@ -37,7 +37,7 @@ def draw_photograph(seed: int, width: int, height: int) -> Image.Image:
     return Image.fromarray((smooth + noise).clip(0, 255).astype(np.uint8))
 
 
-def say(rng: random.Random, num_words: int) -> str:
+def draw_words(rng: random.Random, num_words: int) -> str:
     return " ".join(rng.choice(WORDS) for _ in range(num_words))
 
 

@@ -38,7 +38,7 @@ class ClientLoad:
         return {"request_rate": self.new_per_second}
 
 
-ALONE = ClientLoad()
+ONE_CLIENT = ClientLoad()
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,11 +49,11 @@ class Metric:
     is_cost: bool | None
     form: str = ".1f"
 
-    def say(self, summary: Summary) -> str:
+    def show(self, summary: Summary) -> str:
         value = self.of(summary)
         return "-" if value is None else format(value, self.form)
 
-    def how_much_better(self, one: Summary, other: Summary) -> float | None:
+    def advantage(self, one: Summary, other: Summary) -> float | None:
         """Return a ratio that is above 1 if `one` is better; None if the metric cannot be compared."""
         a, b = self.of(one), self.of(other)
         if self.is_cost is None or not a or not b:
@@ -81,7 +81,7 @@ METRICS = (
 
 def table(summaries: Mapping[str, Summary]) -> list[Row]:
     rows: list[Row] = [["workload", *(metric.name for metric in METRICS)]]
-    rows += [[name, *(metric.say(summary) for metric in METRICS)] for name, summary in summaries.items()]
+    rows += [[name, *(metric.show(summary) for metric in METRICS)] for name, summary in summaries.items()]
     return rows
 
 
@@ -91,8 +91,8 @@ def comparison(one: Report, other: Report, labels: tuple[str, str]) -> list[Row]
     for name in [name for name in one.summaries if name in other.summaries]:
         for metric in METRICS:
             a, b = one.summaries[name], other.summaries[name]
-            ratio = metric.how_much_better(a, b)
-            rows.append([name, metric.name, metric.say(a), metric.say(b), "" if ratio is None else f"{ratio:.2f}"])
+            ratio = metric.advantage(a, b)
+            rows.append([name, metric.name, metric.show(a), metric.show(b), "" if ratio is None else f"{ratio:.2f}"])
     return rows
 
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from tqdm import tqdm
 
 from keepsight.bench.ask import Answer, Server, ask
-from keepsight.bench.measure import ALONE, ClientLoad, Restart, find_words_per_picture, measure
+from keepsight.bench.measure import ONE_CLIENT, ClientLoad, Restart, find_words_per_picture, measure
 from keepsight.bench.report import Report
 from keepsight.bench.summary import Summary, summarize
 from keepsight.bench.workloads import AS_LONG_AS_A_PICTURE, Workload, WorkloadOptions, draw_workload, label_of
@@ -23,7 +23,7 @@ READY_SECONDS = 600.0
 class RunSettings:
     workloads: Sequence[str]
     options: WorkloadOptions
-    crowd: ClientLoad = ALONE
+    crowd: ClientLoad = ONE_CLIENT
     # `zipf` is run once for each.
     reuse_percents: Sequence[int] = (80,)
     restart: Restart | None = None

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, photograph, say
+from keepsight.bench.draw import PICTURE_COUNT_WEIGHTS, choose_by_popularity, draw_words, photograph
 
 # A part of a message's content, in OpenAI's form, encoded.
 Part = bytes
@@ -72,7 +72,7 @@ class Drawer:
         return [self.picture() for _ in range(count)]
 
     def words(self, count: int = QUESTION_WORDS) -> Part:
-        return json.dumps({"type": "text", "text": say(self.rng, count)}).encode()
+        return json.dumps({"type": "text", "text": draw_words(self.rng, count)}).encode()
 
     def long_words(self) -> Part:
         return self.words(self.options.words_per_picture)

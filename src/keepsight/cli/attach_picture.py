@@ -12,7 +12,7 @@ from typing import Any
 
 from PIL import Image
 
-from keepsight.cli.read_picture import look_at_header
+from keepsight.cli.read_picture import check_header
 from keepsight.errors import InvalidArgumentError
 
 URL_STARTS = ("http://", "https://", "data:")
@@ -62,7 +62,7 @@ def _read_as_data_url(command: str, name: str) -> str:
 def _type_of(command: str, name: str, content: bytes) -> str:
     """Return a MIME type: a picture's from its header, others' from the name; the server detects the actual type."""
     if command == "/image":
-        return Image.MIME[look_at_header(content, name).format or ""]
+        return Image.MIME[check_header(content, name).format or ""]
     if command == "/file":
         return "application/pdf"
     kind = command.removeprefix("/")

@@ -58,13 +58,13 @@ def add_server_flags(command: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.cache_command == "warm":
         return _warm(arguments)
-    lines, status = _look(arguments)
+    lines, status = _act_on_place(arguments)
     # Outside of `naming_tier_faults`: a closed output is no fault of the tier.
     print(*lines, sep="\n")
     return status
 
 
-def _look(arguments: argparse.Namespace) -> tuple[list[str], int]:
+def _act_on_place(arguments: argparse.Namespace) -> tuple[list[str], int]:
     pins: Iterable[str] = ()  # only a folder has any
     if arguments.remote is not None:
         opened = _opened_server(arguments.remote, "--remote")
@@ -110,7 +110,7 @@ def _summarize(sizes: Mapping[str, int]) -> str:
     return f"{len(sizes)} entries, {sum(sizes.values()) / MIB:.1f} MiB"
 
 
-def _inspect(tier: FarTier, pinned: frozenset[str], tells_keys: bool) -> list[str]:
+def _inspect(tier: FarTier, pinned: frozenset[str], lists_keys: bool) -> list[str]:
     sizes = tier.list_sizes()
     summary = _summarize(sizes)
     if pinned:
@@ -118,7 +118,7 @@ def _inspect(tier: FarTier, pinned: frozenset[str], tells_keys: bool) -> list[st
         summary += f"; {len(held)} pinned, {sum(sizes[key] for key in held) / MIB:.1f} MiB"
     if missing := len(pinned - sizes.keys()):
         summary += f"; {missing} pinned but missing"
-    keys = sorted(sizes) if tells_keys else []
+    keys = sorted(sizes) if lists_keys else []
     return [summary, *(f"{key} {sizes[key]}{' pinned' if key in pinned else ''}" for key in keys)]
 
 

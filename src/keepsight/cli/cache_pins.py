@@ -22,7 +22,7 @@ COMMANDS = {
     "pin": "keep pictures' embeddings in the disk tier until they are unpinned, whatever its policy says",
     "unpin": "let pictures' embeddings be evicted again when room is needed",
 }
-_MORE = (
+_DESCRIPTION = (
     "Pictures are found by the flags of their server, which may be running. Only a folder has pins: a Redis server "
     "evicts by its own policy, and host memory ends with its server."
 )
@@ -30,7 +30,7 @@ _MORE = (
 
 def add_commands(commands: Commands) -> None:
     for name, summary in COMMANDS.items():
-        command = add_command(commands, name, summary, _MORE)
+        command = add_command(commands, name, summary, _DESCRIPTION)
         names = "a picture as it is sent, byte for byte, or a key as `inspect --keys` prints it"
         command.add_argument("names", nargs="+" if name == "pin" else "*", metavar="PICTURE|KEY", help=names)
         if name == "unpin":

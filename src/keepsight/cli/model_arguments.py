@@ -161,7 +161,7 @@ def _read_adapter(text: str) -> Mapping[str, str]:
 # Several values after one flag, or the flag repeated.
 _SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
 # Further argparse options, by flag.
-_MORE: dict[str, dict[str, Any]] = {
+_EXTRA_OPTIONS: dict[str, dict[str, Any]] = {
     "mm_processor_kwargs": {"metavar": "JSON", "default": "{}"},
     "encoder_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
     "prefix_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
@@ -187,7 +187,7 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, takes_adapters: bool
             if default and default != "auto":
                 # Shown as it would be typed.
                 help_text = f"{help_text} (default: {json.dumps(default) if isinstance(default, dict) else default})"
-            options = {"default": default, **_parsing_options(name), **_MORE.get(name, {})}
+            options = {"default": default, **_parsing_options(name), **_EXTRA_OPTIONS.get(name, {})}
             # argparse would interpret a percent sign as a format.
             group.add_argument(flag_of(name), help=help_text.replace("%", "%%"), **options)
 

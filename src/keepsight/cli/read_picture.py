@@ -11,7 +11,7 @@ from keepsight.frontend.intake.open_picture import open_picture, translating_par
 def read_picture(path: Path, field: str) -> bytes:
     """Read a picture named by `field`.  An invalid one is reported by its path, before a model is loaded for it."""
     content = read_file(path, field)
-    look_at_header(content, str(path))
+    check_header(content, str(path))
     return content
 
 
@@ -22,6 +22,6 @@ def read_file(path: Path, field: str) -> bytes:
         raise InvalidArgumentError(field, f"cannot read {path}: {error.strerror}") from error
 
 
-def look_at_header(content: bytes, name: str) -> ImageFile.ImageFile:
+def check_header(content: bytes, name: str) -> ImageFile.ImageFile:
     with translating_parser_errors(name, len(content)):
         return open_picture(content, name)

@@ -165,7 +165,7 @@ class EngineLoop:
         self._ask_tiers(self._tiers)
         for loaded in self._tiers.take_loaded():
             key, array, tier = loaded
-            self._meter.note_looked_in_tiers(key, tier)
+            self._meter.note_tier_queries(key, tier)
             if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array and tier:
                 self._runner.hold_embeddings(key, array)
                 self._meter.note_loaded(key, tier, array.seconds)

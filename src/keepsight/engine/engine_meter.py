@@ -115,7 +115,7 @@ class EngineMeter:
         self._load_begins.put(load.encoder_key, self._clock())
         self._modalities.put(load.encoder_key, self._modality_of(load.media_hash))
 
-    def note_looked_in_tiers(self, encoder_key: str, tier: str | None) -> None:
+    def note_tier_queries(self, encoder_key: str, tier: str | None) -> None:
         """Count a query for each tier up to the one that had it (None: all, as none had it)."""
         assert self._tiers is not None
         for name in self._tiers.searched_tiers(tier):

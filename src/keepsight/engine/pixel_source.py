@@ -91,14 +91,14 @@ class KeptPixels(PixelSource):
         if pixels is None:
             return None
         held = self._cache.get_and_update(message.media_hash)
-        if held is not None and self._proves_right(message.media_hash, held, pixels):
+        if held is not None and self._agrees(message.media_hash, held, pixels):
             return held
         kept = as_kept(pixels)
         if self._cache.put_if_fits(message.media_hash, kept):
             self._changes[message.media_hash] = True
         return kept
 
-    def _proves_right(self, media_hash: str, held: Pixels, pixels: Pixels) -> bool:
+    def _agrees(self, media_hash: str, held: Pixels, pixels: Pixels) -> bool:
         """Return False if `held` was compared and differs. The engine loop has time to compare held-back hits only."""
         if held is pixels or media_hash not in self._held_back:
             return True

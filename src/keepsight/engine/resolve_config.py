@@ -170,7 +170,7 @@ def _choose_encoder_cache(config: Config, size: ModelSize, machine: Machine, enc
 def _choose_host_bytes(config: Config, machine: Machine) -> int:
     if config.encoder_host_cache_gb is not None:
         return int(config.encoder_host_cache_gb * GIB)
-    chosen, reason = _less_of(DEFAULT_HOST_CACHE_BYTES, "the default", machine.available_host_bytes)
+    chosen, reason = _limit_to_part(DEFAULT_HOST_CACHE_BYTES, "the default", machine.available_host_bytes)
     return _derive("encoder_host_cache_bytes", chosen, reason)
 
 
@@ -183,21 +183,21 @@ def _asked_encoder_bytes(config: Config, size: ModelSize) -> int | None:
 
 
 def _derive_encoder_bytes(config: Config, size: ModelSize, machine: Machine, one_step: int) -> int:
-    available = machine.available_bytes if _lies_on_device(config, machine) else machine.available_host_bytes
+    available = machine.available_bytes if _embeddings_share_memory(config, machine) else machine.available_host_bytes
     pictures = DEFAULT_CACHED_PICTURES * size.tokens_per_item * size.bytes_per_embedding
-    chosen, reason = _less_of(pictures, f"room for {DEFAULT_CACHED_PICTURES} pictures", available)
+    chosen, reason = _limit_to_part(pictures, f"room for {DEFAULT_CACHED_PICTURES} pictures", available)
     if chosen < one_step:
         chosen, reason = one_step, "what one step encodes"
     return _derive("max_mm_cache_bytes", chosen, reason)
 
 
-def _less_of(usual: int, reason: str, available: int) -> tuple[int, str]:
+def _limit_to_part(usual: int, reason: str, available: int) -> tuple[int, str]:
     """Return the usual size, or a small part of the available memory if that is less, and the reason."""
     part = available // 20
     return (part, f"5 % of the {available / GIB:.1f} GiB that are left") if part < usual else (usual, reason)
 
 
-def _lies_on_device(config: Config, machine: Machine) -> bool:
+def _embeddings_share_memory(config: Config, machine: Machine) -> bool:
     """Return whether the embeddings share the model's memory."""
     return config.mm_cache_device != "cpu" or machine.device == "cpu"
 
@@ -239,7 +239,7 @@ def _count_blocks(name: str, num_bytes: int, bytes_per_block: int) -> int:
 
 def _kv_bytes_on_cuda(config: Config, machine: Machine, bytes_of_embeddings: int) -> int:
     num_used = machine.total_bytes - machine.available_bytes
-    if _lies_on_device(config, machine):
+    if _embeddings_share_memory(config, machine):
         num_used += bytes_of_embeddings
     return max(0, int(machine.total_bytes * config.gpu_memory_utilization) - num_used - CUDA_RESERVE_BYTES)
 

@@ -91,12 +91,12 @@ class CpuDecoder:
     ) -> Tensor:
         """[tokens, size] -> [read, size]; also writes keys and values of all tokens to their slots."""
         hidden = hidden.clone(memory_format=torch.contiguous_format)
-        room = self._room_beside(hidden)
-        work = self._work(hidden, angles, caches, sights, slots, read_rows, room)
+        buffers = self._allocate_buffers(hidden)
+        work = self._work(hidden, angles, caches, sights, slots, read_rows, buffers)
         if of_all := adapted[0]:
             work.of_all, work.of_read = map(self._adapted_arguments, adapted)
-            room.append(hidden.new_empty(len(hidden), max(each.weights.rank for each in of_all)))
-            work.narrow = room[-1].data_ptr()
+            buffers.append(hidden.new_empty(len(hidden), max(each.weights.rank for each in of_all)))
+            work.narrow = buffers[-1].data_ptr()
         at_once = 1 if watch_layer else work.num_layers
         for first in range(0, work.num_layers, at_once):
             work.first, work.end = first, first + at_once
@@ -107,7 +107,7 @@ class CpuDecoder:
                 watch_layer(first, hidden)
         return hidden
 
-    def _room_beside(self, hidden: Tensor) -> list[Tensor]:
+    def _allocate_buffers(self, hidden: Tensor) -> list[Tensor]:
         """Allocate the intermediate buffers of a layer, by torch: if memory runs out a step fails, not the process."""
         qkv, out, gate, up, _ = self._weights[0].products
         rows, wide_rows = len(hidden), min(len(hidden), number("wide_rows"))
@@ -133,7 +133,7 @@ class CpuDecoder:
         sights: Sequence[Sight],
         slots: Tensor,
         read_rows: Tensor | None,
-        room: Sequence[Tensor],
+        buffers: Sequence[Tensor],
     ) -> _Decoder:
         keys, num_layers = caches[0].keys, len(self._layers)
         _, num_kv_heads, head_dim = keys.shape
@@ -152,7 +152,7 @@ class CpuDecoder:
             (POINTER(AttentionWork) * num_layers)(*(works[each] for each in sights)),
             *(each.data_ptr() for each in (*angles, slots)),
             None if read_rows is None else read_rows.data_ptr(),
-            *(each.data_ptr() for each in room),
+            *(each.data_ptr() for each in buffers),
             len(hidden) if read_rows is None else len(read_rows),
             *(0, 0, num_layers, *hidden.shape, num_heads, num_kv_heads, head_dim),
             keys.dtype is torch.bfloat16,

@@ -22,7 +22,7 @@ _NAMES = (
 # The best first; the last runs on any processor.
 BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")
 # How many builds to skip for the CPU capability that torch reports; it does not report tiles (AMX).
-_TOO_GOOD = {"AVX512": 0, "AVX2": 2}
+_NUM_SKIPPED = {"AVX512": 0, "AVX2": 2}
 
 
 def has_library() -> bool:
@@ -54,7 +54,7 @@ def _function(name: str) -> Any:
 
 
 def builds_for_this_processor() -> Sequence[str]:
-    return BUILDS[_TOO_GOOD.get(torch.backends.cpu.get_cpu_capability(), len(BUILDS) - 1) :]
+    return BUILDS[_NUM_SKIPPED.get(torch.backends.cpu.get_cpu_capability(), len(BUILDS) - 1) :]
 
 
 @functools.cache

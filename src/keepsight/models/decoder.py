@@ -49,7 +49,7 @@ class RotaryTable:
         # Indices of a head's elements rotated by the token's row, and by its column; None: pictures have no rows.
         [shares] = {config.by_row_and_column for config in self.configs}
         half = head_dim // 2
-        self._turned_by = None if shares is None else [_numbers_of(each, half, place.device) for each in shares]
+        self._rotated_by = None if shares is None else [_rotated_elements(each, half, place.device) for each in shares]
         self.dtype = place.dtype
 
     def angles(self, positions: Tensor) -> dict[RotaryConfig, Angles]:
@@ -63,14 +63,14 @@ class RotaryTable:
         `positions`: [tokens], or [3, tokens] if tokens have a time, a row and a column.
         """
         if positions.dim() == 1:
-            return self._turn(positions)
-        assert self._turned_by is not None, "pictures have no rows for this decoder"
-        (cos, sin), *others = map(self._turn, positions)
-        for which, (its_cos, its_sin) in zip(self._turned_by, others, strict=True):
+            return self._angles_of(positions)
+        assert self._rotated_by is not None, "pictures have no rows for this decoder"
+        (cos, sin), *others = map(self._angles_of, positions)
+        for which, (its_cos, its_sin) in zip(self._rotated_by, others, strict=True):
             cos[..., which], sin[..., which] = its_cos[..., which], its_sin[..., which]
         return cos, sin
 
-    def _turn(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def _angles_of(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         if takes_kernels(self.frequencies) and self.dtype is torch.float32:
             return cpu_kernels.angles(positions, self.frequencies)
         angles = positions[:, None, None].float() * self.frequencies[:, None, None]
@@ -78,10 +78,10 @@ class RotaryTable:
         return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
 
 
-def _numbers_of(frequencies: range, half: int, device: torch.device) -> Tensor:
+def _rotated_elements(frequencies: range, half: int, device: torch.device) -> Tensor:
     """Return the indices of the elements of a head that these frequencies rotate: each rotates a pair."""
-    turned = torch.tensor(frequencies, dtype=torch.int64, device=device)
-    return torch.cat((turned, turned + half))
+    first_halves = torch.tensor(frequencies, dtype=torch.int64, device=device)
+    return torch.cat((first_halves, first_halves + half))
 
 
 class LayerStep(NamedTuple):
@@ -259,9 +259,9 @@ class Decoder(nn.Module):
             watch_layer = _adding(deep, watch_layer) if deep else watch_layer
             hidden = self._compute_on_cpu(self._layers_on_cpu, hidden, caches, batch, watch_layer)
             return self.norm(hidden)  # type: ignore[no-any-return]
-        return self._compute_in_turn(hidden, attention, caches, batch, watch_layer, deep)
+        return self._compute_layer_by_layer(hidden, attention, caches, batch, watch_layer, deep)
 
-    def _compute_in_turn(
+    def _compute_layer_by_layer(
         self,
         hidden: Tensor,
         attention: Attention,

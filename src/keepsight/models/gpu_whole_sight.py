@@ -41,29 +41,29 @@ def place_patches(projected: Tensor, angles: tuple[Tensor, Tensor] | None, heads
     programs = (triton.cdiv(numbers, PLACED_AT_ONCE), 3 * num_heads // at_once, pictures)
     _place_patches[programs](
         heads, projected, cos, sin, numbers,
-        TURNS=angles is not None, HEADS=num_heads, DIM=dim, AT_ONCE=at_once, NUMBERS=PLACED_AT_ONCE,
+        ROTATES=angles is not None, HEADS=num_heads, DIM=dim, AT_ONCE=at_once, NUMBERS=PLACED_AT_ONCE,
     )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["numbers"])
 def _place_patches(
     heads, projected, cos, sin, numbers,
-    TURNS: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr, NUMBERS: tl.constexpr,
+    ROTATES: tl.constexpr, HEADS: tl.constexpr, DIM: tl.constexpr, AT_ONCE: tl.constexpr, NUMBERS: tl.constexpr,
 ):  # fmt: skip
     at = tl.program_id(0) * NUMBERS + tl.arange(0, NUMBERS)
     first, picture = tl.program_id(1) * AT_ONCE, tl.program_id(2).to(tl.int64)
     is_there = at < numbers
     to = heads + (picture * (3 * HEADS) + first) * numbers
     source = projected + picture * (3 * HEADS) * numbers + first * DIM + (at // DIM) * (3 * HEADS * DIM)
-    if TURNS:
-        is_turned = is_there & (first < 2 * HEADS)  # values are not
-        by_cos = tl.load(cos + at, mask=is_turned, other=1.0)
-        by_sin = tl.load(sin + at, mask=is_turned, other=0.0)
+    if ROTATES:
+        is_rotated = is_there & (first < 2 * HEADS)  # values are not
+        by_cos = tl.load(cos + at, mask=is_rotated, other=1.0)
+        by_sin = tl.load(sin + at, mask=is_rotated, other=0.0)
     for head in tl.static_range(AT_ONCE):
         given = tl.load(source + head * DIM + at % DIM, mask=is_there, other=0.0)
-        if TURNS:
+        if ROTATES:
             # The other coordinate of each pair.
-            other = tl.load(source + head * DIM + (at + DIM // 2) % DIM, mask=is_turned, other=0.0)
+            other = tl.load(source + head * DIM + (at + DIM // 2) % DIM, mask=is_rotated, other=0.0)
             given = (given.to(tl.float32) * by_cos + other.to(tl.float32) * by_sin).to(given.dtype)
         tl.store(to + head * numbers + at, given, mask=is_there)
 
@@ -129,7 +129,7 @@ def _attend_to_all(
     main = tl.zeros([ROWS, MAIN], tl.float32)
     rest = tl.zeros([ROWS, REST], tl.float32) if REST > 0 else main
     for start in range(0, size, KEYS):
-        top, total, main, rest = _see(
+        top, total, main, rest = _attend_to_block(
             top, total, main, rest, query_main, query_rest, key, value, start, size, scale, MAIN, REST, DIM, KEYS, WHOLE
         )
     output = attended + (picture * patches + begin) * (HEADS * DIM) + head * DIM
@@ -139,40 +139,38 @@ def _attend_to_all(
 
 
 @triton.jit
-def _see(
+def _attend_to_block(
     top, total, main, rest, query_main, query_rest, key, value, start, size, scale,
-    MAIN: tl.constexpr, REST: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, ALL_ARE_THERE: tl.constexpr,
+    MAIN: tl.constexpr, REST: tl.constexpr, DIM: tl.constexpr, KEYS: tl.constexpr, IN_RANGE: tl.constexpr,
 ):  # fmt: skip
     """Update each row's largest score, sum of weights and weighted sum of values with the next block of keys."""
     keys = start + tl.arange(0, KEYS)
-    key_main = _read(key, keys, size, 0, MAIN, DIM, ALL_ARE_THERE)
+    key_main = _read(key, keys, size, 0, MAIN, DIM, IN_RANGE)
     scores = tl.dot(query_main, tl.trans(key_main), input_precision="ieee")  # [ROWS, KEYS]
     if REST > 0:
-        key_rest = _read(key, keys, size, MAIN, REST, DIM, ALL_ARE_THERE)
+        key_rest = _read(key, keys, size, MAIN, REST, DIM, IN_RANGE)
         scores = tl.dot(query_rest, tl.trans(key_rest), scores, input_precision="ieee")
-    if not ALL_ARE_THERE:
+    if not IN_RANGE:
         scores = tl.where((keys < size)[None, :], scores, float("-inf"))
     new_top = tl.maximum(top, tl.max(scores, 1) * scale)
     shrink = tl.exp2(top - new_top)
     likely = tl.exp2(scores * scale - new_top[:, None])
     total = total * shrink + tl.sum(likely, 1)
     weights = likely.to(value.dtype.element_ty)
-    value_main = _read(value, keys, size, 0, MAIN, DIM, ALL_ARE_THERE)
+    value_main = _read(value, keys, size, 0, MAIN, DIM, IN_RANGE)
     main = tl.dot(weights, value_main, main * shrink[:, None], input_precision="ieee")
     if REST > 0:
-        value_rest = _read(value, keys, size, MAIN, REST, DIM, ALL_ARE_THERE)
+        value_rest = _read(value, keys, size, MAIN, REST, DIM, IN_RANGE)
         rest = tl.dot(weights, value_rest, rest * shrink[:, None], input_precision="ieee")
     return new_top, total, main, rest
 
 
 @triton.jit
-def _read(
-    source, rows, size, FIRST: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, ALL_ARE_THERE: tl.constexpr
-):
+def _read(source, rows, size, FIRST: tl.constexpr, COLUMNS: tl.constexpr, DIM: tl.constexpr, IN_RANGE: tl.constexpr):
     """Load some columns of some rows; elements out of range are 0."""
     columns = FIRST + tl.arange(0, COLUMNS)
     is_there = (columns < DIM)[None, :]
-    if not ALL_ARE_THERE:
+    if not IN_RANGE:
         is_there = is_there & (rows < size)[:, None]
     return tl.load(source + rows[:, None] * DIM + columns[None, :], mask=is_there, other=0.0)
 

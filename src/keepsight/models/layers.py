@@ -75,15 +75,15 @@ class WeightSlot:
     target: Tensor
     convert: Callable[[Tensor], Tensor]
     # Whether some checkpoints have its last two dimensions transposed.
-    may_be_turned: bool = False
+    may_be_transposed: bool = False
     # The output of the product that it is the matrix of, if any.
     output: "Output | None" = None
     # The scales of its rows, if it is quantized.
     scales: Tensor | None = None
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        turned = (*self.shape[:-2], *self.shape[:-3:-1])
-        return shape == self.shape or (self.may_be_turned and shape == turned)
+        transposed = (*self.shape[:-2], *self.shape[:-3:-1])
+        return shape == self.shape or (self.may_be_transposed and shape == transposed)
 
     def fill(self, tensor: Tensor) -> None:
         converted = self.convert(tensor if tensor.shape == self.shape else tensor.mT)
@@ -103,11 +103,11 @@ def slot(
     target: Tensor,
     convert: Callable[[Tensor], Tensor] = lambda tensor: tensor,
     *,
-    may_be_turned: bool = False,
+    may_be_transposed: bool = False,
     output: "Output | None" = None,
     scales: Tensor | None = None,
 ) -> WeightSlot:
-    return WeightSlot(name, tuple(target.shape), target, convert, may_be_turned, output, scales)
+    return WeightSlot(name, tuple(target.shape), target, convert, may_be_transposed, output, scales)
 
 
 def under(prefix: str, slots: Iterator[WeightSlot]) -> Iterator[WeightSlot]:

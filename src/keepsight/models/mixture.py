@@ -61,8 +61,8 @@ class Mixture(nn.Module):
         self._scales = [None, None]
 
     def _pack_each(self, weights: Tensor, scales: Tensor | None, count: int) -> list[Panels]:
-        each_s = [None] * count if scales is None else scales.view(count, -1)
-        pairs = zip(weights.view(count, -1, weights.shape[-1]), each_s, strict=True)
+        split_scales = [None] * count if scales is None else scales.view(count, -1)
+        pairs = zip(weights.view(count, -1, weights.shape[-1]), split_scales, strict=True)
         return [Panels(each, None, scales=its, rounds_rows=self._place.rounds) for each, its in pairs]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -103,8 +103,8 @@ class Mixture(nn.Module):
         yield from self.router.slots()
         # Published checkpoints have inputs before outputs; transformers 5 saves them as here.
         of_gate_and_up, of_down = self._scales
-        yield slot("experts.gate_up_proj", self.gate_and_up, may_be_turned=True, scales=of_gate_and_up)
-        yield slot("experts.down_proj", self.down, may_be_turned=True, scales=of_down)
+        yield slot("experts.gate_up_proj", self.gate_and_up, may_be_transposed=True, scales=of_gate_and_up)
+        yield slot("experts.down_proj", self.down, may_be_transposed=True, scales=of_down)
 
 
 def _multiply(rows: Tensor, weights: Tensor, ends: Tensor) -> Tensor:

@@ -22,10 +22,10 @@ class MRopePositions:
         parts, position, begin, place = [], 0, 0, 0
         for item in media:
             text = item.span.start - position
-            parts.append(_line(place, text))
+            parts.append(_text_positions(place, text))
             place += text
             begin = place if item.rotary_offset is None else begin
-            parts.append(_grid(item) + begin)
+            parts.append(_item_positions(item) + begin)
             place = max(place, begin + _extent(item))
             position = item.span.end
         # [3, positions] up to the end of the last item.
@@ -36,18 +36,18 @@ class MRopePositions:
     def between(self, start: int, end: int) -> Tensor:
         """Return [3, end - start]: time, row and column of each position."""
         first_behind = max(start, self._places.shape[1])
-        behind = _line(first_behind - self.shift, max(0, end - first_behind))
+        behind = _text_positions(first_behind - self.shift, max(0, end - first_behind))
         return torch.cat((self._places[:, start:end], behind), dim=1)
 
 
-def _line(first: int, length: int) -> Tensor:
+def _text_positions(first: int, length: int) -> Tensor:
     return torch.arange(first, first + length).expand(3, -1)
 
 
-def _grid(item: MediaItem) -> Tensor:
+def _item_positions(item: MediaItem) -> Tensor:
     """Return [3, tokens], counted from where the item begins.  Items without rows count like text."""
     if not item.columns:
-        return _line(0, item.span.length)
+        return _text_positions(0, item.span.length)
     rows = torch.arange(item.span.length) // item.columns
     columns = torch.arange(item.span.length) % item.columns
     return torch.stack((torch.full_like(rows, item.rotary_offset or 0), rows, columns))

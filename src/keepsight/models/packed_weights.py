@@ -85,7 +85,8 @@ class Packing:
 
     def make_whole(self, tensors: Mapping[str, Tensor], outputs: int, inputs: int) -> Tensor:
         """Return the weight [outputs, inputs] as float32, from its tensors by name."""
-        numbers, scales = self._turn(tensors[self.names.numbers]), self._turn(tensors[self.names.scales]).float()
+        numbers = self._outputs_first(tensors[self.names.numbers])
+        scales = self._outputs_first(tensors[self.names.scales]).float()
         zeros = self._zeros(tensors.get(self.names.zeros), scales)
         groups = tensors.get(self.names.groups)
         if groups is None:
@@ -109,9 +110,9 @@ class Packing:
             return torch.full_like(scales, 2 ** (self.num_bits - 1))
         # Added to whole words, as it was subtracted from whole words: a zero of 0 borrowed from the next number.
         missing = sum(self.zeros_less << shift for shift in self._shifts)
-        return self._unpack(self._turn(words) + missing, 0)[: len(scales)]
+        return self._unpack(self._outputs_first(words) + missing, 0)[: len(scales)]
 
-    def _turn(self, matrix: Tensor) -> Tensor:
+    def _outputs_first(self, matrix: Tensor) -> Tensor:
         return matrix.mT.contiguous() if self.inputs_come_first else matrix
 
     def _unpack(self, words: Tensor, dim: int) -> Tensor:

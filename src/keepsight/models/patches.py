@@ -117,6 +117,6 @@ def angles_of_patches(places: Tensor, head_dim: int, theta: float) -> Angles:
     spatial = head_dim // 2
     frequencies = 1.0 / theta ** (torch.arange(0, spatial, 2, dtype=torch.float32) / spatial)
     rows, columns = places[..., None, None].float() * frequencies.to(places.device)
-    turned = torch.cat((rows, columns), dim=-1)
-    cos, sin = turned.cos(), turned.sin()
+    rotations = torch.cat((rows, columns), dim=-1)
+    cos, sin = rotations.cos(), rotations.sin()
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)

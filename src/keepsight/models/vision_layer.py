@@ -150,8 +150,8 @@ def place_heads(projected: Tensor, angles: Angles | None, heads: Tensor) -> None
         return
     heads.copy_(projected)
     if angles is not None:
-        for turned in heads[:, :, :2].unbind(2):
-            turned.copy_(rotate(turned.float(), angles))
+        for part in heads[:, :, :2].unbind(2):
+            part.copy_(rotate(part.float(), angles))
 
 
 def _attend_plainly(heads: Tensor, attended: Tensor, windows: Windows, scale: float) -> None:

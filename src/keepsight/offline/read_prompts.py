@@ -131,13 +131,13 @@ def _prepare_embeds(
 
 def _media_of(prompt: Mapping[str, Any]) -> dict[Kind, Sequence[object]]:
     read = {
-        kind: given if _ARE_SEVERAL[kind](given) else [given]
+        kind: given if _IS_LIST[kind](given) else [given]
         for kind, given in _read_by_kind(prompt, "multi_modal_data").items()
     }
     return {kind: several for kind, several in read.items() if several}
 
 
-_ARE_SEVERAL: Mapping[Kind, Callable[[object], bool]] = {
+_IS_LIST: Mapping[Kind, Callable[[object], bool]] = {
     "image": lambda given: isinstance(given, list | tuple),
     "video": are_films,
     "audio": are_sounds,

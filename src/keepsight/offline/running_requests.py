@@ -34,15 +34,15 @@ class _Answer:
         self._pieces: list[list[AnswerPiece]] = [[] for _ in range(self.request.sampling_params.n)]
         # The smallest count of all choices: the others find what that choice has just computed.
         self._num_cached_tokens = len(self.request.token_ids)
-        self._heard: Outputs = []
+        self._unread: Outputs = []
 
     def receive(self, outputs: Outputs) -> Outputs:
         """Return the outputs to read now.  They are held back until the end, unless stop strings must be checked."""
-        self._heard += outputs
+        self._unread += outputs
         if not self.request.sampling_params.stop and not any(map(_is_end, outputs)):
             return []
-        heard, self._heard = self._heard, []
-        return heard
+        unread, self._unread = self._unread, []
+        return unread
 
     @property
     def is_finished(self) -> bool:
@@ -124,8 +124,8 @@ class RunningRequests:
 
     def _receive(self, answer: _Answer, outputs: Outputs) -> None:
         """Runs on the engine's thread, which would wait for the GIL if every token woke the reader."""
-        if heard := answer.receive(outputs):
-            self._arrived.put((answer, heard))
+        if unread := answer.receive(outputs):
+            self._arrived.put((answer, unread))
 
     def _read(self, answer: _Answer, outputs: Outputs) -> None:
         if answer.is_finished:  # by a stop string; the engine continued until it was told

@@ -18,7 +18,7 @@ class RunBan:
         return bool(self._last_after)
 
     @property
-    def num_tokens_looked_at(self) -> int:
+    def num_examined_tokens(self) -> int:
         return max(self._lengths, default=0)
 
     def tokens_after(self, output: Sequence[int]) -> set[int]:

@@ -51,10 +51,10 @@ def take_rows(values: Tensor, rows: Sequence[int]) -> Tensor:
 def _draw_of(params: SamplingParams, vocab_size: int) -> Draw:
     if params.top_k == 0 and params.top_p == 1:
         return _draw_of_all
-    return _draw_of_likeliest if 0 < num_looked_at(params) < vocab_size else _draw_in_order
+    return _draw_of_likeliest if 0 < num_examined(params) < vocab_size else _draw_in_order
 
 
-def num_looked_at(params: SamplingParams) -> int:
+def num_examined(params: SamplingParams) -> int:
     """Return how many of the likeliest tokens to examine; 0 if the whole vocabulary is needed."""
     if params.top_k == 0:
         # Which of the other tokens min-p leaves is not known without them.
@@ -68,7 +68,7 @@ def _draw_of_all(scaled: Tensor, params: Sequence[SamplingParams], fractions: Te
 
 def _draw_of_likeliest(scaled: Tensor, params: Sequence[SamplingParams], fractions: Tensor) -> Tensor:
     """Draw from the likeliest tokens where these are enough, else from all.  All rows have the same `top_k`."""
-    values, ids = find_likeliest(scaled, num_looked_at(params[0]))
+    values, ids = find_likeliest(scaled, num_examined(params[0]))
     filtered, has_more = filter_likeliest(values, ids, scaled, params)
     drawn = ids.gather(1, _pick(filtered.softmax(dim=-1), fractions))[:, 0]
     if rows := has_more.nonzero()[:, 0].tolist():

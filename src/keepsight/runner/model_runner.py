@@ -216,7 +216,7 @@ class ModelRunner:
                     placed.append(key)
                 except Exception as error:
                     logger.exception("embeddings could not be placed")
-                    failed[key] = _survive(error)
+                    failed[key] = _message_unless_lost(error)
         return StepResult(encoded=placed, failed_encodings=failed)
 
     def _encode(self, encodings: Sequence[Encoding], pixels: Sequence[Pixels | None], keep: Keep | None) -> Job:
@@ -235,7 +235,7 @@ class ModelRunner:
             # Some of the batch may be held already; the scheduler would never ask to drop them.
             for each in encodings:
                 self.embeddings.drop(each.encoder_key)
-            return StepResult(failed_encodings={each.encoder_key: _survive(error) for each in encodings})
+            return StepResult(failed_encodings={each.encoder_key: _message_unless_lost(error) for each in encodings})
         took = EncodeTime(began, time.monotonic(), len(encodings))
         if keep is not None:
             # Runs after this result is reported, and before the next encoding.
@@ -405,10 +405,10 @@ def _ids_of(slices: Sequence[Slice]) -> list[SequenceId]:
 
 def _failure(sequence_ids: Iterable[SequenceId], error: Exception) -> StepResult:
     logger.error("a batch failed", exc_info=error)
-    return StepResult(failed_sequences=dict.fromkeys(sequence_ids, Fault(_survive(error))))
+    return StepResult(failed_sequences=dict.fromkeys(sequence_ids, Fault(_message_unless_lost(error))))
 
 
-def _survive(error: Exception) -> str:
+def _message_unless_lost(error: Exception) -> str:
     """Return the message to report.  Re-raise if no later batch can be computed: the process must be replaced."""
     if isinstance(error, torch.AcceleratorError):
         raise error

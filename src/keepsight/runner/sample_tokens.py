@@ -34,7 +34,7 @@ class SamplingState:
         self.output_counts: Counter[int] = Counter()
         self.num_tokens = 0
         # The last tokens, as far back as a banned run reaches.
-        self.last_tokens = deque[int](maxlen=constraints.banned_runs.num_tokens_looked_at)
+        self.last_tokens = deque[int](maxlen=constraints.banned_runs.num_examined_tokens)
         # The source of random points; None if greedy.
         params = constraints.params
         self._points = None if params.greedy else _begin_points(params.seed, choice)
