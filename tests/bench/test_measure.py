@@ -68,14 +68,14 @@ def test_an_end_in_an_event_of_its_own_is_a_token_only_if_it_is_counted_or_nothi
     assert (heard.num_tokens, len(heard.token_times)) == (num_tokens, num_tokens)
 
 
-def test_an_answer_that_tells_its_end_is_whole_without_more(script: Script) -> None:
+def test_an_answer_with_a_finish_reason_is_complete_without_done(script: Script) -> None:
     script.answers = [[event("Hello"), END]]
     heard = asyncio.run(ask(server_of(script), []))
     assert (heard.error, heard.text) == (None, "Hello")
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
-def test_what_is_said_or_thought_is_a_token_though_its_event_names_the_role_too(script: Script, name: str) -> None:
+def test_text_or_thought_is_a_token_though_its_event_names_the_role_too(script: Script, name: str) -> None:
     event = b'data: {"choices": [{"delta": {"role": "assistant", "%b": "t"}}]}\n\n' % name.encode()
     script.answers = [[OPENING, event, event, DONE]]
     assert len(asyncio.run(ask(server_of(script), [])).token_times) == 2
@@ -112,7 +112,7 @@ def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[byte
         ({}, event("Hi")),
     ],
 )
-def test_a_server_that_dies_amid_an_answer_is_told_in_the_same_words_however_it_sends_it(
+def test_a_server_that_dies_during_an_answer_is_reported_in_the_same_words_however_it_sends_it(
     script: Script, headers: dict[str, str], piece: bytes
 ) -> None:
     script.headers, script.answers = headers, [[piece]]
@@ -120,7 +120,7 @@ def test_a_server_that_dies_amid_an_answer_is_told_in_the_same_words_however_it_
     assert heard.error == "the connection ended before the answer did"
 
 
-def test_a_refusal_is_an_error_that_says_what_was_said(script: Script) -> None:
+def test_a_refusal_is_an_error_with_the_server_s_message(script: Script) -> None:
     script.status, script.refusal = 503, b"busy"
     assert asyncio.run(ask(server_of(script), [])).error == "503: busy"
 
@@ -144,7 +144,7 @@ def test_an_invalid_address_is_refused(url: str) -> None:
         ("http://a/v1#secret", "must not contain a fragment: no"),
     ],
 )
-def test_what_an_address_would_not_pass_on_is_refused_by_name_and_not_shown(url: str, message: str) -> None:
+def test_parts_of_an_address_that_would_be_ignored_are_refused_by_name_and_not_shown(url: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"--base-url: {message}") as caught:
         Address.parse(url)
     assert "secret" not in str(caught.value)
@@ -155,7 +155,7 @@ def test_an_address_says_its_host_as_http_wants_it() -> None:
     assert Address.parse("https://a.example/v1").named == "a.example:443"
 
 
-def test_what_goes_before_is_asked_and_not_counted(script: Script) -> None:
+def test_warm_up_requests_are_sent_and_not_counted(script: Script) -> None:
     found, kept = run(script, draw_workload("cold", OPTIONS), ClientLoad(3))
     assert found.answers == kept
     assert (len(kept), len(script.bodies)) == (4, 5)
@@ -184,7 +184,7 @@ def test_a_seed_draws_when_clients_come() -> None:
     assert statistics.fmean(gaps) == pytest.approx(0.2, rel=0.1)
 
 
-def test_every_turn_sends_what_was_said_before_with_the_server_s_answers(script: Script) -> None:
+def test_every_turn_sends_the_earlier_turns_with_the_server_s_answers(script: Script) -> None:
     _, kept = run(script, draw_workload("multi-turn", OPTIONS))
     assert len(kept) == 4
     roles = [[message["role"] for message in body["messages"]] for body in script.bodies]
@@ -231,9 +231,7 @@ def test_a_run_has_a_summary_of_each_workload_and_share_of_reuse(script: Script)
     assert "reuse_percent" not in report.facts, "the names of its summaries tell it"
 
 
-def test_a_workload_in_which_nothing_was_timed_is_none_that_was_measured(
-    script: Script, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_workload_without_timed_requests_is_not_reported(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
     words = b'{"type":"text","text":"?"}'
     too_late = Workload((), [Conversation(((words,),), pause_seconds=0.5)], beside=[once(words)])
     monkeypatch.setattr(run_workloads, "draw_workload", lambda *_: too_late)
@@ -260,7 +258,7 @@ def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, cr
         ([counting(30), counting(330), [b'data: {"error": "text only"}\n\n', DONE], counting(30)], "text only"),
     ],
 )
-def test_texts_are_as_long_as_most_pictures_where_the_server_does_not_tell(
+def test_texts_are_as_long_as_most_pictures_where_a_picture_s_words_cannot_be_measured(
     script: Script, answers: list[list[bytes]], message: str
 ) -> None:
     script.answers = answers

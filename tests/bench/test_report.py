@@ -23,7 +23,7 @@ def test_a_ratio_above_one_says_that_the_first_is_better() -> None:
     assert ["cold", "cached", "50%", "50%", ""] in rows
 
 
-def test_what_was_asked_otherwise_is_told_and_not_what_differs_from_run_to_run() -> None:
+def test_settings_that_differ_are_reported_but_not_facts_that_differ_from_run_to_run() -> None:
     one = Report({"model": "a", "seed": 1, "words_per_picture": 90, "concurrency": 1, "num_turns": 4}, {})
     other = Report({"model": "b", "seed": 2, "words_per_picture": 80, "concurrency": 8, "num_turns": 4}, {})
     assert differences(one, other) == ["concurrency 1 and 8"]

@@ -6,7 +6,7 @@ from keepsight.cli.main import main
 from tests.random_checkpoint import make_text_only_checkpoint
 
 
-def test_a_batch_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_offline_batch_is_counted(capsys: pytest.CaptureFixture[str]) -> None:
     shape = ("--picture-size", "64x64", "--requests", "3", "--max-tokens", "2", "--pool", "2")
     assert main(["bench", "offline", "--workload", "same-picture-same-prompt", *shape]) == 0
     output = capsys.readouterr().out
@@ -25,14 +25,14 @@ def test_each_part_has_a_cost_and_the_cost_of_a_copy(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", ["offline", "parts"])
-def test_mistakes_are_told_before_anything_is_loaded(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_are_reported_before_anything_is_loaded(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = {"offline": "--requests", "parts": "--runs"}[command]
     assert main(["bench", command, flag, "0"]) == 2
     assert f"{flag}: must be at least 1" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("command", ["offline", "parts"])
-def test_a_folder_that_is_no_checkpoint_is_called_so(
+def test_a_folder_that_is_not_a_checkpoint_is_reported(
     command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", command, "--model", str(tmp_path)]) == 2

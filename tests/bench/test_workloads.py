@@ -74,7 +74,7 @@ def test_a_conversation_shows_its_picture_once_and_then_only_speaks() -> None:
     assert [len(pictures([Conversation((turn,))])) for turn in timed[0].turns] == [1, 0, 0, 0]
 
 
-def test_what_will_be_timed_is_counted_where_it_has_an_end() -> None:
+def test_timed_requests_are_counted_where_their_number_is_finite() -> None:
     counts = {name: draw_workload(name, replace(OPTIONS, num_turns=4)).num_timed for name in WORKLOADS}
     exceptions = {"multi-turn": 8, "text-beside-pictures": None}
     assert counts == dict.fromkeys(WORKLOADS, OPTIONS.num_requests) | exceptions

@@ -57,7 +57,7 @@ def test_flags_become_settings() -> None:
     )
 
 
-def test_uploads_and_responses_may_be_none() -> None:
+def test_uploads_and_responses_may_be_disabled() -> None:
     assert read("--media-quota-mb", "0").media_quota_bytes == 0
     assert read("--response-quota-mb", "0").response_quota_bytes == 0
 
@@ -78,7 +78,7 @@ def test_a_key_that_is_empty_is_refused_not_left_out(flag: str, key: str) -> Non
 
 @pytest.mark.parametrize("variable", ["KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"])
 @pytest.mark.parametrize("value", ["", " , "])
-def test_a_variable_that_holds_no_key_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_without_a_key_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidArgumentError, match=f"^{variable}: "):
         read()
@@ -127,7 +127,7 @@ def test_a_collector_without_a_path_is_sent_spans_where_collectors_take_them(
         (f"--ssl-certfile {PEM} --ssl-keyfile {__file__}", "--ssl-certfile"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_starts(flags: str, named: str) -> None:
+def test_invalid_options_are_refused_before_anything_starts(flags: str, named: str) -> None:
     with pytest.raises(InvalidArgumentError) as refused:
         read(*flags.split())
     assert refused.value.field == named

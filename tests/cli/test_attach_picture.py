@@ -71,7 +71,7 @@ def test_a_pdf_goes_with_its_name_and_its_address_alone() -> None:
         ("cut.png", "cut.png: the picture (20 bytes) is damaged or truncated"),
     ],
 )
-def test_what_is_missing_or_no_picture_is_told(typed: str, message: str) -> None:
+def test_a_missing_file_or_one_that_is_not_a_picture_is_reported(typed: str, message: str) -> None:
     Path("notes.txt").write_text("hello")
     Path("empty.png").touch()
     Path("cut.png").write_bytes(Path("a.png").read_bytes()[:20])

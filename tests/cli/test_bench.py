@@ -57,7 +57,7 @@ def test_a_server_is_asked_at_a_rate(tmp_path: Path) -> None:
     assert "concurrency" not in facts, "nobody set how many"
 
 
-def test_what_is_named_twice_is_measured_once() -> None:
+def test_a_workload_that_is_named_twice_is_measured_once() -> None:
     with scripted_server(Script()) as script:
         typed = ["--base-url", script.url, "--workload", "zipf", "zipf", "--reuse", "50", "50", "--pool", "1"]
         assert main(["bench", "serve", *typed, *QUICK]) == 0
@@ -168,7 +168,7 @@ def test_ctrl_c_does_not_wait_until_all_is_drawn() -> None:
 
 
 @pytest.mark.parametrize(("flag", "name"), [("--json", "r.json"), ("--plot", "r.svg")])
-def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
+def test_a_file_that_cannot_be_written_is_reported_before_anything_is_measured(
     flag: str, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with scripted_server(Script()) as script:
@@ -178,7 +178,7 @@ def test_a_file_that_cannot_be_written_is_told_before_anything_is_measured(
     assert f"{flag}: cannot write {tmp_path / 'none' / name}: No such file" in capsys.readouterr().err
 
 
-def test_what_was_measured_is_told_though_its_file_has_become_unwritable(
+def test_measurements_are_printed_though_their_file_has_become_unwritable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_report: Report, _path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_run_that_measured_nothing_leaves_the_last_report(tmp_path: Path) -> N
         (["compare", "a.json", "b.json", "--labels", "one"], "--labels"),
     ],
 )
-def test_mistakes_are_told_by_the_flag_s_name(
+def test_mistakes_are_reported_with_the_flag_s_name(
     typed: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", *typed]) == 2

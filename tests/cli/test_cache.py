@@ -44,12 +44,12 @@ def test_every_policy_and_the_bounds_are_printed(
 
 
 @pytest.mark.parametrize("options", [["--cache-gb", "0"], ["--cache-gb", "nan"]])
-def test_nonsense_is_refused(trace: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
+def test_invalid_sizes_are_refused(trace: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     assert main(["cache", "simulate", str(trace), *options]) == 2
     assert "--cache-gb" in capsys.readouterr().err
 
 
-def test_a_file_that_is_no_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_text("hello\n")
     assert main(["cache", "simulate", str(tmp_path / "x")]) == 2
     assert "line 1" in capsys.readouterr().err
@@ -70,7 +70,7 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
-def test_what_is_kept_is_counted_verified_and_cleared(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_kept_entries_are_counted_verified_and_cleared(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     disk = ["--disk", str(kept)]
     assert main(["cache", "inspect", *disk]) == 0
     assert main(["cache", "verify", *disk]) == 0
@@ -88,7 +88,7 @@ def test_what_is_kept_is_counted_verified_and_cleared(kept: Path, capsys: pytest
     assert lines[3:] == ["2 entries removed", "0 entries, 0.0 MiB"]
 
 
-def test_an_output_that_nobody_reads_is_no_fault_of_the_place(kept: Path) -> None:
+def test_a_closed_output_is_not_reported_as_a_fault_of_the_place(kept: Path) -> None:
     for number in range(2000):  # more lines than the output buffer holds
         (kept / "entries" / key_of(number)).touch()
     command = [sys.executable, "-m", "keepsight", "cache", "inspect", "--keys", "--disk", str(kept)]
@@ -107,7 +107,7 @@ def test_an_output_that_nobody_reads_is_no_fault_of_the_place(kept: Path) -> Non
         *([each, "0" * 64, "--encoder-disk-cache"] for each in ("pin", "unpin")),
     ],
 )
-def test_a_folder_that_cannot_be_looked_into_is_told_by_its_flag(
+def test_a_folder_that_cannot_be_read_is_reported_with_its_flag(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["cache", *typed, f"{tmp_path}/{'long' * 100}"]) == 2
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_looked_into_is_told_by_its_flag(
     assert "File name too long" in error_output
 
 
-def test_looking_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspecting_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "inspect", "--disk", str(tmp_path / "none")]) == 0
     assert capsys.readouterr().out == f"nothing is kept in {tmp_path / 'none'}\n"
     assert not (tmp_path / "none").exists()
@@ -135,7 +135,7 @@ def test_a_folder_with_other_content_is_left_as_it_is(
     assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
 
 
-def test_a_server_that_is_not_there_is_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "clear", "--remote", f"unix://{tmp_path}/none"]) == 2
     assert "--remote" in capsys.readouterr().err
 
@@ -167,7 +167,7 @@ def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
 
 
 @pytest.mark.parametrize("kept_bytes", [20, 900])
-def test_a_picture_that_cannot_be_warmed_is_told_by_its_file(
+def test_a_picture_that_cannot_be_warmed_is_reported_with_its_file(
     kept_bytes: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pictures = [tmp_path / f"{name}.png" for name in ("a", "cut", "b")]
@@ -192,7 +192,7 @@ def test_a_place_that_keeps_nothing_is_refused_before_a_model_is_loaded(
     assert f"{flag}: {picture}/none cannot be used: " in capsys.readouterr().err
 
 
-def test_pictures_that_are_not_kept_though_they_were_encoded_are_told(
+def test_pictures_that_were_encoded_but_not_kept_are_reported(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "picture.png"
@@ -205,7 +205,7 @@ def test_pictures_that_are_not_kept_though_they_were_encoded_are_told(
 # Pins ---------------------------------------------------------------------------------------------------------
 
 
-def test_pins_are_shown_and_go_again(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pins_are_shown_and_can_be_removed(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place, keys = ["--encoder-disk-cache", str(kept)], [key_of(number) for number in range(3)]
     assert main(["cache", "pin", keys[0], keys[2], *place]) == 0
     # A failing `pin` does not unpin entries that were already pinned.
@@ -227,7 +227,7 @@ def test_pins_are_shown_and_go_again(kept: Path, capsys: pytest.CaptureFixture[s
     ]
 
 
-def test_what_is_pinned_while_its_server_runs_stays(tmp_path: Path) -> None:
+def test_pictures_pinned_while_their_server_runs_are_kept(tmp_path: Path) -> None:
     server = DiskTier(tmp_path, 10 * 4096)
     for number in range(30):
         assert server.put(key_of(number), array_of(number))
@@ -255,7 +255,7 @@ def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.Capture
         (["unpin", "--all", key_of(0)], "PICTURE|KEY"),
     ],
 )
-def test_what_cannot_be_pinned_is_refused(
+def test_invalid_pins_are_refused(
     arguments: list[str], field: str, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("keepsight.tiers.disk_place.default_disk_directory", lambda _: kept)

@@ -135,7 +135,7 @@ def test_clear_begins_a_new_conversation_without_pictures(terminal: Terminal, sc
     assert script.messages == [{"role": "system", "content": "Be kind."}, {"role": "user", "content": "Two"}]
 
 
-def test_what_is_saved_is_the_body_of_a_request(terminal: Terminal, tmp_path: Path) -> None:
+def test_a_saved_conversation_is_the_body_of_a_request(terminal: Terminal, tmp_path: Path) -> None:
     saved = tmp_path / "my chat.json"
     assert terminal.type("Hello", f"/save {saved}", options=("--temperature", "0")) == 0
     messages = [HELLO, {"role": "assistant", "content": "Hello!"}]
@@ -159,20 +159,20 @@ def test_help_names_every_command_and_quit_leaves(terminal: Terminal, script: Sc
         ("/sing", "error: /sing: is not a command; /help lists them"),
     ],
 )
-def test_a_mistake_is_told_and_the_chat_goes_on(terminal: Terminal, line: str, message: str) -> None:
+def test_a_mistake_is_reported_and_the_chat_continues(terminal: Terminal, line: str, message: str) -> None:
     assert terminal.type(line, "Hello") == 1
     assert message in terminal.err
     assert terminal.out == "Hello!\n"
 
 
-def test_a_message_of_which_nothing_came_leaves_no_trace(terminal: Terminal, script: Script) -> None:
+def test_a_message_without_any_answer_leaves_no_trace(terminal: Terminal, script: Script) -> None:
     script.answers = [[b'data: {"error": {"message": "It broke."}}\n\n'], answer("Hello!")]
     assert terminal.type("/image http://x/y.png", "What is this?", "Hello") == 1
     assert "error: It broke.\n" in terminal.err
     assert script.messages == [HELLO]
 
 
-def test_what_came_of_an_answer_that_broke_off_stays(terminal: Terminal, script: Script) -> None:
+def test_the_beginning_of_an_answer_that_broke_off_is_kept(terminal: Terminal, script: Script) -> None:
     script.answers = [[event("Hel")], answer("Hello!")]
     terminal.type("Hello", "Again")
     assert terminal.out == "Hel\nHello!\n"
@@ -253,7 +253,7 @@ def test_a_standard_stream_that_is_closed_has_no_lines_and_shows_none(closed: st
     assert "Traceback" not in done.stderr
 
 
-def test_lines_that_are_no_text_are_told_of_in_one_line(script: Script) -> None:
+def test_lines_that_are_not_text_are_reported_in_one_line(script: Script) -> None:
     with run_chat(script.url) as chat:
         out, err = chat.communicate(b"caf\xe9\n", timeout=20)
     assert (chat.returncode, out, script.bodies) == (2, b"", [])
@@ -272,14 +272,16 @@ def test_where_python_takes_any_bytes_a_question_has_to_be_text_and_a_file_s_nam
     assert b"\nerror: standard input: is not UTF-8\n1 attached to the next message\n" in err
 
 
-def test_what_is_told_to_the_model_before_has_to_be_text_too(terminal: Terminal, script: Script) -> None:
+def test_the_system_message_has_to_be_text_too(terminal: Terminal, script: Script) -> None:
     assert terminal.type("Hello", options=("--system", "caf\udce9")) == 2
     assert terminal.err == "keepsight chat: --system: is not UTF-8\n"
     assert script.bodies == []
 
 
 @pytest.mark.parametrize(("encoding", "shown"), [("ascii", "caf\u00e9"), ("utf-8", "half of a pair: \ud83d")])
-def test_what_standard_output_cannot_hold_ends_no_conversation(script: Script, encoding: str, shown: str) -> None:
+def test_characters_that_standard_output_cannot_encode_do_not_end_the_conversation(
+    script: Script, encoding: str, shown: str
+) -> None:
     # Sent as JSON escapes, so that the stream itself is valid UTF-8.
     script.answers = [
         [json.dumps({"choices": [{"delta": {"content": shown}}]}).join(("data: ", "\n\n")).encode(), DONE]

@@ -27,7 +27,7 @@ def save(drawn: Drawn, path: Path) -> str:
     return str(path)
 
 
-def test_it_prints_the_right_answer_and_nothing_else(
+def test_generate_prints_the_right_answer_and_nothing_else(
     drawn: Drawn, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     question = drawn.questions[0]
@@ -37,7 +37,7 @@ def test_it_prints_the_right_answer_and_nothing_else(
     assert captured.err == ""
 
 
-def test_it_takes_several_pictures_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_takes_several_pictures_in_their_order(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     drawings = [draw(seed) for seed in (1, 2, 3)]
     flags = [part for index, each in enumerate(drawings) for part in ("--image", save(each, tmp_path / f"{index}.png"))]
     question = list_question(drawings)
@@ -45,18 +45,18 @@ def test_it_takes_several_pictures_in_their_order(tmp_path: Path, capsys: pytest
     assert capsys.readouterr().out == f"{question.answer}\n"
 
 
-def test_it_takes_pdfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_takes_pdfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "a.pdf").write_bytes(write_pdf(Page(["A report"])))
     assert generate("--file", str(tmp_path / "a.pdf"), "What is it?", "--max-tokens", "3") == 0
     assert capsys.readouterr().out.strip()
 
 
-def test_it_answers_without_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+def test_generate_answers_without_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
     assert generate("Hello!", "--max-tokens", "3") == 0
     assert capsys.readouterr().out.strip()
 
 
-def test_a_terminal_is_not_told_what_to_do_by_a_model(
+def test_a_model_s_control_characters_do_not_reach_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = RequestOutput("r", None, [1], [CompletionOutput(0, "\x1b]0;mine\x07A cat.\n\tTwo.", [2], "stop")])
@@ -65,7 +65,7 @@ def test_a_terminal_is_not_told_what_to_do_by_a_model(
     assert capsys.readouterr().out == "]0;mineA cat.\n\tTwo.\n"
 
 
-def test_a_seed_repeats_what_temperature_scatters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seed_repeats_an_answer_at_any_temperature(capsys: pytest.CaptureFixture[str]) -> None:
     def sample(seed: str) -> str:
         assert generate("Hello!", "--temperature", "3", "--seed", seed, "--max-tokens", "8") == 0
         return capsys.readouterr().out

@@ -64,7 +64,7 @@ def test_every_command_explains_its_options_without_torch(name: str) -> None:
         (["--loud", "serve"], "unrecognized arguments: --loud"),
     ],
 )
-def test_a_command_line_that_makes_no_sense_is_told_in_one_line_and_exits_with_2(
+def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert exit_status(arguments) == 2
@@ -149,7 +149,7 @@ def test_a_mistake_is_one_line_on_standard_error_and_exit_status_2(
         ["--allowed-media-networks"],
     ],
 )
-def test_a_model_that_a_flag_took_for_its_last_value_is_told_before_the_demo_is_served(
+def test_a_model_that_a_flag_took_for_its_last_value_is_reported_before_the_demo_is_served(
     values: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     no_port = ["--port", "70000"]
@@ -252,7 +252,7 @@ def test_output_to_a_closed_pipe_exits_as_by_sigpipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("buffering", [[], ["-u"]])
-def test_output_that_finds_no_room_is_one_line_and_no_success(buffering: Sequence[str], tmp_path: Path) -> None:
+def test_output_that_finds_no_room_is_reported_in_one_line_and_fails(buffering: Sequence[str], tmp_path: Path) -> None:
     command = [sys.executable, *buffering, "-m", "keepsight", "demo-picture", "-o", str(tmp_path / "x.png")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
@@ -260,7 +260,7 @@ def test_output_that_finds_no_room_is_one_line_and_no_success(buffering: Sequenc
     assert (done.returncode, done.stderr) == (1, "keepsight demo-picture: [Errno 28] No space left on device\n")
 
 
-def test_a_bug_of_ours_is_not_dressed_up_as_a_mistake_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_our_own_bug_is_not_reported_as_a_mistake_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
     command = SimpleNamespace(add_arguments=lambda parser: None, run=lambda arguments: 1 // 0)
     monkeypatch.setattr(main_module, "import_module", lambda _name: command)
     with pytest.raises(ZeroDivisionError):
@@ -278,13 +278,13 @@ def test_standard_streams_need_not_be_open(closed: Sequence[int], tmp_path: Path
         "import os, sys\nfrom keepsight.cli.main import main\n"
         "status = main(['demo-picture', '-o', f'{sys.argv[1]}/x.png'])\n"
         "streams = [os.fstat(each).st_rdev for each in range(3)]\n"
-        "open(f'{sys.argv[1]}/told', 'w').write(f'{status} {streams}')"
+        "open(f'{sys.argv[1]}/written', 'w').write(f'{status} {streams}')"
     )
     closing = " ".join(f"{each}>&-" for each in closed)
     subprocess.run(
         ["sh", "-c", f'exec {closing}; exec "$@"', "sh", sys.executable, "-c", program, tmp_path], check=True
     )
-    status, _, streams = (tmp_path / "told").read_text().partition(" ")
+    status, _, streams = (tmp_path / "written").read_text().partition(" ")
     assert status == "0"
     nowhere = Path(os.devnull).stat().st_rdev
     assert {json.loads(streams)[each] for each in closed} == {nowhere}

@@ -125,7 +125,7 @@ def test_a_disk_cache_may_be_asked_for_without_a_place() -> None:
     assert parse("--prefix-disk-cache").has_far_tiers
 
 
-def test_limits_of_pictures_may_be_said_without_json() -> None:
+def test_limits_of_pictures_may_be_given_without_json() -> None:
     assert parse("--limit-mm-per-prompt", "image=8, video=0").limit_mm_per_prompt == {"image": 8, "video": 0}
 
 
@@ -136,7 +136,7 @@ def test_help_shows_the_default_limit_of_pictures_as_it_would_be_typed() -> None
 
 
 @pytest.mark.parametrize("limits", ["8", "image", "image=many", '{"image": 8', ""])
-def test_limits_that_are_none_are_refused(limits: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_limits_are_refused(limits: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         parse("--limit-mm-per-prompt", limits)
     assert "is neither JSON" in capsys.readouterr().err

@@ -32,7 +32,7 @@ def test_an_answer_comes_in_pieces_and_with_what_it_took(script: Script) -> None
     assert script.bodies == [{"messages": [], "stream": True, "stream_options": {"include_usage": True}}]
 
 
-def test_what_unicode_takes_for_the_end_of_a_line_does_not_end_an_event(script: Script) -> None:
+def test_unicode_line_separators_do_not_end_an_event(script: Script) -> None:
     text = "a\u2028b\u0085c\x0bd\re"
     script.answers = [answer(text)]
     assert pieces(script)[0] == text
@@ -60,7 +60,7 @@ def test_the_first_model_is_named(script: Script) -> None:
 
 
 @pytest.mark.parametrize("models", [{"data": []}, {}, [], "hello"])
-def test_a_server_without_models_is_said_to_have_none(script: Script, models: object) -> None:
+def test_a_server_without_models_is_reported(script: Script, models: object) -> None:
     script.models = models
     with pytest.raises(NoAnswerError, match=r"has no model.*--model"):
         OpenAIServer(script.url).first_model()
@@ -83,7 +83,7 @@ def test_the_key_goes_with_every_request_and_only_if_there_is_one(script: Script
         (401, b'{"error": {"message": "wrong key"}}', "401: wrong key (--api-key, or OPENAI_API_KEY in"),
     ],
 )
-def test_a_refusal_is_told_in_the_server_s_words(script: Script, status: int, body: bytes, message: str) -> None:
+def test_a_refusal_is_reported_in_the_server_s_words(script: Script, status: int, body: bytes, message: str) -> None:
     script.status, script.refusal = status, body
     assert failure(script).startswith(message)
 

@@ -41,7 +41,7 @@ def test_the_official_client_gets_right_answers_about_a_drawn_picture(client: op
     assert {text: answer(client, ask(by_url(drawn.picture), text)) for text in asked} == asked
 
 
-def test_what_the_model_makes_of_texts_and_pictures_is_told_as_vectors(client: openai.OpenAI, drawn: Drawn) -> None:
+def test_texts_and_pictures_are_returned_as_vectors(client: openai.OpenAI, drawn: Drawn) -> None:
     create: Any = client.embeddings.create
     embeddings = [create(model="keepsight-demo", input=["A red circle", "A blue square"]) for _ in range(2)]
     first, again = ([each.embedding for each in body.data] for body in embeddings)
@@ -87,7 +87,7 @@ def test_embeddings_of_a_prompt_s_tokens_are_continued_as_the_prompt(client: ope
     assert (refused.value.param, refused.value.code) == ("prompt_embeds", "invalid_argument")
 
 
-def test_several_pictures_are_told_apart(client: openai.OpenAI) -> None:
+def test_several_pictures_are_distinguished(client: openai.OpenAI) -> None:
     drawings = [draw(seed) for seed in (1, 2, 3)]
     question = list_question(drawings)
     assert answer(client, ask(*(by_url(each.picture) for each in drawings), question.text)) == question.answer
@@ -197,7 +197,7 @@ def test_the_client_finds_the_model(client: openai.OpenAI) -> None:
         client.models.retrieve("other")
 
 
-def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(server_port: int) -> None:
+def test_a_port_in_use_is_reported_in_one_line_before_the_model_is_loaded(server_port: int) -> None:
     done = subprocess.run([*COMMAND, "serve", "--port", str(server_port)], capture_output=True, text=True)
     assert done.returncode == 2
     assert "Traceback" not in done.stderr
@@ -205,7 +205,7 @@ def test_a_port_that_is_taken_is_told_in_one_line_before_the_model_is_loaded(ser
     assert line.startswith(f"keepsight serve: --port: cannot listen on 127.0.0.1:{server_port}: Address already in use")
 
 
-def test_too_few_open_files_are_told_in_one_line_before_anything_is_started() -> None:
+def test_too_few_open_files_are_reported_in_one_line_before_anything_is_started() -> None:
     limited = ["sh", "-c", 'ulimit -n 24; exec "$@"', "sh", *COMMAND, "serve", "--port", "0"]
     done = subprocess.run(limited, capture_output=True, text=True)
     assert done.returncode == 2

@@ -40,7 +40,7 @@ def account_of(url: str, messages: Any) -> dict[str, Any]:
     return account
 
 
-def test_what_is_not_even_a_request_is_counted_among_the_refused(server_port: int, url: str) -> None:
+def test_invalid_http_is_counted_among_refused_requests(server_port: int, url: str) -> None:
     before = read_counted(url, "http_responses_total", status="4xx")
     with socket.create_connection(("127.0.0.1", server_port)) as connection:
         connection.sendall(b"hello\r\n\r\n")

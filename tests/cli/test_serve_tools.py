@@ -43,7 +43,7 @@ def check_is_call(call: Any) -> None:
 
 
 @pytest.mark.parametrize(("choice", "end"), [("required", "tool_calls"), (NAMED, "stop")])
-def test_a_call_that_must_be_is_valid(client: openai.OpenAI, choice: Any, end: str) -> None:
+def test_a_required_call_is_valid(client: openai.OpenAI, choice: Any, end: str) -> None:
     [answered] = complete(client, ask(PICTURE, "What is it?"), tool_choice=choice, parallel_tool_calls=False).choices
     assert (answered.finish_reason, answered.message.content) == (end, None)
     [call] = answered.message.tool_calls
@@ -64,7 +64,7 @@ def test_a_stream_of_a_call_is_the_whole_one(client: openai.OpenAI) -> None:
     assert (same.function.name, same.function.arguments) == (call.function.name, call.function.arguments)
 
 
-def test_a_text_beside_tools_is_what_it_is_without_a_grammar(client: openai.OpenAI) -> None:
+def test_a_text_answer_with_tools_is_the_same_as_without_a_grammar(client: openai.OpenAI) -> None:
     create: Any = client.completions.create
     guided = complete(client, ask("What colours are there?"), extra_body={"return_token_ids": True})
     plain = create(model="keepsight-demo", prompt=guided.prompt_token_ids, temperature=0, max_tokens=200)
@@ -118,7 +118,7 @@ def test_json_may_be_asked_for_beside_tools(client: openai.OpenAI) -> None:
         assert json.loads(answered.message.content)["count"] in (1, 2)
 
 
-def test_what_is_wrong_with_tools_is_told_by_its_field(client: openai.OpenAI) -> None:
+def test_faults_of_tools_are_reported_with_their_field(client: openai.OpenAI) -> None:
     for options, field in (
         ({"tool_choice": {"type": "function", "function": {"name": "touch"}}}, "tool_choice.function.name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),

@@ -9,7 +9,7 @@ from keepsight.cli import serve
 from keepsight.cli.vllm_variables import EQUIVALENTS, warn_of_vllm_variables
 
 
-def test_variables_of_vllm_are_named_with_what_says_the_same_here(caplog: pytest.LogCaptureFixture) -> None:
+def test_variables_of_vllm_are_named_with_their_equivalents(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_vllm_variables({"VLLM_USE_V1": "1", "VLLM_IMAGE_FETCH_TIMEOUT": "9", "VLLM_API_KEY": "secret", "PATH": ""})
     assert caplog.messages == [
         "these environment variables are ignored: VLLM_API_KEY (use KEEPSIGHT_API_KEY), "
@@ -17,7 +17,7 @@ def test_variables_of_vllm_are_named_with_what_says_the_same_here(caplog: pytest
     ]
 
 
-def test_without_them_nothing_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_such_variables_nothing_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_vllm_variables({"PATH": "/", "KEEPSIGHT_API_KEY": "k"})
     assert not caplog.messages
 

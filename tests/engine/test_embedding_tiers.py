@@ -219,7 +219,7 @@ def test_a_far_tier_has_as_long_as_making_all_that_is_loading_anew_would_take(be
     assert bench.tiers._patience() < waiting
 
 
-def test_a_trace_names_each_use_by_its_entry_and_tells_what_encodings_take(tmp_path: Path) -> None:
+def test_a_trace_names_each_use_by_its_entry_and_records_encoding_times(tmp_path: Path) -> None:
     path = tmp_path / "trace"
     tiers = EmbeddingTiers(TieredStore(None, []), name, EMBEDDINGS, lambda: None, trace=TraceRecorder(path))
     media = tuple(MediaItem(key, TokenSpan(4 * place, 4), Geometry(9, 9)) for place, key in enumerate("ab"))

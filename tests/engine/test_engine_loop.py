@@ -204,8 +204,8 @@ class Meter:
         return []
 
 
-def _next(told: list[T | Exception], otherwise: T) -> T:
-    value = told.pop(0) if told else otherwise
+def _next(values: list[T | Exception], otherwise: T) -> T:
+    value = values.pop(0) if values else otherwise
     if isinstance(value, Exception):
         raise value
     return value
@@ -312,7 +312,7 @@ def test_a_reset_of_the_processor_cache_clears_the_source_and_only_that_does() -
     assert not source.found
 
 
-def test_a_new_listener_is_told_once_what_is_held() -> None:
+def test_a_new_listener_learns_once_what_is_held() -> None:
     parts = Parts(plans=[WORK, WORK])
     loop, _ = make_loop(parts)
     loop.report_all_held()
@@ -329,7 +329,7 @@ def test_hints_follow_the_answers_of_their_step() -> None:
     assert parts.story[-3:] == ["update", ("kept", ("x",), ("y",)), "send"]
 
 
-def test_the_source_is_told_once_which_embeddings_are_held() -> None:
+def test_the_source_learns_once_which_embeddings_are_held() -> None:
     parts, source = Parts(plans=[WORK, WORK], embeddings=(("x",), ("y",))), Source()
     loop, _ = make_loop(parts, make_request("a", 3), source=source)
     loop.step()
@@ -357,7 +357,7 @@ def test_the_source_is_closed_with_the_loop() -> None:
         ([StepPlan(ended=[("a", 0)])], [], [True]),
     ],
 )
-def test_it_sleeps_when_no_work_began_and_no_message_came(
+def test_the_loop_sleeps_when_no_work_began_and_no_message_came(
     plans: list[StepPlan | Exception], results: list[StepResult | Exception], waits: list[bool]
 ) -> None:
     parts = Parts(plans=plans, results=results)
@@ -388,20 +388,18 @@ def test_an_empty_plan_is_carried_out_too() -> None:
     assert parts.story[1:] == ["schedule", "run", "update"]
 
 
-def test_the_scheduler_is_told_the_time_before_each_plan() -> None:
+def test_the_scheduler_gets_the_time_before_each_plan() -> None:
     """Pins expire by it."""
     parts = Parts()
     loop, _ = make_loop(parts, AbortRequest("a"))
     before = time.monotonic()
     loop.step()
-    [told] = parts.moments
-    assert before <= told <= time.monotonic()
+    [noted] = parts.moments
+    assert before <= noted <= time.monotonic()
 
 
 @pytest.mark.parametrize("place", ["plans", "results", "outputs"])
-def test_an_internal_failure_ends_the_loop_and_all_requests_are_told(
-    place: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_internal_failure_ends_the_loop_and_fails_all_requests(place: str, caplog: pytest.LogCaptureFixture) -> None:
     parts = Parts(plans=[WORK, WORK], outputs=[[token("a", "stop"), token("b")]])
     values = {"plans": WORK, "results": StepResult(), "outputs": [token("a", "stop"), token("b")]}
     setattr(parts, place, [values[place], RuntimeError("out of luck")])

@@ -242,10 +242,10 @@ def test_items_made_for_the_rest_of_a_known_prompt_are_reported_when_made() -> N
     engine.loop.step()
     while engine.scheduler.has_requests:
         engine.loop.step()
-    told = [each for each in engine.sent if isinstance(each, RequestBegun | TokenOutput)]
-    stories = [each for each in told if isinstance(each, RequestBegun)]
-    assert [told.index(each) for each in stories] == [0, 2]
-    assert [[each.found_in for each in story.media] for story in stories] == [["prefix", "prefix"], ["prefix", None]]
+    sent = [each for each in engine.sent if isinstance(each, RequestBegun | TokenOutput)]
+    reports = [each for each in sent if isinstance(each, RequestBegun)]
+    assert [sent.index(each) for each in reports] == [0, 2]
+    assert [[each.found_in for each in story.media] for story in reports] == [["prefix", "prefix"], ["prefix", None]]
     assert engine.counted(ENCODED) == [3]
 
 
@@ -271,7 +271,7 @@ def in_host_memory(max_bytes: int = 1 << 20) -> EmbeddingTiers:
     return EmbeddingTiers(TieredStore(HostTier(max_bytes), []), name, Embeddings("uint8", width, width), lambda: None)
 
 
-def test_embeddings_of_a_tier_are_told_by_its_name() -> None:
+def test_embeddings_from_a_tier_are_reported_with_its_name() -> None:
     tiers = in_host_memory()
     engine = Engine(tiers=tiers, num_pictures=1)
     engine.ask("a", 3, "x", 4)
@@ -327,7 +327,7 @@ def test_embeddings_are_valued_by_another_engine_s_times_until_one_is_made_here(
     assert engine.counted(ENCODED, HOST.hits, DEVICE.hits, DEVICE.saved_seconds) == [0, 1, 1, pytest.approx(0.01)]
 
 
-def test_embeddings_that_a_nearer_tier_lost_are_told_by_the_tier_that_gave_them(
+def test_embeddings_that_a_nearer_tier_lost_are_reported_with_the_tier_that_gave_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     name = partial(entry_key, model_digest="model", processor="", dtype="fake")
@@ -412,7 +412,7 @@ def test_held_entries_are_counted_before_the_end_of_an_answer_is_sent() -> None:
     assert engine.counted(BLOCKS, PREFIX.budget_bytes) == [64, 6400]
 
 
-def test_without_a_prefix_cache_none_is_asked_or_has_room() -> None:
+def test_without_a_prefix_cache_no_queries_are_counted_and_it_has_no_room() -> None:
     engine = Engine(caches_prefixes=False)
     for request_id in "ab":
         engine.ask(request_id, 9)

@@ -123,7 +123,7 @@ def test_each_frontend_gets_the_tokens_that_it_asked_for(frontends: list[Fronten
         assert frontend.ask(request) == frontend.expected(request)
 
 
-def test_a_frontend_that_comes_late_is_told_what_is_held(engine: Engine, frontends: list[Frontend]) -> None:
+def test_a_late_frontend_learns_what_is_held(engine: Engine, frontends: list[Frontend]) -> None:
     one, two = frontends
     assert one.channel.send(make_request("a", 2, "cat", 3, max_tokens=1))
     assert one.outputs.get(timeout=SOON) == MediaNeeded("a", ("cat",))
@@ -152,7 +152,7 @@ def test_an_engine_that_computes_on_all_cores_lets_first_tokens_pass_and_no_othe
     assert pauses == [HAND_OVER_SECONDS] * (3 if computes_on_cores else 0)
 
 
-def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]) -> None:
+def test_a_request_with_an_id_in_use_is_refused(frontends: list[Frontend]) -> None:
     one, two = frontends
     assert one.channel.send(endless("same"))
     one.outputs.get(timeout=SOON)
@@ -160,12 +160,12 @@ def test_a_request_under_another_one_s_name_is_refused(frontends: list[Frontend]
     assert two.outputs.get(timeout=SOON) == RequestFailed("same", "request 'same' exists already")
 
 
-@pytest.mark.parametrize("is_told", [True, False])
-def test_requests_of_a_lost_frontend_are_aborted(engine: Engine, frontends: list[Frontend], is_told: bool) -> None:
+@pytest.mark.parametrize("is_reported", [True, False])
+def test_requests_of_a_lost_frontend_are_aborted(engine: Engine, frontends: list[Frontend], is_reported: bool) -> None:
     one, two = frontends
     assert one.channel.send(endless("a"))
     one.outputs.get(timeout=SOON)
-    if is_told:
+    if is_reported:
         engine.process.act_on(FrontendLost("one"))
     one.channel.close()
     # The name is free as soon as the request is forgotten.

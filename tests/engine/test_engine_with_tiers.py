@@ -45,7 +45,7 @@ class Engine:
         tiers = EmbeddingTiers(self.store, name, Embeddings("uint8", width, width), inbox.wake)
         self.tiers = tiers
         kv_cache = self.config.kv_cache
-        self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, None, lambda *told: tiers.keeping()(*told))
+        self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, None, lambda *given: tiers.keeping()(*given))
         loaded = make_engine(self.config, self.runner, inbox, tiers=tiers, accepts_unrequested_pixels=False)
         self.engine = InProcessEngine(loaded, MediaPool(1), PixelSource(), None, Counters())
         self.engine.start()

@@ -315,7 +315,7 @@ def test_an_engine_that_fails_answers_all_requests_now_and_later() -> None:
         run(story(made))
 
 
-def test_closing_fails_what_runs_and_refuses_what_comes_and_may_be_done_twice() -> None:
+def test_closing_fails_running_requests_refuses_new_ones_and_may_be_done_twice() -> None:
     async def story(made: Bench) -> None:
         made.runner.may_step.clear()
         running = asyncio.ensure_future(made.answer("a", 5, **ENDLESS))
@@ -445,7 +445,7 @@ def test_an_event_loop_that_is_gone_does_not_harm_the_engine() -> None:
         del tokens
 
 
-def test_resetting_a_cache_is_for_those_who_come_after() -> None:
+def test_resetting_a_cache_affects_later_requests_only() -> None:
     async def cached(made: Bench, name: str) -> int:
         # Read to the end: a request that still runs after the reset may compute blocks that the next one rightly finds.
         tokens = [token async for token in made.engine.generate(made.prepare(name, 20, "cat", 9))]

@@ -22,7 +22,7 @@ from keepsight.structured_outputs import StructuredOutputsParams
 from tests.place import placed
 
 
-def test_an_engine_normalises_as_its_operator_says() -> None:
+def test_an_engine_normalizes_as_its_options_say() -> None:
     engine = load_engine_alone(Config(**placed(mm_processor_kwargs={"image_mean": 0.25, "image_std": 0.5})))
     try:
         assert isinstance(engine.runner, ModelRunner)
@@ -50,7 +50,7 @@ def test_an_engine_has_one_thread_per_core_or_one_for_the_demo_and_leaves_the_ca
     assert engine.runner._share.all == num_threads
 
 
-def test_nothing_of_the_vocabulary_is_read_with_the_first_guided_answer(tmp_path: Path) -> None:
+def test_the_vocabulary_is_read_before_the_first_guided_answer(tmp_path: Path) -> None:
     """Reading it then would keep every stream waiting."""
     folder = shutil.copytree(checkpoint_path(), tmp_path / "demo")
     engine = load_engine_alone(Config(**placed(model=str(folder))))
@@ -72,7 +72,7 @@ def test_a_model_larger_than_what_is_left_of_memory_is_refused(
         load_engine_alone(Config(device="cpu"))
 
 
-def test_a_device_that_has_no_room_for_a_model_is_told_in_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_without_room_for_a_model_is_reported_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.50 GiB.")
 
@@ -81,7 +81,7 @@ def test_a_device_that_has_no_room_for_a_model_is_told_in_a_line(monkeypatch: py
         load_engine_alone(Config(device="cpu"))
 
 
-def test_a_weight_that_no_memory_could_hold_is_told_in_a_line(tmp_path: Path) -> None:
+def test_a_weight_that_no_memory_could_hold_is_reported_in_one_line(tmp_path: Path) -> None:
     folder = shutil.copytree(checkpoint_path(), tmp_path / "demo")
     fields = json.loads((folder / "config.json").read_text())
     fields["text_config"]["vocab_size"] = 10**15

@@ -66,13 +66,13 @@ def test_a_limit_of_the_process_alone_holds_too(kind: int) -> None:
         "import resource; from keepsight.engine.measure_machine import measure_host_memory;"
         f"resource.setrlimit({kind}, (2**33, 2**33)); print(*measure_host_memory())"
     )
-    told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
-    total, available = map(int, told.split())
+    output = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True).stdout
+    total, available = map(int, output.split())
     assert total <= 2**33
     assert 0 < available < 2**33 - 2**20
 
 
-def test_a_system_without_these_files_has_memory_too(tmp_path: Path) -> None:
+def test_memory_is_measured_on_a_system_without_these_files(tmp_path: Path) -> None:
     total, available = measure_host_memory(tmp_path / "meminfo", tmp_path)
     assert total > available > 2**28
 

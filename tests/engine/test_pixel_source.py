@@ -41,7 +41,7 @@ def test_handles_that_lead_nowhere_are_refused_and_inline_pixels_are_not(source:
 
 
 @pytest.mark.parametrize("source", ["none", "processor_only", "shm"], indirect=True)
-def test_without_a_store_of_its_own_it_finds_nothing_and_has_no_changes(source: PixelSource) -> None:
+def test_a_source_without_a_store_finds_nothing_and_has_no_changes(source: PixelSource) -> None:
     source.receive(MediaArrived(name_of(1), picture(1)))
     assert source.find(name_of(1)) is None
     assert source.take_changes() == ((), ())

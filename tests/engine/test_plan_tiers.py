@@ -72,21 +72,21 @@ def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(checkpoint:
     plan = plan_tiers(Config(model=checkpoint, prefix_disk_cache=f"{tmp_path}/kept"))
     pages, other_pages = Pages("uint8", (4, 16)), Pages("uint8", (1, 16))
     first = (pages, "processor", "float32 on cpu, avx2")
-    for told in (
+    for arguments in (
         first,
         (other_pages, *first[1:]),
         (pages, "another", first[2]),
         (pages, first[1], "float32 on cpu, amx"),
     ):
-        tiers = plan.open_prefixes(*told, lambda: None)
+        tiers = plan.open_prefixes(*arguments, lambda: None)
         assert tiers is not None
         tiers.wait_opened()
         load = StretchLoad(0, (b"stretch",))
         tiers.load(load, 0.0)
         loaded = list[LoadedStretches]()
         wait_until(lambda tiers=tiers, loaded=loaded: loaded.extend(tiers.take_loaded()) or loaded)  # type: ignore[misc]
-        assert loaded == [LoadedStretches(load, range(0), (), is_last=True)], told
-        tiers.keep(KeptStretch(b"stretch", ()), lambda pages=told[0]: array_of(pages))  # type: ignore[misc]
+        assert loaded == [LoadedStretches(load, range(0), (), is_last=True)], arguments
+        tiers.keep(KeptStretch(b"stretch", ()), lambda pages=arguments[0]: array_of(pages))  # type: ignore[misc]
         tiers.close()
     again = plan.open_prefixes(*first, lambda: None)
     assert again is not None
@@ -143,8 +143,8 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_impossible_options_are_refused_by_the_user_s_option_names(name: str, checkpoint: Path, tmp_path: Path) -> None:
-    options, told = WRONG[name]
-    with pytest.raises(InvalidArgumentError, match=told):
+    options, message = WRONG[name]
+    with pytest.raises(InvalidArgumentError, match=message):
         tiers_of(checkpoint, 0, **options(tmp_path))
 
 

@@ -110,7 +110,7 @@ def test_no_more_are_on_their_way_than_a_step_takes_in(tiers: Tiers, tier: FakeT
 
 
 @pytest.mark.parametrize("gap", [0, 2, STRETCHES_AT_ONCE, 2 * STRETCHES_AT_ONCE - 1])
-def test_it_ends_before_the_first_that_is_not_there(tiers: Tiers, gap: int) -> None:
+def test_a_load_ends_before_the_first_missing_stretch(tiers: Tiers, gap: int) -> None:
     length = 2 * STRETCHES_AT_ONCE
     tiers.keep(*(number for number in range(length) if number != gap))
     assert [len(came) for came in tiers.load(row(length)).values()] == [gap]
@@ -247,7 +247,7 @@ def test_an_engine_waits_until_it_is_known_what_was_kept_before(error: Exception
     tiers.tiers.close()
 
 
-def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_engine_does_not_wait_forever(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     tier = ClosedTier()
     tiers = Tiers(tier)
     monkeypatch.setattr("keepsight.engine.prefix_tiers.OPENING_SECONDS", 0.01)

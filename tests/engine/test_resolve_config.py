@@ -74,7 +74,7 @@ def test_prompts_are_computed_beside_streams_on_a_cpu() -> None:
     assert resolve(CUDA_SIZE, CUDA, max_prompt_tokens_beside_streams=0).scheduler.max_prompt_tokens_beside_streams == 0
 
 
-def test_as_much_is_encoded_as_computed_unless_told_otherwise() -> None:
+def test_as_many_tokens_are_encoded_as_computed_unless_configured_otherwise() -> None:
     assert resolve().scheduler.max_num_encoder_input_tokens == 2048
     assert resolve(max_num_encoder_input_tokens=256).scheduler.max_num_encoder_input_tokens == 256
     with pytest.raises(InvalidArgumentError, match="max_num_encoder_input_tokens: must be at least 256, not 255"):
@@ -115,7 +115,7 @@ def test_by_default_it_holds_512_pictures_or_a_twentieth_of_the_memory() -> None
     assert max_bytes(10 * 2**20) == 8192 * 5120, "never less than one step encodes"
 
 
-def test_a_gpu_that_is_not_there_holds_no_embeddings() -> None:
+def test_embeddings_cannot_be_held_on_a_gpu_that_does_not_exist() -> None:
     with pytest.raises(InvalidArgumentError, match="mm_cache_device: must be auto or cpu, not gpu"):
         resolve(mm_cache_device="gpu", encoder_cache_gb=1)
     assert resolve(CUDA_SIZE, CUDA, mm_cache_device="gpu").encoder_cache.is_shared

@@ -66,7 +66,7 @@ def test_each_frontend_hears_of_its_own_requests_in_their_order(router: OutputRo
     assert sent.to == {"one": [outputs[0], outputs[2]], "two": [outputs[1]]}
 
 
-def test_hints_are_for_all_and_media_from_anybody(router: OutputRouter, inbox: Inbox) -> None:
+def test_hints_go_to_all_frontends_and_media_are_accepted_from_any(router: OutputRouter, inbox: Inbox) -> None:
     sent, arrived = Sent(), MediaArrived("h", StoredPixels((1, 1, 3)))
     router.send([MediaHeld(("h",))], sent)
     assert (sent.to, sent.to_all) == ({}, [MediaHeld(("h",))])
@@ -117,7 +117,7 @@ def test_a_frontend_that_cannot_be_sent_to_is_sent_nothing_more(router: OutputRo
     assert sent.to == {}
 
 
-def test_an_engine_that_has_ended_takes_nothing(router: OutputRouter, inbox: Inbox) -> None:
+def test_an_engine_that_has_ended_accepts_no_messages(router: OutputRouter, inbox: Inbox) -> None:
     inbox.close()
     assert router.take("one", request("a")) == "the engine has ended"
 

@@ -150,7 +150,7 @@ def test_no_row_depends_on_whose_rows_are_computed_with_it(name: str, place: Pla
 
 @pytest.mark.usefixtures("rounds")
 @pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
-def test_where_products_round_none_does_either() -> None:
+def test_no_row_depends_on_others_where_products_round() -> None:
     assert_same_in_whatever_company(first_decoder(CONFIG, ROUNDED), ROUNDED)
 
 

@@ -15,7 +15,7 @@ def slots_of(block_ids: list[int]) -> list[int]:
 
 
 @given(first=pages, replacement=pages, where=st.integers(0, 12), data=st.data())
-def test_it_is_the_pages_last_written_and_nothing_of_those_before(
+def test_a_table_lists_the_pages_last_written_and_none_from_before(
     first: list[int], replacement: list[int], where: int, data: st.DataObject
 ) -> None:
     where = min(where, len(first))

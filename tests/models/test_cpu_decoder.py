@@ -184,7 +184,7 @@ def test_in_a_step_without_read_rows_the_last_layer_only_keeps_keys_and_values()
         torch.testing.assert_close(ours.values, theirs.values, rtol=0, atol=0, equal_nan=True)
 
 
-def test_what_the_kernel_would_misread_is_refused() -> None:
+def test_arguments_that_the_kernel_would_misread_are_refused() -> None:
     decoder, batch, hidden = make_decoder(CONFIG), AttentionBatch(slices((0, 40)), CPU), torch.ones(40, 72)
     for other in (hidden.double(), hidden.bfloat16(), hidden[:39], hidden[:, :71], torch.ones(40, 73), hidden[:, None]):
         with pytest.raises(AssertionError):

@@ -96,7 +96,7 @@ def test_a_row_has_the_same_numbers_in_whatever_company(window: int, heads: int,
 @pytest.mark.parametrize("build", BUILDS_THAT_ROUND, indirect=True)
 @pytest.mark.parametrize("window", [5, 200, 1000])
 @pytest.mark.parametrize(("heads", "dim"), [(1, 32), (4, 160), (7, 8)])
-def test_a_row_of_keys_of_bfloat16_has_them_too(window: int, heads: int, dim: int) -> None:
+def test_a_row_with_bfloat16_keys_has_the_same_numbers_in_whatever_company(window: int, heads: int, dim: int) -> None:
     assert_same_in_whatever_company(window, heads, dim, torch.bfloat16)
 
 

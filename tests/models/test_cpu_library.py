@@ -23,8 +23,8 @@ COMPILERS = [name for name in ("gcc", "clang") if shutil.which(name)]
 @pytest.mark.parametrize("compiler", COMPILERS)
 @pytest.mark.parametrize("processor", ["x86-64", "haswell", "skylake-avx512", "cooperlake", "sapphirerapids"])
 def test_the_kernels_compile_for_each_kind_of_processor(compiler: str, processor: str, tmp_path: Path) -> None:
-    told = [f"-march={processor}", "-shared", "-fPIC", *SOURCES, "-lm", "-o", str(tmp_path / "kernels.so")]
-    subprocess.run([compiler, *told], check=True)
+    options = [f"-march={processor}", "-shared", "-fPIC", *SOURCES, "-lm", "-o", str(tmp_path / "kernels.so")]
+    subprocess.run([compiler, *options], check=True)
 
 
 def test_a_processor_takes_a_lesser_build_where_its_own_was_not_compiled(monkeypatch: pytest.MonkeyPatch) -> None:

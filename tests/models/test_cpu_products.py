@@ -66,7 +66,7 @@ def exact(hidden: Tensor, weight: Tensor, kind: str, bias: Tensor | None = None)
 
 @of_each_kind
 @pytest.mark.parametrize("shape", SHAPES)
-def test_they_are_the_exact_ones(shape: tuple[int, int], kind: str) -> None:
+def test_products_equal_the_exact_ones(shape: tuple[int, int], kind: str) -> None:
     weight, bias = draw_weight(*shape, kind), torch.randn(shape[0])
     for num_rows in NUM_ROWS:
         hidden = torch.randn(num_rows, shape[1])
@@ -146,14 +146,14 @@ def test_adding_to_the_output_equals_a_separate_addition(shape: tuple[int, int],
 
 @of_each_kind
 @pytest.mark.parametrize("shape", SHAPES)
-def test_its_rows_are_read_back(shape: tuple[int, int], kind: str) -> None:
+def test_rows_of_a_weight_are_read_back(shape: tuple[int, int], kind: str) -> None:
     weight = draw_weight(*shape, kind)
     for count in (0, 1, 7, 900):
         which = torch.randint(shape[0], (count,))
         assert torch.equal(make_panels(weight, kind).rows(which), weight[which].float())
 
 
-def test_what_the_kernel_would_misread_is_refused() -> None:
+def test_arguments_that_the_kernel_would_misread_are_refused() -> None:
     whole_numbers = torch.ones(8, 4, dtype=torch.int8)
     for weight, scales in ((whole_numbers, None), (torch.ones(8, 4), torch.ones(8))):
         with pytest.raises(AssertionError):
@@ -169,7 +169,9 @@ def test_what_the_kernel_would_misread_is_refused() -> None:
 
 # No narrower dtype here: a wrong one would write past the end of its memory.
 @of_each_kind
-def test_torch_s_default_precision_is_not_theirs(kind: str, set_default_dtype: Callable[[str], None]) -> None:
+def test_products_do_not_depend_on_torch_s_default_precision(
+    kind: str, set_default_dtype: Callable[[str], None]
+) -> None:
     weight, bias, hidden = draw_weight(40, 24, kind), torch.randn(40), torch.randn(5, 24)
     panels = make_panels(weight, kind, bias)
     product, rows = panels.multiply(hidden), panels.rows(torch.arange(40))

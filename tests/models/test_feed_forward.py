@@ -27,7 +27,7 @@ def seeded() -> None:
     torch.manual_seed(0)
 
 
-def test_it_gives_the_same_when_the_kernels_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_output_is_the_same_after_the_kernels_are_disabled(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, gated = gpu_kernels.gate, list[Tensor]()
 
     def note(both: Tensor, activation: str) -> Tensor:
@@ -44,7 +44,7 @@ def test_it_gives_the_same_when_the_kernels_are_given_up(monkeypatch: pytest.Mon
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_its_weights_are_there_and_counted_once() -> None:
+def test_the_weights_are_listed_and_counted_once() -> None:
     with kernels_in_use():
         feed_forward = make_feed_forward()
     weights = list(feed_forward.parameters())

@@ -49,7 +49,7 @@ def test_rows_are_normed_as_torch_norms_them(shape: tuple[int, ...], dtype: torc
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 64), (5, 72), (0, 8)], ids=str)
 @pytest.mark.parametrize("is_normed", [True, False])
-def test_what_is_added_is_normed_before_where_asked_and_the_sums_behind(
+def test_added_results_are_normed_where_asked_and_so_are_the_sums(
     shape: tuple[int, int], dtype: torch.dtype, is_normed: bool
 ) -> None:
     sums, result, of_result, scale = (*randn(2, *shape, dtype=dtype), *randn(2, shape[1]))
@@ -61,7 +61,7 @@ def test_what_is_added_is_normed_before_where_asked_and_the_sums_behind(
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("shape", [(3, 1040), (1, 16), (0, 8)], ids=str)
-def test_what_is_gated_goes_through_as_far_as_its_gate_is_open(
+def test_outputs_are_multiplied_by_their_activated_gates(
     shape: tuple[int, int], activation: str, dtype: torch.dtype
 ) -> None:
     both = randn(*shape, dtype=dtype) * 3
@@ -196,7 +196,7 @@ def kernels_of(heads: int, kv_heads: int, dim: int, number: str, bytes_per_numbe
     of_heads = {**read, "projected": model, "scales": exact, "cos": model, "sin": model, "slots": wide, "eps": "fp32"}
     of_share = {**shares, **read, "tables": wide, "ends": wide, "places": wide, "scale": "fp32"}
     group = {"GROUP": heads // kv_heads, "LANES": 16, "KV_HEADS": kv_heads}
-    told: list[tuple[str, dict[str, str], dict[str, Any]]] = [
+    kernels: list[tuple[str, dict[str, str], dict[str, Any]]] = [
         ("_norm", of_norm, {"WIDTH": 4096}),
         ("_add_and_norm", of_sums, {"NORMS": True, "WIDTH": 4096}),
         *(("_gate", of_gate, {"ACTIVATION": each, "WIDTH": gpu_kernels.GATED_AT_ONCE}) for each in ACTIVATIONS),
@@ -209,7 +209,7 @@ def kernels_of(heads: int, kv_heads: int, dim: int, number: str, bytes_per_numbe
             {"PLACED": True, "HEADS": heads, **far},
         ),
     ]
-    return [Kernel("gpu_kernels", *each) for each in told]
+    return [Kernel("gpu_kernels", *each) for each in kernels]
 
 
 @pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])

@@ -135,8 +135,8 @@ def test_long_contexts_of_few_rows_are_shared_out_and_summed(
     step = Step([(400, 11), (2, 2)], (4, 2), 24, dtype=dtype)
     shares, count = list[int](), gpu_slices.num_shares
 
-    def note(*told: int) -> int:
-        shares.append(count(*told))
+    def note(*sizes: int) -> int:
+        shares.append(count(*sizes))
         return shares[-1]
 
     monkeypatch.setattr(gpu_slices, "num_shares", note)
@@ -257,8 +257,8 @@ def kernels_of(number: str, num_bytes: int) -> Iterator[Kernel]:
             **gpu_slices.launch_of(tile),
         }
         yield Kernel("gpu_slices", "_attend_block", {**sums, **read, "factor": "fp32", "to_cap": "fp32"}, constants)
-    told = {"out": model, **dict.fromkeys(("sums", "largest", "weights"), exact), "num_shares": "i32"}
-    yield Kernel("gpu_slices", "_add_shares", told, {"DIM": 256, "WIDTH": 256})
+    types = {"out": model, **dict.fromkeys(("sums", "largest", "weights"), exact), "num_shares": "i32"}
+    yield Kernel("gpu_slices", "_add_shares", types, {"DIM": 256, "WIDTH": 256})
 
 
 @pytest.mark.parametrize(("number", "num_bytes"), [("bf16", 2), ("fp32", 4)])

@@ -81,7 +81,7 @@ def test_patches_of_a_window_see_those_alone_and_others_are_left_as_they_are(dty
 
 
 @pytest.mark.parametrize("score", [-100.0, 100.0])
-def test_scores_whose_exponential_is_no_number_may_all_be_far_from_0(score: float) -> None:
+def test_scores_may_all_be_so_far_from_0_that_their_exponentials_overflow(score: float) -> None:
     heads = draw_heads(1, 70, 1, 16)
     heads[:, :, 0, :, 0], heads[:, :, 1, :, 0] = score / SCALE, 1.0
     # Scores this large, and the powers computed from them, have fewer digits left.

@@ -22,7 +22,7 @@ print(cpu.compute(decoder, hidden[:1], cpu.slices((0, 1)), caches).shape)
 
 
 def test_a_prompt_for_which_no_memory_is_left_fails_alone() -> None:
-    told = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
-    assert told.returncode == 0, told.stderr
-    assert "can't allocate memory" in told.stdout
-    assert "torch.Size([1, 72])" in told.stdout
+    result = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    assert "can't allocate memory" in result.stdout
+    assert "torch.Size([1, 72])" in result.stdout

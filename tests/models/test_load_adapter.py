@@ -42,7 +42,7 @@ def test_any_float_is_taken(models: Models, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "told"),
+    ("name", "tensor", "message"),
     [
         ("mlp.down_proj.lora_magnitude_vector", torch.ones(4), "neither lora_A nor lora_B"),
         ("mlp.down_proj.weight", torch.ones(4, 4), "neither lora_A nor lora_B"),
@@ -54,11 +54,11 @@ def test_any_float_is_taken(models: Models, tmp_path: Path) -> None:
     ids=str,
 )
 def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
-    models: Models, tmp_path: Path, name: str, tensor: Tensor | None, told: str
+    models: Models, tmp_path: Path, name: str, tensor: Tensor | None, message: str
 ) -> None:
     tensors = drawn(models)
     tensors[LAYER + name] = tensors[LAYER + name].int() if tensor is None else tensor
-    with pytest.raises(CheckpointError, match=told) as caught:
+    with pytest.raises(CheckpointError, match=message) as caught:
         load(models, tmp_path, tensors)
     assert f"{tmp_path}/adapter_model.safetensors: {LAYER}{name}: " in str(caught.value)
 
@@ -74,7 +74,7 @@ def test_a_tensor_that_does_not_fit_is_refused_by_its_name(
         "model.language_model.layers.99.self_attn.q_proj",
     ],
 )
-def test_what_is_not_adapted_here_is_refused_by_its_name(models: Models, tmp_path: Path, module: str) -> None:
+def test_modules_that_cannot_be_adapted_are_refused_by_name(models: Models, tmp_path: Path, module: str) -> None:
     tensors = {f"base_model.model.{module}.lora_{letter}.weight": torch.ones(4, 4) for letter in "AB"}
     with pytest.raises(CheckpointError, match=rf"base_model.model.{module}.lora_A.weight: of this model only"):
         load(models, tmp_path, {**drawn(models), **tensors})
@@ -127,7 +127,7 @@ def test_a_rank_beyond_the_limit_is_refused_by_the_option_s_name(models: Models,
         load(models, tmp_path, tensors, r=5)
 
 
-def test_what_its_scale_makes_infinite_is_refused(models: Models, tmp_path: Path) -> None:
+def test_weights_that_their_scale_makes_infinite_are_refused(models: Models, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"lora_B\.weight: multiplied by its scale, 2\.5e\+299, it overflows"):
         load(models, tmp_path, drawn(models), lora_alpha=1e300)
 
@@ -140,7 +140,7 @@ def test_numbers_that_torch_does_not_have_are_refused(models: Models, tmp_path: 
         models[1].load_adapter(AdapterFolder.read(tmp_path), 4)
 
 
-def test_what_holds_no_numbers_and_no_tensors_is_refused(models: Models, tmp_path: Path) -> None:
+def test_files_with_nan_without_tensors_or_truncated_are_refused(models: Models, tmp_path: Path) -> None:
     tensors = drawn(models)
     tensors[LAYER + "mlp.down_proj.lora_A.weight"][0, 0] = torch.nan
     with pytest.raises(NotFiniteError, match="holds NaN"):

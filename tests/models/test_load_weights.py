@@ -161,12 +161,12 @@ def test_weights_that_are_not_finite_are_refused(value: float, place: Placement,
 def test_a_quantized_model_needs_room_for_what_is_kept_of_it(saved: Path) -> None:
     num_bytes = sum(each.nbytes for each in Gemma3.from_checkpoint(saved, QUANTIZED).parameters())
     Gemma3.from_checkpoint(saved, QUANTIZED, num_bytes)
-    for place, told in {
+    for place, message in {
         PLACE: r"in float32, .*; --dtype bfloat16 takes half$",
         PLACE._replace(matrix_dtype=torch.bfloat16): r"in bfloat16, .*; --quantization int8 takes about half$",
         QUANTIZED: r"in float32",  # most of what is left of it is float32
     }.items():
-        with pytest.raises(ModelTooLargeError, match=told):
+        with pytest.raises(ModelTooLargeError, match=message):
             Gemma3.from_checkpoint(saved, place, num_bytes - 1)
 
 
@@ -186,21 +186,21 @@ def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[
     assert "mm_soft_emb_norm.weight (is [5, 2], must be [" in str(caught.value)
 
 
-@pytest.mark.parametrize(("dtype", "told"), [(torch.int8, "I8"), (torch.bool, "BOOL"), (torch.complex64, "C64")])
-def test_weights_that_are_no_floats_are_refused_by_name(
-    dtype: torch.dtype, told: str, rewrite: Callable[..., Path]
+@pytest.mark.parametrize(("dtype", "stored"), [(torch.int8, "I8"), (torch.bool, "BOOL"), (torch.complex64, "C64")])
+def test_weights_that_are_not_floats_are_refused_by_name(
+    dtype: torch.dtype, stored: str, rewrite: Callable[..., Path]
 ) -> None:
     name = "language_model.model.layers.0.self_attn.q_proj.weight"
     directory = rewrite(lambda tensors: tensors | {name: tensors[name].to(dtype)})
     with pytest.raises(TensorMismatchError) as caught:
         state_of(directory)
-    assert caught.value.mistyped == (f"model.safetensors: {name} (is {told}, must be a float)",)
+    assert caught.value.mistyped == (f"model.safetensors: {name} (is {stored}, must be a float)",)
 
 
 def test_only_the_first_of_many_wrong_tensors_are_listed() -> None:
-    told = str(TensorMismatchError("folder", [f"layers.{each}" for each in range(999)]))
-    assert "999 missing: layers.0, layers.1" in told
-    assert len(told) < 500
+    message = str(TensorMismatchError("folder", [f"layers.{each}" for each in range(999)]))
+    assert "999 missing: layers.0, layers.1" in message
+    assert len(message) < 500
 
 
 def test_one_tensor_stored_under_two_names_is_refused(rewrite: Callable[..., Path]) -> None:
@@ -292,7 +292,7 @@ def test_a_bad_value_in_config_json_names_file_and_field(
         state_of(directory)
 
 
-def test_what_does_not_fit_into_memory_is_refused_with_the_numbers(saved: Path) -> None:
+def test_a_model_that_does_not_fit_into_memory_is_refused_with_the_numbers(saved: Path) -> None:
     empty = Gemma3(Gemma3Config.from_checkpoint(saved), PLACE)
     num_bytes = sum(parameter.nbytes for parameter in empty.parameters())
     with pytest.raises(ModelTooLargeError, match=r"in float32, and .* are left; --dtype bfloat16 takes half$"):

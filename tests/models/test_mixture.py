@@ -59,7 +59,7 @@ def compute_plainly(mixture: Mixture, row: Tensor) -> Tensor:
 
 @pytest.mark.usefixtures("build")
 @pytest.mark.parametrize(("num_rows", "num_chosen"), [(0, 3), (1, 1), (40, 3), (40, 9)])
-def test_both_ways_give_what_a_token_s_experts_say_of_it(num_rows: int, num_chosen: int) -> None:
+def test_both_ways_give_the_sum_of_a_token_s_experts(num_rows: int, num_chosen: int) -> None:
     mixture, hidden = make_mixture(num_chosen), torch.randn(num_rows, 16)
     expected = torch.stack([torch.zeros(16), *(compute_plainly(mixture, row) for row in hidden)])[1:]
     at_once = mixture(hidden)
@@ -75,7 +75,7 @@ def test_quantization_covers_the_experts_and_not_the_router() -> None:
     assert mixture.gate_and_up.dtype is mixture.down.dtype is torch.int8
 
 
-def test_nothing_of_the_way_of_a_gpu_depends_on_which_experts_are_chosen() -> None:
+def test_on_a_gpu_no_shape_depends_on_which_experts_are_chosen() -> None:
     """On the meta device values are unknown, as to a host that does not wait for its GPU: reading one fails."""
     mixture = Mixture(Placement(torch.device("meta"), torch.bfloat16), 16, MIXTURE, "silu")
     assert mixture(torch.empty(5, 16, device="meta", dtype=torch.bfloat16)).shape == (5, 16)

@@ -29,9 +29,9 @@ NAMED = {"fp8": "_scale_inv", "channel": "_scale", "tensor": "_scale", "int8": "
 WEIGHTS = {"num_bits": 8, "type": "float", "symmetric": True}
 
 
-def compressed(told: str, **weights: Any) -> dict[str, Any]:
+def compressed(kind: str, **weights: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": WEIGHTS | weights, "input_activations": {"num_bits": 8}}
-    return {"quant_method": "compressed-tensors", "format": told, "config_groups": {"group_0": group}}
+    return {"quant_method": "compressed-tensors", "format": kind, "config_groups": {"group_0": group}}
 
 
 UNLIKE = packed.compressed_config()
@@ -79,8 +79,8 @@ Save = Callable[[str, dict[str, Any], Callable[[dict[str, Tensor], str], None]],
 def save(saved: Path, tmp_path: Path) -> Save:
     def apply(name: str, config: dict[str, Any], change: Callable[[dict[str, Tensor], str], None]) -> Path:
         shutil.copytree(saved, folder := tmp_path / name)
-        told = json.loads((saved / "config.json").read_text()) | config
-        (folder / "config.json").write_text(json.dumps(told))
+        fields = json.loads((saved / "config.json").read_text()) | config
+        (folder / "config.json").write_text(json.dumps(fields))
         tensors = load_file(folder / "model.safetensors")
         for each in [each for each in tensors if "language_model" in each and each.endswith("proj.weight")]:
             change(tensors, each)
@@ -95,7 +95,7 @@ def state_of(folder: Path) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("how", NAMED)
-def test_its_weights_are_its_numbers_times_their_scales(how: str, save: Save) -> None:
+def test_weights_are_the_stored_numbers_times_their_scales(how: str, save: Save) -> None:
     def publish(tensors: dict[str, Tensor], name: str) -> None:
         tensors[name], tensors[name + NAMED[how]], _ = quantize(tensors[name], how)
         tensors[name.replace("weight", "input_scale")] = torch.ones(1)  # scale of its input
@@ -130,20 +130,22 @@ def test_scales_that_do_not_fit_are_named(save: Save) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_scales", "told"), [(2, r"lm_head.weight_scale \(is \[2, 1\]"), (0, "lm_head.weight .is F8")]
+    ("num_scales", "message"), [(2, r"lm_head.weight_scale \(is \[2, 1\]"), (0, "lm_head.weight .is F8")]
 )
-def test_a_head_that_only_copies_the_table_needs_scales_that_fit_it_too(num_scales: int, told: str, save: Save) -> None:
+def test_a_head_that_only_copies_the_table_needs_scales_that_fit_it_too(
+    num_scales: int, message: str, save: Save
+) -> None:
     def publish(tensors: dict[str, Tensor], name: str) -> None:
         table = tensors["language_model.model.embed_tokens.weight"]
         tensors["lm_head.weight"], scales, _ = quantize(table, "channel")
         if num_scales:
             tensors["lm_head.weight_scale"] = scales[:num_scales]
 
-    with pytest.raises(TensorMismatchError, match=told):
+    with pytest.raises(TensorMismatchError, match=message):
         state_of(save("quantized", {"quantization_config": CONFIGS["channel"]}, publish))
 
 
-def test_numbers_without_scales_are_no_weights(save: Save) -> None:
+def test_quantized_numbers_without_scales_are_refused(save: Save) -> None:
     def publish(tensors: dict[str, Tensor], name: str) -> None:
         tensors[name] = quantize(tensors[name], "fp8")[0]
 
@@ -176,7 +178,7 @@ def test_there_is_a_scale_for_all_for_each_row_or_for_each_block(
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "message"),
     [
         ({"quant_method": "hqq"}, "quant_method: 'hqq' is not supported, .*--quantization int8"),
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "'bitsandbytes' is not supported"),
@@ -201,8 +203,8 @@ def test_there_is_a_scale_for_all_for_each_row_or_for_each_block(
         (UNLIKE, "config_groups: must be present and all alike"),
     ],
 )
-def test_what_is_not_taken_is_refused_by_name(config: dict[str, Any], told: str) -> None:
-    with pytest.raises(CheckpointConfigError, match=told):
+def test_unsupported_quantization_is_refused_by_the_field_s_name(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointConfigError, match=message):
         check_quantization(JsonFields(Path("config.json"), {"quantization_config": config}))
 
 

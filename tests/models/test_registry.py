@@ -21,7 +21,7 @@ def test_the_demo_checkpoint_is_a_gemma_3() -> None:
     assert model.shape.tokens_per_image == 16
 
 
-def test_where_ours_are_asked_for_an_unknown_architecture_is_named_beside_the_known_ones(tmp_path: Path) -> None:
+def test_an_unknown_architecture_is_named_with_the_known_ones_where_only_our_models_are_allowed(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["LlamaForCausalLM"]}))
     with pytest.raises(UnknownArchitectureError, match=r"config\.json: .*LlamaForCausalLM.*Gemma3ForCausalLM"):
         load_model(tmp_path, PLACE, model_impl="keepsight")

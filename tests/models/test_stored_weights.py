@@ -85,7 +85,7 @@ def judge(
 
 
 @pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")
-def test_what_was_packed_may_be_quantized_again(tmp_path: Path) -> None:
+def test_packed_weights_may_be_quantized_again(tmp_path: Path) -> None:
     arguments = gemma3.draw_config(8)
     reference = gemma3.make_reference(arguments, 8, text_only=True)
     gemma3.save_checkpoint(reference, tmp_path / "saved")
@@ -121,9 +121,9 @@ def load(folders: dict[str, Path], tmp_path: Path) -> Callable[..., Gemma3]:
         tensors = load_file(folder / WEIGHTS)
         change(tensors)
         save_file(tensors, folder / WEIGHTS)
-        told = json.loads((folder / "config.json").read_text())
-        told["quantization_config"] |= config
-        (folder / "config.json").write_text(json.dumps(told))
+        fields = json.loads((folder / "config.json").read_text())
+        fields["quantization_config"] |= config
+        (folder / "config.json").write_text(json.dumps(fields))
         # In float64 no weight's layout changes.
         return Gemma3.from_checkpoint(folder, Placement(PLACE.device, torch.float64))
 
@@ -140,7 +140,9 @@ EACH_PART = [(method, part) for method, parts in PARTS.items() for part in parts
 
 
 @pytest.mark.parametrize(("method", "part"), EACH_PART)
-def test_a_weight_that_lacks_one_of_its_tensors_is_told(method: str, part: str, load: Callable[..., Gemma3]) -> None:
+def test_a_weight_that_lacks_one_of_its_tensors_is_reported(
+    method: str, part: str, load: Callable[..., Gemma3]
+) -> None:
     with pytest.raises(TensorMismatchError) as caught:
         load(method, lambda tensors: tensors.pop(PREFIX + part))
     # Without its numbers it is not a weight.
@@ -149,7 +151,7 @@ def test_a_weight_that_lacks_one_of_its_tensors_is_told(method: str, part: str, 
 
 
 @pytest.mark.parametrize(("method", "part"), EACH_PART)
-def test_a_tensor_of_another_shape_is_told(method: str, part: str, load: Callable[..., Gemma3]) -> None:
+def test_a_tensor_of_another_shape_is_reported(method: str, part: str, load: Callable[..., Gemma3]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[PREFIX + part] = tensors[PREFIX + part][:-1].clone()
 
@@ -158,7 +160,7 @@ def test_a_tensor_of_another_shape_is_told(method: str, part: str, load: Callabl
 
 
 @pytest.mark.parametrize(("method", "part"), EACH_PART)
-def test_a_tensor_of_another_type_is_told(method: str, part: str, load: Callable[..., Gemma3]) -> None:
+def test_a_tensor_of_another_type_is_reported(method: str, part: str, load: Callable[..., Gemma3]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[PREFIX + part] = tensors[PREFIX + part].to(torch.int16)
 
@@ -168,7 +170,7 @@ def test_a_tensor_of_another_type_is_told(method: str, part: str, load: Callable
 
 @pytest.mark.parametrize("method", ["gptq", "compressed"])
 @pytest.mark.parametrize("group", [-1, 4])
-def test_an_input_of_no_group_is_told(method: str, group: int, load: Callable[..., Gemma3]) -> None:
+def test_an_input_whose_group_does_not_exist_is_reported(method: str, group: int, load: Callable[..., Gemma3]) -> None:
     part = PARTS[method][-1] if method == "compressed" else "g_idx"
 
     def change(tensors: dict[str, Tensor]) -> None:
@@ -178,7 +180,7 @@ def test_an_input_of_no_group_is_told(method: str, group: int, load: Callable[..
         load(method, change)
 
 
-def test_a_shape_that_says_otherwise_is_told(load: Callable[..., Gemma3]) -> None:
+def test_a_stored_shape_that_differs_is_reported(load: Callable[..., Gemma3]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[f"{PREFIX}weight_shape"] = tensors[f"{PREFIX}weight_shape"].flip(0)
 
@@ -187,7 +189,7 @@ def test_a_shape_that_says_otherwise_is_told(load: Callable[..., Gemma3]) -> Non
 
 
 @pytest.mark.parametrize(
-    ("method", "config", "told"),
+    ("method", "config", "message"),
     [
         ("gptq", {"bits": 8}, r"qweight \(is \[4, 96\], must be \[8, 96\]\)"),
         ("awq", {"group_size": 16}, r"qzeros \(is \[4, 12\], must be \[2, 12\]\)"),
@@ -195,15 +197,15 @@ def test_a_shape_that_says_otherwise_is_told(load: Callable[..., Gemma3]) -> Non
         ("compressed", compressed_config(symmetric=True), "weight_zero_point"),
     ],
 )
-def test_weights_that_are_not_as_the_configuration_says_are_told(
-    method: str, config: dict[str, Any], told: str, load: Callable[..., Gemma3]
+def test_weights_that_contradict_the_configuration_are_reported(
+    method: str, config: dict[str, Any], message: str, load: Callable[..., Gemma3]
 ) -> None:
     with pytest.raises(TensorMismatchError) as caught:
         load(method, **config)
-    assert any(map(re.compile(told).search, [*caught.value.misshapen, *caught.value.surplus]))
+    assert any(map(re.compile(message).search, [*caught.value.misshapen, *caught.value.surplus]))
 
 
-def test_neighbours_are_of_one_group_where_nothing_else_is_said(load: Callable[..., Gemma3]) -> None:
+def test_neighbouring_inputs_are_one_group_where_no_groups_are_stored(load: Callable[..., Gemma3]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         for name in [name for name in tensors if name.endswith("g_idx")]:
             tensors[name] = torch.arange(len(tensors[name]), dtype=torch.int32) // 8
@@ -216,7 +218,7 @@ def test_neighbours_are_of_one_group_where_nothing_else_is_said(load: Callable[.
     assert all(torch.equal(ours[name], tensor) for name, tensor in expected.items())
 
 
-def test_a_weight_that_is_whole_and_packed_is_told(load: Callable[..., Gemma3]) -> None:
+def test_a_weight_that_is_stored_both_whole_and_packed_is_reported(load: Callable[..., Gemma3]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[f"{PREFIX}weight"] = torch.zeros(96, 32)
 
@@ -224,7 +226,7 @@ def test_a_weight_that_is_whole_and_packed_is_told(load: Callable[..., Gemma3]) 
         load("awq", change)
 
 
-def test_what_is_no_matrix_is_never_packed(load: Callable[..., Gemma3]) -> None:
+def test_weights_that_are_not_matrices_are_never_packed(load: Callable[..., Gemma3]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         del tensors["model.norm.weight"]
         for part in PARTS["awq"]:
@@ -247,7 +249,7 @@ def test_a_bias_of_zeros_may_be_where_the_model_has_none(load: Callable[..., Gem
         load("gptq", spoil)
 
 
-def test_scales_that_are_no_numbers_are_told_by_their_weight(load: Callable[..., Gemma3]) -> None:
+def test_scales_that_are_not_finite_are_reported_with_their_weight(load: Callable[..., Gemma3]) -> None:
     def change(tensors: dict[str, Tensor]) -> None:
         tensors[f"{PREFIX}scales"][0, 0] = inf
 
@@ -273,7 +275,7 @@ VALUES |= st.sampled_from(
     ),
     config=st.dictionaries(st.sampled_from(FIELDS), VALUES, max_size=2),
 )
-def test_whatever_else_is_there_is_refused_by_an_error_of_ours(
+def test_any_other_content_loads_or_is_refused_with_a_checkpoint_error(
     method: str,
     tensors: dict[str, tuple[tuple[int, ...], torch.dtype]],
     config: dict[str, Any],

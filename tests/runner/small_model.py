@@ -124,9 +124,9 @@ class Driver:
 
     def slices_with_guesses(self, sequence_id: SequenceId, guesses: Sequence[int]) -> list[Slice]:
         """Return the slice of its last token, followed by slices of the guesses."""
-        said = self.next_slice(sequence_id)
-        pieces = [self.slice(sequence_id, place, place + 1) for place in range(said.end, said.end + len(guesses))]
-        return [said, *(each._replace(samples=True, guess=guess) for each, guess in zip(pieces, guesses, strict=True))]
+        last = self.next_slice(sequence_id)
+        pieces = [self.slice(sequence_id, place, place + 1) for place in range(last.end, last.end + len(guesses))]
+        return [last, *(each._replace(samples=True, guess=guess) for each, guess in zip(pieces, guesses, strict=True))]
 
     def prompt_slices(self, sequence_id: SequenceId, cuts: Iterable[int] = ()) -> list[Slice]:
         edges = (0, *cuts, self.lengths[sequence_id] + len(self.tokens[sequence_id]))

@@ -33,11 +33,11 @@ def read(of: RunningSequence, start: int, end: int, to_logits: Callable[[Tensor]
     compute_prompt_logprobs(LOGITS[start:end], of, start, to_logits, lambda: None)
 
 
-def test_each_token_is_told_with_its_rank_and_those_that_were_likelier() -> None:
-    told = sequence()
-    read(told, 0, len(PROMPT))
-    assert len(told.prompt_logprobs) == len(PROMPT) - 1
-    for place, (own, *top) in enumerate(told.prompt_logprobs):
+def test_each_token_is_reported_with_its_rank_and_the_likeliest_ones() -> None:
+    whole = sequence()
+    read(whole, 0, len(PROMPT))
+    assert len(whole.prompt_logprobs) == len(PROMPT) - 1
+    for place, (own, *top) in enumerate(whole.prompt_logprobs):
         logprobs = LOGITS[place].log_softmax(dim=-1)
         order = logprobs.argsort(descending=True).tolist()
         assert own.token_id == PROMPT[place + 1]
@@ -63,14 +63,14 @@ def test_cuts_change_nothing(monkeypatch: pytest.MonkeyPatch, cuts: tuple[int, .
     for start, end in itertools.pairwise(cuts):
         read(cut, start, end, to_logits)
     assert max(sizes) <= rows_at_once
-    told, expected = (torch.tensor([ones[0].logprob for ones in each.prompt_logprobs]) for each in (cut, whole))
-    torch.testing.assert_close(told, expected)
+    found, expected = (torch.tensor([ones[0].logprob for ones in each.prompt_logprobs]) for each in (cut, whole))
+    torch.testing.assert_close(found, expected)
     assert [[one.token_id for one in ones] for ones in cut.prompt_logprobs] == [
         [one.token_id for one in ones] for ones in whole.prompt_logprobs
     ]
 
 
-def test_one_that_begins_anew_is_told_once() -> None:
+def test_a_prompt_that_begins_anew_is_reported_once() -> None:
     anew, unbroken = sequence(0), sequence(0)
     read(anew, 0, 5)
     read(anew, 0, 3)
@@ -79,7 +79,7 @@ def test_one_that_begins_anew_is_told_once() -> None:
     assert anew.prompt_logprobs == unbroken.prompt_logprobs
 
 
-def test_others_may_compute_between_its_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_work_may_run_between_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROWS_AT_ONCE", 2)
     pauses = list[None]()
     compute_prompt_logprobs(LOGITS, sequence(), 0, lambda rows: rows, lambda: pauses.append(None))

@@ -224,7 +224,7 @@ def test_a_gpu_that_cannot_record_computes_without(
     assert "one kernel at a time: operation not permitted" in caplog.text
 
 
-def test_a_gpu_that_is_lost_by_recording_is_not_computed_on_and_the_way_around_is_told(
+def test_a_gpu_that_is_lost_by_recording_is_not_used_and_the_log_names_the_workaround(
     small: SmallModel, cuda: Cuda, caplog: pytest.LogCaptureFixture
 ) -> None:
     cuda.fault_at_end = cuda.fault_afterwards = torch.AcceleratorError("an illegal memory access was encountered")

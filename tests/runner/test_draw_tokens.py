@@ -251,7 +251,7 @@ def test_very_unlikely_tokens_are_drawn_with_their_probability_at_any_index() ->
 
 
 @pytest.mark.parametrize("params", [{}, {"top_k": 5}, {"top_p": 0.99}])
-def test_nothing_that_is_ruled_out_is_drawn_at_either_end(params: dict[str, float]) -> None:
+def test_excluded_tokens_are_not_drawn_at_either_end(params: dict[str, float]) -> None:
     logits = torch.full((1, 3000), -torch.inf)
     logits[0, 1000:1003] = torch.tensor([0.3, 0.1, 0.2])
     assert set(draw(logits, [0.0, 5e-324, 1e-9, LAST_POINT], **params)) <= {1000, 1001, 1002}

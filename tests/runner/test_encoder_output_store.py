@@ -6,7 +6,7 @@ import torch
 from keepsight.runner.encoder_output_store import EncoderOutputStore
 
 
-def test_an_entry_is_no_view_of_the_batch_it_came_from() -> None:
+def test_an_entry_is_not_a_view_of_the_batch_it_came_from() -> None:
     store = EncoderOutputStore("cpu")
     batch = torch.ones(4, 3, 5)
     held = store.put("a", batch[2])

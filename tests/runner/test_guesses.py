@@ -38,35 +38,35 @@ def as_near(tokens: TokenLogprobs | None) -> Any:
     return tuple(each._replace(logprob=pytest.approx(each.logprob, abs=LEEWAY)) for each in tokens)  # type: ignore[arg-type]
 
 
-def tell(driver: Driver, told: dict[SequenceId, list[TokenLogprobs | None]], *slices: Slice) -> None:
+def compute(driver: Driver, logprobs: dict[SequenceId, list[TokenLogprobs | None]], *slices: Slice) -> None:
     for computed in driver.compute(*slices).computed:
-        told[computed.sequence_id] += [each.logprobs for each in computed.tokens]
+        logprobs[computed.sequence_id] += [each.logprobs for each in computed.tokens]
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_tokens_and_their_probabilities_are_those_without_guesses(one: Driver, seed: int) -> None:
     plain, guessing = begin_all(one, "plain"), begin_all(one, "guessing")
-    told = {each: list[TokenLogprobs | None]() for each in (*plain, *guessing)}
+    logprobs = {each: list[TokenLogprobs | None]() for each in (*plain, *guessing)}
     for _ in range(NUM_TOKENS - 1):
-        tell(one, told, *(one.next_slice(each) for each in plain))
+        compute(one, logprobs, *(one.next_slice(each) for each in plain))
     right = {other: one.tokens[each] for each, other in zip(plain, guessing, strict=True)}
-    chance, num_steps = random.Random(seed), 0
+    rng, num_steps = random.Random(seed), 0
     while waiting := [each for each in guessing if len(one.tokens[each]) < NUM_TOKENS]:
-        said: list[Slice] = []
+        firsts: list[Slice] = []
         guesses: list[Slice] = []
         for each in waiting:
-            coming = right[each][len(one.tokens[each]) : NUM_TOKENS - 1][: chance.randrange(6)]
-            some = [token_id if chance.random() < 0.8 else token_id ^ 1 for token_id in coming]
+            coming = right[each][len(one.tokens[each]) : NUM_TOKENS - 1][: rng.randrange(6)]
+            some = [token_id if rng.random() < 0.8 else token_id ^ 1 for token_id in coming]
             first, *others = one.slices_with_guesses(each, some)
-            said.append(first)
+            firsts.append(first)
             guesses += others
-        chance.shuffle(said)
-        tell(one, told, *said, *guesses)
+        rng.shuffle(firsts)
+        compute(one, logprobs, *firsts, *guesses)
         num_steps += 1
     assert num_steps < NUM_TOKENS - 1
     for each, other in zip(plain, guessing, strict=True):
         assert one.tokens[other] == one.tokens[each]
-        assert told[other] == [as_near(tokens) for tokens in told[each]]
+        assert logprobs[other] == [as_near(tokens) for tokens in logprobs[each]]
 
 
 def test_a_step_that_fails_draws_nothing_for_right_guesses(one: Driver, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,13 +58,15 @@ def allowed_by(guide: Guide, vocab_size: int = VOCAB_SIZE) -> set[int]:
     return set(logits[0].isfinite().nonzero().flatten().tolist())
 
 
-def test_exactly_those_tokens_are_allowed_that_begin_what_the_grammar_describes(
+def test_exactly_the_tokens_that_begin_a_text_of_the_grammar_are_allowed(
     maker: GuideMaker, tokenizer: Tokenizer
 ) -> None:
     guide = maker.begin(regex("color(s|ed)?"))
     spellings = {token_id: tokenizer.token_bytes(token_id) for token_id in range(tokenizer.num_tokens)}
     beginnings = {b"c", b"co", b"col", b"colo", b"color", b"colors", b"colore", b"colored"}
-    expected = {each for each, said in spellings.items() if said in beginnings and not tokenizer.is_special(each)}
+    expected = {
+        each for each, spelling in spellings.items() if spelling in beginnings and not tokenizer.is_special(each)
+    }
     assert expected
     assert allowed_by(guide) == expected
 
@@ -82,10 +84,10 @@ def test_guided_tokens_spell_the_text_that_the_guide_describes(checkpoint: Path)
     maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
     text = "  a\n\n\n日本 <table>\t\U0001f600é ▁ b▁▂e\u0301"
     state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens + 5), tokenizer.eos_token_ids)
+    token_ids = draw_answer(state, lambda: torch.zeros(1, tokenizer.num_tokens + 5), tokenizer.eos_token_ids)
     maker.close()
-    assert said[-1] in tokenizer.eos_token_ids
-    assert b"".join(map(tokenizer.token_bytes, said[:-1])).decode() == text
+    assert token_ids[-1] in tokenizer.eos_token_ids
+    assert b"".join(map(tokenizer.token_bytes, token_ids[:-1])).decode() == text
 
 
 @judges_each_kind
@@ -106,8 +108,8 @@ def test_an_answer_of_any_form_is_of_that_form_and_whole_characters(
     maker = GuideMaker(checkpoint / "tokenizer.json", tokenizer.eos_token_ids)
     for seed in range(8):
         state = state_for(maker, form, temperature=1.0, seed=seed)
-        said = say(state, lambda: torch.randn(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
-        text = tokenizer.decode(said[:-1], skip_special_tokens=False)
+        token_ids = draw_answer(state, lambda: torch.randn(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
+        text = tokenizer.decode(token_ids[:-1], skip_special_tokens=False)
         assert "\ufffd" not in text
         if form.json is not None:
             json.loads(text)
@@ -118,18 +120,18 @@ def test_an_answer_of_any_form_is_of_that_form_and_whole_characters(
     maker.close()
 
 
-def test_where_all_tokens_are_bytes_a_demanded_text_is_said_in_the_tokens_that_it_is_encoded_to() -> None:
+def test_a_required_text_is_spelled_in_the_tokens_that_encode_it_where_all_tokens_are_bytes() -> None:
     tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
     maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
     text = "What do you see? Größe 東京タワー\n\n<think> 😀"
     state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
-    assert tuple(said[:-1]) == tokenizer.encode(text)
+    token_ids = draw_answer(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)
+    assert tuple(token_ids[:-1]) == tokenizer.encode(text)
     maker.close()
 
 
 @pytest.mark.parametrize("has_metaspace", [False, True])
-def test_a_vocabulary_that_writes_a_space_before_every_text_says_what_it_must_without_one(
+def test_a_required_text_has_no_extra_space_if_the_vocabulary_writes_one_before_every_text(
     tmp_path: Path, has_metaspace: bool
 ) -> None:
     write_llama_like_tokenizer(tmp_path)
@@ -141,15 +143,15 @@ def test_a_vocabulary_that_writes_a_space_before_every_text_says_what_it_must_wi
     maker = GuideMaker(tmp_path / "tokenizer.json", frozenset({2}))
     text = "quick brown fox"
     state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), frozenset({2}))[:-1]
+    token_ids = draw_answer(state, lambda: torch.zeros(1, tokenizer.num_tokens), frozenset({2}))[:-1]
     maker.close()
-    assert b"".join(map(tokenizer.token_bytes, said)).decode() == text
-    spelled = [tokenizer.token(each) for each in said]
+    assert b"".join(map(tokenizer.token_bytes, token_ids)).decode() == text
+    spelled = [tokenizer.token(each) for each in token_ids]
     assert "<0x" not in "".join(map(str, spelled))
 
 
 @pytest.mark.parametrize("names", [["look"], ["look", "look_up", "go"]])
-def test_a_call_that_must_be_is_said_in_the_tokens_that_it_has_in_the_next_turn(names: list[str]) -> None:
+def test_a_required_call_is_spelled_in_the_tokens_that_it_has_in_the_next_turn(names: list[str]) -> None:
     """With the token that is the tag itself, and the template's own spaces."""
     tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
     maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
@@ -160,22 +162,22 @@ def test_a_call_that_must_be_is_said_in_the_tokens_that_it_has_in_the_next_turn(
     form = StructuredOutputsParams(grammar=str(grammar))
     assert allowed_by(maker.begin(form), tokenizer.num_tokens) == {tokenizer.token_id("<tool_call>")}
     state = state_for(maker, form, temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)[:-1]
+    token_ids = draw_answer(state, lambda: torch.zeros(1, tokenizer.num_tokens), tokenizer.eos_token_ids)[:-1]
     maker.close()
-    called = tokenizer.decode(said)
+    called = tokenizer.decode(token_ids)
     assert called.strip() in [write_call(name, '{"at": "the sea", "size": [1, 2]}', TAGGED) for name in names]
-    assert len(names) > 1 or tuple(said) == tokenizer.encode(called)
+    assert len(names) > 1 or tuple(token_ids) == tokenizer.encode(called)
 
 
-def test_a_character_that_is_read_as_a_space_is_said_in_bytes_and_no_other_is() -> None:
+def test_only_a_character_that_is_read_as_a_space_is_spelled_in_bytes() -> None:
     """Gemma's normalizer turns `▁` into a space."""
     tokenizer = Tokenizer.from_checkpoint(gemma_like_checkpoint())
     maker = GuideMaker(gemma_like_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
     words, in_bytes = tokenizer.encode("the image "), [tokenizer.token_id(f"<0x{byte:02X}>") for byte in "▁▁".encode()]
     state = state_for(maker, StructuredOutputsParams(choice=["the image ▁▁the image "]), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, tokenizer.num_tokens))
+    token_ids = draw_answer(state, lambda: torch.zeros(1, tokenizer.num_tokens))
     maker.close()
-    assert [each for each in said if not tokenizer.is_special(each)] == [*words, *in_bytes, *words]
+    assert [each for each in token_ids if not tokenizer.is_special(each)] == [*words, *in_bytes, *words]
 
 
 def test_tokens_after_a_hole_in_the_ids_are_sampled_and_the_hole_is_not(tmp_path: Path) -> None:
@@ -194,16 +196,16 @@ def test_the_spelling_of_a_special_token_is_a_text_like_any_other(
     maker: GuideMaker, tokenizer: Tokenizer, text: str
 ) -> None:
     state = state_for(maker, StructuredOutputsParams(choice=[text]), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, VOCAB_SIZE))
-    assert tokenizer.decode(said[:-1]) == text
-    assert not any(tokenizer.is_special(each) for each in said[:-1])
+    token_ids = draw_answer(state, lambda: torch.zeros(1, VOCAB_SIZE))
+    assert tokenizer.decode(token_ids[:-1]) == text
+    assert not any(tokenizer.is_special(each) for each in token_ids[:-1])
 
 
 def test_a_grammar_may_demand_a_special_token_itself(maker: GuideMaker, tokenizer: Tokenizer) -> None:
     state = state_for(maker, StructuredOutputsParams(grammar='start: "a" <start_of_image>'), temperature=2.0, seed=3)
-    said = say(state, lambda: torch.zeros(1, VOCAB_SIZE))
-    assert tokenizer.decode(said[:-1], skip_special_tokens=False) == "a<start_of_image>"
-    assert said[-2] == tokenizer.token_id("<start_of_image>")
+    token_ids = draw_answer(state, lambda: torch.zeros(1, VOCAB_SIZE))
+    assert tokenizer.decode(token_ids[:-1], skip_special_tokens=False) == "a<start_of_image>"
+    assert token_ids[-2] == tokenizer.token_id("<start_of_image>")
 
 
 def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -> SamplingState:
@@ -211,14 +213,14 @@ def state_for(maker: GuideMaker, form: StructuredOutputsParams, **params: Any) -
     return SamplingState(TokenConstraints(asked, (), end_ids), 0, maker.begin(form))
 
 
-def say(state: SamplingState, logits: Callable[[], torch.Tensor], end_ids: frozenset[int] = END) -> list[int]:
+def draw_answer(state: SamplingState, logits: Callable[[], torch.Tensor], end_ids: frozenset[int] = END) -> list[int]:
     """Sample until an end of answer."""
-    said: list[int] = []
-    while not said or said[-1] not in end_ids:
-        assert len(said) < 500
-        said.append(sample_tokens(logits(), [state])[0].token_id)
+    token_ids: list[int] = []
+    while not token_ids or token_ids[-1] not in end_ids:
+        assert len(token_ids) < 500
+        token_ids.append(sample_tokens(logits(), [state])[0].token_id)
         assert state.fault is None
-    return said
+    return token_ids
 
 
 def test_an_answer_ends_only_where_the_grammar_does(maker: GuideMaker) -> None:
@@ -242,7 +244,7 @@ def test_an_end_id_that_the_tokenizer_lacks_is_ignored() -> None:
 def test_the_end_of_a_grammar_goes_before_min_tokens_and_every_ban(maker: GuideMaker) -> None:
     banned = {"min_tokens": 50, "logit_bias": dict.fromkeys(END, -100.0), "allowed_token_ids": [20]}
     state = state_for(maker, regex("A"), temperature=1.0, seed=1, **banned)
-    assert len(say(state, lambda: torch.randn(1, VOCAB_SIZE))) == 2
+    assert len(draw_answer(state, lambda: torch.randn(1, VOCAB_SIZE))) == 2
 
 
 @pytest.mark.parametrize("is_open", [True, False])
@@ -267,7 +269,7 @@ def test_a_thought_is_free_and_the_answer_behind_it_has_its_form(is_open: bool) 
     maker.close()
 
 
-def test_an_answer_that_begins_without_a_thought_has_none_any_more() -> None:
+def test_an_answer_that_begins_without_a_thought_cannot_think_later() -> None:
     tokenizer = Tokenizer.from_checkpoint(byte_level_checkpoint())
     maker = GuideMaker(byte_level_checkpoint() / "tokenizer.json", tokenizer.eos_token_ids)
     opening, closing = tokenizer.encode("<think></think>")
@@ -278,7 +280,7 @@ def test_an_answer_that_begins_without_a_thought_has_none_any_more() -> None:
     maker.close()
 
 
-def test_rows_without_a_guide_are_left_alone_and_others_are_each_its_own(maker: GuideMaker) -> None:
+def test_rows_without_a_guide_are_unchanged_and_each_other_row_follows_its_own(maker: GuideMaker) -> None:
     guides = [None, maker.begin(regex("A")), None, maker.begin(regex("B"))]
     logits = torch.zeros(4, VOCAB_SIZE)
     forbid_tokens(logits, guides)
@@ -286,7 +288,7 @@ def test_rows_without_a_guide_are_left_alone_and_others_are_each_its_own(maker: 
     assert logits[1].argmax() != logits[3].argmax()
 
 
-def test_choices_of_one_request_share_a_grammar_and_no_place_in_it(maker: GuideMaker) -> None:
+def test_choices_of_one_request_share_a_grammar_but_not_their_place_in_it(maker: GuideMaker) -> None:
     first, second = (maker.begin(regex("AB")) for _ in range(2))
     first.follow(*allowed_by(first))
     assert allowed_by(first) != allowed_by(second)

@@ -50,7 +50,7 @@ def test_freed_memory_is_used_again_without_page_faults() -> None:
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="not glibc, whose rules these are")
-def test_the_first_find_memory_that_was_written_to_before() -> None:
+def test_the_first_steps_find_memory_that_was_written_to_before() -> None:
     assert count_page_faults("ahead") < 1000
 
 

@@ -15,8 +15,8 @@ SHAPE = ModelShape((KvHeads(1, 8), KvHeads(1, 8)), 300, 8, 0, 0, sees_pictures_w
 
 @pytest.mark.parametrize("num_blocks", [10**12, 10**18])
 def test_pages_that_a_cpu_s_memory_has_no_room_for_are_refused_with_their_size(num_blocks: int) -> None:
-    told = rf"^{num_blocks} KV blocks take \d+\.\d GiB, .*--num-gpu-blocks-override can request"
-    with pytest.raises(PagesTooLargeError, match=told):
+    message = rf"^{num_blocks} KV blocks take \d+\.\d GiB, .*--num-gpu-blocks-override can request"
+    with pytest.raises(PagesTooLargeError, match=message):
         KvBlockStore(SHAPE, num_blocks, 16, PLACE)
 
 

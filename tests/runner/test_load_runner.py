@@ -32,7 +32,7 @@ def chosen(directory: Path, dtype: str) -> Placement:
 
 @needs_library
 @pytest.mark.parametrize("stored", [torch.float32, torch.float16])
-def test_a_cpu_multiplies_in_float32_what_is_not_of_bfloat16(stored: torch.dtype, tmp_path: Path) -> None:
+def test_a_cpu_multiplies_checkpoints_that_are_not_bfloat16_in_float32(stored: torch.dtype, tmp_path: Path) -> None:
     save_checkpoint(tmp_path, torch.bfloat16, stored)
     for asked in ("auto", "float32"):
         assert chosen(tmp_path, asked) == Placement(torch.device("cpu"), torch.float32, None, False)
@@ -96,7 +96,9 @@ def test_quantization_changes_only_the_decoder_s_matrices(stored: torch.dtype, t
     assert place.arithmetic_of_decoder != usual.arithmetic_of_decoder
 
 
-def test_where_it_cannot_be_quantized_that_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_cannot_be_quantized_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save_checkpoint(tmp_path, torch.float32)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     with pytest.raises(InvalidArgumentError, match=r"quantization: int8 needs a CPU \(device=cpu\)"):

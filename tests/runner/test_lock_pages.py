@@ -106,7 +106,7 @@ def test_pages_are_unlocked_when_the_tier_is_free_for_others_again() -> None:
     assert held_by_tier == [False, False, False]
 
 
-def test_where_nothing_more_can_be_locked_all_goes_on_unlocked(caplog: pytest.LogCaptureFixture) -> None:
+def test_arrays_stay_unlocked_where_no_more_can_be_locked(caplog: pytest.LogCaptureFixture) -> None:
     runtime = Runtime(most=1)
     lock = PageLock(runtime)
     arrays = [embeddings(number) for number in range(4)]
@@ -118,7 +118,7 @@ def test_where_nothing_more_can_be_locked_all_goes_on_unlocked(caplog: pytest.Lo
     ]
 
 
-def test_a_refusal_is_met_with_by_no_thread_that_may_launch_a_kernel_next() -> None:
+def test_arrays_are_never_locked_on_a_thread_that_may_launch_a_kernel() -> None:
     threads = []
 
     class Watched(Runtime):
@@ -132,7 +132,7 @@ def test_a_refusal_is_met_with_by_no_thread_that_may_launch_a_kernel_next() -> N
     assert threading.get_ident() not in threads
 
 
-def test_an_array_of_nothing_is_left_alone() -> None:
+def test_an_empty_array_is_not_locked() -> None:
     runtime, nothing = Runtime(), StoredArray("float32", (0, 5), memoryview(b""))
     assert PageLock(runtime)(nothing) is nothing
     assert not runtime.num_asked
@@ -143,7 +143,7 @@ def test_a_cpu_needs_no_locked_pages() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="NO CUDA DEVICE HERE: pages were locked by a stand-in alone")
-def test_cuda_takes_what_is_locked_for_page_locked_memory() -> None:
+def test_cuda_recognizes_locked_arrays_as_page_locked_memory() -> None:
     lock = make_page_lock(torch.device("cuda"))
     assert lock is not None
     given = embeddings(0)

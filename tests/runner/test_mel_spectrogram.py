@@ -61,17 +61,17 @@ def test_a_sound_of_any_length_is_heard_as_by_the_reference(length: int, seed: i
 
 
 @pytest.mark.parametrize("length", [321, 48_123, 479_700, 480_000])
-def test_so_is_one_of_the_published_length(length: int) -> None:
+def test_a_sound_of_the_published_length_is_heard_as_by_the_reference(length: int) -> None:
     check_equal(CONFIGS[1], draw_sound(length, length))
 
 
-def test_silence_and_what_is_no_louder_at_its_end_are_heard_likewise() -> None:
+def test_silence_and_a_silent_end_are_heard_as_by_the_reference() -> None:
     check_equal(CONFIGS[-1], np.zeros(500, np.float32))
     check_equal(CONFIGS[-1], np.concatenate([draw_sound(4000, 1), np.zeros(4000, np.float32)]))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_no_sound_is_heard_otherwise_in_company_or_by_more_threads(config: SoundConfig) -> None:
+def test_a_sound_is_heard_the_same_in_any_batch_and_by_any_number_of_threads(config: SoundConfig) -> None:
     sounds = [draw_sound(3000, seed) for seed in range(3)]
     alone = torch.cat([hear(config, sound) for sound in sounds])
     for count in (1, 2, 7):

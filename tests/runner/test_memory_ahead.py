@@ -61,7 +61,7 @@ def test_the_number_of_used_rows_never_decreases() -> None:
     assert len(story) == 6
 
 
-def test_it_never_goes_beyond_the_end() -> None:
+def test_memory_beyond_the_end_is_never_touched() -> None:
     story: list[tuple[str, int]] = []
     ahead = MemoryAhead([Asked(story, "keys")], NUM_ROWS)
     ahead.note_used(NUM_ROWS)
@@ -70,7 +70,7 @@ def test_it_never_goes_beyond_the_end() -> None:
     assert [row for _, row in story] == list(range(NUM_ROWS))
 
 
-def test_it_stops_after_a_refusal() -> None:
+def test_preparation_stops_after_a_refusal() -> None:
     story: list[tuple[str, int]] = []
     ahead = MemoryAhead([Refused(story, "keys")], NUM_ROWS)
     assert not ahead.extend()

@@ -116,7 +116,7 @@ def test_a_slice_may_begin_inside_a_picture_whose_first_pages_are_held(driver: D
 
 
 @pytest.mark.parametrize("order", [[0, 1], [1, 0]], ids=["in order", "mixed"])
-def test_pages_that_were_kept_go_on_in_another_runner(small: SmallModel, order: list[int]) -> None:
+def test_kept_pages_are_continued_by_another_runner(small: SmallModel, order: list[int]) -> None:
     kept: dict[bytes, StoredArray] = {}
     before, after = (
         Driver(small, keep_stretch=lambda each, make_array: kept.update({each.stretch: make_array()})),
@@ -168,7 +168,7 @@ def test_pages_that_begin_as_another_s_are_copied_and_both_go_on(
         assert driver.tokens[sequence_id] == whole
 
 
-def test_one_that_lost_its_pages_begins_anew_and_goes_on_as_before(driver: Driver, small: SmallModel) -> None:
+def test_a_sequence_that_lost_its_pages_begins_anew_and_continues_as_before(driver: Driver, small: SmallModel) -> None:
     request = small.request("r", 1, temperature=1.0, seed=4)
     unbroken = driver.answer(request, 20)
     sequence_id = driver.begin(request)
@@ -369,7 +369,7 @@ def fail_on_second(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def test_of_pictures_that_fail_together_none_is_held(
+def test_no_picture_is_held_of_those_that_fail_together(
     one: Driver, one_small: SmallModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     num_tokens = one_small.arguments["mm_tokens_per_image"]
@@ -381,7 +381,7 @@ def test_of_pictures_that_fail_together_none_is_held(
     assert len(one.runner.embeddings) == 0
 
 
-def test_of_prompts_that_fail_together_no_end_is_kept(one: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_end_is_kept_of_prompts_that_fail_together(one: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = [one.begin(one.small.request(name, 0)) for name in ("a", "b")]
     slices = [piece._replace(keep_as=EndName(0, each[0].encode())) for each in ids for piece in one.prompt_slices(each)]
     monkeypatch.setattr(torch.Tensor, "clone", fail_on_second(torch.Tensor.clone))
@@ -505,7 +505,7 @@ def test_a_closed_runner_s_thread_has_ended(one_small: SmallModel) -> None:
 
 @needs_kernel
 @on_cpu_alone("a GPU's memory is there at once")
-def test_it_prepares_memory_until_there_is_enough_and_keeps_what_is_computed(
+def test_the_runner_prepares_memory_until_there_is_enough_and_keeps_computed_values(
     one: Driver, one_small: SmallModel
 ) -> None:
     request = one_small.request("r", 1)
@@ -521,7 +521,7 @@ def test_it_prepares_memory_until_there_is_enough_and_keeps_what_is_computed(
 
 @needs_kernel
 @on_cpu_alone("a GPU's memory is there at once")
-def test_it_prepares_nothing_while_others_compute(one: Driver) -> None:
+def test_the_runner_prepares_no_memory_while_others_compute(one: Driver) -> None:
     may_end = threading.Event()
 
     def other_work() -> Job:
@@ -556,7 +556,7 @@ def test_a_request_id_may_come_again_after_its_sequence_ended(one: Driver, one_s
 END = EndName(0, b"of the first prompt")
 
 
-def test_a_first_token_is_drawn_from_what_was_kept_as_it_was_from_what_was_computed(one: Driver) -> None:
+def test_a_first_token_drawn_from_kept_logits_equals_one_from_computed_logits(one: Driver) -> None:
     params: dict[str, Any] = {"temperature": 1.0, "seed": 3, "logprobs": 2}
     requests = [one.small.request(name, 1, **params) for name in ("first", "again")]
     first, again = (one.begin(request) for request in requests)

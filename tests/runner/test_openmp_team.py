@@ -101,7 +101,7 @@ def test_without_libgomp_nothing_is_dismissed_and_torch_sets_the_size(monkeypatc
 
 
 @needs_libgomp
-def test_what_a_program_told_torch_is_told_to_the_products_of_no_other_team() -> None:
+def test_a_thread_count_set_in_torch_does_not_reach_products_of_another_team() -> None:
     """Once torch was given a number of threads, MKL keeps one for each thread."""
     counts: list[object] = []
     count_mkls = openmp_team._find_in_torch("MKL_Get_Max_Threads")

@@ -59,7 +59,7 @@ def test_shares_are_as_likely_as_torch_says(kind: str) -> None:
     torch.testing.assert_close(shares, likely, rtol=1e-5, atol=1 / NUM_SHARES)
 
 
-def test_as_many_certain_rows_as_may_be_are_counted_together() -> None:
+def test_as_many_rows_as_allowed_are_counted_together_without_overflow() -> None:
     values = torch.full((MOST_ROWS, 300), -torch.inf)
     tokens = torch.arange(MOST_ROWS) * 7 + 3
     values[torch.arange(MOST_ROWS), tokens] = 0
@@ -70,7 +70,7 @@ def test_as_many_certain_rows_as_may_be_are_counted_together() -> None:
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_a_row_of_no_numbers_has_shares_and_leaves_others_theirs(value: float) -> None:
+def test_a_row_of_nan_has_shares_and_does_not_change_other_rows(value: float) -> None:
     values = torch.stack([row_of("random", 1, 300), torch.full((300,), value), row_of("tied", 2, 300)])
     order = LikeliestFirst(values)
     ids, ends = order.find(order.all_shares // 2)

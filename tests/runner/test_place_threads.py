@@ -72,7 +72,7 @@ def test_a_step_of_all_cores_has_places_and_one_of_few_tokens_may_compute_anywhe
     assert places_in_step(share, 3, beside_works=False) == set(CORES)
 
 
-def test_what_computes_beside_answers_does_so_on_other_cores() -> None:
+def test_work_beside_answers_runs_on_other_cores() -> None:
     share, beside = CpuShare(len(CORES), 0.5, max_tokens_alone=3), set[int]()
     in_step, looked = threading.Event(), threading.Event()
 

@@ -120,15 +120,15 @@ def test_steps_that_do_not_fit_are_launched(small: SmallModel, driver: Driver, r
     assert all(driver.tokens[each] == small.reference_answer(0, 2) for each in ids)
 
 
-def test_a_prompt_that_is_told_or_computed_beside_is_launched(
+def test_a_prompt_with_logprobs_or_computed_beside_is_launched(
     small: SmallModel, driver: Driver, replays: Replays
 ) -> None:
-    told = driver.begin(small.request("told", prompt_logprobs=1))
-    driver.compute(*(piece._replace(wants_prompt_logprobs=True) for piece in driver.prompt_slices(told)))
+    reported = driver.begin(small.request("reported", prompt_logprobs=1))
+    driver.compute(*(piece._replace(wants_prompt_logprobs=True) for piece in driver.prompt_slices(reported)))
     beside = driver.begin(small.request("beside"))
     driver.compute(*driver.prompt_slices(beside), beside=True)
     assert replays.num == 0
-    assert driver.tokens[told] == driver.tokens[beside] == small.reference_answer(0, 1)
+    assert driver.tokens[reported] == driver.tokens[beside] == small.reference_answer(0, 1)
 
 
 def test_steps_with_adapters_are_launched(driver: Driver) -> None:
@@ -168,7 +168,7 @@ def make_caches(model: Model) -> list[LayerCache]:
 
 
 @torch.inference_mode()
-def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(tmp_path: Path) -> None:
+def test_each_prompt_has_its_own_rows_columns_and_additions_behind_layers(tmp_path: Path) -> None:
     arguments = qwen.draw_config(23)
     assert arguments["vision_config"]["deepstack_visual_indexes"]
     model = Qwen3VL.from_checkpoint(qwen.save_checkpoint(qwen.make_reference(arguments, 23), tmp_path), PLACE)
@@ -176,13 +176,13 @@ def test_rows_and_columns_and_what_is_added_behind_layers_are_each_prompt_s_own(
     lengths = [len(prompt.token_ids) for prompt in prompts]
     sizes = [length + 3 for length in lengths]
     recorded = PromptGraphs(model, caches := make_caches(model), 16, sizes, recorder_for(DEVICE))
-    told = []
+    launched = []
     for prompt, length in zip(prompts, lengths, strict=True):
         places = MRopePositions(prompt.media).between(0, length) if prompt.media else None
         piece = RequestSlice(0, length, BlockTable(16, range(-(-length // 16)), DEVICE), mrope_positions=places)
-        told.append((piece, *qwen.merged_embeddings(model, prompt)))
-        assert_as_launched(model, recorded, caches, *told[-1])
-    (piece, embeddings, deep), text = told
+        launched.append((piece, *qwen.merged_embeddings(model, prompt)))
+        assert_as_launched(model, recorded, caches, *launched[-1])
+    (piece, embeddings, deep), text = launched
     step = recorded.find(batch := AttentionBatch([piece], DEVICE, [0]))
     assert step is not None
     with pytest.raises(RuntimeError):  # at the last layer's part of what its pictures add

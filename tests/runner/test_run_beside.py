@@ -23,7 +23,7 @@ class Story:
         self.waits = threading.Semaphore(0)
         self.rests = threading.Semaphore(0)
         self.thread: BesideThread[str] = BesideThread(
-            self.surroundings, self.before_part, self.after_job, self.rests.release, self.tell_finished
+            self.surroundings, self.before_part, self.after_job, self.rests.release, self.note_finished
         )
 
     @contextmanager
@@ -39,8 +39,8 @@ class Story:
     def after_job(self) -> None:
         self.ends.append(f"after {self.parts[-1]}")
 
-    def tell_finished(self) -> None:
-        self.ends.append("told")
+    def note_finished(self) -> None:
+        self.ends.append("reported")
         self.finished.release()
 
     def job(self, name: str, num_parts: int) -> Generator[None, None, str]:
@@ -77,7 +77,7 @@ def test_an_urgent_job_is_taken_up_between_two_parts_of_a_patient_one(story: Sto
     assert list(story.thread.take_finished()) == ["urgent", "patient"]
 
 
-def test_a_light_job_comes_before_the_next_patient_one_and_is_no_heavy_work(story: Story) -> None:
+def test_a_light_job_comes_before_the_next_patient_one_and_does_not_count_as_heavy_work(story: Story) -> None:
     story.thread.begin(story.job("light", 1), is_light=True)
     assert story.waits.acquire(timeout=WAIT_SECONDS)
     assert story.thread.has_work
@@ -90,7 +90,7 @@ def test_a_light_job_comes_before_the_next_patient_one_and_is_no_heavy_work(stor
     assert story.parts == ["in", "light0", "other0", "patient0"]
 
 
-def test_it_rests_at_first_and_when_all_jobs_are_done_and_never_between(story: Story) -> None:
+def test_the_thread_rests_at_first_and_when_all_jobs_are_done_and_never_between(story: Story) -> None:
     assert story.rests.acquire(timeout=WAIT_SECONDS)
     for name in "abc":
         story.thread.begin(story.job(name, 2))
@@ -112,12 +112,12 @@ def test_every_job_is_reported_once_in_the_order_of_their_ends(story: Story) -> 
     assert not story.thread.has_work
 
 
-def test_what_follows_a_job_comes_once_after_its_last_part_and_before_it_is_told(story: Story) -> None:
+def test_the_call_after_a_job_comes_once_between_its_last_part_and_its_report(story: Story) -> None:
     story.thread.begin(story.job("patient", 2))
     story.thread.begin(story.job("light", 1), is_light=True)
     story.go_on(3)
     story.await_finished(2)
-    assert story.ends == ["after light0", "told", "after patient1", "told"]
+    assert story.ends == ["after light0", "reported", "after patient1", "reported"]
 
 
 def test_closing_waits_for_the_part_under_way_and_begins_no_other(story: Story) -> None:
@@ -132,7 +132,7 @@ def test_closing_waits_for_the_part_under_way_and_begins_no_other(story: Story) 
     assert story.parts == ["in", "long0", "out"]
 
 
-def test_closing_does_what_is_light_to_its_end(story: Story) -> None:
+def test_closing_finishes_light_jobs(story: Story) -> None:
     story.thread.begin(story.job("long", 1000))
     assert story.waits.acquire(timeout=WAIT_SECONDS)
     story.thread.begin(story.job("light", 2), is_light=True)
@@ -157,14 +157,14 @@ def never() -> Generator[None, None, str]:
 @pytest.fixture
 def lost() -> Iterator[BesideThread[str]]:
     """A thread whose device was lost before the first part of its first job."""
-    told = threading.Semaphore(0)
+    finished = threading.Semaphore(0)
 
     def before_part() -> None:
         raise RuntimeError("the device is lost")
 
-    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, lambda: None, told.release)
+    thread: BesideThread[str] = BesideThread(nullcontext, before_part, lambda: None, lambda: None, finished.release)
     thread.begin(never())
-    assert told.acquire(timeout=WAIT_SECONDS)
+    assert finished.acquire(timeout=WAIT_SECONDS)
     yield thread
     thread.close()
 

@@ -38,7 +38,7 @@ def test_zero_temperature_takes_the_most_likely_token() -> None:
     assert sample_alone(logits, temperature=0).token_id == logits.argmax()
 
 
-def test_the_repetition_penalty_is_transformers_over_prompt_and_output() -> None:
+def test_the_repetition_penalty_equals_transformers_over_prompt_and_output() -> None:
     logits, prompt = logits_of(6), tuple(range(0, VOCAB_SIZE, 2))
     theirs = RepetitionPenaltyLogitsProcessor(1.9)(torch.tensor([prompt]), logits.clone())
     seen = state(prompt, temperature=0, repetition_penalty=1.9)
@@ -61,7 +61,7 @@ def test_the_repetition_penalty_looks_at_the_prompt_once_however_long_the_answer
     assert Counted.num_looks == num_looks > 0
 
 
-def test_a_token_of_the_prompt_is_penalized_once_though_it_is_said_again() -> None:
+def test_a_token_of_the_prompt_is_penalized_once_though_the_answer_repeats_it() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 3], logits[0, 4] = 3.0, 1.0
     penalized = state((3, 3), temperature=0, repetition_penalty=2.0)
@@ -69,7 +69,7 @@ def test_a_token_of_the_prompt_is_penalized_once_though_it_is_said_again() -> No
     assert [sample_tokens(logits, [penalized])[0].token_id for _ in range(3)] == [3, 3, 3]
 
 
-def test_presence_counts_once_and_frequency_each_time_and_only_what_was_said() -> None:
+def test_presence_counts_once_and_frequency_each_time_and_only_in_the_answer() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 3], logits[0, 4] = 3.0, 1.0
     penalized = state((3,), temperature=0, presence_penalty=0.5, frequency_penalty=1.0)
@@ -92,16 +92,16 @@ class CallsOfTorch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.made.count(torch.ops.aten._local_scalar_dense.default)
 
 
-def test_penalties_and_biases_ask_for_no_number_however_much_was_said() -> None:
+def test_penalties_and_biases_read_no_number_from_the_device_however_long_the_answer() -> None:
     talkative = state((3,), temperature=0, frequency_penalty=1.0, repetition_penalty=1.1, logit_bias={4: 1.0, 5: 2.0})
-    for said in range(20):
-        talkative.note(said)
+    for token_id in range(20):
+        talkative.note(token_id)
     with CallsOfTorch() as calls:
         sample_tokens(logits_of(0), [talkative])
     assert calls.num_numbers == 0
 
 
-def test_bans_ask_for_no_number() -> None:
+def test_bans_read_no_number_from_the_device() -> None:
     params = SamplingParams(temperature=0, min_tokens=2, allowed_token_ids=[2, 4])
     banning = SamplingState(TokenConstraints(params, (), END, [(5,)]), 0)
     with CallsOfTorch() as calls:
@@ -146,11 +146,11 @@ def test_per_token_options_are_examined_once_however_long_the_answer() -> None:
 
     allowed = state(seed=1, allowed_token_ids=[5, 9])
     object.__setattr__(allowed.params, "allowed_token_ids", Counted((5, 9)))
-    said = {sample_tokens(torch.zeros(1, VOCAB_SIZE), [allowed])[0].token_id for _ in range(30)}
-    assert (said, Counted.num_readings) == ({5, 9}, 1)
+    sampled = {sample_tokens(torch.zeros(1, VOCAB_SIZE), [allowed])[0].token_id for _ in range(30)}
+    assert (sampled, Counted.num_readings) == ({5, 9}, 1)
 
 
-def test_a_banned_run_is_never_completed_and_its_tokens_come_otherwise() -> None:
+def test_a_banned_run_is_never_completed_but_its_tokens_may_come_otherwise() -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     logits[0, 2], logits[0, 3], logits[0, 4] = 30.0, 20.0, 10.0
     params = SamplingParams(temperature=0)
@@ -160,13 +160,13 @@ def test_a_banned_run_is_never_completed_and_its_tokens_come_otherwise() -> None
 
 
 @given(st.sets(st.lists(st.integers(0, 3), min_size=1, max_size=3).map(tuple), max_size=6), st.integers(0, 99))
-def test_whatever_runs_are_banned_none_of_them_is_ever_said(runs: set[tuple[int, ...]], seed: int) -> None:
+def test_no_banned_run_is_ever_in_an_answer(runs: set[tuple[int, ...]], seed: int) -> None:
     banning = SamplingState(TokenConstraints(SamplingParams(seed=seed), (), END, runs), 0)
-    said = tuple(sample_tokens(torch.zeros(1, 5), [banning])[0].token_id for _ in range(12))
-    assert not any(said[start : start + len(run)] == run for run in runs for start in range(12))
+    answer = tuple(sample_tokens(torch.zeros(1, 5), [banning])[0].token_id for _ in range(12))
+    assert not any(answer[start : start + len(run)] == run for run in runs for start in range(12))
 
 
-def test_a_ban_that_would_leave_nothing_bans_nothing() -> None:
+def test_a_ban_that_would_leave_no_token_is_ignored() -> None:
     logits = torch.full((1, VOCAB_SIZE), -torch.inf)
     logits[0, 7] = 0.0
     assert sample_alone(logits, temperature=1.0, min_tokens=3).token_id == 7
@@ -206,7 +206,7 @@ def test_choices_of_one_request_differ_though_they_share_a_seed() -> None:
 
 
 @pytest.mark.parametrize("seeds", [(5, 5 + 2**32), (-7, 2**32 - 7), (-7, 7), (0, -(2**63))])
-def test_seeds_that_differ_anywhere_draw_otherwise(seeds: tuple[int, int]) -> None:
+def test_different_seeds_draw_different_tokens(seeds: tuple[int, int]) -> None:
     logits = torch.zeros(1, VOCAB_SIZE)
     draws = [[sample_tokens(logits, [own])[0].token_id for _ in range(10)] for own in [state(seed=s) for s in seeds]]
     assert draws[0] != draws[1]
@@ -221,7 +221,7 @@ def test_draws_follow_the_distribution() -> None:
     torch.testing.assert_close(counts / 4000, logits[0].softmax(-1), atol=0.03, rtol=0)
 
 
-def test_each_sequence_of_a_batch_is_told_its_own_logprobs() -> None:
+def test_each_sequence_of_a_batch_gets_its_own_logprobs() -> None:
     logits = logits_of(9, rows=3)
     together = sample_tokens(logits, [state(temperature=0, logprobs=number) for number in (1, 2, 3)])
     alone = [sample_alone(row[None], temperature=0, logprobs=number) for number, row in enumerate(logits, start=1)]

@@ -19,7 +19,7 @@ def make_table(**shape: Any) -> SequenceTable:
     return SequenceTable(16, frozenset({1}), torch.device("cpu"), guides, made)
 
 
-def test_the_choices_of_a_request_have_one_set_of_wishes_as_long_as_one_of_them_is_remembered() -> None:
+def test_the_choices_of_a_request_share_constraints_as_long_as_one_of_them_is_remembered() -> None:
     table = make_table()
 
     def remember(request_id: str, choice: int) -> int:
@@ -49,7 +49,7 @@ def test_the_guide_of_a_request_that_thinks_first_waits_for_the_end_of_the_thoug
 
 
 @pytest.mark.parametrize("uses_mrope", [True, False])
-def test_a_picture_of_rows_stands_in_them_where_its_model_turns_by_them(uses_mrope: bool) -> None:
+def test_a_picture_s_tokens_have_rows_and_columns_where_the_model_uses_mrope(uses_mrope: bool) -> None:
     table, picture = make_table(uses_mrope=uses_mrope), MediaItem("0", TokenSpan(1, 6), Geometry(), columns=3)
     request = EngineRequest("a", (2, *[9] * 6, 3), (picture,), SamplingParams())
     table.remember(NewSequence(("a", 0), request, 0, ("0",)))
@@ -64,7 +64,7 @@ def test_a_picture_of_rows_stands_in_them_where_its_model_turns_by_them(uses_mro
         ({"sees_pictures_whole": False}, []),
     ],
 )
-def test_tokens_of_words_within_a_picture_are_not_seen_by_what_is_before_them(
+def test_text_tokens_within_a_picture_are_not_seen_by_tokens_before_them(
     shape: dict[str, Any], spans: list[TokenSpan]
 ) -> None:
     table, picture = make_table(**shape), MediaItem("0", TokenSpan(1, 6), Geometry())

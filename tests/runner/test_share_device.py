@@ -88,7 +88,7 @@ def test_the_larger_the_model_the_fewer_tokens_are_worth_a_second_core(num_param
     assert counts == [1 if num_alone else every, every]
 
 
-def test_what_runs_beside_has_all_threads_once_no_step_has_followed_for_a_while(observed: Observed) -> None:
+def test_work_beside_has_all_threads_once_no_step_has_followed_for_a_while(observed: Observed) -> None:
     assert observed.beside() == 8
     observed.foreground(beside_works=True)
     assert observed.beside() == 2
@@ -96,7 +96,7 @@ def test_what_runs_beside_has_all_threads_once_no_step_has_followed_for_a_while(
     assert observed.beside() == 8
 
 
-def test_what_runs_beside_has_all_threads_at_once_when_no_step_is_to_follow(observed: Observed) -> None:
+def test_work_beside_has_all_threads_at_once_when_no_step_is_to_follow(observed: Observed) -> None:
     observed.foreground(beside_works=True)
     observed.share.end_foreground()
     assert observed.beside() == 8
@@ -135,7 +135,7 @@ NOW_STREAM = -1  # identified by its priority
 
 
 def test_a_pause_on_cuda_is_as_long_as_the_part_before_it(on_cuda: OnCuda) -> None:
-    told = threading.Semaphore(0)
+    finished = threading.Semaphore(0)
     share = on_cuda.share
 
     def job(num_parts: int) -> Generator[None, None, None]:
@@ -145,12 +145,12 @@ def test_a_pause_on_cuda_is_as_long_as_the_part_before_it(on_cuda: OnCuda) -> No
                 yield
 
     thread: BesideThread[None] = BesideThread(
-        share.beside, share.before_part, share.finish_part, share.before_rest, told.release
+        share.beside, share.before_part, share.finish_part, share.before_rest, finished.release
     )
     for _ in range(2):
         with share.foreground(1, beside_works=True):
             thread.begin(job(3))
-            assert told.acquire(timeout=10)
+            assert finished.acquire(timeout=10)
         on_cuda.now += 3600
     thread.close()
     assert on_cuda.slept == pytest.approx([0.01, 0.01] * 2)
@@ -170,7 +170,7 @@ def test_on_cuda_a_part_is_launched_behind_another_s_end_or_alone_while_that_is_
     assert on_cuda.events_waited_for[3:] == []
 
 
-def test_a_step_that_fails_on_cuda_has_ended_there_before_its_pages_are_another_s(on_cuda: OnCuda) -> None:
+def test_a_step_that_fails_on_cuda_has_ended_before_its_pages_are_reused(on_cuda: OnCuda) -> None:
     with pytest.raises(RuntimeError), on_cuda.share.foreground(1, beside_works=True):
         raise RuntimeError("out of memory")
     assert on_cuda.waited_for == [NOW_STREAM]

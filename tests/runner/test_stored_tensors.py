@@ -19,7 +19,7 @@ def test_embeddings_come_back_bit_for_bit(dtype: torch.dtype) -> None:
     assert torch.equal(back, embeddings)
 
 
-def test_on_a_cpu_it_is_the_same_memory() -> None:
+def test_on_a_cpu_arrays_and_tensors_share_memory() -> None:
     embeddings = torch.randn(5, 7)
     assert from_stored(to_stored(embeddings, 0)).data_ptr() == embeddings.data_ptr()
 

@@ -16,7 +16,7 @@ NEW = {
     "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 9000.0},
     "sliding_attention": {"rope_type": "default", "rope_theta": 90.0},
 }
-SAID: dict[str, dict[str, Any]] = {
+ROTARY_FIELDS: dict[str, dict[str, Any]] = {
     "nothing": {},
     "old": {"rope_scaling": LINEAR, "rope_theta": 5e4, "rope_local_base_freq": 500.0},
     "old, with the base among the scaling": {"rope_scaling": {**LINEAR, "rope_theta": 777.0}, "rope_theta": 5e4},
@@ -28,9 +28,9 @@ SAID: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("said", SAID)
-def test_rotary_positions_are_scaled_as_by_transformers(said: str, tmp_path: Path) -> None:
-    values: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2, **SAID[said]}
+@pytest.mark.parametrize("case", ROTARY_FIELDS)
+def test_rotary_positions_are_scaled_as_by_transformers(case: str, tmp_path: Path) -> None:
+    values: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 2, **ROTARY_FIELDS[case]}
     values["layer_types"] = ["sliding_attention", "full_attention"]
     (tmp_path / "config.json").write_text(json.dumps(values))
     layers = Gemma3Config.from_checkpoint(tmp_path).text.layers
@@ -52,7 +52,7 @@ def test_scaling_by_its_older_name_counts_though_transformers_misses_it(tmp_path
     assert reference["full_attention"]["rope_type"] == "default"
 
 
-def test_one_that_reads_pictures_is_read_whole_under_the_other_s_name(tmp_path: Path) -> None:
+def test_a_model_that_reads_pictures_is_read_whole_under_the_text_model_s_name(tmp_path: Path) -> None:
     values = json.loads((checkpoint_path() / "config.json").read_text())
     read = []
     for architectures in (["Gemma3ForConditionalGeneration"], ["Gemma3ForCausalLM"]):
@@ -62,9 +62,9 @@ def test_one_that_reads_pictures_is_read_whole_under_the_other_s_name(tmp_path: 
     assert read[1].vision is not None
 
 
-@pytest.mark.parametrize("said", [{}, {"sliding_window_pattern": 3}, {"_sliding_window_pattern": 3}], ids=str)
-def test_layers_look_as_far_as_by_transformers(said: dict[str, Any], tmp_path: Path) -> None:
-    values: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, **said}
+@pytest.mark.parametrize("fields", [{}, {"sliding_window_pattern": 3}, {"_sliding_window_pattern": 3}], ids=str)
+def test_layers_look_as_far_as_by_transformers(fields: dict[str, Any], tmp_path: Path) -> None:
+    values: dict[str, Any] = {"architectures": ["Gemma3ForCausalLM"], "num_hidden_layers": 7, **fields}
     (tmp_path / "config.json").write_text(json.dumps(values))
     layers = Gemma3Config.from_checkpoint(tmp_path).text.layers
     ours = ["full_attention" if layer.window is None else "sliding_attention" for layer in layers]

@@ -53,7 +53,7 @@ def test_torch_s_default_precision_does_not_round_the_scale_of_embeddings(
     assert scale == np.float32(config.text.hidden_size**0.5)
 
 
-def test_local_and_global_layers_of_the_4b_model_are_told_apart(tmp_path: Path) -> None:
+def test_local_and_global_layers_of_the_4b_model_are_distinguished(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(REAL_CONFIGS["4b"]))
     layers = Gemma3Config.from_checkpoint(tmp_path).text.layers
     assert [index for index, layer in enumerate(layers) if layer.window is None] == [5, 11, 17, 23, 29]

@@ -49,14 +49,14 @@ def test_transformers_own_layout_is_read_likewise(size: str, tmp_path: Path) -> 
     assert save_anew(tmp_path, REAL_CONFIGS[size]) == read(tmp_path, REAL_CONFIGS[size])
 
 
-def test_so_is_what_says_the_same_of_the_decoder_twice(tmp_path: Path) -> None:
+def test_a_layout_that_repeats_the_decoder_s_fields_is_read_too(tmp_path: Path) -> None:
     """As versions in between wrote it; the section takes precedence."""
     section = {name: value for name, value in PUBLISHED.items() if name != "vision_config"}
     fields = changed(text_config=section, hidden_size=64, tie_word_embeddings=False)
     assert read(tmp_path, fields) == read(tmp_path, PUBLISHED) == save_anew(tmp_path, fields)
 
 
-def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
+def test_fields_that_are_left_out_have_the_reference_s_defaults(tmp_path: Path) -> None:
     fields: dict[str, Any] = {"num_hidden_layers": 4, "vision_config": {"out_hidden_size": 8192}}
     assert save_anew(tmp_path, fields) == read(tmp_path, fields)
 
@@ -76,6 +76,6 @@ def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
         (changed_tower(num_heads=15), "1280 is not a multiple of 4 \\* num_heads 15"),
     ],
 )
-def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_unknown_values_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointConfigError, match=message):
         read(tmp_path, fields)

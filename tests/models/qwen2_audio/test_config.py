@@ -60,6 +60,6 @@ def test_transformers_own_layout_is_read_likewise_and_defaults_are_its_own(
         ),
     ],
 )
-def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_unknown_values_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointConfigError, match=message):
         read(tmp_path, fields)

@@ -41,7 +41,7 @@ def test_transformers_own_layout_is_read_likewise(tmp_path: Path) -> None:
     assert Qwen3VLConfig.from_checkpoint(tmp_path) == published
 
 
-def test_what_is_left_out_is_the_reference_s_default(tmp_path: Path) -> None:
+def test_fields_that_are_left_out_have_the_reference_s_defaults(tmp_path: Path) -> None:
     from transformers import Qwen3VLConfig as ReferenceConfig
 
     fields: Any = {"text_config": {"num_hidden_layers": 4}, "vision_config": {"out_hidden_size": 4096}}
@@ -61,7 +61,7 @@ def test_a_mixture_is_read_in_both_layouts(tmp_path: Path) -> None:
     assert read_as_saved(tmp_path, Qwen3VLMoeConfig(**fields)) == config
 
 
-def test_what_is_left_out_of_a_mixture_is_the_reference_s_default(tmp_path: Path) -> None:
+def test_fields_of_a_mixture_that_are_left_out_have_the_reference_s_defaults(tmp_path: Path) -> None:
     from transformers import Qwen3VLMoeConfig
 
     fields: Any = {"architectures": MIXTURE["architectures"], "vision_config": {"out_hidden_size": 2048}}
@@ -92,6 +92,6 @@ def read_as_saved(tmp_path: Path, reference: Any) -> Qwen3VLConfig:
         (changed("text_config", MIXTURE, moe_intermediate_size=70), "must be a multiple of 8 in"),
     ],
 )
-def test_what_is_not_known_is_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
+def test_unknown_values_are_refused(tmp_path: Path, fields: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointConfigError, match=message):
         read(tmp_path, fields)
