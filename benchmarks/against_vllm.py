@@ -144,8 +144,8 @@ class Contestant:
         await self._process.stop()
 
     async def ask(self, task: Task) -> None:
-        crowd, reuse = ClientLoad(task.concurrency), self._arguments.reuse
-        settings = RunSettings([task.workload], task.options, crowd, reuse, self._restart)
+        load, reuse = ClientLoad(task.concurrency), self._arguments.reuse
+        settings = RunSettings([task.workload], task.options, load, reuse, self._restart)
         run = WorkloadRun(self._server, settings)
         await run.run()
         if run.why_words_are_guessed is not None:

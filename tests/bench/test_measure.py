@@ -33,9 +33,9 @@ def server_of(script: Script) -> Server:
     return Server(Address.parse(script.url), "first", "a key", {"max_tokens": 3})
 
 
-def run(script: Script, workload: Workload, crowd: ClientLoad = ONE_CLIENT) -> tuple[Measurement, list[Answer]]:
+def run(script: Script, workload: Workload, load: ClientLoad = ONE_CLIENT) -> tuple[Measurement, list[Answer]]:
     kept: list[Answer] = []
-    return asyncio.run(measure(server_of(script), workload, crowd, kept.append)), kept
+    return asyncio.run(measure(server_of(script), workload, load, kept.append)), kept
 
 
 def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(script: Script) -> None:
@@ -241,11 +241,11 @@ def test_a_workload_without_timed_requests_is_not_reported(script: Script, monke
     assert not run.summaries
 
 
-@pytest.mark.parametrize("crowd", [ONE_CLIENT, ClientLoad(new_per_second=0.03)])
-def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, crowd: ClientLoad) -> None:
+@pytest.mark.parametrize("load", [ONE_CLIENT, ClientLoad(new_per_second=0.03)])
+def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, load: ClientLoad) -> None:
     words = b'{"type":"text","text":"?"}'
     too_late = Workload((), [Conversation(((words,),), pause_seconds=30)], beside=[once(words)])
-    found, kept = run(script, too_late, crowd)
+    found, kept = run(script, too_late, load)
     assert not kept
     assert found.seconds < 15
 

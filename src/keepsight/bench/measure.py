@@ -48,7 +48,7 @@ class Measurement:
 
 
 async def measure(
-    server: Server, workload: Workload, crowd: ClientLoad, keep: Keep, restart: Restart | None = None
+    server: Server, workload: Workload, load: ClientLoad, keep: Keep, restart: Restart | None = None
 ) -> Measurement:
     """Measure a workload.  `keep` is called with each timed answer as it ends."""
     over = asyncio.Event()
@@ -63,10 +63,10 @@ async def measure(
         keep(answer)
 
     started, conversations = time.perf_counter(), iter(workload.timed)
-    if crowd.new_per_second is None:
-        asking = [_converse_all(server, conversations, note, over) for _ in range(crowd.concurrency)]
+    if load.new_per_second is None:
+        asking = [_converse_all(server, conversations, note, over) for _ in range(load.concurrency)]
     else:
-        asking = [_arrive(server, conversations, note, over, draw_gaps(crowd.new_per_second, crowd.seed))]
+        asking = [_arrive(server, conversations, note, over, draw_gaps(load.new_per_second, load.seed))]
     clients = [asyncio.create_task(each) for each in asking]
     try:
         if workload.beside:

@@ -23,7 +23,7 @@ READY_SECONDS = 600.0
 class RunSettings:
     workloads: Sequence[str]
     options: WorkloadOptions
-    crowd: ClientLoad = ONE_CLIENT
+    load: ClientLoad = ONE_CLIENT
     # `zipf` is run once for each.
     reuse_percents: Sequence[int] = (80,)
     restart: Restart | None = None
@@ -43,7 +43,7 @@ class WorkloadRun:
     @property
     def report(self) -> Report:
         server = self._server
-        facts = {"model": server.model, "sampling": dict(server.sampling), **self._settings.crowd.to_facts()}
+        facts = {"model": server.model, "sampling": dict(server.sampling), **self._settings.load.to_facts()}
         options = asdict(self._options)
         # Each `zipf` run has its own, which is part of its label.
         del options["reuse_percent"]
@@ -81,7 +81,7 @@ class WorkloadRun:
             def keep(_: Answer) -> None:
                 bar.update()
 
-            measured = await measure(self._server, drawn, settings.crowd, keep, settings.restart)
+            measured = await measure(self._server, drawn, settings.load, keep, settings.restart)
         if not measured.answers:
             raise NoAnswerError("the pictures beside ended before the first timed request: use more --requests")
         return summarize(measured)

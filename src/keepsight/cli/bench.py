@@ -61,15 +61,15 @@ def _add_serve(parser: argparse.ArgumentParser) -> None:
     add(
         "--requests", type=int, default=DEFAULTS.num_requests, help="timed requests per workload (default: %(default)d)"
     )
-    crowd = parser.add_mutually_exclusive_group()
-    crowd.add_argument(
+    load = parser.add_mutually_exclusive_group()
+    load.add_argument(
         "--concurrency",
         type=int,
         # A string: argparse would take a typed 1 for the default, and not notice that it excludes the other flag.
         default="1",
         help="clients, each waiting for its answer (default: %(default)s)",
     )
-    crowd.add_argument(
+    load.add_argument(
         "--request-rate",
         type=_to_rate,
         metavar="PER_SECOND",
@@ -180,8 +180,8 @@ def _settings_of(arguments: argparse.Namespace, server: Server) -> RunSettings:
     options = replace(options_of(arguments, seed), num_warm_up=arguments.warmup, num_turns=arguments.turns)
     command = arguments.restart_command
     restart = None if command is None else partial(restart_by_command, command, server)
-    crowd = ClientLoad(arguments.concurrency, arguments.request_rate, seed)
-    return RunSettings(_names_of(arguments), options, crowd, list(dict.fromkeys(arguments.reuse)), restart)
+    load = ClientLoad(arguments.concurrency, arguments.request_rate, seed)
+    return RunSettings(_names_of(arguments), options, load, list(dict.fromkeys(arguments.reuse)), restart)
 
 
 def _to_rate(text: str) -> float:
