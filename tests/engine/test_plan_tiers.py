@@ -68,13 +68,16 @@ def test_prefixes_have_a_folder_of_their_own(checkpoint: Path, tmp_path: Path) -
     )
 
 
-def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(checkpoint: Path, tmp_path: Path) -> None:
+def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     plan = plan_tiers(Config(model=checkpoint, prefix_disk_cache=f"{tmp_path}/kept"))
-    pages, other_pages = Pages("uint8", (4, 16)), Pages("uint8", (1, 16))
+    pages, shorter, larger = (Pages("uint8", shape) for shape in ((4, 16), (1, 16), (4, 32)))
     first = (pages, "processor", "float32 on cpu, avx2")
     for arguments in (
         first,
-        (other_pages, *first[1:]),
+        (shorter, *first[1:]),
+        (larger, *first[1:]),
         (pages, "another", first[2]),
         (pages, first[1], "float32 on cpu, amx"),
     ):
@@ -94,6 +97,7 @@ def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(checkpoint:
     again.load(load, 0.0)
     wait_until(lambda: any(each.arrays == (array_of(pages),) for each in again.take_loaded()))
     again.close()
+    assert "ignored" not in caplog.text, "stretches of other shapes have the same name"
 
 
 def array_of(pages: Pages) -> StoredArray:

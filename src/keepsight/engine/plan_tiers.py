@@ -80,7 +80,8 @@ class TierPlan:
         """`place`: as in `open`, and the kernels used: no bit of an answer may depend on which engine computed it."""
         if self.prefix_disk is None:
             return None
-        name = self.namer(f"stretches of {pages.shape[1]} blocks, pictures {processor}", place)
+        num_blocks, numbers = pages.shape
+        name = self.namer(f"stretches of {num_blocks} blocks of {numbers} numbers, pictures {processor}", place)
         tier = DiskTier(self.prefix_disk.directory, self.prefix_disk.max_bytes)
         store = TieredStore(None, [tier], keeps_first=True)
         return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
