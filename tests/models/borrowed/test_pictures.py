@@ -11,7 +11,7 @@ from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
 from tests.models.borrowed import by_pages
-from tests.models.borrowed.pictures import FAMILIES, GEMMA4_LARGE, IMAGE, LLAVA, Family
+from tests.models.borrowed.pictures import FAMILIES, GEMMA4_LARGE, GLM4V, IMAGE, LLAVA, Family
 from tests.models.judged import assert_close
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
@@ -108,6 +108,19 @@ def test_pictures_that_the_modules_make_no_embeddings_of_fail_with_the_reason(
     monkeypatch.setattr(LlavaModel, "get_image_features", lambda *_, **__: BaseModelOutputWithPooling())
     with pytest.raises(ValueError, match="pictures cannot be served: its layers need more than their embeddings"):
         Pair(model, reference, LLAVA).encode(0)
+
+
+def test_a_tower_that_computes_with_a_whole_table_sees_all_of_it(tmp_path: Any) -> None:
+    """GLM-4V's interpolates positions; in bfloat16, as published checkpoints are, tables of decoders are packed."""
+    reference = GLM4V.make_checkpoint(tmp_path)
+    for parameter in reference.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    reference.save_pretrained(tmp_path)
+    model = load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    with torch.inference_mode():
+        expected = reference.model.get_image_features(**GLM4V.draw(0)).pooler_output
+    assert_close(Pair(model, reference, GLM4V).encode(0), torch.cat(expected))
 
 
 def test_layers_with_a_window_see_a_picture_whole_if_its_family_says_so(tmp_path: Any) -> None:

@@ -1,8 +1,8 @@
 """A borrowed model's matrix products by our CPU kernels: a row's results do not depend on the rest of the batch.
 
 The modules stay as they are: their weights are replaced by tensors that override `F.linear`, those of routers and of a
-mixture's experts included, and tables that lose nothing by it by tensors in bfloat16 that override `F.embedding`.  On a
-GPU nothing is replaced.
+mixture's experts included, and the decoder's tables, if they lose nothing by it, by tensors in bfloat16 that override
+`F.embedding`.  On a GPU nothing is replaced.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -104,7 +104,8 @@ def pack_products(modules: Any, place: Placement) -> None:
         its_place = place.for_decoder() if module in of_decoder else place
         for name, weight in _find_weights(module):
             setattr(module, name, _pack(weight, its_place, is_linear=type(module) is nn.Linear))
-        if isinstance(module, nn.Embedding) and _is_exact_in_bfloat16(module.weight):
+        # Towers' tables are small, and some compute with all rows (GLM-4V's interpolates positions).
+        if isinstance(module, nn.Embedding) and module in of_decoder and _is_exact_in_bfloat16(module.weight):
             module.weight = PackedTable.of(module.weight)
 
 
