@@ -26,11 +26,12 @@ SPARSE = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "m
 LONG_ROPE = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 8, "long_factor": [2.0] * 8}
 # Latent attention: as many keys and values as queries, and values are narrower than keys.
 LATENT = {"num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "v_head_dim": 16}
-# Enough experts that torch's sigmoid of a row has no remainder, whose last bits it computes differently.
+# Enough experts that torch's sigmoid of a row has no remainder, whose last bits it computes differently; and not as
+# many as a product has outputs that is no router.
 SPARSE_BEHIND_ONE = {
     **SPARSE,
-    "num_local_experts": 32,
-    "n_routed_experts": 32,
+    "num_local_experts": 48,
+    "n_routed_experts": 48,
     "n_shared_experts": 1,
     "n_group": 1,
     "topk_group": 1,

@@ -1,5 +1,6 @@
 """Models of architectures that are not ours: logits and tokens equal transformers', in any batch."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from keepsight.models.registry import load_model
 from tests.dequantized import QUANTIZED, dequantize_products
 from tests.models.borrowed import by_pages
 from tests.models.borrowed import reference as ref
+from tests.models.borrowed.pictures import GEMMA4_LARGE
 from tests.models.judged import assert_close
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
@@ -72,6 +74,19 @@ def test_quantized_it_computes_what_its_int8_stands_for(architecture: str, tmp_p
     ours, expected = model.embed_tokens(prompt(0)), ref.plain_logits(reference, prompt(0))
     assert_close(by_pages.at_once(model, ours), expected)
     assert not torch.allclose(by_pages.at_once(whole, ours), expected, atol=1e-3)
+
+
+@pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is quantized")
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Gemma4ForCausalLM"])
+def test_routers_are_never_quantized(architecture: str, tmp_path: Path) -> None:
+    fields = GEMMA4_LARGE.text if architecture == "Gemma4ForCausalLM" else ref.TEXT_MODELS[architecture]
+    ref.make_checkpoint(tmp_path, architecture, {**ref.SMALL, **fields})
+    model = load_model(tmp_path, QUANTIZED)
+    assert isinstance(model, BorrowedModel)
+    kept = {name: weight.kept_in for name, weight in model._modules.named_parameters() if hasattr(weight, "kept_in")}
+    routers = {name: dtype for name, dtype in kept.items() if re.search(r"\.(gate|router\.proj)\.weight$", name)}
+    assert set(routers.values()) == {torch.float32}
+    assert {dtype for name, dtype in kept.items() if name not in routers} == {torch.int8}
 
 
 @pytest.mark.skipif(not has_library(), reason="NO KERNELS FOR THE CPU HERE: nothing is packed")

@@ -99,11 +99,15 @@ def pack_products(modules: Any, place: Placement) -> None:
     # Experts one by one: batched implementations do not call `F.linear`.
     modules.set_experts_implementation("eager")
     _turn_products(modules)
-    of_decoder = {*modules.base_model.get_decoder().modules(), modules.get_output_embeddings()}
+    decoder = modules.base_model.get_decoder()
+    of_decoder = {*decoder.modules(), modules.get_output_embeddings()}
+    # Experts are stacked; a product with as many outputs is a router, or as small as one.
+    counts_of_experts = {len(weight) for weight in decoder.parameters() if weight.dim() == 3}
     for module in modules.modules():
         its_place = place.for_decoder() if module in of_decoder else place
         for name, weight in _find_weights(module):
-            setattr(module, name, _pack(weight, its_place, is_linear=type(module) is nn.Linear))
+            is_router = type(module) is not nn.Linear or (module in of_decoder and len(weight) in counts_of_experts)
+            setattr(module, name, _pack(weight, its_place, is_router=is_router))
         # Towers' tables are small, and some compute with all rows (GLM-4V's interpolates positions).
         if isinstance(module, nn.Embedding) and module in of_decoder and _is_exact_in_bfloat16(module.weight):
             module.weight = PackedTable.of(module.weight)
@@ -131,9 +135,9 @@ def _find_weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
         yield "weight", own["weight"]
 
 
-def _pack(weight: Tensor, place: Placement, *, is_linear: bool) -> PackedWeight:
-    if weight.dim() == 2 and not is_linear:
-        # Usually a router: rounding rows would sometimes choose other experts.
+def _pack(weight: Tensor, place: Placement, *, is_router: bool) -> PackedWeight:
+    if weight.dim() == 2 and is_router:
+        # Rounding weights or rows would sometimes choose other experts.
         return PackedWeight.of(weight.data, [Panels(weight.data, None)], weight.dtype)
     products = weight.data if weight.dim() == 3 else weight.data[None]
     kept_in = place.matrix_dtype or place.dtype
