@@ -36,7 +36,7 @@ class ModelShape:
     # Of each layer that stores keys and values.
     kv_heads: tuple[KvHeads, ...]
     vocab_size: int
-    # Width of a picture's embeddings: the token's own, and those added after layers.
+    # Width of a picture's rows: the token's embedding, those added after layers, or what else a token's row has.
     media_width: int
     # The side of a patch, in pixels; 0 if the model takes no pixels.
     patch_size: int
@@ -87,7 +87,7 @@ class Model(Protocol):
         ...
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
-        """[tokens] -> [tokens, hidden]"""
+        """[tokens] -> [tokens, width]: embeddings, and behind them whatever else the decoder reads of tokens."""
         ...
 
     def compute(
@@ -99,7 +99,7 @@ class Model(Protocol):
         watch_layer: LayerWatcher | None = None,
         deep: Sequence[DeepRows] = (),
     ) -> Tensor:
-        """[tokens, hidden] -> hidden states of the tokens that are read; caches the keys and values of all tokens."""
+        """[tokens, width] -> hidden states of the tokens that are read; caches the keys and values of all tokens."""
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -63,9 +63,9 @@ class _All:
 
 class PagedAttention:
     def __init__(self) -> None:
-        # All layers with the same view and heads share a step's plan, which is dropped when the next batch comes.
+        # Layers with the same view and heads share a step's plan, which is dropped when the next batch comes.
         self._planned_for: AttentionBatch | None = None
-        self._plans: dict[tuple[View, Size, Size], Sequence[_Part]] = {}
+        self._plans: dict[tuple[View, Size, Size, bool], Sequence[_Part]] = {}
 
     def __call__(
         self,
@@ -80,7 +80,7 @@ class PagedAttention:
         if self._planned_for is not batch:
             self._planned_for, self._plans = batch, {}
         view = batch.simplest(view)
-        key = view, query.shape[1:], cache.keys.shape[1:]
+        key = view, query.shape[1:], cache.keys.shape[1:], softcap is None
         if key not in self._plans:
             if kernels := kernels_for(query.device):
                 self._plans[key] = [plan_on_device(batch, view, kernels, kernels.rows_per_block(query, cache.keys))]

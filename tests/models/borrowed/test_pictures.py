@@ -11,7 +11,7 @@ from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
 from tests.models.borrowed import by_pages
-from tests.models.borrowed.pictures import FAMILIES, GEMMA4_LARGE, GLM4V, IMAGE, LLAVA, Family
+from tests.models.borrowed.pictures import FAMILIES, GEMMA4, GEMMA4_LARGE, GLM4V, IMAGE, LLAVA, Family
 from tests.models.judged import assert_close
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
@@ -129,3 +129,14 @@ def test_layers_with_a_window_see_a_picture_whole_if_its_family_says_so(tmp_path
     assert isinstance(model, BorrowedModel)
     assert [rule.is_causal for rule in model.rules] == [False, False, True, False, True]
     assert model.shape.sees_pictures_whole
+
+
+@pytest.mark.parametrize("family", [GEMMA4, GEMMA4_LARGE, LLAVA], ids=name_family)
+def test_tokens_of_media_in_a_text_are_computed_as_transformers_computes_them(family: Family, tmp_path: Any) -> None:
+    """Gemma 4's modules look up padding in place of them."""
+    reference, model = family.make_checkpoint(tmp_path), load_model(tmp_path, PLACE)
+    prompt = torch.tensor([3, 4, 296, 5, 295, 6, IMAGE, 7])
+    with torch.inference_mode():
+        expected = reference(input_ids=prompt[None], use_cache=False).logits[0]
+        rows = model.embed_tokens(prompt)
+    assert_close(by_pages.at_once(model, rows), expected)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from keepsight.errors import CheckpointConfigError
 from keepsight.models.borrowed.attention import HeadsOfLayer, LayerRule, attend_at_once, attending
 from keepsight.models.borrowed.picture_masks import find_causal_layers
-from keepsight.models.borrowed.picture_places import told_kinds, uses_mrope
+from keepsight.models.borrowed.picture_places import arguments_of_kinds, uses_mrope
 from keepsight.models.layers import Placement
 from keepsight.models.model import KvHeads
 
@@ -22,7 +22,7 @@ _NUM_TOKENS = 2
 
 class DecoderShape(NamedTuple):
     kv_heads: tuple[KvHeads, ...]
-    # Each of every layer.
+    # One for each layer, like the others below.
     rules: tuple[LayerRule, ...]
     windows: tuple[int | None, ...]
     layers: tuple[nn.Module, ...]
@@ -62,8 +62,8 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
 
 def _find_causal_layers(model: Any, windows: tuple[int | None, ...], path: Path) -> tuple[bool, ...]:
     body = model.base_model
-    # Bodies that rotate pictures by row and column are told of them for that reason.
-    may_see_pictures_whole = hasattr(body, "get_image_features") and told_kinds(body) and not uses_mrope(body)
+    # Bodies that rotate pictures by row and column take the kinds of tokens for that reason.
+    may_see_pictures_whole = hasattr(body, "get_image_features") and arguments_of_kinds(body) and not uses_mrope(body)
     return find_causal_layers(model, windows, path) if may_see_pictures_whole else (True,) * len(windows)
 
 

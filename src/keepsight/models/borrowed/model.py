@@ -44,7 +44,6 @@ class BorrowedModel:
         self.place = place
         self._modules, self._body = modules, modules.base_model
         self.rules = decoder.rules
-        self._embedding: nn.Embedding = modules.get_input_embeddings()
         self._rows = TokenRows(self._body)
         self._head = _head_alone(modules)
         self._pictures_are_proven = False
@@ -104,10 +103,10 @@ class BorrowedModel:
         given = self._choose(arrays)
         features = self._see(given)
         embeddings, is_seen = self.embed_tokens(token_ids), token_ids == find_picture_token(self._modules.config)
-        if features.shape != (int(is_seen.sum()), self._embedding.embedding_dim):
+        if features.shape != (int(is_seen.sum()), self._rows.hidden_size):
             told = f"{int(is_seen.sum())} tokens stand for embeddings of the shape {list(features.shape)}"
             raise ValueError(f"a picture's layout does not match its encoding: {told}")
-        self._rows.place(features, embeddings, is_seen)
+        self._rows.overwrite(features, embeddings, is_seen)
         if not self._pictures_are_proven:
             given |= mark_pictures(self._body, is_seen)
             prove_picture(self, self.rules, self._compute_body, token_ids, given, embeddings)
@@ -118,9 +117,7 @@ class BorrowedModel:
         raise CheckpointError(folder.path, "models computed by transformers' modules do not support adapters")
 
     def embed_tokens(self, token_ids: Tensor) -> Tensor:
-        # The picture token lies outside the embedding tables of some models.
-        known = token_ids.clamp(max=self._embedding.num_embeddings - 1)
-        return self._rows.join(self._embedding(known), token_ids)
+        return self._rows.make(token_ids)
 
     def compute(
         self,

@@ -29,12 +29,12 @@ def position_ids(body: Any, batch: AttentionBatch) -> Tensor:
 
 
 def mark_pictures(body: Any, is_picture: Tensor) -> dict[str, Tensor]:
-    """Return the arguments that tell a body which tokens [tokens] are pictures', if it is told."""
-    return {name: is_picture[None].int() for name in told_kinds(body)}
+    """Return the arguments that tell a body which tokens [tokens] are pictures', if it takes any."""
+    return {name: is_picture[None].int() for name in arguments_of_kinds(body)}
 
 
-def told_kinds(body: Any) -> list[str]:
-    """Return the names of those arguments."""
+def arguments_of_kinds(body: Any) -> list[str]:
+    """Return the names of the arguments for each token's kind, text or picture."""
     taken = inspect.signature(body.forward).parameters
     return [name for name in ("token_type_ids", "mm_token_type_ids") if name in taken]
 

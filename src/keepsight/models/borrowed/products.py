@@ -1,7 +1,7 @@
 """A borrowed model's matrix products by our CPU kernels: a row's results do not depend on the rest of the batch.
 
 The modules stay as they are: their weights are replaced by tensors that override `F.linear`, those of routers and of a
-mixture's experts included, and the decoder's tables, if they lose nothing by it, by tensors in bfloat16 that override
+mixture's experts included, and tables of tokens, if they lose nothing by it, by tensors in bfloat16 that override
 `F.embedding`.  On a GPU nothing is replaced.
 """
 
@@ -61,7 +61,7 @@ class PackedWeight(nn.Parameter):
 
 
 class PackedTable(nn.Parameter):
-    """The weight of an embedding table, kept in bfloat16; its rows are exact in float32."""
+    """The weight of a table of tokens, kept in bfloat16; its rows are exact in float32."""
 
     _table: Tensor
 
@@ -108,9 +108,10 @@ def pack_products(modules: Any, place: Placement) -> None:
         for name, weight in _find_weights(module):
             is_router = type(module) is not nn.Linear or (module in of_decoder and len(weight) in counts_of_experts)
             setattr(module, name, _pack(weight, its_place, is_router=is_router))
-        # Towers' tables are small, and some compute with all rows (GLM-4V's interpolates positions).
-        if isinstance(module, nn.Embedding) and module in of_decoder and _is_exact_in_bfloat16(module.weight):
-            module.weight = PackedTable.of(module.weight)
+    # Other tables are small, and some modules compute with all rows (GLM-4V's tower interpolates positions).
+    for table in (modules.get_input_embeddings(), getattr(decoder, "embed_tokens_per_layer", None)):
+        if isinstance(table, nn.Embedding) and _is_exact_in_bfloat16(table.weight):
+            table.weight = PackedTable.of(table.weight)
 
 
 def _turn_products(modules: nn.Module) -> None:

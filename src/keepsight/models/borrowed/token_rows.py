@@ -1,7 +1,8 @@
-"""Rows of embeddings of decoders whose layers also read the tokens themselves (Gemma 3n, the smaller Gemma 4).
+"""Makes the rows that a borrowed decoder computes from: the embeddings of tokens.
 
-Behind its embedding such a row has the token's id, in digits that are exact in any dtype.  So whatever carries rows
-(caches of pictures, recorded steps) carries ids too, and knows nothing of them.
+In decoders whose layers also read the tokens themselves (Gemma 3n, the smaller Gemma 4) a row is wider: behind its
+embedding it has the token's id, in digits that are exact in any dtype.  So whatever carries rows (caches of pictures,
+recorded steps) carries ids too, and knows nothing of them.
 """
 
 import inspect
@@ -10,7 +11,9 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from keepsight.models.borrowed.attention import attend_at_once, attending
 
 # bfloat16 holds integers up to 256 exactly.
 _BASE, _NUM_DIGITS = 256, 3
@@ -20,34 +23,57 @@ class TokenRows:
     def __init__(self, body: Any) -> None:
         """`body`: transformers' model without its head."""
         decoder = body.get_decoder()
-        self._width = body.get_input_embeddings().embedding_dim
+        self._embedding: nn.Embedding = body.get_input_embeddings()
+        self.hidden_size = self._embedding.embedding_dim
         self.have_tokens = _reads_tokens(decoder)
-        self.width = self._width + _NUM_DIGITS * self.have_tokens
+        self.width = self.hidden_size + _NUM_DIGITS * self.have_tokens
         self._look_up = _tokens_alone(decoder.get_per_layer_inputs) if self.have_tokens else None
-        # Where a picture is, such layers read the token of padding.
-        self._picture_token, self._padding = getattr(body.config, "image_token_id", None), decoder.config.pad_token_id
+        self._num_read = decoder.config.vocab_size_per_layer_input if self.have_tokens else 0
+        self._padding, self._read_as_padding = decoder.config.pad_token_id, _find_read_as_padding(body)
 
-    def join(self, embeddings: Tensor, token_ids: Tensor) -> Tensor:
-        """[tokens, hidden], [tokens] -> [tokens, width]"""
+    def make(self, token_ids: Tensor) -> Tensor:
+        """[tokens] -> [tokens, width]"""
+        for token_id in self._read_as_padding:
+            token_ids = token_ids.masked_fill(token_ids == token_id, self._padding)
+        # The picture token lies outside the embedding tables of some models.
+        embeddings: Tensor = self._embedding(token_ids.clamp(max=self._embedding.num_embeddings - 1))
         if self._look_up is None:
             return embeddings
-        if self._picture_token is not None:
-            token_ids = token_ids.masked_fill(token_ids == self._picture_token, self._padding)
+        # transformers' Gemma 3n looks these up as token 0.
+        token_ids = token_ids.masked_fill(token_ids >= self._num_read, 0)
         digits = [token_ids // _BASE**place % _BASE for place in range(_NUM_DIGITS)]
         return torch.cat((embeddings, torch.stack(digits, dim=1).to(embeddings.dtype)), dim=1)
 
-    def place(self, embeddings: Tensor, rows: Tensor, where: Tensor) -> None:
-        """Overwrite the embeddings of the rows `where` marks, but not their ids."""
-        rows[where, : self._width] = embeddings.to(rows.dtype)
+    def overwrite(self, embeddings: Tensor, rows: Tensor, where: Tensor) -> None:
+        """Overwrite the embeddings of the rows that `where` marks, but not their ids."""
+        rows[where, : self.hidden_size] = embeddings.to(rows.dtype)
 
     def split(self, rows: Tensor) -> dict[str, Tensor]:
         """[tokens, width] -> arguments of the body"""
         if self._look_up is None:
             return {"inputs_embeds": rows[None]}
-        embeddings, digits = torch.split(rows, [self._width, _NUM_DIGITS], dim=1)
+        embeddings, digits = torch.split(rows, [self.hidden_size, _NUM_DIGITS], dim=1)
         token_ids = sum(digit.long() * _BASE**place for place, digit in enumerate(digits.unbind(1)))
         embeddings = embeddings.contiguous()[None]
         return {"inputs_embeds": embeddings, "per_layer_inputs": self._look_up(token_ids[None])}
+
+
+def _find_read_as_padding(body: Any) -> tuple[int, ...]:
+    """Return the tokens of media that the body computes as padding where no media are (Gemma 4's does so)."""
+    padding, config = body.get_decoder().config.pad_token_id, body.config
+    named = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
+    table = body.get_input_embeddings()
+    known = sorted(each for each in named if isinstance(each, int) and 0 <= each < table.num_embeddings)
+    if padding is None or not 0 <= padding < table.num_embeddings or not known:
+        return ()
+    seen: list[Tensor] = []
+    with table.register_forward_pre_hook(lambda _module, inputs: seen.append(inputs[0].flatten())):
+        token_ids = torch.tensor([known], device=table.weight.device)
+        positions = torch.arange(len(known), device=table.weight.device)[None]
+        with attending(attend_at_once):
+            body(input_ids=token_ids, position_ids=positions, use_cache=False)
+    looked_up = next((each.tolist() for each in seen if len(each) == len(known)), known)
+    return tuple(token_id for token_id, found in zip(known, looked_up, strict=True) if found == padding != token_id)
 
 
 def _tokens_alone(look_up: Callable[..., Tensor]) -> Callable[[Tensor], Tensor]:
