@@ -6,11 +6,12 @@ only attention is compared, layer by layer: a mixture may choose other experts f
 """
 
 import logging
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice, View
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.gpu_library import kernels_for, use_kernels, without_kernels
 from keepsight.models.layers import Placement
@@ -94,19 +95,10 @@ class _BothWays:
         self._with, self._without = PagedAttention(), PagedAttention()
         self.differences: list[Tensor] = []
 
-    def __call__(
-        self,
-        query: Tensor,
-        cache: LayerCache,
-        batch: AttentionBatch,
-        *,
-        scale: float,
-        view: View,
-        softcap: float | None,
-    ) -> Tensor:
-        found = self._with(query, cache, batch, scale=scale, view=view, softcap=softcap)
+    def __call__(self, query: Tensor, cache: LayerCache, batch: AttentionBatch, **options: Any) -> Tensor:
+        found = self._with(query, cache, batch, **options)
         with without_kernels():
-            expected = self._without(query, cache, batch, scale=scale, view=view, softcap=softcap)
+            expected = self._without(query, cache, batch, **options)
         self.differences.append(_difference(found.flatten(1).float(), expected.flatten(1).float()))
         return found
 
