@@ -110,10 +110,10 @@ def count_columns(arrays: Mapping[str, Any], num_tokens: int) -> int:
     """Return the number of token columns of a picture if its processor reports a grid of patches and each token is a
     square of patches; otherwise 0.
     """
-    told = arrays.get("image_grid_thw")
-    if told is None or told.shape != (1, 3):
+    grid = arrays.get("image_grid_thw")
+    if grid is None or grid.shape != (1, 3):
         return 0
-    moments, rows, columns = map(int, told[0])
+    moments, rows, columns = map(int, grid[0])
     side = math.isqrt(rows * columns // num_tokens)
     return columns // side if moments == 1 and rows * columns == num_tokens * side**2 else 0
 

@@ -17,6 +17,7 @@ from keepsight.models.gpu_library import kernels_for, use_kernels, without_kerne
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
+from keepsight.models.row_differences import row_differences
 from keepsight.models.vision_layer import VisionLayer, Windows, place_heads
 from keepsight.runner.kv_block_store import KvBlockStore
 
@@ -40,7 +41,6 @@ SPREAD = 2.0
 # The relative difference allowed in a row: far more than rounding causes in so few tokens (0.03 in 62 layers with
 # random weights), and less than if a kernel computed something else.  One unseen key among many would pass.
 MAX_DIFFERENCE = {torch.float32: 0.01, torch.bfloat16: 0.25}
-LEAST_NORM = 1e-6
 
 
 @torch.inference_mode()
@@ -72,20 +72,12 @@ def _find_difference(model: Model) -> float:
     tokens, found = _compute_tokens(model, attention), attention.differences
     if isinstance(model, nn.Module):  # one of our own, of which all parts have kernels
         with without_kernels():
-            found.append(_difference(tokens, _compute_tokens(model, PagedAttention())))
+            found.append(row_differences(tokens, _compute_tokens(model, PagedAttention())).max())
         for layer in [each for each in model.modules() if isinstance(each, VisionLayer)][:1]:
             patches = _compute_patches(layer, model.place)
             with without_kernels():
-                found.append(_difference(patches, _compute_patches(layer, model.place)))
+                found.append(row_differences(patches, _compute_patches(layer, model.place)).max())
     return float(torch.stack(found).max())
-
-
-def _difference(found: Tensor, expected: Tensor) -> Tensor:
-    """Return the largest difference of a row."""
-    # A token with a zero embedding, as padding tokens may have, is zero through all layers.
-    norms = expected.norm(dim=-1).clamp(min=LEAST_NORM)
-    differences: Tensor = (found - expected).norm(dim=-1) / norms
-    return differences.max()
 
 
 class _BothWays:
@@ -99,7 +91,7 @@ class _BothWays:
         found = self._with(query, cache, batch, **options)
         with without_kernels():
             expected = self._without(query, cache, batch, **options)
-        self.differences.append(_difference(found.flatten(1).float(), expected.flatten(1).float()))
+        self.differences.append(row_differences(found.flatten(1), expected.flatten(1)).max())
         return found
 
 

@@ -20,7 +20,26 @@ from keepsight.models.quantize_rows import quantize_rows
 _ROWS_AT_ONCE = 4096
 
 
-class PackedWeight(nn.Parameter):
+class _Replacement(nn.Parameter):
+    """A parameter that shows the shape and dtype of a weight, and overrides the operations that read the weight."""
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return cls._compute(func, args, kwargs or {})
+
+    @classmethod
+    def _compute(cls, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return func(*args, **kwargs)
+
+
+class PackedWeight(_Replacement):
     """The weight of a product [outputs, inputs], or of several [products, outputs, inputs], selected by index."""
 
     _panels: Sequence[Panels]
@@ -35,19 +54,12 @@ class PackedWeight(nn.Parameter):
         return made
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
+    def _compute(cls, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         if func is F.linear and isinstance(args[1], cls):
-            return args[1]._multiply(*args[:1], *args[2:], **kwargs or {})
+            return args[1]._multiply(*args[:1], *args[2:], **kwargs)
         if func is Tensor.__getitem__ and args[0].dim() == 3:
             return args[0]._take(args[1])
-        with torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs or {})
+        return super()._compute(func, args, kwargs)
 
     def _multiply(self, hidden: Tensor, bias: Tensor | None = None) -> Tensor:
         """[..., inputs] -> [..., outputs]"""
@@ -56,11 +68,10 @@ class PackedWeight(nn.Parameter):
         return out if bias is None else out.add_(bias)
 
     def _take(self, index: int | Tensor) -> "PackedWeight":
-        with torch._C.DisableTorchFunctionSubclass():
-            return PackedWeight.of(self.data[index], [self._panels[int(index)]], self.kept_in)
+        return PackedWeight.of(self.data[index], [self._panels[int(index)]], self.kept_in)
 
 
-class PackedTable(nn.Parameter):
+class PackedTable(_Replacement):
     """The weight of a table of tokens, kept in bfloat16; its rows are exact in float32."""
 
     _table: Tensor
@@ -72,19 +83,12 @@ class PackedTable(nn.Parameter):
         return made
 
     @classmethod
-    def __torch_function__(
-        cls,
-        func: Callable[..., Any],
-        types: Sequence[type],
-        args: Sequence[Any] = (),
-        kwargs: Mapping[str, Any] | None = None,
-    ) -> Any:
-        with torch._C.DisableTorchFunctionSubclass():
-            if func is F.embedding and isinstance(args[1], cls):
-                return func(args[0], args[1]._table, *args[2:], **kwargs or {}).float()
-            if func is Tensor.__getitem__:
-                return args[0]._table[args[1]].float()
-            return func(*args, **kwargs or {})
+    def _compute(cls, func: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if func is F.embedding and isinstance(args[1], cls):
+            return func(args[0], args[1]._table, *args[2:], **kwargs).float()
+        if func is Tensor.__getitem__:
+            return args[0]._table[args[1]].float()
+        return super()._compute(func, args, kwargs)
 
 
 def _is_exact_in_bfloat16(weight: Tensor) -> bool:
@@ -101,17 +105,22 @@ def pack_products(modules: Any, place: Placement) -> None:
     _turn_products(modules)
     decoder = modules.base_model.get_decoder()
     of_decoder = {*decoder.modules(), modules.get_output_embeddings()}
-    # Experts are stacked; a product with as many outputs is a router, or as small as one.
-    counts_of_experts = {len(weight) for weight in decoder.parameters() if weight.dim() == 3}
+    # A product with as many outputs is a router, or as small as one.
+    numbers_of_experts = count_experts(decoder)
     for module in modules.modules():
         its_place = place.for_decoder() if module in of_decoder else place
         for name, weight in _find_weights(module):
-            is_router = type(module) is not nn.Linear or (module in of_decoder and len(weight) in counts_of_experts)
+            is_router = type(module) is not nn.Linear or (module in of_decoder and len(weight) in numbers_of_experts)
             setattr(module, name, _pack(weight, its_place, is_router=is_router))
     # Other tables are small, and some modules compute with all rows (GLM-4V's tower interpolates positions).
     for table in (modules.get_input_embeddings(), getattr(decoder, "embed_tokens_per_layer", None)):
         if isinstance(table, nn.Embedding) and _is_exact_in_bfloat16(table.weight):
             table.weight = PackedTable.of(table.weight)
+
+
+def count_experts(decoder: nn.Module) -> set[int]:
+    """Return the numbers of experts of its mixtures, whose weights are stacked."""
+    return {len(weight) for weight in decoder.parameters() if weight.dim() == 3}
 
 
 def _turn_products(modules: nn.Module) -> None:

@@ -20,11 +20,13 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.borrowed.attention import NAME, LayerRule
+from keepsight.models.borrowed.products import count_experts
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
 from keepsight.models.model import KvHeads, Model
 from keepsight.models.mrope_positions import MRopePositions
 from keepsight.models.paged_attention import PagedAttention
+from keepsight.models.row_differences import row_differences
 
 BLOCK_SIZE = 16
 # A prompt is longer than the narrowest window if that is very narrow, as in models made for tests.
@@ -40,7 +42,6 @@ MAX_DIFFERENCE, MAX_DIFFERENCE_ROUNDED, SHARE_ALIKE = 1e-3, 0.25, 0.8
 # With less precision a mixture may choose other experts for a token.  It may differ by twice what noise as small as
 # rounding in its embeddings changes, but at most by this, as a wrong computation usually does by more.
 MAX_DIFFERENCE_OF_NOISY = 0.7
-LEAST_NORM = 1e-6
 
 
 @torch.inference_mode()
@@ -83,15 +84,9 @@ def prove_picture(
 def _find_difference(computed: Tensor, expected: Tensor, place: Placement) -> float | None:
     """Return the relative difference of [tokens, ...]; None if rounding explains it."""
     is_exact = _is_exact(place)
-    difference = _difference(computed, expected, 1.0 if is_exact else SHARE_ALIKE)
+    difference = float(row_differences(computed, expected).quantile(1.0 if is_exact else SHARE_ALIKE))
     # NaN compares as not less, so it is returned as a difference.
     return None if difference < (MAX_DIFFERENCE if is_exact else MAX_DIFFERENCE_ROUNDED) else difference
-
-
-def _difference(computed: Tensor, expected: Tensor, share: float) -> float:
-    """Return how much the rows differ, relative to the expected ones: this share of them by no more."""
-    norms = expected.float().norm(dim=-1).clamp(min=LEAST_NORM)
-    return float(((computed - expected).float().norm(dim=-1) / norms).quantile(share))
 
 
 def _is_exact(place: Placement) -> bool:
@@ -100,7 +95,7 @@ def _is_exact(place: Placement) -> bool:
 
 def _measure_noise(modules: Any, token_ids: Tensor, expected: Tensor, place: Placement) -> float:
     """Return the difference that rounding may cause: 0 with full precision, or without experts to choose."""
-    if _is_exact(place) or not any(parameter.dim() == 3 for parameter in modules.base_model.get_decoder().parameters()):
+    if _is_exact(place) or not count_experts(modules.base_model.get_decoder()):
         return 0.0
     random = torch.Generator(token_ids.device).manual_seed(0)
 
@@ -110,7 +105,7 @@ def _measure_noise(modules: Any, token_ids: Tensor, expected: Tensor, place: Pla
 
     with modules.get_input_embeddings().register_forward_hook(disturb):
         noisy = _compute_plainly(modules, token_ids)
-    return min(2 * _difference(noisy, expected, SHARE_ALIKE), MAX_DIFFERENCE_OF_NOISY)
+    return min(2 * float(row_differences(noisy, expected).quantile(SHARE_ALIKE)), MAX_DIFFERENCE_OF_NOISY)
 
 
 def _draw_prompt(modules: Any, windows: Sequence[int | None]) -> Tensor:
