@@ -540,7 +540,23 @@ def test_the_log_has_a_line_for_each_request_that_cannot_be_forged(
     assert len(caplog.records) == len(lines)
 
 
-@pytest.mark.parametrize("error", [RuntimeError(), RequestFailedError("no"), ClientDisconnect()])
+@pytest.mark.parametrize("is_logged", [True, False])
+def test_a_client_that_left_is_logged_only_if_requests_are(
+    client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, is_logged: bool
+) -> None:
+    def leave(_prepared: PreparedRequest) -> NoReturn:
+        raise ClientDisconnect
+
+    client.settings = ApiSettings(log_requests=is_logged)
+    monkeypatch.setattr(client.engine, "generate", leave)
+    with caplog.at_level(logging.INFO, "keepsight"):
+        assert client.chat().status_code == 499
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == is_logged
+    assert all(line.startswith("POST /v1/chat/completions 499 in ") for line in lines)
+
+
+@pytest.mark.parametrize("error", [RuntimeError(), RequestFailedError("no")])
 def test_a_failing_request_s_path_is_escaped_in_the_log(
     client: Client, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:

@@ -354,7 +354,7 @@ def create_app(
             AnsweredError: _refuse,
             RequestFailedError: _answer_failed_request,
             HTTPException: _refuse_http,
-            ClientDisconnect: _note_client_left,
+            ClientDisconnect: _end_abandoned,
             Exception: _fail,
         },
     )
@@ -398,8 +398,7 @@ def _middleware(settings: ApiSettings) -> list[Middleware]:
     return [cors, access] if settings.allowed_origins else [access]
 
 
-async def _note_client_left(http: Request, _error: Exception) -> Response:
-    logger.info("%s: the client left", format_request_line(http.scope))
+async def _end_abandoned(_http: Request, _error: Exception) -> Response:
     return Response(status_code=CLIENT_CLOSED_REQUEST)
 
 
