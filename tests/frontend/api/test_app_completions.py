@@ -35,7 +35,7 @@ from keepsight.observe.server_view import ServerView
 from keepsight.requests import EngineRequest, ToEngine, TokenLogprob, TokenOutput
 from tests.byte_level_tokenizer import byte_level_checkpoint
 from tests.drawn import ask, by_url, draw
-from tests.frontend.api.app_client import MODEL, Client, FakeEngine, complete, error_of, events_of
+from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, complete, error_of, events_of
 from tests.frontend.api.test_app import field_names, json_values, small, texts
 
 # Completions --------------------------------------------------------------------------------------------------
@@ -454,14 +454,41 @@ def test_requests_beyond_the_waiting_limit_are_refused_at_once(client: Client, e
     assert [each.status_code for each in answered] == [200] * 3
 
 
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
+def test_a_client_that_is_still_sending_does_not_count_as_waiting(client: Client, path: str) -> None:
+    async def ask_while_sending() -> tuple[httpx.Response, httpx.Response]:
+        has_begun, may_end = asyncio.Event(), asyncio.Event()
+
+        async def send_slowly() -> AsyncGenerator[bytes, None]:
+            yield b'{"messages": [{"role": "user", '
+            has_begun.set()
+            await may_end.wait()
+            yield b'"content": "Hello"}]}'
+
+        app = create_app(client.preparer, client.engine, MODEL, ApiSettings(max_waiting_requests=1))
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as asking:
+            slow = asyncio.create_task(asking.post(path, content=send_slowly()))
+            await has_begun.wait()
+            meanwhile = await asking.post(path, json={"messages": HELLO})
+            may_end.set()
+            return meanwhile, await slow
+
+    assert [each.status_code for each in asyncio.run(ask_while_sending())] == [200, 200]
+
+
+def test_a_full_server_refuses_a_request_before_its_body_is_read(client: Client) -> None:
+    client.settings = ApiSettings(max_waiting_requests=0)
+    assert error_of(client.send("POST", "/tokenize", content=never_read())) == (503, None, "server_overloaded")
+
+
+async def never_read() -> AsyncGenerator[bytes, None]:
+    raise AssertionError("the body was read")
+    yield b""
+
+
 def test_a_body_that_is_announced_as_too_large_is_refused_unread(client: Client) -> None:
     client.settings = ApiSettings(max_body_bytes=10)
-
-    async def never() -> Any:
-        raise AssertionError("the body was read")
-        yield b""
-
-    response = client.send("POST", "/tokenize", content=never(), headers={"Content-Length": "11"})
+    response = client.send("POST", "/tokenize", content=never_read(), headers={"Content-Length": "11"})
     assert error_of(response) == (413, "body", "body_too_large")
 
 

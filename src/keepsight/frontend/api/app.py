@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, aclosing, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
 from typing import TypeVar
@@ -84,6 +84,7 @@ KEEPS_NOTHING = PixelCache()
 Asked = TypeVar("Asked", bound=msgspec.Struct)
 # An answer, and the pins of those of its pictures that are to be kept after it.
 _Prepared = tuple[Answer | EmbeddingsAnswer, Sequence[PixelPin]]
+_Prepare = Callable[[Request, Buffer], Awaitable[_Prepared]]
 
 
 class _EventStream(Response):
@@ -135,31 +136,32 @@ class Api:
 
     # Answers ----------------------------------------------------------------------------------------------------
 
-    async def answer(self, prepare: Callable[[Request], Awaitable[_Prepared]], http: Request) -> Response:
-        """Answer a generation or embeddings request.
-
-        `prepare` is a separate call, so that nothing holds the request's body during the answer, possibly for minutes.
-        """
-        with self._room.admit():
-            answer, pins = await prepare(http)
+    async def answer(self, prepare: _Prepare, http: Request) -> Response:
+        """Answer a generation or embeddings request."""
+        with ExitStack() as waiting:
+            answer, pins = await self._read_and_prepare(prepare, http, waiting)
             response = await self._answer(http, answer)
             if pins and self.media is not None:
                 await self.media.pin_pixels(http, pins, *answer.prompts)
             return response
 
-    async def prepare_chat(self, parse: Callable[[Buffer], ChatRequest], http: Request) -> _Prepared:
+    async def _read_and_prepare(self, prepare: _Prepare, http: Request, waiting: ExitStack) -> _Prepared:
+        """A separate call, so that nothing holds the request's body during the answer, possibly for minutes."""
         async with self._reading_body(http) as body:
-            return await self._prepare_messages(http, parse(body), len(body))
+            waiting.enter_context(self._room.admit())
+            return await prepare(http, body)
 
-    async def prepare_response(self, http: Request) -> _Prepared:
-        async with self._reading_body(http) as body:
-            request = parse_responses_request(body)
-            async with self._continuing(http, request) as (asked, num_bytes):
-                answer, pins = await self._prepare_messages(http, asked, len(body) + num_bytes)
-            assert isinstance(answer, ResponsesAnswer)
-            if self.kept is not None and request.store is not False:
-                self.kept.keep(http, body, answer)
-            return answer, pins
+    async def prepare_chat(self, parse: Callable[[Buffer], ChatRequest], http: Request, body: Buffer) -> _Prepared:
+        return await self._prepare_messages(http, parse(body), len(body))
+
+    async def prepare_response(self, http: Request, body: Buffer) -> _Prepared:
+        request = parse_responses_request(body)
+        async with self._continuing(http, request) as (asked, num_bytes):
+            answer, pins = await self._prepare_messages(http, asked, len(body) + num_bytes)
+        assert isinstance(answer, ResponsesAnswer)
+        if self.kept is not None and request.store is not False:
+            self.kept.keep(http, body, answer)
+        return answer, pins
 
     @asynccontextmanager
     async def _continuing(
@@ -190,19 +192,17 @@ class Api:
             await self.media.note_uses(http, messages.pictures, prepared)
         return self.media.find_pins(messages.pictures)
 
-    async def prepare_completion(self, http: Request) -> _Prepared:
-        async with self._reading_body(http) as body:
-            asked = await _parse(parse_completion_request, body)
-            self.served.check(asked.model)
-            return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt)), []
+    async def prepare_completion(self, http: Request, body: Buffer) -> _Prepared:
+        asked = await _parse(parse_completion_request, body)
+        self.served.check(asked.model)
+        return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt)), []
 
-    async def prepare_embeddings(self, http: Request) -> _Prepared:
-        async with self._reading_body(http) as body:
-            asked = await _parse(parse_embeddings_request, body)
-            salt, downloaded = await self._fetch(http, asked)
-            answer = await self._answers.embeddings(asked, salt, downloaded)
-            pins = [] if asked.messages is None else await self._note_uses(http, asked.messages, *answer.prompts)
-            return answer, pins
+    async def prepare_embeddings(self, http: Request, body: Buffer) -> _Prepared:
+        asked = await _parse(parse_embeddings_request, body)
+        salt, downloaded = await self._fetch(http, asked)
+        answer = await self._answers.embeddings(asked, salt, downloaded)
+        pins = [] if asked.messages is None else await self._note_uses(http, asked.messages, *answer.prompts)
+        return answer, pins
 
     async def _answer(self, http: Request, answer: Answer | EmbeddingsAnswer) -> Response:
         http.state.answer = answer
@@ -314,12 +314,12 @@ class Api:
 
     @asynccontextmanager
     async def _admit_body(self, http: Request) -> AsyncGenerator[bytearray | memoryview, None]:
-        with self._room.admit():
-            async with self._reading_body(http) as body:
+        async with self._reading_body(http) as body:
+            with self._room.admit():
                 yield body
 
 
-async def _parse(parse: Callable[[Buffer], Asked], body: bytearray | memoryview) -> Asked:
+async def _parse(parse: Callable[[Buffer], Asked], body: Buffer) -> Asked:
     if len(body) <= MAX_TOKEN_IDS_ON_LOOP:
         return parse(body)
     return await run_in_threadpool(parse, body)

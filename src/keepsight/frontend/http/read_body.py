@@ -28,6 +28,7 @@ async def reading_body(
 ) -> AsyncGenerator[bytearray | memoryview, None]:
     """Read the body.  Its room stays taken until the context exits, as what is made from it is about as large."""
     _check_headers(http, max_bytes)
+    room.refuse_if_full()  # rather than when all of the body has come
     body = Body(room, max_bytes)
     try:
         await _read(http, body, pause_seconds)

@@ -1,7 +1,8 @@
 """Limits how many requests may wait for an answer at once, and how many bytes their bodies may have together.
 
 A request that finds no room is refused at once: a client that tries elsewhere, or again, is better off than one in a
-growing queue.  Used on one event loop, so it needs no lock.
+growing queue.  It waits from when its body is complete: before that only its bytes count, or a few clients that send
+slowly would keep others out.  Used on one event loop, so it needs no lock.
 """
 
 from collections.abc import Iterator
@@ -21,10 +22,13 @@ class WaitingRoom:
         """True if there is room for one more small request."""
         return self.num_requests < self._max_requests and self.num_bytes < self._max_bytes
 
-    @contextmanager
-    def admit(self) -> Iterator[None]:
+    def refuse_if_full(self) -> None:
         if self.num_requests >= self._max_requests:
             raise ServerOverloadedError("the server has reached its limit of requests: try again")
+
+    @contextmanager
+    def admit(self) -> Iterator[None]:
+        self.refuse_if_full()
         self.num_requests += 1
         try:
             yield
