@@ -104,6 +104,24 @@ def array_of(pages: Pages) -> StoredArray:
     return StoredArray(pages.dtype, pages.shape, memoryview(bytes(math.prod(pages.shape))))
 
 
+def test_the_log_says_which_of_two_disk_tiers_cannot_be_used(
+    checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    broken = f"{tmp_path}/file/kept"
+    plan = plan_tiers(Config(model=checkpoint, encoder_disk_cache=broken, prefix_disk_cache=f"{broken}/too"))
+    embeddings = plan.open(0, EMBEDDINGS, "processor", "float32 on cpu", lambda: None)
+    prefixes = plan.open_prefixes(Pages("uint8", (4, 16)), "processor", "float32 on cpu", lambda: None)
+    assert embeddings is not None
+    assert prefixes is not None
+    wait_until(lambda: all(tiers.status()[0].reason for tiers in (embeddings, prefixes)))
+    embeddings.close()
+    prefixes.close()
+    warnings = [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+    for content in ("embeddings", "prefixes"):
+        assert any(line.startswith(f"the disk tier of {content} is set aside for ") for line in warnings)
+
+
 def test_weights_are_digested_only_where_entries_outlive_the_process(checkpoint: Path, tmp_path: Path) -> None:
     assert plan_tiers(Config(model=checkpoint)).model_digest is None
     digest = plan_tiers(Config(model=checkpoint, encoder_disk_cache=str(tmp_path / "kept"))).model_digest

@@ -19,7 +19,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def guard(clock: Clock) -> TierGuard:
-    return TierGuard("disk", LIMITS, clock)
+    return TierGuard("disk tier", LIMITS, clock)
 
 
 def operate(guard: TierGuard, clock: Clock, seconds: float = 0.0, error: Exception | None = None) -> bool:
@@ -140,7 +140,7 @@ class _Events(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.clock = Clock(0.0)
-        self.guard = TierGuard("disk", LIMITS, self.clock)
+        self.guard = TierGuard("disk tier", LIMITS, self.clock)
 
     @rule(seconds=st.sampled_from([0.0, 0.75, 5.0]), fails=st.booleans())
     def operate(self, seconds: float, fails: bool) -> None:

@@ -83,7 +83,7 @@ class TierPlan:
         num_blocks, numbers = pages.shape
         name = self.namer(f"stretches of {num_blocks} blocks of {numbers} numbers, pictures {processor}", place)
         tier = DiskTier(self.prefix_disk.directory, self.prefix_disk.max_bytes)
-        store = TieredStore(None, [tier], keeps_first=True)
+        store = TieredStore(None, [tier], keeps_first=True, content="prefixes")
         return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
 
     def namer(self, processor: str, place: str) -> Callable[[str], str]:

@@ -37,9 +37,10 @@ class GuardLimits:
 
 class TierGuard:
     def __init__(
-        self, name: str, limits: GuardLimits | None = None, clock: Callable[[], float] = time.monotonic
+        self, title: str, limits: GuardLimits | None = None, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self._name, self._clock, self._limits = name, clock, limits or GuardLimits()
+        """`title`: what the log calls the tier."""
+        self.title, self._clock, self._limits = title, clock, limits or GuardLimits()
         self._lock = threading.Lock()
         self._durations: deque[float] = deque(maxlen=_NUM_WATCHED)
         # When each operation in progress began, by its token.
@@ -114,7 +115,7 @@ class TierGuard:
 
     def _note_well(self) -> None:
         if self._trial is not None:
-            logger.warning("the %s tier is used again", self._name)
+            logger.warning("the %s is used again", self.title)
         self._trial = None
         self._set_aside_until = None
         self._num_well += 1
@@ -131,7 +132,7 @@ class TierGuard:
         pause = min(self._limits.longest_pause, max(self._limits.first_pause, 2 * self._pause))
         # A tier that stays unusable is logged while its pauses grow, not at each trial until it is repaired.
         if self._trial is None or pause != self._pause:
-            logger.warning("the %s tier is set aside for %.3g s: %s", self._name, pause, reason)
+            logger.warning("the %s is set aside for %.3g s: %s", self.title, pause, reason)
         self._pause = pause
         self._set_aside_until = self._clock() + pause
         self._trial = None

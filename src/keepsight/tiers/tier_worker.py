@@ -213,7 +213,7 @@ class TierWorker:
         try:
             yield
         except Exception:
-            logger.exception("the %s tier: %s", self.name, fault)
+            logger.exception("the %s: %s", self.guard.title, fault)
 
     def _waiting(self, key: str) -> StoredArray | None:
         # Under the lock, as an entry moves from `_writes` to `_writing`.

@@ -48,13 +48,23 @@ class TieredStore:
         keeps_first: bool = False,
         on_drop: OnDrop = ignore_drop,
         limits: GuardLimits | None = None,
+        content: str = "embeddings",
     ) -> None:
-        """`others`: nearest first. `on_drop` gets the keys that waited to be written and are not known to be held."""
+        """`others`: nearest first. `on_drop` gets the keys that waited to be written and are not known to be held.
+
+        `content`: what the entries are, for the log.
+        """
         # Number of loads answered, by the tier that had the entry.
         self.hits = Counter[str]()
         self._host = host
         self._workers = [
-            TierWorker(tier, TierGuard(tier.name, limits), max_waiting_bytes, on_drop, keeps_first=keeps_first)
+            TierWorker(
+                tier,
+                TierGuard(f"{tier.name} tier of {content}", limits),
+                max_waiting_bytes,
+                on_drop,
+                keeps_first=keeps_first,
+            )
             for tier in others
         ]
         # All tiers, nearest first.
