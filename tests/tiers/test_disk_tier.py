@@ -8,6 +8,7 @@ import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -224,6 +225,23 @@ def test_a_damaged_file_is_a_miss_and_removed(tier: DiskTier, damage: str) -> No
     # The file's size was changed behind the tier's back; clearing counts again.
     tier.clear()
     put(tier, 1)
+    assert_equal(tier.get(key_of(1)), array_of(1))
+
+
+def test_a_folder_that_may_not_be_searched_is_not_taken_for_damage(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tier, 1)
+
+    def refuse(path: str, *_: object) -> NoReturn:
+        raise PermissionError(errno.EACCES, "Permission denied", path)
+
+    with monkeypatch.context() as patched:
+        for call in ("open", "lstat"):
+            patched.setattr(f"keepsight.tiers.disk_tier.os.{call}", refuse)
+        with pytest.raises(PermissionError, match=f"Permission denied: '{tier._entries}"):
+            tier.get(key_of(1))
+    assert (caplog.text, tier.stats().num_damaged) == ("", 0)
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 

@@ -124,12 +124,12 @@ class DiskTier:
         self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, last_use)
 
     def _remove_damaged(self, key: str, descriptor: int | None, error: DamagedEntryError) -> None:
-        self._num_damaged += 1
-        logger.warning("%s was damaged (%s): removed", self._entries / key, error)
         with self._changing(), suppress(FileNotFoundError):
             # Another process may have stored it anew meanwhile.
             if descriptor is None or os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
                 self._remove(key)
+        self._num_damaged += 1
+        logger.warning("%s was damaged (%s): removed", self._entries / key, error)
 
     def list_sizes(self) -> dict[str, int]:
         """Return the bytes of all entries, including those that other processes stored."""
@@ -373,6 +373,7 @@ def _open(path: str) -> int:
     except OSError as error:
         if error.errno not in _STRANGE:
             raise
+        os.lstat(path)  # raises if not the file is closed to this process but its folder
         raise DamagedEntryError(error.strerror) from error
 
 
