@@ -82,8 +82,8 @@ def test_kept_entries_are_counted_verified_and_cleared(kept: Path, capsys: pytes
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].startswith("3 entries, ")
     assert [line.split(",")[1] for line in lines[1:3]] == [
-        " 0 damaged ones removed",
-        " 1 damaged ones removed",
+        " 0 of them damaged",
+        " 1 of them damaged",
     ]
     assert lines[3:] == ["2 entries removed", "0 entries, 0.0 MiB"]
 

@@ -34,6 +34,19 @@ def test_a_new_ledger_is_counted_first_and_changes_are_seen_by_all(tmp_path: Pat
     assert one.held == Held(0, 0), "whatever is removed"
 
 
+def test_a_ledger_opened_for_reading_shows_what_others_wrote_and_begins_no_change(tmp_path: Path) -> None:
+    one, reader = opened(tmp_path), Ledger(tmp_path / "ledger")
+    with one.changing(lambda: count(one, 7)):
+        pass
+    reader.open(is_read_only=True)
+    assert reader.is_open
+    assert reader.known == Held(num_bytes=7, num_files=1)
+    with pytest.raises(OSError, match="can only be read"), reader.changing(pytest.fail):
+        pass
+    with pytest.raises(FileNotFoundError):
+        Ledger(tmp_path / "another").open(is_read_only=True)
+
+
 def test_counting_is_retried_until_it_succeeds(tmp_path: Path) -> None:
     ledger = opened(tmp_path)
     for _ in range(2):

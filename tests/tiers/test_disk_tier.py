@@ -300,6 +300,34 @@ def test_files_that_somebody_removed_are_misses_and_free_their_room(tier: DiskTi
     assert tier.get(key_of(24)) is not None
 
 
+def test_a_folder_that_can_only_be_read_is_read_and_never_changed(
+    tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(tier, *range(3))
+    damaged = tier._entries / key_of(2)
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    files = contents_of(tier._directory)
+    monkeypatch.setattr("keepsight.tiers.disk_tier.os.access", lambda *_: False)
+    reader = reopened(tier, max_bytes=2 * PAGE)  # fewer than there are
+    reader.open()
+    assert all(reader.has(key_of(number)) for number in range(3))
+    assert_equal(reader.get(key_of(1)), array_of(1))
+    assert [reader.put(key_of(number), array_of(number)) for number in (1, 5)] == [False, False]
+    assert caplog.text.count("accepts no more entries: it can only be read") == 1
+    assert reader.get(key_of(2)) is None
+    assert not reader.has(key_of(2))
+    assert "ignored, as it cannot be removed" in caplog.text
+    with pytest.raises(OSError, match="can only be read"):
+        reader.clear()
+    assert len(reader.list_sizes()) == reader.stats().num_entries == 3
+    reader.close()
+    assert contents_of(tier._directory) == files
+
+
+def contents_of(folder: Path) -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
 def test_a_folder_that_vanishes_comes_back(tier: DiskTier) -> None:
     put(tier, 1)
     shutil.rmtree(tier._directory)

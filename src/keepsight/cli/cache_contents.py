@@ -125,7 +125,7 @@ def _inspect(tier: FarTier, pinned: frozenset[str], lists_keys: bool) -> list[st
 def _verify(tier: FarTier) -> tuple[list[str], int]:
     sizes = tier.list_sizes()
     num_damaged = sum(not tier.verify(key) for key in sizes)
-    summary = f"{len(sizes)} entries read, {num_damaged} damaged ones removed"
+    summary = f"{len(sizes)} entries read, {num_damaged} of them damaged"
     return [summary], 1 if num_damaged else 0
 
 

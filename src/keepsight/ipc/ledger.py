@@ -37,6 +37,7 @@ class Ledger:
         # Guards the descriptor, whose file lock would not exclude other threads of this process.
         self._lock = threading.Lock()
         self._descriptor = -1
+        self.is_read_only = False
         self.known = Held(0, 0)
 
     @property
@@ -47,18 +48,25 @@ class Ledger:
         except OSError:  # it is closed, perhaps because another thread is reopening it
             return False
 
-    def open(self) -> None:
-        """Open the file, or reopen it. If that fails, the ledger is closed."""
+    def open(self, *, is_read_only: bool = False) -> None:
+        """Open the file, or reopen it. If that fails, the ledger is closed.
+
+        With `is_read_only` the file must exist, no change can begin, and `known` is what others wrote last.
+        """
         with self._lock:
             self._close()
-            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+            writing = os.O_RDONLY if is_read_only else os.O_RDWR | os.O_CREAT
+            descriptor = os.open(self._path, writing | os.O_NOFOLLOW, 0o600)
             try:
-                # Allocated now, so that it can be written when there is no room left.
-                os.posix_fallocate(descriptor, 0, _CONTENT.size)
+                if not is_read_only:
+                    # Allocated now, so that it can be written when there is no room left.
+                    os.posix_fallocate(descriptor, 0, _CONTENT.size)
             except BaseException:
                 os.close(descriptor)
                 raise
-            self._descriptor = descriptor
+            self._descriptor, self.is_read_only = descriptor, is_read_only
+            if is_read_only:
+                self.known = self.held
 
     def close(self) -> None:
         with self._lock:
@@ -73,6 +81,8 @@ class Ledger:
         with self._lock:
             if self._descriptor < 0:
                 raise OSError(errno.EBADF, f"{self._path} is closed")
+            if self.is_read_only:
+                raise OSError(errno.EROFS, f"{self._path} can only be read")
             with try_lock(self._descriptor, 0, patience=_PATIENCE_SECONDS) as is_held:
                 if not is_held:
                     raise TimeoutError(errno.ETIMEDOUT, f"another process holds {self._path}")

@@ -4,7 +4,7 @@ A file is written aside, renamed to its key when complete, and never changed. It
 failure fails its checksum, counts as a miss, and is removed. The ledger holds the number of files and their bytes,
 including files being written; files are added and removed only under its lock. Invariant: these bytes never exceed
 `max_bytes`, whichever process is killed at whatever point; only their owner can read the files; pinned entries are
-never evicted for others.
+never evicted for others. A folder that cannot be written to when it is opened is only read.
 """
 
 import errno
@@ -124,22 +124,32 @@ class DiskTier:
         self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, last_use)
 
     def _remove_damaged(self, key: str, descriptor: int | None, error: DamagedEntryError) -> None:
-        with self._changing(), suppress(FileNotFoundError):
-            # Another process may have stored it anew meanwhile.
-            if descriptor is None or os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
-                self._remove(key)
+        fate = "removed"
+        try:
+            with self._changing(), suppress(FileNotFoundError):
+                # Another process may have stored it anew meanwhile.
+                if descriptor is None or os.path.samestat(os.fstat(descriptor), (self._entries / key).lstat()):
+                    self._remove(key)
+        except OSError as failure:
+            if failure.errno not in _NO_ROOM:
+                raise
+            self._known.forget(key)
+            fate = f"ignored, as it cannot be removed ({failure.strerror})"
         self._num_damaged += 1
-        logger.warning("%s was damaged (%s): removed", self._entries / key, error)
+        logger.warning("%s was damaged (%s): %s", self._entries / key, error, fate)
 
     def list_sizes(self) -> dict[str, int]:
         """Return the bytes of all entries, including those that other processes stored."""
         self.open()
-        with self._changing():
-            self._count()
+        if self._ledger.is_read_only:
+            self._learn_all(self._files(self._entries))
+        else:
+            with self._changing():
+                self._count()
         return self._known.sizes
 
     def verify(self, key: str) -> bool:
-        """Return False if the entry was damaged; it is removed then. Does not count as a use."""
+        """Return False if the entry was damaged; it is removed then, if it can be. Does not count as a use."""
         self.open()
         try:
             self._read(key, is_use=False)
@@ -227,8 +237,13 @@ class DiskTier:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for folder in (self._entries, self._aside):
             _refuse_if_shared(folder)
-        self._ledger.open()
+        may_write = all(os.access(folder, os.W_OK) for folder in (self._entries, self._aside))
+        self._ledger.open(is_read_only=not may_write)
         _warn_if_open(self._directory)
+        if not may_write:
+            self._fullness.report("it can only be read")
+            self._learn_all(self._files(self._entries))
+            return
         with self._changing():
             self._count()
             self._make_room(0)
@@ -333,13 +348,13 @@ class DiskTier:
         for file in self._files(self._aside):
             _remove_dead(self._aside / file.name)
         entries = self._files(self._entries)
-        self._learn_all(sorted(entries))
+        self._learn_all(entries)
         self._ledger.held = _add_up([*entries, *self._files(self._aside)])
 
     def _learn_all(self, entries: list[_File]) -> None:
         for key in self._known.sizes.keys() - {file.name for file in entries}:
             self._known.forget(key)
-        for last_use, key, num_bytes in entries:
+        for last_use, key, num_bytes in sorted(entries):
             if last_use != self._known.last_use_of(key):
                 seconds = 0.0 if key in self._known else self._seconds_of(key)
                 self._known.learn(key, num_bytes, seconds, last_use)
