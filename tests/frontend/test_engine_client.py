@@ -12,10 +12,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, PictureError, WireError
+from keepsight.errors import EngineLostError, InvalidArgumentError, PictureError, ServerOverloadedError, WireError
 from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient, Outputs
 from keepsight.frontend.media_hints import MAX_PROMISES
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import (
@@ -471,6 +472,18 @@ def test_a_reset_that_reaches_no_engine_is_an_error() -> None:
     client = EngineClient(MediaPool(1))
     with pytest.raises(EngineLostError, match="reset again"):
         client.reset_caches(encoder=True)
+    client.close()
+
+
+def test_a_processor_cache_that_cannot_be_cleared_is_not_said_to_be() -> None:
+    class Stuck(PixelCache):
+        def clear(self) -> None:
+            raise TimeoutError("another process holds it")
+
+    client = EngineClient(MediaPool(1, Stuck()))
+    client.connect(Engine().send)
+    with pytest.raises(ServerOverloadedError, match="another process holds it"):
+        client.reset_caches(processor=True)
     client.close()
 
 

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, ServerOverloadedError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -201,9 +201,12 @@ class EngineClient:
             self._note_end(caller, choice, "stop")
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
-        """Reset caches for all later requests. Raises EngineLostError if there is no engine to tell."""
+        """Reset caches for all later requests. Raises an error if one of them may still be found afterwards."""
         if processor:
-            self._media_pool.reset_cache()
+            try:
+                self._media_pool.reset_cache()
+            except OSError as error:
+                raise ServerOverloadedError(f"the processor cache could not be cleared, try again: {error}") from error
         with self._lock:
             if self._reason_of_end is not None:
                 raise EngineLostError(self._reason_of_end)

@@ -144,7 +144,7 @@ class MediaPool:
         return self._cache.is_held(media_hash)
 
     def reset_cache(self) -> None:
-        """Clear the cache. Pixels that are being made are still kept once they are made."""
+        """Clear the cache, or raise OSError. Pixels that are being made are still kept once they are made."""
         self._cache.clear()
         with self._lock:
             self._note_size()

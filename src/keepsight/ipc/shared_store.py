@@ -175,11 +175,8 @@ class SharedStore:
                     self._remove(media_hash)
 
     def clear(self) -> None:
-        """Remove everything, pins too."""
-        with self._changing() as is_held:
-            if not is_held:
-                logger.warning("the store could not be cleared: it is closed, or another process holds its ledger")
-                return
+        """Remove everything, pins too. Raises OSError if it is closed, or another process holds its ledger for long."""
+        with self._ledger.changing(self._count_anew):
             for file in self._count():
                 self._remove(file.name)
             self._ledger.held = Held(0, 0)

@@ -300,7 +300,7 @@ def _json_text(schema: Json) -> Json:
 
 
 def _reset(path: str, summary: str) -> Operation:
-    return _operate("post", path, summary, _json_content({"type": "object"}))
+    return _operate("post", path, summary, _json_content({"type": "object"}), (503,))
 
 
 def _get(path: str, summary: str, schema: Json, failures: Sequence[int] = (), *parameters: Json) -> Operation:

@@ -95,7 +95,10 @@ class PixelCache:
         pass
 
     def clear(self) -> None:
-        """Clear the caches of all frontends of the server: nothing that any of them keeps now is found afterwards."""
+        """Clear the caches of all frontends of the server: nothing that any of them keeps now is found afterwards.
+
+        Raises OSError if that cannot be done.
+        """
 
     def close(self) -> None:
         pass
