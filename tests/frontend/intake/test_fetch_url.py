@@ -236,6 +236,25 @@ def trusting() -> ssl.SSLContext:
     return ssl.create_default_context(cafile=CERTIFICATE)
 
 
+def test_authorities_of_the_environment_that_cannot_be_read_are_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "empty.pem").touch()
+    for variable, named, unreadable in (
+        ("SSL_CERT_FILE", [CERTIFICATE], []),
+        ("SSL_CERT_FILE", [tmp_path / "nowhere.pem"], [tmp_path / "nowhere.pem"]),
+        ("SSL_CERT_FILE", [tmp_path / "empty.pem"], [tmp_path / "empty.pem"]),
+        ("SSL_CERT_DIR", [tmp_path, tmp_path / "nowhere", CERTIFICATE], [tmp_path / "nowhere", CERTIFICATE]),
+    ):
+        caplog.clear()
+        with monkeypatch.context() as patched:
+            patched.setenv(variable, ":".join(map(str, named)))
+            UrlFetcher(guard_of(), MAX_BYTES, LONG)
+        assert len(caplog.messages) == len(unreadable)
+        for line, path in zip(caplog.messages, unreadable, strict=True):
+            assert line.startswith(f"{variable}: no authorities can be read from {path}: ")
+
+
 def test_a_certificate_must_be_of_the_name_whatever_the_address(tls_server: PictureServer) -> None:
     tls_server.serve("/a", response(b"picture"))
     guard = guard_of("127.0.0.1")

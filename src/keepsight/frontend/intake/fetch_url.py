@@ -4,8 +4,10 @@ Knows nothing of caches, and nothing of requests except their URLs.  Every failu
 """
 
 import asyncio
+import logging
+import os
 import ssl
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 
@@ -18,6 +20,7 @@ from keepsight.frontend.intake.http_caching import Freshness, Validators, find_h
 from keepsight.frontend.intake.network_guard import NetworkGuard
 from keepsight.frontend.intake.web_url import UrlFault, WebUrl, parse_web_url
 
+logger = logging.getLogger(__name__)
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Bytes received by all running downloads together.
@@ -145,10 +148,21 @@ def _announced_size(answer: httpcore.Response) -> int:
 
 
 def _trust_authorities() -> ssl.SSLContext:
-    """Return a TLS context that trusts certifi's authorities and the system's, which SSL_CERT_FILE may name."""
+    """Return a TLS context that trusts certifi's authorities and the system's, or those that the environment names."""
     context = httpcore.default_ssl_context()
     context.load_default_certs()
+    # OpenSSL says nothing if it cannot read them.
+    _report_unreadable("SSL_CERT_FILE", [os.environ.get("SSL_CERT_FILE", "")], context.load_verify_locations)
+    _report_unreadable("SSL_CERT_DIR", os.environ.get("SSL_CERT_DIR", "").split(os.pathsep), os.listdir)
     return context
+
+
+def _report_unreadable(variable: str, paths: Iterable[str], read: Callable[[str], object]) -> None:
+    for path in filter(None, paths):
+        try:
+            read(path)
+        except OSError as error:  # includes TLS errors
+            logger.warning("%s: no authorities can be read from %s: %s", variable, path, error)
 
 
 def _describe_error(error: BaseException) -> str:
