@@ -23,7 +23,7 @@ from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.layers import Placement
 from keepsight.models.registry import load_model
 from tests.models.borrowed import reference as ref
-from tests.models.borrowed.pictures import LLAVA
+from tests.models.borrowed.pictures import GEMMA4, LLAVA
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
 TWO_WAY = {"text_config": ref.SMALL, "vision_config": {"image_size": 32, "patch_size": 8}}
@@ -106,6 +106,34 @@ def test_whatever_transformers_finds_wrong_is_said_in_one_line_that_names_the_ch
 def change_config(directory: Path, fields: Mapping[str, Any]) -> None:
     path = directory / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **fields}))
+
+
+def test_a_picture_token_that_is_null_is_refused_by_its_field(tmp_path: Path) -> None:
+    LLAVA.make_checkpoint(tmp_path)
+    change_config(tmp_path, {"image_token_id": None})
+    with pytest.raises(CheckpointConfigError, match=r"config\.json: image_token_id: names no token"):
+        load_model(tmp_path, PLACE)
+
+
+def test_no_token_for_padding_is_refused_only_where_the_modules_compute_with_it(tmp_path: Path) -> None:
+    for family, folder in ((LLAVA, tmp_path / "llava"), (GEMMA4, tmp_path / "gemma4")):
+        family.make_checkpoint(folder)
+        text = json.loads((folder / "config.json").read_text())["text_config"]
+        change_config(folder, {"text_config": {**text, "pad_token_id": None}})
+    load_model(tmp_path / "llava", PLACE)
+    with pytest.raises(CheckpointConfigError, match=r"config\.json: pad_token_id: is null, .*Gemma4For[^\n]*\Z"):
+        load_model(tmp_path / "gemma4", PLACE)
+
+
+def test_a_table_of_the_layers_without_all_tokens_is_refused_only_where_the_modules_look_beyond_it(
+    tmp_path: Path,
+) -> None:
+    for architecture in ("Gemma3nForCausalLM", "Gemma4ForCausalLM"):
+        fields = {**ref.SMALL, **ref.TEXT_MODELS[architecture], "vocab_size_per_layer_input": 200}
+        ref.make_checkpoint(tmp_path / architecture, architecture, fields)
+    load_model(tmp_path / "Gemma3nForCausalLM", PLACE)
+    with pytest.raises(CheckpointConfigError, match=r"vocab_size_per_layer_input: layers can read only 200 of 300 tok"):
+        load_model(tmp_path / "Gemma4ForCausalLM", PLACE)
 
 
 def test_a_file_of_weights_that_ends_too_soon_is_refused(tmp_path: Path) -> None:

@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from keepsight.errors import CheckpointConfigError
+from keepsight.models.borrowed.media_tokens import find_media_token
 from keepsight.models.borrowed.picture_places import places_as_ours, uses_mrope
+from keepsight.models.borrowed.token_rows import check_all_are_read
 
 # Layer types in which a token sees an interval of positions that ends with its own.
 _LAYER_TYPES = ("full_attention", "sliding_attention")
@@ -46,6 +48,9 @@ def check_structure(model: Any, path: Path) -> None:
         raise refuse("has its own attention (not transformers' AttentionInterface)")
     if getattr(model.config, "vision_config", None) is not None and not hasattr(body, "get_image_features"):
         raise refuse("encodes pictures in its own way (it has no get_image_features apart from its head)")
+    if hasattr(body, "get_image_features") and find_media_token(model.config, "image") is None:
+        raise CheckpointConfigError(path, "image_token_id: names no token, so what stands for a picture is unknown")
+    check_all_are_read(body, path)
     decoder_takes = _taken_by(body.get_decoder())
     if "deepstack_visual_embeds" in decoder_takes:
         raise refuse("adds to pictures' hidden states after several layers, which is not supported")

@@ -40,8 +40,14 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
 
     config = model.config.get_text_config(decoder=True)
     token_ids = torch.arange(_NUM_TOKENS, device=place.device)[None]
-    with attending(attend):
-        model.base_model(input_ids=token_ids, position_ids=token_ids, use_cache=False)
+    try:
+        with attending(attend):
+            model.base_model(input_ids=token_ids, position_ids=token_ids, use_cache=False)
+    except TypeError as error:
+        if config.pad_token_id is not None:
+            raise
+        told = f"pad_token_id: is null, with which transformers' {type(model).__name__} may not compute"
+        raise CheckpointConfigError(path, f"{told} ({str(error).splitlines()[0]})") from error
     _check_layers([heads.layer for heads in seen], config.num_hidden_layers, path)
     for key, value in {(heads.key.shape[1:], heads.value.shape[1:]) for heads in seen}:
         if key[0] != value[0] or key[1] < value[1]:

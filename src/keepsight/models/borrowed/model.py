@@ -28,7 +28,7 @@ from keepsight.models.borrowed.attention import (
 )
 from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
 from keepsight.models.borrowed.load_modules import load_modules
-from keepsight.models.borrowed.picture_masks import find_picture_token
+from keepsight.models.borrowed.media_tokens import find_media_token
 from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
 from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
@@ -57,7 +57,7 @@ class BorrowedModel:
             sees_pictures_whole=not all(rule.is_causal for rule in decoder.rules),
             uses_mrope=uses_mrope(self._body),
             takes_arrays=takes_arrays,
-            embedding_token=find_picture_token(modules.config) if takes_arrays else None,
+            embedding_token=find_media_token(modules.config, "image") if takes_arrays else None,
             reads_tokens=self._rows.have_tokens,
             max_positions=decoder.max_positions,
         )
@@ -102,7 +102,8 @@ class BorrowedModel:
         token_ids = arrays.pop("token_ids").to(self.place.device, torch.int64)
         given = self._choose(arrays)
         features = self._see(given)
-        embeddings, is_seen = self.embed_tokens(token_ids), token_ids == find_picture_token(self._modules.config)
+        assert self.shape.embedding_token is not None
+        embeddings, is_seen = self.embed_tokens(token_ids), token_ids == self.shape.embedding_token
         if features.shape != (int(is_seen.sum()), self._rows.hidden_size):
             told = f"{int(is_seen.sum())} tokens stand for embeddings of the shape {list(features.shape)}"
             raise ValueError(f"a picture's layout does not match its encoding: {told}")

@@ -16,6 +16,7 @@ from keepsight.errors import CheckpointConfigError
 from keepsight.media import find_runs
 from keepsight.models.attention import AttentionBatch, RequestSlice, View
 from keepsight.models.block_table import BlockTable
+from keepsight.models.borrowed.media_tokens import find_media_token
 from keepsight.models.borrowed.picture_places import mark_pictures
 
 # Its name in transformers.
@@ -46,11 +47,6 @@ def find_causal_layers(model: Any, windows: Sequence[int | None], path: Path) ->
     return tuple(found)
 
 
-def find_picture_token(config: Any) -> int:
-    """Return the token that stands for each embedding of a picture."""
-    return int(config.image_token_id if hasattr(config, "image_token_id") else config.image_token_index)
-
-
 def _make_mask(batch: AttentionBatch, view: View) -> Tensor:
     """Return whether each token [tokens, 1] sees each position [1, tokens]."""
     begin, end = batch.visible(view)
@@ -66,11 +62,12 @@ def _observe_masks(model: Any) -> dict[int, Tensor | None]:
     AttentionInterface.register(NAME, _note_mask)
     AttentionMaskInterface.register(NAME, eager_mask)
     body, decoder = model.base_model, model.base_model.get_decoder()
-    kinds = torch.tensor(KINDS, device=model.device)
+    kinds, picture_token = torch.tensor(KINDS, device=model.device), find_media_token(model.config, "image")
+    assert picture_token is not None
     used, noted = decoder.config._attn_implementation, _masks.set({})
     decoder.set_attn_implementation(NAME)
     try:
-        token_ids = kinds * find_picture_token(model.config)
+        token_ids = kinds * picture_token
         body(input_ids=token_ids[None], use_cache=False, **mark_pictures(body, kinds == 1))
         return _masks.get()
     finally:

@@ -20,6 +20,7 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
 from keepsight.models.borrowed.attention import NAME, LayerRule
+from keepsight.models.borrowed.media_tokens import find_media_tokens
 from keepsight.models.borrowed.products import count_experts
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
@@ -112,8 +113,7 @@ def _draw_prompt(modules: Any, windows: Sequence[int | None]) -> Tensor:
     """Return token ids [tokens], none of which is a media token."""
     narrowest = min((window for window in windows if window is not None), default=0)
     num_tokens = min(max(MIN_TOKENS, narrowest + BLOCK_SIZE), MAX_TOKENS)
-    config, size = modules.config, modules.get_input_embeddings().num_embeddings
-    left_out = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
+    left_out, size = find_media_tokens(modules.config), modules.get_input_embeddings().num_embeddings
     drawn = (index * STRIDE % size for index in itertools.count(1))
     return torch.tensor(list(islice(filterfalse(left_out.__contains__, drawn), num_tokens)), device=modules.device)
 

@@ -8,12 +8,15 @@ recorded steps) carries ids too, and knows nothing of them.
 import inspect
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from keepsight.errors import CheckpointConfigError
 from keepsight.models.borrowed.attention import attend_at_once, attending
+from keepsight.models.borrowed.media_tokens import find_media_tokens
 
 # bfloat16 holds integers up to 256 exactly.
 _BASE, _NUM_DIGITS = 256, 3
@@ -58,12 +61,28 @@ class TokenRows:
         return {"inputs_embeds": embeddings, "per_layer_inputs": self._look_up(token_ids[None])}
 
 
+def check_all_are_read(body: Any, path: Path) -> None:
+    """Raise CheckpointConfigError if transformers' body (with or without weights) has tokens its layers cannot read."""
+    decoder, num_tokens = body.get_decoder(), body.get_input_embeddings().num_embeddings
+    if not _reads_tokens(decoder):
+        return
+    table, media_tokens = decoder.embed_tokens_per_layer, find_media_tokens(body.config)
+    last = next(each for each in reversed(range(num_tokens)) if each not in media_tokens)
+
+    def check(_module: nn.Module, inputs: tuple[Tensor]) -> None:
+        if int(inputs[0]) >= table.num_embeddings:
+            told = f"layers can read only {table.num_embeddings} of {num_tokens} tokens"
+            raise CheckpointConfigError(path, f"vocab_size_per_layer_input: {told}")
+
+    # Gemma 3n's looks up another token instead, and may have fewer.
+    with table.register_forward_pre_hook(check):
+        _tokens_alone(decoder.get_per_layer_inputs)(torch.tensor([[last]]))
+
+
 def _find_read_as_padding(body: Any) -> tuple[int, ...]:
     """Return the tokens of media that the body computes as padding where no media are (Gemma 4's does so)."""
-    padding, config = body.get_decoder().config.pad_token_id, body.config
-    named = {getattr(config, f"{kind}_token_id", None) for kind in ("image", "video", "audio")}
-    table = body.get_input_embeddings()
-    known = sorted(each for each in named if isinstance(each, int) and 0 <= each < table.num_embeddings)
+    padding, table = body.get_decoder().config.pad_token_id, body.get_input_embeddings()
+    known = sorted(each for each in find_media_tokens(body.config) if 0 <= each < table.num_embeddings)
     if padding is None or not 0 <= padding < table.num_embeddings or not known:
         return ()
     seen: list[Tensor] = []
