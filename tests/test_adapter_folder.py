@@ -19,7 +19,7 @@ def write(directory: Path, content: bytes = b"tensors", **config: Any) -> Path:
     return directory
 
 
-def test_an_adapter_is_named_by_its_content_wherever_it_lies(tmp_path: Path) -> None:
+def test_an_adapter_is_identified_by_its_content_not_its_path(tmp_path: Path) -> None:
     first = AdapterFolder.read(write(tmp_path / "a")).as_adapter("sql")
     assert AdapterFolder.read(write(tmp_path / "b", lora_dropout=0.1)).as_adapter("sql") == first
     others: list[dict[str, Any]] = [
@@ -34,7 +34,7 @@ def test_an_adapter_is_named_by_its_content_wherever_it_lies(tmp_path: Path) -> 
     assert len(digests | {first.digest}) == 7
 
 
-def test_scales_are_peft_s(tmp_path: Path) -> None:
+def test_scales_equal_those_of_peft(tmp_path: Path) -> None:
     patterns: dict[str, Any] = {"rank_pattern": {"layers.1.*.q_proj": 2}, "alpha_pattern": {"up_proj": 4, "proj": 9}}
     scales = AdapterFolder.read(write(tmp_path, **patterns)).scales
     assert scales.rank_of("model.layers.1.self_attn.q_proj") == 2
@@ -65,15 +65,13 @@ def test_scales_are_peft_s(tmp_path: Path) -> None:
     ],
     ids=str,
 )
-def test_what_asks_for_more_than_a_low_rank_is_refused_by_name(
-    tmp_path: Path, config: dict[str, Any], message: str
-) -> None:
+def test_an_unsupported_adapter_option_is_refused_by_name(tmp_path: Path, config: dict[str, Any], message: str) -> None:
     with pytest.raises(CheckpointError, match=message) as caught:
         AdapterFolder.read(write(tmp_path, **config))
     assert str(tmp_path) in str(caught.value)
 
 
-def test_a_folder_without_its_files_is_refused(tmp_path: Path) -> None:
+def test_a_folder_with_missing_files_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"it has no adapter_config\.json"):
         AdapterFolder.read(tmp_path)
     (write(tmp_path) / "adapter_model.safetensors").unlink()

@@ -22,7 +22,7 @@ from tests.sound_checkpoint import make_sound_checkpoint
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, logprobs=0)
 # Prompt logprobs disable prefix cache hits.
-TELLING = replace(GREEDY, prompt_logprobs=0)
+WITH_LOGPROBS = replace(GREEDY, prompt_logprobs=0)
 PICTURE = np.random.default_rng(0).integers(0, 256, (60, 90, 3), np.uint8)
 TEXT = "Who are you, and what do you see?"
 
@@ -81,43 +81,43 @@ def llm(served: Served) -> Iterator[LLM]:
         yield llm
 
 
-def tell(output: RequestOutput) -> list[tuple[int, float]]:
+def exact_logprobs(output: RequestOutput) -> list[tuple[int, float]]:
     """Return each token with its exact logprob."""
     [answer] = output.outputs
     assert answer.logprobs is not None
     return [(token, logprobs[token].logprob) for token, logprobs in zip(answer.token_ids, answer.logprobs, strict=True)]
 
 
-def assert_told_alike(one: RequestOutput, other: RequestOutput) -> None:
+def assert_same_logprobs(one: RequestOutput, other: RequestOutput) -> None:
     """Compare logprobs, bit for bit where that is guaranteed (on a CPU)."""
-    np.testing.assert_allclose(tell(one), tell(other), atol=LEEWAY, rtol=0)
+    np.testing.assert_allclose(exact_logprobs(one), exact_logprobs(other), atol=LEEWAY, rtol=0)
 
 
-def test_answers_are_those_of_merged_weights_beside_one_another_and_alone(llm: LLM, served: Served) -> None:
+def test_answers_equal_those_of_merged_weights_batched_and_alone(llm: LLM, served: Served) -> None:
     adapters = [served.adapters[0], None, served.adapters[1], served.adapters[0]]
     prompts = [TEXT, TEXT, TEXT, "What else?"]
-    together = llm.generate(prompts, TELLING, lora_request=adapters)
+    together = llm.generate(prompts, WITH_LOGPROBS, lora_request=adapters)
     judges = [served.merged[0], served.reference, served.merged[1], served.merged[0]]
     for output, judge in zip(together, judges, strict=True):
         assert output.outputs[0].token_ids == reference_answer(judge, Path(), output.prompt_token_ids, [], 8)
-        assert_told_as_by(judge, output)
+        assert_prompt_logprobs_match(judge, output)
     assert len({tuple(output.outputs[0].token_ids) for output in together[:3]}) == 3
     for prompt, adapter, output in zip(prompts, adapters, together, strict=True):
-        [alone] = llm.generate(prompt, TELLING, lora_request=adapter)
-        assert_told_alike(alone, output)
+        [alone] = llm.generate(prompt, WITH_LOGPROBS, lora_request=adapter)
+        assert_same_logprobs(alone, output)
 
 
-def test_a_vector_is_that_of_merged_weights(llm: LLM, served: Served) -> None:
+def test_a_vector_equals_that_of_merged_weights(llm: LLM, served: Served) -> None:
     adapters = [served.adapters[0], None]
     outputs = llm.embed([TEXT, TEXT], lora_request=adapters, use_tqdm=False)
     for output, judge in zip(outputs, (served.merged[0], served.reference), strict=True):
         ids = torch.tensor([output.prompt_token_ids])
-        asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_hidden_states": True}
-        expected = torch.nn.functional.normalize(judge(**asked).hidden_states[-1][0, -1], dim=0)
+        inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "output_hidden_states": True}
+        expected = torch.nn.functional.normalize(judge(**inputs).hidden_states[-1][0, -1], dim=0)
         torch.testing.assert_close(torch.tensor(output.outputs.embedding), expected, atol=1e-4, rtol=0)
 
 
-def assert_told_as_by(judge: Any, output: RequestOutput) -> None:
+def assert_prompt_logprobs_match(judge: Any, output: RequestOutput) -> None:
     ids = torch.tensor([output.prompt_token_ids])
     theirs = judge(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0].log_softmax(-1)
     assert output.prompt_logprobs is not None
@@ -129,9 +129,9 @@ def assert_told_as_by(judge: Any, output: RequestOutput) -> None:
 def test_prefixes_are_separate_per_adapter_and_picture_embeddings_are_shared(llm: LLM, served: Served) -> None:
     llm.reset_prefix_cache()
     llm.reset_encoder_cache()
-    asked, cached, num_found = ask({"type": "image", "image": PICTURE}, TEXT), list[int](), num_embeddings_found(llm)
+    messages, cached, num_found = ask({"type": "image", "image": PICTURE}, TEXT), list[int](), num_embeddings_found(llm)
     for adapter in (None, *served.adapters, served.adapters[0]):
-        [output] = llm.chat(asked, GREEDY, lora_request=adapter)
+        [output] = llm.chat(messages, GREEDY, lora_request=adapter)
         cached.append(output.num_cached_tokens)
     assert cached == [0, 0, 0, len(output.prompt_token_ids) - 1]
     assert num_embeddings_found(llm) == num_found + 2
@@ -140,20 +140,20 @@ def test_prefixes_are_separate_per_adapter_and_picture_embeddings_are_shared(llm
         assert output.outputs[0].token_ids == theirs
 
 
-def test_pictures_are_seen_as_the_adapter_sees_them_beside_others_and_alone(llm: LLM, served: Served) -> None:
+def test_adapters_apply_to_prompts_with_pictures_batched_and_alone(llm: LLM, served: Served) -> None:
     directory = Path(served.adapters[0].lora_path).parent
     tensors = draw_adapter(served.reference, 4, "", within=served.family.tower)
     eyes = LoRARequest("eyes", 1, write_adapter(directory / "eyes", tensors, served.family.rename))
     adapters = [eyes, None, served.adapters[0], eyes]
-    asked = [ask({"type": "image", "image": PICTURE}, text) for text in (TEXT, TEXT, TEXT, "What else?")]
+    prompts = [ask({"type": "image", "image": PICTURE}, text) for text in (TEXT, TEXT, TEXT, "What else?")]
     llm.reset_encoder_cache()
-    together = llm.chat(asked, GREEDY, lora_request=adapters)
-    assert len({tuple(tell(output)) for output in together[:3]}) == 3
-    for prompt, adapter, output in zip(asked, adapters, together, strict=True):
+    together = llm.chat(prompts, GREEDY, lora_request=adapters)
+    assert len({tuple(exact_logprobs(output)) for output in together[:3]}) == 3
+    for prompt, adapter, output in zip(prompts, adapters, together, strict=True):
         llm.reset_prefix_cache()
         llm.reset_encoder_cache()
         [alone] = llm.chat(prompt, GREEDY, lora_request=adapter)
-        assert_told_alike(alone, output)
+        assert_same_logprobs(alone, output)
     if "gemma3" not in served.reference.config.model_type:
         judge = merge(served.reference, tensors)
         theirs = reference_answer(judge, served.directory, together[0].prompt_token_ids, [PICTURE], 8)
@@ -171,16 +171,16 @@ def num_embeddings_found(llm: LLM) -> float:
     return found
 
 
-def test_another_folder_of_the_same_name_finds_nothing_of_the_first(llm: LLM, served: Served) -> None:
+def test_adapters_of_the_same_name_share_no_cache_entries(llm: LLM, served: Served) -> None:
     first = served.adapters[0]
     path = Path(first.lora_path).parent / "changed"
     other = LoRARequest(first.lora_name, 1, write_adapter(path, draw_adapter(served.reference, 3)))
     outputs = [llm.generate("Which one?", GREEDY, lora_request=each)[0] for each in (first, other)]
     assert outputs[1].num_cached_tokens == 0
-    assert tell(outputs[0]) != tell(outputs[1])
+    assert exact_logprobs(outputs[0]) != exact_logprobs(outputs[1])
 
 
-def test_what_cannot_be_held_is_refused_and_nothing_else(served: Served) -> None:
+def test_an_adapter_over_the_limits_is_refused_and_others_still_load(served: Served) -> None:
     first, second = served.adapters
     with LLM(served.directory, **placed(enable_lora=True, max_loras=1, max_lora_rank=4)) as llm:
         [expected] = llm.generate(TEXT, GREEDY, lora_request=first)
@@ -189,17 +189,17 @@ def test_what_cannot_be_held_is_refused_and_nothing_else(served: Served) -> None
         for wrong in ("all", [first, first]):
             with pytest.raises(InvalidArgumentError, match=r"lora_request: must be a LoRARequest, or a list of 1"):
                 llm.generate(TEXT, GREEDY, lora_request=wrong)  # type: ignore[arg-type]
-        assert_told_alike(llm.generate(TEXT, GREEDY, lora_request=[first])[0], expected)
+        assert_same_logprobs(llm.generate(TEXT, GREEDY, lora_request=[first])[0], expected)
 
 
-def test_without_the_switch_and_without_a_folder_nothing_is_loaded(served: Served) -> None:
+def test_an_adapter_needs_enable_lora_and_an_existing_folder(served: Served) -> None:
     with LLM(served.directory, **placed()) as llm, pytest.raises(InvalidArgumentError, match="enable_lora=True"):
         llm.chat(ask(TEXT), GREEDY, lora_request=served.adapters[0])
     with pytest.raises(CheckpointError, match=r"it has no adapter_config\.json"):
         LLM(**placed(enable_lora=True, lora_modules=[{"name": "a", "path": str(served.directory)}]))
 
 
-def test_a_model_of_sounds_takes_them_too(tmp_path: Path) -> None:
+def test_an_audio_model_takes_adapters(tmp_path: Path) -> None:
     reference = make_sound_checkpoint(tmp_path / "model")
     tensors = draw_adapter(reference, 1)
     path = write_adapter(

@@ -17,7 +17,7 @@ def fields_of(folder: Path, **values: Any) -> JsonFields:
     return JsonFields.read(path)
 
 
-def test_what_is_given_is_taken_and_null_is_as_nothing(tmp_path: Path) -> None:
+def test_given_values_are_read_and_null_counts_as_absent(tmp_path: Path) -> None:
     fields = fields_of(
         tmp_path, whole=2, part=0.5, is_so=False, kind="a", names=["a"], inner={"deep": 3}, nothing=None, places=[]
     )
@@ -59,7 +59,7 @@ def test_what_is_given_is_taken_and_null_is_as_nothing(tmp_path: Path) -> None:
         (lambda inner: inner.section("x"), 3, "must be an object, not 3"),
     ],
 )
-def test_a_refusal_names_the_file_and_the_way_to_the_field(
+def test_an_error_names_the_file_and_the_path_of_the_field(
     read: Callable[[JsonFields], object], value: object, message: str, tmp_path: Path
 ) -> None:
     inner = fields_of(tmp_path, inner={"x": value, "y": 1}).section("inner")
@@ -77,7 +77,7 @@ def test_a_refusal_names_the_file_and_the_way_to_the_field(
         (b"[]", "must hold a JSON object, not list"),
     ],
 )
-def test_what_holds_no_fields_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
+def test_a_file_that_is_no_json_object_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(content)
     with pytest.raises(CheckpointConfigError, match=message):
         read_json_object(tmp_path / "config.json")

@@ -26,7 +26,7 @@ def held(cache: LruCache[str, Any], *words: str) -> list[str]:
     return [word for word in words if cache.is_cached(word)]
 
 
-def test_the_least_recently_used_goes_first() -> None:
+def test_the_least_recently_used_entry_is_evicted_first() -> None:
     cache = cache_of("aaaa", "bbbb")
     assert cache.get_and_update("aaaa") == "aaaa"
     assert cache.put_if_fits("cccc", "cccc")
@@ -40,7 +40,7 @@ def test_no_more_is_evicted_than_necessary() -> None:
     assert cache.num_bytes == 7
 
 
-def test_asking_whether_it_is_cached_changes_neither_order_nor_count() -> None:
+def test_is_cached_changes_neither_order_nor_hit_counts() -> None:
     cache = cache_of("aaaa", "bbbb")
     assert cache.is_cached("aaaa")
     assert cache.stat() == CacheStat(0, 0)
@@ -48,7 +48,7 @@ def test_asking_whether_it_is_cached_changes_neither_order_nor_count() -> None:
     assert not cache.is_cached("aaaa")
 
 
-def test_touching_changes_the_order_alone() -> None:
+def test_touching_changes_only_the_order() -> None:
     cache = cache_of("aaaa", "bbbb")
     assert cache.touch("aaaa")
     assert not cache.touch("zzzz")
@@ -57,7 +57,7 @@ def test_touching_changes_the_order_alone() -> None:
     assert held(cache, "aaaa", "bbbb") == ["aaaa"]
 
 
-def test_what_is_larger_than_the_cache_drives_nothing_out_and_is_warned_of_once(
+def test_an_entry_larger_than_the_cache_evicts_nothing_and_warns_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     cache = cache_of("aaaa", "bbbb")
@@ -69,7 +69,7 @@ def test_what_is_larger_than_the_cache_drives_nothing_out_and_is_warned_of_once(
     assert cache.put_if_fits("x", "x" * 10)
 
 
-def test_what_is_pinned_stays_until_it_was_unpinned_as_often() -> None:
+def test_pins_are_counted() -> None:
     cache = cache_of("aaaa", "bbbb")
     cache.pin("aaaa")
     cache.pin("aaaa")
@@ -83,7 +83,7 @@ def test_what_is_pinned_stays_until_it_was_unpinned_as_often() -> None:
     assert cache.num_bytes == 0
 
 
-def test_entries_marked_to_go_first_are_evicted_even_if_used_until_unmarked() -> None:
+def test_entries_marked_evict_first_are_evicted_even_if_used_until_unmarked() -> None:
     cache = cache_of("aaaa", "bbbb")
     cache.evict_first("bbbb")
     cache.touch("bbbb")
@@ -98,7 +98,7 @@ def test_entries_marked_to_go_first_are_evicted_even_if_used_until_unmarked() ->
     cache.check_invariants()
 
 
-def test_where_everything_is_pinned_the_error_has_the_numbers_and_nothing_goes() -> None:
+def test_an_error_with_the_numbers_is_raised_if_everything_is_pinned() -> None:
     cache = cache_of("aaaa", "bb", "ccc")
     cache.pin("aaaa")
     cache.pin("ccc")
@@ -107,7 +107,7 @@ def test_where_everything_is_pinned_the_error_has_the_numbers_and_nothing_goes()
     assert held(cache, "aaaa", "bb", "ccc") == ["aaaa", "bb", "ccc"]
 
 
-def test_only_what_is_held_can_be_pinned_and_only_what_is_pinned_unpinned() -> None:
+def test_pinning_a_missing_key_or_unpinning_an_unpinned_one_raises() -> None:
     cache = cache_of("aaaa")
     with pytest.raises(KeyError, match="zzzz"):
         cache.pin("zzzz")
@@ -116,7 +116,7 @@ def test_only_what_is_held_can_be_pinned_and_only_what_is_pinned_unpinned() -> N
     cache.check_invariants()
 
 
-def test_a_delta_is_told_once_and_the_whole_again_and_again() -> None:
+def test_deltas_reset_with_each_read_and_totals_do_not() -> None:
     cache = cache_of("aaaa")
     for word in ("aaaa", "zzzz", "aaaa"):
         cache.get_and_update(word)
@@ -140,8 +140,8 @@ class CacheAgainstAList(RuleBasedStateMachine):
         self.model: list[tuple[str, bytes]] = []
         self.pins: list[str] = []
         self.first: list[str] = []
-        self.asked: list[bool] = []
-        self.told = self.num_put = 0
+        self.hits: list[bool] = []
+        self.num_reported = self.num_put = 0
 
     def find(self, key: str) -> bytes | None:
         return dict(self.model).get(key)
@@ -152,7 +152,7 @@ class CacheAgainstAList(RuleBasedStateMachine):
     @rule(key=KEYS)
     def get(self, key: str) -> None:
         assert self.cache.get_and_update(key) == self.find(key)
-        self.asked.append(self.find(key) is not None)
+        self.hits.append(self.find(key) is not None)
         self.renew(key)
 
     @rule(key=KEYS)
@@ -225,9 +225,9 @@ class CacheAgainstAList(RuleBasedStateMachine):
         self.keep([(key, value) for key, value in self.model if key in self.pins])
 
     @rule()
-    def tell_delta(self) -> None:
-        news, self.told = self.asked[self.told :], len(self.asked)
-        assert self.cache.stat(delta=True) == CacheStat(sum(news), len(news))
+    def report_delta(self) -> None:
+        new_hits, self.num_reported = self.hits[self.num_reported :], len(self.hits)
+        assert self.cache.stat(delta=True) == CacheStat(sum(new_hits), len(new_hits))
 
     @invariant()
     def the_same_is_held(self) -> None:
@@ -235,12 +235,12 @@ class CacheAgainstAList(RuleBasedStateMachine):
         assert held(self.cache, *"abcdefgh") == sorted(key for key, _ in self.model)
         assert self.cache.num_bytes == total(self.model)
         assert len(self.dropped) == self.num_put - len(self.model)
-        assert self.cache.stat() == CacheStat(sum(self.asked), len(self.asked))
+        assert self.cache.stat() == CacheStat(sum(self.hits), len(self.hits))
 
 
 def total(entries: list[tuple[str, bytes]]) -> int:
     return sum(len(value) for _, value in entries)
 
 
-def test_it_behaves_like_a_plain_list() -> None:
+def test_the_cache_behaves_like_a_plain_list() -> None:
     run_state_machine_as_test(CacheAgainstAList, settings=thorough(60))

@@ -16,14 +16,14 @@ class Maker:
         return self.make()
 
 
-def test_each_object_makes_its_own_once_and_only_if_it_is_asked() -> None:
-    one, other, unasked = Maker(lambda: "one's"), Maker(lambda: "the other's"), Maker(lambda: "nobody's")
+def test_each_object_computes_its_value_once_and_only_on_access() -> None:
+    first, second, unused = Maker(lambda: "one's"), Maker(lambda: "the other's"), Maker(lambda: "nobody's")
     for _ in range(2):
-        assert (one.value, other.value) == ("one's", "the other's")
-    assert (one.num_made, other.num_made, unasked.num_made) == (1, 1, 0)
+        assert (first.value, second.value) == ("one's", "the other's")
+    assert (first.num_made, second.num_made, unused.num_made) == (1, 1, 0)
 
 
-def test_no_object_waits_for_one_that_is_making_its_own() -> None:
+def test_objects_do_not_wait_for_one_another() -> None:
     """With a shared lock, a process forked at that moment would inherit it locked forever."""
     is_making, may_end = threading.Event(), threading.Event()
 
@@ -39,7 +39,7 @@ def test_no_object_waits_for_one_that_is_making_its_own() -> None:
     quick = threading.Thread(target=lambda: Maker(lambda: "quick").value)
     quick.start()
     quick.join(5)
-    has_to_wait = quick.is_alive()
+    is_blocked = quick.is_alive()
     may_end.set()
     thread.join()
-    assert not has_to_wait
+    assert not is_blocked

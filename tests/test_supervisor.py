@@ -188,7 +188,7 @@ def kinds(messages: Sequence[Any]) -> list[str]:
     return [message["type"] for message in messages]
 
 
-def test_all_processes_start_at_once_and_are_told_what_they_need(stage: Stage) -> None:
+def test_all_processes_start_at_once_and_get_their_start_parameters(stage: Stage) -> None:
     engine, *frontends = stage.start(num_frontends=2)
     assert engine.start["options"] == {"model": "some/model"}
     assert engine.start["endpoint"] == f"ipc://{stage.path}/engine-1"
@@ -196,7 +196,7 @@ def test_all_processes_start_at_once_and_are_told_what_they_need(stage: Stage) -
     assert all(frontend.start["model_name"] == "mine" for frontend in frontends)
 
 
-def test_frontends_learn_where_the_engine_is_and_the_server_is_announced_when_all_are_ready(stage: Stage) -> None:
+def test_the_server_is_announced_when_engine_and_frontends_are_ready(stage: Stage) -> None:
     engine, first, second = stage.start(num_frontends=2)
     engine.do("ready")
     for frontend in (first, second):
@@ -207,7 +207,7 @@ def test_frontends_learn_where_the_engine_is_and_the_server_is_announced_when_al
     stage.wait_for_log("mine is served on")
 
 
-def test_a_lost_engine_is_replaced_its_socket_removed_and_the_frontends_are_told(stage: Stage) -> None:
+def test_a_lost_engine_is_replaced_and_frontends_are_notified(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     left = Path(engine.start["endpoint"].removeprefix("ipc://"))
     left.touch()
@@ -223,7 +223,7 @@ def test_a_lost_engine_is_replaced_its_socket_removed_and_the_frontends_are_told
     assert [stage.num_restarted(kind) for kind in ("engine", "frontend")] == [1, 0]
 
 
-def test_what_a_lost_frontend_left_behind_is_reaped(stage: Stage) -> None:
+def test_orphaned_children_of_a_lost_frontend_are_reaped(stage: Stage) -> None:
     _, frontend = stage.start_serving()
     frontend.do("fork")
     wait_until(lambda: has_zombies(frontend.pid))
@@ -232,7 +232,7 @@ def test_what_a_lost_frontend_left_behind_is_reaped(stage: Stage) -> None:
     wait_until(lambda: not stage.has_zombies())
 
 
-def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(stage: Stage) -> None:
+def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_notified(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     frontend.do(3)
     assert engine.hear() == {"type": "FrontendLost", "frontend_id": "frontend-1"}
@@ -243,7 +243,7 @@ def test_a_lost_frontend_is_replaced_under_another_name_and_the_engine_is_told(s
     assert [stage.num_restarted(kind) for kind in ("engine", "frontend")] == [0, 1]
 
 
-def test_the_folder_that_it_was_started_in_may_be_removed(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_directory_may_be_removed_after_the_start(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     release = stage.path / "release"
     release.mkdir()
     with monkeypatch.context() as patch:
@@ -256,7 +256,7 @@ def test_the_folder_that_it_was_started_in_may_be_removed(stage: Stage, monkeypa
     assert Path(f"/proc/{stage.next().pid}/cwd").readlink() == stage.path
 
 
-def test_of_several_engines_one_that_is_lost_is_replaced_at_its_rank_while_the_others_go_on(stage: Stage) -> None:
+def test_a_lost_engine_among_several_is_replaced_at_its_rank(stage: Stage) -> None:
     first, second, frontend = stage.start_serving(num_engines=2)
     assert [each.start["rank"] for each in (first, second)] == [0, 1]
     assert {each.start["num_engines"] for each in (first, second, frontend)} == {2}
@@ -274,7 +274,7 @@ def test_of_several_engines_one_that_is_lost_is_replaced_at_its_rank_while_the_o
     assert [new_frontend.hear()["rank"] for _ in range(2)] == [0, 1]
 
 
-def test_an_engine_that_cannot_be_replaced_leaves_its_work_to_the_others(stage: Stage) -> None:
+def test_other_engines_continue_if_one_cannot_be_restarted(stage: Stage) -> None:
     first, second, frontend = stage.start_serving(num_engines=2)
     first.kill()
     for _ in range(3):
@@ -291,7 +291,7 @@ def test_an_engine_that_cannot_be_replaced_leaves_its_work_to_the_others(stage: 
     assert stage.wait() == 1
 
 
-def test_a_frontend_that_starts_while_there_is_no_engine_is_told_when_there_is_one(stage: Stage) -> None:
+def test_a_frontend_started_without_an_engine_is_notified_when_one_is_ready(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     engine.kill()
     assert frontend.hear()["type"] == "EngineLost"
@@ -302,7 +302,7 @@ def test_a_frontend_that_starts_while_there_is_no_engine_is_told_when_there_is_o
     assert new_frontend.hear() == {"type": "EngineReady", "endpoint": new_engine.start["endpoint"], "rank": 0}
 
 
-def test_starts_that_fail_again_and_again_end_the_server(stage: Stage) -> None:
+def test_repeatedly_failing_starts_end_the_server(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     engine.kill()
     for message in ("out of memory", "out of memory", "out of memory"):
@@ -317,7 +317,7 @@ def test_starts_that_fail_again_and_again_end_the_server(stage: Stage) -> None:
     stage.wait_for_log(r"engine-4 \(pid \d+\) ended with status 2; its start failed 3 times: giving up")
 
 
-def test_starts_that_the_system_refuses_end_the_server_in_order(stage: Stage) -> None:
+def test_a_restart_refused_by_the_system_drains_and_ends_the_server(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     stage.take_descriptors()
     engine.kill()
@@ -327,13 +327,13 @@ def test_starts_that_the_system_refuses_end_the_server_in_order(stage: Stage) ->
     stage.wait_for_log(r"the engine cannot be started: .*Too many open files")
 
 
-def test_a_first_start_that_the_system_refuses_is_told_in_one_line(stage: Stage) -> None:
+def test_a_first_start_refused_by_the_system_is_reported_in_one_line(stage: Stage) -> None:
     stage.supervise(1, 1, 60, "/no/such/program")
     assert stage.wait() == 1
     assert stage.log == "the engine cannot be started: [Errno 2] No such file or directory: '/no/such/program'\n"
 
 
-def test_a_start_that_the_system_refuses_leaves_its_work_to_the_others(stage: Stage) -> None:
+def test_other_engines_continue_if_the_system_refuses_a_restart(stage: Stage) -> None:
     one, other, frontend = stage.start_serving(num_engines=2)
     stage.take_descriptors()
     one.kill()
@@ -348,7 +348,7 @@ def test_a_start_that_the_system_refuses_leaves_its_work_to_the_others(stage: St
 
 
 @pytest.mark.parametrize("kind", ["engine", "frontend"])
-def test_those_that_end_by_themselves_as_soon_as_they_are_ready_have_failed_to_start(stage: Stage, kind: str) -> None:
+def test_a_process_that_exits_right_after_ready_counts_as_a_failed_start(stage: Stage, kind: str) -> None:
     actors = dict(zip(("engine", "frontend"), stage.start_serving(), strict=True))
     actors[kind].do(1)
     for _ in range(2):
@@ -359,13 +359,13 @@ def test_those_that_end_by_themselves_as_soon_as_they_are_ready_have_failed_to_s
     actors[kind].wait()
 
 
-def test_a_start_that_succeeds_makes_failures_before_it_good(stage: Stage) -> None:
+def test_a_successful_start_resets_the_failure_count(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     engine.kill()
-    for has_luck in (False, False, True, False, False, True):
+    for succeeds in (False, False, True, False, False, True):
         assert frontend.hear()["type"] == "EngineLost"
         successor = stage.next()
-        if has_luck:
+        if succeeds:
             successor.do("ready")
             assert frontend.hear()["type"] == "EngineReady"
         successor.kill()
@@ -373,9 +373,7 @@ def test_a_start_that_succeeds_makes_failures_before_it_good(stage: Stage) -> No
 
 
 @pytest.mark.parametrize("index", [0, 1])
-def test_a_first_start_that_fails_is_told_in_the_process_s_own_words_and_not_tried_again(
-    stage: Stage, index: int
-) -> None:
+def test_a_failed_first_start_reports_the_process_s_error_and_is_not_retried(stage: Stage, index: int) -> None:
     actors = stage.start()
     actors[index].do(["fail", "no/such/model: no such folder"])
     assert stage.wait() == 1  # sys.exit with a text; the command itself exits with 2
@@ -384,7 +382,7 @@ def test_a_first_start_that_fails_is_told_in_the_process_s_own_words_and_not_tri
         actor.wait()
 
 
-def test_a_first_start_that_crashes_is_not_tried_again(stage: Stage) -> None:
+def test_a_crashed_first_start_is_not_retried(stage: Stage) -> None:
     engine, frontend = stage.start()
     engine.kill(signal.SIGSEGV)
     assert stage.wait() == 1
@@ -392,7 +390,7 @@ def test_a_first_start_that_crashes_is_not_tried_again(stage: Stage) -> None:
     assert f"engine-1 (pid {engine.pid}) was killed by SIGSEGV before it was ready" in stage.log
 
 
-def test_two_that_die_at_once_during_the_first_start_end_it_all_the_same(stage: Stage) -> None:
+def test_two_processes_dying_at_once_during_the_first_start_end_it(stage: Stage) -> None:
     actors = stage.start()
     stage.send_signal(signal.SIGSTOP)
     for actor in actors:
@@ -426,7 +424,7 @@ def test_a_server_started_by_nohup_outlives_its_terminal(stage: Stage) -> None:
     assert stage.next().start["frontend_id"] == "frontend-2"
 
 
-def test_a_second_signal_gives_the_answers_up_and_a_third_kills(stage: Stage) -> None:
+def test_a_second_signal_aborts_running_answers_and_a_third_kills(stage: Stage) -> None:
     engine, frontend = stage.start_serving()
     stage.send_signal(signal.SIGTERM)
     assert frontend.hear()["type"] == "Drain"
@@ -438,7 +436,7 @@ def test_a_second_signal_gives_the_answers_up_and_a_third_kills(stage: Stage) ->
     assert stage.wait() == 0
 
 
-def test_answers_may_be_given_a_year_to_finish(stage: Stage) -> None:
+def test_the_shutdown_timeout_may_be_a_year(stage: Stage) -> None:
     engine, frontend = stage.start_serving(shutdown_seconds=365 * 86400)
     stage.send_signal(signal.SIGTERM)
     assert frontend.hear()["type"] == "Drain"
@@ -448,7 +446,7 @@ def test_answers_may_be_given_a_year_to_finish(stage: Stage) -> None:
     assert stage.wait() == 0
 
 
-def test_answers_that_outlast_the_time_to_end_are_given_up(stage: Stage) -> None:
+def test_answers_that_outlast_the_shutdown_timeout_are_aborted(stage: Stage) -> None:
     engine, frontend = stage.start_serving(shutdown_seconds=0)
     stage.send_signal(signal.SIGTERM)
     assert kinds([frontend.hear() for _ in range(3)]) == ["Drain", "GiveUp", "Drain"]
@@ -476,13 +474,13 @@ def test_a_signal_during_the_start_ends_it(stage: Stage) -> None:
         actor.wait()
 
 
-def test_nothing_outlives_a_supervisor_that_is_killed(stage: Stage) -> None:
+def test_no_process_outlives_a_killed_supervisor(stage: Stage) -> None:
     actors = stage.start_serving(num_frontends=2)
     stage.send_signal(signal.SIGKILL)
     for actor in actors:
         actor.wait()
 
 
-def test_ctrl_c_reaches_the_supervisor_alone(stage: Stage) -> None:
+def test_ctrl_c_reaches_only_the_supervisor(stage: Stage) -> None:
     actors = stage.start_serving()
     assert {os.getsid(actor.pid) for actor in actors} == {actor.pid for actor in actors}

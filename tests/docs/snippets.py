@@ -77,7 +77,7 @@ class Reader:
             (expected, self._run("bash", "-c", command), command) for command, expected in commands_of(snippet.text)
         ]
         for expected, output, command in printed:
-            assert is_as_told(output, expected), f"{snippet.place}: {command}\nprinted\n{output}"
+            assert matches_documented_output(output, expected), f"{snippet.place}: {command}\nprinted\n{output}"
         return "".join(output for _, output, _ in printed)
 
     def _run(self, *command: str) -> str:
@@ -102,6 +102,6 @@ def commands_of(console: str) -> list[tuple[str, str]]:
     return found
 
 
-def is_as_told(output: str, expected: str) -> bool:
+def matches_documented_output(output: str, expected: str) -> bool:
     output, expected = (re.sub(r"\s*\n\s*", "", text.strip()) for text in (output, expected))
     return re.fullmatch(".*".join(map(re.escape, expected.split("..."))), output) is not None

@@ -28,7 +28,7 @@ PAGE_PATHS = ("/", "/dashboard")
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
 
 
-def test_every_script_that_a_page_names_is_there_with_the_options_that_it_shows() -> None:
+def test_scripts_and_their_options_named_on_pages_exist() -> None:
     for page in PAGES:
         for module, path, rest in SCRIPT.findall(page.read_text()):
             script = ROOT / (path or module.replace(".", "/") + ".py")
@@ -38,7 +38,7 @@ def test_every_script_that_a_page_names_is_there_with_the_options_that_it_shows(
             assert not missing, f"{page}: {script}"
 
 
-def test_every_option_of_keepsight_that_a_page_shows_is_there() -> None:
+def test_keepsight_options_named_on_pages_exist() -> None:
     known = {option for command in COMMANDS for option in options_of(parser_of(command))}
     scripts = [path for pattern in SCRIPTS for path in ROOT.glob(pattern)]
     known |= {option for path in scripts for option in re.findall(r'"(--[a-z-]+)"', path.read_text())}
@@ -52,7 +52,7 @@ def test_every_option_of_keepsight_that_a_page_shows_is_there() -> None:
         assert shown <= known, page
 
 
-def test_every_option_of_a_server_is_on_a_page() -> None:
+def test_every_server_option_is_documented() -> None:
     named = {option for page in PAGES for option in OPTION.findall(page.read_text())}
     options = {each for each in options_of(parser_of("serve")) if re.match("--(?!no-)", each)}
     assert options - named == set()
@@ -72,7 +72,7 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from options_of(each)
 
 
-def test_every_link_leads_somewhere() -> None:
+def test_every_link_has_a_target() -> None:
     for page in PAGES:
         for target, anchor in LINK.findall(page.read_text()):
             leads_to = page.parent / target if target else page
@@ -86,7 +86,7 @@ def anchors_of(page: Path) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
+def test_the_api_page_lists_every_refused_field() -> None:
     page = (ROOT / "docs/api.md").read_text()
     listed = [
         set(re.findall(r"`(\w+)`", each))
@@ -98,20 +98,20 @@ def test_the_page_of_the_api_lists_all_fields_that_are_refused() -> None:
     assert listed[0] | listed[1] == refused | {*refused_fields(ResponsesRequest)} - {"prompt_cache_breakpoint"}
 
 
-def test_the_page_of_llm_lists_all_that_it_can() -> None:
+def test_the_llm_page_lists_every_public_method() -> None:
     page = (ROOT / "docs/offline.md").read_text()
     # These are only for the commands and the tests.
     public = {name for name in vars(LLM) if not name.startswith("_")} - {"engine", "from_config"}
     assert [name for name in public if f"`{name}(" not in page] == []
 
 
-def test_the_page_of_the_api_lists_all_endpoints() -> None:
+def test_the_api_page_lists_every_endpoint() -> None:
     page = (ROOT / "docs/api.md").read_text()
     served = describe_api(ApiSettings(dashboard_thumbnails=True), has_uploads=True, keeps_responses=True)["paths"]
     assert [path for path in (*served, *PAGE_PATHS) if f"{path}`" not in page] == []
 
 
-def test_every_code_of_an_error_is_on_a_page() -> None:
+def test_every_error_code_is_documented() -> None:
     named = {code for page in PAGES for code in re.findall(r"`(\w+)`", page.read_text())}
     assert {each.code for each in kinds_of(AnsweredError) if each.code and each is not PictureError} <= named
 
@@ -122,7 +122,7 @@ def kinds_of(error: type[AnsweredError]) -> Iterator[type[AnsweredError]]:
         yield from kinds_of(each)
 
 
-def test_what_the_readme_says_was_measured_is_on_the_page_of_measurements() -> None:
+def test_numbers_in_the_readme_are_on_the_page_of_measurements() -> None:
     rows = re.findall(r"^\|.*\d.*\|$", PAGES[0].read_text(), re.MULTILINE)
     measured = (ROOT / "docs/performance.md").read_text()
     assert rows

@@ -8,23 +8,23 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.snippets import NOT_RUN, PAGES, Reader, Snippet, commands_of, is_as_told, read_snippets
+from tests.docs.snippets import NOT_RUN, PAGES, Reader, Snippet, commands_of, matches_documented_output, read_snippets
 
 SNIPPETS = [snippet for page in PAGES for snippet in read_snippets(page)]
-TYPED = ("sh", "console", "python")
-TO_TYPE = {
+RUN_LANGUAGES = ("sh", "console", "python")
+RUN_SNIPPETS_BY_PAGE = {
     page: list(snippets)
     for page, snippets in groupby(
-        (each for each in SNIPPETS if each.language in TYPED and each.is_run), lambda s: s.page
+        (each for each in SNIPPETS if each.language in RUN_LANGUAGES and each.is_run), lambda s: s.page
     )
 }
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not installed")
-@pytest.mark.parametrize("page", TO_TYPE, ids=lambda page: page.stem)
-def test_what_a_page_shows_to_be_typed_works(page: Path, server_port: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", RUN_SNIPPETS_BY_PAGE, ids=lambda page: page.stem)
+def test_commands_on_a_page_work(page: Path, server_port: int, tmp_path: Path) -> None:
     reader = Reader(tmp_path, server_port)
-    for snippet in TO_TYPE[page]:
+    for snippet in RUN_SNIPPETS_BY_PAGE[page]:
         output = reader.type_in(snippet)
         if is_first_question(snippet):
             # As the README says: the answer equals the description that `demo-picture` prints.
@@ -37,7 +37,7 @@ def is_first_question(snippet: Snippet) -> bool:
 
 
 def test_the_readme_asks_a_first_question() -> None:
-    assert len(list(filter(is_first_question, TO_TYPE[PAGES[0]]))) == 1
+    assert len(list(filter(is_first_question, RUN_SNIPPETS_BY_PAGE[PAGES[0]]))) == 1
 
 
 def test_json_on_the_pages_is_json() -> None:
@@ -48,16 +48,16 @@ def test_json_on_the_pages_is_json() -> None:
 
 def test_a_block_without_a_known_language_is_a_drawing() -> None:
     commands = re.compile(r"^ *(\$ |curl |keepsight |pip |python |import |from )", re.MULTILINE)
-    unknown = [each for each in SNIPPETS if each.language not in (*TYPED, "json")]
+    unknown = [each for each in SNIPPETS if each.language not in (*RUN_LANGUAGES, "json")]
     assert [each.place for each in unknown if each.language or commands.search(each.text)] == []
 
 
-def test_what_is_not_run_says_why() -> None:
+def test_a_block_that_is_not_run_gives_a_reason() -> None:
     lines = [line for page in PAGES for line in page.read_text().splitlines() if line.startswith("<!-- not")]
     assert [line for line in lines if not NOT_RUN.fullmatch(line)] == []
 
 
-def test_what_a_command_prints_may_be_shown_in_part_and_broken_differently() -> None:
+def test_documented_output_may_be_shortened_and_wrapped() -> None:
     assert commands_of("$ one \\\n  more\nits output\n$ two") == [("one \\\n  more", "its output\n"), ("two", "")]
-    assert is_as_told('{"id":"media_6f0c","b":1}\n', '{"id":"media_...",\n "b":1}')
-    assert not is_as_told('{"id":"media_6f0c","b":2}', '{"id":"media_...","b":1}')
+    assert matches_documented_output('{"id":"media_6f0c","b":1}\n', '{"id":"media_...",\n "b":1}')
+    assert not matches_documented_output('{"id":"media_6f0c","b":2}', '{"id":"media_...","b":1}')

@@ -26,24 +26,24 @@ MADE = MediaReport(None, 1.04, 1.06, 1.03)
 SUM = len(BOUNDS) + 1
 
 
-def account(*hashes: str, request_id: str = "r") -> RequestAccount:
+def make_account(*hashes: str, request_id: str = "r") -> RequestAccount:
     return RequestAccount(request_id, [(each, 256) for each in hashes], 300, began=1.0)
 
 
-def begun(*stories: MediaReport) -> RequestBegun:
+def make_begun(*stories: MediaReport) -> RequestBegun:
     return RequestBegun("r", 1.01, 1.02, 1.1, stories)
 
 
-def work_of(body: AccountBody) -> tuple[int, ...]:
+def work_counts(body: AccountBody) -> tuple[int, ...]:
     return tuple(body.work.values())
 
 
-def test_each_picture_says_who_answered_for_it_and_what_that_spared() -> None:
-    asked = account("a", "b", "c", "d")
-    asked.note_made(1.01, 1.015, 1.02, ("d",))
-    asked.note_found_pixels("c")
-    asked.note_begun(begun(MediaReport("prefix"), MediaReport("disk", 1.02, 1.05), MADE, MADE))
-    body = asked.describe()
+def test_each_picture_names_the_cache_that_answered_and_the_stages_skipped() -> None:
+    account = make_account("a", "b", "c", "d")
+    account.note_made(1.01, 1.015, 1.02, ("d",))
+    account.note_found_pixels("c")
+    account.note_begun(make_begun(MediaReport("prefix"), MediaReport("disk", 1.02, 1.05), MADE, MADE))
+    body = account.describe()
     assert [(each.answered_by, each.tier) for each in body.media] == [
         ("prefix", "device"),
         ("encoder", "disk"),
@@ -67,38 +67,38 @@ class CountedSpans(list[Span]):
         return super().__iter__()
 
 
-def test_all_spans_are_read_as_often_however_many_pictures_there_are() -> None:
+def test_spans_are_iterated_equally_often_for_any_number_of_pictures() -> None:
     num_readings = []
     for num_media in (1, 100):
-        asked = account(*map(str, range(num_media)))
-        asked.spans = spans = CountedSpans()
-        asked.note_begun(begun(*[MADE] * num_media))
-        asked.describe()
-        asked.answers()
+        account = make_account(*map(str, range(num_media)))
+        account.spans = spans = CountedSpans()
+        account.note_begun(make_begun(*[MADE] * num_media))
+        account.describe()
+        account.answers()
         num_readings.append(spans.num_readings)
     assert num_readings[0] == num_readings[1]
 
 
-def test_pixels_that_the_engine_kept_are_the_processor_cache_s_answer() -> None:
-    asked = account("a")
-    asked.note_begun(begun(MediaReport(None, 1.04, 1.06, 1.03, was_cached=True)))
-    assert asked.answers() == [("processor", "host")]
+def test_pixels_held_by_the_engine_count_as_processor_cache_hits() -> None:
+    account = make_account("a")
+    account.note_begun(make_begun(MediaReport(None, 1.04, 1.06, 1.03, was_cached=True)))
+    assert account.answers() == [("processor", "host")]
 
 
-def test_what_was_done_in_vain_is_not_told_to_have_been_skipped() -> None:
-    asked = account("a")
-    asked.note_made(1.01, 1.015, 1.02, ("a",))
-    asked.note_begun(begun(MediaReport("device")))
-    assert asked.describe().media[0].skipped == ["transfer", "encode"]
-    assert work_of(asked.describe()) == (1, 1, 0, 0)
+def test_work_done_needlessly_is_not_reported_as_skipped() -> None:
+    account = make_account("a")
+    account.note_made(1.01, 1.015, 1.02, ("a",))
+    account.note_begun(make_begun(MediaReport("device")))
+    assert account.describe().media[0].skipped == ["transfer", "encode"]
+    assert work_counts(account.describe()) == (1, 1, 0, 0)
 
 
-def test_what_was_made_after_a_first_token_that_the_prefix_cache_gave_is_told_too() -> None:
-    asked = account("a", "b")
-    asked.note_begun(begun(MediaReport("prefix"), MediaReport("device")))
+def test_work_done_after_a_first_token_from_the_prefix_cache_is_reported() -> None:
+    account = make_account("a", "b")
+    account.note_begun(make_begun(MediaReport("prefix"), MediaReport("device")))
     made = MediaReport(None, 1.14, 1.16, 1.13, was_cached=True)
-    assert asked.note_begun(begun(made, MediaReport("device"))) == {0: made}
-    body = asked.describe()
+    assert account.note_begun(make_begun(made, MediaReport("device"))) == {0: made}
+    body = account.describe()
     assert [(each.answered_by, each.skipped) for each in body.media] == [
         ("processor", ["decode", "resize"]),
         ("encoder", ["decode", "resize", "transfer", "encode"]),
@@ -107,23 +107,23 @@ def test_what_was_made_after_a_first_token_that_the_prefix_cache_gave_is_told_to
     assert [each.stage for each in body.stages] == ["wait", "prefill", "encode"]
 
 
-def test_what_was_encoded_was_transferred_though_nobody_remembers_when() -> None:
-    asked = account("a")
-    asked.note_begun(begun(MediaReport(None, 1.04, 1.06)))
-    assert asked.describe().work == {"decoded": 0, "preprocessed": 0, "transferred": 1, "encoded": 1}
+def test_an_encoded_picture_counts_as_transferred_without_a_transfer_time() -> None:
+    account = make_account("a")
+    account.note_begun(make_begun(MediaReport(None, 1.04, 1.06)))
+    assert account.describe().work == {"decoded": 0, "preprocessed": 0, "transferred": 1, "encoded": 1}
 
 
 def test_no_cache_is_named_before_the_first_token() -> None:
-    body = account("a").describe()
+    body = make_account("a").describe()
     assert (body.status, body.media[0].answered_by, body.media[0].skipped, body.stages) == ("running", None, [], [])
 
 
-def test_stages_are_told_in_the_order_of_their_beginnings_since_the_request_came() -> None:
-    asked = account("a")
-    asked.note("identify", 1.0, 1.004)
-    asked.name("http", 0.99)
-    asked.note_begun(begun(MADE))
-    body = asked.describe()
+def test_stages_are_ordered_by_start_and_timed_from_the_request_s_arrival() -> None:
+    account = make_account("a")
+    account.note("identify", 1.0, 1.004)
+    account.name("http", 0.99)
+    account.note_begun(make_begun(MADE))
+    body = account.describe()
     stages = [(each.stage, each.begin_ms, each.ms, each.item) for each in body.stages]
     assert stages == [
         ("identify", 10, 4, None),
@@ -134,70 +134,70 @@ def test_stages_are_told_in_the_order_of_their_beginnings_since_the_request_came
     assert body.id == "http"
 
 
-def test_what_was_encoded_together_is_told_by_its_whole_time_and_summed_by_parts() -> None:
-    asked = account("a", "b")
-    asked.note_begun(begun(*[MediaReport(None, 1.04, 1.06, 1.03, num_together=2)] * 2))
-    encoded = [each for each in asked.describe().stages if each.stage == "encode"]
+def test_pictures_encoded_in_one_batch_show_its_whole_time_and_sum_to_it_once() -> None:
+    account = make_account("a", "b")
+    account.note_begun(make_begun(*[MediaReport(None, 1.04, 1.06, 1.03, num_together=2)] * 2))
+    encoded = [each for each in account.describe().stages if each.stage == "encode"]
     assert [(each.item, each.begin_ms, each.ms, each.together) for each in encoded] == [(0, 40, 20, 2), (1, 40, 20, 2)]
-    assert "encode;dur=20.000" in format_for_header([asked])
+    assert "encode;dur=20.000" in format_for_header([account])
     counters = Counters()
-    RequestObserver(counters).note_end(asked, "stop")
+    RequestObserver(counters).note_end(account, "stop")
     assert counters.numbers()[STAGE["encode"] + SUM] == pytest.approx(0.02)
 
 
-def test_a_request_that_is_given_to_another_engine_begins_again() -> None:
-    asked = account("a")
-    asked.note("identify", 1.0, 1.004)
-    asked.note_begun(begun(MADE))
-    asked.note_tokens(1, 0, 1.1)
-    asked.note_end("error")
-    asked.begin_again()
-    asked.note_begun(begun(MediaReport("device")))
-    assert asked.note_tokens(1, 0, 1.3) is None
-    body = asked.describe()
+def test_a_request_resubmitted_to_another_engine_starts_a_new_account() -> None:
+    account = make_account("a")
+    account.note("identify", 1.0, 1.004)
+    account.note_begun(make_begun(MADE))
+    account.note_tokens(1, 0, 1.1)
+    account.note_end("error")
+    account.begin_again()
+    account.note_begun(make_begun(MediaReport("device")))
+    assert account.note_tokens(1, 0, 1.3) is None
+    body = account.describe()
     assert [each.stage for each in body.stages] == ["identify", "wait", "prefill"]
-    assert (body.status, body.completion_tokens, work_of(body)) == ("running", 1, (0, 0, 0, 0))
+    assert (body.status, body.completion_tokens, work_counts(body)) == ("running", 1, (0, 0, 0, 0))
 
 
-def test_the_header_and_the_log_sum_stages_and_name_who_answered() -> None:
-    asked = account("a", "b")
-    asked.note_begun(begun(MADE, MediaReport("host", 1.02, 1.025)))
+def test_the_header_and_the_log_sum_stages_and_name_the_answering_caches() -> None:
+    account = make_account("a", "b")
+    account.note_begun(make_begun(MADE, MediaReport("host", 1.02, 1.025)))
     header = 'wait;dur=10.000, load;dur=5.000, encode;dur=20.000, prefill;dur=80.000, media0;desc="nobody", '
-    assert format_for_header([asked]) == header + 'media1;desc="encoder.host"'
+    assert format_for_header([account]) == header + 'media1;desc="encoder.host"'
     pictures = "pictures: 1 made, 1 from encoder (host)"
-    assert format_for_log([asked]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
-    assert format_for_log([account()]) == format_for_header([account()]) == ""
+    assert format_for_log([account]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
+    assert format_for_log([make_account()]) == format_for_header([make_account()]) == ""
 
 
-def test_of_very_many_pictures_the_header_tells_the_first_and_stays_one_that_clients_take() -> None:
-    asked = account(*map(str, range(256)))
-    asked.note_begun(begun(*[MediaReport("remote", 1.02, 1.025)] * 256))
-    header = format_for_header([asked])
+def test_the_header_is_cut_to_the_first_pictures_so_that_clients_accept_it() -> None:
+    account = make_account(*map(str, range(256)))
+    account.note_begun(make_begun(*[MediaReport("remote", 1.02, 1.025)] * 256))
+    header = format_for_header([account])
     assert len(header) < 4000
     assert header.startswith("wait;dur=")
     assert "prefill;dur=" in header
     assert 'media39;desc="encoder.remote"' in header
-    assert format_for_log([asked]).startswith("pictures: 256 from encoder (remote)")
+    assert format_for_log([account]).startswith("pictures: 256 from encoder (remote)")
 
 
-def test_what_an_observer_counts_of_a_request() -> None:
+def test_an_observer_counts_tokens_ends_and_stage_times() -> None:
     counters, exported = Counters(), list[RequestAccount]()
-    observer, asked = RequestObserver(counters, export=exported.append), account()
-    asked.note_begun(begun())
-    observer.note_tokens(asked, 1, 16, 1.2)
-    observer.note_tokens(asked, 2, 16, 1.25)
-    observer.note_end(asked, "stop")
+    observer, account = RequestObserver(counters, export=exported.append), make_account()
+    account.note_begun(make_begun())
+    observer.note_tokens(account, 1, 16, 1.2)
+    observer.note_tokens(account, 2, 16, 1.25)
+    observer.note_end(account, "stop")
     numbers = counters.numbers()
     assert [numbers[slot] for slot in (PROMPT_TOKENS, ANSWER_TOKENS, ENDS["stop"], ENDS["abort"])] == [300, 3, 1, 0]
     sums = [numbers[slot + SUM] for slot in (FIRST_TOKEN, NEXT_TOKEN, STAGE["prefill"], STAGE["generate"])]
     assert sums == pytest.approx([0.2, 0.05, 0.08, 0.05])
-    assert exported == [asked]
-    assert asked.describe().cached_tokens == 16
+    assert exported == [account]
+    assert account.describe().cached_tokens == 16
 
 
-def test_an_end_is_reported_when_no_holder_is_left_and_a_later_one_at_once() -> None:
+def test_ends_are_exported_when_the_last_hold_is_released_and_then_at_once() -> None:
     exported = list[RequestAccount]()
-    observer, ended, running = RequestObserver(export=exported.append), account(), account()
+    observer, ended, running = RequestObserver(export=exported.append), make_account(), make_account()
     with observer.holding_ends([ended, running]):
         observer.note_end(ended, "stop")
         assert not exported
@@ -206,28 +206,28 @@ def test_an_end_is_reported_when_no_holder_is_left_and_a_later_one_at_once() -> 
     assert exported == [ended, running]
 
 
-def test_accounts_of_all_frontends_are_read_the_last_first(tmp_path: Path) -> None:
+def test_accounts_of_all_frontends_are_read_newest_first(tmp_path: Path) -> None:
     rings = [AccountRing.open(tmp_path, f"frontend-{rank}") for rank in range(2)]
     for number in range(NUM_SLOTS + 3):
-        rings[number % 2].put(account("a", request_id=str(number)).describe())
+        rings[number % 2].put(make_account("a", request_id=str(number)).describe())
     assert [each.id for each in read_rings(tmp_path)] == [str(number) for number in reversed(range(NUM_SLOTS + 3))]
 
 
-def test_a_successor_goes_on_behind_the_last_account_and_writes_over_the_oldest(tmp_path: Path) -> None:
+def test_a_successor_appends_after_the_newest_account_and_overwrites_the_oldest(tmp_path: Path) -> None:
     for first in (0, NUM_SLOTS - 2):
         ring = AccountRing.open(tmp_path, "frontend-0")
         for number in range(first, first + NUM_SLOTS - 2):
-            ring.put(account(request_id=str(number)).describe())
+            ring.put(make_account(request_id=str(number)).describe())
     last = 2 * NUM_SLOTS - 5
     assert [int(each.id) for each in read_rings(tmp_path)] == list(range(last, last - NUM_SLOTS, -1))
 
 
-def test_a_clock_that_is_set_back_does_not_change_which_account_is_the_last(
+def test_setting_the_clock_back_does_not_change_which_account_is_newest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def put(request_id: str) -> None:
         """Write with a new ring each time: a successor, too, looks for the latest account."""
-        AccountRing.open(tmp_path, "frontend-0").put(account(request_id=request_id).describe())
+        AccountRing.open(tmp_path, "frontend-0").put(make_account(request_id=request_id).describe())
 
     put("before")
     hour_ago = time.time_ns() - 3600 * 10**9
@@ -237,14 +237,14 @@ def test_a_clock_that_is_set_back_does_not_change_which_account_is_the_last(
     assert [each.id for each in read_rings(tmp_path)] == ["at last", "after", "before"]
 
 
-def test_a_request_of_very_many_pictures_is_told_in_part() -> None:
-    ring, asked = AccountRing(), account(*(f"{number:064}" for number in range(100)))
-    asked.note("identify", 1.0, 1.004)
-    asked.note_begun(begun(*[MADE] * 100))
-    asked.note_tokens(1, 0, 1.1)
-    asked.note_tokens(1, 0, 1.2)
-    asked.note_end("stop")
-    ring.put(asked.describe())
+def test_an_account_of_very_many_pictures_is_truncated() -> None:
+    ring, account = AccountRing(), make_account(*(f"{number:064}" for number in range(100)))
+    account.note("identify", 1.0, 1.004)
+    account.note_begun(make_begun(*[MADE] * 100))
+    account.note_tokens(1, 0, 1.1)
+    account.note_tokens(1, 0, 1.2)
+    account.note_end("stop")
+    ring.put(account.describe())
     [read] = read_accounts([ring.content()])
     assert 0 < len(read.media) < 100
     assert read.num_media == 100
@@ -253,10 +253,10 @@ def test_a_request_of_very_many_pictures_is_told_in_part() -> None:
     assert read.work["encoded"] == 100
 
 
-def test_what_is_just_being_written_is_not_read() -> None:
+def test_an_account_being_written_is_not_read() -> None:
     ring = AccountRing()
-    ring.put(account(request_id="whole").describe())
-    ring.put(account(request_id="torn").describe())
+    ring.put(make_account(request_id="whole").describe())
+    ring.put(make_account(request_id="torn").describe())
     content = bytearray(ring.content())
     content[SLOT_BYTES + 20] = 0xFF
     assert [each.id for each in read_accounts([bytes(content)])] == ["whole"]

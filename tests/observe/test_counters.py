@@ -43,7 +43,7 @@ def test_every_series_has_slots_of_its_own() -> None:
         slot_of("media_encoded_total", "sound")
 
 
-def test_what_frontends_and_engines_count_is_summed(tmp_path: Path) -> None:
+def test_counts_of_frontends_and_engines_are_summed(tmp_path: Path) -> None:
     for process in ("frontend-0", "frontend-1", "engine-0"):
         counters = Counters.open(tmp_path, process)
         counters.add(ENCODED["image"], 2)
@@ -53,7 +53,7 @@ def test_what_frontends_and_engines_count_is_summed(tmp_path: Path) -> None:
     assert totals["keepsight_num_requests_running"][()] == 9
 
 
-def test_a_tier_that_all_engines_share_is_not_told_once_for_each(tmp_path: Path) -> None:
+def test_a_tier_shared_by_all_engines_is_counted_once(tmp_path: Path) -> None:
     for rank, num_bytes in enumerate((100, 300)):
         counters = Counters.open(tmp_path, f"engine-{rank}")
         for tier in ("host", "disk"):
@@ -63,7 +63,7 @@ def test_a_tier_that_all_engines_share_is_not_told_once_for_each(tmp_path: Path)
     assert [numbers[slot] for slot in ENCODER["disk"].sizes(0, 0, 0)] == [300, 1000, 3]
 
 
-def test_a_killed_process_leaves_what_it_counted_and_takes_along_what_it_held(tmp_path: Path) -> None:
+def test_counters_survive_a_killed_process_and_its_gauges_do_not(tmp_path: Path) -> None:
     in_another_process(tmp_path, "engine-0", f"counters.add({ENCODED['image']}, 5)", f"counters.set({RUNNING}, 7)")
     totals = Totals.of_server(tmp_path)
     assert (totals.numbers[ENCODED["image"]], totals.numbers[RUNNING]) == (5, 0)
@@ -80,14 +80,14 @@ def test_a_successor_s_gauges_start_at_zero(tmp_path: Path) -> None:
     assert all(Totals.of_server(tmp_path).numbers[slot] == 0 for slot in GAUGES)
 
 
-def test_where_no_page_can_be_made_counting_does_no_harm(tmp_path: Path) -> None:
+def test_counting_works_where_no_page_can_be_created(tmp_path: Path) -> None:
     (tmp_path / FOLDER).write_text("a file where the folder should be")
     counters = Counters.open(tmp_path, "engine-0")
     counters.add(ENCODED["image"])
     assert counters.numbers()[ENCODED["image"]] == 1
 
 
-def test_a_page_that_is_just_being_made_is_not_read(tmp_path: Path) -> None:
+def test_a_page_being_created_is_not_read(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "engine-0").write_bytes(b"\0" * (PAGE_BYTES // 2))
     assert not any(Totals.of_server(tmp_path).numbers)
@@ -116,12 +116,12 @@ def test_a_histogram_counts_each_time_in_every_bucket_that_it_fits() -> None:
     assert found["keepsight_stage_seconds_sum"]["fetch",] == pytest.approx(5000.0021)
 
 
-def test_a_percentile_is_known_within_a_factor_from_a_hit_to_a_long_answer() -> None:
+def test_buckets_reach_from_a_hit_to_a_long_answer_in_small_factors() -> None:
     assert (BOUNDS[0], BOUNDS[-1]) == (0.0001, 1000.0)
     assert all(1 < above / below <= 2.5 + 1e-9 for below, above in pairwise(BOUNDS))
 
 
-def test_the_share_of_blocks_in_use_is_that_of_all_engines() -> None:
+def test_kv_cache_usage_is_the_share_over_all_engines() -> None:
     pages = []
     for in_use in (10, 40):
         counters = Counters()
@@ -131,21 +131,21 @@ def test_the_share_of_blocks_in_use_is_that_of_all_engines() -> None:
     assert served(Totals.of_pages(pages))["keepsight_kv_cache_usage_perc"][()] == 0.25
 
 
-def test_memory_is_told_by_kind_of_process(tmp_path: Path) -> None:
+def test_memory_is_reported_per_kind_of_process(tmp_path: Path) -> None:
     Counters.open(tmp_path, "frontend-0")
     child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
     try:
-        childs = resident_bytes(child.pid)
+        child_bytes = resident_bytes(child.pid)
         memory = served(Totals.of_server(tmp_path))["keepsight_process_resident_memory_bytes"]
     finally:
         child.communicate()
     resident = int(Path(f"/proc/{os.getpid()}/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
     assert memory["frontend",] == pytest.approx(resident, rel=0.1)
     # Other tests may also have child processes of this process.
-    assert 0 < childs <= memory["media_worker",]
+    assert 0 < child_bytes <= memory["media_worker",]
 
 
-def test_a_process_that_ends_while_its_children_are_looked_for_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_ends_during_the_search_has_no_children(monkeypatch: pytest.MonkeyPatch) -> None:
     def end(path: object) -> NoReturn:
         raise ProcessLookupError(path)
 

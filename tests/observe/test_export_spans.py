@@ -15,59 +15,61 @@ TRACE = "0af7651916cd43dd8448eb211c80319c"
 CALLER = "b7ad6b7169203331"
 
 
-def test_a_request_is_a_span_of_its_caller_s_trace_and_its_stages_are_inside() -> None:
+def test_a_request_s_span_joins_the_caller_s_trace_and_contains_its_stages() -> None:
     from keepsight.observe.export_spans import SpanExport
 
     collected = memory.InMemorySpanExporter()
     export = SpanExport(collected)
     now = time.monotonic()
-    asked = RequestAccount("r", [("hash", 256)], 300, began=now - 1)
-    asked.name("mine", now - 1, f"00-{TRACE}-{CALLER}-01")
-    asked.note_begun(RequestBegun("r", now - 0.9, now - 0.8, now - 0.5, (MediaReport("disk", now - 0.75, now - 0.7),)))
-    asked.note_end("stop")
-    export.export(asked)
+    account = RequestAccount("r", [("hash", 256)], 300, began=now - 1)
+    account.name("mine", now - 1, f"00-{TRACE}-{CALLER}-01")
+    account.note_begun(
+        RequestBegun("r", now - 0.9, now - 0.8, now - 0.5, (MediaReport("disk", now - 0.75, now - 0.7),))
+    )
+    account.note_end("stop")
+    export.export(account)
     export.close()
-    *stages, whole = collected.get_finished_spans()
-    assert [each.name for each in (*stages, whole)] == ["wait", "load", "prefill", "request"]
-    assert f"{whole.context.trace_id:032x}" == TRACE
-    assert f"{whole.parent.span_id:016x}" == CALLER
-    assert {each.parent.span_id for each in stages} == {whole.context.span_id}
-    assert whole.attributes["keepsight.media.0.answered_by"] == "encoder"
-    assert whole.attributes["keepsight.media.0.tier"] == "disk"
+    *stages, request_span = collected.get_finished_spans()
+    assert [each.name for each in (*stages, request_span)] == ["wait", "load", "prefill", "request"]
+    assert f"{request_span.context.trace_id:032x}" == TRACE
+    assert f"{request_span.parent.span_id:016x}" == CALLER
+    assert {each.parent.span_id for each in stages} == {request_span.context.span_id}
+    assert request_span.attributes["keepsight.media.0.answered_by"] == "encoder"
+    assert request_span.attributes["keepsight.media.0.tier"] == "disk"
     assert stages[1].attributes["keepsight.media_hash"] == "hash"
     assert (stages[1].end_time - stages[1].start_time) / 1e6 == pytest.approx(50, abs=0.1)
-    assert whole.start_time / 1e9 == pytest.approx(time.time() - 1, abs=0.5)
+    assert request_span.start_time / 1e9 == pytest.approx(time.time() - 1, abs=0.5)
 
 
 @pytest.mark.parametrize(("reason", "status"), [("stop", "UNSET"), ("abort", "UNSET"), ("error", "ERROR")])
-def test_a_span_says_how_its_request_ended_as_whoever_looks_for_failures_asks(reason: str, status: str) -> None:
+def test_a_span_has_the_finish_reason_and_an_error_status_only_for_errors(reason: str, status: str) -> None:
     from keepsight.observe.export_spans import SpanExport
 
-    asked = RequestAccount("r", [], 300, began=time.monotonic())
-    asked.note_end(reason)
+    account = RequestAccount("r", [], 300, began=time.monotonic())
+    account.note_end(reason)
     collected = memory.InMemorySpanExporter()
     export = SpanExport(collected)
-    export.export(asked)
+    export.export(account)
     export.close()
-    [whole] = collected.get_finished_spans()
-    assert whole.status.status_code.name == status
-    assert whole.attributes["gen_ai.response.finish_reasons"] == (reason,)
+    [request_span] = collected.get_finished_spans()
+    assert request_span.status.status_code.name == status
+    assert request_span.attributes["gen_ai.response.finish_reasons"] == (reason,)
 
 
-def test_of_very_many_pictures_the_first_are_told_and_all_that_concerns_the_whole() -> None:
+def test_a_span_of_very_many_pictures_drops_only_later_pictures() -> None:
     from keepsight.observe.export_spans import SpanExport
 
-    asked = RequestAccount("r", [(f"{index}", 1) for index in range(200)], 300)
-    asked.note_begun(RequestBegun("r", 0.0, 0.0, 0.0, tuple(MediaReport(found_in="disk") for _ in range(200))))
-    asked.note_end("stop")
+    account = RequestAccount("r", [(f"{index}", 1) for index in range(200)], 300)
+    account.note_begun(RequestBegun("r", 0.0, 0.0, 0.0, tuple(MediaReport(found_in="disk") for _ in range(200))))
+    account.note_end("stop")
     collected = memory.InMemorySpanExporter()
     export = SpanExport(collected)
-    export.export(asked)
+    export.export(account)
     export.close()
-    *_, whole = collected.get_finished_spans()
-    assert whole.dropped_attributes == 0
-    assert (whole.attributes["gen_ai.response.id"], whole.attributes["keepsight.num_media"]) == ("r", 200)
-    assert whole.attributes["keepsight.media.0.tier"] == "disk"
+    *_, request_span = collected.get_finished_spans()
+    assert request_span.dropped_attributes == 0
+    assert (request_span.attributes["gen_ai.response.id"], request_span.attributes["keepsight.num_media"]) == ("r", 200)
+    assert request_span.attributes["keepsight.media.0.tier"] == "disk"
 
 
 def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,9 +89,9 @@ def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(export_spans, "MAX_SECONDS_TO_CLOSE", 0.01)
     export = export_spans.SpanExport(Silent())
-    asked = RequestAccount("r", [], 300, began=time.monotonic())
-    asked.note_end("stop")
-    export.export(asked)
+    account = RequestAccount("r", [], 300, began=time.monotonic())
+    account.note_end("stop")
+    export.export(account)
     export.close()
     assert gave_up.is_set()
 
@@ -110,9 +112,9 @@ def test_a_collector_whose_answer_never_ends_is_not_waited_for(monkeypatch: pyte
 
     monkeypatch.setattr(export_spans, "MAX_SECONDS_TO_CLOSE", 0.01)
     export = export_spans.SpanExport(Dripping())
-    asked = RequestAccount("r", [], 300, began=time.monotonic())
-    asked.note_end("stop")
-    export.export(asked)
+    account = RequestAccount("r", [], 300, began=time.monotonic())
+    account.note_end("stop")
+    export.export(account)
     export.close()
     assert not has_ended.is_set()
     may_end.set()

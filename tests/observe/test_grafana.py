@@ -27,13 +27,13 @@ def _series_of(family: Family) -> list[tuple[str, set[str]]]:
     ]
 
 
-def test_every_metric_that_it_asks_for_is_served() -> None:
-    asked = {name for each in EXPRESSIONS for name in re.findall(r"keepsight_\w+", each)}
-    assert len(asked) > 20
-    assert asked <= served().keys()
+def test_every_queried_metric_is_served() -> None:
+    queried = {name for each in EXPRESSIONS for name in re.findall(r"keepsight_\w+", each)}
+    assert len(queried) > 20
+    assert queried <= served().keys()
 
 
-def test_of_several_servers_it_shows_those_that_are_chosen_as_one() -> None:
+def test_panels_sum_over_the_chosen_servers() -> None:
     [chosen] = DASHBOARD["templating"]["list"]
     assert set(re.findall(r"keepsight_\w+", chosen["definition"])) <= served().keys()
     for expression in EXPRESSIONS:
@@ -42,7 +42,7 @@ def test_of_several_servers_it_shows_those_that_are_chosen_as_one() -> None:
         assert "sum" in expression, "else each server would be a line of the same name"
 
 
-def test_every_label_that_it_groups_by_is_there() -> None:
+def test_every_label_grouped_by_exists() -> None:
     for expression in EXPRESSIONS:
         labels = set[str]().union(*(served()[name] for name in re.findall(r"keepsight_\w+", expression)))
         for group in re.findall(r"by \(([^)]*)\)", expression):

@@ -38,7 +38,7 @@ def expect_pause(guard: TierGuard, clock: Clock, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(28, "full"), TierError("nonsense"), TimeoutError("slow")])
-def test_a_failure_sets_the_tier_aside_with_a_reason_and_is_not_raised(
+def test_a_failure_pauses_the_tier_with_a_reason_and_is_not_raised(
     guard: TierGuard, clock: Clock, error: Exception
 ) -> None:
     assert guard.why_unused() is None
@@ -47,7 +47,7 @@ def test_a_failure_sets_the_tier_aside_with_a_reason_and_is_not_raised(
     assert not operate(guard, clock)
 
 
-def test_the_tier_comes_back_by_itself_after_ever_doubled_pauses(guard: TierGuard, clock: Clock) -> None:
+def test_the_tier_recovers_after_pauses_that_double(guard: TierGuard, clock: Clock) -> None:
     for pause in (1, 2, 4, 8, 8):
         assert operate(guard, clock, error=OSError())
         expect_pause(guard, clock, pause)
@@ -61,14 +61,14 @@ def test_a_tier_that_stays_unusable_is_logged_only_while_its_pauses_grow(
     for _ in range(20):
         assert operate(guard, clock, error=OSError("down"))
         clock.now += 8
-    told = [f"the disk tier is set aside for {pause} s: OSError: down" for pause in (1, 2, 4, 8)]
-    assert caplog.messages == told
+    messages = [f"the disk tier is set aside for {pause} s: OSError: down" for pause in (1, 2, 4, 8)]
+    assert caplog.messages == messages
     assert operate(guard, clock)
     assert operate(guard, clock, error=OSError("down"))
-    assert caplog.messages == [*told, "the disk tier is used again", told[-1]]
+    assert caplog.messages == [*messages, "the disk tier is used again", messages[-1]]
 
 
-def test_long_good_service_makes_earlier_faults_forgotten(guard: TierGuard, clock: Clock) -> None:
+def test_many_successes_reset_the_pause(guard: TierGuard, clock: Clock) -> None:
     operate(guard, clock, error=OSError())
     clock.now += 1
     for _ in range(100):
@@ -108,7 +108,7 @@ def test_after_a_pause_one_operation_runs_at_a_time(guard: TierGuard, clock: Clo
     assert operate(guard, clock)
 
 
-def test_rare_slow_operations_are_no_fault_but_one_in_ten_is(guard: TierGuard, clock: Clock) -> None:
+def test_the_tier_is_paused_if_one_in_ten_operations_is_slow(guard: TierGuard, clock: Clock) -> None:
     for number in range(200):
         assert operate(guard, clock, 0.6 if number % 32 == 31 else 0.01)
     assert guard.why_unused() is None
@@ -117,7 +117,7 @@ def test_rare_slow_operations_are_no_fault_but_one_in_ten_is(guard: TierGuard, c
     assert "slow" in (guard.why_unused() or "")
 
 
-def test_an_operation_that_does_not_return_sets_it_aside_until_it_does(guard: TierGuard, clock: Clock) -> None:
+def test_a_hanging_operation_pauses_the_tier_until_it_returns(guard: TierGuard, clock: Clock) -> None:
     with guard.watch():
         clock.now += 11
         assert not guard.is_usable
@@ -132,7 +132,7 @@ def test_programming_errors_are_raised_and_count_as_failures(guard: TierGuard, c
     assert not guard.is_usable
 
 
-def test_any_order_of_events_keeps_it_right() -> None:
+def test_invariants_hold_under_any_order_of_events() -> None:
     run_state_machine_as_test(_Events, settings=thorough(30))
 
 
