@@ -19,7 +19,7 @@ from keepsight.errors import CheckpointError
 from keepsight.models import registry
 
 
-def named(directory: Path, *architectures: str) -> Path:
+def with_architectures(directory: Path, *architectures: str) -> Path:
     (directory / "config.json").write_text(json.dumps({"architectures": architectures}))
     return directory
 
@@ -37,14 +37,14 @@ def test_own_architectures_are_those_in_the_model_registry() -> None:
         ("keepsight", "LlamaForCausalLM", False),
     ],
 )
-def test_a_model_is_borrowed_where_there_is_none_of_ours_or_as_is_asked(
+def test_a_model_is_borrowed_if_not_implemented_or_if_requested(
     tmp_path: Path, model_impl: str, architecture: str, expected: bool
 ) -> None:
-    assert is_borrowed(named(tmp_path, architecture), model_impl) is expected
+    assert is_borrowed(with_architectures(tmp_path, architecture), model_impl) is expected
 
 
 def test_a_config_without_an_architecture_is_not_borrowed(tmp_path: Path) -> None:
-    assert not is_borrowed(named(tmp_path))
+    assert not is_borrowed(with_architectures(tmp_path))
 
 
 @pytest.mark.parametrize(
@@ -57,23 +57,21 @@ def test_a_config_without_an_architecture_is_not_borrowed(tmp_path: Path) -> Non
         ({"preprocessor_config": {"max_soft_tokens": 10**9}}, 16_384),
     ],
 )
-def test_a_picture_has_as_many_tokens_as_its_processor_s_files_allow(
-    tmp_path: Path, files: dict[str, Any], expected: int
-) -> None:
+def test_the_token_limit_comes_from_the_processor_s_files(tmp_path: Path, files: dict[str, Any], expected: int) -> None:
     for name, content in files.items():
         (tmp_path / f"{name}.json").write_text(json.dumps(content))
     assert read_max_tokens(tmp_path) == expected
 
 
-def test_where_transformers_is_missing_it_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def lack(name: str) -> str:
+def test_a_missing_transformers_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def raise_not_found(name: str) -> str:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(borrowed, "version", lack)
+    monkeypatch.setattr(borrowed, "version", raise_not_found)
     with pytest.raises(
         CheckpointError, match=r"transformers is not installed: pip install 'keepsight\[transformers\]'"
     ):
-        BorrowedProcessor.from_checkpoint(named(tmp_path, "LlavaForConditionalGeneration"))
+        BorrowedProcessor.from_checkpoint(with_architectures(tmp_path, "LlavaForConditionalGeneration"))
 
 
 @pytest.mark.parametrize(
@@ -88,18 +86,16 @@ def test_where_transformers_is_missing_it_is_named(tmp_path: Path, monkeypatch: 
         ([1, 4, 6], 6, 0),
     ],
 )
-def test_a_picture_s_tokens_lie_in_rows_where_they_are_squares_of_its_patches(
-    grid: list[Any], num_tokens: int, columns: int
-) -> None:
+def test_columns_are_known_if_tokens_are_squares_of_patches(grid: list[Any], num_tokens: int, columns: int) -> None:
     assert count_columns({"image_grid_thw": np.array(grid)}, num_tokens) == columns
 
 
-def test_where_no_patches_are_told_a_picture_s_tokens_lie_in_no_rows() -> None:
+def test_columns_are_unknown_without_a_patch_grid() -> None:
     assert count_columns({}, 6) == 0
 
 
 @pytest.mark.parametrize("name", PROCESSOR_FILES)
-def test_a_processor_is_another_with_each_of_its_files_and_with_its_code(
+def test_the_digest_covers_every_processor_file_and_the_package_version(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "config.json").write_text('{"image_token_index": 7}')

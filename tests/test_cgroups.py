@@ -15,11 +15,11 @@ from keepsight.cgroups import list_cgroups
         ("0::/", []),
     ],
 )
-def test_each_level_of_its_own_group_may_limit_a_process(own: str, folders: list[str], tmp_path: Path) -> None:
+def test_every_level_of_the_process_s_cgroup_is_listed(own: str, folders: list[str], tmp_path: Path) -> None:
     (tmp_path / "own").write_text(f"{own}\n")
     found = list(list_cgroups("cpu", tmp_path, tmp_path / "own"))
     assert found == [tmp_path, tmp_path / "cpu", *(tmp_path / folder for folder in folders)]
 
 
-def test_a_system_without_control_groups_has_none_of_its_own(tmp_path: Path) -> None:
+def test_without_cgroups_only_the_roots_are_listed(tmp_path: Path) -> None:
     assert list(list_cgroups("cpu", tmp_path, tmp_path / "none")) == [tmp_path, tmp_path / "cpu"]

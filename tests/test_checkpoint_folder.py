@@ -26,9 +26,7 @@ def replace(path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "chat_template.jinja"])
 @pytest.mark.parametrize("change", [replace, lambda path: path.write_text(f"{path} and more")])
-def test_a_file_that_is_replaced_or_written_anew_is_named(
-    model: Path, name: str, change: Callable[[Path], None]
-) -> None:
+def test_a_replaced_or_rewritten_file_is_named(model: Path, name: str, change: Callable[[Path], None]) -> None:
     before = list_files(model)
     check_is_unchanged(model, before)
     change(model / name)
@@ -36,7 +34,7 @@ def test_a_file_that_is_replaced_or_written_anew_is_named(
         check_is_unchanged(model, before)
 
 
-def test_a_file_more_or_less_is_named(model: Path) -> None:
+def test_an_added_or_removed_file_is_named(model: Path) -> None:
     less = list_files(model)
     (model / "generation_config.json").write_text("{}")
     with pytest.raises(CheckpointError, match="generation_config"):
@@ -47,14 +45,14 @@ def test_a_file_more_or_less_is_named(model: Path) -> None:
         check_is_unchanged(model, more)
 
 
-def test_what_is_not_read_may_change(model: Path) -> None:
+def test_unread_files_may_change(model: Path) -> None:
     before = list_files(model)
     (model / "README.md").write_text("of no matter")
     (model / "deep.json").mkdir()
     check_is_unchanged(model, before)
 
 
-def test_a_folder_that_is_gone_is_told_as_that(tmp_path: Path) -> None:
+def test_a_missing_folder_is_reported(tmp_path: Path) -> None:
     assert not list_files(tmp_path / "gone")
     with pytest.raises(CheckpointError, match="no such folder"):
         check_is_unchanged(tmp_path / "gone", {})

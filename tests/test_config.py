@@ -9,18 +9,18 @@ from keepsight.demo import checkpoint_path
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 
 
-def test_without_a_model_it_is_the_demo() -> None:
+def test_the_default_model_is_the_demo() -> None:
     config = Config()
     assert (config.directory, config.model_name) == (checkpoint_path(), "keepsight-demo")
 
 
-def test_a_model_is_named_by_its_folder_as_it_was_given() -> None:
+def test_the_model_name_is_the_given_path() -> None:
     for model in ("models/gemma", Path("models/gemma")):
         config = Config.from_options(model=model)
         assert (config.directory, config.model_name) == (Path("models/gemma"), "models/gemma")
 
 
-def test_it_is_frozen() -> None:
+def test_a_config_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Config().dtype = "float32"  # type: ignore[misc]
 
@@ -35,7 +35,7 @@ def test_it_is_frozen() -> None:
         ("tensor_parallel_size", "known are model, dtype, device"),
     ],
 )
-def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, hint: str) -> None:
+def test_an_unknown_option_is_refused_with_a_suggestion(name: str, hint: str) -> None:
     with pytest.raises(UnsupportedFieldError, match=hint) as caught:
         Config.from_options(**{name: 1})
     assert caught.value.field == name
@@ -119,14 +119,14 @@ def test_an_unknown_option_is_refused_with_what_may_have_been_meant(name: str, h
         ("mm_processor_kwargs", [1], "must be a dict"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_its_name(name: str, value: Any, message: str) -> None:
+def test_an_invalid_value_is_refused_with_its_name(name: str, value: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message) as caught:
         Config.from_options(**{name: value})
     assert caught.value.field == name
 
 
 @pytest.mark.parametrize("value", ["md5", "SHA256", "sha256 "])
-def test_an_unknown_hasher_in_the_environment_is_refused_by_its_variable(
+def test_an_unknown_hasher_in_the_environment_is_refused_by_variable_name(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HASHER_VARIABLE, value)
@@ -145,7 +145,7 @@ def test_an_unknown_hasher_in_the_environment_is_refused_by_its_variable(
         ("encoder_cache_size", "max_mm_cache_bytes"),
     ],
 )
-def test_one_thing_is_said_in_one_way(first: str, second: str) -> None:
+def test_two_options_for_the_same_size_are_refused(first: str, second: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"sets the same as {first} in another unit") as caught:
         Config.from_options(**{second: 1, first: 1})
     assert caught.value.field == second

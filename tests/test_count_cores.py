@@ -6,7 +6,7 @@ import pytest
 from keepsight.count_cores import count_cores, share_of
 
 
-def test_only_those_count_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_cores_in_the_affinity_mask_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {1, 4, 5}, raising=False)
     assert count_cores() == 3
 
@@ -15,7 +15,7 @@ def test_only_those_count_that_this_process_may_use(monkeypatch: pytest.MonkeyPa
     ("given", "counted"),
     [("max 100000", 4), ("200000 100000", 2), ("250000 100000", 2), ("50000 100000", 1), ("800000 100000", 4), ("", 4)],
 )
-def test_a_container_s_time_counts_as_cores(
+def test_a_cpu_quota_limits_the_count(
     given: str, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3}, raising=False)
@@ -27,7 +27,7 @@ def test_a_container_s_time_counts_as_cores(
 @pytest.mark.parametrize(
     ("line", "folder"), [("2:cpu,cpuacct:/docker/1", "cpu/docker/1"), ("2:cpu:/docker/1", "cpu"), ("0::/a/b", "a/b")]
 )
-def test_the_least_time_counts_at_whatever_level_and_in_either_version(
+def test_the_quota_of_any_cgroup_level_and_version_counts(
     line: str, folder: str, quota: str, counted: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: {0, 1, 2, 3}, raising=False)
@@ -42,12 +42,12 @@ def test_the_least_time_counts_at_whatever_level_and_in_either_version(
     assert count_cores(tmp_path / "cgroup", tmp_path / "own") == counted
 
 
-def test_a_system_that_cannot_tell_counts_all_and_at_least_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_affinity_or_cpu_count_one_core_is_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity", raising=False)
     monkeypatch.setattr(os, "cpu_count", lambda: None)
     assert count_cores() == 1
 
 
 @pytest.mark.parametrize(("total", "parts"), [(7, [3, 2, 2]), (6, [2, 2, 2]), (3, [1, 1, 1]), (2, [1, 1, 1])])
-def test_all_cores_are_shared_out_and_everyone_gets_at_least_one(total: int, parts: list[int]) -> None:
+def test_cores_are_shared_and_each_process_gets_at_least_one(total: int, parts: list[int]) -> None:
     assert [share_of(total, rank, 3) for rank in range(3)] == parts

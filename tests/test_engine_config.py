@@ -8,7 +8,7 @@ from keepsight.engine_config import EncoderCacheConfig, EngineConfig, KvCacheCon
 from keepsight.errors import InvalidArgumentError
 
 
-def scheduler(**changed: Any) -> SchedulerConfig:
+def scheduler_config(**changed: Any) -> SchedulerConfig:
     settings: dict[str, Any] = {
         "max_num_batched_tokens": 511,
         "max_num_seqs": 256,
@@ -48,46 +48,48 @@ def scheduler(**changed: Any) -> SchedulerConfig:
         ),
     ],
 )
-def test_a_step_that_cannot_be_is_refused(changed: dict[str, int], field: str, message: str) -> None:
+def test_an_impossible_step_size_is_refused(changed: dict[str, int], field: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
-        scheduler(**changed)
+        scheduler_config(**changed)
     assert caught.value.field == field
     assert caught.value.message.startswith(message)
 
 
-def test_the_least_step_that_can_be_is_taken() -> None:
-    assert scheduler().max_num_batched_tokens == 511
-    assert scheduler(max_num_batched_tokens=256, max_num_seqs=1).max_num_seqs == 1
-    assert scheduler(max_num_batched_tokens=256, cuts_items=True).tokens_at_once == 0
-    assert scheduler(max_num_batched_tokens=256, tokens_per_item=0).tokens_per_item == 0
-    assert scheduler(max_prompt_tokens_beside_streams=None).max_prompt_tokens_beside_streams is None
+def test_the_smallest_possible_step_is_accepted() -> None:
+    assert scheduler_config().max_num_batched_tokens == 511
+    assert scheduler_config(max_num_batched_tokens=256, max_num_seqs=1).max_num_seqs == 1
+    assert scheduler_config(max_num_batched_tokens=256, cuts_items=True).tokens_at_once == 0
+    assert scheduler_config(max_num_batched_tokens=256, tokens_per_item=0).tokens_per_item == 0
+    assert scheduler_config(max_prompt_tokens_beside_streams=None).max_prompt_tokens_beside_streams is None
 
 
 @pytest.mark.parametrize("block_size", [0, -16, 3, 24, 256])
-def test_a_page_is_a_power_of_two(block_size: int) -> None:
+def test_the_block_size_must_be_a_power_of_two(block_size: int) -> None:
     with pytest.raises(InvalidArgumentError, match=f"block_size: must be a power of two .*128, not {block_size}"):
         KvCacheConfig(num_blocks=4, block_size=block_size)
 
 
-def test_there_is_at_least_one_page() -> None:
+def test_there_must_be_at_least_one_block() -> None:
     with pytest.raises(InvalidArgumentError, match="num_gpu_blocks_override: must be at least 1, not 0"):
         KvCacheConfig(num_blocks=0)
 
 
-def test_an_encoder_cache_has_no_negative_size() -> None:
+def test_a_negative_encoder_cache_size_is_refused() -> None:
     with pytest.raises(InvalidArgumentError, match="max_mm_cache_bytes: must be at least 0, not -1"):
         EncoderCacheConfig(max_bytes=-1, bytes_per_embedding=4)
 
 
-def test_the_longest_sequence_fits_into_the_pages() -> None:
+def test_the_longest_sequence_must_fit_into_the_blocks() -> None:
     encoder_cache = EncoderCacheConfig(max_bytes=0, bytes_per_embedding=4)
     fits = EngineConfig(
-        scheduler=scheduler(), kv_cache=KvCacheConfig(num_blocks=64, block_size=16), encoder_cache=encoder_cache
+        scheduler=scheduler_config(), kv_cache=KvCacheConfig(num_blocks=64, block_size=16), encoder_cache=encoder_cache
     )
     assert fits.kv_cache.num_slots == fits.scheduler.max_model_len == 1024
     with pytest.raises(
         InvalidArgumentError, match=r"max_model_len: must be at most 1008, not 1024: that is what the 63 KV blocks"
     ):
         EngineConfig(
-            scheduler=scheduler(), kv_cache=KvCacheConfig(num_blocks=63, block_size=16), encoder_cache=encoder_cache
+            scheduler=scheduler_config(),
+            kv_cache=KvCacheConfig(num_blocks=63, block_size=16),
+            encoder_cache=encoder_cache,
         )

@@ -16,7 +16,7 @@ def kinds_of(error: type[KeepsightError]) -> Iterator[type[KeepsightError]]:
 
 
 @pytest.mark.parametrize("kind", kinds_of(KeepsightError))
-def test_an_error_of_any_kind_is_the_same_in_another_process(kind: type[KeepsightError]) -> None:
+def test_every_kind_of_error_survives_pickling_and_copying(kind: type[KeepsightError]) -> None:
     error = kind.__new__(kind, "prompt: is empty")
     error.__dict__.update(field="prompt", status=418)
     for other in (pickle.loads(pickle.dumps(error)), copy(error)):

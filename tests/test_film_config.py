@@ -78,7 +78,7 @@ class Reference:
     width: int
 
 
-def ask_reference(config: FilmConfig, geometry: Geometry) -> Reference | None:
+def plan_of_reference(config: FilmConfig, geometry: Geometry) -> Reference | None:
     """Return the reference's result, or None if it refuses the film."""
     from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor, smart_resize
@@ -105,8 +105,8 @@ def ask_reference(config: FilmConfig, geometry: Geometry) -> Reference | None:
 
 @settings(max_examples=500, deadline=None)
 @given(any_configs, films)
-def test_every_film_is_shown_as_by_transformers_and_within_the_bound(config: FilmConfig, geometry: Geometry) -> None:
-    expected = ask_reference(config, geometry)
+def test_plans_equal_those_of_transformers_and_stay_within_the_limit(config: FilmConfig, geometry: Geometry) -> None:
+    expected = plan_of_reference(config, geometry)
     if expected is None:
         with pytest.raises(UnsupportedPictureError):
             config.plan(geometry)
@@ -124,7 +124,7 @@ def test_every_film_is_shown_as_by_transformers_and_within_the_bound(config: Fil
 
 @settings(max_examples=500, deadline=None)
 @given(any_sizes, st.integers(2, 12), st.integers(1, 200 * 64), st.integers(1, 64))
-def test_the_longest_films_are_within_the_bound_too(sizes: FilmSizes, num_frames: int, long: int, short: int) -> None:
+def test_the_longest_films_stay_within_the_limit(sizes: FilmSizes, num_frames: int, long: int, short: int) -> None:
     geometry = Geometry(min(long, 200 * short), short)
     try:
         sizes.check_can_show(geometry, "video")
@@ -134,21 +134,21 @@ def test_the_longest_films_are_within_the_bound_too(sizes: FilmSizes, num_frames
     assert 1 <= rows * columns <= sizes.max_tokens_per_moment
 
 
-def test_two_frames_are_a_moment_and_the_last_of_an_odd_number_is_shown_twice(published: FilmConfig) -> None:
+def test_two_frames_form_a_moment_and_an_odd_last_frame_is_repeated(published: FilmConfig) -> None:
     plan = published.plan(film(30, rate=10.0))  # two frames per second, so six
     assert [(each.first, each.last) for each in plan.moments] == [(0, 6), (12, 17), (23, 29)]
     assert plan.layout.times == pytest.approx((0.3, 1.45, 2.6))
     assert published.with_overrides(num_frames=5).plan(film(9)).moments[-1] == Moment(8, 8)
 
 
-def test_frames_are_resized_as_the_reference_resizes_them_whatever_becomes_of_pictures(
+def test_frames_are_resized_with_the_reference_s_backend_and_filter(
     published: FilmConfig,
 ) -> None:
     config = published.plan(film(30)).config
     assert (config.backend, config.resample, config.sizes) == ("torchvision", BICUBIC, None)
 
 
-def test_a_film_of_one_frame_is_refused_and_its_caller_told_what_to_do(published: FilmConfig) -> None:
+def test_a_film_of_one_frame_is_refused_with_advice(published: FilmConfig) -> None:
     with pytest.raises(UnsupportedPictureError, match=r"^here: has only 1 frame; send it as a picture"):
         published.plan(film(1), "here")
 
@@ -167,7 +167,7 @@ def test_the_published_file_gives_the_published_values(published: FilmConfig) ->
     assert published.sizes.max_tokens_per_moment == 12_288
 
 
-def test_what_is_absent_is_as_the_reference_has_it(tmp_path: Path) -> None:
+def test_missing_values_are_the_defaults_of_transformers(tmp_path: Path) -> None:
     from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor as Reference
 
     ours = read(write(tmp_path, {}))
@@ -181,13 +181,13 @@ def test_what_is_absent_is_as_the_reference_has_it(tmp_path: Path) -> None:
     assert list(ours.frame.image_std) == Reference.image_std
 
 
-def test_the_section_goes_before_the_file(tmp_path: Path) -> None:
+def test_the_nested_section_takes_precedence_over_the_file(tmp_path: Path) -> None:
     write(tmp_path, PUBLISHED)
     write(tmp_path, {"video_processor": {**PUBLISHED, "fps": 1}}, "processor_config.json")
     assert read(tmp_path).fps == 1.0
 
 
-def test_there_are_no_films_where_none_are_described_or_all_pictures_have_one_size(tmp_path: Path) -> None:
+def test_films_need_a_video_file_and_an_image_config_with_sizes(tmp_path: Path) -> None:
     assert FilmConfig.from_checkpoint(tmp_path, IMAGE_CONFIG) is None
     write(tmp_path, PUBLISHED)
     assert FilmConfig.from_checkpoint(tmp_path, None) is None
@@ -215,13 +215,13 @@ def test_there_are_no_films_where_none_are_described_or_all_pictures_have_one_si
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_cannot_be_done_as_the_file_says_is_refused_by_name(tmp_path: Path, fields: dict[str, Any]) -> None:
+def test_an_unsupported_value_in_the_file_is_refused_by_name(tmp_path: Path, fields: dict[str, Any]) -> None:
     write(tmp_path, {**PUBLISHED, **fields})
     with pytest.raises(CheckpointConfigError, match=next(iter(fields))):
         read(tmp_path)
 
 
-def test_overrides_go_before_the_file_and_those_of_pictures_are_not_asked_for_twice(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
     write(tmp_path, {**PUBLISHED, "image_mean": 0.25, "num_frames": 8, "fps": None})
     config = read(tmp_path, fps=3, image_mean=0.5, cap_pixels_per_frame=True)
     assert (config.fps, config.num_frames, config.sizes.cap_pixels_per_frame) == (3.0, None, True)
@@ -233,7 +233,7 @@ def test_overrides_go_before_the_file_and_those_of_pictures_are_not_asked_for_tw
 # Options of a request -----------------------------------------------------------------------------------------
 
 
-def test_a_request_may_say_how_many_frames_it_wants_in_either_way(published: FilmConfig) -> None:
+def test_a_request_may_set_the_number_of_frames_or_the_rate(published: FilmConfig) -> None:
     assert len(published.with_overrides(num_frames=8).plan(film(99)).moments) == 4
     assert len(published.with_overrides(fps=4, num_frames=None).plan(film(240)).moments) == 20
     assert len(published.with_overrides(max_frames=6).plan(film(2400)).moments) == 3
@@ -248,10 +248,10 @@ def test_no_request_may_have_more_frames_than_the_setting_allows(published: Film
     assert len(setting.with_overrides(fps=2**31 - 1).plan(film(2**31 - 1)).moments) == 16
 
 
-@pytest.mark.parametrize("asked", [{"fps": 2**31}, {"fps": True}, {"fps": 1, "num_frames": 2}, {"num_frames": "all"}])
-def test_impossible_options_of_a_request_are_refused(published: FilmConfig, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize("options", [{"fps": 2**31}, {"fps": True}, {"fps": 1, "num_frames": 2}, {"num_frames": "all"}])
+def test_invalid_options_of_a_request_are_refused(published: FilmConfig, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):
-        published.with_overrides(**asked)
+        published.with_overrides(**options)
 
 
 @pytest.mark.parametrize("name", ["size", "cap_pixels_per_frame", "image_mean"])

@@ -74,13 +74,13 @@ def reference_numbers(config: FilmConfig, timeline: Timeline) -> list[int] | Non
 
 def reference_size(sizes: SizesOfEachFrame, geometry: Geometry, num_frames: int) -> tuple[int, int] | None:
     """Return the size as computed in transformers' `resize`, which does not return it; None if it refuses."""
-    factor, least, most = sizes.token_side, sizes.limits.min_pixels, sizes.limits.max_pixels
+    factor, min_pixels, max_pixels = sizes.token_side, sizes.limits.min_pixels, sizes.limits.max_pixels
     if sizes.cap_pixels_per_frame:
         together = int(sizes.max_video_tokens * factor * factor * 0.9)
-        most = max(min(most, together * 2 // num_frames), int(least * 1.05))
+        max_pixels = max(min(max_pixels, together * 2 // num_frames), int(min_pixels * 1.05))
     try:
         size: tuple[int, int] = qwen2_vl_module().smart_resize(
-            geometry.height, geometry.width, factor=factor, min_pixels=least, max_pixels=most
+            geometry.height, geometry.width, factor=factor, min_pixels=min_pixels, max_pixels=max_pixels
         )
     except ValueError:
         return None
@@ -106,7 +106,7 @@ def reference_places(config: Qwen2VLFilmConfig, timeline: Timeline, num_shown: i
 
 @settings(max_examples=500, deadline=None)
 @given(any_configs, films)
-def test_every_film_is_shown_as_by_transformers_and_within_the_bound(
+def test_plans_equal_those_of_transformers_and_stay_within_the_limit(
     config: Qwen2VLFilmConfig, geometry: Geometry
 ) -> None:
     assert geometry.timeline is not None
@@ -139,20 +139,20 @@ def published(tmp_path: Path) -> Qwen2VLFilmConfig:
     return config
 
 
-def test_a_published_checkpoint_s_one_file_goes_for_films_too(published: Qwen2VLFilmConfig) -> None:
+def test_a_published_preprocessor_config_also_describes_films(published: Qwen2VLFilmConfig) -> None:
     assert published.sizes == SizesOfEachFrame(ShownSizes(14, 2, 3136, 12_845_056), False, 128_000)
     assert (published.fps, published.min_frames, published.max_frames) == (2.0, 4, 768)
     assert published.sizes.max_tokens_per_moment == IMAGE_CONFIG.max_tokens_per_picture
 
 
-def test_a_file_saved_by_transformers_goes_for_films_too(published: Qwen2VLFilmConfig, tmp_path: Path) -> None:
+def test_a_video_file_saved_by_transformers_is_read(published: Qwen2VLFilmConfig, tmp_path: Path) -> None:
     size = {"shortest_edge": 3136, "longest_edge": 12_845_056}
     saved = {"size": size, "do_sample_frames": False, "fps": None, "num_frames": None, "resample": 3}
     write(tmp_path, {"video_processor_type": "Qwen2VLVideoProcessor", **saved})
     assert Qwen2VLFilmConfig.from_checkpoint(tmp_path, IMAGE_CONFIG) == published
 
 
-def test_what_is_absent_is_as_the_reference_has_it(tmp_path: Path) -> None:
+def test_missing_values_are_the_defaults_of_transformers(tmp_path: Path) -> None:
     config, reference = (
         Qwen2VLFilmConfig.from_checkpoint(write(tmp_path, {}), IMAGE_CONFIG),
         qwen2_vl_module().Qwen2VLVideoProcessor,
@@ -166,18 +166,18 @@ def test_what_is_absent_is_as_the_reference_has_it(tmp_path: Path) -> None:
     assert config.frame.resample == reference.resample
 
 
-def test_all_frames_are_shown_where_no_rate_is_to_be(published: Qwen2VLFilmConfig) -> None:
+def test_all_frames_are_shown_without_a_rate(published: Qwen2VLFilmConfig) -> None:
     plan = Qwen2VLFilmConfig(published.sizes, published.frame, fps=None).plan(film(5))
     assert plan.moments == (Moment(0, 1), Moment(2, 3), Moment(4, 4))
     assert plan.layout.places == (0, 0, 0)
 
 
-def test_a_film_with_fewer_frames_than_are_asked_for_is_shown_whole(published: Qwen2VLFilmConfig) -> None:
+def test_a_film_with_fewer_frames_than_requested_is_shown_whole(published: Qwen2VLFilmConfig) -> None:
     plan = published.with_overrides(num_frames=32).plan(film(7))
     assert plan.moments == (Moment(0, 1), Moment(2, 3), Moment(4, 5))
 
 
-def test_a_film_too_slow_for_its_times_to_be_told_apart_is_refused(published: Qwen2VLFilmConfig) -> None:
+def test_a_film_too_long_for_exact_times_is_refused(published: Qwen2VLFilmConfig) -> None:
     with pytest.raises(UnsupportedPictureError, match=r"^video: is 10000000 seconds long; .* up to 4194304 seconds"):
         published.plan(film(100, rate=1e-5))
 
@@ -190,7 +190,7 @@ def test_a_film_too_slow_for_its_times_to_be_told_apart_is_refused(published: Qw
         ({"architectures": [TIMED_BY_ROTARY], "vision_config": {"tokens_per_second": 2}}, Qwen2VLFilmConfig, 2),
     ],
 )
-def test_the_architecture_says_whose_films_they_are(
+def test_the_architecture_determines_the_film_processor(
     tmp_path: Path, fields: dict[str, Any], kind: type[FilmConfig], places: int | None
 ) -> None:
     write(tmp_path, PUBLISHED)

@@ -93,7 +93,7 @@ def test_a_text_is_allowed_where_llama_cpp_allows_it(grammar: str, allowed: list
         (r"root ::= [\U00110000]", r"line 1: not a character: \U00110000"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_line(grammar: str, message: str) -> None:
+def test_an_error_names_the_line(grammar: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         StructuredOutputsParams(grammar=grammar)
     assert caught.value.field == "structured_outputs.grammar"
@@ -105,17 +105,17 @@ def test_what_is_wrong_is_told_with_its_line(grammar: str, message: str) -> None
     "lark",
     ['start: "::="', 'start: /a ::=/ x // root ::= "a"\nx: "root ::= "', 'start: a\na: "b"', "start: x\n// a ::= b"],
 )
-def test_larks_own_grammars_stay_as_they_are(lark: str) -> None:
+def test_lark_grammars_are_left_unchanged(lark: str) -> None:
     assert StructuredOutputsParams(grammar=lark).grammar == lark
 
 
-def test_what_was_made_of_one_is_not_taken_for_another() -> None:
+def test_a_converted_grammar_is_not_converted_again() -> None:
     made = StructuredOutputsParams(grammar='root ::= "\\nroot ::= " [:=] | root')
     assert not is_gbnf(str(made.grammar))
     assert StructuredOutputsParams(grammar=made.grammar) == made
 
 
-def test_a_hostile_text_takes_no_longer_than_another() -> None:
+def test_a_hostile_grammar_takes_bounded_time() -> None:
     room = MAX_GRAMMAR_CHARACTERS - 100
     names = "\n".join(f"r{each} ::= r{each + 1}" for each in range(4000))
     for hostile in (

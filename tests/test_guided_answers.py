@@ -38,11 +38,11 @@ def llm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         yield llm
 
 
-def texts(llm: LLM, num_seeds: int = NUM_SEEDS, **asked: Any) -> list[str]:
+def generate_texts(llm: LLM, num_seeds: int = NUM_SEEDS, **options: Any) -> list[str]:
     """Return complete answers, sampled at a temperature at which no answer has the form by chance."""
     names = ("json", "regex", "choice", "grammar", "disable_any_whitespace")
-    form = StructuredOutputsParams(**{name: asked.pop(name) for name in names if name in asked})
-    common: dict[str, Any] = {"temperature": 1.5, "max_tokens": 600, "structured_outputs": form} | asked
+    form = StructuredOutputsParams(**{name: options.pop(name) for name in names if name in options})
+    common: dict[str, Any] = {"temperature": 1.5, "max_tokens": 600, "structured_outputs": form} | options
     params = [SamplingParams(seed=seed, **common) for seed in range(num_seeds)]
     outputs = llm.generate(["What is it?"] * num_seeds, params, use_tqdm=False)
     choices = [choice for output in outputs for choice in output.outputs]
@@ -50,7 +50,7 @@ def texts(llm: LLM, num_seeds: int = NUM_SEEDS, **asked: Any) -> list[str]:
     return [choice.text for choice in choices]
 
 
-def check_is_valid(answer: Any) -> None:
+def assert_valid(answer: Any) -> None:
     """Check an answer against the schema, by hand."""
     assert {"name", "count", "colors"} <= answer.keys() <= {"name", "count", "colors", "at"}
     assert isinstance(answer["name"], str)
@@ -63,68 +63,68 @@ def check_is_valid(answer: Any) -> None:
 
 
 def test_json_is_always_valid(llm: LLM) -> None:
-    answers = [json.loads(text) for text in texts(llm, json=SCHEMA)]
+    answers = [json.loads(text) for text in generate_texts(llm, json=SCHEMA)]
     for answer in answers:
-        check_is_valid(answer)
+        assert_valid(answer)
     # Otherwise the grammar alone would have determined the answer.
     assert len({answer["name"] for answer in answers}) > NUM_SEEDS / 2
 
 
-def test_json_is_compact_where_white_space_is_disabled(llm: LLM) -> None:
+def test_json_is_compact_if_whitespace_is_disabled(llm: LLM) -> None:
     # Its strings cannot contain white space.
     name = {"type": "string", "pattern": "^[a-z]{1,8}$"}
     schema = SCHEMA | {"properties": SCHEMA["properties"] | {"name": name}}
-    assert any(re.search(r"\s", text) for text in texts(llm, 20, json=schema))
-    for text in texts(llm, 20, json=schema, disable_any_whitespace=True):
-        check_is_valid(answer := json.loads(text))
+    assert any(re.search(r"\s", text) for text in generate_texts(llm, 20, json=schema))
+    for text in generate_texts(llm, 20, json=schema, disable_any_whitespace=True):
+        assert_valid(answer := json.loads(text))
         assert text == json.dumps(answer, separators=(",", ":"), ensure_ascii=r"\u" in text)
 
 
-def test_a_format_is_kept_to_where_it_is_known_and_asks_for_nothing_where_not(llm: LLM) -> None:
+def test_a_known_format_is_enforced_and_an_unknown_one_ignored(llm: LLM) -> None:
     known, unknown = ({"type": "string", "format": form, "maxLength": 12} for form in ("date", "path"))
     schema = SCHEMA | {"properties": {"format": known, "path": unknown}, "required": ["format", "path"]}
-    answers = [json.loads(text) for text in texts(llm, 10, json=schema)]
+    answers = [json.loads(text) for text in generate_texts(llm, 10, json=schema)]
     assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", answer["format"]) for answer in answers)
     assert not any(re.fullmatch(r"\d{4}-\d\d-\d\d", answer["path"]) for answer in answers)
 
 
-def test_a_pattern_is_matched_whole_and_a_choice_is_one_of_them(llm: LLM) -> None:
+def test_a_regex_matches_the_whole_answer_and_a_choice_is_one_of_the_list(llm: LLM) -> None:
     pattern = r"[A-Z]{2,5}/[0-9]{1,3}(é|東)"
-    assert all(re.fullmatch(pattern, text) for text in texts(llm, 20, regex=pattern))
+    assert all(re.fullmatch(pattern, text) for text in generate_texts(llm, 20, regex=pattern))
     choice = ["yes", "yes, surely", "東京", 'a "quote"\n']
-    assert set(texts(llm, 40, choice=choice)) <= set(choice)
+    assert set(generate_texts(llm, 40, choice=choice)) <= set(choice)
 
 
 def test_a_choice_may_be_one_of_thousands(llm: LLM) -> None:
     choice = [f"label {number}" for number in range(2500)]
-    assert set(texts(llm, 3, choice=choice)) <= set(choice)
+    assert set(generate_texts(llm, 3, choice=choice)) <= set(choice)
 
 
-def test_a_grammar_of_llama_cpps_is_kept_to_with_rules_that_lead_back_and_without(llm: LLM) -> None:
+def test_gbnf_grammars_are_enforced_recursive_or_not(llm: LLM) -> None:
     flat = 'root ::= word{2,3} "."  # of letters alone\nword ::= [A-Za-zé]{1,6} " "'
-    assert all(re.fullmatch(r"([A-Za-zé]{1,6} ){2,3}\.", text) for text in texts(llm, 20, grammar=flat))
+    assert all(re.fullmatch(r"([A-Za-zé]{1,6} ){2,3}\.", text) for text in generate_texts(llm, 20, grammar=flat))
     nested = r"""
         root ::= list "\n"
         list ::= "[" (ws item ("," item){0,2})? "]" ws
         item ::= list | [0-9]{1,3} ws
         ws   ::= [ \n]{0,2}
     """
-    for text in texts(llm, 20, grammar=nested):
+    for text in generate_texts(llm, 20, grammar=nested):
         assert text.endswith("\n")
         assert isinstance(json.loads(re.sub(r"\b0+(?=\d)", "", text)), list)
 
 
-def test_every_other_way_to_bend_an_answer_leaves_it_its_form(llm: LLM) -> None:
-    bent = {"n": 3, "min_tokens": 40, "top_p": 0.9, "top_k": 40, "presence_penalty": 1.0, "repetition_penalty": 1.3}
-    for text in texts(llm, 3, json=SCHEMA, logit_bias=dict.fromkeys(range(300, 600), 20.0), **bent):
-        check_is_valid(json.loads(text))
+def test_other_sampling_parameters_do_not_break_the_form(llm: LLM) -> None:
+    options = {"n": 3, "min_tokens": 40, "top_p": 0.9, "top_k": 40, "presence_penalty": 1.0, "repetition_penalty": 1.3}
+    for text in generate_texts(llm, 3, json=SCHEMA, logit_bias=dict.fromkeys(range(300, 600), 20.0), **options):
+        assert_valid(json.loads(text))
 
 
 def test_a_stop_string_ends_a_guided_answer_too(llm: LLM) -> None:
-    assert set(texts(llm, 5, regex="a{3}b{3}", stop="ab")) == {"aa"}
+    assert set(generate_texts(llm, 5, regex="a{3}b{3}", stop="ab")) == {"aa"}
 
 
-def test_plain_answers_beside_guided_ones_are_what_they_are_alone(llm: LLM) -> None:
+def test_a_plain_answer_is_the_same_beside_guided_ones(llm: LLM) -> None:
     plain = SamplingParams(temperature=1.0, seed=5, max_tokens=30)
     guided = SamplingParams(temperature=1.5, seed=1, structured_outputs=StructuredOutputsParams(json=SCHEMA))
     [alone] = llm.generate("Hello", plain)
@@ -132,25 +132,25 @@ def test_plain_answers_beside_guided_ones_are_what_they_are_alone(llm: LLM) -> N
     assert beside.outputs[0].token_ids == alone.outputs[0].token_ids
 
 
-def test_with_too_few_pages_answers_are_preempted_and_the_same(llm: LLM) -> None:
-    ample = texts(llm, 4, json=SCHEMA)
+def test_preempted_answers_are_the_same(llm: LLM) -> None:
+    ample = generate_texts(llm, 4, json=SCHEMA)
     with LLM(llm.config.model, **placed(dtype="float32", num_gpu_blocks_override=16, max_model_len=256)) as small:
-        assert texts(small, 4, json=SCHEMA, max_tokens=240) == ample
+        assert generate_texts(small, 4, json=SCHEMA, max_tokens=240) == ample
 
 
-def test_a_form_that_cannot_be_compiled_is_refused_before_the_engine_hears_of_it(llm: LLM) -> None:
+def test_a_form_that_cannot_be_compiled_is_refused_before_submission(llm: LLM) -> None:
     with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.json: .*Invalid type") as caught:
-        texts(llm, 1, json={"type": "thing"})
+        generate_texts(llm, 1, json={"type": "thing"})
     assert caught.value.status == 400
 
 
-def test_a_form_that_turns_out_too_late_to_be_impossible_is_its_callers_fault(llm: LLM) -> None:
+def test_an_invalid_grammar_found_while_compiling_is_the_caller_s_error(llm: LLM) -> None:
     impossible = StructuredOutputsParams(grammar='start: "a" <nothing>')
     with pytest.raises(InvalidArgumentError, match=r"^structured_outputs\.grammar: .*<nothing>"):
         llm.generate("Hello", SamplingParams(structured_outputs=impossible))
 
 
-def test_only_allowed_tokens_are_said(llm: LLM) -> None:
+def test_only_allowed_tokens_are_generated(llm: LLM) -> None:
     allowed = [300, 301, 302]
     params = SamplingParams(temperature=1.5, seed=1, allowed_token_ids=allowed, max_tokens=50)
     [output] = llm.generate("Hello", params)
@@ -169,11 +169,11 @@ def test_a_bias_of_an_unknown_token_is_refused_as_by_vllm(llm: LLM) -> None:
 @pytest.mark.parametrize(
     "extreme", [{"temperature": 1e300}, {"repetition_penalty": 1e-300}, {"repetition_penalty": 1e300}]
 )
-def test_no_extreme_of_a_number_breaks_a_form(extreme: dict[str, float], llm: LLM) -> None:
-    assert all(re.fullmatch("[ab]{3}", text) for text in texts(llm, 5, regex="[ab]{3}", **extreme))
+def test_extreme_sampling_values_do_not_break_the_form(extreme: dict[str, float], llm: LLM) -> None:
+    assert all(re.fullmatch("[ab]{3}", text) for text in generate_texts(llm, 5, regex="[ab]{3}", **extreme))
 
 
-def test_the_checkpoints_sampling_is_taken_where_none_is_given(tmp_path: Path) -> None:
+def test_sampling_defaults_come_from_the_checkpoint(tmp_path: Path) -> None:
     for path in checkpoint_path().iterdir():
         (tmp_path / path.name).symlink_to(path)
     (tmp_path / "generation_config.json").unlink()

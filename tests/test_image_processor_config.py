@@ -65,13 +65,13 @@ def test_a_text_only_checkpoint_has_none(tmp_path: Path) -> None:
     assert ImageProcessorConfig.from_checkpoint(tmp_path) is None
 
 
-def test_the_nested_section_goes_before_the_older_file(tmp_path: Path) -> None:
+def test_the_nested_section_takes_precedence_over_the_older_file(tmp_path: Path) -> None:
     write(tmp_path, PUBLISHED)
     write(tmp_path, {"image_processor": {**PUBLISHED, "resample": 3}}, "processor_config.json")
     assert read(tmp_path).resample == 3
 
 
-def test_a_processor_config_without_the_section_leaves_the_older_file_in_force(tmp_path: Path) -> None:
+def test_without_the_nested_section_the_older_file_is_read(tmp_path: Path) -> None:
     write(tmp_path, {**PUBLISHED, "resample": 3})
     write(tmp_path, {"image_seq_length": 256}, "processor_config.json")
     assert read(tmp_path).resample == 3
@@ -91,7 +91,7 @@ PRESENT = ("size", "resample", "image_mean", "image_std", "rescale_factor")
         {**PUBLISHED, "do_convert_rgb": True, "do_center_crop": None, "unknown_to_anybody": 1},
     ],
 )
-def test_the_values_are_those_that_transformers_reads(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_values_equal_those_read_by_transformers(tmp_path: Path, values: dict[str, Any]) -> None:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     write(tmp_path, values)
@@ -105,7 +105,7 @@ def test_the_values_are_those_that_transformers_reads(tmp_path: Path, values: di
 
 
 @pytest.mark.parametrize("name", PRESENT)
-def test_a_null_on_which_the_reference_fails_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_null_that_transformers_rejects_is_refused(tmp_path: Path, name: str) -> None:
     from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 
     write(tmp_path, {**PUBLISHED, name: None})
@@ -130,12 +130,12 @@ def test_pan_and_scan_in_the_file_is_overruled_as_gemma3processor_does(tmp_path:
     assert {name: getattr(config, name, True) for name in processor.images_kwargs} == processor.images_kwargs
 
 
-def test_overrides_go_before_the_file(tmp_path: Path) -> None:
+def test_overrides_take_precedence_over_the_file(tmp_path: Path) -> None:
     config = read(write(tmp_path, PUBLISHED), do_pan_and_scan=True, backend="pil")
     assert (config.do_pan_and_scan, config.backend) == (True, "pil")
 
 
-def test_a_request_may_change_fields_and_the_original_stays(tmp_path: Path) -> None:
+def test_with_overrides_leaves_the_original_unchanged(tmp_path: Path) -> None:
     config = read(write(tmp_path, PUBLISHED))
     assert config.with_overrides(do_pan_and_scan=True).do_pan_and_scan
     assert not config.do_pan_and_scan
@@ -151,7 +151,7 @@ def test_an_unknown_override_is_refused_by_name(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["do_resize", "do_rescale", "do_normalize"])
-def test_a_step_that_is_switched_off_is_refused_with_file_and_field(tmp_path: Path, name: str) -> None:
+def test_a_disabled_step_is_refused_with_file_and_field(tmp_path: Path, name: str) -> None:
     for value in (False, None):
         with pytest.raises(CheckpointConfigError, match=rf"preprocessor_config\.json: {name}"):
             read(write(tmp_path, {**PUBLISHED, name: value}))
@@ -177,7 +177,7 @@ def test_a_step_that_is_switched_off_is_refused_with_file_and_field(tmp_path: Pa
         ("rescale_factor", 10**400),
     ],
 )
-def test_a_value_that_cannot_be_is_refused_with_file_and_field(tmp_path: Path, field: str, value: object) -> None:
+def test_an_invalid_value_is_refused_with_file_and_field(tmp_path: Path, field: str, value: object) -> None:
     named = "height" if isinstance(value, dict) and "height" in value else field
     with pytest.raises(CheckpointConfigError, match=rf"preprocessor_config\.json: {named}:"):
         read(write(tmp_path, {**PUBLISHED, field: value}))
@@ -208,7 +208,7 @@ def test_a_file_that_is_no_json_object_is_refused_by_name(tmp_path: Path, text: 
         ("backend", ["pil"]),
     ],
 )
-def test_a_callers_value_that_cannot_be_is_the_callers_mistake(tmp_path: Path, field: str, value: object) -> None:
+def test_an_invalid_override_is_the_caller_s_error(tmp_path: Path, field: str, value: object) -> None:
     write(tmp_path, PUBLISHED)
     for make in (read(tmp_path).with_overrides, lambda **changes: read(tmp_path, **changes)):
         with pytest.raises(InvalidArgumentError) as caught:
@@ -216,7 +216,7 @@ def test_a_callers_value_that_cannot_be_is_the_callers_mistake(tmp_path: Path, f
         assert caught.value.field == field
 
 
-def test_a_resample_that_only_pillow_has_needs_its_backend(tmp_path: Path) -> None:
+def test_a_filter_that_only_pillow_has_needs_the_pil_backend(tmp_path: Path) -> None:
     write(tmp_path, {**PUBLISHED, "resample": 5})
     assert read(tmp_path, backend="pil").resample == 5
     with pytest.raises(CheckpointConfigError, match="torchvision"):
@@ -224,11 +224,11 @@ def test_a_resample_that_only_pillow_has_needs_its_backend(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", ["rescale_factor", "pan_and_scan_min_ratio_to_activate"])
-def test_a_whole_number_becomes_a_float_so_that_it_reaches_another_process_and_has_one_name(name: str) -> None:
+def test_a_whole_number_becomes_a_float(name: str) -> None:
     assert isinstance(getattr(ImageProcessorConfig().with_overrides(**{name: 10**30}), name), float)
 
 
-def test_lists_become_tuples_so_that_equal_configurations_hash_equally() -> None:
+def test_lists_become_tuples_so_that_configs_are_hashable() -> None:
     of_lists = ImageProcessorConfig(image_mean=[0.5, 0.5, 0.5])  # type: ignore[arg-type]
     assert hash(of_lists) == hash(ImageProcessorConfig())
     assert dataclasses.replace(of_lists) == of_lists
@@ -243,7 +243,7 @@ def sizes_of(directory: Path, **overrides: Any) -> ShownSizes:
     return sizes
 
 
-def test_what_qwen_publishes_gives_the_published_values(tmp_path: Path) -> None:
+def test_the_file_published_by_qwen_gives_the_published_values(tmp_path: Path) -> None:
     config = read(write(tmp_path, PUBLISHED_BY_QWEN))
     assert config == ImageProcessorConfig(resample=3, sizes=ShownSizes(16, 2, 65_536, 16_777_216))
     assert config.max_tokens_per_picture == 16_384
@@ -263,9 +263,7 @@ def test_what_qwen_publishes_gives_the_published_values(tmp_path: Path) -> None:
         {"size": {"shortest_edge": 5000, "longest_edge": 6000}, "image_mean": [0.1, 0.2, 0.3], "rescale_factor": 0.1},
     ],
 )
-def test_the_values_of_such_a_file_are_those_that_transformers_reads(
-    tmp_path: Path, values: dict[str, Any], suffix: str
-) -> None:
+def test_qwen_values_equal_those_read_by_transformers(tmp_path: Path, values: dict[str, Any], suffix: str) -> None:
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
     write(tmp_path, values | {"image_processor_type": f"Qwen2VLImageProcessor{suffix}"})
@@ -276,7 +274,7 @@ def test_the_values_of_such_a_file_are_those_that_transformers_reads(
     assert (ours.image_mean, ours.image_std) == (tuple(reference.image_mean), tuple(reference.image_std))
 
 
-def test_a_file_that_names_no_processor_is_known_by_its_sizes(tmp_path: Path) -> None:
+def test_a_file_without_a_processor_type_is_recognized_by_its_sizes(tmp_path: Path) -> None:
     unnamed = {name: value for name, value in PUBLISHED_BY_QWEN.items() if name != "image_processor_type"}
     assert sizes_of(write(tmp_path, unnamed)) == sizes_of(write(tmp_path, PUBLISHED_BY_QWEN))
 
@@ -299,7 +297,7 @@ def test_a_file_that_names_no_processor_is_known_by_its_sizes(tmp_path: Path) ->
         ("image_mean", None),
     ],
 )
-def test_what_such_a_file_cannot_say_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
+def test_an_invalid_value_in_a_qwen_file_is_refused_by_name(tmp_path: Path, field: str, value: object) -> None:
     with pytest.raises(CheckpointConfigError, match=rf"preprocessor_config\.json: {field}:"):
         read(write(tmp_path, PUBLISHED_BY_QWEN | {field: value}))
 
@@ -314,7 +312,9 @@ def test_what_such_a_file_cannot_say_is_refused_by_name(tmp_path: Path, field: s
         ({"size": None, "max_pixels": None}, (65_536, 16_777_216)),
     ],
 )
-def test_the_limits_may_be_said_as_elsewhere(tmp_path: Path, fields: dict[str, Any], expected: tuple[int, int]) -> None:
+def test_pixel_limits_may_be_given_in_every_accepted_form(
+    tmp_path: Path, fields: dict[str, Any], expected: tuple[int, int]
+) -> None:
     expected_sizes = ShownSizes(16, 2, *expected)
     assert sizes_of(write(tmp_path, PUBLISHED_BY_QWEN), **fields) == expected_sizes
     assert read(tmp_path).with_overrides(**fields).sizes == expected_sizes
@@ -336,7 +336,7 @@ def test_the_limits_may_be_said_as_elsewhere(tmp_path: Path, fields: dict[str, A
         ({"sizes": None}, "sizes"),
     ],
 )
-def test_limits_that_cannot_be_are_the_caller_s_mistake_by_the_name_that_was_said(
+def test_invalid_limits_are_the_caller_s_error_with_the_given_name(
     tmp_path: Path, fields: dict[str, Any], field: str
 ) -> None:
     write(tmp_path, PUBLISHED_BY_QWEN)
@@ -346,7 +346,7 @@ def test_limits_that_cannot_be_are_the_caller_s_mistake_by_the_name_that_was_sai
         assert caught.value.field == field
 
 
-def test_an_operator_may_allow_larger_pictures_than_the_file_and_a_request_none_larger(tmp_path: Path) -> None:
+def test_an_operator_may_raise_the_pixel_limit_and_a_request_may_not(tmp_path: Path) -> None:
     config = read(write(tmp_path, PUBLISHED_BY_QWEN), max_pixels=20_000_000)
     assert config.sizes is not None
     assert config.sizes.max_pixels == 20_000_000
@@ -356,14 +356,14 @@ def test_an_operator_may_allow_larger_pictures_than_the_file_and_a_request_none_
         assert caught.value.field in limit
 
 
-def test_a_request_cannot_have_pictures_enlarged_beyond_the_tokens_that_there_is_room_for(tmp_path: Path) -> None:
+def test_a_request_cannot_enlarge_pictures_beyond_the_token_limit(tmp_path: Path) -> None:
     """With a `min_pixels` so large that rounding up exceeds `max_pixels`."""
     config = read(write(tmp_path, PUBLISHED_BY_QWEN))
     with pytest.raises(InvalidArgumentError, match=r"min_pixels: would enlarge .* at most 16384 are allowed"):
         config.with_overrides(min_pixels=16_777_216)
 
 
-def test_options_of_the_other_kind_are_refused_and_those_that_can_be_changed_named(tmp_path: Path) -> None:
+def test_options_of_another_kind_of_model_are_refused_with_the_valid_ones(tmp_path: Path) -> None:
     of_gemma, of_qwen = read(write(tmp_path, PUBLISHED)), read(write(tmp_path, PUBLISHED_BY_QWEN))
     with pytest.raises(UnsupportedFieldError, match=r"changed: do_pan_and_scan, image_mean, .* rescale_factor$"):
         of_gemma.with_overrides(max_pixels=70_000)
@@ -374,7 +374,7 @@ def test_options_of_the_other_kind_are_refused_and_those_that_can_be_changed_nam
     assert of_gemma.request_options.isdisjoint({"max_pixels", "min_pixels", "size"})
 
 
-def test_a_configuration_settled_for_a_size_says_how_large_that_is_shown(tmp_path: Path) -> None:
+def test_settled_for_fixes_the_size_of_one_picture(tmp_path: Path) -> None:
     config = read(write(tmp_path, PUBLISHED_BY_QWEN))
     settled = config.settled_for(Geometry(640, 300))
     assert (settled.width, settled.height, settled.sizes) == (640, 288, None)

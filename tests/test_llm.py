@@ -187,15 +187,15 @@ def text_of(output: RequestOutput) -> str:
 
 
 @pytest.mark.parametrize("seed", [7, 8, 9])
-def test_the_demo_answers_questions_about_a_drawn_picture_rightly(llm: LLM, seed: int) -> None:
+def test_the_demo_answers_questions_about_a_drawn_picture_correctly(llm: LLM, seed: int) -> None:
     drawn = draw(seed)
-    asked = {question.text: question.answer for question in drawn.questions[:5]}
-    outputs = llm.chat([ask(by_object(drawn.picture), text) for text in asked], GREEDY, use_tqdm=False)
-    assert dict(zip(asked, map(text_of, outputs), strict=True)) == asked
+    expected_answers = {question.text: question.answer for question in drawn.questions[:5]}
+    outputs = llm.chat([ask(by_object(drawn.picture), text) for text in expected_answers], GREEDY, use_tqdm=False)
+    assert dict(zip(expected_answers, map(text_of, outputs), strict=True)) == expected_answers
     assert {output.outputs[0].finish_reason for output in outputs} == {"stop"}
 
 
-def test_metrics_tell_what_was_done_and_what_was_spared(llm: LLM) -> None:
+def test_metrics_count_work_done_and_prefix_cache_hits(llm: LLM) -> None:
     names = {
         "keepsight_media_decoded_total": "decoded",
         "keepsight_media_encoded_total": "encoded",
@@ -217,7 +217,7 @@ def test_metrics_tell_what_was_done_and_what_was_spared(llm: LLM) -> None:
     assert spared >= 16
 
 
-def test_pixels_are_made_by_threads_that_compute_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_prepared_by_single_threaded_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     """OpenMP teams of these threads would be counted among those that share the cores with the model."""
     counts, preprocess = [], preprocess_image.preprocess_image
 
@@ -274,7 +274,7 @@ def test_generate_takes_a_prompt_with_markers_and_its_pictures(llm: LLM, drawn: 
             assert text_of(output) == drawn.questions[0].answer
 
 
-def test_generate_takes_token_ids_and_answers_as_to_their_text(llm: LLM) -> None:
+def test_generate_with_token_ids_answers_as_with_their_text(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
     text = "<start_of_turn>user\nHello<end_of_turn>\n<start_of_turn>model\n"
     [of_text] = llm.generate(text, params)
@@ -292,7 +292,7 @@ def test_a_prompt_may_be_written_by_the_tokenizer_of_the_model(llm: LLM, drawn: 
     assert text_of(output) == drawn.questions[0].answer
 
 
-def test_token_ids_are_prompts_without_a_name_too(llm: LLM) -> None:
+def test_bare_lists_of_token_ids_are_prompts(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4)
     [named] = llm.generate({"prompt_token_ids": [2, 30, 40]}, params)
     prompts: list[Any] = [[2, 30, 40], "One", (2, 30, 40)]
@@ -301,7 +301,7 @@ def test_token_ids_are_prompts_without_a_name_too(llm: LLM) -> None:
     assert [each.outputs for each in (*alone, several[0], several[2])] == [named.outputs] * 3
 
 
-def test_token_ids_may_be_integers_of_numpy(llm: LLM) -> None:
+def test_token_ids_may_be_numpy_integers(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4)
     [plain] = llm.generate({"prompt_token_ids": [2, 30, 40]}, params)
     [output] = llm.generate({"prompt_token_ids": list(np.array([2, 30, 40]))}, params)
@@ -311,7 +311,7 @@ def test_token_ids_may_be_integers_of_numpy(llm: LLM) -> None:
             llm.generate({"prompt_token_ids": [wrong]}, params)
 
 
-def test_prompts_of_every_kind_are_answered_in_their_order_each_by_its_own_parameters(llm: LLM, drawn: Drawn) -> None:
+def test_prompts_of_every_kind_are_answered_in_order_each_with_its_own_parameters(llm: LLM, drawn: Drawn) -> None:
     prompts: list[Any] = ["One", {"prompt": "Two"}, {"prompt_token_ids": [2, 30, 40]}]
     params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in (1, 2, 3)]
     outputs = llm.generate(prompts, params, use_tqdm=False)
@@ -326,7 +326,7 @@ def test_prompts_of_every_kind_are_answered_in_their_order_each_by_its_own_param
     assert [len(output.outputs[0].token_ids) <= 2 for output in chatted] == [False, True]
 
 
-def test_what_was_answered_may_be_changed_in_its_fields_and_has_no_others(llm: LLM) -> None:
+def test_output_fields_can_be_assigned_and_no_others_added(llm: LLM) -> None:
     [output] = llm.generate("Hello", SamplingParams(max_tokens=1, logprobs=1))
     output.outputs[0].text = output.outputs[0].text.strip()
     output.prompt = None
@@ -335,11 +335,11 @@ def test_what_was_answered_may_be_changed_in_its_fields_and_has_no_others(llm: L
             each.metrics = 1  # type: ignore[union-attr]
 
 
-def test_no_prompts_have_no_answers(llm: LLM) -> None:
+def test_no_prompts_give_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
 
 
-def test_a_conversation_goes_on_after_an_answer(llm: LLM, drawn: Drawn) -> None:
+def test_a_conversation_continues_after_an_answer(llm: LLM, drawn: Drawn) -> None:
     first = ask(by_object(drawn.picture), drawn.questions[0].text)
     answer = text_of(llm.chat(first, GREEDY)[0])
     colour = next(question for question in drawn.questions if question.kind == "colour")
@@ -350,7 +350,7 @@ def test_a_conversation_goes_on_after_an_answer(llm: LLM, drawn: Drawn) -> None:
     assert output.prompt.endswith(f"{colour.text}<end_of_turn>\n<start_of_turn>model\n")
 
 
-def test_a_prompt_is_told_as_it_was_written_with_one_marker_for_each_picture(llm: LLM, drawn: Drawn) -> None:
+def test_an_output_has_the_prompt_text_with_one_marker_per_picture(llm: LLM, drawn: Drawn) -> None:
     params = SamplingParams(temperature=0, max_tokens=1)
     [chatted] = llm.chat(ask(by_object(drawn.picture), "What is this?"), params)
     written = "<start_of_turn>user\n<start_of_image>What is this?<end_of_turn>\n<start_of_turn>model\n"
@@ -409,11 +409,11 @@ def test_logprobs_name_the_sampled_token_and_the_likeliest_at_every_position(llm
             entries[token_id].logprob for token_id, entries in zip(choice.token_ids, choice.logprobs, strict=True)
         )
         assert choice.cumulative_logprob == pytest.approx(total)
-    [unasked] = llm.generate("Hello", SamplingParams(max_tokens=1))
-    assert (unasked.outputs[0].logprobs, unasked.outputs[0].cumulative_logprob) == (None, None)
+    [without_logprobs] = llm.generate("Hello", SamplingParams(max_tokens=1))
+    assert (without_logprobs.outputs[0].logprobs, without_logprobs.outputs[0].cumulative_logprob) == (None, None)
 
 
-def test_logprobs_are_transformers_own(pair: Pair) -> None:
+def test_logprobs_equal_those_of_transformers(pair: Pair) -> None:
     params = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, logprobs=5)
     [output] = pair.llm.generate("Hello there", params)
     choice = output.outputs[0]
@@ -428,7 +428,7 @@ def test_logprobs_are_transformers_own(pair: Pair) -> None:
             assert entry.logprob == pytest.approx(float(expected[first + offset, token_id]), abs=1e-4)
 
 
-def test_each_token_of_a_prompt_is_as_likely_as_to_transformers_whatever_is_cached(pair: Pair) -> None:
+def test_prompt_logprobs_equal_those_of_transformers_cached_or_not(pair: Pair) -> None:
     params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True, prompt_logprobs=2, n=2)
     text = "Hello there, " * 20
     for _ in range(2):
@@ -445,9 +445,9 @@ def test_each_token_of_a_prompt_is_as_likely_as_to_transformers_whatever_is_cach
             assert {entry.rank for entry in entries.values()} >= {1, 2}
             for each, entry in entries.items():
                 assert entry.logprob == pytest.approx(float(expected[each]), abs=1e-4)
-    [unasked] = pair.llm.generate(text, SamplingParams(max_tokens=1))
-    assert unasked.prompt_logprobs is None
-    assert unasked.num_cached_tokens > 0
+    [without_logprobs] = pair.llm.generate(text, SamplingParams(max_tokens=1))
+    assert without_logprobs.prompt_logprobs is None
+    assert without_logprobs.num_cached_tokens > 0
 
 
 def test_an_answer_ends_before_a_stop_string_and_says_which(llm: LLM, drawn: Drawn) -> None:
@@ -475,7 +475,7 @@ def test_an_answer_ends_at_a_stop_token_at_the_end_token_or_at_its_length(llm: L
     assert (cut.finish_reason, cut.stop_reason, cut.token_ids) == ("length", None, whole.token_ids[:3])
 
 
-def test_an_answer_ends_where_the_context_does(drawn: Drawn) -> None:
+def test_an_answer_ends_at_the_maximum_model_length(drawn: Drawn) -> None:
     llm = LLM(**placed(max_model_len=50))
     params = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     [output] = llm.chat(ask(by_object(drawn.picture), "What is this?"), params)
@@ -497,13 +497,13 @@ def test_only_several_prompts_show_their_progress(
     assert "2/2" in capsys.readouterr().err
 
 
-def test_no_progress_is_shown_where_there_is_nothing_to_write_it_to(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_progress_is_shown_without_standard_error(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TQDM_DISABLE")
     monkeypatch.setattr("sys.stderr", None)
     assert len(llm.generate(["a", "b"], SamplingParams(max_tokens=1))) == 2
 
 
-def test_a_caller_may_bring_a_bar_of_its_own(llm: LLM) -> None:
+def test_a_caller_may_pass_its_own_progress_bar(llm: LLM) -> None:
     bars = []
 
     def make_bar(**options: Any) -> tqdm:
@@ -543,7 +543,7 @@ def kinds_of_prompts(drawn: Drawn) -> list[list[dict[str, Any]]]:
     ],
     ids=["no cache, one by one", "tiny steps", "little room", "prompts beside streams"],
 )
-def test_no_size_of_cache_or_step_changes_an_answer(llm: LLM, drawn: Drawn, options: dict[str, Any]) -> None:
+def test_cache_and_step_sizes_do_not_change_answers(llm: LLM, drawn: Drawn, options: dict[str, Any]) -> None:
     prompts = kinds_of_prompts(drawn)
     expected = [text_of(llm.chat(prompt, GREEDY)[0]) for prompt in prompts]
     with LLM(**placed(**options)) as other:
@@ -553,7 +553,7 @@ def test_no_size_of_cache_or_step_changes_an_answer(llm: LLM, drawn: Drawn, opti
 
 
 @pytest.mark.parametrize("is_marked", [True, False])
-def test_what_lies_before_a_breakpoint_is_found_after_others_have_filled_the_cache(is_marked: bool) -> None:
+def test_a_prefix_before_a_cache_breakpoint_survives_other_requests(is_marked: bool) -> None:
     mark = {"prompt_cache_breakpoint": {"mode": "explicit"}} if is_marked else {}
     known = {"type": "text", "text": "What is in this picture? " * 12}
     with LLM(**placed(num_gpu_blocks_override=32, max_model_len=256)) as llm:
@@ -569,27 +569,27 @@ def test_what_lies_before_a_breakpoint_is_found_after_others_have_filled_the_cac
         assert again.num_cached_tokens == 4
 
 
-def count_right_guesses(llm: LLM) -> float:
+def count_accepted_guesses(llm: LLM) -> float:
     name = "keepsight_spec_decode_num_accepted_tokens_total"
     return sum(each.value for each in llm.get_metrics() if isinstance(each, Counter) and each.name == name)
 
 
-def test_what_is_predicted_saves_steps_and_changes_nothing(llm: LLM, drawn: Drawn) -> None:
+def test_a_prediction_saves_steps_without_changing_the_answer(llm: LLM, drawn: Drawn) -> None:
     messages = ask(by_url(drawn.picture), "Describe the picture.")
     plain: dict[str, Any] = {"temperature": 0, "max_tokens": 60, "logprobs": 1}
     [output] = llm.chat(messages, SamplingParams(**plain))
     answer = output.outputs[0].text
-    num_right = []
+    num_accepted = []
     for prediction in (answer, answer[:20] + answer[24:], "nothing of this"):
-        before = count_right_guesses(llm)
+        before = count_accepted_guesses(llm)
         [again] = llm.chat(messages, SamplingParams(**plain, prediction=prediction))
         assert (again.outputs[0].text, again.outputs[0].logprobs) == (answer, output.outputs[0].logprobs)
-        num_right.append(count_right_guesses(llm) - before)
-    assert num_right[0] > len(output.outputs[0].token_ids) // 2
-    assert num_right[1] > 0
+        num_accepted.append(count_accepted_guesses(llm) - before)
+    assert num_accepted[0] > len(output.outputs[0].token_ids) // 2
+    assert num_accepted[1] > 0
 
 
-def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, drawn: Drawn) -> None:
+def test_tokens_found_in_the_prefix_cache_are_counted(llm: LLM, drawn: Drawn) -> None:
     messages = ask(by_object(drawn.picture), "What was counted?")
     llm.reset_prefix_cache()
     first, second = (llm.chat(messages, GREEDY)[0] for _ in range(2))
@@ -605,7 +605,7 @@ def test_what_an_earlier_prompt_left_in_the_prefix_cache_is_counted(llm: LLM, dr
 ONE_PICTURE: dict[str, Any] = {"encoder_cache_size": 16}
 
 
-def test_embeddings_that_made_room_are_found_in_host_memory(drawn: Drawn) -> None:
+def test_evicted_embeddings_are_found_in_host_memory(drawn: Drawn) -> None:
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
     with LLM(**placed(enable_prefix_caching=False, mm_processor_cache_gb=0, **ONE_PICTURE)) as llm:
         answers = [text_of(llm.chat(ask(each, "What is this?"), GREEDY)[0]) for each in in_turn]
@@ -614,7 +614,7 @@ def test_embeddings_that_made_room_are_found_in_host_memory(drawn: Drawn) -> Non
 
 
 @pytest.mark.parametrize("cache", [None, "lru", "shm", "shared"])
-def test_a_picture_whose_embeddings_went_is_not_decoded_again(drawn: Drawn, cache: str | None) -> None:
+def test_a_picture_with_evicted_embeddings_is_not_decoded_again(drawn: Drawn, cache: str | None) -> None:
     options = placed(enable_prefix_caching=False, **ONE_PICTURE, encoder_host_cache_gb=0)
     in_turn = [by_url(picture) for picture in [drawn.picture, draw(8).picture] * 3]
     answers, num_decoded = [], list[float]()
@@ -649,7 +649,7 @@ def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: 
 
 
 @pytest.mark.parametrize("cache", ["lru", "shm", "shared"])
-def test_a_reset_that_the_engine_reads_late_forgets_no_later_pixels(monkeypatch: Any, cache: str) -> None:
+def test_a_late_reset_does_not_drop_pixels_sent_after_it(monkeypatch: Any, cache: str) -> None:
     with LLM(**placed(mm_processor_cache_type=cache)) as llm:
         loop: Any = llm.engine._loop
         pool, reset = llm.engine._media_pool, loop._reset
@@ -664,7 +664,7 @@ def test_a_reset_that_the_engine_reads_late_forgets_no_later_pixels(monkeypatch:
         assert counted(pool, DECODED) == [1]
 
 
-def test_a_salt_keeps_prompts_apart(llm: LLM) -> None:
+def test_prompts_with_different_salts_share_no_cache_entries(llm: LLM) -> None:
     def num_cached(salt: str) -> int:
         prompt = {"prompt": "One two three four five six seven eight nine ten " * 4, "cache_salt": salt}
         return llm.generate(prompt, SamplingParams(max_tokens=1))[0].num_cached_tokens
@@ -679,12 +679,12 @@ def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None
         loop: Any = llm.engine._loop
         run = loop._runner.run
 
-        def run_when_all_are_there(plan: StepPlan) -> Any:
+        def run_when_all_have_arrived(plan: StepPlan) -> Any:
             assert hold.wait(20)
             finished.extend(request_id for request_id, _ in plan.ended)
             return run(plan)
 
-        loop._runner.run = run_when_all_are_there
+        loop._runner.run = run_when_all_have_arrived
         threading.Timer(0.2, hold.set).start()
         params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         outputs = llm.generate(["a", "b", "c", "d"], params, use_tqdm=False, priority=[0, 3, 2, 1])
@@ -697,11 +697,11 @@ def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None
 def test_calls_from_several_threads_share_the_engine(llm: LLM, drawn: Drawn) -> None:
     questions = drawn.questions[:4]
     with ThreadPoolExecutor(4) as pool:
-        asked = [pool.submit(llm.chat, ask(by_object(drawn.picture), each.text), GREEDY) for each in questions]
-        assert [text_of(each.result()[0]) for each in asked] == [each.answer for each in questions]
+        futures = [pool.submit(llm.chat, ask(by_object(drawn.picture), each.text), GREEDY) for each in questions]
+        assert [text_of(each.result()[0]) for each in futures] == [each.answer for each in questions]
 
 
-def test_parameters_that_are_changed_while_they_are_in_use_change_no_answer(llm: LLM) -> None:
+def test_changing_parameters_during_a_call_changes_no_answer(llm: LLM) -> None:
     params: Any = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
     def change(**_: Any) -> Any:
@@ -716,7 +716,7 @@ def test_parameters_that_are_changed_while_they_are_in_use_change_no_answer(llm:
 
 
 @pytest.mark.parametrize("name", ["tokenization_kwargs", "chat_template"])
-def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str) -> None:
+def test_unsupported_vllm_arguments_are_accepted_only_as_none(llm: LLM, name: str) -> None:
     calls: list[Callable[..., list[RequestOutput]]] = [partial(llm.chat, ask("Who are you?"), GREEDY)]
     if name == "tokenization_kwargs":
         calls.append(partial(llm.generate, "Who are you?", GREEDY))
@@ -726,13 +726,13 @@ def test_vllm_s_other_arguments_may_be_none_and_nothing_else(llm: LLM, name: str
             call(**{name: {}})
 
 
-def test_variables_of_the_template_are_checked(llm: LLM) -> None:
+def test_chat_template_kwargs_are_checked(llm: LLM) -> None:
     assert llm.chat(ask("Who are you?"), GREEDY, chat_template_kwargs={"enable_thinking": False})
     with pytest.raises(UnsupportedFieldError, match=r"chat_template_kwargs\.depth"):
         llm.chat(ask("Who are you?"), GREEDY, chat_template_kwargs={"depth": 3})
 
 
-def test_tools_are_told_to_the_model(llm: LLM) -> None:
+def test_tools_are_written_into_the_prompt(llm: LLM) -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}
     [output] = llm.chat(ask("Who are you?"), SamplingParams(max_tokens=1), tools=[tool])
     assert '[{"name": "look", "parameters": {"type": "object"}}]' in str(output.prompt)
@@ -741,16 +741,14 @@ def test_tools_are_told_to_the_model(llm: LLM) -> None:
         llm.chat(ask("Who are you?"), tools=[{"name": "look"}])
 
 
-def test_a_prompt_that_is_refused_abandons_those_before_it(llm: LLM) -> None:
+def test_an_invalid_prompt_aborts_the_ones_before_it(llm: LLM) -> None:
     endless = SamplingParams(temperature=0, max_tokens=None, ignore_eos=True)
     with pytest.raises(InvalidArgumentError, match="prompt: must be a string"):
         llm.generate(["a", {"prompt": "b"}, {"prompt": 5}], endless, use_tqdm=False)
     assert not llm.engine._callers
 
 
-def test_a_prompt_that_is_asked_when_its_caller_is_interrupted_is_abandoned(
-    llm: LLM, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_is_aborted_when_its_caller_is_interrupted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     submit = llm.engine.submit
 
     def submit_last(*arguments: Any) -> None:
@@ -763,7 +761,7 @@ def test_a_prompt_that_is_asked_when_its_caller_is_interrupted_is_abandoned(
     assert not llm.engine._callers
 
 
-def test_a_picture_that_ends_too_early_is_refused_as_if_it_were_looked_at_first(llm: LLM, drawn: Drawn) -> None:
+def test_a_truncated_picture_is_refused_with_its_field(llm: LLM, drawn: Drawn) -> None:
     cut = to_png(drawn.picture)[:-2000]
     with pytest.raises(UnreadablePictureError) as caught:
         llm.chat([ask("Hello!"), ask({"type": "image_pil", "image_pil": cut}, "What is this?")], GREEDY)
@@ -771,7 +769,7 @@ def test_a_picture_that_ends_too_early_is_refused_as_if_it_were_looked_at_first(
     assert not llm.engine._callers
 
 
-def test_a_mistake_in_one_of_several_is_told_by_its_place_and_in_what_all_share_by_its_name(llm: LLM) -> None:
+def test_errors_name_the_index_of_the_prompt_and_shared_arguments_by_name(llm: LLM) -> None:
     def field_of(call: Callable[..., object], *given: object, **named: object) -> str:
         with pytest.raises(InvalidArgumentError) as caught:
             call(*given, use_tqdm=False, **named)
@@ -781,16 +779,16 @@ def test_a_mistake_in_one_of_several_is_told_by_its_place_and_in_what_all_share_
     assert field_of(llm.generate, ["a", "b", bad]) == "prompts[2].multi_modal_data.image[0]"
     assert field_of(llm.generate, [bad]) == "multi_modal_data.image[0]"
     assert field_of(llm.generate, ["a", 5.0]) == "prompts[1]"
-    good, nobody = ask("Hello!"), [{"role": None, "content": "Hello!"}]
-    assert field_of(llm.chat, [good, nobody]) == "messages[1][0].role"
-    assert field_of(llm.chat, nobody) == "messages[0].role"
-    assert field_of(llm.chat, [good, good], mm_processor_kwargs={"a": 1}) == "mm_processor_kwargs.a"
-    assert field_of(llm.chat, [good, good], tools=[{}]) == "tools[0]"
+    valid, invalid = ask("Hello!"), [{"role": None, "content": "Hello!"}]
+    assert field_of(llm.chat, [valid, invalid]) == "messages[1][0].role"
+    assert field_of(llm.chat, invalid) == "messages[0].role"
+    assert field_of(llm.chat, [valid, valid], mm_processor_kwargs={"a": 1}) == "mm_processor_kwargs.a"
+    assert field_of(llm.chat, [valid, valid], tools=[{}]) == "tools[0]"
     unknown = SamplingParams(allowed_token_ids=[2**20])
-    assert field_of(llm.chat, [good, good], [GREEDY, unknown]) == "messages[1].allowed_token_ids[0]"
+    assert field_of(llm.chat, [valid, valid], [GREEDY, unknown]) == "messages[1].allowed_token_ids[0]"
 
 
-def test_closing_ends_its_threads_and_later_calls_say_so() -> None:
+def test_closing_ends_all_threads_and_later_calls_fail() -> None:
     before = set(threading.enumerate())
     with LLM(**placed()) as llm:
         assert llm.generate("Hello", SamplingParams(max_tokens=1))
@@ -818,7 +816,7 @@ def models(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[weakref.ref[object]
     gc.enable()
 
 
-def test_closing_frees_the_model_at_once_and_what_was_counted_is_still_told(models: list[weakref.ref[object]]) -> None:
+def test_closing_frees_the_model_at_once_and_keeps_metrics_readable(models: list[weakref.ref[object]]) -> None:
     with LLM(**placed()) as llm:
         assert llm.generate("Hello", SamplingParams(max_tokens=1))
         [model] = models
@@ -842,13 +840,13 @@ print(before, running, measure())
 """
 
 
-def test_closing_gives_its_memory_back_to_the_system() -> None:
+def test_closing_returns_memory_to_the_system() -> None:
     ended = subprocess.run([sys.executable, "-c", CLOSING], capture_output=True, text=True, timeout=60, check=True)
     before, running, after = map(int, ended.stdout.split())
     assert after - before < (running - before) / 2
 
 
-def test_forgetting_it_frees_the_model_at_once(models: list[weakref.ref[object]]) -> None:
+def test_deleting_an_llm_frees_the_model_at_once(models: list[weakref.ref[object]]) -> None:
     llm = LLM(**placed())
     if DEVICE == "cuda":
         gc.collect()  # compiling a process's first kernels leaves reference cycles that hold the caller
@@ -859,7 +857,7 @@ def test_forgetting_it_frees_the_model_at_once(models: list[weakref.ref[object]]
 
 
 @pytest.mark.parametrize("is_closed_again", [True, False])
-def test_closing_that_is_interrupted_is_finished_when_it_is_closed_again_or_forgotten(
+def test_interrupted_closing_is_completed_by_closing_again_or_deleting(
     monkeypatch: pytest.MonkeyPatch, is_closed_again: bool
 ) -> None:
     before = set(threading.enumerate())
@@ -903,7 +901,7 @@ print(f"this LLM belongs to process {{os.getpid()}}, but this is {{child}}: {{ad
 """
 
 
-def test_a_forked_process_is_told_that_it_has_no_engine_and_leaves_its_parent_s_alone() -> None:
+def test_calls_in_a_forked_child_fail_and_the_parent_s_engine_still_works() -> None:
     # Some Python versions warn about forking with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
@@ -931,7 +929,7 @@ llm.chat([{{"role": "user", "content": [picture]}}], SamplingParams(max_tokens=1
 """
 
 
-def test_a_script_that_downloaded_a_picture_ends_in_silence(drawn: Drawn) -> None:
+def test_a_script_that_downloaded_a_picture_exits_silently(drawn: Drawn) -> None:
     with picture_server() as server:
         url = server.serve("/x.png", response(to_png(drawn.picture)))
         ended = subprocess.run(
@@ -940,7 +938,7 @@ def test_a_script_that_downloaded_a_picture_ends_in_silence(drawn: Drawn) -> Non
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-def test_what_a_killed_server_left_behind_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_directories_of_killed_servers_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     left = tmp_path / f"{PREFIX}killed"
     left.mkdir()
@@ -950,7 +948,7 @@ def test_what_a_killed_server_left_behind_is_removed(tmp_path: Path, monkeypatch
         assert not left.exists()
 
 
-def test_one_that_cannot_be_started_leaves_neither_threads_nor_files(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_start_leaves_neither_threads_nor_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def open_pixel_source(_mode: str, _config: Config, folder: Path) -> None:
         folders.append(folder)
         raise OSError("no space left")
@@ -970,18 +968,18 @@ def start_and_interrupt(engine: InProcessEngine) -> None:
 
 
 @pytest.mark.parametrize(
-    ("whose", "step", "replaced"),
+    ("owner", "method", "replacement"),
     [
         (RequestPreparer, "prefer_held", interrupt),
         (InProcessEngine, "start", interrupt),
         (InProcessEngine, "start", start_and_interrupt),
     ],
 )
-def test_one_whose_making_is_interrupted_leaves_neither_threads_nor_files(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whose: type, step: str, replaced: Callable[..., None]
+def test_an_interrupted_start_leaves_neither_threads_nor_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, method: str, replacement: Callable[..., None]
 ) -> None:
     monkeypatch.setattr(RunDirectory, "create", partial(RunDirectory.create, tmp_path))
-    monkeypatch.setattr(whose, step, replaced)
+    monkeypatch.setattr(owner, method, replacement)
     before = set(threading.enumerate())
     with pytest.raises(KeyboardInterrupt):
         LLM(**placed(mm_processor_cache_type="shared"))
@@ -1009,7 +1007,7 @@ def test_one_whose_making_is_interrupted_leaves_neither_threads_nor_files(
         ({"mm_processor_kwargs": {"resample": 77}}, "mm_processor_kwargs.resample: must be one of"),
     ],
 )
-def test_an_option_that_cannot_be_is_refused_by_name(options: dict[str, Any], message: str) -> None:
+def test_an_invalid_option_is_refused_by_name(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         LLM(**options)
 
@@ -1055,13 +1053,13 @@ def test_a_prompt_of_the_wrong_shape_is_refused_by_name(llm: LLM, prompt: Any, m
         ([SamplingParams(), {"temperature": 0}], "sampling_params: must be SamplingParams"),
     ],
 )
-def test_sampling_parameters_of_another_number_or_type_are_refused(llm: LLM, params: Any, message: str) -> None:
+def test_sampling_parameters_of_wrong_number_or_type_are_refused(llm: LLM, params: Any, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=message):
         llm.generate(["a", "b"], params, use_tqdm=False)
 
 
 @pytest.mark.parametrize("priority", [[1], 5, [1, "2"], [1, True]])
-def test_priorities_of_another_number_or_type_are_refused(llm: LLM, priority: Any) -> None:
+def test_priorities_of_wrong_number_or_type_are_refused(llm: LLM, priority: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="priority: must be"):
         llm.generate(["a", "b"], SamplingParams(max_tokens=1), use_tqdm=False, priority=priority)
 
@@ -1082,19 +1080,19 @@ def test_messages_of_the_wrong_shape_are_refused_by_name(llm: LLM, messages: Any
         llm.chat(messages)
 
 
-def test_a_sampling_parameter_nobody_knows_is_refused() -> None:
+def test_an_unknown_sampling_parameter_is_refused() -> None:
     with pytest.raises(UnsupportedFieldError, match="did you mean 'temperature'"):
         SamplingParams(temprature=0)  # type: ignore[call-arg]
 
 
-def test_a_request_that_is_refused_leaves_the_model_able_to_answer(llm: LLM, drawn: Drawn) -> None:
+def test_the_engine_still_answers_after_a_refused_request(llm: LLM, drawn: Drawn) -> None:
     with pytest.raises(InvalidArgumentError):
         llm.chat(ask(by_object(drawn.picture), "<image_soft_token>"))
     [output] = llm.chat(ask(by_object(drawn.picture), drawn.questions[0].text), GREEDY)
     assert text_of(output) == drawn.questions[0].answer
 
 
-def test_a_checkpoint_may_be_named_by_a_string_and_is_what_config_says(
+def test_a_checkpoint_may_be_given_as_a_string_and_is_shown_in_config(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_checkpoint(tmp_path, 0, ties_embeddings=True)

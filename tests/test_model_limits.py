@@ -10,7 +10,7 @@ from keepsight.errors import CheckpointConfigError
 from keepsight.model_limits import ModelLimits
 
 
-def test_what_is_left_out_is_the_default_of_its_family(tmp_path: Path) -> None:
+def test_missing_values_are_the_defaults_of_the_architecture(tmp_path: Path) -> None:
     from transformers import Gemma3TextConfig, Qwen2_5_VLTextConfig, Qwen3VLMoeTextConfig, Qwen3VLTextConfig
 
     families: dict[str, Any] = {
@@ -41,7 +41,7 @@ def limits_of(directory: Path, **config: Any) -> ModelLimits:
         ({"max_position_embeddings": 4096}, (4096, 0)),
     ],
 )
-def test_what_older_families_call_their_numbers_is_known(
+def test_older_names_of_config_fields_are_read(
     tmp_path: Path, names: dict[str, int], expected: tuple[int, int]
 ) -> None:
     for config in ({"vocab_size": 9, **names}, {"text_config": {"vocab_size": 9, **names}}):
@@ -51,9 +51,7 @@ def test_what_older_families_call_their_numbers_is_known(
 
 
 @pytest.mark.parametrize("missing", ["max_position_embeddings", "vocab_size"])
-def test_a_borrowed_model_s_number_that_is_nowhere_is_asked_for_and_never_another_family_s(
-    tmp_path: Path, missing: str
-) -> None:
+def test_a_missing_value_of_a_borrowed_model_is_an_error(tmp_path: Path, missing: str) -> None:
     numbers = {"max_position_embeddings": 4096, "vocab_size": 9}
     del numbers[missing]
     with pytest.raises(CheckpointConfigError, match=rf"text_config\.{missing}: is missing"):
@@ -63,7 +61,7 @@ def test_a_borrowed_model_s_number_that_is_nowhere_is_asked_for_and_never_anothe
 @pytest.mark.parametrize("section", ["rope_scaling", "rope_parameters"])
 @pytest.mark.parametrize("kind", [{"type": "longrope"}, {"rope_type": "longrope"}, {"type": "su"}])
 @pytest.mark.parametrize("is_within", [False, True])
-def test_a_rotation_that_changes_with_the_longest_prompt_is_kept_within_what_was_trained(
+def test_longrope_is_limited_to_the_trained_length(
     tmp_path: Path, section: str, kind: dict[str, str], is_within: bool
 ) -> None:
     trained = {"original_max_position_embeddings": 4096}
@@ -72,13 +70,13 @@ def test_a_rotation_that_changes_with_the_longest_prompt_is_kept_within_what_was
     assert limits_of(tmp_path, architectures=["Phi3ForCausalLM"], **config).max_model_len == 4096
 
 
-def test_a_rotation_of_one_type_of_layers_is_kept_within_what_was_trained_too(tmp_path: Path) -> None:
+def test_longrope_of_one_layer_type_is_limited_to_the_trained_length(tmp_path: Path) -> None:
     trained = {"rope_type": "longrope", "original_max_position_embeddings": 4096}
     ropes = {"full_attention": trained, "sliding_attention": {"rope_type": "default"}}
     config = {"max_position_embeddings": 131_072, "vocab_size": 9, "rope_parameters": ropes}
     assert limits_of(tmp_path, architectures=["Phi3ForCausalLM"], **config).max_model_len == 4096
 
 
-def test_other_rotations_reach_as_far_as_they_say(tmp_path: Path) -> None:
+def test_other_rope_types_reach_the_stated_length(tmp_path: Path) -> None:
     config = {"max_position_embeddings": 131_072, "vocab_size": 9, "rope_scaling": {"rope_type": "llama3", "factor": 8}}
     assert limits_of(tmp_path, architectures=["LlamaForCausalLM"], **config).max_model_len == 131_072

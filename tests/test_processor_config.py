@@ -21,7 +21,7 @@ def test_a_tower_for_pictures_of_many_sizes_agrees_with_its_processor(tmp_path: 
 
 
 @pytest.mark.parametrize("name", VISION)
-def test_a_tower_that_disagrees_or_says_nothing_is_refused_by_name(tmp_path: Path, name: str) -> None:
+def test_a_tower_value_that_differs_or_is_missing_is_refused_by_name(tmp_path: Path, name: str) -> None:
     build_qwen_like_checkpoint(tmp_path, {**VISION, name: 5})
     with pytest.raises(
         CheckpointConfigError, match=rf"vision_config\.{name}: is 5, but the image processor has (16|2)"
@@ -50,7 +50,7 @@ def test_a_tower_for_one_size_with_a_processor_for_another_is_refused(tmp_path: 
 
 
 @pytest.mark.parametrize("options", [{"max_pixels": 70_000}, {"size": {"longest_edge": 70_000}}])
-def test_an_operator_s_option_of_another_kind_of_model_is_refused_as_it_was_said(options: dict[str, Any]) -> None:
+def test_an_option_for_another_kind_of_model_is_refused_by_its_given_name(options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"these can be changed: do_pan_and_scan, ") as caught:
         ProcessorConfig.from_checkpoint(checkpoint_path(), "torchvision", options)
     assert caught.value.field == f"mm_processor_kwargs.{next(iter(options))}"

@@ -45,10 +45,10 @@ def test_the_defaults_are_those_of_vllm() -> None:
     }
 
 
-def test_fields_are_given_by_name_as_the_order_of_vllm_s_is_another() -> None:
-    of_any_form: Any = SamplingParams
+def test_positional_arguments_are_refused() -> None:
+    untyped: Any = SamplingParams
     with pytest.raises(TypeError, match="takes only keyword arguments, such as temperature=0"):
-        of_any_form(1, 0.5)
+        untyped(1, 0.5)
     assert copy.copy(SamplingParams(n=2)) == SamplingParams(n=2)
 
 
@@ -64,8 +64,8 @@ def test_values_of_every_accepted_form_are_normalised() -> None:
     assert params.stop_token_ids == (3,)
     assert type(params.stop_token_ids[0]) is int
     assert params.logit_bias == {12: 1.0, 7: -100.0}
-    nothing: Any = None
-    assert SamplingParams(stop=nothing, stop_token_ids=nothing) == SamplingParams(stop=[], stop_token_ids=[])
+    none: Any = None
+    assert SamplingParams(stop=none, stop_token_ids=none) == SamplingParams(stop=[], stop_token_ids=[])
 
 
 def test_params_are_hashable_and_copyable() -> None:
@@ -74,7 +74,7 @@ def test_params_are_hashable_and_copyable() -> None:
     assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == replace(params) == params
 
 
-def test_params_that_are_changed_are_checked_and_normalised_as_new_ones_are() -> None:
+def test_assigned_values_are_checked_and_normalised() -> None:
     params: Any = SamplingParams(temperature=0)
     params.max_tokens, params.stop, params.top_k = 7, "x", -1
     assert params == SamplingParams(temperature=0, max_tokens=7, stop=["x"])
@@ -91,23 +91,23 @@ def test_the_callers_logit_bias_is_copied() -> None:
     assert params.logit_bias == {1: 2.0}
 
 
-def test_a_temperature_too_cold_to_divide_by_is_raised_as_in_vllm() -> None:
+def test_a_temperature_near_zero_is_raised_to_the_minimum() -> None:
     assert SamplingParams(temperature=1e-30).temperature == MIN_TEMPERATURE
     assert not SamplingParams(temperature=1e-30).greedy
 
 
-@pytest.mark.parametrize(("asked", "taken"), [(1e-300, MIN_REPETITION_PENALTY), (1e300, MAX_REPETITION_PENALTY)])
-def test_a_repetition_penalty_stays_within_what_float32_can_divide_by(asked: float, taken: float) -> None:
-    assert SamplingParams(repetition_penalty=asked).repetition_penalty == taken > 0
+@pytest.mark.parametrize(("given", "expected"), [(1e-300, MIN_REPETITION_PENALTY), (1e300, MAX_REPETITION_PENALTY)])
+def test_a_repetition_penalty_is_clamped_to_the_float32_range(given: float, expected: float) -> None:
+    assert SamplingParams(repetition_penalty=given).repetition_penalty == expected > 0
 
 
 @pytest.mark.parametrize("number", [2**31, 2**63 - 1, 10**400])
-def test_the_largest_number_that_a_client_has_is_no_limit(number: int) -> None:
+def test_max_tokens_is_clamped_to_int32(number: int) -> None:
     assert SamplingParams(max_tokens=number, min_tokens=2**31 - 1).max_tokens == 2**31 - 1
 
 
 @pytest.mark.parametrize("fields", [{"top_k": 2**31}, {"min_tokens": 2**31}, {"stop_token_ids": [2**31]}])
-def test_a_refusal_of_too_much_names_the_maximum(fields: dict[str, Any]) -> None:
+def test_an_error_for_too_large_a_number_names_the_maximum(fields: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError, match=" to 2147483647"):
         SamplingParams(**fields)
 
@@ -153,29 +153,29 @@ def test_a_bad_value_is_refused_with_field_value_and_range(name: str, values: li
         assert len(str(caught.value)) < 300
 
 
-def test_an_unknown_name_is_refused_with_the_nearest_known_one() -> None:
+def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UnsupportedFieldError, match="did you mean 'temperature'"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]
-    of_any_name: Any = SamplingParams
+    untyped: Any = SamplingParams
     for name in ("best_of", "logprob_token_ids", "repetition_detection", "thinking_token_budget"):
         with pytest.raises(UnsupportedFieldError, match=f"{name}: is not supported"):
-            of_any_name(**{name: 2})
+            untyped(**{name: 2})
     with pytest.raises(UnsupportedFieldError, match="known are n, temperature"):
         SamplingParams(zzzzzzz=1)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["stop_token_ids", "allowed_token_ids"])
-def test_more_token_ids_than_any_model_has_are_refused_before_one_is_looked_at(name: str) -> None:
+def test_too_many_token_ids_are_refused_before_any_is_examined(name: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{name}: must hold at most 524288 token ids, not 524289"):
         SamplingParams(**{name: ["no token"] * (2**19 + 1)})  # type: ignore[arg-type]
 
 
-def test_many_good_ones_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    looked_at: list[str] = []
+def test_many_valid_ids_are_not_checked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    checked_names: list[str] = []
     accept = sampling_params._Range.accept
 
     def note(accepted: sampling_params._Range, name: str, value: object) -> Any:
-        looked_at.append(name)
+        checked_names.append(name)
         return accept(accepted, name, value)
 
     monkeypatch.setattr(sampling_params._Range, "accept", note)
@@ -183,12 +183,12 @@ def test_many_good_ones_are_not_looked_at_one_by_one(monkeypatch: pytest.MonkeyP
     params = SamplingParams(stop_token_ids=ids, allowed_token_ids=ids, logit_bias=dict.fromkeys(ids, 0.5))
     assert (params.stop_token_ids, params.allowed_token_ids) == (ids, ids)
     assert params.logit_bias == dict.fromkeys(ids, 0.5)
-    assert [name for name in looked_at if "[" in name] == []
+    assert [name for name in checked_names if "[" in name] == []
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -100.5])
 @pytest.mark.parametrize("place", [0, 5, 9])
-def test_one_bad_bias_among_many_good_ones_is_found(bad: float, place: int) -> None:
+def test_one_invalid_bias_among_many_is_found(bad: float, place: int) -> None:
     biases = [bad if number == place else 1.0 for number in range(10)]
     with pytest.raises(InvalidArgumentError) as refused:
         SamplingParams(logit_bias=dict(enumerate(biases)))
@@ -200,6 +200,6 @@ def test_an_empty_list_of_allowed_tokens_is_refused() -> None:
         SamplingParams(allowed_token_ids=[])
 
 
-def test_more_biases_than_any_model_has_tokens_are_refused_before_one_is_looked_at() -> None:
+def test_too_many_biases_are_refused_before_any_is_examined() -> None:
     with pytest.raises(InvalidArgumentError, match=r"^logit_bias: must hold at most 524288 token ids, not 524289"):
         SamplingParams(logit_bias=dict.fromkeys(range(-1, 2**19), 1.0))

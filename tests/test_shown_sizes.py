@@ -52,7 +52,7 @@ def size_by_reference(smart_resize: Any, geometry: Geometry, sizes: ShownSizes) 
 @example(201, 1, PUBLISHED)
 @example(20_000, 100, ShownSizes(16, 2, 1, 1))
 @example(48, 80, PUBLISHED)
-def test_every_size_is_that_of_transformers_and_within_the_bound(
+def test_sizes_equal_those_of_transformers_and_stay_within_the_limit(
     smart_resize: Any, width: int, height: int, sizes: ShownSizes
 ) -> None:
     geometry = Geometry(width, height)
@@ -66,18 +66,18 @@ def test_every_size_is_that_of_transformers_and_within_the_bound(
 
 
 @given(st.integers(1, 200 * 64), st.integers(1, 64), any_sizes)
-def test_the_longest_pictures_are_within_the_bound_too(long_side: int, short_side: int, sizes: ShownSizes) -> None:
+def test_the_longest_pictures_stay_within_the_limit(long_side: int, short_side: int, sizes: ShownSizes) -> None:
     geometry = Geometry(min(long_side, 200 * short_side), short_side)
     if can_show(geometry):
         rows, columns = sizes.grid_of(geometry)
         assert rows * columns <= sizes.max_tokens
 
 
-def test_the_bound_is_what_the_pixels_have_room_for_where_the_smallest_are_far_from_the_largest() -> None:
+def test_the_token_limit_follows_from_max_pixels() -> None:
     assert PUBLISHED.max_tokens == 16_384
 
 
-def test_a_picture_may_have_more_tokens_than_the_pixels_have_room_for() -> None:
+def test_rounding_may_give_more_tokens_than_max_pixels_hold() -> None:
     tight = ShownSizes(16, 2, 65_536, 65_536)
     rows, columns = tight.grid_of(Geometry(198, 1))
     assert 64 < rows * columns <= tight.max_tokens

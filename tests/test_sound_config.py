@@ -41,7 +41,7 @@ def read(directory: Path, **options: Any) -> ProcessorConfig:
     return config
 
 
-def test_a_model_may_take_sounds_and_no_pictures(tmp_path: Path) -> None:
+def test_a_model_may_take_only_sounds(tmp_path: Path) -> None:
     config = read(write(tmp_path))
     assert not config.takes_pictures
     assert config.sound == SoundConfig(16_000, 128, 30)
@@ -78,14 +78,14 @@ def test_a_sound_has_as_many_tokens_as_transformers_gives_it() -> None:
         ({"chunk_length": 20}, r"audio_config\.max_source_positions: is 1500, but the feature extractor has 1000"),
     ],
 )
-def test_what_would_be_heard_otherwise_is_refused_by_name(
+def test_an_unsupported_feature_extractor_value_is_refused_by_name(
     changed: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     with pytest.raises(CheckpointConfigError, match=message):
         read(write(tmp_path, **changed))
 
 
-def test_a_processor_that_is_missing_and_options_of_pictures_are_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_processor_file_and_picture_options_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match=r"max_pixels: cannot be changed; these can: none"):
         read(write(tmp_path), max_pixels=5)
     (tmp_path / "preprocessor_config.json").unlink()

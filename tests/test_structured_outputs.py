@@ -13,14 +13,14 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.structured_outputs import _FORMATS, MAX_GRAMMAR_CHARACTERS, write_schema
 
 
-def refusal_of(**asked: Any) -> InvalidArgumentError:
+def catch_refusal(**fields: Any) -> InvalidArgumentError:
     with pytest.raises(InvalidArgumentError) as caught:
-        StructuredOutputsParams(**asked)
+        StructuredOutputsParams(**fields)
     return caught.value
 
 
 @pytest.mark.parametrize(
-    ("asked", "field"),
+    ("fields", "field"),
     [
         ({}, "structured_outputs"),
         ({"json_object": False}, "structured_outputs"),
@@ -46,8 +46,8 @@ def refusal_of(**asked: Any) -> InvalidArgumentError:
         ({"json": {"x-guidance": {}}, "disable_any_whitespace": True}, "structured_outputs.disable_any_whitespace"),
     ],
 )
-def test_what_asks_for_no_form_or_for_two_is_refused_by_name(asked: dict[str, Any], field: str) -> None:
-    assert refusal_of(**asked).field == field
+def test_invalid_or_conflicting_fields_are_refused_by_name(fields: dict[str, Any], field: str) -> None:
+    assert catch_refusal(**fields).field == field
 
 
 def test_a_schema_may_be_given_as_an_object_or_as_its_text() -> None:
@@ -55,8 +55,8 @@ def test_a_schema_may_be_given_as_an_object_or_as_its_text() -> None:
     assert StructuredOutputsParams(json=schema) == StructuredOutputsParams(json=json.dumps(schema))
 
 
-def test_params_survive_the_way_to_the_engine() -> None:
-    for asked in (
+def test_params_survive_serialization() -> None:
+    for structured in (
         StructuredOutputsParams(json={"type": "object"}),
         StructuredOutputsParams(regex="a/b"),
         StructuredOutputsParams(choice=["a", "é"]),
@@ -65,9 +65,9 @@ def test_params_survive_the_way_to_the_engine() -> None:
         StructuredOutputsParams(json_object=True),
         StructuredOutputsParams(json_object=True, disable_any_whitespace=True),
     ):
-        params = SamplingParams(structured_outputs=asked)
+        params = SamplingParams(structured_outputs=structured)
         assert msgspec.msgpack.decode(msgspec.msgpack.encode(params), type=SamplingParams) == params
-        assert len({params, SamplingParams(structured_outputs=asked)}) == 1
+        assert len({params, SamplingParams(structured_outputs=structured)}) == 1
 
 
 @pytest.mark.parametrize(
@@ -80,61 +80,61 @@ def test_params_survive_the_way_to_the_engine() -> None:
         ("grammar", "x" * 2**21),
     ],
 )
-def test_what_is_far_too_long_is_refused_before_a_grammar_is_made_of_it(name: str, value: object) -> None:
+def test_an_overlong_value_is_refused_before_a_grammar_is_built(name: str, value: object) -> None:
     tracemalloc.start()
     try:
-        refused = refusal_of(**{name: value})
-        _, most_bytes = tracemalloc.get_traced_memory()
+        error = catch_refusal(**{name: value})
+        _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
     message = f"is longer than {MAX_GRAMMAR_CHARACTERS} characters"
-    assert (refused.field, refused.message) == (f"structured_outputs.{name}", message)
+    assert (error.field, error.message) == (f"structured_outputs.{name}", message)
     # At most the schema's own text is made, to measure its length.
-    assert most_bytes < 3 * 2**21
+    assert peak_bytes < 3 * 2**21
 
 
-def test_an_answer_cannot_both_have_a_form_and_go_on_after_its_end() -> None:
+def test_structured_outputs_exclude_ignore_eos() -> None:
     with pytest.raises(InvalidArgumentError, match="ignore_eos"):
         SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"), ignore_eos=True)
     with pytest.raises(InvalidArgumentError, match="structured_outputs"):
         SamplingParams(structured_outputs={"regex": "a"})  # type: ignore[arg-type]
 
 
-def fault_of(asked: StructuredOutputsParams) -> str:
-    is_fault, messages = LLMatcher.validate_grammar_with_warnings(asked.to_grammar())
+def grammar_error(params: StructuredOutputsParams) -> str:
+    is_fault, messages = LLMatcher.validate_grammar_with_warnings(params.to_grammar())
     return messages[0] if is_fault else ""
 
 
 @given(st.lists(st.text(min_size=1, alphabet=st.characters(exclude_categories=["Cs"])), min_size=1, max_size=5))
-def test_any_texts_can_be_a_choice(choice: list[str]) -> None:
-    assert fault_of(StructuredOutputsParams(choice=choice)) == ""
+def test_any_text_can_be_a_choice(choice: list[str]) -> None:
+    assert grammar_error(StructuredOutputsParams(choice=choice)) == ""
 
 
 @pytest.mark.parametrize("regex", ["a/b", r"a\/b", "a\nb", "a\\\nb", r"\\/", r"[/\]]+", "//", '"', "é|東"])
-def test_any_pattern_can_stand_between_slashes(regex: str) -> None:
-    assert fault_of(StructuredOutputsParams(regex=regex)) == ""
+def test_a_regex_may_contain_slashes(regex: str) -> None:
+    assert grammar_error(StructuredOutputsParams(regex=regex)) == ""
 
 
-def test_the_callers_own_schema_wins_over_ours() -> None:
+def test_a_caller_s_x_guidance_is_kept() -> None:
     own = {"type": "object", "x-guidance": {"whitespace_flexible": False}}
     [grammar] = json.loads(StructuredOutputsParams(json=own).to_grammar())["grammars"]
     assert grammar["json_schema"] == own
 
 
 @pytest.mark.parametrize("form", ["path", "password", "binary", "base64", "int32", "json-pointer", "unknown", ""])
-def test_a_format_that_nobody_checks_is_an_annotation(form: str) -> None:
+def test_an_unsupported_format_is_dropped_from_the_schema(form: str) -> None:
     text = {"type": "string", "format": form}
     schema = {
         "$defs": {"format": text, "enum": {"anyOf": [text, {"type": "null"}]}},
         "properties": {"const": text, "properties": {"properties": {"format": text}}, "a": {"items": text}},
         "additionalProperties": {"$ref": "#/$defs/enum"},
     }
-    assert fault_of(StructuredOutputsParams(json=schema)) == ""
+    assert grammar_error(StructuredOutputsParams(json=schema)) == ""
     [grammar] = json.loads(StructuredOutputsParams(json=schema).to_grammar())["grammars"]
     assert grammar["json_schema"].items() >= json.loads(json.dumps(schema).replace(f', "format": "{form}"', "")).items()
 
 
-def test_a_property_named_like_a_keyword_is_no_keyword() -> None:
+def test_a_property_named_like_a_keyword_is_kept() -> None:
     for schema in (
         {"const": {"format": "path"}},
         {"enum": [{"format": "path"}, "format"]},
@@ -145,49 +145,49 @@ def test_a_property_named_like_a_keyword_is_no_keyword() -> None:
         assert schema.items() <= grammar["json_schema"].items()
 
 
-def lenient(schema: dict[str, Any]) -> dict[str, Any]:
+def write_lenient_schema(schema: dict[str, Any]) -> dict[str, Any]:
     kept = write_schema(json.loads(json.dumps(schema)), {"lenient": True})
     assert not LLMatcher.validate_grammar(json.dumps({"grammars": [{"json_schema": kept}]}))
     del kept["x-guidance"]
     return kept
 
 
-def test_where_it_is_lenient_what_no_grammar_can_keep_is_left_out_and_no_more() -> None:
+def test_a_lenient_schema_drops_only_what_no_grammar_can_express() -> None:
     for name in ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum"):
         for kept in (0, 0.5, 2**10 - 10**18, 10**18 - 2**10):
-            assert lenient({"type": "integer", name: kept}) == {"type": "integer", name: kept}
+            assert write_lenient_schema({"type": "integer", name: kept}) == {"type": "integer", name: kept}
         for kind in ("integer", "number"):
             for beyond in (10**30, -(2**63), -(10**30)):
-                assert lenient({"type": kind, name: beyond}) == {"type": kind}
-    assert lenient({"maximum": 2**63 - 1, "type": "integer"}) == {"maximum": 2**63 - 1, "type": "integer"}
+                assert write_lenient_schema({"type": kind, name: beyond}) == {"type": kind}
+    assert write_lenient_schema({"maximum": 2**63 - 1, "type": "integer"}) == {"maximum": 2**63 - 1, "type": "integer"}
     elsewhere = "https://example.com/schema"
-    assert lenient({"$schema": elsewhere, "items": {"$ref": elsewhere}}) == {"items": {}}
+    assert write_lenient_schema({"$schema": elsewhere, "items": {"$ref": elsewhere}}) == {"items": {}}
     standard = {"$schema": "http://json-schema.org/draft-07/schema#", "$defs": {"a": {}}, "$ref": "#/$defs/a"}
-    assert lenient(standard) == standard
+    assert write_lenient_schema(standard) == standard
 
 
-def test_a_name_by_a_pattern_that_no_grammar_can_keep_leaves_all_names_free() -> None:
+def test_a_lenient_schema_with_an_unsupported_name_pattern_allows_all_names() -> None:
     patterns = {"^x-": {"type": "string"}, "^(?!x-)": {"type": "integer"}}
     schema = {"type": "object", "patternProperties": patterns, "additionalProperties": False}
-    assert lenient(schema) == {"type": "object", "patternProperties": {"^x-": {"type": "string"}}}
+    assert write_lenient_schema(schema) == {"type": "object", "patternProperties": {"^x-": {"type": "string"}}}
     # A property may have the name of the keyword.
     of_that_name = {"properties": {"patternProperties": {"properties": {"(?!a)": {}}}, "minimum": {"type": "string"}}}
-    assert lenient(of_that_name) == of_that_name
+    assert write_lenient_schema(of_that_name) == of_that_name
 
 
 @pytest.mark.parametrize("form", sorted(_FORMATS))
-def test_a_format_that_llguidance_knows_is_kept_to(form: str) -> None:
+def test_a_format_known_to_llguidance_is_enforced(form: str) -> None:
     grammar = StructuredOutputsParams(json={"type": "string", "format": form}).to_grammar()
     matcher = LLMatcher(LLTokenizer("byte"), grammar, log_level=0)
     assert not matcher.is_error()
     assert matcher.validate_tokens(list(b'"?"')) < 3
 
 
-def test_a_schema_may_be_as_deep_as_json_can_be_read() -> None:
+def test_a_schema_may_be_nested_as_deeply_as_json_parses() -> None:
     schema = '{"items":' * 900 + '{"type":"string","format":"path"}' + "}" * 900
     assert "format" not in StructuredOutputsParams(json=schema).to_grammar()
 
 
-def test_too_many_choices_are_refused_before_one_is_looked_at() -> None:
+def test_too_many_choices_are_refused_before_any_is_examined() -> None:
     with pytest.raises(InvalidArgumentError, match=r"structured_outputs\.choice: is longer than"):
         StructuredOutputsParams(choice=[""] * (MAX_GRAMMAR_CHARACTERS + 1))

@@ -10,7 +10,7 @@ from keepsight.testing import MemoryChannel
 from tests.scheduling.drive import make_request
 
 
-def test_messages_come_in_their_order() -> None:
+def test_messages_arrive_in_order() -> None:
     channel, received = MemoryChannel(), list[ToEngine]()
     sent: list[ToEngine] = [make_request("a", 3, "cat"), ResetCaches(prefix=True), AbortRequest("a")]
     assert all(channel.send_to_engine(message) for message in sent)
@@ -31,6 +31,6 @@ def test_a_message_may_be_lost_or_overtaken() -> None:
         assert received == [AbortRequest(request_id) for request_id in expected]
 
 
-def test_what_cannot_be_written_cannot_be_sent() -> None:
+def test_a_message_that_cannot_be_encoded_is_not_sent() -> None:
     with pytest.raises(WireError):
         MemoryChannel().send_to_engine(AbortRequest("\ud800"))
