@@ -131,7 +131,7 @@ class Contestant:
 
     @property
     def found(self) -> list[Findings]:
-        return [{**its, **self.once} for its in self.rounds]
+        return [{**each, **self.once} for each in self.rounds]
 
     async def start(self) -> None:
         started = time.perf_counter()
@@ -253,8 +253,8 @@ def rows_of(found: dict[str, list[Findings]]) -> list[Row]:
     names = [name for name in found[OURS][0] if all(name in each for rounds in found.values() for each in rounds)]
     of_workloads = [name for name in names if ": " in name]
     shown = [name for name in of_workloads if name.rpartition(": ")[2] in SHOWN]
-    kept = [name for name in names if name in shown or name not in of_workloads]
-    return [Row(name, GOALS.get(name), is_cost=not name.endswith(RATE)) for name in kept]
+    rows = [name for name in names if name in shown or name not in of_workloads]
+    return [Row(name, GOALS.get(name), is_cost=not name.endswith(RATE)) for name in rows]
 
 
 def to_cells(row: Row, found: dict[str, list[Findings]]) -> list[str]:
@@ -300,8 +300,8 @@ def main() -> None:
     add("--vllm-python", required=True, help="the interpreter of an environment that has vLLM")
     add("--rounds", type=int, default=3)
     usual = [*ONE_BY_ONE, "zipf", "photos"]
-    told = "default: all but crowds; may be none, with --restart"
-    add("--workload", nargs="*", choices=[*usual, "crowds"], default=usual, help=told)
+    workload_help = "default: all but crowds; may be none, with --restart"
+    add("--workload", nargs="*", choices=[*usual, "crowds"], default=usual, help=workload_help)
     add("--requests", type=int, default=12, help="of each workload")
     add("--zipf-requests", type=int, default=64)
     add("--concurrency", type=int, default=8, help="clients of the Zipf mix")

@@ -66,8 +66,10 @@ async def run(arguments: argparse.Namespace) -> None:
                 found = await measure(ask, arguments, has_stream=has_stream)
                 alone, question, book = (statistics.median(each) * 1e3 for each in zip(*found, strict=True))
                 where = "beside a stream" if has_stream else "no stream"
-                told = f"first token, ms: question alone {alone:.0f}, behind a book {question:.0f}, the book {book:.0f}"
-                print(f"{name}, {where}: {told}", flush=True)
+                times = (
+                    f"first token, ms: question alone {alone:.0f}, behind a book {question:.0f}, the book {book:.0f}"
+                )
+                print(f"{name}, {where}: {times}", flush=True)
 
 
 def main() -> None:

@@ -45,8 +45,8 @@ def lay_out(panels: Sequence[Panel]) -> Drawing:
 
 
 def lay_out_one(panel: Panel, top: float) -> list[Shape]:
-    numbers = [number for its in panel.lines.values() for number in its]
-    values = [value for its in panel.lines.values() for value in its.values()]
+    numbers = [number for points in panel.lines.values() for number in points]
+    values = [value for points in panel.lines.values() for value in points.values()]
     across = Axis.around(numbers, LEFT, WIDTH - RIGHT)
     down = Axis.around(values, top + HEIGHT - 36, top + TOP)
     shapes: list[Shape] = [Label(10, top + 18, panel.title)]
@@ -58,8 +58,8 @@ def lay_out_one(panel: Panel, top: float) -> list[Shape]:
         shapes.append(Label(across.begin - 6, down.place(power), f"{power:g}", ends_there=True))
     # Names next to the lines' ends would overlap: they are listed below each other, in the order of the ends.
     ordered = sorted(panel.lines.items(), key=lambda each: -max(each[1].items())[1])
-    for row, (name, its) in enumerate(ordered):
+    for row, (name, points) in enumerate(ordered):
         colour = COLOURS[row % len(COLOURS)]
-        shapes.append(Line([(across.place(x), down.place(y)) for x, y in sorted(its.items())], colour))
+        shapes.append(Line([(across.place(x), down.place(y)) for x, y in sorted(points.items())], colour))
         shapes.append(Label(across.end + 16, down.end + 8 + 18 * row, name, colour=colour))
     return shapes

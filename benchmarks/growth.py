@@ -58,7 +58,7 @@ RATE = "requests/s"
 # Repeats an operation and returns its milliseconds of processor time.
 Cost = Callable[[], float]
 # A workload, and the number of clients that send it.
-Asked = tuple[Workload, int]
+DrawnWorkload = tuple[Workload, int]
 
 
 @dataclass(slots=True)
@@ -75,20 +75,22 @@ class Growth:
 
     def medians(self) -> dict[str, dict[int, float]]:
         return {
-            name: {int(number): statistics.median(values) for number, values in its.items()}
-            for name, its in self.found.items()
+            name: {int(number): statistics.median(values) for number, values in by_number.items()}
+            for name, by_number in self.found.items()
         }
 
     def table(self) -> list[list[str]]:
-        numbers = sorted({number for its in self.medians().values() for number in its})
+        numbers = sorted({number for by_number in self.medians().values() for number in by_number})
         rows = [[f"{self.title}: {self.unit}", *(f"{number:,}" for number in numbers), "slope"]]
-        for name, its in self.medians().items():
-            cells = [f"{its[number]:.3g}" if number in its else "" for number in numbers]
-            rows.append([name, *cells, f"{slope(its):.2f}"])
+        for name, by_number in self.medians().items():
+            cells = [f"{by_number[number]:.3g}" if number in by_number else "" for number in numbers]
+            rows.append([name, *cells, f"{slope(by_number):.2f}"])
         return rows
 
     def panel(self) -> Panel:
-        return Panel(f"{self.title}: {self.unit}", {n: its for n, its in self.medians().items() if n != RATE})
+        return Panel(
+            f"{self.title}: {self.unit}", {n: by_number for n, by_number in self.medians().items() if n != RATE}
+        )
 
 
 PARTS = {
@@ -125,8 +127,8 @@ def processor_ms(server: int) -> dict[str, float]:
     return total
 
 
-async def ask_server(growth: Growth, number: int, server: Server, pid: int, asked: Asked) -> None:
-    workload, num_clients = asked
+async def ask_server(growth: Growth, number: int, server: Server, pid: int, drawn: DrawnWorkload) -> None:
+    workload, num_clients = drawn
     await measure(server, Workload(workload.before, ()), ONE_CLIENT, lambda _: None)
     before = processor_ms(pid)
     summary = summarize(await measure(server, Workload((), workload.timed), ClientLoad(num_clients), lambda _: None))
@@ -137,7 +139,9 @@ async def ask_server(growth: Growth, number: int, server: Server, pid: int, aske
         growth.note(name, number, (after[kind] - before[kind]) / summary.num_requests)
 
 
-def grow_on_server(growth: Growth, numbers: Sequence[int], draw: Callable[[int, int], Asked], rounds: int) -> None:
+def grow_on_server(
+    growth: Growth, numbers: Sequence[int], draw: Callable[[int, int], DrawnWorkload], rounds: int
+) -> None:
     sampling = {"temperature": 0, "max_tokens": NUM_TOKENS, "ignore_eos": True}
     with real_server("--device=auto", "--log-requests") as process:
         server = Server(Address.parse(f"{process.url}/v1"), "keepsight-demo", None, sampling)
@@ -146,12 +150,12 @@ def grow_on_server(growth: Growth, numbers: Sequence[int], draw: Callable[[int, 
                 asyncio.run(ask_server(growth, number, server, process.pid, draw(number, 1000 * number + turn)))
 
 
-def ask_by_clients(num_clients: int, seed: int) -> Asked:
+def ask_by_clients(num_clients: int, seed: int) -> DrawnWorkload:
     options = WorkloadOptions(seed, num_requests=max(NUM_REQUESTS, 2 * num_clients), picture_size=PICTURE_SIZE)
     return draw_workload("same-picture-new-prompt", options), num_clients
 
 
-def ask_by_pictures(num_pictures: int, seed: int) -> Asked:
+def ask_by_pictures(num_pictures: int, seed: int) -> DrawnWorkload:
     options = WorkloadOptions(
         seed, num_requests=NUM_REQUESTS, picture_size=PICTURE_SIZE, pictures_per_request=num_pictures
     )

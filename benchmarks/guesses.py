@@ -26,7 +26,7 @@ NUM_WORDS, EXCHANGED = 80, 8
 GUESSING, PLAIN = "with guesses", "without"
 
 
-def texts(rng: random.Random) -> dict[str, tuple[str, str]]:
+def draw_texts(rng: random.Random) -> dict[str, tuple[str, str]]:
     """Return, by kind, a page for the prompt and the text of the answer."""
     words = draw_words(rng, NUM_WORDS).split()
     others = draw_words(rng, NUM_WORDS).split()
@@ -39,20 +39,20 @@ def texts(rng: random.Random) -> dict[str, tuple[str, str]]:
     }
 
 
-def ask(llm: LLM, page: str, said: str, num_answers: int, *, max_tokens: int = 8 * NUM_WORDS) -> list[RequestOutput]:
-    forced = StructuredOutputsParams(regex=re.escape(said))
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=forced)
+def ask(llm: LLM, page: str, answer: str, num_answers: int, *, max_tokens: int = 8 * NUM_WORDS) -> list[RequestOutput]:
+    structured = StructuredOutputsParams(regex=re.escape(answer))
+    params = SamplingParams(temperature=0, max_tokens=max_tokens, structured_outputs=structured)
     return llm.generate([f"{number}: {page}\n\n" for number in range(num_answers)], params, use_tqdm=False)
 
 
 def measure(llms: Mapping[str, LLM], num_answers: int, num_runs: int) -> None:
     rng = random.Random(0)
-    drawn = [texts(rng) for _ in range(num_runs + 1)]
+    drawn = [draw_texts(rng) for _ in range(num_runs + 1)]
     for kind in drawn[0]:
         given = [each[kind] for each in drawn]
         for llm, pair in itertools.product(llms.values(), given):
             ask(llm, *pair, num_answers, max_tokens=1)  # so that prompts are cached and grammars compiled
-        ways = {name: partial(answer_wholly, llm, num_answers) for name, llm in llms.items()}
+        ways = {name: partial(check_answers, llm, num_answers) for name, llm in llms.items()}
         guessing, plain = time_in_turn(ways, given, num_warm_up=1).values()
         num_tokens = [len(ask(llms[PLAIN], *pair, 1)[0].outputs[0].token_ids) for pair in given[1:]]
         spent = [seconds / num_answers / count for seconds, count in zip(guessing, num_tokens, strict=True)]
@@ -63,7 +63,7 @@ def measure(llms: Mapping[str, LLM], num_answers: int, num_runs: int) -> None:
         )
 
 
-def answer_wholly(llm: LLM, num_answers: int, pair: tuple[str, str]) -> None:
+def check_answers(llm: LLM, num_answers: int, pair: tuple[str, str]) -> None:
     assert all(each.outputs[0].text == pair[1] for each in ask(llm, *pair, num_answers))
 
 

@@ -20,4 +20,4 @@ def time_in_turn(
             began = clock()
             ways[name](each)
             taken[name].append(clock() - began)
-    return {name: its[num_warm_up:] for name, its in taken.items()}
+    return {name: seconds[num_warm_up:] for name, seconds in taken.items()}

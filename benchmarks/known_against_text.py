@@ -74,11 +74,11 @@ async def measure(arguments: argparse.Namespace) -> dict[str, list[Answer]]:
         await process.stop()
 
 
-def tell(name: str, answers: list[Answer], of_text: list[Answer]) -> str:
+def format_line(name: str, answers: list[Answer], text_answers: list[Answer]) -> str:
     milliseconds = statistics.median(each.token_times[0] * 1000 for each in answers)
     computed = statistics.median(each.num_prompt_tokens - (each.num_cached_tokens or 0) for each in answers)
     length = statistics.median(each.num_prompt_tokens for each in answers)
-    pairs = zip(answers, of_text, strict=True)
+    pairs = zip(answers, text_answers, strict=True)
     ratio = statistics.median(each.token_times[0] / text.token_times[0] for each, text in pairs)
     return (
         f"{name:20} first token {milliseconds:5.1f} ms, {ratio:.3f} of the text's;"
@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     answers = asyncio.run(measure(parser.parse_args()))
     for name, given in answers.items():
-        print(tell(name, given, answers[TEXT]))
+        print(format_line(name, given, answers[TEXT]))
 
 
 if __name__ == "__main__":

@@ -87,7 +87,7 @@ def processor_ms(server: int) -> dict[str, float]:
     return total
 
 
-def settle(server: int) -> dict[str, float]:
+def wait_until_idle(server: int) -> dict[str, float]:
     """Wait until the work after an answer has been done, too.  Return the processor times then."""
     before = processor_ms(server)
     while True:
@@ -102,7 +102,7 @@ def settle(server: int) -> dict[str, float]:
 
 
 def measure_requests(runs: int, jpeg: bytes, before: Path | None) -> None:
-    asked: dict[str, Callable[[int], bytes]] = {
+    write_body: dict[str, Callable[[int], bytes]] = {
         "text alone": to_body,
         # Bytes after the end of a JPEG change its content hash, but not the picture.
         "never seen": lambda number: to_body(number, by_url(jpeg + b"%16d" % number)),
@@ -114,17 +114,20 @@ def measure_requests(runs: int, jpeg: bytes, before: Path | None) -> None:
         servers = [stack.enter_context(serving(checkout)) for checkout in dict.fromkeys((None, before))]
         for server in servers:
             ask(server, to_body(-1, by_url(jpeg, uuid=UUID), by_url(jpeg)))
-        costs: list[dict[str, list[dict[str, float]]]] = [{name: [] for name in asked} for _ in servers]
+        costs: list[dict[str, list[dict[str, float]]]] = [{name: [] for name in write_body} for _ in servers]
         for number in range(runs + 2):
-            for name, write in asked.items():
-                for server, its in in_turn(zip(servers, costs, strict=True), number):
-                    its[name].append(measure_one(server, write(number)))
-    for its in costs:
-        print_costs({name: each[2:] for name, each in its.items()})
+            for name, write in write_body.items():
+                for server, costs_by_name in in_turn(zip(servers, costs, strict=True), number):
+                    costs_by_name[name].append(measure_one(server, write(number)))
+    for costs_by_name in costs:
+        print_costs({name: each[2:] for name, each in costs_by_name.items()})
     if before is not None:
-        now, then = ({name: [cost["frontend"] for cost in each[2:]] for name, each in its.items()} for its in costs)
-        for name in asked:
-            ratio = statistics.median(a / b for a, b in zip(now[name], then[name], strict=True))
+        costs_now, costs_before = (
+            {name: [cost["frontend"] for cost in each[2:]] for name, each in costs_by_name.items()}
+            for costs_by_name in costs
+        )
+        for name in write_body:
+            ratio = statistics.median(a / b for a, b in zip(costs_now[name], costs_before[name], strict=True))
             print(f"{name}: {ratio:.3f} of what it took the frontend before, median of the rounds")
 
 
@@ -133,9 +136,9 @@ def in_turn(servers: Iterable[T], number: int) -> list[T]:
 
 
 def measure_one(server: RealServer, body: bytes) -> dict[str, float]:
-    before = settle(server.pid)
+    before = wait_until_idle(server.pid)
     ask(server, body)
-    after = settle(server.pid)
+    after = wait_until_idle(server.pid)
     return {kind: after[kind] - before[kind] for kind in after}
 
 
@@ -143,8 +146,8 @@ def print_costs(costs: dict[str, list[dict[str, float]]]) -> None:
     runs = len(costs["known"])
     print(f"\n| processor ms a request, medians of {runs} | {' | '.join(PROGRAMS.values())} |")
     print("|---|---|---|---|")
-    for name, its in costs.items():
-        medians = [statistics.median(cost[kind] for cost in its) for kind in PROGRAMS.values()]
+    for name, measured in costs.items():
+        medians = [statistics.median(cost[kind] for cost in measured) for kind in PROGRAMS.values()]
         print(f"| {name} | {' | '.join(f'{median:.1f}' for median in medians)} |")
 
 
@@ -168,8 +171,8 @@ def measure_steps(runs: int, jpeg: bytes) -> None:
             elsewhere.find(b"\1")
             times[name].append((measure_step(step), measure_step(step)))
     print("\n| step alone, in a process that has done it before | ms, caches cold | again at once |\n|---|---|---|")
-    for name, its in times.items():
-        cold, again = map(statistics.median, zip(*its, strict=True))
+    for name, pairs in times.items():
+        cold, again = map(statistics.median, zip(*pairs, strict=True))
         print(f"| {name} | {cold:.3f} | {again:.3f} |")
 
 

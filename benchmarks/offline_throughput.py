@@ -31,14 +31,14 @@ def make_workload(arguments: argparse.Namespace) -> Workload:
     return Workload([warm_up, timed], pool, arguments.tokens)
 
 
-def say_agreement(name: str, answers: list[Answer], truth: list[Answer]) -> None:
+def print_agreement(name: str, answers: list[Answer], truth: list[Answer]) -> None:
     lengths = all(
         (a.num_prompt_tokens, len(a.token_ids)) == (b.num_prompt_tokens, len(b.token_ids))
         for a, b in zip(answers, truth, strict=True)
     )
     num_equal = sum(a.token_ids == b.token_ids for a, b in zip(answers, truth, strict=True))
-    said = "equal" if lengths else "DIFFERENT"
-    print(f"{name:13s} token counts {said} to transformers', {num_equal} of {len(truth)} answers the same ids")
+    comparison = "equal" if lengths else "DIFFERENT"
+    print(f"{name:13s} token counts {comparison} to transformers', {num_equal} of {len(truth)} answers the same ids")
 
 
 def main() -> None:
@@ -91,7 +91,7 @@ def report_answers(answers: dict[str, list[Answer]], model: Path, workload: Work
     if "keepsight" in answers and find_spec("torchvision") is None:
         answers["keepsight-pil"] = measure("keepsight-pil", sys.executable, model, workload)[1].answers
     for name, of_engine in answers.items():
-        say_agreement(name, of_engine, truth)
+        print_agreement(name, of_engine, truth)
 
 
 if __name__ == "__main__":

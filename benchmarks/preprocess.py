@@ -85,7 +85,7 @@ def print_table(backends: Sequence[Backend], runs: int) -> None:
         for backend in backends:
             steps = {"transformers": reference_step(backend), **our_steps(backend)}
             times = time_in_turn(steps, [data] * (runs + 2), 2, time.process_time)
-            theirs, *ours_ms = (statistics.median(its) * 1e3 for its in times.values())
+            theirs, *ours_ms = (statistics.median(seconds) * 1e3 for seconds in times.values())
             ours = " | ".join(f"{ms:.1f} | {theirs / ms:.2f}" for ms in ours_ms)
             print(f"| {name} | {backend} | {theirs:.1f} | {ours} |")
 

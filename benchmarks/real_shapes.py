@@ -183,8 +183,8 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
             machine.seconds(functools.partial(each.prompt, num_tokens, start, num_streams), arguments.runs) * 1e3
             for each in (launching, replaying)
         ]
-        told = f"{num_tokens} tokens behind {start}, {num_streams} streams"
-        print(f"{told:42} {times[0]:8.2f} ms launched, {times[1]:8.2f} replayed")
+        label = f"{num_tokens} tokens behind {start}, {num_streams} streams"
+        print(f"{label:42} {times[0]:8.2f} ms launched, {times[1]:8.2f} replayed")
     launching.close()
     replaying.close()
 

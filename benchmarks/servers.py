@@ -54,11 +54,11 @@ class ServerProcess:
         started = time.perf_counter()
         self._process = subprocess.Popen(self._command, env=peer_environment(), stdout=self._log, stderr=self._log)
         async with httpx.AsyncClient(base_url=self.url, timeout=None) as client:
-            if await comes_up(client, self._ready_path, self._process):
+            if await wait_until_ready(client, self._ready_path, self._process):
                 return time.perf_counter() - started
         self._log.seek(0)
-        said = self._log.read()[-4000:].decode(errors="replace")
-        raise SystemExit(f"{self._command} did not start:\n{said}")
+        log_end = self._log.read()[-4000:].decode(errors="replace")
+        raise SystemExit(f"{self._command} did not start:\n{log_end}")
 
     async def stop(self) -> None:
         assert self._process is not None
@@ -99,7 +99,7 @@ def is_token(chunk: dict[str, Any]) -> bool:
     return any(choice["delta"].get("content") or choice.get("finish_reason") is not None for choice in chunk["choices"])
 
 
-async def comes_up(client: httpx.AsyncClient, ready_path: str, process: subprocess.Popen[bytes]) -> bool:
+async def wait_until_ready(client: httpx.AsyncClient, ready_path: str, process: subprocess.Popen[bytes]) -> bool:
     deadline = time.monotonic() + START_UP_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
         with suppress(httpx.TransportError):

@@ -48,7 +48,7 @@ def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
         disk, left_behind = ({**common, **OFF, "encoder_disk_cache": f"{folder}/{name}"} for name in ("new", "old"))
         with LLM(**left_behind) as llm:
             llm.chat(each_once, FIRST_TOKEN, use_tqdm=False)
-        asked: dict[str, tuple[dict[str, Any], Sequence[Any]]] = {
+        engines_and_questions: dict[str, tuple[dict[str, Any], Sequence[Any]]] = {
             "device": ({**common, **OFF}, one),
             "encoded again": ({**common, **OFF}, two),
             "host memory": (common, two),
@@ -56,13 +56,16 @@ def measure_hits(common: dict[str, Any], rounds: int) -> dict[str, float]:
             "disk, after a restart": (left_behind, each_once),
             "decoded and encoded again": ({**common, **OFF, "mm_processor_cache_gb": 0}, two),
         }
-        ways = {name: asking(stack.enter_context(LLM(**options)), its) for name, (options, its) in asked.items()}
+        ways = {
+            name: ask_repeatedly(stack.enter_context(LLM(**options)), questions)
+            for name, (options, questions) in engines_and_questions.items()
+        }
         # Each way always follows another one: the encoding before it has flushed the CPU's caches.
         taken = time_in_turn(ways, range(rounds + 2), num_warm_up=2)
     return {name: statistics.median(seconds) * 1000 for name, seconds in taken.items()}
 
 
-def asking(llm: LLM, questions: Sequence[Any]) -> Callable[[int], object]:
+def ask_repeatedly(llm: LLM, questions: Sequence[Any]) -> Callable[[int], object]:
     return lambda turn: llm.chat(questions[turn % len(questions)], FIRST_TOKEN, use_tqdm=False)
 
 

@@ -93,10 +93,10 @@ def codec_contestants() -> Contestants:
     }
 
 
-def channel_contestants(channel: FrontendChannel, heard: "queue.Queue[Sequence[FromEngine]]") -> Contestants:
+def channel_contestants(channel: FrontendChannel, received: "queue.Queue[Sequence[FromEngine]]") -> Contestants:
     def round_trip(message: ToEngine) -> None:
         assert channel.send(message)
-        heard.get()
+        received.get()
 
     return {
         "channel: a small message there and back": lambda _: round_trip(SMALL),
@@ -122,11 +122,11 @@ def bare_contestants(socket: "zmq.Socket[bytes]") -> Contestants:
     }
 
 
-def tokens_per_second(channel: FrontendChannel, heard: "queue.Queue[Sequence[FromEngine]]") -> float:
+def tokens_per_second(channel: FrontendChannel, received: "queue.Queue[Sequence[FromEngine]]") -> float:
     began = time.perf_counter()
     channel.send(ResetCaches())
     num_tokens = 0
-    while (outputs := heard.get()) != ANSWER:
+    while (outputs := received.get()) != ANSWER:
         num_tokens += len(outputs)
     return num_tokens / (time.perf_counter() - began)
 
@@ -134,17 +134,17 @@ def tokens_per_second(channel: FrontendChannel, heard: "queue.Queue[Sequence[Fro
 def measure(rounds: int, folder: str) -> None:
     endpoint, bare_endpoint = f"ipc://{folder}/echo", f"ipc://{folder}/bare"
     children = [start("channel", endpoint), start("bare", bare_endpoint)]
-    heard = queue.Queue[Sequence[FromEngine]]()
-    channel = FrontendChannel(endpoint, "benchmark", heard.put, print)
+    received = queue.Queue[Sequence[FromEngine]]()
+    channel = FrontendChannel(endpoint, "benchmark", received.put, print)
     context = zmq.Context()
     try:
         channel.connect(20)
         socket = context.socket(zmq.PAIR)
         socket.connect(bare_endpoint)
-        contestants = codec_contestants() | channel_contestants(channel, heard) | bare_contestants(socket)
+        contestants = codec_contestants() | channel_contestants(channel, received) | bare_contestants(socket)
         for name, seconds in time_in_turn(contestants, range(rounds + 10), 10).items():
             print(f"{name.strip():44} {statistics.median(seconds) * 1e6:9.1f} us")
-        speeds = [tokens_per_second(channel, heard) for _ in range(5)]
+        speeds = [tokens_per_second(channel, received) for _ in range(5)]
         print(f"{'steps of 64 tokens, one after another':44} {statistics.median(speeds):9,.0f} tokens/s")
     finally:
         channel.close()

@@ -102,8 +102,8 @@ def compare(
         order = list(engines) if number % 2 else list(reversed(engines))
         answers = [answer(engines[name], conversations, arguments.tokens, times[name], clock) for name in order]
         assert answers[0] == answers[1], "a cache changed an answer"
-    what = "one picture and 40 words" if has_picture else "400 words"
-    print(f"{num_requests} requests of {what}, {arguments.tokens} tokens an answer, {arguments.rounds} rounds:")
+    description = "one picture and 40 words" if has_picture else "400 words"
+    print(f"{num_requests} requests of {description}, {arguments.tokens} tokens an answer, {arguments.rounds} rounds:")
     report(times, num_requests)
 
 
@@ -117,7 +117,9 @@ def report(times: dict[str, Times], num_requests: int) -> None:
         spread = f"{ratios[0]:.3f} to {ratios[-1]:.3f}"
         print(f"    {name}, on / off: {statistics.median(ratios):.3f}, median of the rounds' ratios, {spread}")
     shares = [(a - b) / c for a, b, c in zip(on.deciding[1:], off.deciding[1:], off.processor[1:], strict=True)]
-    each = " / ".join(f"{1e3 * statistics.median(its.deciding[1:]) / num_requests:.2f}" for its in (on, off))
+    each = " / ".join(
+        f"{1e3 * statistics.median(engine_times.deciding[1:]) / num_requests:.2f}" for engine_times in (on, off)
+    )
     print(f"    deciding, ms a request, on / off: {each}; the caches' part of all processor time: {_percent(shares)}")
 
 
