@@ -7,7 +7,7 @@ DRAWING = Drawing(
 )
 
 
-def test_both_formats_show_the_same_in_the_same_places() -> None:
+def test_both_formats_draw_the_same() -> None:
     _, box, line, label = ElementTree.fromstring(to_svg(DRAWING))
     assert (box.get("x"), box.get("width"), box.get("fill")) == ("10.0", "20.0", "#ff0000")
     assert line.get("points") == "100.0,10.0 200.0,10.0 200.0,40.0"

@@ -6,7 +6,7 @@ STREAM = b': a comment\n\ndata: {"a": 1}\n\nevent: x\ndata:{"b": 2}\r\n\r\ndata:
 EVENTS = [b'{"a": 1}', b'{"b": 2}', b"[DONE]"]
 
 
-def test_events_come_out_of_one_piece() -> None:
+def test_one_piece_may_hold_several_events() -> None:
     assert EventReader().feed(STREAM) == EVENTS
 
 

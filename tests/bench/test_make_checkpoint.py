@@ -16,7 +16,7 @@ from tests.place import placed
 ONE_LAYER = {"num_hidden_layers": 1}
 
 
-def test_transformers_reads_the_same_prompt_from_what_is_made_as_keepsight(tmp_path: Path) -> None:
+def test_transformers_and_keepsight_tokenize_alike_with_the_made_checkpoint(tmp_path: Path) -> None:
     size = {part: {**widths, **ONE_LAYER} for part, widths in SIZES["tiny-gemma3"].items()}
     make_checkpoint(tmp_path, size, torch.float32, 0)
     question = {"type": "text", "text": "What is in this picture?"}
@@ -33,7 +33,7 @@ def test_transformers_reads_the_same_prompt_from_what_is_made_as_keepsight(tmp_p
     assert len(output.outputs[0].token_ids) == 4
 
 
-def test_a_device_is_refused_for_a_shape_that_it_does_not_draw(
+def test_a_device_is_refused_for_a_shape_that_does_not_use_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["make_checkpoint.py", "tiny-qwen3-vl", str(tmp_path / "new"), "--device", "cuda"])

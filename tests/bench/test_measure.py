@@ -34,19 +34,19 @@ def server_of(script: Script) -> Server:
 
 
 def run(script: Script, workload: Workload, load: ClientLoad = ONE_CLIENT) -> tuple[Measurement, list[Answer]]:
-    kept: list[Answer] = []
-    return asyncio.run(measure(server_of(script), workload, load, kept.append)), kept
+    answers: list[Answer] = []
+    return asyncio.run(measure(server_of(script), workload, load, answers.append)), answers
 
 
 def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(script: Script) -> None:
     script.answers = [[OPENING, *answer("Hel", "lo", "")]]
-    heard = asyncio.run(ask(server_of(script), [b'{"role":"user","content":"?"}']))
-    assert heard.error is None
-    assert heard.text == "Hello"
-    assert len(heard.token_times) == 3, "a token may have no text; the opening is none"
-    assert sorted(heard.token_times) == heard.token_times
-    assert heard.token_times[-1] <= heard.seconds
-    assert (heard.num_tokens, heard.num_prompt_tokens, heard.num_cached_tokens) == (3, 20, 16)
+    result = asyncio.run(ask(server_of(script), [b'{"role":"user","content":"?"}']))
+    assert result.error is None
+    assert result.text == "Hello"
+    assert len(result.token_times) == 3, "a token may have no text; the opening is none"
+    assert sorted(result.token_times) == result.token_times
+    assert result.token_times[-1] <= result.seconds
+    assert (result.num_tokens, result.num_prompt_tokens, result.num_cached_tokens) == (3, 20, 16)
     [body] = script.bodies
     assert (body["model"], body["max_tokens"], body["stream"]) == ("first", 3, True)
 
@@ -60,22 +60,22 @@ def test_an_answer_has_the_times_of_its_tokens_and_what_the_server_counted(scrip
         ([END], 1),
     ],
 )
-def test_an_end_in_an_event_of_its_own_is_a_token_only_if_it_is_counted_or_nothing_else_is_one(
+def test_a_separate_final_event_is_a_token_only_if_counted_or_if_no_other_is(
     script: Script, events: list[bytes], num_tokens: int
 ) -> None:
     script.answers = [[OPENING, *events, DONE]]
-    heard = asyncio.run(ask(server_of(script), []))
-    assert (heard.num_tokens, len(heard.token_times)) == (num_tokens, num_tokens)
+    result = asyncio.run(ask(server_of(script), []))
+    assert (result.num_tokens, len(result.token_times)) == (num_tokens, num_tokens)
 
 
 def test_an_answer_with_a_finish_reason_is_complete_without_done(script: Script) -> None:
     script.answers = [[event("Hello"), END]]
-    heard = asyncio.run(ask(server_of(script), []))
-    assert (heard.error, heard.text) == (None, "Hello")
+    result = asyncio.run(ask(server_of(script), []))
+    assert (result.error, result.text) == (None, "Hello")
 
 
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
-def test_text_or_thought_is_a_token_though_its_event_names_the_role_too(script: Script, name: str) -> None:
+def test_text_or_reasoning_is_a_token_even_in_an_event_with_the_role(script: Script, name: str) -> None:
     event = b'data: {"choices": [{"delta": {"role": "assistant", "%b": "t"}}]}\n\n' % name.encode()
     script.answers = [[OPENING, event, event, DONE]]
     assert len(asyncio.run(ask(server_of(script), [])).token_times) == 2
@@ -98,9 +98,9 @@ def test_text_or_thought_is_a_token_though_its_event_names_the_role_too(script: 
 )
 def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[bytes], message: str) -> None:
     script.answers = [pieces]
-    heard = asyncio.run(ask(server_of(script), []))
-    assert heard.error is not None
-    assert message in heard.error
+    result = asyncio.run(ask(server_of(script), []))
+    assert result.error is not None
+    assert message in result.error
 
 
 @pytest.mark.parametrize(
@@ -112,12 +112,12 @@ def test_an_answer_that_breaks_off_is_an_error(script: Script, pieces: list[byte
         ({}, event("Hi")),
     ],
 )
-def test_a_server_that_dies_during_an_answer_is_reported_in_the_same_words_however_it_sends_it(
+def test_a_lost_connection_has_the_same_error_with_any_transfer_encoding(
     script: Script, headers: dict[str, str], piece: bytes
 ) -> None:
     script.headers, script.answers = headers, [[piece]]
-    heard = asyncio.run(ask(server_of(script), []))
-    assert heard.error == "the connection ended before the answer did"
+    result = asyncio.run(ask(server_of(script), []))
+    assert result.error == "the connection ended before the answer did"
 
 
 def test_a_refusal_is_an_error_with_the_server_s_message(script: Script) -> None:
@@ -126,8 +126,8 @@ def test_a_refusal_is_an_error_with_the_server_s_message(script: Script) -> None
 
 
 def test_no_server_at_the_address_is_an_error() -> None:
-    nobody = Server(Address.parse("http://127.0.0.1:9/v1"), "first")
-    assert asyncio.run(ask(nobody, [])).error
+    missing = Server(Address.parse("http://127.0.0.1:9/v1"), "first")
+    assert asyncio.run(ask(missing, [])).error
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://a/v1", "http://", "http://a:port/v1"])
@@ -144,31 +144,31 @@ def test_an_invalid_address_is_refused(url: str) -> None:
         ("http://a/v1#secret", "must not contain a fragment: no"),
     ],
 )
-def test_parts_of_an_address_that_would_be_ignored_are_refused_by_name_and_not_shown(url: str, message: str) -> None:
+def test_credentials_query_and_fragment_of_an_address_are_refused_unshown(url: str, message: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"--base-url: {message}") as caught:
         Address.parse(url)
     assert "secret" not in str(caught.value)
 
 
-def test_an_address_says_its_host_as_http_wants_it() -> None:
+def test_an_address_is_named_by_host_and_port() -> None:
     assert Address.parse("http://[::1]:8000/v1/").named == "[::1]:8000"
     assert Address.parse("https://a.example/v1").named == "a.example:443"
 
 
 def test_warm_up_requests_are_sent_and_not_counted(script: Script) -> None:
-    found, kept = run(script, draw_workload("cold", OPTIONS), ClientLoad(3))
-    assert found.answers == kept
-    assert (len(kept), len(script.bodies)) == (4, 5)
+    found, answers = run(script, draw_workload("cold", OPTIONS), ClientLoad(3))
+    assert found.answers == answers
+    assert (len(answers), len(script.bodies)) == (4, 5)
 
 
-def test_new_clients_come_whether_or_not_the_others_have_their_answers(script: Script) -> None:
+def test_new_clients_arrive_without_waiting_for_answers(script: Script) -> None:
     options = replace(OPTIONS, num_warm_up=0)
     script.together = threading.Barrier(options.num_requests)
-    _, kept = run(script, draw_workload("cold", options), ClientLoad(new_per_second=100.0))
-    assert [each.error for each in kept] == [None] * options.num_requests
+    _, answers = run(script, draw_workload("cold", options), ClientLoad(new_per_second=100.0))
+    assert [each.error for each in answers] == [None] * options.num_requests
 
 
-def test_texts_beside_pictures_may_come_at_a_rate_too(script: Script) -> None:
+def test_texts_beside_pictures_may_be_sent_at_a_rate(script: Script) -> None:
     # A rate that any machine can keep up with, and enough pictures for some texts to arrive meanwhile.
     workload = draw_workload("text-beside-pictures", replace(OPTIONS, num_requests=30))
     found, _ = run(script, workload, ClientLoad(new_per_second=100.0))
@@ -185,14 +185,14 @@ def test_a_seed_draws_when_clients_come() -> None:
 
 
 def test_every_turn_sends_the_earlier_turns_with_the_server_s_answers(script: Script) -> None:
-    _, kept = run(script, draw_workload("multi-turn", OPTIONS))
-    assert len(kept) == 4
+    _, answers = run(script, draw_workload("multi-turn", OPTIONS))
+    assert len(answers) == 4
     roles = [[message["role"] for message in body["messages"]] for body in script.bodies]
     assert roles == [["user"], ["user", "assistant", "user"]] * 3
     assert script.messages[1]["content"] == "Hello!"
 
 
-def test_texts_are_asked_as_long_as_pictures_come(script: Script) -> None:
+def test_texts_are_sent_as_long_as_pictures_are(script: Script) -> None:
     found, _ = run(script, draw_workload("text-beside-pictures", OPTIONS))
     pictures = [body for body in script.bodies if len(body["messages"][0]["content"]) == 2]
     assert len(pictures) == OPTIONS.num_warm_up + OPTIONS.num_requests
@@ -200,18 +200,18 @@ def test_texts_are_asked_as_long_as_pictures_come(script: Script) -> None:
     assert len(script.bodies) == num_before + OPTIONS.num_requests + len(found.answers), "none is dropped"
 
 
-def test_preparation_that_fails_ends_it(script: Script) -> None:
+def test_a_failed_warm_up_ends_the_measurement(script: Script) -> None:
     script.status, script.refusal = 500, b"no"
     with pytest.raises(NoAnswerError, match=r"before or beside.*500: no"):
         run(script, draw_workload("cold", OPTIONS))
 
 
-def counting(num_tokens: int) -> list[bytes]:
+def counted_answer(num_tokens: int) -> list[bytes]:
     return [event("a"), USAGE_EVENT.replace(b'"prompt_tokens": 20', b'"prompt_tokens": %d' % num_tokens), DONE]
 
 
-def test_the_server_tells_how_many_words_are_a_picture(script: Script) -> None:
-    script.answers = [counting(30), counting(330), counting(288)]
+def test_words_per_picture_are_found_from_the_server_s_counts(script: Script) -> None:
+    script.answers = [counted_answer(30), counted_answer(330), counted_answer(288)]
     assert asyncio.run(find_words_per_picture(server_of(script), OPTIONS)) == 172
 
 
@@ -228,7 +228,7 @@ def test_a_run_has_a_summary_of_each_workload_and_share_of_reuse(script: Script)
     assert report.summaries["cold"].cached_share == 0.8
     assert script.models == "restarted"
     assert report.facts["seed"] == 1
-    assert "reuse_percent" not in report.facts, "the names of its summaries tell it"
+    assert "reuse_percent" not in report.facts, "the summary names contain it"
 
 
 def test_a_workload_without_timed_requests_is_not_reported(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,8 +245,8 @@ def test_a_workload_without_timed_requests_is_not_reported(script: Script, monke
 def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, load: ClientLoad) -> None:
     words = b'{"type":"text","text":"?"}'
     too_late = Workload((), [Conversation(((words,),), pause_seconds=30)], beside=[once(words)])
-    found, kept = run(script, too_late, load)
-    assert not kept
+    found, answers = run(script, too_late, load)
+    assert not answers
     assert found.seconds < 15
 
 
@@ -254,11 +254,14 @@ def test_clients_due_after_the_last_answer_are_not_waited_for(script: Script, lo
     ("answers", "message"),
     [
         ([[event("a"), DONE]], "how many tokens"),
-        ([counting(20)], "does not count more tokens for a longer prompt"),
-        ([counting(30), counting(330), [b'data: {"error": "text only"}\n\n', DONE], counting(30)], "text only"),
+        ([counted_answer(20)], "does not count more tokens for a longer prompt"),
+        (
+            [counted_answer(30), counted_answer(330), [b'data: {"error": "text only"}\n\n', DONE], counted_answer(30)],
+            "text only",
+        ),
     ],
 )
-def test_texts_are_as_long_as_most_pictures_where_a_picture_s_words_cannot_be_measured(
+def test_text_lengths_are_guessed_if_a_picture_s_tokens_cannot_be_measured(
     script: Script, answers: list[list[bytes]], message: str
 ) -> None:
     script.answers = answers

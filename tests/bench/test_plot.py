@@ -16,7 +16,7 @@ def summary(first_token: Spread | None) -> Summary:
     return Summary(1, 0, None, 1.0, first_token, None, None, 1.0, 1.0, None, None)
 
 
-def test_ten_times_as_long_is_one_more_power_of_ten() -> None:
+def test_bars_are_scaled_logarithmically() -> None:
     bars = [each for each in lay_out(TIMES).shapes if isinstance(each, Box) and each.colour == TYPICAL]
     longer, shorter = (bar.width for bar in bars)
     [tenth] = [

@@ -14,16 +14,16 @@ def report(first_token: float, *names: str) -> Report:
     return Report({"model": "m"}, dict.fromkeys(names, summary))
 
 
-def test_a_ratio_above_one_says_that_the_first_is_better() -> None:
+def test_a_ratio_above_one_means_that_the_first_is_better() -> None:
     rows = comparison(report(0.1, "cold", "zipf"), report(0.2, "cold", "restart"), ("ours", "theirs"))
     assert rows[0] == ["workload", "measure", "ours", "theirs", "ours better by"]
     assert rows[1:3] == [["cold", "requests", "1", "1", ""], ["cold", "errors", "0", "0", ""]]
     assert rows[3] == ["cold", "first token p50 ms", "100.0", "200.0", "2.00"]
-    assert {row[0] for row in rows[1:]} == {"cold"}, "both have no other"
+    assert {row[0] for row in rows[1:]} == {"cold"}, "the only workload of both"
     assert ["cold", "cached", "50%", "50%", ""] in rows
 
 
-def test_settings_that_differ_are_reported_but_not_facts_that_differ_from_run_to_run() -> None:
+def test_differing_settings_are_reported_but_not_facts_of_each_run() -> None:
     one = Report({"model": "a", "seed": 1, "words_per_picture": 90, "concurrency": 1, "num_turns": 4}, {})
     other = Report({"model": "b", "seed": 2, "words_per_picture": 80, "concurrency": 8, "num_turns": 4}, {})
     assert differences(one, other) == ["concurrency 1 and 8"]
@@ -38,7 +38,7 @@ def test_a_table_is_aligned_markdown() -> None:
     assert set(lines[1]) == {"|", "-"}
 
 
-def test_a_report_comes_back_from_its_file(tmp_path: Path) -> None:
+def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
     saved = report(0.1, "cold")
     saved.save(tmp_path / "a.json")
     assert Report.load(tmp_path / "a.json") == saved

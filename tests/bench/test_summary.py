@@ -18,7 +18,7 @@ def test_percentiles_lie_between_the_values() -> None:
     assert (spread.p50, spread.p95) == pytest.approx((2000, 3800))
 
 
-def test_times_and_rates_count_good_answers_alone() -> None:
+def test_times_and_rates_count_only_successful_answers() -> None:
     summary = summarize(Measurement([GOOD, BROKEN, LATE], 2.0))
     assert summary.first_token is not None
     assert summary.gap is not None
@@ -30,7 +30,7 @@ def test_times_and_rates_count_good_answers_alone() -> None:
     assert (summary.prompt_tokens, summary.cached_share) == (100, 0.4)
 
 
-def test_values_that_no_answer_reported_are_unknown_not_zero() -> None:
+def test_values_that_no_answer_reported_are_none_not_zero() -> None:
     summary = summarize(Measurement([Answer(0.1, [0.1], "a", 1)], 1.0))
     assert (summary.cached_share, summary.prompt_tokens, summary.gap) == (None, None, None)
 

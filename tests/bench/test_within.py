@@ -25,7 +25,7 @@ def test_each_part_has_a_cost_and_the_cost_of_a_copy(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize("command", ["offline", "parts"])
-def test_mistakes_are_reported_before_anything_is_loaded(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_usage_errors_are_reported_before_anything_is_loaded(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     flag = {"offline": "--requests", "parts": "--runs"}[command]
     assert main(["bench", command, flag, "0"]) == 2
     assert f"{flag}: must be at least 1" in capsys.readouterr().err

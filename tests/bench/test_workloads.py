@@ -28,7 +28,7 @@ def test_the_same_seed_draws_the_same_and_another_seed_something_else(name: str)
     assert draw(name) == draw(name) != draw(name, replace(OPTIONS, seed=8))
 
 
-def test_workloads_do_not_meet_each_other_s_pictures() -> None:
+def test_workloads_share_no_pictures() -> None:
     several = [*((name, OPTIONS) for name in WORKLOADS), ("zipf", replace(OPTIONS, reuse_percent=50))]
     drawn = [{url for side in draw(name, options) for url in pictures(side)} for name, options in several]
     assert len(set().union(*drawn)) == sum(map(len, drawn))
@@ -41,7 +41,7 @@ def test_cold_pictures_are_all_new() -> None:
 
 
 @pytest.mark.parametrize("name", ["same-picture-same-prompt", "same-picture-new-prompt", "new-prompt-same-picture"])
-def test_a_known_picture_is_shown_before_even_without_warming_up(name: str) -> None:
+def test_a_known_picture_is_sent_first_even_without_warm_up(name: str) -> None:
     before, timed = draw(name, replace(OPTIONS, num_warm_up=0))
     assert set(pictures(before)) == set(pictures(timed))
     assert len({each.turns for each in timed}) == (1 if name == "same-picture-same-prompt" else OPTIONS.num_requests)
@@ -68,7 +68,7 @@ def test_zipf_shows_some_pictures_more_often_than_others() -> None:
     assert counts[-1] > 2 * counts[0]
 
 
-def test_a_conversation_shows_its_picture_once_and_then_only_speaks() -> None:
+def test_a_conversation_sends_its_picture_only_once() -> None:
     _, timed = draw("multi-turn", replace(OPTIONS, num_requests=8, num_turns=4))
     assert [len(each.turns) for each in timed] == [4, 4]
     assert [len(pictures([Conversation((turn,))])) for turn in timed[0].turns] == [1, 0, 0, 0]
@@ -80,14 +80,14 @@ def test_timed_requests_are_counted_where_their_number_is_finite() -> None:
     assert counts == dict.fromkeys(WORKLOADS, OPTIONS.num_requests) | exceptions
 
 
-def test_many_pictures_are_known_and_come_in_another_order() -> None:
+def test_many_known_pictures_are_sent_in_another_order() -> None:
     before, timed = draw("many-pictures")
     assert set(pictures(timed)) <= set(pictures(before))
     assert {len(pictures([each])) for each in timed} == {OPTIONS.pictures_per_request}
     assert len({tuple(pictures([each])) for each in timed}) > 1
 
 
-def test_a_restart_comes_between_the_first_and_the_second_sight() -> None:
+def test_a_restart_lies_between_sending_pictures_twice() -> None:
     assert draw_workload("restart", OPTIONS).restarts_before_timed
     before, timed = draw("restart")
     assert pictures(before) == pictures(timed)

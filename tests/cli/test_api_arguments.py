@@ -62,7 +62,7 @@ def test_uploads_and_responses_may_be_disabled() -> None:
     assert read("--response-quota-mb", "0").response_quota_bytes == 0
 
 
-def test_keys_come_from_the_environment_unless_a_flag_has_some(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_keys_come_from_the_environment_unless_given_by_flag(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KEEPSIGHT_API_KEY", "k1, k2,")
     monkeypatch.setenv("KEEPSIGHT_ADMIN_API_KEY", "k3")
     assert (read().api_keys, read().admin_api_key) == (("k1", "k2"), "k3")
@@ -71,7 +71,7 @@ def test_keys_come_from_the_environment_unless_a_flag_has_some(monkeypatch: pyte
 
 @pytest.mark.parametrize("flag", ["--api-key", "--admin-api-key"])
 @pytest.mark.parametrize("key", ["", " "])
-def test_a_key_that_is_empty_is_refused_not_left_out(flag: str, key: str) -> None:
+def test_an_empty_key_is_refused(flag: str, key: str) -> None:
     with pytest.raises(InvalidArgumentError, match=f"^{flag}: must not be empty"):
         read(flag, key)
 
@@ -93,7 +93,7 @@ def test_a_variable_without_a_key_is_refused(variable: str, value: str, monkeypa
         ("http://collector:4318/otlp", "http://collector:4318/otlp"),
     ],
 )
-def test_a_collector_without_a_path_is_sent_spans_where_collectors_take_them(
+def test_a_collector_url_without_a_path_gets_the_default_path(
     collector: str, endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_arguments, "find_spec", lambda _name: "is installed")
@@ -101,7 +101,7 @@ def test_a_collector_without_a_path_is_sent_spans_where_collectors_take_them(
 
 
 @pytest.mark.parametrize(
-    ("flags", "named"),
+    ("flags", "flag"),
     [
         ("--cache-isolation api-key", "--cache-isolation"),
         ("--api-key k --admin-api-key k", "--admin-api-key"),
@@ -127,7 +127,7 @@ def test_a_collector_without_a_path_is_sent_spans_where_collectors_take_them(
         (f"--ssl-certfile {PEM} --ssl-keyfile {__file__}", "--ssl-certfile"),
     ],
 )
-def test_invalid_options_are_refused_before_anything_starts(flags: str, named: str) -> None:
-    with pytest.raises(InvalidArgumentError) as refused:
+def test_invalid_options_are_refused_before_anything_starts(flags: str, flag: str) -> None:
+    with pytest.raises(InvalidArgumentError) as caught:
         read(*flags.split())
-    assert refused.value.field == named
+    assert caught.value.field == flag

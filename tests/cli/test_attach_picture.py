@@ -35,7 +35,7 @@ def test_an_apostrophe_need_not_be_a_quote() -> None:
     assert urls("it's.png") == [to_data_url(Path("it's.png").read_bytes())]
 
 
-def test_several_go_in_their_order_each_as_its_file_has_it() -> None:
+def test_several_files_are_attached_in_order_with_their_types() -> None:
     assert urls("b.jpg c.webp 'my cat.png'") == [
         to_data_url(Path("b.jpg").read_bytes(), "image/jpeg"),
         to_data_url(Path("c.webp").read_bytes(), "image/webp"),
@@ -44,11 +44,11 @@ def test_several_go_in_their_order_each_as_its_file_has_it() -> None:
 
 
 @pytest.mark.parametrize("url", ["http://x/y.png", "HTTPS://x/y?a=1&b=2", "data:image/png;base64,AAAA"])
-def test_an_address_goes_as_it_is(url: str) -> None:
+def test_an_address_is_sent_unchanged(url: str) -> None:
     assert urls(url) == [url]
 
 
-def test_a_pdf_goes_with_its_name_and_its_address_alone() -> None:
+def test_a_pdf_is_sent_with_its_name_or_as_its_address() -> None:
     Path("a report.pdf").write_bytes(b"%PDF-")
     assert attach("/file", "'a report.pdf' https://a.example/b.pdf") == [
         {"type": "file", "file": {"file_data": to_data_url(b"%PDF-", "application/pdf"), "filename": "a report.pdf"}},

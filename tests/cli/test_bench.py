@@ -11,7 +11,7 @@ import pytest
 from keepsight.bench.report import Report
 from keepsight.cli.main import main
 from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
-from tests.cli.test_chat import listen_to_ctrl_c
+from tests.cli.test_chat import restore_sigint
 
 QUICK = ("--requests", "2", "--warmup", "0", "--picture-size", "16x16")
 
@@ -33,9 +33,7 @@ def test_a_server_is_measured_and_two_reports_are_compared(tmp_path: Path, capsy
     assert "DIFFERENT SETTINGS: sampling {" in capsys.readouterr().out
 
 
-def test_reports_that_have_nothing_in_common_are_not_compared(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_reports_without_common_workloads_are_not_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     with scripted_server(Script()) as script:
         for path, workload in ((one, "cold"), (other, "many-pictures")):
@@ -47,14 +45,14 @@ def test_reports_that_have_nothing_in_common_are_not_compared(
     assert (output.out, output.err) == ("", f"keepsight bench: FILE: {one} and {other} have no workload in common\n")
 
 
-def test_a_server_is_asked_at_a_rate(tmp_path: Path) -> None:
+def test_requests_are_sent_at_a_rate(tmp_path: Path) -> None:
     report = tmp_path / "a.json"
     with scripted_server(Script()) as script:
         typed = ["--base-url", script.url, "--json", str(report), "--workload", "cold", "--request-rate", "50"]
         assert main(["bench", "serve", *typed, *QUICK]) == 0
     facts = Report.load(report).facts
     assert facts["request_rate"] == 50
-    assert "concurrency" not in facts, "nobody set how many"
+    assert "concurrency" not in facts, "it applies only without a rate"
 
 
 def test_a_workload_that_is_named_twice_is_measured_once() -> None:
@@ -74,9 +72,7 @@ def test_a_workload_that_is_named_twice_is_measured_once() -> None:
         *((["--request-rate", "1", "--concurrency", each], "not allowed with") for each in ("1", "2")),
     ],
 )
-def test_a_rate_that_cannot_be_kept_is_refused(
-    typed: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_impossible_rate_is_refused(typed: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["bench", "serve", *typed])
     assert message in capsys.readouterr().err
@@ -112,13 +108,13 @@ def test_a_workload_that_fails_is_named_and_the_rest_is_reported(
     assert list(json.loads((tmp_path / "r.json").read_text())["workloads"]) == ["cold"]
 
 
-def test_a_warning_says_that_texts_may_not_be_as_long_as_a_picture(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_guessed_text_length_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     with scripted_server(Script(answers=[[event("Hi"), DONE]])) as script:
         assert main(["bench", "serve", "--base-url", script.url, "--workload", "text-only", *QUICK]) == 0
     assert "words_per_picture is a guess: the server does not report how many tokens" in capsys.readouterr().out
 
 
-def test_a_terminal_obeys_nothing_that_a_measured_server_says(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_of_a_measured_server_do_not_reach_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     refused = [b'data: {"error": "\\u001b[2Jred"}\n\n', DONE]
     script = Script(answers=[refused], models={"data": [{"id": "\x1b[2Jfirst"}]})
     with scripted_server(script):
@@ -135,7 +131,7 @@ def test_complete_measurements_survive_ctrl_c(tmp_path: Path) -> None:
         typed = ["--base-url", script.url, "--json", str(report), "--workload", "cold", "zipf", *QUICK]
         command = [sys.executable, "-m", "keepsight", "bench", "serve", *typed]
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=listen_to_ctrl_c
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=restore_sigint
         ) as process:
             while len(script.bodies) < 3:
                 time.sleep(0.01)
@@ -147,13 +143,13 @@ def test_complete_measurements_survive_ctrl_c(tmp_path: Path) -> None:
     assert list(json.loads(report.read_text())["workloads"]) == ["cold"]
 
 
-def test_ctrl_c_does_not_wait_until_all_is_drawn() -> None:
+def test_ctrl_c_does_not_wait_for_drawing() -> None:
     with scripted_server(Script()) as script:
         many = ["--requests", "1000000", "--picture-size", "64x64"]
         typed = ["--base-url", script.url, "--workload", "cold", *many]
         command = [sys.executable, "-m", "keepsight", "bench", "serve", *typed]
         with subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=listen_to_ctrl_c
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, preexec_fn=restore_sigint
         ) as process:
             while not script.authorizations:  # the first request asks for the model's name
                 time.sleep(0.01)
@@ -178,7 +174,7 @@ def test_a_file_that_cannot_be_written_is_reported_before_anything_is_measured(
     assert f"{flag}: cannot write {tmp_path / 'none' / name}: No such file" in capsys.readouterr().err
 
 
-def test_measurements_are_printed_though_their_file_has_become_unwritable(
+def test_measurements_are_printed_even_if_their_file_becomes_unwritable(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_report: Report, _path: Path) -> None:
@@ -195,7 +191,7 @@ def test_measurements_are_printed_though_their_file_has_become_unwritable(
     ]
 
 
-def test_a_run_that_measured_nothing_leaves_the_last_report(tmp_path: Path) -> None:
+def test_a_run_without_measurements_keeps_the_last_report(tmp_path: Path) -> None:
     report = tmp_path / "r.json"
     report.write_text("of yesterday")
     with scripted_server(Script(status=500, refusal=b"no")) as script:
@@ -216,9 +212,7 @@ def test_a_run_that_measured_nothing_leaves_the_last_report(tmp_path: Path) -> N
         (["compare", "a.json", "b.json", "--labels", "one"], "--labels"),
     ],
 )
-def test_mistakes_are_reported_with_the_flag_s_name(
-    typed: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_usage_errors_name_the_flag(typed: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", *typed]) == 2
     assert message in capsys.readouterr().err
 

@@ -88,15 +88,15 @@ def test_kept_entries_are_counted_verified_and_cleared(kept: Path, capsys: pytes
     assert lines[3:] == ["2 entries removed", "0 entries, 0.0 MiB"]
 
 
-def test_a_closed_output_is_not_reported_as_a_fault_of_the_place(kept: Path) -> None:
+def test_a_closed_output_is_not_reported_as_a_cache_error(kept: Path) -> None:
     for number in range(2000):  # more lines than the output buffer holds
         (kept / "entries" / key_of(number)).touch()
     command = [sys.executable, "-m", "keepsight", "cache", "inspect", "--keys", "--disk", str(kept)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as looking:
-        assert looking.stdout is not None
-        assert looking.stderr is not None
-        looking.stdout.close()
-        assert (looking.wait(), looking.stderr.read()) == (141, "")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as inspecting:
+        assert inspecting.stdout is not None
+        assert inspecting.stderr is not None
+        inspecting.stdout.close()
+        assert (inspecting.wait(), inspecting.stderr.read()) == (141, "")
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_be_read_is_reported_with_its_flag(
     assert "File name too long" in error_output
 
 
-def test_inspecting_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspecting_creates_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "inspect", "--disk", str(tmp_path / "none")]) == 0
     assert capsys.readouterr().out == f"nothing is kept in {tmp_path / 'none'}\n"
     assert not (tmp_path / "none").exists()
@@ -125,7 +125,7 @@ def test_inspecting_makes_no_folder(tmp_path: Path, capsys: pytest.CaptureFixtur
 @pytest.mark.parametrize(
     "typed", [["inspect", "--disk"], ["clear", "--disk"], ["pin", "0" * 64, "--encoder-disk-cache"]]
 )
-def test_a_folder_with_other_content_is_left_as_it_is(
+def test_a_folder_with_other_content_is_left_unchanged(
     typed: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "x.png").touch()
@@ -145,7 +145,7 @@ def test_an_invalid_address_is_reported_by_the_flag_s_name(capsys: pytest.Captur
     assert "--remote: must be redis://" in capsys.readouterr().err
 
 
-def test_warmed_pictures_are_kept_and_can_be_pinned_by_the_same_flags(
+def test_warmed_pictures_are_cached_and_can_be_pinned_with_the_same_flags(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture, other = tmp_path / "picture.png", tmp_path / "other.png"
@@ -182,7 +182,7 @@ def test_a_picture_that_cannot_be_warmed_is_reported_with_its_file(
 
 
 @pytest.mark.parametrize("flag", ["--encoder-disk-cache", "--encoder-remote-cache"])
-def test_a_place_that_keeps_nothing_is_refused_before_a_model_is_loaded(
+def test_an_unusable_cache_is_refused_before_a_model_is_loaded(
     flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     picture = tmp_path / "picture.png"

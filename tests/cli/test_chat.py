@@ -46,7 +46,7 @@ def terminal(script: Script, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
     return Terminal(monkeypatch, capsys, script.url)
 
 
-def test_answers_go_to_standard_output_and_what_they_took_to_standard_error(terminal: Terminal) -> None:
+def test_answers_go_to_standard_output_and_timings_to_standard_error(terminal: Terminal) -> None:
     assert terminal.type("Hello", "", "Again") == 0
     assert terminal.out == "Hello!\nHello!\n"
     assert terminal.err.startswith("first at http://127.0.0.1:")
@@ -54,7 +54,7 @@ def test_answers_go_to_standard_output_and_what_they_took_to_standard_error(term
     assert terminal.err.count("[first token ") == 2
 
 
-def test_an_answer_that_was_cut_says_so(terminal: Terminal, script: Script) -> None:
+def test_a_truncated_answer_is_marked(terminal: Terminal, script: Script) -> None:
     cut = b'data: {"choices": [{"delta": {"content": "!"}, "finish_reason": "length"}]}\n\n'
     script.answers = [[event("Hello"), cut, DONE], answer("Hello")]
     assert terminal.type("Hello", "Hello") == 0
@@ -73,7 +73,7 @@ def test_a_thought_goes_to_standard_error_and_not_into_the_conversation(terminal
     assert script.messages == [HELLO, answered, {"role": "user", "content": "How are you?"}]
 
 
-def test_the_whole_conversation_goes_with_every_message(terminal: Terminal, script: Script) -> None:
+def test_the_whole_conversation_is_sent_with_every_message(terminal: Terminal, script: Script) -> None:
     script.answers = [answer("Hello", "!"), answer("Fine.")]
     terminal.type("Hello", "How are you?", options=("--system", "Be kind."))
     assert script.messages == [
@@ -84,9 +84,7 @@ def test_the_whole_conversation_goes_with_every_message(terminal: Terminal, scri
     ]
 
 
-def test_pictures_films_and_sounds_go_with_the_next_message_alone(
-    terminal: Terminal, script: Script, tmp_path: Path
-) -> None:
+def test_attachments_are_sent_only_with_the_next_message(terminal: Terminal, script: Script, tmp_path: Path) -> None:
     picture = draw(7).picture
     picture.save(tmp_path / "my cat.png")
     url = to_data_url((tmp_path / "my cat.png").read_bytes())
@@ -106,7 +104,7 @@ def test_pictures_films_and_sounds_go_with_the_next_message_alone(
     assert "4 attached to the next message" in terminal.err
 
 
-def test_options_go_to_the_server_and_only_if_they_are_given(terminal: Terminal, script: Script) -> None:
+def test_only_given_options_are_sent_to_the_server(terminal: Terminal, script: Script) -> None:
     terminal.type("Hello")
     assert script.bodies[-1].keys() == {"model", "messages", "stream", "stream_options"}
     terminal.type("Hello", options=("--model", "second", "--temperature", "0", "--max-tokens", "9", "--api-key", "k"))
@@ -165,7 +163,7 @@ def test_a_mistake_is_reported_and_the_chat_continues(terminal: Terminal, line: 
     assert terminal.out == "Hello!\n"
 
 
-def test_a_message_without_any_answer_leaves_no_trace(terminal: Terminal, script: Script) -> None:
+def test_a_message_that_got_no_answer_is_removed_from_the_conversation(terminal: Terminal, script: Script) -> None:
     script.answers = [[b'data: {"error": {"message": "It broke."}}\n\n'], answer("Hello!")]
     assert terminal.type("/image http://x/y.png", "What is this?", "Hello") == 1
     assert "error: It broke.\n" in terminal.err
@@ -179,19 +177,19 @@ def test_the_beginning_of_an_answer_that_broke_off_is_kept(terminal: Terminal, s
     assert script.messages[:2] == [HELLO, {"role": "assistant", "content": "Hel"}]
 
 
-def test_a_server_that_counts_nothing_is_fine(terminal: Terminal, script: Script) -> None:
+def test_a_server_without_usage_counts_is_accepted(terminal: Terminal, script: Script) -> None:
     script.answers = [[event("Hello!"), DONE]]
     assert terminal.type("Hello") == 0
     assert terminal.err.endswith(" s in all]\n")
 
 
-def test_a_terminal_obeys_nothing_that_a_model_says(terminal: Terminal, script: Script) -> None:
+def test_control_characters_in_an_answer_do_not_reach_the_terminal(terminal: Terminal, script: Script) -> None:
     script.answers = [answer("\x1b[2Jred\x07\x9b1m\tand\nblue")]
     terminal.type("Hello")
     assert terminal.out == "[2Jred1m\tand\nblue\n"
 
 
-def test_a_terminal_obeys_nothing_that_a_server_says_of_its_models(
+def test_control_characters_in_an_error_do_not_reach_the_terminal(
     script: Script, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script.status, script.refusal = 500, b"\x1b[2Jno"
@@ -199,13 +197,13 @@ def test_a_terminal_obeys_nothing_that_a_server_says_of_its_models(
     assert capsys.readouterr().err == "keepsight chat: 500: [2Jno\n"
 
 
-def test_without_a_server_it_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_server_the_error_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["chat", "--url", "http://127.0.0.1:9/v1"]) == 2
     assert "keepsight chat: nothing answers at http://127.0.0.1:9/v1\n" in (error_output := capsys.readouterr().err)
     assert "`keepsight serve`" in error_output
 
 
-def listen_to_ctrl_c() -> None:
+def restore_sigint() -> None:
     """Restore the default handling of SIGINT: shells ignore it for background jobs, and children inherit that."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
@@ -218,7 +216,7 @@ def run_chat(url: str, stdin: int = subprocess.PIPE, encoding: str = "utf-8") ->
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        preexec_fn=listen_to_ctrl_c,
+        preexec_fn=restore_sigint,
         # Independent of the machine's locale: with the C locale, any bytes are accepted as text.
         env={**os.environ, "PYTHONIOENCODING": encoding},
     ) as process:
@@ -246,14 +244,14 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(script: Script) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_a_standard_stream_that_is_closed_has_no_lines_and_shows_none(closed: str, script: Script) -> None:
+def test_a_closed_standard_stream_is_treated_as_empty(closed: str, script: Script) -> None:
     command = ["sh", "-c", f'exec "$@" {closed}', "sh", sys.executable, "-m", "keepsight", "chat", "--url", script.url]
     done = subprocess.run(command, input="" if "<" in closed else "Hello\n", capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (0, "Hello!\n" if closed == "2>&-" else "")
     assert "Traceback" not in done.stderr
 
 
-def test_lines_that_are_not_text_are_reported_in_one_line(script: Script) -> None:
+def test_undecodable_input_is_reported_in_one_line(script: Script) -> None:
     with run_chat(script.url) as chat:
         out, err = chat.communicate(b"caf\xe9\n", timeout=20)
     assert (chat.returncode, out, script.bodies) == (2, b"", [])
@@ -261,9 +259,7 @@ def test_lines_that_are_not_text_are_reported_in_one_line(script: Script) -> Non
     assert b"Traceback" not in err
 
 
-def test_where_python_takes_any_bytes_a_question_has_to_be_text_and_a_file_s_name_need_not(
-    script: Script, tmp_path: Path
-) -> None:
+def test_with_surrogateescape_a_question_must_be_utf8_and_a_file_name_need_not(script: Script, tmp_path: Path) -> None:
     picture = bytes(tmp_path) + b"/caf\xe9.png"
     draw(1).picture.save(picture)
     with run_chat(script.url, encoding="utf-8:surrogateescape") as chat:
@@ -272,7 +268,7 @@ def test_where_python_takes_any_bytes_a_question_has_to_be_text_and_a_file_s_nam
     assert b"\nerror: standard input: is not UTF-8\n1 attached to the next message\n" in err
 
 
-def test_the_system_message_has_to_be_text_too(terminal: Terminal, script: Script) -> None:
+def test_the_system_message_must_be_utf8(terminal: Terminal, script: Script) -> None:
     assert terminal.type("Hello", options=("--system", "caf\udce9")) == 2
     assert terminal.err == "keepsight chat: --system: is not UTF-8\n"
     assert script.bodies == []
@@ -292,13 +288,13 @@ def test_characters_that_standard_output_cannot_encode_do_not_end_the_conversati
     assert chat.returncode == 0
 
 
-def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:
-    ours, its = pty.openpty()
-    with run_chat(script.url, stdin=its) as chat:
-        os.close(its)
-        os.write(ours, b"Hello\n\x04")
+def test_a_terminal_is_prompted_for_lines_until_ctrl_d(script: Script) -> None:
+    master, slave = pty.openpty()
+    with run_chat(script.url, stdin=slave) as chat:
+        os.close(slave)
+        os.write(master, b"Hello\n\x04")
         out, err = chat.communicate(timeout=20)
-    os.close(ours)
+    os.close(master)
     # Standard output may be redirected to a file while the user types.
     assert out == b"Hello!\n"
     assert err.count(b"> ") == 2
@@ -308,7 +304,7 @@ def test_at_a_terminal_it_asks_for_lines_until_ctrl_d(script: Script) -> None:
 @pytest.mark.parametrize(
     ("variable", "value", "is_dim"), [("TERM", "xterm", True), ("TERM", "dumb", False), ("NO_COLOR", "1", False)]
 )
-def test_notes_are_dim_at_a_terminal_that_knows_how_unless_its_user_wants_none_of_it(
+def test_notes_are_dim_only_on_a_terminal_with_colours_enabled(
     terminal: Terminal, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, is_dim: bool
 ) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
@@ -319,7 +315,7 @@ def test_notes_are_dim_at_a_terminal_that_knows_how_unless_its_user_wants_none_o
     assert ("\x1b[2m/image" in terminal.err) == is_dim
 
 
-def test_a_real_server_answers_rightly_and_finds_the_picture_again(
+def test_a_real_server_answers_correctly_and_caches_the_picture(
     server_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     drawn = draw(7)

@@ -87,7 +87,7 @@ def test_a_seed_repeats_an_answer_at_any_temperature(capsys: pytest.CaptureFixtu
         (["--max-model-len", "5"], "keepsight generate: messages: has "),
     ],
 )
-def test_a_mistake_is_one_line_and_exit_status_2(
+def test_a_usage_error_is_one_line_and_exit_status_2(
     flags: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert generate("What is this?", *flags) == 2

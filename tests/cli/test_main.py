@@ -32,7 +32,7 @@ def test_the_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"keepsight {__version__}\n"
 
 
-def test_help_names_every_command_and_says_what_it_does(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_and_describes_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_status(["--help"]) == 0
     words = " ".join(capsys.readouterr().out.split())
     assert all(f"{name} {summary}" in words for name, summary in COMMANDS.items())
@@ -129,7 +129,7 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
         (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),
     ],
 )
-def test_a_mistake_is_one_line_on_standard_error_and_exit_status_2(
+def test_a_usage_error_is_one_line_on_standard_error_and_exit_status_2(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -149,7 +149,7 @@ def test_a_mistake_is_one_line_on_standard_error_and_exit_status_2(
         ["--allowed-media-networks"],
     ],
 )
-def test_a_model_that_a_flag_took_for_its_last_value_is_reported_before_the_demo_is_served(
+def test_a_model_swallowed_by_a_multi_value_flag_is_reported(
     values: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     no_port = ["--port", "70000"]
@@ -157,13 +157,13 @@ def test_a_model_that_a_flag_took_for_its_last_value_is_reported_before_the_demo
     [line] = capsys.readouterr().err.splitlines()
     assert line == f"keepsight serve: {values[0]}: its last value, {DEMO}, looks like the model: put the model first"
     assert main(["serve", DEMO, *no_port, "--api-key", DEMO]) == 2
-    assert "--port: " in capsys.readouterr().err, "whoever names a model may call a key whatever they like"
+    assert "--port: " in capsys.readouterr().err, "any key is allowed once a model is given"
 
 
 @pytest.mark.parametrize(
     ("outcome", "status"), [(None, 0), (InvalidArgumentError("--x", "is wrong"), 2), (KeyboardInterrupt(), 130)]
 )
-def test_the_exit_status_says_how_a_command_ended(
+def test_the_exit_status_reflects_how_a_command_ended(
     outcome: BaseException | None, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(_arguments: object) -> int:
@@ -176,7 +176,7 @@ def test_the_exit_status_says_how_a_command_ended(
     assert main(["serve"]) == status
 
 
-def test_ctrl_c_while_a_command_is_still_being_loaded_ends_it_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_while_a_command_is_imported_exits_silently(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(_name: str) -> None:
         raise KeyboardInterrupt
 
@@ -188,7 +188,7 @@ INTERRUPTED_BY_A_LIBRARY = """
 import os, signal, sys
 from keepsight.cli import main
 
-# Whoever runs tests in the background may have it ignored, and children inherit that.
+# Shells ignore SIGINT for background jobs, and children inherit that.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def import_module(name):
@@ -203,7 +203,7 @@ sys.exit(main.main(["chat"]))
 """
 
 
-def test_a_library_that_takes_ctrl_c_for_its_own_failure_is_not_asked() -> None:
+def test_ctrl_c_exits_even_if_a_library_turns_it_into_an_import_error() -> None:
     done = subprocess.run([sys.executable, "-c", INTERRUPTED_BY_A_LIBRARY], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
@@ -232,7 +232,7 @@ sys.exit(main(sys.argv[1:]))
 @pytest.mark.parametrize(
     "arguments", ["generate Hi", "cache warm x.png", "cache unpin x.png", "bench offline", "bench parts"]
 )
-def test_no_command_goes_on_after_ctrl_c_while_torch_is_imported(arguments: str, tmp_path: Path) -> None:
+def test_ctrl_c_while_torch_is_imported_ends_every_command(arguments: str, tmp_path: Path) -> None:
     draw(1).picture.save(tmp_path / "x.png")
     command = [sys.executable, "-c", INTERRUPTED_BY_TORCH, *arguments.split()]
     home = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
@@ -252,7 +252,7 @@ def test_output_to_a_closed_pipe_exits_as_by_sigpipe(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("buffering", [[], ["-u"]])
-def test_output_that_finds_no_room_is_reported_in_one_line_and_fails(buffering: Sequence[str], tmp_path: Path) -> None:
+def test_output_to_a_full_device_fails_with_one_line(buffering: Sequence[str], tmp_path: Path) -> None:
     command = [sys.executable, *buffering, "-m", "keepsight", "demo-picture", "-o", str(tmp_path / "x.png")]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
@@ -260,7 +260,7 @@ def test_output_that_finds_no_room_is_reported_in_one_line_and_fails(buffering: 
     assert (done.returncode, done.stderr) == (1, "keepsight demo-picture: [Errno 28] No space left on device\n")
 
 
-def test_our_own_bug_is_not_reported_as_a_mistake_of_the_caller(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_is_raised_and_not_reported_as_a_usage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     command = SimpleNamespace(add_arguments=lambda parser: None, run=lambda arguments: 1 // 0)
     monkeypatch.setattr(main_module, "import_module", lambda _name: command)
     with pytest.raises(ZeroDivisionError):
@@ -286,5 +286,5 @@ def test_standard_streams_need_not_be_open(closed: Sequence[int], tmp_path: Path
     )
     status, _, streams = (tmp_path / "written").read_text().partition(" ")
     assert status == "0"
-    nowhere = Path(os.devnull).stat().st_rdev
-    assert {json.loads(streams)[each] for each in closed} == {nowhere}
+    null_device = Path(os.devnull).stat().st_rdev
+    assert {json.loads(streams)[each] for each in closed} == {null_device}

@@ -17,11 +17,11 @@ def parse(*arguments: str) -> Config:
     return config_from(parser.parse_args(arguments))
 
 
-def test_without_flags_it_is_the_default_configuration() -> None:
+def test_without_flags_the_configuration_is_the_default() -> None:
     assert parse() == Config()
 
 
-SAID: dict[str, tuple[tuple[str, ...], Any]] = {
+FLAGS_AND_VALUES: dict[str, tuple[tuple[str, ...], Any]] = {
     "model": (("--model", "somewhere"), "somewhere"),
     "dtype": (("--dtype", "bfloat16"), "bfloat16"),
     "device": (("--device", "cpu"), "cpu"),
@@ -84,7 +84,7 @@ SAID: dict[str, tuple[tuple[str, ...], Any]] = {
 }
 
 # Other options that an option requires.
-NEEDED: dict[str, dict[str, Any]] = {
+REQUIRED_OPTIONS: dict[str, dict[str, Any]] = {
     "encoder_remote_cache_gb": {"encoder_remote_cache": "redis://x"},
     "lora_modules": {"enable_lora": True},
 }
@@ -92,8 +92,8 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", [field.name for field in dataclasses.fields(Config)])
 def test_every_option_has_its_flag(name: str) -> None:
-    arguments, value = SAID[name]
-    expected: dict[str, Any] = {**NEEDED.get(name, {}), name: value}
+    arguments, value = FLAGS_AND_VALUES[name]
+    expected: dict[str, Any] = {**REQUIRED_OPTIONS.get(name, {}), name: value}
     assert parse(*arguments) == Config(**expected)
     assert parse(*arguments) != Config()
 
@@ -105,7 +105,7 @@ def test_a_flag_of_several_values_may_come_several_times() -> None:
     assert domains.allowed_media_domains == ["a.org", "b.org", "c.org"]
 
 
-def test_a_command_that_takes_no_adapters_has_none() -> None:
+def test_adapter_flags_exist_only_for_commands_that_take_adapters() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model")
     add_model_arguments(parser)
@@ -114,11 +114,11 @@ def test_a_command_that_takes_no_adapters_has_none() -> None:
         parser.parse_args(["--enable-lora"])
 
 
-def test_prefix_caching_may_be_asked_for_by_name() -> None:
+def test_prefix_caching_may_be_enabled_explicitly() -> None:
     assert parse("--enable-prefix-caching").enable_prefix_caching
 
 
-def test_a_disk_cache_may_be_asked_for_without_a_place() -> None:
+def test_a_disk_cache_flag_needs_no_path() -> None:
     assert parse("--encoder-disk-cache").encoder_disk_cache == ""
     assert parse("--encoder-disk-cache").has_far_embeddings
     assert parse("--prefix-disk-cache").prefix_disk_cache == ""
@@ -129,7 +129,7 @@ def test_limits_of_pictures_may_be_given_without_json() -> None:
     assert parse("--limit-mm-per-prompt", "image=8, video=0").limit_mm_per_prompt == {"image": 8, "video": 0}
 
 
-def test_help_shows_the_default_limit_of_pictures_as_it_would_be_typed() -> None:
+def test_help_shows_the_default_media_limits_as_json() -> None:
     parser = argparse.ArgumentParser()
     add_model_arguments(parser)
     assert """(default: {"image": 256, "video": 16, "audio": 16})""" in " ".join(parser.format_help().split())

@@ -27,7 +27,7 @@ def failure(script: Script) -> str:
     return str(caught.value)
 
 
-def test_an_answer_comes_in_pieces_and_with_what_it_took(script: Script) -> None:
+def test_an_answer_comes_in_pieces_with_its_usage(script: Script) -> None:
     assert pieces(script) == ["Hello", "!", Usage(3, 20, 16)]
     assert script.bodies == [{"messages": [], "stream": True, "stream_options": {"include_usage": True}}]
 
@@ -50,7 +50,7 @@ def test_unicode_line_separators_do_not_end_an_event(script: Script) -> None:
         ],
     ],
 )
-def test_other_servers_ways_of_writing_a_stream_are_read(script: Script, events: list[bytes]) -> None:
+def test_stream_formats_of_other_servers_are_read(script: Script, events: list[bytes]) -> None:
     script.answers = [events]
     assert pieces(script) == ["Hi"]
 
@@ -66,7 +66,7 @@ def test_a_server_without_models_is_reported(script: Script, models: object) -> 
         OpenAIServer(script.url).first_model()
 
 
-def test_the_key_goes_with_every_request_and_only_if_there_is_one(script: Script) -> None:
+def test_a_given_key_is_sent_with_every_request(script: Script) -> None:
     OpenAIServer(script.url, "open sesame").first_model()
     OpenAIServer(script.url).first_model()
     assert script.authorizations == ["Bearer open sesame", None]
@@ -83,7 +83,9 @@ def test_the_key_goes_with_every_request_and_only_if_there_is_one(script: Script
         (401, b'{"error": {"message": "wrong key"}}', "401: wrong key (--api-key, or OPENAI_API_KEY in"),
     ],
 )
-def test_a_refusal_is_reported_in_the_server_s_words(script: Script, status: int, body: bytes, message: str) -> None:
+def test_a_refusal_is_reported_with_the_server_s_message(
+    script: Script, status: int, body: bytes, message: str
+) -> None:
     script.status, script.refusal = status, body
     assert failure(script).startswith(message)
 
@@ -120,7 +122,7 @@ def test_a_client_that_stops_reading_ends_the_answer_at_the_server(script: Scrip
     assert script.client_left.wait(20)
 
 
-def test_a_server_that_is_not_there_is_unreachable() -> None:
+def test_a_missing_server_is_unreachable() -> None:
     with socket.socket() as nobody:
         nobody.bind(("127.0.0.1", 0))  # bound, but not listening
         with pytest.raises(NoAnswerError, match="nothing answers at") as caught:
@@ -147,7 +149,7 @@ def test_a_key_that_no_header_can_carry_is_refused_by_its_name_and_never_shown(
     assert error_output == [f"keepsight {command[0]}: {name}: {reason}" for name in ("--api-key", "OPENAI_API_KEY")]
 
 
-def test_a_key_goes_without_the_end_of_its_line_and_the_flag_goes_before_the_environment(
+def test_a_key_is_stripped_and_a_flag_takes_precedence_over_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", " sk-secret\n")

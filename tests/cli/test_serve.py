@@ -37,8 +37,8 @@ def drawn() -> Drawn:
 
 
 def test_the_official_client_gets_right_answers_about_a_drawn_picture(client: openai.OpenAI, drawn: Drawn) -> None:
-    asked = {question.text: question.answer for question in drawn.questions[:4]}
-    assert {text: answer(client, ask(by_url(drawn.picture), text)) for text in asked} == asked
+    expected_answers = {question.text: question.answer for question in drawn.questions[:4]}
+    assert {text: answer(client, ask(by_url(drawn.picture), text)) for text in expected_answers} == expected_answers
 
 
 def test_texts_and_pictures_are_returned_as_vectors(client: openai.OpenAI, drawn: Drawn) -> None:
@@ -54,9 +54,7 @@ def test_texts_and_pictures_are_returned_as_vectors(client: openai.OpenAI, drawn
     assert bodies[1].usage.prompt_tokens_details["cached_tokens"] > 0
 
 
-def test_embeddings_that_the_client_computed_are_answered_about_as_the_picture(
-    client: openai.OpenAI, drawn: Drawn
-) -> None:
+def test_image_embeds_are_answered_like_the_picture(client: openai.OpenAI, drawn: Drawn) -> None:
     [values] = embed(drawn.picture)
     question, part = drawn.questions[0], by_embeds(to_npy(values))
     assert answer(client, ask(part, question.text)) == question.answer
@@ -69,7 +67,7 @@ def test_embeddings_that_the_client_computed_are_answered_about_as_the_picture(
     )  # fmt: skip
 
 
-def test_embeddings_of_a_prompt_s_tokens_are_continued_as_the_prompt(client: openai.OpenAI) -> None:
+def test_prompt_embeds_are_continued_like_the_prompt(client: openai.OpenAI) -> None:
     token_ids = list(range(20, 60))
     create: Any = client.completions.create
     terms: Any = {"model": "keepsight-demo", "temperature": 0, "max_tokens": 8}
@@ -93,7 +91,7 @@ def test_several_pictures_are_distinguished(client: openai.OpenAI) -> None:
     assert answer(client, ask(*(by_url(each.picture) for each in drawings), question.text)) == question.answer
 
 
-def test_a_conversation_goes_on_with_the_client_s_own_answer_object(client: openai.OpenAI, drawn: Drawn) -> None:
+def test_a_conversation_continues_with_the_client_s_own_message_object(client: openai.OpenAI, drawn: Drawn) -> None:
     messages: list[Any] = ask(by_url(drawn.picture), drawn.questions[0].text)
     first = complete(client, messages).choices[0].message
     assert first.content == drawn.description
@@ -102,7 +100,7 @@ def test_a_conversation_goes_on_with_the_client_s_own_answer_object(client: open
     assert answer(client, messages) == colour.answer
 
 
-def test_a_stream_says_the_same_in_pieces_and_counts_its_tokens(client: openai.OpenAI, drawn: Drawn) -> None:
+def test_a_streamed_answer_equals_the_whole_one_and_counts_its_tokens(client: openai.OpenAI, drawn: Drawn) -> None:
     messages = ask(by_url(drawn.picture), drawn.questions[0].text)
     complete(client, messages)  # makes the prompt known to the caches
     whole = complete(client, messages)
@@ -114,7 +112,7 @@ def test_a_stream_says_the_same_in_pieces_and_counts_its_tokens(client: openai.O
     assert whole.usage.prompt_tokens_details.image_tokens == 16
 
 
-def test_an_answer_that_was_predicted_is_the_same_and_counted(client: openai.OpenAI, drawn: Drawn) -> None:
+def test_a_predicted_answer_is_the_same_and_its_tokens_are_counted(client: openai.OpenAI, drawn: Drawn) -> None:
     create: Any = client.chat.completions.create
     terms: Any = {"model": "keepsight-demo", "temperature": 0, "messages": ask(by_url(drawn.picture), "Describe it.")}
     answer = create(**terms).choices[0].message.content
@@ -133,9 +131,9 @@ def test_a_pdf_is_uploaded_once_and_asked_about_by_its_id(client: openai.OpenAI)
     assert (file.filename, file.bytes, file.status) == ("a.pdf", len(document), "processed")
     assert client.files.wait_for_processing(file.id) == file
     assert file in list(client.files.list(purpose="user_data"))
-    asked: Any = [{"role": "user", "content": [{"type": "input_file", "file_id": file.id}]}]
+    messages: Any = [{"role": "user", "content": [{"type": "input_file", "file_id": file.id}]}]
     create: Any = client.responses.create
-    first, again = (create(model="keepsight-demo", input=asked, max_output_tokens=1, store=False) for _ in range(2))
+    first, again = (create(model="keepsight-demo", input=messages, max_output_tokens=1, store=False) for _ in range(2))
     assert again.output_text == first.output_text
     assert again.usage.input_tokens_details.cached_tokens == first.usage.input_tokens - 1
     assert client.files.content(file.id).read() == document
@@ -144,7 +142,7 @@ def test_a_pdf_is_uploaded_once_and_asked_about_by_its_id(client: openai.OpenAI)
         client.files.retrieve(file.id)
 
 
-def test_questions_asked_at_once_are_all_answered_rightly(server_port: int) -> None:
+def test_concurrent_questions_are_all_answered_correctly(server_port: int) -> None:
     drawings = [draw(seed) for seed in range(1, 7)]
 
     async def ask_all() -> list[str]:
@@ -164,7 +162,7 @@ def test_questions_asked_at_once_are_all_answered_rightly(server_port: int) -> N
     assert asyncio.run(ask_all()) == [each.description for each in drawings]
 
 
-def test_a_client_that_hangs_up_does_not_keep_the_others_waiting(client: openai.OpenAI) -> None:
+def test_a_disconnected_client_does_not_delay_others(client: openai.OpenAI) -> None:
     endless = {"max_tokens": None, "n": 32, "extra_body": {"ignore_eos": True}}
     with complete(client, ask("Hello"), stream=True, **endless) as stream:
         next(iter(stream))
@@ -174,7 +172,7 @@ def test_a_client_that_hangs_up_does_not_keep_the_others_waiting(client: openai.
     assert complete(client, ask("Hello"), max_tokens=1, timeout=20).usage.completion_tokens == 1
 
 
-def test_the_mistakes_of_a_caller_are_errors_that_the_client_knows(client: openai.OpenAI, drawn: Drawn) -> None:
+def test_caller_errors_are_the_official_client_s_exceptions(client: openai.OpenAI, drawn: Drawn) -> None:
     with pytest.raises(openai.BadRequestError) as refused:
         complete(client, ask(by_url(drawn.picture), "What?"), temperature=-1)
     assert (refused.value.param, refused.value.code) == ("temperature", "invalid_argument")
@@ -213,7 +211,7 @@ def test_too_few_open_files_are_reported_in_one_line_before_anything_is_started(
     assert line.startswith("keepsight serve: only 24 files may be open (`ulimit -n`): a server needs 64")
 
 
-def test_a_server_takes_as_many_open_files_as_it_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_raises_its_open_file_limit_to_the_maximum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(real_server, "COMMAND", ["sh", "-c", 'ulimit -Sn 24; exec "$@"', "sh", *COMMAND])
     with serving(tmp_path / "log") as (process, _):
         for pid in with_descendants(process.pid):
@@ -222,14 +220,14 @@ def test_a_server_takes_as_many_open_files_as_it_may_have(tmp_path: Path, monkey
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6")
-def test_all_addresses_are_those_of_ipv4_too() -> None:
+def test_the_ipv6_wildcard_address_accepts_ipv4_too() -> None:
     with serve._listen("::", 0) as listener:
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
             socket.create_connection((host, port), timeout=5).close()
 
 
-INTERRUPTED_AT_ITS_ENDS = """
+INTERRUPTED_SERVER = """
 import os, shutil, sys
 from keepsight.cli import serve
 from keepsight.cli.main import main
@@ -251,10 +249,10 @@ sys.exit(main(["serve", "--port", "0"]))
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
-def test_signals_while_the_run_directory_is_made_or_removed_leave_nothing_of_it(
+def test_signals_while_the_run_directory_is_created_or_removed_leave_no_files(
     number: signal.Signals, status: int
 ) -> None:
-    program = [sys.executable, "-c", INTERRUPTED_AT_ITS_ENDS, str(int(number))]
+    program = [sys.executable, "-c", INTERRUPTED_SERVER, str(int(number))]
     done = subprocess.run(program, capture_output=True, text=True, timeout=60)
     assert done.returncode == status, done.stderr
     assert not Path(done.stdout.strip()).exists()

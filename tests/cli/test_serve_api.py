@@ -53,7 +53,7 @@ def reset(url: str, key: str) -> int:
     return httpx.post(f"{url}/reset_prefix_cache", headers={"Authorization": f"Bearer {key}"}).status_code
 
 
-def test_callers_of_different_keys_find_nothing_of_each_other_s(client: openai.OpenAI, url: str) -> None:
+def test_callers_with_different_keys_share_no_cache_entries(client: openai.OpenAI, url: str) -> None:
     assert num_cached(client, "one") == 0
     assert num_cached(client, "one") > 0
     assert num_cached(client, "two") == 0
@@ -64,7 +64,7 @@ def test_callers_of_different_keys_find_nothing_of_each_other_s(client: openai.O
     assert num_cached(client, "one") == 0
 
 
-def test_a_completion_whole_and_streamed_says_the_same(client: openai.OpenAI) -> None:
+def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> None:
     create: Any = client.completions.create
     options = {"model": "mine", "prompt": "Hello", "temperature": 0, "max_tokens": 8, "logprobs": 2}
     whole = create(**options)
@@ -91,7 +91,7 @@ def test_the_asynchronous_client_streams_a_completion(url: str) -> None:
     assert asyncio.run(stream())
 
 
-def test_evaluations_read_how_likely_each_token_of_a_prompt_is(client: openai.OpenAI) -> None:
+def test_echo_returns_the_logprobs_of_a_prompt(client: openai.OpenAI) -> None:
     tokens = [2, *range(300, 330)]
     for _ in range(2):  # the second time its keys and values are cached
         whole: Any = client.completions.create(model="mine", prompt=tokens, max_tokens=1, logprobs=1, echo=True)
@@ -103,7 +103,7 @@ def test_evaluations_read_how_likely_each_token_of_a_prompt_is(client: openai.Op
         assert whole.usage.prompt_tokens_details.cached_tokens == 0
 
 
-def test_errors_are_those_that_the_client_knows(client: openai.OpenAI, url: str) -> None:
+def test_errors_are_the_official_client_s_exceptions(client: openai.OpenAI, url: str) -> None:
     with pytest.raises(openai.AuthenticationError) as stranger:
         answer(client.with_options(api_key="three"), ask("Hello"))
     assert stranger.value.code == "invalid_api_key"

@@ -30,21 +30,21 @@ def complete(client: anthropic.Anthropic, messages: Any, **options: Any) -> Any:
     return create(**terms | options)
 
 
-def test_a_picture_is_known_the_second_time_and_from_chats(client: anthropic.Anthropic, server_port: int) -> None:
+def test_a_picture_is_cached_and_shared_with_chat_completions(client: anthropic.Anthropic, server_port: int) -> None:
     first, second = complete(client, [ASKED]), complete(client, [ASKED])
     assert [block.text for block in first.content] == [block.text for block in second.content] == [DRAWN.description]
     assert (first.stop_reason, second.stop_reason) == ("end_turn", "end_turn")
     num_tokens = client.messages.count_tokens(model="keepsight-demo", messages=[ASKED]).input_tokens  # type: ignore[list-item]
     assert first.usage.input_tokens + first.usage.cache_read_input_tokens == num_tokens
     assert (second.usage.input_tokens, second.usage.cache_read_input_tokens) == (1, num_tokens - 1)
-    with connect(server_port) as of_chats:
-        assert answer(of_chats, ask(by_url(DRAWN.picture), QUESTION)) == DRAWN.description
+    with connect(server_port) as openai_client:
+        assert answer(openai_client, ask(by_url(DRAWN.picture), QUESTION)) == DRAWN.description
 
 
-def test_a_stream_says_the_same(client: anthropic.Anthropic) -> None:
-    asked: Any = [ASKED]
+def test_a_streamed_message_equals_the_whole_one(client: anthropic.Anthropic) -> None:
+    messages: Any = [ASKED]
     with client.messages.stream(
-        model="keepsight-demo", messages=asked, max_tokens=64, extra_body={"temperature": 0}
+        model="keepsight-demo", messages=messages, max_tokens=64, extra_body={"temperature": 0}
     ) as events:
         texts = list(events.text_stream)
         message = events.get_final_message()
@@ -53,13 +53,13 @@ def test_a_stream_says_the_same(client: anthropic.Anthropic) -> None:
     assert message.usage.cache_read_input_tokens > 0  # type: ignore[operator]
 
 
-def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client: anthropic.Anthropic) -> None:
+def test_a_tool_call_and_its_result_are_found_in_the_prefix_cache(client: anthropic.Anthropic) -> None:
     called = complete(client, [ASKED], tools=[TOOL], tool_choice={"type": "any", "disable_parallel_tool_use": True})
     [use] = called.content
     assert (called.stop_reason, use.name) == ("tool_use", "find")
     assert use.input["colour"] in ("red", "orange")
-    seen = [LOOK, {"type": "text", "text": "This is all."}]
-    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": seen}]}
+    content = [LOOK, {"type": "text", "text": "This is all."}]
+    result = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": content}]}
     message = complete(client, [ASKED, called.to_param(), result], tools=[TOOL], max_tokens=32)
     assert message.content
     # All is cached except the tool result with its picture, and less than a block.
@@ -83,7 +83,7 @@ def test_a_file_is_uploaded_once_and_asked_about_by_its_id(client: anthropic.Ant
         files.retrieve_metadata(file.id)
 
 
-def test_faults_are_errors_of_the_client_s(client: anthropic.Anthropic) -> None:
+def test_errors_are_the_official_client_s_exceptions(client: anthropic.Anthropic) -> None:
     wrong = {"role": "user", "content": [LOOK | {"source": SOURCE | {"data": "AAAA"}}]}
     with pytest.raises(anthropic.BadRequestError, match=r"messages\[0\]\.content\[0\]\.source\.data: "):
         complete(client, [wrong])

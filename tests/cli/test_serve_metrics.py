@@ -17,7 +17,7 @@ def url(server_port: int) -> str:
     return f"http://127.0.0.1:{server_port}"
 
 
-def read_counted(url: str, name: str, **labels: str) -> float:
+def read_counter(url: str, name: str, **labels: str) -> float:
     families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
     [value] = (
         sample.value
@@ -29,10 +29,10 @@ def read_counted(url: str, name: str, **labels: str) -> float:
 
 
 def work_done(url: str) -> dict[str, float]:
-    return {work: read_counted(url, f"media_{work}_total", modality="image") for work in WORK}
+    return {work: read_counter(url, f"media_{work}_total", modality="image") for work in WORK}
 
 
-def account_of(url: str, messages: Any) -> dict[str, Any]:
+def request_account(url: str, messages: Any) -> dict[str, Any]:
     body = {"messages": messages, "max_tokens": 3, "keepsight": {"account": True}}
     response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
     [account] = response.json()["keepsight"]["accounts"]
@@ -41,17 +41,17 @@ def account_of(url: str, messages: Any) -> dict[str, Any]:
 
 
 def test_invalid_http_is_counted_among_refused_requests(server_port: int, url: str) -> None:
-    before = read_counted(url, "http_responses_total", status="4xx")
+    before = read_counter(url, "http_responses_total", status="4xx")
     with socket.create_connection(("127.0.0.1", server_port)) as connection:
         connection.sendall(b"hello\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
-    assert read_counted(url, "http_responses_total", status="4xx") == before + 1
+    assert read_counter(url, "http_responses_total", status="4xx") == before + 1
 
 
 def test_a_known_picture_is_neither_decoded_nor_encoded_again_until_the_caches_are_reset(url: str) -> None:
     picture = by_url(draw(4711).picture)
     before = work_done(url)
-    first, second = account_of(url, ask(picture, "What is this?")), account_of(url, ask(picture, "How many?"))
+    first, second = request_account(url, ask(picture, "What is this?")), request_account(url, ask(picture, "How many?"))
     assert first["work"] == dict.fromkeys(WORK, 1)
     assert second["work"] == dict.fromkeys(WORK, 0)
     assert first["media"][0]["answered_by"] == "nobody"
@@ -60,7 +60,7 @@ def test_a_known_picture_is_neither_decoded_nor_encoded_again_until_the_caches_a
     assert work_done(url) == {work: count + 1 for work, count in before.items()}
     for cache in ("prefix", "encoder", "mm"):
         assert httpx.post(f"{url}/reset_{cache}_cache").status_code == 200
-    assert account_of(url, ask(picture, "And now?"))["work"] == dict.fromkeys(WORK, 1)
+    assert request_account(url, ask(picture, "And now?"))["work"] == dict.fromkeys(WORK, 1)
     assert work_done(url) == {work: count + 2 for work, count in before.items()}
     shown = httpx.get(f"{url}/debug/requests/{second['id']}").json()["data"]
     assert [each["id"] for each in shown] == [second["id"]]

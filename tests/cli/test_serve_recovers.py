@@ -66,14 +66,14 @@ def test_only_the_engine_holds_torch_even_after_a_picture(server: Server, drawn:
     assert not re.search("libtorch|numpy", loaded_libraries(server.supervisor.pid))
 
 
-def test_a_request_that_waits_for_its_first_token_survives_the_engine(server: Server, drawn: Drawn) -> None:
+def test_a_request_waiting_for_its_first_token_survives_a_killed_engine(server: Server, drawn: Drawn) -> None:
     with server.client() as client, ThreadPoolExecutor() as threads:
         os.kill(server.pid("engine"), signal.SIGSTOP)
-        asked = threads.submit(answer, client, ask(by_url(drawn.picture), drawn.questions[0].text))
+        future = threads.submit(answer, client, ask(by_url(drawn.picture), drawn.questions[0].text))
         # The single-threaded frontend has read the request before it answers this.
         assert httpx.get(f"http://127.0.0.1:{server.port}/ready", timeout=START_SECONDS).status_code == 200
         server.kill("engine")
-        assert asked.result(START_SECONDS) == drawn.description
+        assert future.result(START_SECONDS) == drawn.description
 
 
 def test_a_stream_that_has_begun_ends_with_an_error_and_the_next_request_is_answered(server: Server) -> None:
@@ -87,7 +87,7 @@ def test_a_stream_that_has_begun_ends_with_an_error_and_the_next_request_is_answ
         assert complete(client, ask("Hello"), max_tokens=1).usage.completion_tokens == 1
 
 
-def test_a_killed_frontend_costs_its_connections_and_frees_the_engine(server: Server, drawn: Drawn) -> None:
+def test_a_killed_frontend_loses_its_connections_and_frees_the_engine(server: Server, drawn: Drawn) -> None:
     killed = server.pid("frontend")
     with server.client() as client:
         streams = [complete(client, ask("Hello"), n=32, **ENDLESS) for _ in range(2)]
@@ -101,9 +101,7 @@ def test_a_killed_frontend_costs_its_connections_and_frees_the_engine(server: Se
     assert server.pid("frontend") != killed
 
 
-def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
-    server: Server, drawn: Drawn, tmp_path: Path
-) -> None:
+def test_a_killed_supervisor_leaves_no_process_and_no_file(server: Server, drawn: Drawn, tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(log, "--api-server-count", "2", "--mm-processor-cache-gb", "0.1") as (process, port):
         other = Server(process, port, log)
@@ -119,7 +117,7 @@ def test_a_killed_supervisor_leaves_no_process_and_the_next_start_no_file(
 
 
 @pytest.mark.parametrize("kind", ["engine", "frontend"])
-def test_a_server_whose_model_was_replaced_starts_nothing_of_the_other(tmp_path: Path, kind: str) -> None:
+def test_a_server_does_not_restart_with_a_replaced_model(tmp_path: Path, kind: str) -> None:
     model, log = shutil.copytree(checkpoint_path(), tmp_path / "model"), tmp_path / "log"
     with serving(log, str(model)) as (process, port):
         shutil.copyfile(model / "model.safetensors", model / "new")

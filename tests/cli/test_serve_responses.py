@@ -37,7 +37,7 @@ def respond(client: openai.OpenAI, items: Any, **options: Any) -> Any:
     return create(**{"model": "keepsight-demo", "input": items, "temperature": 0} | options)
 
 
-def test_a_picture_is_answered_as_in_a_chat_and_found_where_that_left_it(client: openai.OpenAI) -> None:
+def test_a_picture_is_answered_as_in_a_chat_and_found_in_its_cache_entry(client: openai.OpenAI) -> None:
     answered = answer(client, ask(by_url(PICTURE), QUESTION))
     response = respond(client, ITEMS)
     assert response.output_text == answered
@@ -45,7 +45,7 @@ def test_a_picture_is_answered_as_in_a_chat_and_found_where_that_left_it(client:
     assert (details.image_tokens, details.cached_tokens) == (16, response.usage.input_tokens - 1)
 
 
-def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
+def test_a_streamed_response_equals_the_whole_one(client: openai.OpenAI) -> None:
     items: Any = ITEMS
     with client.responses.stream(model="keepsight-demo", input=items, temperature=0) as events:
         deltas = [event.delta for event in events if event.type == "response.output_text.delta"]
@@ -54,7 +54,7 @@ def test_a_stream_says_the_same(client: openai.OpenAI) -> None:
     assert "".join(deltas) == response.output_text == respond(client, ITEMS).output_text
 
 
-def test_a_form_is_kept_and_parsed(client: openai.OpenAI) -> None:
+def test_a_structured_response_is_valid_and_parsed(client: openai.OpenAI) -> None:
     items: Any = ITEMS
     parsed = client.responses.parse(
         model="keepsight-demo", input=items, temperature=0, text_format=Shape, max_output_tokens=64, extra_body=COMPACT
@@ -62,12 +62,12 @@ def test_a_form_is_kept_and_parsed(client: openai.OpenAI) -> None:
     assert isinstance(parsed.output_parsed, Shape)
 
 
-def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client: openai.OpenAI) -> None:
+def test_a_tool_call_and_its_result_are_found_in_the_prefix_cache(client: openai.OpenAI) -> None:
     [call] = respond(client, ITEMS, tools=[TOOL], tool_choice="required", parallel_tool_calls=False).output
     assert call.name == "find"
     Shape.model_validate_json(call.arguments)
-    seen = [LOOK, {"type": "input_text", "text": "This is all."}]
-    turns = [*ITEMS, call, {"type": "function_call_output", "call_id": call.call_id, "output": seen}]
+    output = [LOOK, {"type": "input_text", "text": "This is all."}]
+    turns = [*ITEMS, call, {"type": "function_call_output", "call_id": call.call_id, "output": output}]
     response = respond(client, turns, tools=[TOOL], max_output_tokens=32)
     assert response.output_text
     # All is cached except the tool result with its picture, and less than a block.
@@ -75,7 +75,7 @@ def test_a_call_its_result_and_the_answer_are_turns_that_the_cache_knows(client:
     assert response.usage.input_tokens_details.image_tokens == 32
 
 
-def test_a_conversation_goes_on_without_its_picture_being_sent_again(client: openai.OpenAI) -> None:
+def test_a_conversation_continues_without_resending_its_picture(client: openai.OpenAI) -> None:
     first = respond(client, ITEMS)
     second = respond(client, "What color is it?", previous_response_id=first.id)
     whole = respond(client, [*ITEMS, *first.output, {"role": "user", "content": "What color is it?"}], store=False)
@@ -93,7 +93,7 @@ def test_the_input_s_tokens_are_counted(client: openai.OpenAI) -> None:
     assert counted.input_tokens == respond(client, ITEMS, max_output_tokens=1).usage.input_tokens
 
 
-def test_faults_are_errors_of_the_client_s(client: openai.OpenAI) -> None:
+def test_errors_are_the_official_client_s_exceptions(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         respond(client, [{"role": "user", "content": [LOOK | {"image_url": "data:image/png;base64,AAAA"}]}])
     assert caught.value.param == "input[0].content[0].image_url"

@@ -37,8 +37,8 @@ def wait_for_hits(port: int, name: str, count: int) -> dict[str, Any]:
 def answers_of(port: int, pictures: Sequence[Drawn], at_once: int = 1) -> list[str]:
     """Return the answer to each picture's first question; raise if one fails."""
     with connect(port) as client, ThreadPoolExecutor(at_once) as threads:
-        asked = [ask(by_url(each.picture), each.questions[0].text) for each in pictures]
-        return list(threads.map(lambda messages: answer(client, messages, max_tokens=8), asked))
+        conversations = [ask(by_url(each.picture), each.questions[0].text) for each in pictures]
+        return list(threads.map(lambda messages: answer(client, messages, max_tokens=8), conversations))
 
 
 def restart(folder: Path, tier: DiskTier | RedisTier, options: Sequence[str], pictures: Sequence[Drawn]) -> list[str]:
@@ -89,7 +89,7 @@ def test_after_kill_9_nothing_is_decoded_or_encoded_again(tmp_path: Path) -> Non
     restart_from_disk(tmp_path, [draw(seed) for seed in range(4)])
 
 
-def test_after_kill_9_a_conversation_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_after_kill_9_a_conversation_continues_from_the_prefix_disk_cache(tmp_path: Path) -> None:
     """Keys and values come from the disk, so the picture is not needed."""
     tier, pictures = DiskTier(tmp_path / "cache", 2**30), [draw(seed) for seed in range(3)]
     options = ("--prefix-disk-cache", f"{tmp_path}/cache:1G", "--media-workers", "1")
@@ -108,5 +108,5 @@ def test_after_kill_9_a_conversation_goes_on_where_it_was(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")
-def test_a_second_server_has_all_from_redis_and_a_third_answers_when_that_is_killed(tmp_path: Path) -> None:
+def test_servers_share_embeddings_by_redis_and_still_answer_when_it_is_killed(tmp_path: Path) -> None:
     share_by_redis(tmp_path, [draw(seed) for seed in range(24)])

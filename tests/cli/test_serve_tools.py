@@ -34,7 +34,7 @@ def complete(client: openai.OpenAI, messages: Any, **options: Any) -> Any:
     return official_client.complete(client, messages, **{"tools": [TOOL], "max_tokens": 200} | options)
 
 
-def check_is_call(call: Any) -> None:
+def assert_valid_call(call: Any) -> None:
     assert call.function.name == "find"
     arguments = json.loads(call.function.arguments)
     assert arguments.keys() == {"colour", "number"}
@@ -47,15 +47,15 @@ def test_a_required_call_is_valid(client: openai.OpenAI, choice: Any, end: str) 
     [answered] = complete(client, ask(PICTURE, "What is it?"), tool_choice=choice, parallel_tool_calls=False).choices
     assert (answered.finish_reason, answered.message.content) == (end, None)
     [call] = answered.message.tool_calls
-    check_is_call(call)
+    assert_valid_call(call)
 
 
-def test_a_stream_of_a_call_is_the_whole_one(client: openai.OpenAI) -> None:
-    asked: Any = {"tool_choice": "required", "parallel_tool_calls": False}
-    [whole] = complete(client, ask(PICTURE, "What is it?"), **asked).choices
+def test_a_streamed_call_equals_the_whole_one(client: openai.OpenAI) -> None:
+    options: Any = {"tool_choice": "required", "parallel_tool_calls": False}
+    [whole] = complete(client, ask(PICTURE, "What is it?"), **options).choices
     terms: Any = {"model": "keepsight-demo", "temperature": 0, "tools": [TOOL], "max_tokens": 200}
     messages: Any = ask(PICTURE, "What is it?")
-    with client.chat.completions.stream(messages=messages, **terms, **asked) as events:
+    with client.chat.completions.stream(messages=messages, **terms, **options) as events:
         kinds = [event.type for event in events]
         [streamed] = events.get_final_completion().choices
     assert kinds.count("tool_calls.function.arguments.done") == 1
@@ -72,7 +72,7 @@ def test_a_text_answer_with_tools_is_the_same_as_without_a_grammar(client: opena
     assert guided.choices[0].finish_reason == plain.choices[0].finish_reason == "stop"
 
 
-def test_a_second_turn_finds_the_call_that_it_was_and_sees_the_result(client: openai.OpenAI) -> None:
+def test_a_second_turn_finds_the_call_in_the_cache_and_sees_the_result(client: openai.OpenAI) -> None:
     first = ask(PICTURE, "Find it.")
     called = complete(client, first, tool_choice="required", parallel_tool_calls=False)
     [call] = called.choices[0].message.tool_calls
@@ -90,7 +90,7 @@ def test_a_second_turn_finds_the_call_that_it_was_and_sees_the_result(client: op
     assert found.cached_tokens >= (known.prompt_tokens + known.completion_tokens - 2) // 16 * 16 > known.prompt_tokens
 
 
-def test_an_answer_that_the_client_has_parsed_or_gathered_can_be_sent_back(client: openai.OpenAI) -> None:
+def test_a_parsed_or_accumulated_answer_can_be_sent_back(client: openai.OpenAI) -> None:
     first: Any = ask(PICTURE, "Find it.")
     terms: Any = {"model": "keepsight-demo", "temperature": 0, "max_tokens": 200, "messages": first}
     function: Any = TOOL["function"]
@@ -107,18 +107,18 @@ def test_an_answer_that_the_client_has_parsed_or_gathered_can_be_sent_back(clien
         assert complete(client, [*first, message, result]).choices[0].message.content
 
 
-def test_json_may_be_asked_for_beside_tools(client: openai.OpenAI) -> None:
+def test_a_json_response_format_may_be_combined_with_tools(client: openai.OpenAI) -> None:
     schema: Any = {"type": "object", "properties": {"count": {"enum": [1, 2]}}, "required": ["count"]}
     schema |= {"additionalProperties": False, "x-guidance": {"whitespace_flexible": False}}
     form = {"type": "json_schema", "json_schema": {"name": "form", "schema": schema}}
     [answered] = complete(client, ask(PICTURE, "How many?"), response_format=form).choices
     if answered.message.tool_calls:
-        check_is_call(answered.message.tool_calls[0])
+        assert_valid_call(answered.message.tool_calls[0])
     else:
         assert json.loads(answered.message.content)["count"] in (1, 2)
 
 
-def test_faults_of_tools_are_reported_with_their_field(client: openai.OpenAI) -> None:
+def test_errors_in_tools_name_their_field(client: openai.OpenAI) -> None:
     for options, field in (
         ({"tool_choice": {"type": "function", "function": {"name": "touch"}}}, "tool_choice.function.name"),
         ({"tools": [TOOL, TOOL]}, "tools[1].function.name"),

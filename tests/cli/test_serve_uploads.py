@@ -42,7 +42,7 @@ def upload(url: str, drawn: Drawn, **query: Any) -> dict[str, Any]:
     return uploaded
 
 
-def test_a_handle_is_answered_about_by_every_frontend(url: str, drawn: Drawn) -> None:
+def test_every_frontend_accepts_an_uploaded_handle(url: str, drawn: Drawn) -> None:
     media_id = upload(url, drawn, warm=True)["id"]
     messages = ask({"type": "image", "media_id": media_id}, drawn.questions[0].text)
     for _ in range(NUM_REQUESTS):
@@ -55,7 +55,7 @@ def test_a_handle_is_answered_about_by_every_frontend(url: str, drawn: Drawn) ->
     assert shown["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
 
 
-def test_a_picture_is_left_out_for_its_uuid_whichever_frontend_was_sent_it(url: str, drawn: Drawn) -> None:
+def test_a_uuid_replaces_its_picture_on_every_frontend(url: str, drawn: Drawn) -> None:
     sent = by_url(drawn.picture) | {"uuid": "drawn"}
     for part in (sent, *[sent | {"image_url": None}] * NUM_REQUESTS):
         body = {"model": "keepsight-demo", "messages": ask(part, drawn.questions[0].text), "temperature": 0}
@@ -63,7 +63,7 @@ def test_a_picture_is_left_out_for_its_uuid_whichever_frontend_was_sent_it(url: 
         assert answered.json()["choices"][0]["message"]["content"] == drawn.description, answered.text
 
 
-def test_pixels_are_pinned_for_all_frontends_and_a_deleted_handle_is_gone_from_all(url: str, drawn: Drawn) -> None:
+def test_pins_and_deletions_of_handles_apply_to_all_frontends(url: str, drawn: Drawn) -> None:
     path = f"{url}/media/{upload(url, drawn, warm=True)['id']}"
     assert send("POST", f"{path}/pin", json={"ttl_seconds": 60}).json()["pinned"] == {"bytes": True, "pixels": True}
     assert {send("GET", path, "theirs").status_code for _ in range(NUM_REQUESTS)} == {404}

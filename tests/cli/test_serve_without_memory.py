@@ -44,12 +44,12 @@ def serving_with(
         yield process.pid, client
 
 
-def expect_right_answers(client: openai.OpenAI) -> None:
+def assert_right_answers(client: openai.OpenAI) -> None:
     for drawn in (draw(1), draw(2), draw(1)):
         assert answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
 
 
-def write_for_ever(path: Path) -> None:
+def write_until_full(path: Path) -> None:
     with path.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(4096))
@@ -64,17 +64,17 @@ def write_for_ever(path: Path) -> None:
         ("ro", "lru instead of shared: there is no shared memory"),
     ],
 )
-def test_a_budget_that_has_no_room_in_shared_memory_is_the_engine_s_own(
+def test_without_room_in_shared_memory_pixels_are_cached_privately(
     mount_options: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = tmp_path / "log"
     with serving_with(mount_options, log, monkeypatch, "--mm-processor-cache-gb", "0.1") as (_, client):
         assert message in log.read_text()
-        expect_right_answers(client)
+        assert_right_answers(client)
     assert "Traceback" not in log.read_text()
 
 
-def test_just_the_room_that_is_asked_for_holds_all_that_is_written_at_the_start_and_an_upload(
+def test_the_required_shared_memory_suffices_for_the_start_and_an_upload(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, size = tmp_path / "log", MIN_FREE_BYTES_OF_SERVER + 2 * MIN_FREE_BYTES_OF_FRONTEND
@@ -85,7 +85,7 @@ def test_just_the_room_that_is_asked_for_holds_all_that_is_written_at_the_start_
     assert " WARNING " not in log.read_text()
 
 
-def make_files_for_ever(path: Path) -> None:
+def create_files_until_full(path: Path) -> None:
     for number in itertools.count():
         path.with_suffix(f".{number}").touch()
 
@@ -97,16 +97,16 @@ def kill_the_frontend(log: Path) -> None:
     wait_until(lambda: re.search(r"frontend-2 \(pid \d+\) is ready", log.read_text()))
 
 
-@pytest.mark.parametrize("fill", [write_for_ever, make_files_for_ever])
-def test_shared_memory_that_others_fill_later_costs_nobody_an_answer(
+@pytest.mark.parametrize("fill", [write_until_full, create_files_until_full])
+def test_requests_are_answered_after_shared_memory_fills_up(
     fill: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, options = tmp_path / "log", ("--mm-processor-cache-gb", "0.005")
     with serving_with("size=8m,nr_inodes=100", log, monkeypatch, *options) as (pid, client):
         with pytest.raises(OSError, match="No space left"):
             fill(Path(f"/proc/{pid}/root/dev/shm/others"))
-        expect_right_answers(client)
+        assert_right_answers(client)
         assert "the store cannot be written: [Errno 28]" in log.read_text()
         kill_the_frontend(log)
-        expect_right_answers(client)
+        assert_right_answers(client)
     assert not re.search("Traceback|nothing can be uploaded|keeps no responses", log.read_text())

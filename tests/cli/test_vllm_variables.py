@@ -22,22 +22,24 @@ def test_without_such_variables_nothing_is_logged(caplog: pytest.LogCaptureFixtu
     assert not caplog.messages
 
 
-def test_a_flag_that_is_named_is_one() -> None:
+def test_the_suggested_flags_exist() -> None:
     parser = argparse.ArgumentParser()
     serve.add_arguments(parser)
     flags = set(re.findall(r"--[\w-]+", parser.format_help()))
     assert {name for name in EQUIVALENTS.values() if name.startswith("--")} <= flags
 
 
-def test_a_server_says_so_when_it_starts(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_ignored_variables_are_logged_at_the_start(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     class EnoughError(Exception):
         pass
 
-    def refuse(_arguments: argparse.Namespace) -> None:
+    def raise_enough(_arguments: argparse.Namespace) -> None:
         raise EnoughError
 
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "4")
-    monkeypatch.setattr(serve, "config_from", refuse)
+    monkeypatch.setattr(serve, "config_from", raise_enough)
     with pytest.raises(EnoughError):
         serve.run(argparse.Namespace(model=None))
     assert "VLLM_CPU_KVCACHE_SPACE (use --kv-cache-memory-bytes)" in caplog.text

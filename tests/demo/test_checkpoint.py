@@ -48,11 +48,11 @@ def held_out_scenes(num_things: int, num_scenes: int = 1) -> list[Scene]:
     return [random_scene(random, num_things, look=plain_look(224)) for _ in range(num_scenes)]
 
 
-def test_it_is_at_most_eight_megabytes() -> None:
+def test_the_checkpoint_is_at_most_eight_megabytes() -> None:
     assert sum(file.stat().st_size for file in checkpoint_path().iterdir()) <= MAX_BYTES
 
 
-def test_its_config_has_the_keys_of_older_readers() -> None:
+def test_the_config_has_the_keys_of_older_readers() -> None:
     config = json.loads((checkpoint_path() / "config.json").read_text())
     assert config["torch_dtype"] == "bfloat16"
     assert {"rope_theta", "rope_local_base_freq", "sliding_window_pattern"} <= config["text_config"].keys()
@@ -69,7 +69,7 @@ def test_several_things_are_described_exactly(demo: Demo, num_things: int) -> No
     assert demo.answer([scene], "Describe this picture.") == describe_scene(scene)
 
 
-def test_each_of_four_pictures_is_found_by_its_place(demo: Demo) -> None:
+def test_each_of_four_pictures_is_found_by_its_position(demo: Demo) -> None:
     scenes = held_out_scenes(1, 4)
     for ordinal, scene in zip(("first", "second", "third", "fourth"), scenes, strict=True):
         assert demo.answer(scenes, f"What is in the {ordinal} picture?") == describe_scene(scene)
@@ -87,12 +87,12 @@ def test_a_number_is_read(demo: Demo, num_digits: int) -> None:
     assert demo.answer([scene], "What number is written?") == describe_scene(scene)
 
 
-def test_without_a_picture_it_says_so(demo: Demo) -> None:
+def test_without_a_picture_the_answer_says_so(demo: Demo) -> None:
     assert demo.answer([], "What is in this picture?") == "There is no picture."
 
 
 @pytest.mark.parametrize("num_pictures", [0, 1])
-def test_what_it_does_not_know_it_does_not_guess(demo: Demo, num_pictures: int) -> None:
+def test_unknown_properties_are_not_guessed(demo: Demo, num_pictures: int) -> None:
     scenes = held_out_scenes(1, num_pictures)
     assert demo.answer(scenes, "What is the capital of France?") == "I only know coloured shapes in pictures."
 

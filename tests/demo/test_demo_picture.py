@@ -14,7 +14,7 @@ def run(*words: str) -> int:
     return demo_picture.run(parser.parse_args(words))
 
 
-def test_it_draws_a_picture_and_says_what_is_true_of_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_picture_is_drawn_and_described(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.png"
     assert run("--seed", "7", "-o", str(path), "--things", "2") == 0
     assert Image.open(path).size == (448, 448)
@@ -34,7 +34,7 @@ def test_the_same_seed_draws_the_same_picture(tmp_path: Path) -> None:
     assert first == again != other
 
 
-def test_it_writes_a_number(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_number_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run("--number", "42", "-o", str(tmp_path / "x.png"), "--size", "100")
     out = capsys.readouterr().out
     assert out.startswith("The number 42.\n")

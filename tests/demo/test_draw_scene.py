@@ -30,7 +30,7 @@ def num_changed_pixels(picture: Image.Image) -> int:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_every_style_draws_something_of_its_own(style: str) -> None:
+def test_every_style_is_drawn_differently(style: str) -> None:
     picture = draw_scene(scene_in_style(style))
     assert picture.size == (120, 120)
     others = [draw_scene(scene_in_style(other)) for other in STYLES if other != style]

@@ -21,10 +21,10 @@ THREE = Scene((thing("red", "ring", 0), thing("red", "star", 4), thing("blue", "
 NUMBER = number_scene(Random(1), 407, look=LOOK)
 
 
-def answers(scene: Scene, kind: str, ordinal: str | None = None) -> set[tuple[str, str]]:
+def question_answer_pairs(scene: Scene, kind: str, ordinal: str | None = None) -> set[tuple[str, str]]:
     random = Random(1)
-    asked = [each for _ in range(60) for each in questions_about(scene, Asker(random, ordinal))]
-    return {(each.text, each.answer) for each in asked if each.kind == kind}
+    questions = [each for _ in range(60) for each in questions_about(scene, Asker(random, ordinal))]
+    return {(each.text, each.answer) for each in questions if each.kind == kind}
 
 
 def test_one_thing_is_described_with_size_colour_shape_and_position() -> None:
@@ -49,37 +49,37 @@ def test_the_plural_of_cross_is_crosses() -> None:
 
 
 def test_shapes_of_one_kind_are_counted() -> None:
-    counted = answers(THREE, "count_shape")
+    counted = question_answer_pairs(THREE, "count_shape")
     assert ("How many rings are there?", "Two.") in counted
     assert ("How many stars are there?", "One.") in counted
 
 
-def test_only_what_is_unique_is_asked_for_by_its_name() -> None:
-    assert {answer for _, answer in answers(THREE, "colour_of")} == {"Red."}
-    assert {answer for _, answer in answers(THREE, "shape_of")} == {"A ring."}
+def test_only_unique_things_are_asked_for_by_name() -> None:
+    assert {answer for _, answer in question_answer_pairs(THREE, "colour_of")} == {"Red."}
+    assert {answer for _, answer in question_answer_pairs(THREE, "shape_of")} == {"A ring."}
 
 
 def test_an_empty_cell_holds_nothing() -> None:
-    asked = answers(THREE, "at")
-    assert ("What is at the center?", "A red star.") in asked
-    assert {answer for text, answer in asked if text == "What is at the top?"} <= {"Nothing."}
+    pairs = question_answer_pairs(THREE, "at")
+    assert ("What is at the center?", "A red star.") in pairs
+    assert {answer for text, answer in pairs if text == "What is at the top?"} <= {"Nothing."}
 
 
-def test_what_is_there_is_said_to_be_there_and_nothing_else() -> None:
-    asked = answers(THREE, "exist")
-    assert ("Is there a red ring?", "Yes.") in asked
-    assert all(answer == "No." for text, answer in asked if "heart" in text)
+def test_existence_questions_are_answered_truthfully() -> None:
+    pairs = question_answer_pairs(THREE, "exist")
+    assert ("Is there a red ring?", "Yes.") in pairs
+    assert all(answer == "No." for text, answer in pairs if "heart" in text)
 
 
 def test_a_picture_without_a_number_has_no_number() -> None:
-    assert {answer for _, answer in answers(ORANGE_STAR, "no_number")} == {"There is no number."}
+    assert {answer for _, answer in question_answer_pairs(ORANGE_STAR, "no_number")} == {"There is no number."}
 
 
 def test_the_place_of_a_picture_is_named_where_there_are_several() -> None:
-    asked = answers(ORANGE_STAR, "nth_where", "second")
-    assert asked
-    assert all("second" in text for text, _ in asked)
-    assert {answer for _, answer in asked} == {"Top right."}
+    pairs = question_answer_pairs(ORANGE_STAR, "nth_where", "second")
+    assert pairs
+    assert all("second" in text for text, _ in pairs)
+    assert {answer for _, answer in pairs} == {"Top right."}
 
 
 def test_a_list_of_pictures_is_numbered() -> None:
@@ -99,11 +99,11 @@ def test_a_later_turn_asks_for_another_picture() -> None:
 
 
 @pytest.mark.parametrize("kind", WORDINGS)
-def test_held_out_wordings_are_no_trained_ones(kind: str) -> None:
+def test_held_out_wordings_are_not_trained(kind: str) -> None:
     assert not set(WORDINGS[kind].trained) & set(WORDINGS[kind].held_out)
 
 
-def test_held_out_prompts_are_no_trained_ones() -> None:
+def test_held_out_prompts_are_not_trained() -> None:
     assert not set(TRAINED_PROMPTS) & set(HELD_OUT_PROMPTS)
 
 
@@ -120,6 +120,6 @@ def test_no_question_is_left_with_a_gap(ordinal: str | None, is_held_out: bool) 
                 assert question.text[-1] in "?."
 
 
-def test_the_look_of_a_scene_changes_no_answer() -> None:
+def test_the_style_of_a_scene_changes_no_answer() -> None:
     other = replace(THREE, look=plain_look(300, "striped"))
     assert questions_about(THREE, Asker(Random(1))) == questions_about(other, Asker(Random(1)))
