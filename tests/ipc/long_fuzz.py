@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from keepsight.errors import WireError
 from keepsight.ipc.codec import Frame, decode_from_engine, decode_to_engine, encode_from_engine, encode_to_engine
 from tests.ipc.drawn_messages import outputs, spoil, to_engine
-from tests.ipc.test_codec import assert_accepted_or_refused
+from tests.ipc.test_codec import assert_round_trips_or_is_refused
 
 NUM_MESSAGES = 2000
 
@@ -55,7 +55,7 @@ def main() -> None:
         original = rng.choice(messages)
         frames = spoil(original, rng)
         try:
-            assert_accepted_or_refused(frames)
+            assert_round_trips_or_is_refused(frames)
         except BaseException:
             print("frames:", frames)
             raise

@@ -41,10 +41,14 @@ class Engine:
     """A listener that records the messages it receives."""
 
     def __init__(self, endpoint: str, **options: Any) -> None:
-        self.heard = queue.Queue[tuple[str, ToEngine]]()
+        self.received = queue.Queue[tuple[str, ToEngine]]()
         self.lost = queue.Queue[str]()
         self.listener = EngineListener(
-            endpoint, WELCOME, lambda *heard: self.heard.put(heard), lambda lost: self.lost.put(lost), **options
+            endpoint,
+            WELCOME,
+            lambda *received: self.received.put(received),
+            lambda lost: self.lost.put(lost),
+            **options,
         )
 
 
@@ -52,9 +56,9 @@ class Frontend:
     """A channel that records the messages it receives."""
 
     def __init__(self, endpoint: str, name: str = "a", **options: Any) -> None:
-        self.heard = queue.Queue[Sequence[FromEngine]]()
+        self.received = queue.Queue[Sequence[FromEngine]]()
         self.lost = queue.Queue[str]()
-        self.channel = FrontendChannel(endpoint, name, self.heard.put, self.lost.put, **options)
+        self.channel = FrontendChannel(endpoint, name, self.received.put, self.lost.put, **options)
 
     def connect(self) -> "Frontend":
         self.channel.connect(LIMIT)
@@ -113,8 +117,8 @@ class TestMessages:
         for message in messages:
             assert frontend.channel.send(message)
         for message in messages:
-            name, heard = engine.heard.get(timeout=LIMIT)
-            assert (name, comparable(heard)) == ("a", comparable(message))
+            name, received = engine.received.get(timeout=LIMIT)
+            assert (name, comparable(received)) == ("a", comparable(message))
 
     def test_messages_of_an_engine_reach_the_frontend_they_are_addressed_to(
         self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
@@ -124,11 +128,11 @@ class TestMessages:
         engine.listener.send("b", [TokenOutput("8", 0, 3)])
         engine.listener.send("nobody", [TokenOutput("9", 0, 4)])
         engine.listener.send_to_all([MediaHeld(("hash",))])
-        assert frontend.heard.get(timeout=LIMIT) == [TokenOutput("7", 0, 1), TokenOutput("7", 0, 2)]
-        assert other.heard.get(timeout=LIMIT) == [TokenOutput("8", 0, 3)]
-        assert frontend.heard.get(timeout=LIMIT) == other.heard.get(timeout=LIMIT) == [MediaHeld(("hash",))]
+        assert frontend.received.get(timeout=LIMIT) == [TokenOutput("7", 0, 1), TokenOutput("7", 0, 2)]
+        assert other.received.get(timeout=LIMIT) == [TokenOutput("8", 0, 3)]
+        assert frontend.received.get(timeout=LIMIT) == other.received.get(timeout=LIMIT) == [MediaHeld(("hash",))]
 
-    def test_many_threads_send_and_nothing_is_missing(self, engine: Engine, frontend: Frontend) -> None:
+    def test_many_threads_may_send_without_loss(self, engine: Engine, frontend: Frontend) -> None:
         def send(sender: int) -> None:
             for number in range(100):
                 assert frontend.channel.send(AbortRequest(f"{sender} {number}"))
@@ -138,14 +142,14 @@ class TestMessages:
             thread.start()
         for thread in threads:
             thread.join()
-        heard = [engine.heard.get(timeout=LIMIT)[1] for _ in range(400)]
+        received = [engine.received.get(timeout=LIMIT)[1] for _ in range(400)]
         for sender in range(4):
             expected = [AbortRequest(f"{sender} {number}") for number in range(100)]
             assert [
-                m for m in heard if isinstance(m, AbortRequest) and m.request_id.startswith(f"{sender} ")
+                m for m in received if isinstance(m, AbortRequest) and m.request_id.startswith(f"{sender} ")
             ] == expected
 
-    def test_both_may_send_at_once_and_nothing_is_missing(self, engine: Engine, frontend: Frontend) -> None:
+    def test_both_sides_may_send_at_once_without_loss(self, engine: Engine, frontend: Frontend) -> None:
         count = 3000
 
         def send_from_engine() -> None:
@@ -157,21 +161,21 @@ class TestMessages:
         for number in range(count):
             assert frontend.channel.send(AbortRequest(str(number)))
         thread.join()
-        assert [engine.heard.get(timeout=LIMIT)[1] for _ in range(count)] == [
+        assert [engine.received.get(timeout=LIMIT)[1] for _ in range(count)] == [
             AbortRequest(str(number)) for number in range(count)
         ]
-        assert [frontend.heard.get(timeout=LIMIT) for _ in range(count)] == [
+        assert [frontend.received.get(timeout=LIMIT) for _ in range(count)] == [
             [TokenOutput("7", 0, number)] for number in range(count)
         ]
 
     def test_messages_queued_for_a_busy_engine_keep_their_order(
         self, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
-        may_go_on, heard = threading.Event(), queue.Queue[ToEngine]()
+        may_continue, received = threading.Event(), queue.Queue[ToEngine]()
 
         def wait(_name: str, message: ToEngine) -> None:
-            may_go_on.wait(LIMIT)
-            heard.put(message)
+            may_continue.wait(LIMIT)
+            received.put(message)
 
         opened(EngineListener(endpoint, WELCOME, wait, lambda _: None))
         frontend: Frontend = opened(Frontend(endpoint)).connect()
@@ -180,12 +184,12 @@ class TestMessages:
         for number, picture in enumerate(pictures):
             if number == 40:
                 assert not frontend.channel._io.outbox.is_empty
-                may_go_on.set()
+                may_continue.set()
             assert frontend.channel.send(picture)
             assert frontend.channel.send(AbortRequest(str(number)))
         names = [
             message.media_hash if isinstance(message, MediaArrived) else message.request_id
-            for message in (heard.get(timeout=LIMIT) for _ in range(120))
+            for message in (received.get(timeout=LIMIT) for _ in range(120))
             if isinstance(message, MediaArrived | AbortRequest)
         ]
         assert names == [str(number) for number in range(60) for _ in range(2)]
@@ -235,8 +239,8 @@ class TestHandshake:
         assert engine.lost.get(timeout=LIMIT) == "a"
         assert "another frontend" in frontend.lost.get(timeout=LIMIT)
         engine.listener.send("a", [MediaHeld(())])
-        assert again.heard.get(timeout=LIMIT) == [MediaHeld(())]
-        assert frontend.heard.empty()
+        assert again.received.get(timeout=LIMIT) == [MediaHeld(())]
+        assert frontend.received.empty()
 
     def test_messages_for_a_replaced_frontend_are_not_sent_to_its_successor(
         self, endpoint: str, opened: Callable[[Any], Any]
@@ -247,7 +251,7 @@ class TestHandshake:
         engine.lost.put = lambda name: engine.listener.send(name, [TokenOutput("7", 0, 1)])  # type: ignore
         again: Frontend = opened(Frontend(endpoint)).connect()
         engine.listener.send("a", [TokenOutput("7", 0, 2)])
-        assert again.heard.get(timeout=LIMIT) == [TokenOutput("7", 0, 2)]
+        assert again.received.get(timeout=LIMIT) == [TokenOutput("7", 0, 2)]
 
 
 class TestStrangers:
@@ -259,8 +263,8 @@ class TestStrangers:
             stranger.socket.send_multipart(garbage)
             assert stranger.socket.recv_multipart()[0] == b"X"
         assert frontend.channel.send(REQUEST)
-        assert engine.heard.get(timeout=LIMIT) == ("a", REQUEST)
-        assert engine.heard.empty()
+        assert engine.received.get(timeout=LIMIT) == ("a", REQUEST)
+        assert engine.received.empty()
         assert engine.lost.empty()
 
     def test_an_unreadable_message_is_reported_to_its_sender_and_logged_once(
@@ -275,7 +279,7 @@ class TestStrangers:
         assert kind == b"O"
         assert b"could not read" in body
         stranger.socket.send_multipart(encode_to_engine(REQUEST))
-        assert engine.heard.get(timeout=LIMIT) == ("b", REQUEST)
+        assert engine.received.get(timeout=LIMIT) == ("b", REQUEST)
         assert sum("unreadable message" in record.message for record in caplog.records) == 1
 
     def test_an_engine_that_sends_an_unreadable_message_counts_as_lost(
@@ -304,19 +308,19 @@ class TestBounds:
         while engine.lost.empty() and num_sent < 2000:
             assert engine.listener.send("slow", large)
             engine.listener.send("a", [MediaHeld((str(num_sent),))])
-            assert frontend.heard.get(timeout=LIMIT) == [MediaHeld((str(num_sent),))]
+            assert frontend.received.get(timeout=LIMIT) == [MediaHeld((str(num_sent),))]
             num_sent += 1
         assert engine.lost.get(timeout=LIMIT) == "slow"
-        # Once it reads again, it is told that it was cut off.
+        # Once it reads again, it learns that it was disconnected.
         while (frames := stranger.socket.recv_multipart())[0] == b"O":
             pass
         assert frames == [b"X", b"it did not read what the engine sent"]
 
     def test_the_queue_for_a_busy_engine_is_bounded(self, endpoint: str, opened: Callable[[Any], Any]) -> None:
-        may_go_on = threading.Event()
+        may_continue = threading.Event()
 
         def wait(_name: str, _message: ToEngine) -> None:
-            may_go_on.wait(LIMIT)
+            may_continue.wait(LIMIT)
 
         listener: EngineListener = opened(EngineListener(endpoint, WELCOME, wait, lambda _: None))
         frontend: Frontend = opened(Frontend(endpoint, max_outbox_bytes=4_000_000)).connect()
@@ -327,7 +331,7 @@ class TestBounds:
         assert 3 <= num_taken < 1000
         # A client would wait for the dropped messages for ever, so the connection counts as lost.
         assert "does not read" in frontend.lost.get(timeout=LIMIT)
-        may_go_on.set()
+        may_continue.set()
         listener.close()
 
 
@@ -340,7 +344,7 @@ class TestEnds:
 
     def test_a_closed_engine_is_lost_after_its_last_messages_arrived(self, engine: Engine, frontend: Frontend) -> None:
         engine.listener.send("a", [MediaHeld(())])
-        assert frontend.heard.get(timeout=LIMIT) == [MediaHeld(())]
+        assert frontend.received.get(timeout=LIMIT) == [MediaHeld(())]
         engine.listener.close()
         assert "ended" in frontend.lost.get(timeout=LIMIT)
         assert not frontend.channel.send(REQUEST)
@@ -355,9 +359,9 @@ class TestEnds:
         second: Engine = opened(Engine(endpoint))
         again: Frontend = opened(Frontend(endpoint)).connect()
         assert again.channel.send(REQUEST)
-        assert second.heard.get(timeout=LIMIT) == ("a", REQUEST)
+        assert second.received.get(timeout=LIMIT) == ("a", REQUEST)
 
-    def test_a_forgotten_frontend_is_told_so(self, engine: Engine, frontend: Frontend) -> None:
+    def test_a_removed_frontend_is_notified(self, engine: Engine, frontend: Frontend) -> None:
         engine.listener.forget("a")
         engine.listener.forget("nobody")
         assert "has dropped this frontend" in frontend.lost.get(timeout=LIMIT)
@@ -408,7 +412,7 @@ class TestEnds:
             is_alone = [peer.frontend_id for peer in engine.listener._peers.all()] == ["a"]
             # An answer means that the listener has processed all earlier events.
             assert frontend.channel.send(REQUEST)
-            assert engine.heard.get(timeout=LIMIT) == ("a", REQUEST)
+            assert engine.received.get(timeout=LIMIT) == ("a", REQUEST)
             if is_alone:
                 break
         else:
@@ -463,11 +467,11 @@ StartChild = Callable[[str], "subprocess.Popen[bytes]"]
 
 
 class TestKilledProcesses:
-    def test_a_killed_frontend_is_lost_to_the_engine(self, engine: Engine, start_child: StartChild) -> None:
+    def test_an_engine_notices_a_killed_frontend(self, engine: Engine, start_child: StartChild) -> None:
         start_child(FRONTEND_PROGRAM).kill()
         assert engine.lost.get(timeout=LIMIT) == "child"
 
-    def test_a_killed_engine_is_lost_to_the_frontend_and_the_next_one_is_found(
+    def test_a_frontend_notices_a_killed_engine_and_connects_to_the_next(
         self, endpoint: str, start_child: StartChild, opened: Callable[[Any], Any]
     ) -> None:
         child = start_child(ENGINE_PROGRAM)

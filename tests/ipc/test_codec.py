@@ -73,7 +73,7 @@ def edited(message: ToEngine, *path: str | int, value: object) -> list[Frame]:
     return [kind, msgspec.msgpack.encode(fields), *payload]
 
 
-def assert_accepted_or_refused(frames: Sequence[Frame]) -> None:
+def assert_round_trips_or_is_refused(frames: Sequence[Frame]) -> None:
     """Check that the frames are accepted only if encoding the message gives the same bytes."""
     try:
         message = decode_to_engine(frames)
@@ -82,11 +82,11 @@ def assert_accepted_or_refused(frames: Sequence[Frame]) -> None:
     else:
         assert encode_to_engine(message) == list(frames)
     try:
-        heard = decode_from_engine(frames)
+        outputs = decode_from_engine(frames)
     except WireError:
         pass
     else:
-        assert encode_from_engine(heard) == list(frames)
+        assert encode_from_engine(outputs) == list(frames)
     assert isinstance(try_read_request_id(frames), str | None)
 
 
@@ -97,7 +97,7 @@ def test_outputs_with_prompt_logprobs_are_sent_alone_and_in_order() -> None:
     assert list(cut_into_messages([])) == [[]]
 
 
-class TestWhatIsWrittenIsRead:
+class TestRoundTrip:
     @given(to_engine)
     def test_to_the_engine(self, message: ToEngine) -> None:
         assert comparable(decode_to_engine(encode_to_engine(message))) == comparable(message)
@@ -131,7 +131,7 @@ class TestWhatIsWrittenIsRead:
         assert decode_from_engine(encode_from_engine([refusal])) == [refusal]
 
 
-class TestWhatCannotBeWritten:
+class TestEncodingErrors:
     def test_half_a_surrogate_pair(self) -> None:
         with pytest.raises(WireError, match="surrogate"):
             encode_to_engine(replace(REQUEST, cache_salt="\ud800"))
@@ -295,11 +295,11 @@ class TestFuzz:
     @settings(max_examples=150)
     @given(st.lists(st.binary(max_size=64), max_size=4))
     def test_random_frames(self, frames: list[bytes]) -> None:
-        assert_accepted_or_refused(frames)
+        assert_round_trips_or_is_refused(frames)
 
     @settings(max_examples=150)
     @given(to_engine.map(encode_to_engine) | outputs.map(encode_from_engine), st.integers(0, 2**32))
     def test_spoilt_messages(self, frames: list[Frame], seed: int) -> None:
         rng = random.Random(seed)
         for _ in range(5):
-            assert_accepted_or_refused(spoil(frames, rng))
+            assert_round_trips_or_is_refused(spoil(frames, rng))

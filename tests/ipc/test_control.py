@@ -50,7 +50,7 @@ class Process:
         self.control = SupervisorEnd(ours)
         ours.settimeout(SOON)
 
-    def hear(self) -> None:
+    def wait_until_ready(self) -> None:
         """Wait until the process is ready."""
         assert self.control.connection.recv(1000) == b'{"type":"Ready"}\n'
 
@@ -66,7 +66,7 @@ def pair() -> Iterator[tuple[SupervisorEnd, socket.socket]]:
         yield SupervisorEnd(ours), theirs
 
 
-def test_lines_that_come_in_pieces_are_put_together(pair: tuple[SupervisorEnd, socket.socket]) -> None:
+def test_lines_received_in_pieces_are_joined(pair: tuple[SupervisorEnd, socket.socket]) -> None:
     supervisor, connection = pair
     assert supervisor.take() == ([], True)
     connection.send(b'{"type":"Rea')
@@ -90,14 +90,14 @@ def test_a_process_that_does_not_read_is_detected_without_blocking(pair: tuple[S
 
 def test_a_process_ends_when_its_supervisor_closes() -> None:
     process = Process("wait")
-    process.hear()
+    process.wait_until_ready()
     process.control.close()
     assert process.end() == (ORPHANED, "")
 
 
-def test_a_process_that_is_told_to_end_says_how_it_ended() -> None:
+def test_a_drained_process_exits_with_status_zero() -> None:
     process = Process("wait")
-    process.hear()
+    process.wait_until_ready()
     assert process.control.try_send(Drain())
     assert process.end() == (0, "")
 
@@ -110,7 +110,7 @@ def test_a_user_error_is_sent_to_the_supervisor_and_not_logged() -> None:
 
 def test_a_process_whose_message_handler_fails_ends() -> None:
     process = Process("break")
-    process.hear()
+    process.wait_until_ready()
     assert process.control.try_send(Drain())
     status, log = process.end()
     assert status == 1

@@ -1,4 +1,4 @@
-"""Two incompatible versions can tell each other why; frames that are no greeting are refused."""
+"""Incompatible versions refuse each other with a reason; frames that are no greeting are refused."""
 
 import random
 from collections.abc import Iterator
@@ -25,16 +25,16 @@ from keepsight.requests import FromEngine, ToEngine
 from tests.ipc.drawn_messages import names, spoil
 
 # The protocol version, and the digest of all fields of its messages.
-SAID = (13, "c633e06a5ad34329")
+EXPECTED_VERSION_AND_DIGEST = (13, "c633e06a5ad34329")
 
 
 @given(names)
-def test_a_hello_is_read_as_it_was(name: str) -> None:
+def test_a_hello_survives_the_round_trip(name: str) -> None:
     assert decode_hello(encode_hello(Hello(name))) == Hello(name)
 
 
 @given(st.integers(1, 2**40), st.booleans())
-def test_a_welcome_is_read_as_it_was(max_model_len: int, accepts_unrequested_pixels: bool) -> None:
+def test_a_welcome_survives_the_round_trip(max_model_len: int, accepts_unrequested_pixels: bool) -> None:
     welcome = Welcome(max_model_len, accepts_unrequested_pixels)
     assert decode_answer(encode_welcome(welcome)) == welcome
 
@@ -46,13 +46,13 @@ def test_a_refusal_gives_its_reason(reason: str) -> None:
     assert str(caught.value) == reason
 
 
-def test_another_version_s_hello_is_refused_by_both_versions_names_whatever_it_holds() -> None:
+def test_a_hello_of_another_version_is_refused_with_both_versions() -> None:
     for body in ([b"?"], [], [b"", b""]):
         with pytest.raises(HandshakeError, match=f"frontend speaks version 99 .* engine {PROTOCOL_VERSION}$"):
             decode_hello([b"H", b"99", *body])
 
 
-def test_another_version_s_welcome_is_refused_by_both_versions_names() -> None:
+def test_a_welcome_of_another_version_is_refused_with_both_versions() -> None:
     with pytest.raises(HandshakeError, match=f"engine speaks version 99 .* frontend {PROTOCOL_VERSION}$"):
         decode_answer([b"W", b"99", b"?"])
 
@@ -72,7 +72,7 @@ def fields_within(hint: Any, seen: set[Any]) -> Iterator[str]:
 def test_changing_a_message_s_fields_requires_a_new_version() -> None:
     fields = list(fields_within(ToEngine | FromEngine | Hello | Welcome, set()))
     assert {"EngineRequest.predicted", "SamplingParams.prediction", "TokenOutput.num_guessed"} <= {*fields}
-    assert (PROTOCOL_VERSION, sha256(" ".join(fields).encode()).hexdigest()[:16]) == SAID
+    assert (PROTOCOL_VERSION, sha256(" ".join(fields).encode()).hexdigest()[:16]) == EXPECTED_VERSION_AND_DIGEST
 
 
 @given(st.lists(st.binary(max_size=40), max_size=4) | st.just([b"H", b"1"]), st.integers(0, 2**32))

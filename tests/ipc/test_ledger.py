@@ -31,7 +31,7 @@ def test_a_new_ledger_is_counted_first_and_changes_are_seen_by_all(tmp_path: Pat
     with other.changing(pytest.fail):
         other.remove_file(7)
         other.remove_file(7)
-    assert one.held == Held(0, 0), "whatever is removed"
+    assert one.held == Held(0, 0), "counts are never negative"
 
 
 def test_a_ledger_opened_for_reading_shows_what_others_wrote_and_begins_no_change(tmp_path: Path) -> None:

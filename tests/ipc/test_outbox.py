@@ -50,7 +50,7 @@ class OutboxMachine(RuleBasedStateMachine):
         self.is_awake = True
 
     @invariant()
-    def it_agrees(self) -> None:
+    def agrees_with_model(self) -> None:
         assert self.outbox.is_empty == (not self.waiting)
         assert bool(select.select([self.outbox.fd], [], [], 0)[0]) == self.is_awake
         self.outbox.check_invariants()

@@ -18,7 +18,7 @@ def test_a_peer_is_found_by_each_of_its_names_until_it_is_removed() -> None:
 
 
 @pytest.mark.parametrize("taken", [Peer("a", Source(b"2", 8)), Peer("b", Source(b"2", 7))])
-def test_a_name_that_another_has_is_not_given_twice(taken: Peer) -> None:
+def test_a_name_in_use_is_not_given_twice(taken: Peer) -> None:
     peers = Peers()
     peers.add(Peer("a", Source(b"1", 7)))
     with pytest.raises(AssertionError):

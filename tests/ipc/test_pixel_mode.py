@@ -26,38 +26,42 @@ class Folder(RunDirectory):
         return self._free
 
 
-@pytest.mark.parametrize("asked", ["lru", "shm", "shared", None])
-def test_nothing_is_kept_with_size_zero(asked: str | None) -> None:
-    config = Config(mm_processor_cache_type=asked, mm_processor_cache_gb=0)
+@pytest.mark.parametrize("requested", ["lru", "shm", "shared", None])
+def test_size_zero_disables_the_cache(requested: str | None) -> None:
+    config = Config(mm_processor_cache_type=requested, mm_processor_cache_gb=0)
     assert choose_mode(config, 1, Folder()) == "none"
 
 
-@pytest.mark.parametrize(("asked", "chosen"), [("lru", "lru"), ("shm", "shm"), ("shared", "shared"), (None, "shared")])
-def test_one_frontend_gets_what_was_asked_for(asked: str | None, chosen: str, caplog: pytest.LogCaptureFixture) -> None:
-    assert choose_mode(Config(mm_processor_cache_type=asked), 1, run_directory=Folder()) == chosen
+@pytest.mark.parametrize(
+    ("requested", "chosen"), [("lru", "lru"), ("shm", "shm"), ("shared", "shared"), (None, "shared")]
+)
+def test_one_frontend_gets_the_requested_mode(
+    requested: str | None, chosen: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert choose_mode(Config(mm_processor_cache_type=requested), 1, run_directory=Folder()) == chosen
     assert not caplog.records
 
 
 @pytest.mark.parametrize(("num_frontends", "num_engines"), [(2, 1), (1, 2), (3, 3)])
-def test_what_needs_one_frontend_and_one_engine_falls_back_and_says_so(
+def test_modes_for_one_frontend_and_one_engine_fall_back_with_a_warning(
     num_frontends: int, num_engines: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for asked in ("lru", "shm"):
+    for requested in ("lru", "shm"):
         caplog.clear()
-        config = Config(mm_processor_cache_type=asked)
+        config = Config(mm_processor_cache_type=requested)
         chosen = choose_mode(config, num_frontends, run_directory=Folder(), num_engines=num_engines)
         assert chosen == "processor_only"
-        assert f"{asked} needs one frontend and one engine" in caplog.text
+        assert f"{requested} needs one frontend and one engine" in caplog.text
 
 
-@pytest.mark.parametrize("asked", ["shared", None])
-def test_shared_needs_no_fallback(asked: str | None, caplog: pytest.LogCaptureFixture) -> None:
-    config = Config(mm_processor_cache_type=asked)
+@pytest.mark.parametrize("requested", ["shared", None])
+def test_shared_needs_no_fallback(requested: str | None, caplog: pytest.LogCaptureFixture) -> None:
+    config = Config(mm_processor_cache_type=requested)
     assert choose_mode(config, 4, run_directory=Folder(), num_engines=2) == "shared"
     assert not caplog.records
 
 
-@pytest.mark.parametrize("asked", ["shm", "shared", None])
+@pytest.mark.parametrize("requested", ["shm", "shared", None])
 @pytest.mark.parametrize(
     ("folder", "reason"),
     [
@@ -66,11 +70,11 @@ def test_shared_needs_no_fallback(asked: str | None, caplog: pytest.LogCaptureFi
         (Folder(num_free_bytes=64 << 20), "67108864 bytes free"),
     ],
 )
-def test_without_usable_shared_memory_it_falls_back_and_says_why(
-    asked: str | None, folder: RunDirectory | None, reason: str, caplog: pytest.LogCaptureFixture
+def test_without_usable_shared_memory_the_fallback_gives_a_reason(
+    requested: str | None, folder: RunDirectory | None, reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    config = Config(mm_processor_cache_type=asked)
+    config = Config(mm_processor_cache_type=requested)
     assert choose_mode(config, 1, run_directory=folder) == "lru"
     assert reason in caplog.text
     assert choose_mode(config, 2, run_directory=folder) == "processor_only"

@@ -18,7 +18,7 @@ def two(tmp_path: Path) -> Iterator[tuple[int, int]]:
         yield one, other
 
 
-def test_one_holds_a_byte_at_a_time_and_others_hold_others(two: tuple[int, int]) -> None:
+def test_a_byte_is_held_once_and_different_bytes_independently(two: tuple[int, int]) -> None:
     with try_lock(two[0], 5) as first, try_lock(two[1], 5) as second, try_lock(two[1], 6) as third:
         assert (first, second, third) == (True, False, True)
     with try_lock(two[1], 5) as again:

@@ -37,7 +37,7 @@ def owner(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path]]:
         process.kill()
 
 
-def test_it_is_open_to_its_user_alone_and_gone_once_closed(tmp_path: Path) -> None:
+def test_the_directory_is_private_and_removed_when_closed(tmp_path: Path) -> None:
     with RunDirectory.create(tmp_path) as directory:
         assert directory.path.parent == tmp_path
         assert stat.S_IMODE(directory.path.stat().st_mode) == 0o1700
@@ -48,7 +48,7 @@ def test_it_is_open_to_its_user_alone_and_gone_once_closed(tmp_path: Path) -> No
     directory.close()
 
 
-def test_it_lies_in_shared_memory_where_there_is_some() -> None:
+def test_the_directory_is_in_shared_memory_if_available() -> None:
     if not os.access(SHARED_MEMORY, os.W_OK):
         pytest.skip("no /dev/shm")
     with RunDirectory.create() as directory:
@@ -56,7 +56,7 @@ def test_it_lies_in_shared_memory_where_there_is_some() -> None:
         assert RunDirectory(directory.path).is_shared_memory
 
 
-def test_without_shared_memory_it_lies_in_the_temporary_folder(
+def test_without_shared_memory_the_directory_is_in_the_temporary_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
@@ -66,16 +66,14 @@ def test_without_shared_memory_it_lies_in_the_temporary_folder(
     assert "missing" in caplog.text
 
 
-def test_shared_memory_is_enough_where_nothing_else_can_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_memory_suffices_if_nothing_else_is_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", None)
     monkeypatch.setattr("tempfile._candidate_tempdir_list", lambda: [str(tmp_path / "missing")])
     with RunDirectory.create(tmp_path) as directory:
         assert directory.path.parent == tmp_path
 
 
-def test_without_any_usable_folder_it_fails_with_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_any_usable_folder_the_error_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
     with pytest.raises(ServerStartError, match="nor any folder for temporary files can be used"):
         RunDirectory.create(tmp_path / "missing")
@@ -96,7 +94,7 @@ def test_full_shared_memory_is_not_used(
     assert "No space left" in caplog.text
 
 
-def test_a_server_needs_more_room_than_an_llm_and_more_for_each_frontend(
+def test_the_required_space_grows_with_a_server_and_each_frontend(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "missing"))
@@ -117,10 +115,10 @@ def test_a_server_needs_more_room_than_an_llm_and_more_for_each_frontend(
     assert fits(3, 4 << 20)
 
 
-def test_sockets_are_refused_a_folder_whose_name_is_too_long_for_them(
+def test_a_folder_whose_path_is_too_long_for_sockets_is_not_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    longest, too_long, most = tmp_path / "x", tmp_path / "xx", run_directory.MAX_PARENT_OF_SOCKETS
+    longest, too_long, limit = tmp_path / "x", tmp_path / "xx", run_directory.MAX_PARENT_OF_SOCKETS
     monkeypatch.setattr(run_directory, "MAX_PARENT_OF_SOCKETS", len(os.fsencode(longest)))
     longest.mkdir()
     too_long.mkdir()
@@ -132,7 +130,7 @@ def test_sockets_are_refused_a_folder_whose_name_is_too_long_for_them(
         assert directory.path.parent == too_long
     with RunDirectory.create(longest, num_frontends=1) as directory:
         within = os.fsencode(directory.path / "engine-1234567").removeprefix(os.fsencode(longest))
-        assert most + len(within) == 107  # the kernel's limit
+        assert limit + len(within) == 107  # the kernel's limit
 
 
 def test_closing_an_opened_directory_does_not_remove_it(tmp_path: Path) -> None:
@@ -141,7 +139,7 @@ def test_closing_an_opened_directory_does_not_remove_it(tmp_path: Path) -> None:
         assert directory.path.exists()
 
 
-def test_a_running_server_s_directory_stays_and_a_killed_one_s_is_removed(
+def test_directories_of_killed_servers_are_removed_and_of_running_ones_kept(
     tmp_path: Path, owner: tuple[subprocess.Popen[str], Path]
 ) -> None:
     process, path = owner
@@ -174,7 +172,7 @@ def test_links_and_files_with_its_prefix_are_left_alone(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 3
 
 
-def test_a_folder_of_such_a_name_that_no_server_made_keeps_its_files(tmp_path: Path) -> None:
+def test_a_foreign_folder_with_the_prefix_keeps_its_files(tmp_path: Path) -> None:
     theirs = tmp_path / f"{PREFIX}results"
     theirs.mkdir()
     (theirs / "file").write_text("x")
@@ -188,9 +186,7 @@ def test_an_empty_directory_of_a_server_killed_at_its_start_is_removed(tmp_path:
     assert not list(tmp_path.iterdir())
 
 
-def test_without_file_locks_the_temporary_folder_is_used_and_nothing_stays(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_file_locks_the_temporary_folder_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, without, temporary = fcntl.flock, tmp_path / "without", tmp_path / "temporary"
     without.mkdir()
     temporary.mkdir()
@@ -253,7 +249,7 @@ def test_a_directory_removed_before_it_is_locked_is_created_again(
         assert directory.path.exists()
 
 
-def test_servers_that_start_at_once_keep_each_other_s_directories(tmp_path: Path) -> None:
+def test_servers_starting_at_once_do_not_remove_each_other_s_directories(tmp_path: Path) -> None:
     made: list[RunDirectory] = []
     threads = [threading.Thread(target=lambda: made.append(RunDirectory.create(tmp_path))) for _ in range(20)]
     for thread in threads:

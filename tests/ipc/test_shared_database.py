@@ -34,7 +34,7 @@ def test_an_existing_file_can_be_opened_on_a_full_disk(tmp_path: Path) -> None:
         again.close()
 
 
-def test_creating_one_on_a_full_disk_fails_until_there_is_room(tmp_path: Path) -> None:
+def test_creation_on_a_full_disk_fails_until_there_is_room(tmp_path: Path) -> None:
     with without_room(), pytest.raises(sqlite3.OperationalError):
         SharedDatabase(tmp_path, "things", SCHEMA)
     SharedDatabase(tmp_path, "things", SCHEMA).close()

@@ -65,7 +65,7 @@ def test_pixels_are_read_in_place_bit_for_bit_and_read_only(store: SharedStore) 
         pixels.flags.writeable = True
 
 
-def test_all_processes_see_what_one_put(store: SharedStore, folder: Path) -> None:
+def test_pixels_put_by_one_process_are_seen_by_all(store: SharedStore, folder: Path) -> None:
     other = SharedStore(folder, MAX_BYTES)
     put(store, 1)
     put(other, 2)
@@ -100,7 +100,7 @@ def test_readers_keep_evicted_pixels_that_they_hold(store: SharedStore) -> None:
     np.testing.assert_array_equal(pixels, picture(0))
 
 
-def test_it_counts_whole_pages(store: SharedStore) -> None:
+def test_the_budget_counts_whole_pages(store: SharedStore) -> None:
     assert store.put(name_of(1), np.zeros((1, 1, 3), np.uint8))
     assert store.put(name_of(2), picture(2, 3))
     assert store.put(name_of(3), np.zeros((PAGE - 63, 1, 1), np.uint8))
@@ -224,7 +224,7 @@ def test_writing_in_pieces_writes_all(store: SharedStore, monkeypatch: pytest.Mo
     np.testing.assert_array_equal(store.read(name_of(1)), picture(1))
 
 
-def test_after_closing_nothing_is_kept(folder: Path) -> None:
+def test_closing_empties_the_store(folder: Path) -> None:
     store = SharedStore(folder, MAX_BYTES)
     store.close()
     store.close()
@@ -290,7 +290,7 @@ def test_a_stopped_process_blocks_others_puts_only_until_their_timeout(
     store.close()
 
 
-def test_the_next_start_removes_all_that_a_killed_server_had(tmp_path: Path) -> None:
+def test_the_next_start_removes_the_files_of_a_killed_server(tmp_path: Path) -> None:
     program = """
 from keepsight.ipc import shared_store, shm_ring
 from keepsight.ipc.run_directory import RunDirectory
@@ -340,7 +340,7 @@ def test_processes_killed_at_any_point_leave_a_correct_ledger(store: SharedStore
 # One process makes a picture, others wait -------------------------------------------------------------------------
 
 
-def test_one_of_many_that_want_the_same_pixels_makes_them(store: SharedStore, folder: Path) -> None:
+def test_pixels_wanted_by_many_are_made_once(store: SharedStore, folder: Path) -> None:
     made: list[int] = []
     start = threading.Barrier(8)
 
@@ -384,7 +384,7 @@ def is_being_made(folder: Path, media_hash: str) -> bool:
         return not is_free
 
 
-def test_others_take_over_from_a_maker_that_is_killed_or_fails(store: SharedStore, folder: Path) -> None:
+def test_another_process_takes_over_if_a_maker_is_killed_or_fails(store: SharedStore, folder: Path) -> None:
     program = f"""
 from keepsight.ipc import shared_store
 store = shared_store.SharedStore(folder, 1 << 20)
@@ -420,7 +420,7 @@ def test_evict_first_marks_work_across_processes_but_not_on_pins(store: SharedSt
     other.close()
 
 
-def test_marks_of_missing_entries_and_unwritable_marks_do_no_harm(
+def test_marking_missing_entries_or_failing_to_mark_is_harmless(
     store: SharedStore, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(store, *range(10))
@@ -442,7 +442,7 @@ def test_marks_of_missing_entries_and_unwritable_marks_do_no_harm(
 # Against a model --------------------------------------------------------------------------------------------------
 
 NUMBERS = st.integers(0, 9)
-WHO = st.integers(0, 2)
+STORE_INDEXES = st.integers(0, 2)
 
 
 class StoresAgainstAList(RuleBasedStateMachine):
@@ -463,72 +463,72 @@ class StoresAgainstAList(RuleBasedStateMachine):
         self.model.sort(key=lambda entry: entry[0] == number)
         return number in dict(self.model)
 
-    @rule(who=WHO, number=NUMBERS)
-    def read(self, who: int, number: int) -> None:
-        pixels = self.stores[who].read(name_of(number))
+    @rule(index=STORE_INDEXES, number=NUMBERS)
+    def read(self, index: int, number: int) -> None:
+        pixels = self.stores[index].read(name_of(number))
         assert (pixels is not None) == self.renew(number)
         if pixels is not None:
             assert np.array_equal(pixels, picture(number, dict(self.model)[number]))
 
-    @rule(who=WHO, number=NUMBERS)
-    def touch(self, who: int, number: int) -> None:
-        assert self.stores[who].touch(name_of(number)) == self.renew(number)
+    @rule(index=STORE_INDEXES, number=NUMBERS)
+    def touch(self, index: int, number: int) -> None:
+        assert self.stores[index].touch(name_of(number)) == self.renew(number)
 
-    @rule(who=WHO, number=NUMBERS, num_pages=st.integers(1, 11))
-    def put(self, who: int, number: int, num_pages: int) -> None:
+    @rule(index=STORE_INDEXES, number=NUMBERS, num_pages=st.integers(1, 11))
+    def put(self, index: int, number: int, num_pages: int) -> None:
         is_known = self.renew(number)
-        assert self.stores[who].put(name_of(number), picture(number, num_pages)) == (is_known or num_pages <= 10)
+        assert self.stores[index].put(name_of(number), picture(number, num_pages)) == (is_known or num_pages <= 10)
         if not is_known and num_pages <= 10:
             while sum(dict(self.model).values()) + num_pages > 10:
-                self.model.remove(self.find_gone())
+                self.model.remove(self.find_evicted())
             self.model.append((number, num_pages))
 
-    def find_gone(self) -> tuple[int, int]:
+    def find_evicted(self) -> tuple[int, int]:
         """Return the evicted entry: any of those to evict first, else the least recently used."""
         candidates = [entry for entry in self.model if entry[0] in self.first] or self.model[:1]
         gone = [entry for entry in candidates if entry[0] not in held(self.stores[0])]
-        assert gone, "another went"
+        assert gone, "an unexpected entry was evicted"
         self.first.discard(min(gone, key=lambda entry: entry[1])[0])
         return min(gone, key=lambda entry: entry[1])
 
-    @rule(who=WHO, number=NUMBERS)
-    def evict_first(self, who: int, number: int) -> None:
-        self.stores[who].evict_first(name_of(number))
+    @rule(index=STORE_INDEXES, number=NUMBERS)
+    def evict_first(self, index: int, number: int) -> None:
+        self.stores[index].evict_first(name_of(number))
         if number in dict(self.model):
             self.first.add(number)
 
-    @rule(who=WHO, number=NUMBERS)
-    def undo_evict_first(self, who: int, number: int) -> None:
-        self.stores[who].undo_evict_first(name_of(number))
+    @rule(index=STORE_INDEXES, number=NUMBERS)
+    def undo_evict_first(self, index: int, number: int) -> None:
+        self.stores[index].undo_evict_first(name_of(number))
         self.first.discard(number)
         self.renew(number)
 
-    @rule(who=WHO)
-    def keep_all_again(self, who: int) -> None:
-        self.stores[who].keep_all_again()
+    @rule(index=STORE_INDEXES)
+    def keep_all_again(self, index: int) -> None:
+        self.stores[index].keep_all_again()
         self.first = set()
 
-    @rule(who=WHO, number=NUMBERS)
-    def drop(self, who: int, number: int) -> None:
-        self.stores[who].drop(name_of(number))
+    @rule(index=STORE_INDEXES, number=NUMBERS)
+    def drop(self, index: int, number: int) -> None:
+        self.stores[index].drop(name_of(number))
         self.model = [entry for entry in self.model if entry[0] != number]
         self.first.discard(number)
 
-    @rule(who=WHO)
-    def clear(self, who: int) -> None:
-        self.stores[who].clear()
+    @rule(index=STORE_INDEXES)
+    def clear(self, index: int) -> None:
+        self.stores[index].clear()
         self.model, self.first = [], set()
 
-    @rule(who=WHO, is_counted=st.booleans())
-    def one_dies_in_the_middle(self, who: int, is_counted: bool) -> None:
+    @rule(index=STORE_INDEXES, is_counted=st.booleans())
+    def die_within_a_change(self, index: int, is_counted: bool) -> None:
         """Leave the ledger as a process does that dies after writing a wrong count, or before writing the new one."""
-        ledger = self.stores[who]._ledger
+        ledger = self.stores[index]._ledger
         ledger.held = Held(ledger.held.num_bytes + PAGE * is_counted, 0)
-        self.stores[who].close()
-        self.stores[who] = self.open()
+        self.stores[index].close()
+        self.stores[index] = self.open()
 
     @invariant()
-    def the_same_is_held(self) -> None:
+    def holds_the_same_entries(self) -> None:
         self.stores[0].check_invariants()
         assert held(self.stores[1]) == sorted(dict(self.model))
 
@@ -538,7 +538,7 @@ class StoresAgainstAList(RuleBasedStateMachine):
         self.directory.close()
 
 
-def test_stores_hold_what_one_list_would() -> None:
+def test_stores_behave_like_one_plain_list() -> None:
     run_state_machine_as_test(StoresAgainstAList, settings=thorough(30))
 
 

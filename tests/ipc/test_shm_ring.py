@@ -65,7 +65,7 @@ def fill(ring: RingWriter, first: int, count: int) -> int:
     return sum(ring.put(str(number), picture(0)) is not None for number in range(first, first + count))
 
 
-def test_what_was_put_is_read_until_it_is_overwritten(ring: RingWriter, reader: RingReader) -> None:
+def test_pixels_are_readable_until_overwritten(ring: RingWriter, reader: RingReader) -> None:
     places = [put(ring, seed, 1 + seed * 7 % 90) for seed in range(200)]
     read = [reader.read(place) for place in places]
     num_held = sum(pixels is not None for pixels in read)
@@ -80,7 +80,7 @@ def test_known_pixels_are_referenced_and_not_rewritten(ring: RingWriter) -> None
     assert ring.put("1", picture(2)) == first == ring.find("1")
 
 
-def test_oversized_pixels_find_no_room_and_overwrite_nothing(ring: RingWriter) -> None:
+def test_oversized_pixels_are_refused_and_overwrite_nothing(ring: RingWriter) -> None:
     put(ring, 1)
     assert ring.put("object", np.zeros((100, 67, 3), np.uint8)) is None
     assert ring.put("nothing", np.zeros((0, 5, 3), np.uint8)) is None
@@ -111,25 +111,25 @@ def test_dropped_and_cleared_places_are_stale(ring: RingWriter, reader: RingRead
     assert reader.read(again) is not None
 
 
-def test_2000_puts_after_one_that_is_never_read_all_find_room(ring: RingWriter) -> None:
+def test_2000_puts_succeed_behind_an_unread_entry(ring: RingWriter) -> None:
     put(ring, 9999)
     assert fill(ring, 0, 2000) == 2000
 
 
-def test_its_file_is_fully_allocated_at_the_start_and_never_grows(ring: RingWriter, folder: Path) -> None:
+def test_the_file_is_fully_allocated_at_the_start_and_never_grows(ring: RingWriter, folder: Path) -> None:
     (path,) = folder.glob("ring-*")
     for _ in range(2):
         assert path.stat().st_size == MAX_BYTES == path.stat().st_blocks * 512
         fill(ring, 0, 100)
 
 
-def test_without_room_in_shared_memory_it_fails_at_once_and_leaves_nothing(folder: Path) -> None:
+def test_creation_without_free_shared_memory_fails_and_leaves_no_file(folder: Path) -> None:
     with pytest.raises(OSError):
         RingWriter(folder, 1 << 50, MAX_OBJECT_BYTES)
     assert not list(folder.iterdir())
 
 
-def test_closing_it_removes_it_and_its_places_are_stale(folder: Path, reader: RingReader) -> None:
+def test_closing_removes_the_file_and_makes_places_stale(folder: Path, reader: RingReader) -> None:
     ring = RingWriter(folder, MAX_BYTES, MAX_OBJECT_BYTES)
     place = put(ring, 1)
     ring.close()
@@ -180,7 +180,7 @@ def test_clearing_waits_for_no_reader(ring: RingWriter, folder: Path, reader: Ri
         assert reader.read(place) is None
 
 
-def test_a_reader_that_was_overtaken_reads_nothing_and_leaves_the_count_of_others_alone(
+def test_a_reader_whose_place_was_overwritten_reads_nothing_and_keeps_counts_correct(
     ring: RingWriter, reader: RingReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place, real = put(ring, 0), shm_ring._change_count
@@ -197,7 +197,7 @@ def test_a_reader_that_was_overtaken_reads_nothing_and_leaves_the_count_of_other
     assert all(shm_ring._count_of(ring._descriptor, entry.place) == 0 for entry in ring._entries)
 
 
-def test_a_reader_that_counts_itself_too_late_writes_into_no_other_picture(
+def test_a_late_reader_count_does_not_change_another_picture(
     ring: RingWriter, reader: RingReader, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(ring, 0)
@@ -335,7 +335,7 @@ def test_forged_places_are_refused(ring: RingWriter, reader: RingReader) -> None
         assert pixels is None or (forged in places and np.array_equal(pixels, picture(places.index(forged))))
 
 
-def test_pixels_that_look_like_an_entry_never_become_one(ring: RingWriter, reader: RingReader) -> None:
+def test_pixels_that_look_like_an_entry_are_not_read_as_one(ring: RingWriter, reader: RingReader) -> None:
     place = put(ring, 0)
     header = shm_ring._HEADER.pack(77, 1084, 0, bytes(16), 5, 5, 3)
     fake = np.frombuffer(header.ljust(64 * 3, b"\0"), np.uint8).reshape(1, 64, 3)
@@ -392,7 +392,7 @@ class RingAgainstADict(RuleBasedStateMachine):
 
     @precondition(lambda self: self.given)
     @rule()
-    def the_newest_is_there(self) -> None:
+    def holds_the_newest(self) -> None:
         place, pixels = self.given[-1]
         if place in [entry.place for entry in self.ring._index.values()]:
             read = self.reader.read(place)
@@ -440,7 +440,7 @@ class RingAgainstADict(RuleBasedStateMachine):
         self.ring.clear()
 
     @invariant()
-    def it_is_sound(self) -> None:
+    def ring_is_consistent(self) -> None:
         self.ring.check_invariants()
         there = [entry.place for entry in self.ring._index.values()]
         assert all(place in there for place in self.protected), "overwritten while it was read"
@@ -453,5 +453,5 @@ class RingAgainstADict(RuleBasedStateMachine):
         self.directory.close()
 
 
-def test_it_gives_what_was_put_or_nothing_whatever_readers_do() -> None:
+def test_reads_return_what_was_put_or_nothing_whatever_readers_do() -> None:
     run_state_machine_as_test(RingAgainstADict, settings=thorough(30))

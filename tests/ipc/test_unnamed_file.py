@@ -6,7 +6,7 @@ import pytest
 from keepsight.ipc.unnamed_file import give_name, open_unnamed
 
 
-def test_it_appears_whole_and_only_when_it_is_named(tmp_path: Path) -> None:
+def test_a_file_appears_complete_and_only_when_named(tmp_path: Path) -> None:
     descriptor = open_unnamed(tmp_path)
     os.write(descriptor, b"whole")
     assert not list(tmp_path.iterdir())

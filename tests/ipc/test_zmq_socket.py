@@ -74,12 +74,12 @@ def test_no_message_overtakes_queued_ones(connected: ZmqSocket[list[Frame]], pee
     assert [peer.recv_multipart()[1] for _ in range(3)] == [b"first", b"second", b"third"]
 
 
-def test_once_closed_it_sends_nothing(connected: ZmqSocket[list[Frame]]) -> None:
+def test_a_closed_socket_sends_nothing(connected: ZmqSocket[list[Frame]]) -> None:
     connected.close()
     assert not send(connected, b"late")
 
 
-def test_where_no_socket_can_be_made_nothing_is_left_open(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_socket_creation_leaves_nothing_open(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise zmq.ZMQError(errno.EMFILE)
 
@@ -92,7 +92,7 @@ def test_where_no_socket_can_be_made_nothing_is_left_open(monkeypatch: pytest.Mo
     assert set(Path("/proc/self/fd").iterdir()) <= before
 
 
-def test_where_no_thread_can_be_started_it_says_so_and_can_still_be_closed(
+def test_a_failed_thread_start_raises_and_the_socket_can_still_be_closed(
     peer: "zmq.Socket[bytes]", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:

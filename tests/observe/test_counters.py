@@ -35,7 +35,7 @@ def in_another_process(folder: Path, process: str, *calls: str) -> None:
     subprocess.run([sys.executable, "-c", program], check=False)
 
 
-def test_every_series_has_slots_of_its_own() -> None:
+def test_every_series_has_its_own_slots() -> None:
     widths = [each.slots_per_series for each in METRICS for _ in each.series]
     assert sorted(SLOTS.values()) == list(SLOTS.values())
     assert sum(widths) == NUM_SLOTS

@@ -81,7 +81,7 @@ def test_a_collector_that_never_answers_is_not_waited_for(monkeypatch: pytest.Mo
 
     class Silent(SpanExporter):
         def export(self, spans: object) -> SpanExportResult:
-            assert gave_up.wait(30), "it was asked for ever"
+            assert gave_up.wait(30), "the exporter was not shut down"
             return SpanExportResult.FAILURE
 
         def shutdown(self) -> None:

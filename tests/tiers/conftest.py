@@ -12,8 +12,8 @@ def without_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
-    def find_nobody(uid: int) -> None:
+    def raise_unknown_user(uid: int) -> None:
         raise KeyError(uid)
 
-    monkeypatch.setattr(pwd, "getpwuid", find_nobody)
+    monkeypatch.setattr(pwd, "getpwuid", raise_unknown_user)
     assert os.path.expanduser("~") == "~"  # noqa: PTH111

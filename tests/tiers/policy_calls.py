@@ -17,15 +17,15 @@ class PolicyCalls(RuleBasedStateMachine):
         # Bytes by key.
         self.held: dict[str, int] = {}
 
-    def may_go(self) -> set[str]:
+    def evictable(self) -> set[str]:
         return set(self.held)
 
     @rule(key=keys, size=st.integers(1, 5), seconds=st.floats(0, 10))
-    def ask(self, key: str, size: int, seconds: float) -> None:
+    def use_or_add(self, key: str, size: int, seconds: float) -> None:
         if key in self.held:
             self.policy.use(key)
             return
-        while sum(self.held.values()) + size > MAX_BYTES and self.may_go():
+        while sum(self.held.values()) + size > MAX_BYTES and self.evictable():
             self.evict()
         self.policy.add(key, size, seconds)
         self.held[key] = size
@@ -35,14 +35,14 @@ class PolicyCalls(RuleBasedStateMachine):
         if self.held.pop(key, None) is not None:
             self.policy.remove(key)
 
-    @precondition(lambda self: self.may_go())
+    @precondition(lambda self: self.evictable())
     @rule()
     def evict(self) -> None:
         key = self.policy.evict()
-        assert key in self.may_go()
+        assert key in self.evictable()
         del self.held[key]
 
     @invariant()
-    def knows_what_is_held(self) -> None:
+    def holds_the_same_keys(self) -> None:
         assert len(self.policy) == len(self.held)
         assert all(key in self.policy for key in self.held)

@@ -11,13 +11,13 @@ from keepsight.tiers.cache_home import cache_home
     ("named", "expected"),
     [("/cache", "/cache/keepsight"), ("", "/home/x/.cache/keepsight"), ("cache", "/home/x/.cache/keepsight")],
 )
-def test_only_an_absolute_path_is_heeded(named: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_xdg_cache_home_is_ignored(named: str, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/x")
     monkeypatch.setenv("XDG_CACHE_HOME", named)
     assert cache_home() == Path(expected)
 
 
-def test_without_the_variable_it_lies_in_the_home(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_the_cache_is_in_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/x")
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert cache_home() == Path("/home/x/.cache/keepsight")

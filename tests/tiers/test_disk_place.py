@@ -17,11 +17,11 @@ from keepsight.tiers.disk_place import DEFAULT_DISK_BYTES, DiskPlace, parse_disk
         ("/x:y:500", DiskPlace(Path("/x:y"), 500)),
     ],
 )
-def test_places_on_disk(text: str, place: DiskPlace) -> None:
+def test_a_path_and_size_are_parsed(text: str, place: DiskPlace) -> None:
     assert parse_disk_place(text) == place
 
 
-def test_a_place_may_be_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_path_may_be_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     assert parse_disk_place("") == DiskPlace(Path("/cache/keepsight/embeddings"), DEFAULT_DISK_BYTES)
     assert parse_disk_place(":2T") == DiskPlace(Path("/cache/keepsight/embeddings"), 2**41)
@@ -34,14 +34,14 @@ def test_an_invalid_size_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("size", ["", ":1G"])
-def test_a_model_s_folder_is_refused_as_nobody_means_to_fill_it(size: str, tmp_path: Path) -> None:
+def test_a_model_s_folder_is_refused(size: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
     with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* looks like a model"):
         parse_disk_place(f"{tmp_path}{size}")
 
 
 @pytest.mark.parametrize("text", ["", ":1G", "~/x", "~nobody.of.this.name/x"])
-def test_without_a_home_a_folder_has_to_be_named(text: str, without_home: None) -> None:
+def test_without_a_home_a_folder_must_be_given(text: str, without_home: None) -> None:
     with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* give a full path"):
         parse_disk_place(text)
     assert parse_disk_place("/x:1G") == DiskPlace(Path("/x"), 2**30)

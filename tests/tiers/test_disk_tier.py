@@ -58,7 +58,7 @@ def test_entries_and_their_order_survive_a_restart(tier: DiskTier) -> None:
     other.close()
 
 
-def test_noted_uses_count_after_a_restart_too(tier: DiskTier) -> None:
+def test_noted_uses_survive_a_restart(tier: DiskTier) -> None:
     put(tier, *range(10))
     tier.note_use(key_of(0))
     tier.note_use(key_of(50))
@@ -71,7 +71,7 @@ def test_noted_uses_count_after_a_restart_too(tier: DiskTier) -> None:
     other.close()
 
 
-def test_another_server_s_entry_is_known_after_an_own_put_of_it(tier: DiskTier) -> None:
+def test_another_server_s_entry_is_known_after_putting_the_same_one(tier: DiskTier) -> None:
     tier.open()
     other = reopened(tier)
     put(other, 1)
@@ -81,7 +81,7 @@ def test_another_server_s_entry_is_known_after_an_own_put_of_it(tier: DiskTier) 
     other.close()
 
 
-def test_after_a_restart_cost_still_counts(tmp_path: Path) -> None:
+def test_computation_costs_count_after_a_restart(tmp_path: Path) -> None:
     tier = DiskTier(tmp_path, MAX_BYTES, "cost")
     put(tier, *range(10, 0, -1))
     tier.close()
@@ -115,7 +115,7 @@ def test_two_servers_share_one_folder_and_one_budget(tier: DiskTier) -> None:
     other.close()
 
 
-def test_a_server_whose_entries_another_has_replaced_meanwhile_takes_new_ones(tier: DiskTier) -> None:
+def test_a_server_accepts_entries_after_another_replaced_its_own(tier: DiskTier) -> None:
     put(tier, *range(10))
     other = reopened(tier)
     put(other, *range(10, 20))
@@ -184,7 +184,7 @@ def warnings_of_folder(folder: Path, caplog: pytest.LogCaptureFixture) -> list[s
 
 
 @pytest.mark.parametrize(("mode", "num_warnings"), [(0o700, 0), (0o755, 0), (0o1777, 0), (0o777, 1)])
-def test_a_folder_writable_by_everybody_is_warned_of_once(
+def test_a_world_writable_folder_is_warned_of_once(
     mode: int, num_warnings: int, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     tmp_path.chmod(mode)
@@ -228,7 +228,7 @@ def test_a_damaged_file_is_a_miss_and_removed(tier: DiskTier, damage: str) -> No
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
-def test_a_folder_that_may_not_be_searched_is_not_taken_for_damage(
+def test_a_permission_error_is_not_reported_as_damage(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tier, 1)
@@ -245,7 +245,7 @@ def test_a_folder_that_may_not_be_searched_is_not_taken_for_damage(
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
-def test_strange_files_are_left_alone(tier: DiskTier) -> None:
+def test_foreign_files_are_left_alone(tier: DiskTier) -> None:
     put(tier, 1)
     (tier._entries / "README").write_text("mine")
     tier.clear()
@@ -257,7 +257,7 @@ def test_a_link_or_socket_under_an_entry_s_name_is_a_miss_and_is_replaced(
     tier: DiskTier, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tier._entries / key_of(1)
-    for asked in ("get", "verify"):
+    for operation in ("get", "verify"):
         put(tier, 1)
         if kind == "link":
             path.rename(tier._directory / "elsewhere")
@@ -267,14 +267,14 @@ def test_a_link_or_socket_under_an_entry_s_name_is_a_miss_and_is_replaced(
             monkeypatch.chdir(tier._entries)  # The folder's full path is too long for a socket's name.
             with socket.socket(socket.AF_UNIX) as strange:
                 strange.bind(path.name)
-        assert not getattr(tier, asked)(key_of(1))
+        assert not getattr(tier, operation)(key_of(1))
         put(tier, 1)
         assert_equal(tier.get(key_of(1)), array_of(1))
     assert tier.stats().num_damaged == 2
     tier.list_sizes()  # Counts again after files were removed behind its back.
 
 
-def test_stray_folders_are_passed_over(tier: DiskTier) -> None:
+def test_stray_folders_are_ignored(tier: DiskTier) -> None:
     put(tier, 1)
     strange = tier._entries / key_of(0)
     for folder in (strange, tier._aside / "x"):
@@ -291,7 +291,7 @@ def test_stray_folders_are_passed_over(tier: DiskTier) -> None:
     assert (strange / "inner").is_dir()
 
 
-def test_files_that_somebody_removed_are_misses_and_free_their_room(tier: DiskTier) -> None:
+def test_externally_removed_files_are_misses_and_free_their_space(tier: DiskTier) -> None:
     put(tier, *range(10))
     for number in range(5):
         (tier._entries / key_of(number)).unlink()
@@ -300,7 +300,7 @@ def test_files_that_somebody_removed_are_misses_and_free_their_room(tier: DiskTi
     assert tier.get(key_of(24)) is not None
 
 
-def test_a_folder_that_can_only_be_read_is_read_and_never_changed(
+def test_a_read_only_folder_is_never_changed(
     tier: DiskTier, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tier, *range(3))
@@ -328,7 +328,7 @@ def contents_of(folder: Path) -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
 
 
-def test_a_folder_that_vanishes_comes_back(tier: DiskTier) -> None:
+def test_a_removed_folder_is_recreated(tier: DiskTier) -> None:
     put(tier, 1)
     shutil.rmtree(tier._directory)
     assert tier.get(key_of(1)) is None
@@ -336,7 +336,7 @@ def test_a_folder_that_vanishes_comes_back(tier: DiskTier) -> None:
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
-def test_servers_whose_folder_vanishes_share_one_budget_again(tier: DiskTier) -> None:
+def test_servers_share_one_budget_after_their_folder_was_removed(tier: DiskTier) -> None:
     other = reopened(tier)
     put(tier, 1)
     put(other, 2)
@@ -349,7 +349,7 @@ def test_servers_whose_folder_vanishes_share_one_budget_again(tier: DiskTier) ->
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS])
-def test_a_disk_where_the_folder_cannot_be_opened_fails_for_writes_as_for_reads(
+def test_an_unopenable_folder_is_an_error_for_reads_and_writes(
     tmp_path: Path, number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object, **__: object) -> int:
@@ -364,7 +364,7 @@ def test_a_disk_where_the_folder_cannot_be_opened_fails_for_writes_as_for_reads(
         tier.get(key_of(1))
 
 
-def test_a_folder_that_cannot_be_made_fails_each_time_until_it_can(tmp_path: Path) -> None:
+def test_an_uncreatable_folder_is_an_error_until_it_can_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     tier = DiskTier(tmp_path / "file" / "cache", MAX_BYTES)
     for _ in range(2):
@@ -377,7 +377,7 @@ def test_a_folder_that_cannot_be_made_fails_each_time_until_it_can(tmp_path: Pat
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EIO])
 @pytest.mark.parametrize("call", ["posix_fallocate", "writev", "utime", "open", "pwrite"])
-def test_a_full_or_failing_disk_leaves_no_trace(
+def test_a_failed_write_leaves_no_files(
     tier: DiskTier, call: str, number: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     put(tier, 1)

@@ -22,12 +22,12 @@ def read(number: int, content: bytes) -> StoredArray:
     return read_entry(key_of(number), len(content), io.BytesIO(content).readinto)
 
 
-def test_it_is_read_as_it_was_written() -> None:
+def test_an_entry_is_read_as_it_was_written() -> None:
     assert_equal(read(1, entry(1, 2_000_000)), array_of(1, 2_000_000))
     assert read(1, entry(1)).payload.readonly
 
 
-def test_it_may_come_in_pieces_of_any_size() -> None:
+def test_an_entry_may_be_read_in_pieces_of_any_size() -> None:
     stream, rng = io.BytesIO(entry(1)), random.Random(0)
 
     def some(target: memoryview) -> int:

@@ -81,9 +81,7 @@ def test_files_are_read_once(model: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert read == ["b.safetensors"]
 
 
-def test_files_of_an_image_are_read_each_time_as_those_of_the_next_image_look_alike(
-    model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_with_normalized_timestamps_are_read_each_time(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stat(path: Path) -> SimpleNamespace:
         return SimpleNamespace(st_ino=1, st_size=10_000, st_mtime_ns=7 * 10**9, st_ctime_ns=7 * 10**9)
 

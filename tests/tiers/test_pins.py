@@ -55,7 +55,7 @@ def test_entries_pinned_while_a_server_runs_stay_under_any_policy(tmp_path: Path
     tier.close()
 
 
-def test_pins_outlive_servers_and_hold_for_all_who_share_the_folder(tmp_path: Path) -> None:
+def test_pins_outlive_servers_and_apply_to_all_that_share_the_folder(tmp_path: Path) -> None:
     first = opened(tmp_path)
     put(first, *range(10))
     pins_in(tmp_path).add(key_of(0))
@@ -70,8 +70,8 @@ def test_pins_outlive_servers_and_hold_for_all_who_share_the_folder(tmp_path: Pa
 
 
 def test_an_entry_present_after_its_pin_stays_while_servers_are_busy(tmp_path: Path) -> None:
-    servers, looking, is_over = [opened(tmp_path), opened(tmp_path)], opened(tmp_path, 1000), threading.Event()
-    put(looking, *range(10))
+    servers, observer, is_over = [opened(tmp_path), opened(tmp_path)], opened(tmp_path, 1000), threading.Event()
+    put(observer, *range(10))
 
     def serve(server: DiskTier, first: int) -> None:
         for number in itertools.count(first, 2):
@@ -79,32 +79,30 @@ def test_an_entry_present_after_its_pin_stays_while_servers_are_busy(tmp_path: P
                 return
             server.put(key_of(number), array_of(number))
 
-    pins, kept = pins_in(tmp_path), set[str]()
+    pins, pinned = pins_in(tmp_path), set[str]()
     with ThreadPoolExecutor() as threads:
         serving = [threads.submit(serve, each, 10 + place) for place, each in enumerate(servers)]
         try:
             for _ in range(200):
-                key = random.choice(list(looking.list_sizes()))
+                key = random.choice(list(observer.list_sizes()))
                 pins.add(key)
-                if key in looking.list_sizes():
-                    kept.add(key)
+                if key in observer.list_sizes():
+                    pinned.add(key)
                 else:
                     pins.remove(key)
-                if len(kept) == 5:
+                if len(pinned) == 5:
                     break
         finally:
             is_over.set()
     assert [each.result() for each in serving] == [None, None]
-    assert len(kept) == 5
-    assert kept <= looking.list_sizes().keys()
+    assert len(pinned) == 5
+    assert pinned <= observer.list_sizes().keys()
     servers[0].check_invariants()
-    for tier in (*servers, looking):
+    for tier in (*servers, observer):
         tier.close()
 
 
-def test_a_folder_full_of_pins_warns_once_takes_nothing_and_still_serves(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_folder_full_of_pins_warns_once_and_is_read_only(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     tier = opened(tmp_path)
     put(tier, *range(10))
     pins_in(tmp_path).add(*map(key_of, range(10)))
@@ -123,7 +121,7 @@ def test_a_folder_full_of_pins_warns_once_takes_nothing_and_still_serves(
     tier.close()
 
 
-def test_a_server_with_less_room_than_the_pins_serves_them_and_takes_nothing_more(tmp_path: Path) -> None:
+def test_a_budget_smaller_than_the_pins_makes_the_folder_read_only(tmp_path: Path) -> None:
     large = opened(tmp_path)
     put(large, *range(10))
     pins_in(tmp_path).add(*map(key_of, range(6)))
@@ -189,7 +187,7 @@ class _Calls(PolicyCalls):
         self.known = known
         self.pinned: frozenset[str] = frozenset()
 
-    def may_go(self) -> set[str]:
+    def evictable(self) -> set[str]:
         return self.held.keys() - self.pinned
 
     @rule(pinned=st.frozensets(PolicyCalls.keys))
@@ -198,11 +196,11 @@ class _Calls(PolicyCalls):
         self.pinned = pinned
 
     @invariant()
-    def knows_what_may_go(self) -> None:
+    def check_known_files(self) -> None:
         self.known.check_invariants()
 
     def teardown(self) -> None:
         """Evict every entry that is not pinned, once each."""
-        while self.may_go():
+        while self.evictable():
             self.evict()
         assert self.known.choose() is None

@@ -91,7 +91,7 @@ def test_s3fifo_keeps_entries_that_come_back() -> None:
     assert "back" in policy
 
 
-def test_auto_follows_the_one_that_would_save_more() -> None:
+def test_auto_follows_the_policy_that_would_save_more() -> None:
     policy = Auto(10)
     hot = [f"hot{number}" for number in range(4)]
     for step in range(3000):
@@ -107,5 +107,5 @@ def test_auto_follows_the_one_that_would_save_more() -> None:
 
 
 @pytest.mark.parametrize("name", POLICIES)
-def test_any_order_of_calls_keeps_it_right(name: str) -> None:
+def test_invariants_hold_under_any_order_of_calls(name: str) -> None:
     check_any_order(lambda: PolicyCalls(POLICIES[name](MAX_BYTES)), 25)

@@ -60,7 +60,7 @@ def test_a_missing_server_is_an_error_each_time(server: FakeServer) -> None:
     tier.close()
 
 
-def test_after_a_restart_of_the_server_one_error_then_all_is_well(tier: RedisTier, server: FakeServer) -> None:
+def test_after_a_server_restart_one_error_then_operations_succeed(tier: RedisTier, server: FakeServer) -> None:
     assert_equal(tier.get(key_of(1)), array_of(1))
     server.drop_all()
     get(tier, 1)
@@ -133,7 +133,7 @@ def test_a_connection_closed_within_a_value_is_an_error_and_no_damage(tier: Redi
         b"$0\r\n\r\n",
     ],
 )
-def test_nonsense_is_an_error_or_a_miss_and_disturbs_no_later_reply(
+def test_an_invalid_reply_is_an_error_or_a_miss_and_does_not_affect_later_replies(
     tier: RedisTier, server: FakeServer, nonsense: bytes | None
 ) -> None:
     truth = dict(server.values)
@@ -145,15 +145,17 @@ def test_nonsense_is_an_error_or_a_miss_and_disturbs_no_later_reply(
     assert_equal(tier.get(key_of(1)), array_of(1))
 
 
-@pytest.mark.parametrize("why", ["OOM", "READONLY", "MISCONF", "NOREPLICAS"])
+@pytest.mark.parametrize("error_code", ["OOM", "READONLY", "MISCONF", "NOREPLICAS"])
 def test_a_server_that_refuses_writes_is_logged_once_and_still_read(
-    tier: RedisTier, server: FakeServer, why: str, caplog: pytest.LogCaptureFixture
+    tier: RedisTier, server: FakeServer, error_code: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    server.misbehave = lambda reply: f"-{why} this cannot be written\r\n".encode() if reply == b"+OK\r\n" else reply
+    server.misbehave = lambda reply: (
+        f"-{error_code} this cannot be written\r\n".encode() if reply == b"+OK\r\n" else reply
+    )
     for _ in range(2):
         assert not tier.put(key_of(2), array_of(2))
         assert_equal(tier.get(key_of(1)), array_of(1))
-    assert caplog.text.count(f"accepts no more entries: {why}") == 1
+    assert caplog.text.count(f"accepts no more entries: {error_code}") == 1
 
 
 def test_endlessly_nested_replies_are_refused(tier: RedisTier, server: FakeServer) -> None:
@@ -162,7 +164,7 @@ def test_endlessly_nested_replies_are_refused(tier: RedisTier, server: FakeServe
         tier.open()
 
 
-def test_replies_corrupted_on_the_way_are_never_accepted(server: FakeServer) -> None:
+def test_corrupted_replies_are_never_accepted(server: FakeServer) -> None:
     rng = random.Random(0)
     tier = RedisTier(server.url, timeout=20)
     tier.put(key_of(1), array_of(1, 200))
@@ -183,7 +185,7 @@ def test_replies_corrupted_on_the_way_are_never_accepted(server: FakeServer) -> 
         server.misbehave = lambda reply: reply
     set_patience(tier, 20)
 
-    def gives_it_again() -> bool:
+    def finds_value_again() -> bool:
         # A corrupted value is deleted, and a delete that timed out earlier may only be executed now.
         server.values = dict(truth)
         found = get(tier, 1)
@@ -191,7 +193,7 @@ def test_replies_corrupted_on_the_way_are_never_accepted(server: FakeServer) -> 
             assert_equal(found, array_of(1, 200))
         return found is not None
 
-    wait_until(gives_it_again)
+    wait_until(finds_value_again)
     tier.close()
 
 
@@ -345,7 +347,7 @@ def test_entries_put_before_there_was_a_budget_count_too() -> None:
 
 
 @needs_redis
-def test_accounts_that_are_lost_while_they_are_made_are_made_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_accounts_lost_during_their_creation_are_recreated(monkeypatch: pytest.MonkeyPatch) -> None:
     with real_server() as (url, _):
         put_ten(url, None)
         tier = RedisTier(url, 20_000)
@@ -422,7 +424,7 @@ def test_values_of_another_redis_type_are_removed(max_bytes: int | None) -> None
 
 @needs_redis
 @pytest.mark.parametrize("max_bytes", [None, 50_000_000])
-def test_a_real_server_that_is_full_gives_what_it_has(max_bytes: int | None, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_server_still_returns_its_entries(max_bytes: int | None, caplog: pytest.LogCaptureFixture) -> None:
     with real_server("--maxmemory", "3mb") as (url, _):
         tier = RedisTier(url, max_bytes)
         are_kept = [tier.put(key_of(number), array_of(number, 300_000)) for number in range(12)]

@@ -53,7 +53,7 @@ def test_entries_are_returned_bit_for_bit(tier: AnyTier) -> None:
 
 @pytest.mark.parametrize("shape", [(), (0, 4), (1,), (3, 1, 2), (1, 2, 3, 4, 1, 1, 1, 2)])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_type_and_shape_come_back(tier: AnyTier, shape: tuple[int, ...], dtype: str) -> None:
+def test_dtype_and_shape_are_preserved(tier: AnyTier, shape: tuple[int, ...], dtype: str) -> None:
     num_bytes = int(np.prod(shape, dtype=int)) * (2 if dtype == "bfloat16" else 4)
     array = StoredArray(dtype, shape, memoryview(bytes(range(num_bytes))), 1.5)
     assert tier.put(key_of(0), array)
@@ -105,7 +105,7 @@ def test_the_budget_holds_and_used_entries_stay(tier: AnyTier) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("kind", ["host", "disk"])
-def test_any_policy_and_any_order_of_calls_keep_it_right(policy: str, kind: str, tmp_path: Path) -> None:
+def test_invariants_hold_for_any_policy_and_order_of_calls(policy: str, kind: str, tmp_path: Path) -> None:
     folders = iter(range(1_000_000))
 
     def make() -> AnyTier:

@@ -1,4 +1,4 @@
-"""A failing tier is not used for ever longer pauses, and comes back by itself."""
+"""A failing tier is paused, each time for longer, and is used again after its pause."""
 
 import pytest
 from hypothesis import strategies as st

@@ -41,16 +41,16 @@ def make() -> Iterator[Make]:
         store.close()
 
 
-class Asker:
+class Loader:
     def __init__(self, store: TieredStore) -> None:
         self.store = store
         self.answers: queue.Queue[tuple[str, StoredArray | None, str | None]] = queue.Queue()
 
     def load(self, number: int, seconds: float = LONG) -> StoredArray | None:
-        self.ask(number, seconds)
+        self.start_load(number, seconds)
         return self.answers.get(timeout=20)[1]
 
-    def ask(self, number: int, seconds: float = LONG) -> None:
+    def start_load(self, number: int, seconds: float = LONG) -> None:
         key = key_of(number)
         self.store.load(key, seconds, lambda *answer: self.answers.put((key, *answer)))
 
@@ -70,7 +70,7 @@ def test_stored_entries_reach_every_tier_and_a_new_store_finds_them(make: Make, 
     assert store.wait_written(20)
     assert_equal(far.entries[key_of(1)], array_of(1))
     again = make(DiskTier(tmp_path, 10**6))
-    assert_equal(Asker(again).load(1), array_of(1))
+    assert_equal(Loader(again).load(1), array_of(1))
     assert again.hits == {"disk": 1}
 
 
@@ -78,18 +78,18 @@ def test_a_hit_in_a_far_tier_is_put_into_all_nearer_ones(make: Make) -> None:
     near, far, host = FakeTier(), FakeTier("remote"), HostTier(10**6)
     far.entries[key_of(1)] = array_of(1)
     store = make(near, far, host=host)
-    assert_equal(Asker(store).load(1), array_of(1))
+    assert_equal(Loader(store).load(1), array_of(1))
     assert store.wait_written(20)
     assert key_of(1) in near.entries
     assert store.find(key_of(1)) == "host"
-    assert_equal(Asker(store).load(1), array_of(1))
+    assert_equal(Loader(store).load(1), array_of(1))
     assert store.hits == {"remote": 1, "host": 1}
 
 
 def test_an_entry_in_no_tier_is_a_miss(make: Make) -> None:
     store = make(FakeTier(), FakeTier("remote"), host=HostTier(10**6))
     assert store.find(key_of(1)) is None
-    assert Asker(store).load(1) is None
+    assert Loader(store).load(1) is None
     assert not store.hits
 
 
@@ -97,12 +97,12 @@ def test_concurrent_loads_of_one_key_cause_one_read_and_are_all_answered(make: M
     tier = FakeTier()
     tier.entries[key_of(1)] = array_of(1)
     tier.may_read.clear()
-    asker = Asker(make(tier))
+    loader = Loader(make(tier))
     for _ in range(100):
-        asker.ask(1)
+        loader.start_load(1)
     tier.may_read.set()
     for _ in range(100):
-        assert_equal(asker.answers.get(timeout=20)[1], array_of(1))
+        assert_equal(loader.answers.get(timeout=20)[1], array_of(1))
     assert tier.num_gets == 1
 
 
@@ -111,22 +111,22 @@ def test_a_read_that_takes_longer_than_recomputing_is_dropped(make: Make) -> Non
     tier.entries[key_of(1)] = array_of(1)
     tier.may_read.clear()
     store = make(tier)
-    asker = Asker(store)
-    assert asker.load(1, 0.001) is None
+    loader = Loader(store)
+    assert loader.load(1, 0.001) is None
     tier.may_read.set()
     # The same thread reads this one after the late one.
-    assert_equal(asker.load(1), array_of(1))
-    assert asker.answers.empty()
+    assert_equal(loader.load(1), array_of(1))
+    assert loader.answers.empty()
 
 
 def test_loads_that_timed_out_are_not_read(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()
-    asker = Asker(make(tier))
-    asker.ask(1)
-    assert asker.load(2, 0.001) is None
+    loader = Loader(make(tier))
+    loader.start_load(1)
+    assert loader.load(2, 0.001) is None
     tier.may_read.set()
-    assert asker.load(3) is None
+    assert loader.load(3) is None
     assert tier.num_gets <= 2
 
 
@@ -138,7 +138,7 @@ def test_entries_queued_for_writing_are_found(make: Make) -> None:
         store.store(key_of(number), array_of(number))
     for number in range(3):
         assert store.find(key_of(number)) == "disk"
-        assert_equal(Asker(store).load(number), array_of(number))
+        assert_equal(Loader(store).load(number), array_of(number))
     assert tier.num_gets == 0
     tier.may_write.set()
 
@@ -159,7 +159,7 @@ def test_a_full_write_queue_drops_the_oldest_entry_and_reports_it(make: Make) ->
     assert key_of(99) not in tier.entries
 
 
-def test_with_keeps_first_a_full_write_queue_drops_new_entries() -> None:
+def test_a_full_write_queue_with_keeps_first_drops_new_entries() -> None:
     tier = FakeTier()
     tier.may_write.clear()
     store = TieredStore(None, [tier], max_waiting_bytes=10_000, keeps_first=True)
@@ -215,28 +215,28 @@ def test_refused_entries_are_reported_like_evicted_ones(make: Make, tmp_path: Pa
 
 
 @pytest.mark.parametrize("error", [OSError("gone"), TierError("nonsense"), ZeroDivisionError("our own fault")])
-def test_a_failing_tier_is_skipped_and_comes_back(make: Make, error: Exception) -> None:
+def test_a_failing_tier_is_skipped_until_it_recovers(make: Make, error: Exception) -> None:
     near, far = FakeTier(), FakeTier("remote")
     far.entries = {key_of(number): array_of(number) for number in range(40)}
     near.error = error
     store = make(near, far)
-    asker = Asker(store)
-    assert_equal(asker.load(1), array_of(1))
-    assert_equal(asker.load(2), array_of(2))
+    loader = Loader(store)
+    assert_equal(loader.load(1), array_of(1))
+    assert_equal(loader.load(2), array_of(2))
     assert store.why_unused()["disk"] is not None
     assert store.why_unused()["remote"] is None
     near.error = None
     near.entries = {key_of(100): array_of(100)}
     came_back = threading.Event()
     for _ in range(2000):
-        if asker.load(100) is not None:
+        if loader.load(100) is not None:
             came_back.set()
             break
     assert came_back.is_set()
     assert store.why_unused()["disk"] is None
 
 
-def test_a_tier_that_cannot_be_used_is_set_aside_before_anybody_asks(make: Make, tmp_path: Path) -> None:
+def test_an_unusable_tier_is_paused_before_the_first_request(make: Make, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     store = make(DiskTier(tmp_path / "file" / "folder", 10**6), FakeTier("remote"))
     wait_until(lambda: store.why_unused()["disk"] is not None)
@@ -244,23 +244,23 @@ def test_a_tier_that_cannot_be_used_is_set_aside_before_anybody_asks(make: Make,
     assert store.why_unused()["remote"] is None
 
 
-def test_a_tier_that_hangs_stops_neither_callers_nor_other_keys_found_nearer(make: Make) -> None:
+def test_a_hanging_tier_delays_neither_callers_nor_keys_found_in_nearer_tiers(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()
     tier.may_write.clear()
     store = make(tier, host=HostTier(10**6))
-    asker = Asker(store)
+    loader = Loader(store)
     for number in range(2000):
         store.store(key_of(number), array_of(number, 100))
-        asker.ask(number + 5000, 0.001)
-    answered = [asker.answers.get(timeout=20) for _ in range(2000)]
+        loader.start_load(number + 5000, 0.001)
+    answered = [loader.answers.get(timeout=20) for _ in range(2000)]
     assert all(array is None for _, array, _ in answered)
-    assert_equal(asker.load(1999), array_of(1999, 100))
+    assert_equal(loader.load(1999), array_of(1999, 100))
     tier.may_read.set()
     tier.may_write.set()
 
 
-def test_clearing_leaves_nothing_anywhere(make: Make) -> None:
+def test_clearing_empties_every_tier(make: Make) -> None:
     tier = FakeTier()
     store = make(tier, host=HostTier(10**6))
     for number in range(5):
@@ -271,7 +271,7 @@ def test_clearing_leaves_nothing_anywhere(make: Make) -> None:
     assert store.find(key_of(1)) is None
 
 
-def test_an_entry_being_written_during_a_clear_is_not_found_any_more(make: Make) -> None:
+def test_an_entry_being_written_during_a_clear_is_not_found(make: Make) -> None:
     tier = FakeTier()
     tier.may_write.clear()
     store = make(tier)
@@ -279,7 +279,7 @@ def test_an_entry_being_written_during_a_clear_is_not_found_any_more(make: Make)
     assert tier.is_writing.wait(20)
     store.clear()
     assert store.find(key_of(1)) is None
-    assert Asker(store).load(1) is None
+    assert Loader(store).load(1) is None
     tier.may_write.set()
     assert store.wait_written(20)
     assert not tier.entries
@@ -297,7 +297,7 @@ def test_an_entry_read_before_a_clear_is_not_promoted_after_it(make: Make, monke
         is_promoted.set()
 
     monkeypatch.setattr(store, "_promote", promote_later)
-    assert_equal(Asker(store).load(1), array_of(1))
+    assert_equal(Loader(store).load(1), array_of(1))
     store.clear()
     is_cleared.set()
     assert is_promoted.wait(20)
@@ -309,15 +309,15 @@ def test_closing_answers_all_waiting_loads(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()
     store = make(tier)
-    asker = Asker(store)
+    loader = Loader(store)
     for number in range(5):
-        asker.ask(number)
+        loader.start_load(number)
     closing = threading.Thread(target=store.close)
     closing.start()
     for _ in range(4):
-        assert asker.answers.get(timeout=20)[1] is None
+        assert loader.answers.get(timeout=20)[1] is None
     tier.may_read.set()
-    assert asker.answers.get(timeout=20)[1] is None
+    assert loader.answers.get(timeout=20)[1] is None
     closing.join(20)
     assert not closing.is_alive()
 
@@ -329,19 +329,19 @@ def test_a_real_redis_serves_a_second_store_and_may_be_killed_at_any_moment(make
         for number in range(20):
             first.store(key_of(number), array_of(number, 1_000_000))
         assert first.wait_written(20)
-        asker = Asker(make(RedisTier(url)))
+        loader = Loader(make(RedisTier(url)))
         for number in range(10):
-            assert_equal(asker.load(number), array_of(number, 1_000_000))
+            assert_equal(loader.load(number), array_of(number, 1_000_000))
         for number in range(10, 20):
-            asker.ask(number)
+            loader.start_load(number)
         process.kill()
         for _ in range(10):
-            key, array, _ = asker.answers.get(timeout=20)
+            key, array, _ = loader.answers.get(timeout=20)
             expected = next(array_of(number, 1_000_000) for number in range(10, 20) if key_of(number) == key)
             assert array is None or array == expected
         process.wait(20)
-        assert asker.load(1) is None
-        assert asker.store.why_unused()["remote"] is not None
+        assert loader.load(1) is None
+        assert loader.store.why_unused()["remote"] is not None
 
 
 def test_stats_cover_every_tier(make: Make, tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ def test_stats_cover_every_tier(make: Make, tmp_path: Path) -> None:
     assert (stats["host"].num_bytes, stats["disk"].num_bytes) == (3000, 4096)
 
 
-def test_a_tier_that_could_not_be_cleared_returns_nothing_until_it_is() -> None:
+def test_a_tier_that_failed_to_clear_returns_nothing_until_cleared() -> None:
     tier = FakeTier()
     tier.entries[key_of(1)] = array_of(1)
     may_clear = threading.Event()

@@ -43,7 +43,7 @@ def test_an_invalid_trace_is_refused_with_the_line_number(tmp_path: Path, line: 
         list(read_trace(tmp_path / "other"))
 
 
-def test_a_file_whose_writes_hang_does_not_block_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_writes_do_not_block_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_module, "_MAX_WAITING", 10)
     recorder, may_write = TraceRecorder(tmp_path / "trace"), threading.Event()
     file = recorder._file
