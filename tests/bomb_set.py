@@ -40,11 +40,11 @@ LONGEST_ANSWER_SECONDS = 120
 # DNS rebinding: every second lookup of the host gives an internal address.
 RESOLVER = f"""
 import socket
-resolve, asked = socket.getaddrinfo, []
+resolve, lookups = socket.getaddrinfo, []
 def getaddrinfo(host, *args, **options):
     if host in ({REBOUND_HOST!r}, {REBOUND_HOST.encode()!r}):
-        asked.append(host)
-        host = {INTERNET!r} if len(asked) % 2 else {INSIDE!r}
+        lookups.append(host)
+        host = {INTERNET!r} if len(lookups) % 2 else {INSIDE!r}
     return resolve(host, *args, **options)
 socket.getaddrinfo = getaddrinfo
 """
@@ -160,9 +160,9 @@ def downloads(origin: PictureServer) -> Iterator[Case]:
 
 
 def _endless(piece: bytes, head: bytes = b"", pause: float = 0.0) -> Answer:
-    async def answer(asked: Asked, writer: asyncio.StreamWriter) -> None:
+    async def answer(request: Asked, writer: asyncio.StreamWriter) -> None:
         writer.write(response(Content_Length="", Connection="close") + head)
-        while not asked.has_left():
+        while not request.has_left():
             writer.write(piece)
             await writer.drain()
             await asyncio.sleep(pause)
@@ -170,8 +170,8 @@ def _endless(piece: bytes, head: bytes = b"", pause: float = 0.0) -> Answer:
     return answer
 
 
-async def _silence(asked: Asked, _writer: asyncio.StreamWriter) -> None:
-    while not asked.has_left():
+async def _silence(request: Asked, _writer: asyncio.StreamWriter) -> None:
+    while not request.has_left():
         await asyncio.sleep(0.1)
 
 

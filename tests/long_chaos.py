@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 from random import Random
 
-from tests.test_chaos import live_through, marked_server, write_questions
+from tests.test_chaos import marked_server, run_while_killing, write_questions
 
 
 def main() -> None:
@@ -25,7 +25,7 @@ def main() -> None:
     began, rng = time.monotonic(), Random(args.seed)
     with tempfile.TemporaryDirectory() as folder, marked_server(Path(folder) / "log", *args.options) as server:
         questions = write_questions(args.requests, rng)
-        outcome = asyncio.run(live_through(server, questions, rng, args.concurrency, args.answers_per_kill))
+        outcome = asyncio.run(run_while_killing(server, questions, rng, args.concurrency, args.answers_per_kill))
         server.end_without_a_trace()
         num_tracebacks = server.log.read_text().count("Traceback")
     print(

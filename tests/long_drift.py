@@ -20,8 +20,8 @@ def main() -> None:
         for loses_hints in (False, True):
             began = time.monotonic()
             with open_simulated_server(args.seed, mode, loses_hints=loses_hints) as server:
-                server.live(args.requests)
-                server.expect_nothing_left()
+                server.run_requests(args.requests)
+                server.assert_nothing_left()
                 counts = ", ".join(f"{count} {name}" for name, count in sorted(server.counts.items()))
             print(f"{mode}, seed {args.seed}, {time.monotonic() - began:.0f} s: {counts}", flush=True)
 

@@ -32,29 +32,29 @@ SCHEMA = {
 TOOL_SCHEMA = {**SCHEMA, "x-guidance": {"whitespace_flexible": False}}
 TOOL = {"type": "function", "function": {"name": "look", "parameters": TOOL_SCHEMA}}
 REFUSED = "is not on the public internet"
-TOO_LONG, TOO_LONG_SAID = "red " * 3000, "this model's maximum context length is 2048 tokens"
+TOO_LONG, TOO_LONG_MESSAGE = "red " * 3000, "this model's maximum context length is 2048 tokens"
 
 
 def ask(*parts: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION.text}]}]
 
 
-def see(what: str, seen: object, *, is_right: bool) -> None:
-    print(f"  {'ok   ' if is_right else 'WRONG'} {what}: {str(seen)[:80]!r}")
+def report(what: str, value: object, *, is_right: bool) -> None:
+    print(f"  {'ok   ' if is_right else 'WRONG'} {what}: {str(value)[:80]!r}")
     assert is_right, what
 
 
-def expect(what: str, seen: object) -> None:
-    see(what, seen, is_right=seen == QUESTION.answer)
+def expect(what: str, value: object) -> None:
+    report(what, value, is_right=value == QUESTION.answer)
 
 
 def expect_refusal(what: str, call: Callable[[], object], words: str, kind: str = "") -> None:
     try:
         answer = call()
     except Exception as error:
-        see(what, error, is_right=words in str(error) and kind in type(error).__name__)
+        report(what, error, is_right=words in str(error) and kind in type(error).__name__)
     else:
-        see(what, answer, is_right=False)
+        report(what, answer, is_right=False)
 
 
 def try_langchain(server: RealServer) -> None:
@@ -70,21 +70,23 @@ def try_langchain(server: RealServer) -> None:
     expect("a stream", "".join(piece.content for piece in chat.stream(ask(PICTURE))))
     expect("asynchronously", asyncio.run(chat.ainvoke(ask(PICTURE))).content)
     again = chat.invoke([*ask(PICTURE), answer, *ask()])
-    see("a second turn that finds the first", again.usage_metadata, is_right=_num_found(again) > 0)
+    report("a second turn that finds the first", again.usage_metadata, is_right=_num_found(again) > 0)
     form = chat.with_structured_output({"title": "form", **SCHEMA}, method="json_schema").invoke(ask(PICTURE))
-    see("a schema", form, is_right=form["count"] in (1, 2))
+    report("a schema", form, is_right=form["count"] in (1, 2))
     expect_refusal("a picture from the inside", lambda: chat.invoke(ask(INSIDE)), REFUSED)
-    expect_refusal("a prompt that is too long", lambda: chat.invoke(TOO_LONG), TOO_LONG_SAID, "ContextOverflow")
+    expect_refusal("a prompt that is too long", lambda: chat.invoke(TOO_LONG), TOO_LONG_MESSAGE, "ContextOverflow")
     form = chat.with_structured_output({"title": "form", **TOOL_SCHEMA}, method="function_calling").invoke(ask(PICTURE))
-    see("a schema by a call", form, is_right=form["count"] in (1, 2))
+    report("a schema by a call", form, is_right=form["count"] in (1, 2))
     tools = chat.bind_tools([TOOL], tool_choice="any", parallel_tool_calls=False)
     called = tools.invoke(ask(PICTURE))
-    see("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
+    report("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
     streamed = functools.reduce(operator.add, tools.stream(ask(PICTURE)))
-    see("a stream of a call", streamed.tool_calls, is_right=_args(streamed) == _args(called))
+    report("a stream of a call", streamed.tool_calls, is_right=_args(streamed) == _args(called))
     result = {"role": "tool", "tool_call_id": called.tool_calls[0]["id"], "content": [PICTURE]}
     seen = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
-    see("a result that is a picture", seen.content, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
+    report(
+        "a result that is a picture", seen.content, is_right=_num_found(seen) > called.usage_metadata["input_tokens"]
+    )
 
 
 def try_langchain_s_responses(server: RealServer) -> None:
@@ -96,15 +98,15 @@ def try_langchain_s_responses(server: RealServer) -> None:
     expect("a picture", answer.text)
     expect("a stream", "".join(str(piece.text) for piece in chat.stream(ask(PICTURE))))
     again = chat.invoke([*ask(PICTURE), answer, *ask()])
-    see("a second turn that finds the first", again.usage_metadata, is_right=_num_found(again) > 0)
-    going_on = ChatOpenAI(**options, temperature=0, use_responses_api=True, use_previous_response_id=True)
-    same = going_on.invoke([*ask(PICTURE), answer, *ask()])
-    see("the same by the first one's id", same.text, is_right=same.text == again.text)
+    report("a second turn that finds the first", again.usage_metadata, is_right=_num_found(again) > 0)
+    continuing = ChatOpenAI(**options, temperature=0, use_responses_api=True, use_previous_response_id=True)
+    same = continuing.invoke([*ask(PICTURE), answer, *ask()])
+    report("the same by the first one's id", same.text, is_right=same.text == again.text)
     called = chat.bind_tools([TOOL], tool_choice="any", parallel_tool_calls=False).invoke(ask(PICTURE))
-    see("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
+    report("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
     result = {"role": "tool", "tool_call_id": called.tool_calls[0]["id"], "content": [PICTURE]}
     seen = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
-    see("a result that is a picture", seen.text, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
+    report("a result that is a picture", seen.text, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
 
 
 def try_agents(server: RealServer) -> None:
@@ -129,7 +131,7 @@ async def _try_agents(url: str) -> None:
     again = await Runner.run(agent, [*first.to_input_list(), {"role": "user", "content": QUESTION.text}])
     same = await Runner.run(agent, QUESTION.text, previous_response_id=first.last_response_id)
     is_same = same.final_output == again.final_output
-    see("a second turn, by its items and by an id", same.final_output, is_right=is_same)
+    report("a second turn, by its items and by an id", same.final_output, is_right=is_same)
     called: list[str] = []
 
     async def look(_context: object, arguments: str) -> str:
@@ -141,7 +143,7 @@ async def _try_agents(url: str) -> None:
     caller = Agent(name="caller", instructions="Look.", model=MODEL, tools=[tool], model_settings=terms)
     answer = await Runner.run(caller, items, max_turns=4)
     is_right = [json.loads(each)["count"] in (1, 2) for each in called] == [True]
-    see("a call, its result, an answer", answer.final_output, is_right=is_right)
+    report("a call, its result, an answer", answer.final_output, is_right=is_right)
 
 
 def _args(answer: Any) -> list[Any]:
@@ -174,20 +176,22 @@ def try_litellm(server: RealServer) -> None:
     expect("a second turn", say([*ask(PICTURE), answer.model_dump(), *ask()]).content)
     form = {"type": "json_schema", "json_schema": {"name": "form", "schema": SCHEMA}}
     formed = say(ask(PICTURE), response_format=form).content
-    see("a schema", formed, is_right='"count"' in formed)
-    asked: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
-    called = say(ask(PICTURE), **asked)
-    see("a call", called.tool_calls, is_right=_count_of(called) in (1, 2))
-    streamed: Any = stream_chunk_builder(list(completion(messages=ask(PICTURE), stream=True, **options, **asked)))
+    report("a schema", formed, is_right='"count"' in formed)
+    tool_options: dict[str, Any] = {"tools": [TOOL], "tool_choice": "required", "parallel_tool_calls": False}
+    called = say(ask(PICTURE), **tool_options)
+    report("a call", called.tool_calls, is_right=_count_of(called) in (1, 2))
+    streamed: Any = stream_chunk_builder(
+        list(completion(messages=ask(PICTURE), stream=True, **options, **tool_options))
+    )
     gathered = streamed.choices[0].message
-    see("a stream of a call", gathered.tool_calls, is_right=_count_of(gathered) == _count_of(called))
+    report("a stream of a call", gathered.tool_calls, is_right=_count_of(gathered) == _count_of(called))
     for answer in (called, gathered):
         result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": [PICTURE]}
         seen = say([*ask(PICTURE), answer.model_dump(), result], tools=[TOOL])
-        see("a result that is a picture", seen.content, is_right=bool(seen.content))
+        report("a result that is a picture", seen.content, is_right=bool(seen.content))
     expect_refusal("a picture from the inside", lambda: say(ask(INSIDE)), REFUSED)
     longer = [{"role": "user", "content": TOO_LONG}]
-    expect_refusal("a prompt that is too long", lambda: say(longer), TOO_LONG_SAID, "ContextWindowExceeded")
+    expect_refusal("a prompt that is too long", lambda: say(longer), TOO_LONG_MESSAGE, "ContextWindowExceeded")
 
 
 def main() -> int:

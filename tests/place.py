@@ -31,8 +31,8 @@ def placed(**options: Any) -> dict[str, Any]:
     return place | options
 
 
-def on_cpu_alone(why: str) -> "pytest.MarkDecorator":
+def on_cpu_alone(reason: str) -> "pytest.MarkDecorator":
     """Skip a test of a `placed` engine whose claim holds only on a CPU."""
     import pytest
 
-    return pytest.mark.skipif(DEVICE != "cpu", reason=f"ON A CPU ALONE: {why}")
+    return pytest.mark.skipif(DEVICE != "cpu", reason=f"ON A CPU ALONE: {reason}")

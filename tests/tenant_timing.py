@@ -47,9 +47,9 @@ def _measure_round(client: httpx.Client, number: int) -> dict[str, float]:
         "owner, first": _ask(client, OWNER, shown),
         "owner, again": _ask(client, OWNER, shown),
     }
-    asked = [("stranger, owner's picture", shown), ("stranger, unseen picture", unseen)]
-    random.Random(number).shuffle(asked)
-    strangers = {name: _ask(client, STRANGER, picture) for name, picture in asked}
+    requests = [("stranger, owner's picture", shown), ("stranger, unseen picture", unseen)]
+    random.Random(number).shuffle(requests)
+    strangers = {name: _ask(client, STRANGER, picture) for name, picture in requests}
     return measured | {name: strangers[name] for name in sorted(strangers)}
 
 

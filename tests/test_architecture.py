@@ -85,7 +85,7 @@ def offenders(folder: str, forbidden: str, but: str = "") -> list[str]:
     ]
 
 
-def test_the_package_lies_where_this_test_looks() -> None:
+def test_the_package_is_found() -> None:
     assert len(list(modules())) > 30
 
 
@@ -99,22 +99,22 @@ def test_the_frontend_uses_torch_only_where_it_resizes_pixels() -> None:
     assert not re.search(r"cuda|\.to\(", (PACKAGE / RESIZES_PIXELS).read_text())
 
 
-def test_the_frontend_knows_nothing_of_the_engine() -> None:
+def test_the_frontend_imports_nothing_of_the_engine() -> None:
     assert not offenders("frontend", r"keepsight\.(scheduling|runner|models|engine|llm|offline|cli)\b")
 
 
 @pytest.mark.parametrize("place", PLACES_OF_FRONTEND)
-def test_each_place_of_the_frontend_knows_only_those_before_it(place: str) -> None:
+def test_each_frontend_package_imports_only_earlier_ones(place: str) -> None:
     known = "|".join(PLACES_OF_FRONTEND[: PLACES_OF_FRONTEND.index(place) + 1])
     assert not offenders(f"frontend/{place}", rf"keepsight\.frontend\.(?!({known})\b)")
 
 
-def test_only_the_process_that_puts_the_frontend_together_knows_the_api() -> None:
+def test_only_the_frontend_process_imports_the_api() -> None:
     found = {offender.split()[0] for offender in offenders("", r"keepsight\.frontend\.api\b")}
     assert {name for name in found if not name.startswith("frontend/api/")} == {"frontend/frontend_process.py"}
 
 
-def test_the_engine_knows_the_frontend_only_where_the_two_are_put_together() -> None:
+def test_the_engine_imports_the_frontend_only_where_both_are_assembled() -> None:
     found = {offender.split()[0] for offender in offenders("engine", r"keepsight\.frontend\b")}
     assert found == PUTS_TOGETHER
 
@@ -127,20 +127,20 @@ def test_observe_imports_nothing_of_what_it_observes() -> None:
     assert not offenders("observe", r"keepsight\.(?!observe\b|errors\b|media\b|requests\b)")
 
 
-def test_the_benchmark_is_a_client_and_knows_no_server_from_within() -> None:
+def test_the_benchmark_imports_nothing_of_the_server() -> None:
     from_within = ("bench/offline.py", "bench/parts.py", "bench/model_work.py")
     found = offenders("bench", r"torch\b|keepsight\.(?!bench\b|errors\b)")
     assert not [each for each in found if not each.startswith(from_within)]
 
 
-def test_models_import_nothing_of_the_package_but_small_nouns() -> None:
+def test_models_import_only_small_value_types_of_the_package() -> None:
     allowed = (*SMALL_NOUNS, "keepsight.models")
     for name, imported in modules("models"):
         for module in imported:
             assert not module.startswith("keepsight") or module.startswith(allowed), f"{name} imports {module}"
 
 
-def test_small_nouns_import_only_one_another_and_the_demo_s_path() -> None:
+def test_small_value_types_import_only_one_another_and_the_demo_path() -> None:
     for noun in SMALL_NOUNS:
         path = PACKAGE / f"{noun.removeprefix('keepsight.')}.py"
         for module in imports(path):
@@ -155,11 +155,11 @@ def test_the_web_framework_appears_only_in_http_and_in_the_api() -> None:
             assert not any(WEB.match(module) for module in imported), name
 
 
-def test_sockets_of_zeromq_appear_in_one_file() -> None:
+def test_zeromq_is_imported_in_one_file() -> None:
     assert not offenders("", r"zmq\b", but="ipc/zmq_socket.py")
 
 
-def test_nothing_needs_torchvision_or_pickle_and_only_what_is_borrowed_transformers() -> None:
+def test_nothing_imports_torchvision_or_pickle_and_only_borrowed_models_transformers() -> None:
     assert not offenders("", r"(torchvision|pickle|cloudpickle|dill|shelve|marshal)\b")
     found = {offender.split()[0] for offender in offenders("", r"transformers\b")}
     assert not {name for name in found if "borrowed" not in name}, found

@@ -59,14 +59,14 @@ def change_tensors(checkpoint: Path, change: Callable[[dict[str, torch.Tensor]],
     save_file(tensors, path)
 
 
-def test_an_architecture_nobody_knows_is_named_with_those_that_are_known(checkpoint: Path) -> None:
+def test_an_unknown_architecture_is_refused_with_the_known_ones(checkpoint: Path) -> None:
     change_json(checkpoint / "config.json", architectures=["NobodysForCausalLM"])
     with pytest.raises(UnknownArchitectureError, match=r"NobodysForCausalLM.*known are Gemma3For") as caught:
         LLM(checkpoint)
     assert caught.value.path == checkpoint / "config.json"
 
 
-def test_quantized_weights_are_refused_as_such_and_not_by_the_names_of_all_their_tensors(checkpoint: Path) -> None:
+def test_unsupported_quantized_weights_are_refused_by_their_config_field(checkpoint: Path) -> None:
     change_json(checkpoint / "config.json", quantization_config={"quant_method": "compressed-tensors", "bits": 4})
 
     def quantize(tensors: dict[str, torch.Tensor]) -> None:
@@ -79,7 +79,7 @@ def test_quantized_weights_are_refused_as_such_and_not_by_the_names_of_all_their
         LLM(checkpoint)
 
 
-def test_tensors_that_do_not_fit_are_all_named_at_once(checkpoint: Path) -> None:
+def test_all_mismatched_tensors_are_named_at_once(checkpoint: Path) -> None:
     names: list[str] = []
 
     def spoil(tensors: dict[str, torch.Tensor]) -> None:
@@ -100,7 +100,7 @@ def test_tensors_that_do_not_fit_are_all_named_at_once(checkpoint: Path) -> None
 
 
 @pytest.mark.parametrize("num_bytes", [0, 5, 1000, -1, -100_000])
-def test_a_safetensors_file_that_ends_too_soon_is_named(checkpoint: Path, num_bytes: int) -> None:
+def test_a_truncated_safetensors_file_is_named(checkpoint: Path, num_bytes: int) -> None:
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:num_bytes])
     with pytest.raises(UnreadableTensorsError, match="truncated") as caught:
@@ -109,7 +109,7 @@ def test_a_safetensors_file_that_ends_too_soon_is_named(checkpoint: Path, num_by
 
 
 @pytest.mark.parametrize("name", ["config.json", "tokenizer.json", "model.safetensors"])
-def test_a_file_that_is_missing_is_named(checkpoint: Path, name: str) -> None:
+def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
     (checkpoint / name).unlink()
     with pytest.raises(CheckpointError) as caught:
         LLM(checkpoint)
@@ -121,7 +121,7 @@ def test_a_file_that_is_missing_is_named(checkpoint: Path, name: str) -> None:
     ["config.json", "tokenizer.json", "tokenizer_config.json", "preprocessor_config.json", "chat_template.json"],
 )
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{% if %}[1]"])
-def test_a_file_that_is_broken_is_named(checkpoint: Path, name: str, content: bytes) -> None:
+def test_a_broken_file_is_named(checkpoint: Path, name: str, content: bytes) -> None:
     (checkpoint / name).write_bytes(content)
     with pytest.raises(CheckpointConfigError) as caught:
         LLM(checkpoint)
@@ -129,7 +129,7 @@ def test_a_file_that_is_broken_is_named(checkpoint: Path, name: str, content: by
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"{% if %}[1]"])
-def test_a_chat_template_that_is_broken_is_named(checkpoint: Path, content: bytes) -> None:
+def test_a_broken_chat_template_is_named(checkpoint: Path, content: bytes) -> None:
     (checkpoint / "chat_template.json").unlink()  # would otherwise be read instead
     (checkpoint / "chat_template.jinja").write_bytes(content)
     with pytest.raises(CheckpointConfigError) as caught:
@@ -146,7 +146,7 @@ def test_a_chat_template_that_is_broken_is_named(checkpoint: Path, content: byte
         ("text_config", {"hidden_activation": "tanh"}, r"text_config\.hidden_activation.*'tanh'"),
     ],
 )
-def test_a_value_that_cannot_be_is_named_with_its_field(
+def test_an_invalid_value_is_named_with_its_field(
     checkpoint: Path, section: str, fields: dict[str, Any], named: str
 ) -> None:
     path = checkpoint / "config.json"
@@ -156,14 +156,14 @@ def test_a_value_that_cannot_be_is_named_with_its_field(
     assert caught.value.path == path
 
 
-def test_sizes_of_picture_that_contradict_each_other_are_refused_when_the_model_is_loaded(checkpoint: Path) -> None:
+def test_contradicting_picture_sizes_are_refused_at_load_time(checkpoint: Path) -> None:
     """Otherwise every picture would fail later, during its request."""
     change_json(checkpoint / "preprocessor_config.json", size={"height": 224, "width": 224})
     with pytest.raises(CheckpointConfigError, match=r"vision_config.image_size: is 112, but .* 224 x 224"):
         LLM(checkpoint)
 
 
-def test_a_model_that_sees_without_the_file_that_says_how_is_refused_by_that_file_s_name(checkpoint: Path) -> None:
+def test_a_vision_model_without_a_preprocessor_config_is_refused(checkpoint: Path) -> None:
     (checkpoint / "preprocessor_config.json").unlink()
     with pytest.raises(CheckpointConfigError, match="is missing") as caught:
         LLM(checkpoint)
@@ -206,7 +206,7 @@ BAD_PICTURES: dict[str, tuple[object, type[PictureError], str]] = {
 
 
 @pytest.mark.parametrize("name", BAD_PICTURES)
-def test_a_picture_that_cannot_be_served_is_one_error_however_it_was_sent(llm: LLM, name: str) -> None:
+def test_a_bad_picture_gives_the_same_error_however_it_is_sent(llm: LLM, name: str) -> None:
     source, error, message = BAD_PICTURES[name]
     parts = [{"type": "image_pil", "image_pil": source}]
     fields = ["messages[0].content[0].image_pil"]
@@ -233,7 +233,7 @@ def test_a_picture_that_cannot_be_served_is_one_error_however_it_was_sent(llm: L
         ("ftp://example.org/a.png", UnsupportedFieldError, "ftp: URLs are not supported"),
     ],
 )
-def test_places_that_nobody_allowed_are_refused(
+def test_sources_that_are_not_allowed_are_refused(
     llm: LLM, url: str, error: type[InvalidArgumentError], message: str
 ) -> None:
     part = {"type": "image_url", "image_url": {"url": url}}
@@ -243,7 +243,7 @@ def test_places_that_nobody_allowed_are_refused(
 
 
 @pytest.mark.parametrize(("num_markers", "num_pictures"), [(0, 1), (1, 0), (2, 1), (1, 3)])
-def test_markers_and_pictures_must_be_equally_many(llm: LLM, num_markers: int, num_pictures: int) -> None:
+def test_the_numbers_of_markers_and_pictures_must_be_equal(llm: LLM, num_markers: int, num_pictures: int) -> None:
     pictures = [draw(1).picture] * num_pictures
     with pytest.raises(PictureCountError, match=f"{num_markers} .*markers for {num_pictures} pictures") as caught:
         llm.generate({"prompt": "<start_of_image>" * num_markers, "multi_modal_data": {"image": pictures}})
@@ -260,14 +260,14 @@ def test_more_pictures_than_the_context_holds_are_refused_with_the_numbers(llm: 
 
 
 @pytest.mark.parametrize("text", ["\ud800", "a\udfffb"])
-def test_a_text_that_no_encoding_has_is_refused(llm: LLM, text: str) -> None:
+def test_unpaired_surrogates_are_refused(llm: LLM, text: str) -> None:
     with pytest.raises(InvalidArgumentError):
         llm.chat(ask(text), ONE_TOKEN)
     with pytest.raises(InvalidArgumentError):
         llm.generate(text, ONE_TOKEN)
 
 
-def test_a_model_that_reads_text_only_says_so_of_pictures(tmp_path: Path) -> None:
+def test_a_text_only_model_refuses_pictures(tmp_path: Path) -> None:
     make_text_only_checkpoint(tmp_path)
     llm = LLM(tmp_path, **placed(dtype="float32", enable_mm_embeds=True))
     with pytest.raises(PictureCountError, match="reads text only"):
@@ -287,7 +287,7 @@ def test_a_model_that_reads_text_only_says_so_of_pictures(tmp_path: Path) -> Non
     assert len(output.outputs[0].token_ids) == 3
 
 
-def test_every_error_is_of_one_family() -> None:
+def test_every_error_derives_from_keepsight_error() -> None:
     assert issubclass(InvalidArgumentError, KeepsightError)
     assert issubclass(CheckpointError, KeepsightError)
     assert not issubclass(InvalidArgumentError, CheckpointError)

@@ -89,7 +89,7 @@ class Callers:
                 try:
                     answer = await self._try_ask(question)
                 except (openai.APIError, httpx2.TransportError) as error:
-                    if not may_ask_again(error):
+                    if not may_retry(error):
                         raise
                     self.retried[type(error).__name__] += 1
                     await asyncio.sleep(0.2)
@@ -116,7 +116,7 @@ def join(chunks: Sequence[Any]) -> Answer:
     return Answer("".join(choice.delta.content or "" for choice in choices), finish_reason, usage.completion_tokens)
 
 
-def may_ask_again(error: Exception) -> bool:
+def may_retry(error: Exception) -> bool:
     match error:
         case openai.APITimeoutError() | httpx2.TimeoutException():
             return False
@@ -150,7 +150,7 @@ class Server:
         for folder in Path("/proc").glob("[0-9]*"):
             with suppress(OSError):
                 if f"{MARK}={self.mark}".encode() in (folder / "environ").read_bytes().split(b"\0"):
-                    found.append(look_at(folder))
+                    found.append(read_process(folder))
         kinds = {process.pid: process.kind for process in found}
         for process in found:
             if process.kind == "media worker" and kinds.get(process.parent) == "frontend":
@@ -175,7 +175,7 @@ class Server:
         assert all(process.kind == "ended" for process in self.processes())
 
 
-def look_at(folder: Path) -> Process:
+def read_process(folder: Path) -> Process:
     program = (folder / "cmdline").read_bytes()
     kind = next((kind for name, kind in PROGRAMS.items() if f".{name}\0".encode() in program), "other")
     # These follow the process name, which may contain any character.
@@ -208,7 +208,7 @@ class Killer:
     _was_young: dict[str, bool] = field(default_factory=dict)
     _old_workers: set[int] = field(default_factory=set)
 
-    async def kill_for_ever(self) -> None:
+    async def kill_until_cancelled(self) -> None:
         while True:
             num_answers = self.callers.num_answers + self.rng.randint(1, 2 * self.answers_per_kill)
             while self.callers.num_answers < num_answers:
@@ -251,7 +251,7 @@ class Outcome:
     bytes_after: int
 
 
-async def live_through(
+async def run_while_killing(
     server: Server, questions: Sequence[Question], rng: Random, concurrency: int, answers_per_kill: int
 ) -> Outcome:
     callers = Callers(server.port, concurrency)
@@ -259,9 +259,9 @@ async def live_through(
     expected = await callers.ask_all(questions)
     before = server.held_bytes()
     assert not callers.retried
-    killing = asyncio.create_task(killer.kill_for_ever())
+    killing = asyncio.create_task(killer.kill_until_cancelled())
     answers = await callers.ask_all(questions)
-    assert not killing.done(), "it failed"
+    assert not killing.done(), "the killer failed"
     killing.cancel()
     assert answers == expected
     async with asyncio.timeout(START_SECONDS):
@@ -273,11 +273,11 @@ async def live_through(
     return Outcome(killer.killed, retried, before, server.held_bytes())
 
 
-def test_every_caller_gets_one_right_answer_whoever_is_killed(tmp_path: Path) -> None:
+def test_every_caller_gets_one_correct_answer_whichever_process_is_killed(tmp_path: Path) -> None:
     log, options = tmp_path / "log", ["--api-server-count", "2", "--mm-processor-cache-gb", "0.01"]
     with marked_server(log, *options) as server:
         questions = write_questions(50, Random(1))
-        outcome = asyncio.run(live_through(server, questions, Random(1), concurrency=8, answers_per_kill=10))
+        outcome = asyncio.run(run_while_killing(server, questions, Random(1), concurrency=8, answers_per_kill=10))
         assert outcome.killed
         server.end_without_a_trace()
     assert "Traceback" not in log.read_text()

@@ -42,7 +42,7 @@ def page(number: int) -> dict[str, Any]:
     return {"type": "image_pil", "image_pil": Image.fromarray(render_page(PDF, number, "file"))}
 
 
-def test_a_pdf_is_answered_as_its_pages_are(llm: LLM) -> None:
+def test_a_pdf_is_answered_like_its_pages(llm: LLM) -> None:
     pages = [
         *(text("[a.pdf, page 1 of 2]\n"), page(0), text("\n\n")),
         *(text("[a.pdf, page 2 of 2]\n"), page(1), text("\nA blue one\n")),
@@ -50,12 +50,12 @@ def test_a_pdf_is_answered_as_its_pages_are(llm: LLM) -> None:
     ]
     question = text(draw(1).questions[0].text)
     [by_hand] = llm.chat(ask(*pages, question), GREEDY)
-    [asked] = llm.chat(ask(FILE, question), GREEDY)
-    assert asked.prompt_token_ids == by_hand.prompt_token_ids
-    assert asked.outputs[0].token_ids == by_hand.outputs[0].token_ids
+    [as_file] = llm.chat(ask(FILE, question), GREEDY)
+    assert as_file.prompt_token_ids == by_hand.prompt_token_ids
+    assert as_file.outputs[0].token_ids == by_hand.outputs[0].token_ids
 
 
-def test_asked_again_it_is_neither_drawn_nor_computed_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_known_pdf_is_neither_rendered_nor_computed_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     [first] = llm.chat(ask(FILE, text("What is it?")), GREEDY)
 
     def fail(*_: object) -> None:
@@ -69,7 +69,7 @@ def test_asked_again_it_is_neither_drawn_nor_computed_again(llm: LLM, monkeypatc
     assert second.num_cached_tokens == known
 
 
-def test_its_pages_count_as_pictures() -> None:
+def test_pages_of_a_pdf_count_as_pictures() -> None:
     with (
         LLM(**placed(limit_mm_per_prompt={"image": 1})) as llm,
         pytest.raises(TooManyPicturesError, match="2 pictures"),
@@ -77,7 +77,7 @@ def test_its_pages_count_as_pictures() -> None:
         llm.chat(ask(FILE), GREEDY)
 
 
-def test_a_server_s_workers_show_it_as_an_engine_alone_does(llm: LLM) -> None:
+def test_a_server_answers_about_a_pdf_as_llm_does(llm: LLM) -> None:
     [alone] = llm.chat(ask(FILE, text("What is it?")), GREEDY)
     with real_server() as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)

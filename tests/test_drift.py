@@ -98,7 +98,7 @@ class Pool:
 
 
 @dataclass
-class Asked:
+class SentRequest:
     client: EngineClient
     request: EngineRequest
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -110,11 +110,11 @@ class Asked:
     def request_id(self) -> str:
         return self.request.request_id
 
-    def hear(self, outputs: Outputs) -> None:
+    def note_outputs(self, outputs: Outputs) -> None:
         for output in outputs:
-            assert not self.is_lost, "something after the end"
+            assert not self.is_lost, "an output after the end"
             if isinstance(output, EngineLostError):
-                assert self.tokens or self.num_lost_engines == 2, "it could have waited"
+                assert self.tokens or self.num_lost_engines == 2, "the request should have been resubmitted"
                 self.is_lost = True
             else:
                 assert isinstance(output, TokenOutput), output
@@ -124,7 +124,7 @@ class Asked:
         self.client.stop_choice(self.request_id, choice)
         self.stopped.add(choice)
 
-    def expect_right_answer(self, max_model_len: int) -> None:
+    def assert_right_answer(self, max_model_len: int) -> None:
         for choice in range(self.request.sampling_params.n):
             tokens = self.tokens.get(choice, [])
             alone = expected_answer(self.request, choice, END_IDS, max_model_len)
@@ -145,7 +145,7 @@ class SimulatedServer:
         self.pools = [Pool(self.chance, cache, self.counts) for cache in caches]
         self.clients = [EngineClient(cast(MediaPool, pool)) for pool in self.pools]
         self.lost: set[str] = set()
-        self.running: list[Asked] = []
+        self.running: list[SentRequest] = []
         # For each client: delayed hints, each with the number of turns to wait.
         self.late_hints: list[list[tuple[int, FromEngine]]] = [[] for _ in self.clients]
         self.start_engine()
@@ -153,7 +153,7 @@ class SimulatedServer:
     def start_engine(self) -> None:
         self.scheduler, self.inbox = Scheduler(self.config, END_IDS), Inbox()
         self.runner = FakeRunner(60, 4, lambda: self.chance.random() < 0.7)
-        self.channel = MemoryChannel(self.fate)
+        self.channel = MemoryChannel(self.delay_of)
         self.source = open_pixel_source(self.mode, self.options, self.directory.path)
         meter = EngineMeter(Counters(), self.scheduler, 0, self.source)
         self.loop = EngineLoop(
@@ -166,14 +166,14 @@ class SimulatedServer:
         """Kill the engine; messages in transit are lost."""
         self.counts["engines killed"] += 1
         self.late_hints = [[] for _ in self.clients]
-        for asked in self.running:
-            asked.num_lost_engines += 1
+        for sent in self.running:
+            sent.num_lost_engines += 1
         for client in self.clients:
             client.disconnect("killed")
         self.start_engine()
         self.leave_lost()
 
-    def fate(self, message: ToEngine) -> int | None:
+    def delay_of(self, message: ToEngine) -> int | None:
         """Return a message's delay in turns, or None to lose it.
 
         Requests arrive before their media, as on any real channel; media and aborts may be late.
@@ -190,19 +190,19 @@ class SimulatedServer:
         parts: list[Any] = [self.chance.randrange(1, 9)]
         parts += self.chance.choices(PICTURES, POPULARITY, k=self.chance.randrange(4))
         options = {"n": self.chance.choice([1, 1, 2]), "max_tokens": self.chance.randrange(1, 8)}
-        asked = Asked(self.clients[place], make_request(f"{place}-{number}", *parts, 2, **options))
-        asked.client.submit(cast(PreparedRequest, MadeUpRequest(asked.request)), asked.hear)
-        self.running.append(asked)
+        sent = SentRequest(self.clients[place], make_request(f"{place}-{number}", *parts, 2, **options))
+        sent.client.submit(cast(PreparedRequest, MadeUpRequest(sent.request)), sent.note_outputs)
+        self.running.append(sent)
         self.counts["asked"] += 1
         self.leave_lost()
 
     def leave_lost(self) -> None:
-        for asked in [each for each in self.running if each.request_id in self.lost]:
-            self.leave(asked)
+        for sent in [each for each in self.running if each.request_id in self.lost]:
+            self.leave(sent)
 
-    def leave(self, asked: Asked) -> None:
-        asked.client.leave(asked.request_id)
-        self.running.remove(asked)
+    def leave(self, sent: SentRequest) -> None:
+        sent.client.leave(sent.request_id)
+        self.running.remove(sent)
         self.counts["left"] += 1
 
     def turn(self) -> None:
@@ -210,30 +210,30 @@ class SimulatedServer:
         self.inbox.wake()
         self.loop.step()
         self.scheduler.check_invariants()
-        self.channel.deliver_to_frontends(self.hear)
-        self.hear_late_hints()
-        for asked in [each for each in self.running if each.request_id not in each.client._callers]:
-            asked.expect_right_answer(self.config.scheduler.max_model_len)
-            self.running.remove(asked)
-            self.counts["engine lost" if asked.is_lost else "answered"] += 1
+        self.channel.deliver_to_frontends(self.deliver_to_clients)
+        self.deliver_late_hints()
+        for sent in [each for each in self.running if each.request_id not in each.client._callers]:
+            sent.assert_right_answer(self.config.scheduler.max_model_len)
+            self.running.remove(sent)
+            self.counts["engine lost" if sent.is_lost else "answered"] += 1
 
-    def hear(self, outputs: Sequence[FromEngine]) -> None:
+    def deliver_to_clients(self, outputs: Sequence[FromEngine]) -> None:
         for output in outputs:
             if isinstance(output, MediaNeeded) and not output.inline:
                 self.counts["needed"] += len(output.media_hashes)
         for client, late in zip(self.clients, self.late_hints, strict=True):
-            client.receive([output for output in outputs if not self.disturb_hint(output, late)])
+            client.receive([output for output in outputs if not self.delay_or_drop_hint(output, late)])
 
-    def disturb_hint(self, output: FromEngine, late: list[tuple[int, FromEngine]]) -> bool:
+    def delay_or_drop_hint(self, output: FromEngine, late: list[tuple[int, FromEngine]]) -> bool:
         if not (self.loses_hints and isinstance(output, MediaHeld | MediaDropped)):
             return False
-        fate = self.chance.choice(["heard"] * 7 + ["late", "late", "lost"])
+        fate = self.chance.choice(["delivered"] * 7 + ["late", "late", "lost"])
         if fate == "late":
             late.append((self.chance.randrange(1, 6), output))
         self.counts[f"hints {fate}"] += 1
-        return fate != "heard"
+        return fate != "delivered"
 
-    def hear_late_hints(self) -> None:
+    def deliver_late_hints(self) -> None:
         for client, late in zip(self.clients, self.late_hints, strict=True):
             client.receive([output for turns, output in late if turns == 0])
             late[:] = [(turns - 1, output) for turns, output in late if turns]
@@ -242,15 +242,15 @@ class SimulatedServer:
         if self.running and self.chance.random() < 0.05:
             self.leave(self.chance.choice(self.running))
         if self.running and self.chance.random() < 0.02:
-            asked = self.chance.choice(self.running)
-            asked.stop(self.chance.randrange(asked.request.sampling_params.n))
+            sent = self.chance.choice(self.running)
+            sent.stop(self.chance.randrange(sent.request.sampling_params.n))
         if self.chance.random() < 0.01:
             kinds = {name: self.chance.random() < 0.5 for name in ("prefix", "encoder", "processor")}
             self.chance.choice(self.clients).reset_caches(**kinds)
         if self.chance.random() < 0.01:
             self.kill_engine()
 
-    def live(self, num_requests: int) -> None:
+    def run_requests(self, num_requests: int) -> None:
         for number in range(num_requests):
             self.ask(number)
             self.disturb()
@@ -268,8 +268,8 @@ class SimulatedServer:
         for _ in range(6):  # longer than the longest delay
             self.turn()
 
-    def expect_nothing_left(self) -> None:
-        assert not self.running, "somebody waits for ever"
+    def assert_nothing_left(self) -> None:
+        assert not self.running, "a request was never finished"
         assert self.runner.num_held_pixels == 0
         assert self.runner.num_sequences == 0
         assert not self.scheduler.has_requests
@@ -284,7 +284,7 @@ class SimulatedServer:
             assert not engine.hints._promised
             engine.check_invariants()
 
-    def expect_right_hints(self) -> None:
+    def assert_hints_match(self) -> None:
         held = {each for each in PICTURES if each in self.scheduler.holdings}
         for client in self.clients:
             assert set(client._engines[0].hints._held) == held
@@ -309,10 +309,10 @@ def open_simulated_server(seed: int, mode: PixelMode, *, loses_hints: bool) -> I
 @pytest.mark.parametrize("mode", MODES)
 def test_frontends_and_engine_never_drift_apart(mode: PixelMode, loses_hints: bool) -> None:
     with open_simulated_server(1, mode, loses_hints=loses_hints) as server:
-        server.live(200 * LONG_FACTOR)
-        server.expect_nothing_left()
+        server.run_requests(200 * LONG_FACTOR)
+        server.assert_nothing_left()
         if not loses_hints:
-            server.expect_right_hints()
+            server.assert_hints_match()
         counts = server.counts
         assert counts["answered"] > counts["asked"] * 0.6
         assert counts["answered"] + counts["left"] + counts["engine lost"] == counts["asked"]

@@ -33,21 +33,21 @@ def by_content(content: bytes) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": to_data_url(content)}}
 
 
-def num_found_at_most(output: RequestOutput) -> int:
+def max_cached_tokens(output: RequestOutput) -> int:
     return len(output.prompt_token_ids) - 1
 
 
-def test_another_form_of_a_known_picture_finds_all_that_was_computed_of_it(llm: LLM) -> None:
+def test_another_encoding_of_a_known_picture_hits_its_cache_entries(llm: LLM) -> None:
     drawn = draw(41)
     forms = [encode(drawn.picture, "PNG"), encode(drawn.picture, "WEBP", lossless=True)]
     first, second = (ask_about(llm, by_content(form), drawn) for form in forms)
     assert first.num_cached_tokens == 0
     # The picture was recognized only after decoding.
-    assert second.num_cached_tokens < num_found_at_most(second)
+    assert second.num_cached_tokens < max_cached_tokens(second)
     llm.reset_prefix_cache()
     assert ask_about(llm, by_content(forms[0]), drawn).num_cached_tokens == 0
     again = ask_about(llm, by_content(forms[1]), drawn)
-    assert again.num_cached_tokens == num_found_at_most(again)
+    assert again.num_cached_tokens == max_cached_tokens(again)
 
 
 def num_decoded(llm: LLM) -> float:
@@ -57,7 +57,7 @@ def num_decoded(llm: LLM) -> float:
     return metric.value
 
 
-def test_another_form_of_a_picture_of_which_nothing_is_left_is_worked_on_once(llm: LLM) -> None:
+def test_another_encoding_of_an_evicted_picture_is_decoded_once(llm: LLM) -> None:
     drawn = draw(45)
     forms = [encode(drawn.picture, "PNG"), encode(drawn.picture, "WEBP", lossless=True)]
     ask_about(llm, by_content(forms[0]), drawn)
@@ -72,11 +72,11 @@ def test_another_form_of_a_picture_of_which_nothing_is_left_is_worked_on_once(ll
     assert num_decoded(llm) == before + 1
 
 
-def test_a_picture_that_was_sent_with_a_uuid_is_asked_about_by_the_uuid_alone(llm: LLM) -> None:
+def test_a_picture_sent_with_a_uuid_is_found_by_the_uuid_alone(llm: LLM) -> None:
     drawn = draw(42)
     sent = ask_about(llm, by_object(drawn.picture) | {"uuid": "cat"}, drawn)
     alone = ask_about(llm, {"type": "image_url", "image_url": None, "uuid": "cat"}, drawn)
-    assert alone.num_cached_tokens == num_found_at_most(alone)
+    assert alone.num_cached_tokens == max_cached_tokens(alone)
     llm.reset_prefix_cache()
     # First the embeddings are still cached, then only the pixels.
     assert ask_about(llm, {"type": "image_url", "uuid": "cat"}, drawn).outputs[0].token_ids == sent.outputs[0].token_ids
@@ -85,7 +85,7 @@ def test_a_picture_that_was_sent_with_a_uuid_is_asked_about_by_the_uuid_alone(ll
     ask_about(llm, {"type": "image_pil", "uuid": "cat"}, drawn)
 
 
-def test_when_nothing_is_left_of_it_the_picture_is_asked_for_and_once_sent_is_known_again(llm: LLM) -> None:
+def test_the_uuid_of_an_evicted_picture_is_unknown_until_the_picture_is_sent_again(llm: LLM) -> None:
     drawn = draw(43)
     ask_about(llm, by_object(drawn.picture) | {"uuid": "lost"}, drawn)
     llm.reset_prefix_cache()
@@ -98,7 +98,7 @@ def test_when_nothing_is_left_of_it_the_picture_is_asked_for_and_once_sent_is_kn
     ask_about(llm, {"type": "image_url", "uuid": "lost"}, drawn)
 
 
-def test_a_kept_picture_is_found_by_its_uuid_alone_though_every_hit_is_checked() -> None:
+def test_a_cached_picture_is_found_by_its_uuid_even_with_verify_hits() -> None:
     drawn = draw(9)
     with LLM(**placed(verify_hits=1, encoder_host_cache_gb=0)) as checking:
         sent = ask_about(checking, by_object(drawn.picture) | {"uuid": "cat"}, drawn)
@@ -108,7 +108,7 @@ def test_a_kept_picture_is_found_by_its_uuid_alone_though_every_hit_is_checked()
     assert alone.outputs[0].token_ids == sent.outputs[0].token_ids
 
 
-def test_generate_takes_uuids_beside_its_pictures_and_none_for_a_picture_that_is_known(llm: LLM) -> None:
+def test_generate_takes_uuids_with_pictures_and_none_for_a_known_picture(llm: LLM) -> None:
     drawn = draw(44)
     text = f"<start_of_turn>user\n<start_of_image>{drawn.questions[0].text}<end_of_turn>\n<start_of_turn>model\n"
 

@@ -90,14 +90,17 @@ def test_embeddings_of_any_form_get_the_picture_s_answer(llm: LLM, drawings: lis
     forms = [values, torch.from_numpy(values.copy()), to_npy(values), to_npy(values[np.newaxis])]
     forms.append(to_safetensors(("F32", list(values.shape), values.tobytes())))
     for question in first.questions[:3]:
-        seen = chat(llm, by_object(first.picture), question.text)
-        assert seen.outputs[0].text == question.answer
+        from_picture = chat(llm, by_object(first.picture), question.text)
+        assert from_picture.outputs[0].text == question.answer
         for form in forms:
-            shown = chat(llm, by_embeds(form), question.text)
-            assert (shown.prompt_token_ids, tokens_of(shown)) == (seen.prompt_token_ids, tokens_of(seen))
+            from_embeds = chat(llm, by_embeds(form), question.text)
+            assert (from_embeds.prompt_token_ids, tokens_of(from_embeds)) == (
+                from_picture.prompt_token_ids,
+                tokens_of(from_picture),
+            )
 
 
-def test_embeddings_among_pictures_keep_their_place(
+def test_embeddings_among_pictures_keep_their_position(
     llm: LLM, drawings: list[Drawn], embeds: list[Values], work: Work
 ) -> None:
     llm.reset_prefix_cache()
@@ -105,18 +108,18 @@ def test_embeddings_among_pictures_keep_their_place(
     llm.reset_mm_cache()
     pictures = [by_object(each.picture) for each in drawings]
     both = [by_embeds(each) for each in embeds]
-    seen = tokens_of(chat(llm, *pictures, "What do you see?"))
-    assert seen != tokens_of(chat(llm, *reversed(pictures), "What do you see?"))
-    assert tokens_of(chat(llm, both[0], pictures[1], "What do you see?")) == seen
-    assert tokens_of(chat(llm, pictures[0], both[1], "What do you see?")) == seen
-    assert tokens_of(chat(llm, *both, "What do you see?")) == seen
+    expected = tokens_of(chat(llm, *pictures, "What do you see?"))
+    assert expected != tokens_of(chat(llm, *reversed(pictures), "What do you see?"))
+    assert tokens_of(chat(llm, both[0], pictures[1], "What do you see?")) == expected
+    assert tokens_of(chat(llm, pictures[0], both[1], "What do you see?")) == expected
+    assert tokens_of(chat(llm, *both, "What do you see?")) == expected
     # Embeddings get no crops: they represent the whole picture.
     wide = chat(llm, *both, "What do you see?", mm_processor_kwargs={"do_pan_and_scan": True})
-    assert tokens_of(wide) == seen
+    assert tokens_of(wide) == expected
     assert work.take()[0] == 4
 
 
-def test_the_second_time_nothing_is_sent_and_all_is_found(llm: LLM, embeds: list[Values], work: Work) -> None:
+def test_repeated_embeddings_are_found_and_not_sent_again(llm: LLM, embeds: list[Values], work: Work) -> None:
     part, again = by_embeds(to_npy(embeds[0] / 2)), by_embeds(torch.from_numpy(embeds[0] / 2))
     llm.reset_prefix_cache()
     first = chat(llm, part, "What is this?")
@@ -136,15 +139,15 @@ def test_the_second_time_nothing_is_sent_and_all_is_found(llm: LLM, embeds: list
 def test_one_uuid_may_name_embeddings_and_a_picture_separately(
     llm: LLM, drawings: list[Drawn], embeds: list[Values], work: Work
 ) -> None:
-    def say_cat(part: dict[str, Any]) -> list[int]:
+    def ask_with_uuid(part: dict[str, Any]) -> list[int]:
         return tokens_of(chat(llm, part | {"uuid": "cat"}, "What is this?"))
 
-    seen, shown = (by_object(drawings[0].picture), by_embeds(to_npy(embeds[1])))
-    answers = say_cat(seen), say_cat(shown)
+    picture, embeddings = (by_object(drawings[0].picture), by_embeds(to_npy(embeds[1])))
+    answers = ask_with_uuid(picture), ask_with_uuid(embeddings)
     assert answers[0] != answers[1]
     assert work.take() == (2, 2)
     left_out = {"type": "image_pil"}, {"type": "image_embeds", "image_embeds": None}
-    assert (say_cat(left_out[0]), say_cat(left_out[1])) == answers
+    assert (ask_with_uuid(left_out[0]), ask_with_uuid(left_out[1])) == answers
     assert work.take() == (0, 0)
     with pytest.raises(UnknownMediaError) as caught:
         chat(llm, {"type": "image_embeds", "uuid": "dog"}, "What is this?")
@@ -158,25 +161,25 @@ def preparer() -> Iterator[RequestPreparer]:
     preparer.close()
 
 
-def name_of(preparer: RequestPreparer, part: dict[str, Any], salt: str | None = None) -> str:
+def hash_of(preparer: RequestPreparer, part: dict[str, Any], salt: str | None = None) -> str:
     prepared = preparer.prepare_chat(ask(part), GREEDY, cache_salt=salt)
     [item] = prepared.engine_request.media
     assert item.modality == part["type"].replace("_pil", "")
     return item.media_hash
 
 
-def test_a_name_depends_on_the_numbers_and_on_the_salt(preparer: RequestPreparer, embeds: list[Values]) -> None:
+def test_a_media_hash_depends_on_the_values_and_the_salt(preparer: RequestPreparer, embeds: list[Values]) -> None:
     values = embeds[0].astype(np.float16).astype(np.float32)
     other = values.copy()
     other[-1, -1] += 1
     forms = (values, to_npy(values.astype(np.float16)), np.asfortranarray(values))
-    names = [name_of(preparer, by_embeds(each)) for each in forms]
+    names = [hash_of(preparer, by_embeds(each)) for each in forms]
     assert len(set(names)) == 1
     named = by_embeds(values) | {"uuid": "x"}
     picture = by_object(np.zeros((8, 8, 3), np.uint8)) | {"uuid": "x"}
     parts = [by_embeds(values), by_embeds(other), named, picture]
     salts = (None, "a", "b")
-    assert len({name_of(preparer, part, salt) for part in parts for salt in salts}) == len(parts) * len(salts)
+    assert len({hash_of(preparer, part, salt) for part in parts for salt in salts}) == len(parts) * len(salts)
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_a_name_depends_on_the_numbers_and_on_the_salt(preparer: RequestPreparer
         (lambda _: {"a": 1}, InvalidArgumentError, "base64 of a .npy"),
     ],
 )
-def test_what_cannot_be_taken_is_refused_at_its_field(
+def test_invalid_embeddings_are_refused_at_their_field(
     preparer: RequestPreparer, embeds: list[Values], make: Any, error: type[InvalidArgumentError], message: str
 ) -> None:
     with pytest.raises(error, match=message.replace("|", r"\|")) as caught:
@@ -224,7 +227,7 @@ def test_embeddings_are_accepted_only_if_enabled_and_count_as_pictures(embeds: l
         preparer.prepare_chat(ask(part, by_url(draw(1).picture)), GREEDY)
 
 
-def test_a_model_computes_with_the_largest_that_is_taken(llm: LLM, embeds: list[Values]) -> None:
+def test_the_largest_accepted_values_give_finite_logprobs(llm: LLM, embeds: list[Values]) -> None:
     largest = np.where(embeds[0] > 0, np.float32(1e18), np.float32(-1e18))
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=1, ignore_eos=True)
     [output] = llm.chat(ask(by_embeds(largest), "What?"), params, use_tqdm=False)

@@ -119,7 +119,7 @@ def test_greedy_tokens_equal_transformers_over_64_tokens(pair: Pair, num_picture
     assert prompt_ids.count(909) == num_images * 16
 
 
-def test_what_a_picture_shows_changes_the_answer(pair: Pair) -> None:
+def test_the_content_of_a_picture_changes_the_answer(pair: Pair) -> None:
     params = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
     answers = [pair.llm.chat(ask(by_object(picture), "What is it?"), params)[0].outputs[0] for picture in PICTURES]
     assert len({tuple(answer.token_ids) for answer in answers}) == 3

@@ -44,7 +44,7 @@ def make_environment(clone: Path, version: str, status: int = 0) -> subprocess.C
     return make(clone, ".venv/bin/python", "PYTHON=./python")
 
 
-def test_an_old_python_is_told_in_one_line_and_a_newer_one_can_be_named_then(clone: Path) -> None:
+def test_an_old_python_is_refused_in_one_line_and_another_can_be_given(clone: Path) -> None:
     done = make_environment(clone, "3, 10")
     ours, makes_own = done.stderr.splitlines()
     assert "3.11 or newer is needed" in ours
@@ -54,13 +54,13 @@ def test_an_old_python_is_told_in_one_line_and_a_newer_one_can_be_named_then(clo
     assert (clone / ".venv").exists()
 
 
-def test_nothing_stays_of_an_environment_that_cannot_be_made(clone: Path) -> None:
+def test_a_failed_environment_is_removed(clone: Path) -> None:
     """On Debian without python3-venv, a folder without pip is left behind."""
     assert make_environment(clone, "3, 11", status=1).returncode != 0
     assert not (clone / ".venv").exists()
 
 
-def test_the_borrowed_compiler_is_found_in_a_clone_whose_path_has_a_space(clone: Path) -> None:
+def test_the_bundled_compiler_is_found_in_a_path_with_a_space(clone: Path) -> None:
     write_script(clone / ".venv/bin/python", '#!/bin/sh\nif [ "$CC" ]; then echo "$CC" > said; fi\n')
     compiler = clone / ".venv/lib/python3.11/site-packages/ziglang/zig"
     write_script(compiler, "")

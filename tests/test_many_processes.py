@@ -54,7 +54,7 @@ def describe(server: Server, seed: int) -> bool:
         return answer(client, ask(by_url(drawn.picture), drawn.questions[0].text)) == drawn.description
 
 
-def test_four_frontends_answer_rightly_about_one_new_picture_and_about_many(tmp_path: Path) -> None:
+def test_four_frontends_answer_correctly_about_one_new_picture_and_many(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with serving(log, "--api-server-count", "4", "--media-workers", "4", *SMALL) as (process, port):
         server = Servers(process, port, log)
@@ -70,7 +70,7 @@ def test_four_frontends_answer_rightly_about_one_new_picture_and_about_many(tmp_
 
 
 @on_cpu_alone("each engine would need a GPU of its own")
-def test_an_engine_that_is_killed_costs_its_own_streams_and_the_other_goes_on(two_engines: Servers) -> None:
+def test_a_killed_engine_loses_only_its_own_streams(two_engines: Servers) -> None:
     with two_engines.client() as client, ThreadPoolExecutor() as threads:
         # The second goes to the less loaded engine.
         streams = [complete(client, ask("Hello"), **ENDLESS) for _ in range(2)]
@@ -92,15 +92,15 @@ def end_of(stream: Any) -> str:
 
 
 @on_cpu_alone("each engine would need a GPU of its own")
-def test_what_waits_for_a_killed_engine_is_answered_by_the_other(two_engines: Servers) -> None:
+def test_requests_waiting_for_a_killed_engine_are_answered_by_the_other(two_engines: Servers) -> None:
     killed, other = two_engines.living_engines()
     for pid in (killed, other):
         os.kill(pid, signal.SIGSTOP)
     with ThreadPoolExecutor() as threads:
-        asked = [threads.submit(describe, two_engines, seed) for seed in (1, 2, 3, 4)]
+        futures = [threads.submit(describe, two_engines, seed) for seed in (1, 2, 3, 4)]
         # The single-threaded frontend has read some of the requests before it answers this.
         assert httpx.get(f"http://127.0.0.1:{two_engines.port}/ready", timeout=START_SECONDS).status_code == 200
         os.kill(killed, signal.SIGKILL)
         two_engines.await_log(rf"engine-\d \(pid {killed}\) was killed by SIGKILL; another is started")
         os.kill(other, signal.SIGCONT)
-        assert [each.result(START_SECONDS) for each in asked] == [True] * 4
+        assert [each.result(START_SECONDS) for each in futures] == [True] * 4

@@ -50,7 +50,7 @@ def at(url: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def test_a_picture_is_the_same_wherever_it_lies(llm: LLM, server: PictureServer, folder: Path) -> None:
+def test_a_picture_is_the_same_from_any_source(llm: LLM, server: PictureServer, folder: Path) -> None:
     drawn = draw(5)
     png = to_png(drawn.picture)
     (folder / "a.png").write_bytes(png)
@@ -116,7 +116,7 @@ BOMBS: dict[str, tuple[bytes, type[PictureError]]] = {
 
 
 @pytest.mark.parametrize("name", BOMBS)
-def test_what_would_burst_is_refused_wherever_it_lies(llm: LLM, server: PictureServer, folder: Path, name: str) -> None:
+def test_hostile_files_are_refused_from_any_source(llm: LLM, server: PictureServer, folder: Path, name: str) -> None:
     content, error = BOMBS[name]
     (folder / "bomb").write_bytes(content)
     places = [to_data_url(content), server.serve(f"/bomb/{name.replace(' ', '-')}", response(content))]
@@ -127,7 +127,7 @@ def test_what_would_burst_is_refused_wherever_it_lies(llm: LLM, server: PictureS
         assert 400 <= caught.value.status < 500
 
 
-def test_pixels_have_the_limit_that_is_configured_from_the_header_to_the_decoder() -> None:
+def test_the_configured_pixel_limit_holds_for_the_header_and_the_decoder() -> None:
     png = to_png(random_picture("RGB", (11, 10), 1))
     preparer = RequestPreparer.from_config(Config(max_image_pixels=110))
     assert preparer.prepare_chat(ask(at(to_data_url(png))), GREEDY).engine_request.media
@@ -175,7 +175,7 @@ def post(preparer: RequestPreparer, url: str) -> httpx.Response:
     return asyncio.run(send())
 
 
-def test_every_refusal_is_the_caller_s_to_read(preparer: RequestPreparer, server: PictureServer) -> None:
+def test_every_refused_url_has_its_status_code_and_field(preparer: RequestPreparer, server: PictureServer) -> None:
     server.serve("/large", response(bytes(1001)))
     server.serve("/inner", response(b"", 302, Location="http://169.254.169.254/"))
     expected = {
@@ -195,16 +195,16 @@ def test_every_refusal_is_the_caller_s_to_read(preparer: RequestPreparer, server
         assert (answer.status_code, error["code"], error["param"]) == (status, code, URL_FIELD), url
 
 
-def test_a_client_that_leaves_ends_its_downloads(preparer: RequestPreparer, server: PictureServer) -> None:
+def test_a_disconnected_client_s_downloads_are_cancelled(preparer: RequestPreparer, server: PictureServer) -> None:
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        asked, left, origin_was_left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        requested, disconnected, download_ended = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
         async def hold(origin: Asked, _writer: asyncio.StreamWriter) -> None:
-            loop.call_soon_threadsafe(asked.set)
+            loop.call_soon_threadsafe(requested.set)
             while not origin.has_left():
                 await asyncio.sleep(0.005)
-            loop.call_soon_threadsafe(origin_was_left.set)
+            loop.call_soon_threadsafe(download_ended.set)
 
         body = json.dumps(body_with(server.serve("/held", hold))).encode()
         messages = [{"type": "http.request", "body": body, "more_body": False}]
@@ -212,7 +212,7 @@ def test_a_client_that_leaves_ends_its_downloads(preparer: RequestPreparer, serv
         async def receive() -> dict[str, Any]:
             if messages:
                 return messages.pop()
-            await left.wait()
+            await disconnected.wait()
             return {"type": "http.disconnect"}
 
         async def send(_message: object) -> None:
@@ -221,9 +221,9 @@ def test_a_client_that_leaves_ends_its_downloads(preparer: RequestPreparer, serv
         scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
         running = asyncio.ensure_future(create_app(preparer, NO_ENGINE, "m")(scope, receive, send))
         async with asyncio.timeout(20):
-            await asked.wait()
-            left.set()
+            await requested.wait()
+            disconnected.set()
             await running
-            await origin_was_left.wait()
+            await download_ended.wait()
 
     asyncio.run(run())

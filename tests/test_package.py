@@ -18,12 +18,12 @@ def run(program: str, **variables: str) -> str:
     return found.stdout.strip()
 
 
-def test_what_llm_returns_is_imported_from_the_package_as_from_vllm_s() -> None:
+def test_output_types_are_exported_as_in_vllm() -> None:
     assert {"CompletionOutput", "RequestOutput"} <= {*keepsight.__all__}
     assert (keepsight.CompletionOutput, keepsight.RequestOutput) == (outputs.CompletionOutput, outputs.RequestOutput)
 
 
-def test_importing_the_package_and_the_command_brings_no_torch() -> None:
+def test_importing_the_package_and_the_command_does_not_import_torch() -> None:
     assert run("import sys, keepsight, keepsight.cli.main; print('torch' in sys.modules)") == "False"
 
 
@@ -32,5 +32,5 @@ def test_importing_the_package_and_the_command_brings_no_torch() -> None:
     [({}, "5000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, "None")],
     ids=["nothing", "a count", "a policy"],
 )
-def test_threads_give_up_their_core_soon_unless_the_user_said_otherwise(given: dict[str, str], expected: str) -> None:
+def test_openmp_threads_spin_briefly_unless_configured_otherwise(given: dict[str, str], expected: str) -> None:
     assert run("import os, keepsight; print(os.environ.get('GOMP_SPINCOUNT'))", **given) == expected

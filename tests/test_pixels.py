@@ -5,7 +5,7 @@ from keepsight.pixels import carried_arrays, carry_arrays, show_a_picture
 from keepsight.requests import MediaArrived
 
 
-def test_arrays_come_out_as_they_went_in_whatever_their_types_and_shapes() -> None:
+def test_arrays_of_any_type_and_shape_survive_the_round_trip() -> None:
     arrays = {
         "pixel_values": np.arange(24, dtype=np.float32).reshape(1, 2, 3, 4),
         "pixel_attention_mask": np.array([[True, False, True]]),
@@ -18,11 +18,11 @@ def test_arrays_come_out_as_they_went_in_whatever_their_types_and_shapes() -> No
         np.testing.assert_array_equal(carried[name], array)
 
 
-def test_arrays_are_no_picture_that_could_be_shown() -> None:
+def test_carried_arrays_are_not_a_displayable_picture() -> None:
     assert not show_a_picture(carry_arrays({"token_ids": np.zeros(3, np.int32)}))
 
 
-def test_arrays_of_many_megabytes_travel_as_pixels_do() -> None:
+def test_large_arrays_are_sent_like_pixels() -> None:
     carried = carry_arrays({"pixel_values": np.zeros((7, 3, 512, 512), np.float32)})
     message = MediaArrived("some hash", carried)
     arrived = decode_to_engine(encode_to_engine(message))

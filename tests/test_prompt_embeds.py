@@ -17,7 +17,7 @@ from tests.precomputed import to_npy
 from tests.random_checkpoint import make_checkpoint, make_text_only_checkpoint
 
 NUM_TOKENS = 24
-# The placeholder's id. Its bias makes it be sampled at once, unless penalties wrongly count placeholders as said.
+# The placeholder's id. Its bias makes it be sampled at once, unless penalties wrongly count placeholders, too.
 BIASED = 0
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 PENALIZED = SamplingParams(
@@ -41,10 +41,10 @@ class Judge:
 
     def answer(self, embeds: torch.Tensor, repetition_penalty: float = 1.0, bias: float = 0.0) -> list[int]:
         """Return the greedy answer; `bias` is added to the logit of `BIASED`."""
-        asked = (embeds.numpy().tobytes(), repetition_penalty, bias)
-        if asked not in self._answers:
-            self._answers[asked] = self._generate(embeds, repetition_penalty, bias)
-        return self._answers[asked]
+        key = (embeds.numpy().tobytes(), repetition_penalty, bias)
+        if key not in self._answers:
+            self._answers[key] = self._generate(embeds, repetition_penalty, bias)
+        return self._answers[key]
 
     def _generate(self, embeds: torch.Tensor, repetition_penalty: float, bias: float) -> list[int]:
         """Decode by hand: transformers' `generate` does not support `inputs_embeds` for this model."""
@@ -115,10 +115,10 @@ def test_embeddings_are_continued_like_their_tokens_and_as_by_transformers(pair:
     assert (first.prompt, first.prompt_token_ids) == ("", [])
 
 
-def test_several_at_once_and_their_choices_are_answered_each_as_alone(pair: Pair) -> None:
+def test_a_batch_and_several_choices_are_answered_as_alone(pair: Pair) -> None:
     embeds = [pair.judge.embed(ids) for ids in (IDS, IDS[:33], [*IDS[:40], 77, *IDS[41:]], IDS[:1])]
-    asked = pair.ask(GREEDY, *({"prompt_embeds": each} for each in embeds), {"prompt_token_ids": IDS[:33]})
-    answers = [answer_of(output) for output in asked]
+    outputs = pair.ask(GREEDY, *({"prompt_embeds": each} for each in embeds), {"prompt_token_ids": IDS[:33]})
+    answers = [answer_of(output) for output in outputs]
     assert answers[:4] == [pair.judge.answer(each) for each in embeds]
     assert answers[4] == answers[1]
     twice = SamplingParams(n=2, temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
@@ -126,27 +126,27 @@ def test_several_at_once_and_their_choices_are_answered_each_as_alone(pair: Pair
     assert [list(each.token_ids) for each in both.outputs] == [answers[1]] * 2
 
 
-def test_penalties_concern_what_was_said_and_not_the_placeholders(pair: Pair) -> None:
+def test_penalties_apply_to_generated_tokens_and_not_to_placeholders(pair: Pair) -> None:
     embeds = pair.judge.embed(IDS)
     [output] = pair.ask(PENALIZED, {"prompt_embeds": embeds})
     assert answer_of(output) == pair.judge.answer(embeds, repetition_penalty=100.0, bias=30.0)
     assert answer_of(output)[0] == BIASED
 
 
-def test_vectors_that_are_no_token_s_are_read_as_they_are(pair: Pair) -> None:
+def test_vectors_of_no_token_are_used_unchanged(pair: Pair) -> None:
     embeds = pair.judge.embed(IDS) + pair.judge.embed(IDS).roll(1, 0)
     [output] = pair.ask(GREEDY, {"prompt_embeds": to_npy(embeds.numpy())})
     assert answer_of(output) == pair.judge.answer(embeds)
     assert answer_of(output) != pair.judge.answer(pair.judge.embed(IDS))
 
 
-def test_the_prefix_cache_is_shared_by_equal_vectors_of_one_salt_alone(checkpoint: tuple[Path, Judge]) -> None:
+def test_the_prefix_cache_is_shared_only_by_equal_vectors_of_one_salt(checkpoint: tuple[Path, Judge]) -> None:
     pair = Pair(*checkpoint)
     with pair.llm:
         embeds = pair.judge.embed(IDS)
         changed = embeds.clone()
         changed[50, 0] += 1e-3
-        asked: list[dict[str, Any]] = [
+        prompts: list[dict[str, Any]] = [
             {"prompt_embeds": embeds},
             {"prompt_token_ids": [0] * len(IDS)},
             {"prompt_embeds": changed},
@@ -154,12 +154,12 @@ def test_the_prefix_cache_is_shared_by_equal_vectors_of_one_salt_alone(checkpoin
             {"prompt_embeds": embeds, "cache_salt": "a"},
             {"prompt_embeds": embeds[:60]},
         ]
-        found = [pair.ask(GREEDY, prompt)[0].num_cached_tokens for prompt in asked]
+        found = [pair.ask(GREEDY, prompt)[0].num_cached_tokens for prompt in prompts]
     # Strips of 16 tokens: three of them lie before the change, and before the end of the shorter prompt.
     assert found == [0, 0, 48, 0, len(IDS) - 1, 48]
 
 
-def test_a_model_that_reads_text_only_takes_them_too(tmp_path: Path) -> None:
+def test_a_text_only_model_takes_prompt_embeds(tmp_path: Path) -> None:
     make_text_only_checkpoint(tmp_path)
     ids = [2, *IDS, *IDS, 7]
     assert len(ids) > 2 * TOKENS_PER_STRIP
@@ -174,7 +174,7 @@ def test_a_model_that_reads_text_only_takes_them_too(tmp_path: Path) -> None:
     assert (first.num_cached_tokens, again.num_cached_tokens) == (0, len(ids) - 1)
 
 
-def test_what_cannot_be_taken_is_refused_by_its_name() -> None:
+def test_invalid_prompt_embeds_are_refused_by_field() -> None:
     good = np.zeros((4, 128), np.float32)
     with LLM(**placed(enable_prompt_embeds=True)) as llm:
         for source, error in (

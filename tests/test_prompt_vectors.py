@@ -71,7 +71,7 @@ def pair(checkpoint: tuple[Path, Any], request: pytest.FixtureRequest) -> Iterat
     pair.llm.close()
 
 
-def test_vectors_are_transformers_last_hidden_states_of_length_one(pair: Pair) -> None:
+def test_vectors_are_the_normalized_last_hidden_states_of_transformers(pair: Pair) -> None:
     red, blue = coloured("red"), coloured("blue")
     vectors = vectors_of(pair.llm.embed([*TEXTS, showing(red), showing(blue)], use_tqdm=False))
     expected = [*map(pair.expected, TEXTS), pair.expected(MARKED, red), pair.expected(MARKED, blue)]
@@ -80,7 +80,7 @@ def test_vectors_are_transformers_last_hidden_states_of_length_one(pair: Pair) -
     assert np.abs(vectors[3] - vectors[4]).max() > 1e-3
 
 
-def test_a_vector_is_the_same_whatever_is_known_of_its_prompt(pair: Pair) -> None:
+def test_a_vector_is_the_same_whatever_is_cached_of_its_prompt(pair: Pair) -> None:
     prompts = [*TEXTS, showing(coloured("green"))]
     first = vectors_of(pair.llm.embed(prompts, use_tqdm=False))
     # This caches the end of each prompt as logits, from which no vector can be made.
@@ -99,7 +99,7 @@ def llm(checkpoint: tuple[Path, Any]) -> Iterator[LLM]:
         yield llm
 
 
-def test_a_vector_may_be_shorter_and_is_of_length_one_then(llm: LLM) -> None:
+def test_a_shortened_vector_is_normalized(llm: LLM) -> None:
     [whole], [short] = (
         vectors_of(llm.embed(TEXTS[0], pooling_params=PoolingParams(dimensions=each))) for each in (None, 5)
     )
@@ -107,7 +107,7 @@ def test_a_vector_may_be_shorter_and_is_of_length_one_then(llm: LLM) -> None:
     np.testing.assert_allclose(short, whole[:5] / np.linalg.norm(whole[:5]), rtol=1e-5)
 
 
-def test_a_vector_may_be_as_the_model_has_it(llm: LLM) -> None:
+def test_a_vector_may_be_unnormalized(llm: LLM) -> None:
     [unit], [raw] = (
         vectors_of(llm.embed(TEXTS[0], pooling_params=PoolingParams(use_activation=each))) for each in (None, False)
     )
@@ -116,15 +116,15 @@ def test_a_vector_may_be_as_the_model_has_it(llm: LLM) -> None:
     np.testing.assert_allclose(raw / np.linalg.norm(raw), unit, atol=1e-6)
 
 
-def test_what_cannot_be_is_refused(llm: LLM) -> None:
+def test_invalid_pooling_parameters_and_prompts_are_refused(llm: LLM) -> None:
     width = llm.preparer.hidden_size
     with pytest.raises(InvalidArgumentError, match=f"dimensions: must be at most {width}"):
         llm.embed("Hello", pooling_params=PoolingParams(dimensions=width + 1))
     with pytest.raises(InvalidArgumentError, match="dimensions: must be an integer of at least 1, not 0"):
         PoolingParams(dimensions=0)
-    for neither in ("no", 0):
+    for invalid in ("no", 0):
         with pytest.raises(InvalidArgumentError, match="use_activation: must be true or false"):
-            PoolingParams(use_activation=neither)  # type: ignore[arg-type]
+            PoolingParams(use_activation=invalid)  # type: ignore[arg-type]
     with pytest.raises(InvalidArgumentError, match="pooling_params: must be PoolingParams, not list"):
         llm.embed("Hello", pooling_params=[PoolingParams()])  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFieldError, match="tokenization_kwargs"):

@@ -59,15 +59,15 @@ def reference_ids(directory: Path, pictures: list[Pixels]) -> list[int]:
 
 
 @pytest.mark.parametrize("options", [{}, WITHOUT_CACHES], ids=["cached", "not cached"])
-def test_answers_about_pictures_of_any_size_are_the_reference_s(
+def test_answers_about_pictures_of_any_size_equal_the_reference_s(
     checkpoint: tuple[Path, Any], options: dict[str, Any]
 ) -> None:
     directory, reference = checkpoint
-    asked = [[each] for each in PICTURES] + [PICTURES[:3], PICTURES[:1]]
+    prompts = [[each] for each in PICTURES] + [PICTURES[:3], PICTURES[:1]]
     with load(directory, **options) as llm:
-        outputs = llm.chat([show(*pictures) for pictures in asked], GREEDY)
+        outputs = llm.chat([show(*pictures) for pictures in prompts], GREEDY)
         [again] = llm.chat(show(*PICTURES[:3]), GREEDY)
-    for pictures, output in zip(asked, outputs, strict=True):
+    for pictures, output in zip(prompts, outputs, strict=True):
         assert output.prompt_token_ids == reference_ids(directory, pictures)
         theirs = reference_answer(reference, directory, output.prompt_token_ids, pictures, 8)
         assert output.outputs[0].token_ids[: len(theirs)] == theirs
@@ -90,7 +90,7 @@ def show_film(beside: Pixels, rate: float) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("options", [{}, WITHOUT_CACHES], ids=["cached", "not cached"])
-def test_a_film_is_answered_as_by_the_reference_and_another_if_it_shows_the_same_at_other_times(
+def test_answers_about_films_equal_the_reference_s_at_each_frame_rate(
     checkpoint: tuple[Path, Any], options: dict[str, Any]
 ) -> None:
     directory, reference = checkpoint
@@ -111,7 +111,7 @@ def test_a_film_is_answered_as_by_the_reference_and_another_if_it_shows_the_same
     assert found == ([0, 0, 0] if options else [0, begin + 6, len(ids) - 1])
 
 
-def test_a_film_s_file_is_answered_over_http_as_by_llm(checkpoint: tuple[Path, Any]) -> None:
+def test_a_film_file_is_answered_over_http_as_by_llm(checkpoint: tuple[Path, Any]) -> None:
     film = {"type": "video_url", "video_url": {"url": to_data_url(sample_films.film(), "video/mp4")}}
     messages = ask(film, "What happens?")
     with load(checkpoint[0]) as llm:

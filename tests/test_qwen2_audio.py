@@ -45,30 +45,30 @@ def by_transformers(checkpoint: tuple[Path, Any], prompt_ids: Sequence[int], len
     return answer
 
 
-def heard(num_samples: int) -> dict[str, Any]:
+def audio_part(num_samples: int) -> dict[str, Any]:
     return {"type": "audio", "audio": as_floats(drawn(num_samples))}
 
 
 @pytest.mark.parametrize("lengths", [[961], [9_001], [RATE, 5_000, RATE]], ids=str)
-def test_an_answer_about_sounds_of_any_length_is_the_reference_s(
+def test_answers_about_sounds_of_any_length_equal_the_reference_s(
     llm: LLM, checkpoint: tuple[Path, Any], lengths: list[int]
 ) -> None:
-    asked = ask(*map(heard, lengths), "What is that?")
-    [output] = llm.chat(asked, GREEDY)
+    messages = ask(*map(audio_part, lengths), "What is that?")
+    [output] = llm.chat(messages, GREEDY)
     assert output.outputs[0].token_ids == by_transformers(checkpoint, output.prompt_token_ids, lengths)
-    [again] = llm.chat(asked, GREEDY)
+    [again] = llm.chat(messages, GREEDY)
     assert again.outputs[0].token_ids == output.outputs[0].token_ids
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
 
 
-def test_a_written_prompt_has_its_sounds_as_vllm_s_has(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
+def test_a_written_prompt_takes_sounds_in_the_forms_of_vllm(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
     written = "Audio 1: <|audio_bos|><|AUDIO|><|audio_eos|>\nAnd <|audio_bos|><|AUDIO|><|audio_eos|>?"
     both = [(as_floats(drawn(9_000)), RATE), wav(5_000)]
     [output] = llm.generate({"prompt": written, "multi_modal_data": {"audio": both}}, GREEDY)
     assert output.outputs[0].token_ids == by_transformers(checkpoint, output.prompt_token_ids, [9_000, 5_000])
 
 
-def test_a_server_is_sent_a_sound_in_any_way_and_knows_it_again(checkpoint: tuple[Path, Any]) -> None:
+def test_a_server_recognizes_a_sound_however_it_is_sent(checkpoint: tuple[Path, Any]) -> None:
     model, recorded, flac = str(checkpoint[0]), wav(9_001), sound("flac", "flac", 9_001)
     as_openai = {"type": "input_audio", "input_audio": {"data": base64.b64encode(recorded).decode(), "format": "wav"}}
     as_url = {"type": "audio_url", "audio_url": {"url": f"data:audio/flac;base64,{base64.b64encode(flac).decode()}"}}
@@ -100,8 +100,8 @@ def test_a_server_is_sent_a_sound_in_any_way_and_knows_it_again(checkpoint: tupl
 
 def _check_other_endpoints(client: OpenAI, url: str, model: str, part: dict[str, Any]) -> None:
     """Check that each endpoint counts the same tokens."""
-    asked = {"messages": [{"role": "user", "content": [part, say("What is that?")]}]}
-    counted = httpx.post(f"{url}/tokenize", json=asked).raise_for_status().json()
+    body = {"messages": [{"role": "user", "content": [part, say("What is that?")]}]}
+    counted = httpx.post(f"{url}/tokenize", json=body).raise_for_status().json()
     assert (counted["audio_tokens"], counted["image_tokens"]) == (14, 0)
     content: Any = [part, {"type": "input_text", "text": "What is that?"}]
     response = client.responses.create(
@@ -109,7 +109,7 @@ def _check_other_endpoints(client: OpenAI, url: str, model: str, part: dict[str,
     )
     assert response.usage is not None
     assert response.usage.input_tokens == counted["count"]
-    wrong = httpx.post(f"{url}/v1/chat/completions", json=asked | {"messages": [_with(wav(RATE + 160))]})
+    wrong = httpx.post(f"{url}/v1/chat/completions", json=body | {"messages": [_with(wav(RATE + 160))]})
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (413, "picture_too_large")
     assert "has 1.01 seconds, this model takes at most 1 seconds" in wrong.json()["error"]["message"]
 

@@ -52,17 +52,17 @@ def llm(checkpoint: tuple[Path, Any]) -> Iterator[LLM]:
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_an_answer_about_a_picture_of_any_size_is_the_reference_s(
+def test_answers_about_pictures_of_any_size_equal_the_reference_s(
     llm: LLM, checkpoint: tuple[Path, Any], size: tuple[int, int]
 ) -> None:
-    seen = picture(*size)
-    [output] = llm.chat(ask(*shown(seen), "What is it?"), GREEDY)
+    shown_picture = picture(*size)
+    [output] = llm.chat(ask(*shown(shown_picture), "What is it?"), GREEDY)
     directory, reference = checkpoint
-    theirs = reference_answer(reference, directory, output.prompt_token_ids, [seen], 8)
+    theirs = reference_answer(reference, directory, output.prompt_token_ids, [shown_picture], 8)
     assert output.outputs[0].token_ids[: len(theirs)] == theirs
 
 
-def test_pictures_of_several_sizes_in_turns_that_are_found_again(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
+def test_pictures_of_several_sizes_in_several_turns_are_cached(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
     first, second, third = picture(40, 60, 1), picture(150, 40, 2), picture(33, 33, 3)
     conversation = ask(*shown(first, second), "And these?")
     directory, reference = checkpoint
@@ -76,7 +76,7 @@ def test_pictures_of_several_sizes_in_turns_that_are_found_again(llm: LLM, check
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
 
 
-def test_a_page_of_a_pdf_is_shown_in_the_size_that_its_drawing_would_be(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
+def test_a_pdf_page_is_resized_like_its_rendered_picture(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
     pdf = write_pdf(Page(["A report"], size=(150, 400)))
     file = {"type": "file", "file": {"file_data": to_data_url(pdf, "application/pdf")}}
     [output] = llm.chat(ask(file, "What is it?"), GREEDY)
@@ -91,36 +91,36 @@ def film(num_frames: int, seed: int = 0) -> Pixels:
     return np.random.default_rng(seed).integers(0, 256, (num_frames, 64, 96, 3), np.uint8)
 
 
-def test_an_answer_about_a_film_is_the_reference_s(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
-    seen, beside = film(49), picture(40, 60, 1)
-    asked = ask(*shown(beside), {"type": "video", "video": seen}, "What happens?")
-    [output] = llm.chat(asked, GREEDY)
+def test_an_answer_about_a_film_equals_the_reference_s(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
+    video, still = film(49), picture(40, 60, 1)
+    messages = ask(*shown(still), {"type": "video", "video": video}, "What happens?")
+    [output] = llm.chat(messages, GREEDY)
     directory, reference = checkpoint
     # Two of the 24 frames per second, but at least four.
-    frames = seen[[0, 16, 32, 48]]
-    theirs = reference_answer(reference, directory, output.prompt_token_ids, [beside], 8, frames)
+    frames = video[[0, 16, 32, 48]]
+    theirs = reference_answer(reference, directory, output.prompt_token_ids, [still], 8, frames)
     assert output.outputs[0].token_ids[: len(theirs)] == theirs
     tokenizer = llm.get_tokenizer()
     written = tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False)
     # The markers that the template writes around a film stay around its moments.
     assert "<|vision_start|><0.3 seconds><|vision_start|>" in written
     assert "<|vision_end|><1.7 seconds><|vision_start|>" in written
-    [again] = llm.chat(asked, GREEDY)
+    [again] = llm.chat(messages, GREEDY)
     assert again.outputs[0].token_ids == output.outputs[0].token_ids
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
 
 
 @pytest.mark.parametrize(("num_frames", "kind"), [(1, "image"), (5, "video")])
-def test_a_gif_that_is_sent_by_itself_is_a_film_if_it_moves(llm: LLM, num_frames: int, kind: str) -> None:
+def test_a_gif_of_several_frames_is_a_film(llm: LLM, num_frames: int, kind: str) -> None:
     gif = sample_films.film("gif", "gif", num_frames)
     [named] = llm.preparer.name_media(PicturePart(gif, "body"), None)
     assert named.picture.kind == kind
 
 
-def test_films_and_pictures_of_a_written_prompt_stand_where_their_markers_do(llm: LLM) -> None:
-    seen, beside = film(8), picture(40, 60, 1)
+def test_films_and_pictures_of_a_written_prompt_replace_their_markers(llm: LLM) -> None:
+    video, still = film(8), picture(40, 60, 1)
     prompts = [
-        {"prompt": f"<|{first}_pad|>and<|{second}_pad|>", "multi_modal_data": {"image": beside, "video": seen}}
+        {"prompt": f"<|{first}_pad|>and<|{second}_pad|>", "multi_modal_data": {"image": still, "video": video}}
         for first, second in (("image", "video"), ("video", "image"))
     ]
     one, other = llm.generate(prompts, GREEDY)
@@ -128,7 +128,7 @@ def test_films_and_pictures_of_a_written_prompt_stand_where_their_markers_do(llm
     assert one.prompt_token_ids != other.prompt_token_ids
 
 
-def test_embeddings_of_a_prompt_are_answered_as_its_tokens_are(checkpoint: tuple[Path, Any]) -> None:
+def test_prompt_embeds_are_answered_like_their_tokens(checkpoint: tuple[Path, Any]) -> None:
     directory, reference = checkpoint
     ids = list(range(40, 130))
     embeds = reference.get_input_embeddings()(torch.tensor(ids)).detach()
@@ -153,7 +153,7 @@ def test_a_step_too_small_for_a_strip_of_an_embedded_prompt_is_refused(checkpoin
         )
 
 
-def test_an_answer_may_be_kept_to_a_grammar(llm: LLM) -> None:
+def test_an_answer_may_be_constrained_to_a_choice(llm: LLM) -> None:
     choices = ["Größe", "東京"]
     form = StructuredOutputsParams(choice=choices)
     params = SamplingParams(temperature=0, max_tokens=40, structured_outputs=form)
@@ -169,7 +169,7 @@ def test_an_answer_may_be_kept_to_a_grammar(llm: LLM) -> None:
         (40, 40, {"max_pixels": 2 * MAX_PIXELS}, f"must be at most {MAX_PIXELS} here"),
     ],
 )
-def test_what_cannot_be_shown_is_refused_with_the_limit(
+def test_an_unsupported_size_is_refused_with_the_limit(
     llm: LLM, width: int, height: int, options: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(KeepsightError, match=message):
@@ -182,19 +182,24 @@ def test_a_request_may_have_its_pictures_shown_smaller(llm: LLM) -> None:
     assert len(smaller.prompt_token_ids) < len(usual.prompt_token_ids)
 
 
-def test_a_server_knows_pictures_and_films_again_after_a_restart(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
+def test_pictures_and_films_are_found_on_disk_after_a_restart(checkpoint: tuple[Path, Any], tmp_path: Path) -> None:
     directory, _ = checkpoint
-    kept = ("--encoder-disk-cache", str(tmp_path / "embeddings"), "--prefix-disk-cache", str(tmp_path / "prefixes"))
-    url, seen = by_url(draw(4).picture), sample_films.film()
-    by_bytes = {"type": "video_url", "video_url": {"url": to_data_url(seen, "video/mp4")}}
+    disk_caches = (
+        "--encoder-disk-cache",
+        str(tmp_path / "embeddings"),
+        "--prefix-disk-cache",
+        str(tmp_path / "prefixes"),
+    )
+    url, video = by_url(draw(4).picture), sample_films.film()
+    by_bytes = {"type": "video_url", "video_url": {"url": to_data_url(video, "video/mp4")}}
     questions = ["What is it?", "What is it?", "And this?", "What is it?"]
     answers, encoded = [], list[str]()
-    for asked in (questions[:3], questions[3:]):
-        with real_server(str(directory), *kept) as server:
+    for questions_now in (questions[:3], questions[3:]):
+        with real_server(str(directory), *disk_caches) as server:
             client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-            handle = httpx.post(f"{server.url}/v1/media", content=seen, headers={"Content-Type": "video/mp4"}).json()
+            handle = httpx.post(f"{server.url}/v1/media", content=video, headers={"Content-Type": "video/mp4"}).json()
             by_handle = {"type": "video", "media_id": handle["id"]}
-            for question in asked:
+            for question in questions_now:
                 content: Any = [url, by_bytes if question == questions[0] else by_handle, say(question)]
                 answer = client.chat.completions.create(
                     model=str(directory),

@@ -21,7 +21,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
 
 
 @pytest.mark.parametrize("options", [{}, WITHOUT_CACHES], ids=["cached", "not cached"])
-def test_answers_about_pictures_and_films_are_the_reference_s(
+def test_answers_about_pictures_and_films_equal_the_reference_s(
     checkpoint: tuple[Path, Any], options: dict[str, Any]
 ) -> None:
     directory, reference = checkpoint

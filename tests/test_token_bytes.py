@@ -35,7 +35,7 @@ def test_a_run_of_tokens_decodes_as_in_the_library(directory: Path) -> None:
     check()
 
 
-def test_the_alphabet_of_bytes_is_the_library_s() -> None:
+def test_the_byte_alphabet_equals_that_of_tokenizers() -> None:
     alphabet = {spelling: place for place, spelling in enumerate(pre_tokenizers.ByteLevel.alphabet())}
     backend = tokenizers.Tokenizer(models.BPE(vocab=alphabet, merges=[]))
     backend.pre_tokenizer, backend.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
@@ -45,7 +45,7 @@ def test_the_alphabet_of_bytes_is_the_library_s() -> None:
         assert b"".join(map(token_bytes.of, backend.encode(character).ids)) == character.encode()
 
 
-def test_a_decoder_of_no_known_kind_is_named_beside_those_that_are() -> None:
+def test_an_unsupported_decoder_is_named_with_the_supported_ones() -> None:
     backend = tokenizers.Tokenizer(models.BPE())
     for decoder, name in ((None, "None"), (decoders.WordPiece(), "WordPiece")):
         backend.decoder = decoder
