@@ -98,7 +98,7 @@ def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key
 
     merits = {engine: merit(engine) for engine in engines if engine.num_tokens_in_flight <= limit}
     most = max(merits.values())
-    best = [engine for engine, its in merits.items() if its == most]
+    best = [engine for engine, engine_merit in merits.items() if engine_merit == most]
     if len(best) == 1:
         return best[0]
     # Always choosing the first would leave the others' caches empty where requests do not overlap.

@@ -138,25 +138,25 @@ class EngineClient:
         self._deliver([(caller, [EngineLostError(self._reason_of_end)]) for caller in lost])
 
     def receive(self, outputs: Sequence[FromEngine], rank: int = 0) -> None:
-        heard: dict[str, Outputs] = defaultdict(list)
+        by_request: dict[str, Outputs] = defaultdict(list)
         for output in outputs:
             match output:
                 case TokenOutput():
-                    heard[output.request_id].append(output)
+                    by_request[output.request_id].append(output)
                 case RequestBegun(request_id):
                     if caller := self._callers.get(request_id):
-                        news = caller.account.note_begun(output)
+                        reports = caller.account.note_begun(output)
                         media = caller.prepared.engine_request.media
-                        self._media_pool.note_spared(media[index] for index, item in news.items() if item.was_cached)
+                        self._media_pool.note_spared(media[index] for index, item in reports.items() if item.was_cached)
                 case RequestFailed(request_id):
-                    heard[request_id].append(_to_error(output))
+                    by_request[request_id].append(_to_error(output))
                 case MediaNeeded(request_id, media_hashes, inline):
                     if caller := self._callers.get(request_id):
                         self._make_media(caller, media_hashes, inline=inline)
                 case MediaHeld() | MediaDropped() | TiersChanged():
                     self._take_hint(output, rank)
-        callers = ((self._callers.get(request_id), its) for request_id, its in heard.items())
-        self._deliver([(caller, its) for caller, its in callers if caller is not None])
+        callers = ((self._callers.get(request_id), own) for request_id, own in by_request.items())
+        self._deliver([(caller, own) for caller, own in callers if caller is not None])
 
     # For callers ----------------------------------------------------------------------------------------------
 
@@ -249,7 +249,7 @@ class EngineClient:
                 raise EngineLostError(self._reason_of_end)
             if caller.account.end_reason is not None:
                 caller.account.begin_again()
-            caller.account.note_asked()
+            caller.account.note_submitted()
             self._callers[caller.request_id] = caller
             try:
                 coming = self._send_request(caller)
@@ -290,11 +290,11 @@ class EngineClient:
         for caller, outputs in deliveries:
             caller.has_begun = True
             by_event_loop[caller.event_loop].append((caller, outputs))
-        for event_loop, its in by_event_loop.items():
+        for event_loop, event_loop_deliveries in by_event_loop.items():
             if event_loop is None:
-                self._hand_out(its)
+                self._hand_out(event_loop_deliveries)
             else:
-                self._cross_to(event_loop, its)
+                self._cross_to(event_loop, event_loop_deliveries)
 
     def _cross_to(self, event_loop: asyncio.AbstractEventLoop, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
         try:

@@ -101,7 +101,7 @@ class RequestAccount:
     # The name of the adapter that answers, if any.
     adapter: str | None = None
     # When the frontend had finished its part and the request was ready for an engine, even if there was none.
-    asked_at: float | None = None
+    submitted_at: float | None = None
     num_cached_tokens: int = 0
     num_tokens: int = 0
     # False: only the prompt is of interest; the one token sampled for it does not count as an answer.
@@ -145,8 +145,8 @@ class RequestAccount:
     def note_sent(self, media_hash: str) -> None:
         self._sent[media_hash] = time.monotonic()
 
-    def note_asked(self) -> None:
-        self.asked_at = time.monotonic()
+    def note_submitted(self) -> None:
+        self.submitted_at = time.monotonic()
 
     def note_begun(self, report: RequestBegun) -> dict[int, MediaReport]:
         """Record the engine's report of the first token.  Return the media reports that are new, by item index."""
@@ -155,17 +155,17 @@ class RequestAccount:
             # A second report: the first token came from the prefix cache alone, but later ones needed more.
             return self._note_items(index for index, item in enumerate(known) if item.found_in == "prefix")
         # An engine reads its inbox only after the current step; that time counts as waiting, too.
-        waited_since = report.arrived if self.asked_at is None else min(self.asked_at, report.arrived)
+        waited_since = report.arrived if self.submitted_at is None else min(self.submitted_at, report.arrived)
         self.spans.append(Span("wait", waited_since, report.began))
-        news = self._note_items(range(len(report.media)))
+        reports = self._note_items(range(len(report.media)))
         self.spans.append(Span("prefill", report.began, report.answered))
-        return news
+        return reports
 
     def _note_items(self, indices: Iterable[int]) -> dict[int, MediaReport]:
-        news = {index: self._reports[index] for index in indices}
-        for index, item in news.items():
+        reports = {index: self._reports[index] for index in indices}
+        for index, item in reports.items():
             self._note_item(index, item)
-        return news
+        return reports
 
     def _note_item(self, index: int, report: MediaReport) -> None:
         if report.found_in is not None:

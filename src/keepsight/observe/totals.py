@@ -102,7 +102,7 @@ def _read_pages(run_directory: Path) -> Iterator[tuple[str, list[float]]]:
 
 
 def _memory_of(pids: Mapping[str, set[int]]) -> dict[str, int]:
-    memory = {kind: sum(map(resident_bytes, its)) for kind, its in pids.items()}
+    memory = {kind: sum(map(resident_bytes, kind_pids)) for kind, kind_pids in pids.items()}
     known = set[int]().union(*pids.values())
     workers = {pid for frontend in pids.get("frontend", ()) for pid in with_descendants(frontend)} - known
     return memory | ({"media_worker": sum(map(resident_bytes, workers))} if workers else {})

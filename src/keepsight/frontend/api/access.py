@@ -113,8 +113,8 @@ def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -
     key = http.state.api_key
     assert key is not None, "isolated callers have keys"
     # An empty salt is invalid; it is refused later.
-    asked = b"" if cache_salt is None else b"salt:" + cache_salt.encode(errors="surrogatepass")
-    return cache_salt if cache_salt == "" else hmac.digest(key.encode(), asked, "sha256").hex()
+    salt = b"" if cache_salt is None else b"salt:" + cache_salt.encode(errors="surrogatepass")
+    return cache_salt if cache_salt == "" else hmac.digest(key.encode(), salt, "sha256").hex()
 
 
 def _find_key(

@@ -113,12 +113,12 @@ class Answer(AskedPrompts, ABC):
     # The last bytes of every stream, failed or not.
     STREAM_END: ClassVar[bytes] = b""
 
-    def __init__(self, asked: GenerationFields, terms: AnswerTerms) -> None:
-        super().__init__(terms.prompts, terms.model_name, wants_account=asked.wants_account)
-        self._asked, self._tokenizer = asked, terms.tokenizer
+    def __init__(self, request: GenerationFields, terms: AnswerTerms) -> None:
+        super().__init__(terms.prompts, terms.model_name, wants_account=request.wants_account)
+        self._request, self._tokenizer = request, terms.tokenizer
         self._num_choices = terms.prompts[0].engine_request.sampling_params.n
         for account in self.accounts:
-            account.wants_answer = asked.wants_answer
+            account.wants_answer = request.wants_answer
         self._forget_usage()
 
     def _forget_usage(self) -> None:
@@ -132,12 +132,12 @@ class Answer(AskedPrompts, ABC):
 
     @property
     def is_streamed(self) -> bool:
-        return bool(self._asked.stream)
+        return bool(self._request.stream)
 
     async def whole(self, engine: Engine) -> msgspec.Struct:
         with engine.holding_ends(self.accounts):
             choices = await self._gather(engine)
-        if self._asked.choose_prompt_logprobs() is None:
+        if self._request.choose_prompt_logprobs() is None:
             completion = self._completion(choices)
         else:
             loop = asyncio.get_running_loop()
@@ -209,37 +209,40 @@ class Answer(AskedPrompts, ABC):
 
     async def _pieces_of(self, engine: Engine, number: int) -> AsyncGenerator[IndexedPiece, None]:
         prepared = self.prompts[number]
-        request = prepared.engine_request
+        engine_request = prepared.engine_request
         assembler = AnswerAssembler(
-            self._tokenizer, request.sampling_params, prepared.thought, continues_prompt=prepared.continues_prompt
+            self._tokenizer,
+            engine_request.sampling_params,
+            prepared.thought,
+            continues_prompt=prepared.continues_prompt,
         )
         try:
             async with aclosing(engine.generate(prepared)) as tokens:
                 async for token in tokens:
                     if piece := assembler.push(token):
-                        if not self._asked.wants_answer:
+                        if not self._request.wants_answer:
                             piece = AnswerPiece(token, "", "length")
                         if not self._is_shown(piece):
                             piece = dataclasses.replace(piece, thought="")
                         least = self._num_cached_tokens.get(number, token.num_cached_tokens)
                         self._num_cached_tokens[number] = min(least, token.num_cached_tokens)
                         if piece.ends_before_engine:
-                            engine.stop_choice(request.request_id, piece.choice)
+                            engine.stop_choice(engine_request.request_id, piece.choice)
                         yield number * self._num_choices + piece.choice, piece
                     if assembler.is_finished:
                         return
         except InvalidArgumentError as error:
-            raise type(error)(self._asked.client_field_name(error.field), error.message) from error
+            raise type(error)(self._request.client_field_name(error.field), error.message) from error
 
     def _is_shown(self, piece: AnswerPiece) -> bool:
-        return not piece.is_of_thought or self._asked.shows_thoughts
+        return not piece.is_of_thought or self._request.shows_thoughts
 
     def _count_token(self, piece: AnswerPiece) -> None:
         """Count a token when it is sent, not when it is generated.
 
         A stream's opening events do not count it yet, and some of several prompts run ahead of what is sent.
         """
-        if self._asked.wants_answer:
+        if self._request.wants_answer:
             self._num_tokens += 1
             self._num_thought_tokens += piece.is_of_thought
 
@@ -263,7 +266,7 @@ class Answer(AskedPrompts, ABC):
 
     def _name_token(self, token_id: int) -> str:
         """Return the text that stands for a token in log-probabilities."""
-        if self._asked.return_tokens_as_token_ids:
+        if self._request.return_tokens_as_token_ids:
             return f"token_id:{token_id}"
         return show_bytes(self._tokenizer.token_bytes(token_id))
 

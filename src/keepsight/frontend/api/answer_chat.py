@@ -26,14 +26,14 @@ from keepsight.frontend.assemble_answer import AnswerPiece
 class ChatAnswer(ChunkedAnswer):
     ID_PREFIX = "chatcmpl-"
 
-    def __init__(self, asked: ChatRequest, terms: AnswerTerms) -> None:
-        super().__init__(asked, terms)
-        call_terms = asked.read_call_terms(terms.call_form)
+    def __init__(self, request: ChatRequest, terms: AnswerTerms) -> None:
+        super().__init__(request, terms)
+        call_terms = request.read_call_terms(terms.call_form)
         # Per choice, when streaming.  The factory does not refer to self: a cycle would keep the prompt until the next
         # garbage collection.
         self._make_builder = partial(MessageBuilder, call_terms, may_think=self._may_think)
         self._builders = defaultdict[int, MessageBuilder](self._make_builder)
-        self._is_predicted = asked.prediction is not None
+        self._is_predicted = request.prediction is not None
 
     def _forget_usage(self) -> None:
         super()._forget_usage()
@@ -115,7 +115,7 @@ class ChatAnswer(ChunkedAnswer):
         )
 
     def _logprobs(self, pieces: Sequence[AnswerPiece]) -> ChoiceLogprobs | None:
-        if self._asked.choose_logprobs() is None:
+        if self._request.choose_logprobs() is None:
             return None
         shown = [piece.token for piece in pieces if self._is_shown(piece)]
         return ChoiceLogprobs(content=[self._token_logprobs(token) for token in shown])

@@ -28,9 +28,9 @@ class _ShownToken(NamedTuple):
 class CompletionAnswer(ChunkedAnswer):
     ID_PREFIX = "cmpl-"
 
-    def __init__(self, asked: CompletionRequest, terms: AnswerTerms) -> None:
-        super().__init__(asked, terms)
-        self._written = list(asked.prompts.values()) if asked.echo else None
+    def __init__(self, request: CompletionRequest, terms: AnswerTerms) -> None:
+        super().__init__(request, terms)
+        self._written = list(request.prompts.values()) if request.echo else None
         # Per choice, when streaming: number of characters of the tokens sent so far.
         self._offsets: Counter[int] = Counter()
         # Per choice, when streaming: pieces held back until their bytes form characters.
@@ -67,7 +67,7 @@ class CompletionAnswer(ChunkedAnswer):
             )
 
     def _openings(self) -> Sequence[Completion]:
-        if self._written is None and not self._asked.return_token_ids:
+        if self._written is None and not self._request.return_token_ids:
             return ()
         numbers = [number for number in range(len(self.prompts)) for _ in range(self._num_choices)]
         return [self._chunk_of([self._opening(*each)]) for each in enumerate(numbers)]
@@ -80,7 +80,7 @@ class CompletionAnswer(ChunkedAnswer):
         """Return one choice, or none while log-probabilities wait: incomplete bytes have no text offset yet."""
         pieces = self._held[index]
         pieces.append(piece)
-        if piece.has_undecoded_bytes and self._asked.choose_logprobs() is not None:
+        if piece.has_undecoded_bytes and self._request.choose_logprobs() is not None:
             return ()
         del self._held[index]
         choice = CompletionChoice(
@@ -109,7 +109,7 @@ class CompletionAnswer(ChunkedAnswer):
         yield from map(_ShownToken, others, shown, answered.prompt_logprobs or ())
 
     def _answered_tokens(self, tokens: Sequence[TokenOutput]) -> Iterator[_ShownToken]:
-        if not self._asked.wants_answer:
+        if not self._request.wants_answer:
             return
         params = self.prompts[0].engine_request.sampling_params
         shown = self._tokenizer.decode_each([token.token_id for token in tokens], params.skip_special_tokens)
@@ -118,7 +118,7 @@ class CompletionAnswer(ChunkedAnswer):
 
     def _logprobs(self, tokens: Iterable[_ShownToken], streamed: int | None = None) -> CompletionLogprobs | None:
         """`streamed`: the index of the streamed choice that these tokens continue, if any."""
-        if (num_top := self._asked.choose_logprobs()) is None:
+        if (num_top := self._request.choose_logprobs()) is None:
             return None
         shown = list(tokens)
         offsets, end = _find_offsets(shown, 0 if streamed is None else self._offsets[streamed])

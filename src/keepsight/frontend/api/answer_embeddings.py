@@ -20,9 +20,9 @@ MAX_AT_ONCE = 256
 class EmbeddingsAnswer(AskedPrompts):
     ID_PREFIX = "embd-"
 
-    def __init__(self, asked: EmbeddingsRequest, prompts: Sequence[PreparedRequest], model_name: str) -> None:
-        super().__init__(prompts, model_name, wants_account=asked.wants_account)
-        self._asked, self._num_cached_tokens = asked, 0
+    def __init__(self, request: EmbeddingsRequest, prompts: Sequence[PreparedRequest], model_name: str) -> None:
+        super().__init__(prompts, model_name, wants_account=request.wants_account)
+        self._request, self._num_cached_tokens = request, 0
 
     @property
     def usage(self) -> Usage:
@@ -46,11 +46,11 @@ class EmbeddingsAnswer(AskedPrompts):
         async with room, aclosing(engine.generate(prepared)) as tokens:
             output = await anext(tokens)
         self._num_cached_tokens += output.num_cached_tokens
-        vector = read_vector(output, self._asked.dimensions, is_normalized=self._asked.is_normalized)
+        vector = read_vector(output, self._request.dimensions, is_normalized=self._request.is_normalized)
         return Embedding(index=index, embedding=self._write(vector))
 
     def _write(self, vector: Vector) -> msgspec.Raw:
         """Encode a vector as JSON: as numbers, or as base64 of its float32 bytes, little-endian."""
-        is_base64 = self._asked.encoding_format == "base64"
+        is_base64 = self._request.encoding_format == "base64"
         shown = base64.b64encode(vector.tobytes()).decode() if is_base64 else vector.tolist()
         return msgspec.Raw(msgspec.json.encode(shown))

@@ -25,9 +25,9 @@ from keepsight.frontend.http.error_response import MessagesError
 class MessagesAnswer(Answer):
     ID_PREFIX = "msg_"
 
-    def __init__(self, asked: MessagesChat, terms: AnswerTerms) -> None:
-        super().__init__(asked, terms)
-        self._blocks = BlockBuilder(asked.read_call_terms(terms.call_form))
+    def __init__(self, request: MessagesChat, terms: AnswerTerms) -> None:
+        super().__init__(request, terms)
+        self._blocks = BlockBuilder(request.read_call_terms(terms.call_form))
         self._end: MessageEnd | None = None
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Message:

@@ -42,16 +42,16 @@ class KeepCallbacks:
 class ResponsesAnswer(Answer):
     ID_PREFIX = "resp_"
 
-    def __init__(self, asked: ResponsesChat, terms: AnswerTerms) -> None:
-        super().__init__(asked, terms)
-        self._items = ItemBuilder(asked.read_call_terms(terms.call_form))
+    def __init__(self, request: ResponsesChat, terms: AnswerTerms) -> None:
+        super().__init__(request, terms)
+        self._items = ItemBuilder(request.read_call_terms(terms.call_form))
         self._is_cut = False
         # Set if the answer is to be kept.
         self.keeping: KeepCallbacks | None = None
         self._num_events = 0
         params = terms.prompts[0].engine_request.sampling_params
         self._begun = Response(
-            **msgspec.structs.asdict(asked.echo),
+            **msgspec.structs.asdict(request.echo),
             id=self.id,
             created_at=self._created,
             status="in_progress",
@@ -137,7 +137,7 @@ class ResponsesAnswer(Answer):
         )
 
     def _logprobs(self, piece: AnswerPiece) -> list[ContentLogprob]:
-        return [] if self._asked.choose_logprobs() is None else [self._token_logprobs(piece.token)]
+        return [] if self._request.choose_logprobs() is None else [self._token_logprobs(piece.token)]
 
     def _write(self, event: Event) -> bytes:
         numbered: Any = msgspec.structs.replace(event, sequence_number=self._num_events)

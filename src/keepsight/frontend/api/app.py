@@ -81,7 +81,7 @@ MAX_TOKEN_IDS_ON_LOOP = 2**18
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()
-Asked = TypeVar("Asked", bound=msgspec.Struct)
+ParsedRequest = TypeVar("ParsedRequest", bound=msgspec.Struct)
 # An answer, and the pins of those of its pictures that are to be kept after it.
 _Prepared = tuple[Answer | EmbeddingsAnswer, Sequence[PixelPin]]
 _Prepare = Callable[[Request, Buffer], Awaitable[_Prepared]]
@@ -156,8 +156,8 @@ class Api:
 
     async def prepare_response(self, http: Request, body: Buffer) -> _Prepared:
         request = parse_responses_request(body)
-        async with self._continuing(http, request) as (asked, num_bytes):
-            answer, pins = await self._prepare_messages(http, asked, len(body) + num_bytes)
+        async with self._continuing(http, request) as (chat, num_bytes):
+            answer, pins = await self._prepare_messages(http, chat, len(body) + num_bytes)
         assert isinstance(answer, ResponsesAnswer)
         if self.kept is not None and request.store is not False:
             self.kept.keep(http, body, answer)
@@ -178,11 +178,11 @@ class Api:
         async with self.kept.reading_before(http, request.previous_response_id) as (before, num_bytes):
             yield request.as_chat(before), num_bytes
 
-    async def _prepare_messages(self, http: Request, asked: ChatRequest, num_bytes: int) -> _Prepared:
+    async def _prepare_messages(self, http: Request, request: ChatRequest, num_bytes: int) -> _Prepared:
         """`num_bytes`: size of what the messages were read from."""
-        salt, downloaded = await self._fetch(http, asked)
-        answer = await self._answers.chat(asked, salt, downloaded, num_bytes)
-        return answer, await self._note_uses(http, asked.messages, *answer.prompts)
+        salt, downloaded = await self._fetch(http, request)
+        answer = await self._answers.chat(request, salt, downloaded, num_bytes)
+        return answer, await self._note_uses(http, request.messages, *answer.prompts)
 
     async def _note_uses(self, http: Request, messages: Conversation, prepared: PreparedRequest) -> list[PixelPin]:
         """Note the uses of handles.  Return the pins of pictures that are to be kept after the answer."""
@@ -193,15 +193,15 @@ class Api:
         return self.media.find_pins(messages.pictures)
 
     async def prepare_completion(self, http: Request, body: Buffer) -> _Prepared:
-        asked = await _parse(parse_completion_request, body)
-        self.served.check(asked.model)
-        return await self._answers.completion(asked, isolate_salt(self._settings, http, asked.cache_salt)), []
+        request = await _parse(parse_completion_request, body)
+        self.served.check(request.model)
+        return await self._answers.completion(request, isolate_salt(self._settings, http, request.cache_salt)), []
 
     async def prepare_embeddings(self, http: Request, body: Buffer) -> _Prepared:
-        asked = await _parse(parse_embeddings_request, body)
-        salt, downloaded = await self._fetch(http, asked)
-        answer = await self._answers.embeddings(asked, salt, downloaded)
-        pins = [] if asked.messages is None else await self._note_uses(http, asked.messages, *answer.prompts)
+        request = await _parse(parse_embeddings_request, body)
+        salt, downloaded = await self._fetch(http, request)
+        answer = await self._answers.embeddings(request, salt, downloaded)
+        pins = [] if request.messages is None else await self._note_uses(http, request.messages, *answer.prompts)
         return answer, pins
 
     async def _answer(self, http: Request, answer: Answer | EmbeddingsAnswer) -> Response:
@@ -220,11 +220,13 @@ class Api:
         response.headers["server-timing"] = format_for_header(answer.accounts)
         return response
 
-    async def _fetch(self, http: Request, asked: ChatRequest | PromptFields) -> tuple[str | None, Downloaded]:
+    async def _fetch(self, http: Request, request: ChatRequest | PromptFields) -> tuple[str | None, Downloaded]:
         """Return the request's salt, and the downloads of its pictures' URLs."""
-        self.served.check(asked.model)
-        salt = isolate_salt(self._settings, http, asked.cache_salt)
-        downloaded = NOTHING_DOWNLOADED if asked.messages is None else await self._download(http, asked.messages, salt)
+        self.served.check(request.model)
+        salt = isolate_salt(self._settings, http, request.cache_salt)
+        downloaded = (
+            NOTHING_DOWNLOADED if request.messages is None else await self._download(http, request.messages, salt)
+        )
         return salt, downloaded
 
     async def _download(self, http: Request, conversation: Conversation, cache_salt: str | None) -> Downloaded:
@@ -242,27 +244,27 @@ class Api:
 
     async def tokenize(self, http: Request) -> Response:
         async with self._admit_body(http) as body:
-            asked = parse_tokenize_request(body)
-            return json_response(await self._answers.tokenize(asked, *await self._fetch(http, asked)))
+            request = parse_tokenize_request(body)
+            return json_response(await self._answers.tokenize(request, *await self._fetch(http, request)))
 
     async def count_input(self, http: Request) -> Response:
         admitted = self._admit_body(http)
-        async with admitted as body, self._continuing(http, parse_responses_request(body)) as (asked, _):
-            return json_response(InputTokens(input_tokens=await self._count(http, asked)))
+        async with admitted as body, self._continuing(http, parse_responses_request(body)) as (chat, _):
+            return json_response(InputTokens(input_tokens=await self._count(http, chat)))
 
     async def count_message(self, http: Request) -> Response:
         async with self._admit_body(http) as body:
             num_tokens = await self._count(http, parse_count_tokens_request(body))
             return json_response(MessageTokens(input_tokens=num_tokens))
 
-    async def _count(self, http: Request, asked: ChatRequest) -> int:
-        return await self._answers.count_input(asked, *await self._fetch(http, asked))
+    async def _count(self, http: Request, request: ChatRequest) -> int:
+        return await self._answers.count_input(request, *await self._fetch(http, request))
 
     async def detokenize(self, http: Request) -> Response:
         async with self._admit_body(http) as body:
-            asked = parse_detokenize_request(body)
-            self.served.check(asked.model)
-            return json_response(await run_in_threadpool(self._answers.detokenize, asked))
+            request = parse_detokenize_request(body)
+            self.served.check(request.model)
+            return json_response(await run_in_threadpool(self._answers.detokenize, request))
 
     # The server -------------------------------------------------------------------------------------------------
 
@@ -319,7 +321,7 @@ class Api:
                 yield body
 
 
-async def _parse(parse: Callable[[Buffer], Asked], body: Buffer) -> Asked:
+async def _parse(parse: Callable[[Buffer], ParsedRequest], body: Buffer) -> ParsedRequest:
     if len(body) <= MAX_TOKEN_IDS_ON_LOOP:
         return parse(body)
     return await run_in_threadpool(parse, body)

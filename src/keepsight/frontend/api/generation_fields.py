@@ -13,7 +13,7 @@ import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.response_format import (
-    Asked,
+    RequestedForm,
     ResponseFormat,
     StructuredOutputs,
     list_forms,
@@ -176,13 +176,13 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         self, defaults: Mapping[str, Any] = NO_DEFAULTS, call_form: CallForm = BARE
     ) -> SamplingParams:
         """`defaults`: values of fields that are not given; `call_form`: how tool calls are written, if any are."""
-        asked = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        asked["structured_outputs"] = self.read_form(call_form)
+        given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
+        given["structured_outputs"] = self.read_form(call_form)
         if (max_tokens := self.choose_max_tokens()) is not None:
-            asked["max_tokens"] = max_tokens
-        asked |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
+            given["max_tokens"] = max_tokens
+        given |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
         try:
-            return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **asked})
+            return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **given})
         except InvalidArgumentError as error:
             raise type(error)(self.client_field_name(error.field), error.message) from error
 
@@ -200,7 +200,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return forms[0][0] if forms and field.startswith("structured_outputs.") else field
 
     @property
-    def _forms(self) -> list[Asked]:
+    def _forms(self) -> list[RequestedForm]:
         guided = {name: getattr(self, name) for name in _GUIDED_FIELDS}
         return list_forms(self.response_format, self.structured_outputs, guided)
 

@@ -346,8 +346,8 @@ class MediaApi:
 
     async def _warm(self, named: _Named, salt: str | None, filename: str | None, pin_seconds: float = 0) -> None:
         """Fill the caches by running an ordinary request for one token, pinned for at least `pin_seconds`."""
-        params, asked = SamplingParams(max_tokens=1, temperature=0), named.as_conversation(filename)
-        prepared = await run_in_threadpool(self._preparer.prepare_chat, asked, params, None, salt, WARM_PRIORITY)
+        params, conversation = SamplingParams(max_tokens=1, temperature=0), named.as_conversation(filename)
+        prepared = await run_in_threadpool(self._preparer.prepare_chat, conversation, params, None, salt, WARM_PRIORITY)
         prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
         async with aclosing(self._engine.generate(prepared)) as tokens:
             async for _ in tokens:

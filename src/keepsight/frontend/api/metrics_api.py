@@ -138,8 +138,8 @@ def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
         evictions, num_bytes, budget, entries = _whole(
             totals, slots.evictions, slots.num_bytes, slots.budget_bytes, slots.entries
         )
-        its_own = [each for its in tiers.values() for each in its if (each.cache, each.name) == (cache, tier)]
-        reasons = [each.reason for each in its_own if each.reason]
+        own = [each for statuses in tiers.values() for each in statuses if (each.cache, each.name) == (cache, tier)]
+        reasons = [each.reason for each in own if each.reason]
         yield CacheState(
             cache=cache,
             tier=tier,

@@ -277,12 +277,12 @@ def _options(**sources: Json) -> Json:
 
 
 def _ask(
-    path: str, summary: str, asked: type[msgspec.Struct], answer: type[msgspec.Struct], event: Json | None = None
+    path: str, summary: str, request: type[msgspec.Struct], answer: type[msgspec.Struct], event: Json | None = None
 ) -> Operation:
     content = _json_content(refer(answer))
     if event is not None:
         content["text/event-stream"] = {"schema": {"type": "object", "properties": event}}
-    body = {"required": True, "content": _json_content(refer(asked))}
+    body = {"required": True, "content": _json_content(refer(request))}
     return _operate("post", path, summary, content, (400, 404, 408, 413, 415, 429, 500, 503), body=body)
 
 

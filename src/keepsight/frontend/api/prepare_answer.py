@@ -72,20 +72,22 @@ class AnswerPreparer:
     _waiting_threads: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(MAX_WAITING_THREADS))
 
     async def chat(
-        self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
+        self, request: ChatRequest, cache_salt: str | None, downloaded: Downloaded, num_bytes: int
     ) -> ChatAnswer | ResponsesAnswer | MessagesAnswer:
         """Prepare the answer to a chat.  `num_bytes`: the size of all that the request was read from."""
-        little = self.preparer.recognize(asked.messages, cache_salt) if _may_prepare_on_loop(asked, num_bytes) else None
-        prepare = partial(self._prepare_chat, asked, little or asked.messages, cache_salt, downloaded)
-        with _naming_places_of(asked):
+        little = (
+            self.preparer.recognize(request.messages, cache_salt) if _may_prepare_on_loop(request, num_bytes) else None
+        )
+        prepare = partial(self._prepare_chat, request, little or request.messages, cache_salt, downloaded)
+        with _naming_places_of(request):
             if little:
                 prepared = prepare()
             else:
-                prepared = await self._on_thread(prepare, asked.messages, compiles=asked.wants_form)
+                prepared = await self._on_thread(prepare, request.messages, compiles=request.wants_form)
             with prepared.free_names_if_refused():
-                _check_size_of_answer(asked, [prepared])
-        answered = asked.without_bulky_fields()
-        name, call_form = self.models.name_answer(asked.model), self.preparer.template.call_form
+                _check_size_of_answer(request, [prepared])
+        answered = request.without_bulky_fields()
+        name, call_form = self.models.name_answer(request.model), self.preparer.template.call_form
         terms = AnswerTerms([prepared], self.preparer.tokenizer, name, call_form)
         if isinstance(answered, ResponsesChat):
             return ResponsesAnswer(answered, terms)
@@ -104,31 +106,33 @@ class AnswerPreparer:
             return await run_in_threadpool(prepare)
 
     def _prepare_chat(
-        self, asked: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
+        self, request: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
     ) -> PreparedRequest:
-        params = asked.to_sampling_params(self.preparer.sampling_defaults, self.preparer.template.call_form)
-        terms = (cache_salt, asked.priority or 0, asked.shown_tools)
-        prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(asked), *terms, downloaded)
-        return self._as_asked(asked, self.preparer.split_off_thought(prepared, conversation))
+        params = request.to_sampling_params(self.preparer.sampling_defaults, self.preparer.template.call_form)
+        terms = (cache_salt, request.priority or 0, request.shown_tools)
+        prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(request), *terms, downloaded)
+        return self._as_requested(request, self.preparer.split_off_thought(prepared, conversation))
 
-    async def completion(self, asked: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
-        prepare = partial(self._prepare_prompts, asked, cache_salt)
-        prompts = await self._on_thread(prepare, compiles=asked.wants_form)
+    async def completion(self, request: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
+        prepare = partial(self._prepare_prompts, request, cache_salt)
+        prompts = await self._on_thread(prepare, compiles=request.wants_form)
         # Each choice repeats what is told of its prompt.
-        _check_size_of_answer(asked, prompts, num_times=prompts[0].engine_request.sampling_params.n)
+        _check_size_of_answer(request, prompts, num_times=prompts[0].engine_request.sampling_params.n)
         # The encoded embeddings may be megabytes, and have been decoded by now.
-        asked = msgspec.structs.replace(asked.without_labels(), prompt_embeds=None)
-        name = self.models.name_answer(asked.model)
-        return CompletionAnswer(asked, AnswerTerms(prompts, self.preparer.tokenizer, name))
+        request = msgspec.structs.replace(request.without_labels(), prompt_embeds=None)
+        name = self.models.name_answer(request.model)
+        return CompletionAnswer(request, AnswerTerms(prompts, self.preparer.tokenizer, name))
 
-    def _prepare_prompts(self, asked: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
-        params = asked.to_sampling_params(self.preparer.sampling_defaults)
-        terms = (cache_salt, asked.priority or 0)
-        if asked.prompt_embeds is not None:
-            prepared = self.preparer.prepare_embeds(asked.embedded_prompts, params, *terms)
+    def _prepare_prompts(self, request: CompletionRequest, cache_salt: str | None) -> Sequence[PreparedRequest]:
+        params = request.to_sampling_params(self.preparer.sampling_defaults)
+        terms = (cache_salt, request.priority or 0)
+        if request.prompt_embeds is not None:
+            prepared = self.preparer.prepare_embeds(request.embedded_prompts, params, *terms)
         else:
-            prepared = [self._prepare_prompt(prompt, field, params, *terms) for field, prompt in asked.prompts.items()]
-        return [self._as_asked(asked, each) for each in prepared]
+            prepared = [
+                self._prepare_prompt(prompt, field, params, *terms) for field, prompt in request.prompts.items()
+            ]
+        return [self._as_requested(request, each) for each in prepared]
 
     def _prepare_prompt(
         self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int
@@ -143,116 +147,118 @@ class AnswerPreparer:
             raise type(error)(field, error.message) from error
 
     async def embeddings(
-        self, asked: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
+        self, request: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> EmbeddingsAnswer:
-        check_dimensions(asked.dimensions, self.preparer.hidden_size)
-        prepare = partial(self._prepare_inputs, asked, cache_salt, downloaded)
-        prompts = await self._on_thread(prepare, asked.messages)
-        asked = msgspec.structs.replace(asked, input=None, messages=None)
-        return EmbeddingsAnswer(asked, prompts, self.models.name_answer(asked.model))
+        check_dimensions(request.dimensions, self.preparer.hidden_size)
+        prepare = partial(self._prepare_inputs, request, cache_salt, downloaded)
+        prompts = await self._on_thread(prepare, request.messages)
+        request = msgspec.structs.replace(request, input=None, messages=None)
+        return EmbeddingsAnswer(request, prompts, self.models.name_answer(request.model))
 
     def _prepare_inputs(
-        self, asked: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
+        self, request: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> list[PreparedRequest]:
-        params, terms = PARAMS_OF_VECTORS, (cache_salt, asked.priority or 0)
-        if asked.messages is not None:
-            more = (self._overrides_of(asked), *terms, asked.shown_tools, downloaded)
-            prepared = [self.preparer.prepare_chat(asked.messages, params, *more)]
+        params, terms = PARAMS_OF_VECTORS, (cache_salt, request.priority or 0)
+        if request.messages is not None:
+            more = (self._overrides_of(request), *terms, request.shown_tools, downloaded)
+            prepared = [self.preparer.prepare_chat(request.messages, params, *more)]
         else:
-            prepared = [self._prepare_prompt(each, field, params, *terms) for field, each in asked.inputs.items()]
-        return [self._as_asked(asked, each).as_vector() for each in prepared]
+            prepared = [self._prepare_prompt(each, field, params, *terms) for field, each in request.inputs.items()]
+        return [self._as_requested(request, each).as_vector() for each in prepared]
 
-    def _as_asked(self, asked: GenerationFields | EmbeddingsRequest, prepared: PreparedRequest) -> PreparedRequest:
+    def _as_requested(
+        self, request: GenerationFields | EmbeddingsRequest, prepared: PreparedRequest
+    ) -> PreparedRequest:
         """Return the request with its cache key, which selects an engine, and its adapter, which selects the model."""
-        keyed = dataclasses.replace(prepared, cache_key=asked.prompt_cache_key)
-        return keyed.adapted(self.models.find_adapter(asked.model))
+        keyed = dataclasses.replace(prepared, cache_key=request.prompt_cache_key)
+        return keyed.adapted(self.models.find_adapter(request.model))
 
     async def tokenize(
-        self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
+        self, request: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> TokenizeResponse:
-        return await self._on_thread(partial(self._tokenize, asked, cache_salt, downloaded), asked.messages)
+        return await self._on_thread(partial(self._tokenize, request, cache_salt, downloaded), request.messages)
 
-    def _tokenize(self, asked: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
+    def _tokenize(self, request: TokenizeRequest, cache_salt: str | None, downloaded: Downloaded) -> TokenizeResponse:
         tokenizer = self.preparer.tokenizer
         counts: dict[str, int] = {}
-        if asked.prompt is not None:
-            if tokenizer.is_far_too_long(asked.prompt, MAX_TOKEN_IDS_IN_ANSWER):
+        if request.prompt is not None:
+            if tokenizer.is_far_too_long(request.prompt, MAX_TOKEN_IDS_IN_ANSWER):
                 reason = f"far more than the {MAX_TOKEN_IDS_IN_ANSWER} tokens that one answer may list"
-                raise InvalidArgumentError("prompt", f"has {len(asked.prompt)} characters, {reason}")
-            add_bos = asked.add_special_tokens is not False and tokenizer.lacks_bos(asked.prompt)
-            token_ids = tokenizer.encode(asked.prompt, add_bos)
+                raise InvalidArgumentError("prompt", f"has {len(request.prompt)} characters, {reason}")
+            add_bos = request.add_special_tokens is not False and tokenizer.lacks_bos(request.prompt)
+            token_ids = tokenizer.encode(request.prompt, add_bos)
         else:
-            request = self._prepare_to_count(asked, cache_salt, downloaded).engine_request
-            token_ids = request.token_ids
-            counts = {"image_tokens": request.num_image_tokens, "audio_tokens": request.num_audio_tokens}
+            engine_request = self._prepare_to_count(request, cache_salt, downloaded).engine_request
+            token_ids = engine_request.token_ids
+            counts = {"image_tokens": engine_request.num_image_tokens, "audio_tokens": engine_request.num_audio_tokens}
         return TokenizeResponse(
             count=len(token_ids),
             max_model_len=self.preparer.max_model_len,
             tokens=list(token_ids),
-            token_strs=[tokenizer.token(each) for each in token_ids] if asked.return_token_strs else msgspec.UNSET,
+            token_strs=[tokenizer.token(each) for each in token_ids] if request.return_token_strs else msgspec.UNSET,
             **counts,
         )
 
-    async def count_input(self, asked: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> int:
-        prepare = partial(self._prepare_to_count, asked, cache_salt, downloaded)
-        with _naming_places_of(asked):
-            prepared = await self._on_thread(prepare, asked.messages)
+    async def count_input(self, request: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> int:
+        prepare = partial(self._prepare_to_count, request, cache_salt, downloaded)
+        with _naming_places_of(request):
+            prepared = await self._on_thread(prepare, request.messages)
         return len(prepared.engine_request.token_ids)
 
     def _prepare_to_count(
-        self, asked: ChatRequest | TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
+        self, request: ChatRequest | TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> PreparedRequest:
-        terms = (cache_salt, 0, asked.shown_tools)
+        terms = (cache_salt, 0, request.shown_tools)
         return self.preparer.prepare_chat(
-            asked.messages, SamplingParams(), self._overrides_of(asked), *terms, downloaded, MAX_TOKEN_IDS_IN_ANSWER
+            request.messages, SamplingParams(), self._overrides_of(request), *terms, downloaded, MAX_TOKEN_IDS_IN_ANSWER
         )
 
-    def _overrides_of(self, asked: ChatRequest | PromptFields) -> dict[str, Any]:
+    def _overrides_of(self, request: ChatRequest | PromptFields) -> dict[str, Any]:
         """Return the request's processor options; empty means as the server is configured."""
-        options = asked.mm_processor_kwargs
+        options = request.mm_processor_kwargs
         return {} if options is None else options.as_overrides(are_trusted=self.trusts_processor_kwargs)
 
-    def detokenize(self, asked: DetokenizeRequest) -> DetokenizeResponse:
-        for index, token_id in enumerate(asked.tokens):
+    def detokenize(self, request: DetokenizeRequest) -> DetokenizeResponse:
+        for index, token_id in enumerate(request.tokens):
             if not self.preparer.has_token(token_id):
                 raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is not a token of this model")
-        return DetokenizeResponse(prompt=self.preparer.tokenizer.decode(asked.tokens, skip_special_tokens=False))
+        return DetokenizeResponse(prompt=self.preparer.tokenizer.decode(request.tokens, skip_special_tokens=False))
 
 
 @contextmanager
-def _naming_places_of(asked: ChatRequest) -> Iterator[None]:
+def _naming_places_of(request: ChatRequest) -> Iterator[None]:
     try:
         yield
     except InvalidArgumentError as error:
-        raise type(error)(asked.own_field_name(error.field), error.message) from error
+        raise type(error)(request.own_field_name(error.field), error.message) from error
 
 
-def _check_size_of_answer(asked: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
+def _check_size_of_answer(request: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:
     num_token_ids = num_times * sum(len(each.engine_request.token_ids) for each in prompts)
-    if asked.return_token_ids and num_token_ids > MAX_TOKEN_IDS_IN_ANSWER:
+    if request.return_token_ids and num_token_ids > MAX_TOKEN_IDS_IN_ANSWER:
         raise InvalidArgumentError(
             "return_token_ids",
             f"asks for {num_token_ids} token ids of prompts; one answer lists at most {MAX_TOKEN_IDS_IN_ANSWER}",
         )
-    num_logprobs = num_token_ids * sum(1 + num_top for num_top in asked.prompt_top_logprobs)
+    num_logprobs = num_token_ids * sum(1 + num_top for num_top in request.prompt_top_logprobs)
     if num_logprobs > MAX_PROMPT_LOGPROBS_IN_ANSWER:
         raise InvalidArgumentError(
-            asked.client_field_name("prompt_logprobs"),
+            request.client_field_name("prompt_logprobs"),
             f"asks for {num_logprobs} log-probabilities of prompts; "
             f"one answer lists at most {MAX_PROMPT_LOGPROBS_IN_ANSWER}",
         )
 
 
-def _may_prepare_on_loop(asked: ChatRequest, num_bytes: int) -> bool:
+def _may_prepare_on_loop(request: ChatRequest, num_bytes: int) -> bool:
     """Return whether the request is quick to prepare if its pictures are known.
 
     One with a form is not, as its grammar has to be compiled, nor one with a film, which has hundreds of names.
     """
-    urls = [part.source for part in asked.messages.pictures if isinstance(part.source, str)]
+    urls = [part.source for part in request.messages.pictures if isinstance(part.source, str)]
     num_url_bytes = sum(map(length_of, urls))
     return (
-        not asked.wants_form
-        and "video" not in asked.messages.kinds
+        not request.wants_form
+        and "video" not in request.messages.kinds
         and num_bytes - num_url_bytes <= MAX_BYTES_ON_LOOP
         and num_url_bytes <= MAX_URL_BYTES_ON_LOOP
         and len(urls) <= MAX_PICTURES_ON_LOOP

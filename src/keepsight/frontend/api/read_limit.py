@@ -11,7 +11,7 @@ _NUMBER = re.compile(r"[0-9]{1,9}")
 
 
 def read_limit(http: Request, default: int, maximum: int) -> int:
-    asked = http.query_params.get("limit", str(default))
-    if not _NUMBER.fullmatch(asked) or not 1 <= int(asked) <= maximum:
-        raise InvalidArgumentError("limit", f"must be from 1 to {maximum}, not {asked[:20]!r}")
-    return int(asked)
+    text = http.query_params.get("limit", str(default))
+    if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= maximum:
+        raise InvalidArgumentError("limit", f"must be from 1 to {maximum}, not {text[:20]!r}")
+    return int(text)

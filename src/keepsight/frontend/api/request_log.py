@@ -74,9 +74,9 @@ class RequestIdFilter(logging.Filter):
 
 class _Record:
     def __init__(self, scope: Scope) -> None:
-        asked = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"").decode("latin-1")
-        self.request_id = asked if _SANE_ID.fullmatch(asked) else os.urandom(16).hex()
-        self._asked = format_request_line(scope)
+        client_id = next((value for name, value in scope["headers"] if name == _RAW_HEADER), b"").decode("latin-1")
+        self.request_id = client_id if _SANE_ID.fullmatch(client_id) else os.urandom(16).hex()
+        self._request_line = format_request_line(scope)
         self._state: dict[str, Any] = scope.setdefault("state", {})
         self._begin = time.monotonic()
         self._state |= {"request_id": self.request_id, "began": self._begin}
@@ -86,7 +86,7 @@ class _Record:
         self._status, self._first_ms = status, self._elapsed_ms()
 
     def __str__(self) -> str:
-        line = f"{self._asked} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
+        line = f"{self._request_line} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
         answer = self._state.get("answer")
         if answer is None:
             return line

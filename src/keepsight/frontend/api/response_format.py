@@ -44,31 +44,31 @@ class StructuredOutputs(msgspec.Struct, frozen=True, forbid_unknown_fields=True)
 
 
 # The caller's field name, the name in `StructuredOutputsParams`, the value.
-Asked = tuple[str, str, Any]
+RequestedForm = tuple[str, str, Any]
 
 
 def list_forms(
     response_format: ResponseFormat | None, structured_outputs: StructuredOutputs | None, guided: Mapping[str, Any]
-) -> list[Asked]:
+) -> list[RequestedForm]:
     """List all requested forms; more than one is an error.  `guided`: vLLM's older `guided_*` fields, by name."""
-    asked = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
-    return asked + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
+    forms = [*_read_response_format(response_format), *_read_structured_outputs(structured_outputs)]
+    return forms + [(name, name.removeprefix("guided_"), value) for name, value in guided.items() if value is not None]
 
 
 def read_structured_outputs(
-    asked: list[Asked], structured_outputs: StructuredOutputs | None
+    forms: list[RequestedForm], structured_outputs: StructuredOutputs | None
 ) -> StructuredOutputsParams | None:
     """Return the parameters of the requested form, or None if any text will do."""
     is_compact = structured_outputs is not None and bool(structured_outputs.disable_any_whitespace)
-    if not asked:
+    if not forms:
         if is_compact:
             raise InvalidArgumentError(
                 "structured_outputs.disable_any_whitespace", "applies to JSON only, and none is requested"
             )
         return None
-    if len(asked) > 1:
-        raise InvalidArgumentError(asked[1][0], f"cannot be given together with {asked[0][0]}")
-    [(field, name, value)] = asked
+    if len(forms) > 1:
+        raise InvalidArgumentError(forms[1][0], f"cannot be given together with {forms[0][0]}")
+    [(field, name, value)] = forms
     try:
         params = StructuredOutputsParams(**{name: value}, disable_any_whitespace=is_compact)
     except InvalidArgumentError as error:
@@ -80,22 +80,22 @@ def read_structured_outputs(
     return params
 
 
-def _read_response_format(asked: ResponseFormat | None) -> Iterator[Asked]:
-    if asked is None:
+def _read_response_format(response_format: ResponseFormat | None) -> Iterator[RequestedForm]:
+    if response_format is None:
         return
-    if (asked.type == "json_schema") != (asked.json_schema is not None):
+    if (response_format.type == "json_schema") != (response_format.json_schema is not None):
         raise InvalidArgumentError(
             "response_format.json_schema", 'must be given with the type "json_schema", and only with it'
         )
-    if asked.json_schema is not None and asked.json_schema.schema is not None:
-        yield "response_format.json_schema.schema", "json", asked.json_schema.schema
-    elif asked.type != "text":
+    if response_format.json_schema is not None and response_format.json_schema.schema is not None:
+        yield "response_format.json_schema.schema", "json", response_format.json_schema.schema
+    elif response_format.type != "text":
         yield "response_format", "json_object", True
 
 
-def _read_structured_outputs(asked: StructuredOutputs | None) -> Iterator[Asked]:
-    if asked is None:
+def _read_structured_outputs(structured_outputs: StructuredOutputs | None) -> Iterator[RequestedForm]:
+    if structured_outputs is None:
         return
-    for name, value in msgspec.structs.asdict(asked).items():
+    for name, value in msgspec.structs.asdict(structured_outputs).items():
         if name != "disable_any_whitespace" and value not in (None, False):
             yield f"structured_outputs.{name}", name, value

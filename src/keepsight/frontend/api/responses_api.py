@@ -80,11 +80,11 @@ class ResponsesApi:
 
         The stored size of the conversation counts in the waiting room, like a body, until the context exits.
         """
-        asked = (tenant_of(http), response_id, "previous_response_id")
-        num_bytes = await self._run(self._kept.count_bytes, *asked)
+        reference = (tenant_of(http), response_id, "previous_response_id")
+        num_bytes = await self._run(self._kept.count_bytes, *reference)
         self._room.take_bytes(num_bytes)
         try:
-            yield await self._run(self._read_items, *asked)
+            yield await self._run(self._read_items, *reference)
         finally:
             self._room.give_back_bytes(num_bytes)
 
@@ -99,14 +99,16 @@ class ResponsesApi:
         if self._num_pending_bytes + len(body) <= self._kept.max_bytes:
             self._num_pending_bytes += len(body)
             is_little = len(body) <= MAX_BYTES_ON_LOOP
-            asked = _read_asked(body) if is_little else self._run(_read_asked, body)
+            input_items = _read_input(body) if is_little else self._run(_read_input, body)
             name = (tenant_of(http), answer.id, answer.previous_id)
-            answer.keeping = KeepCallbacks(partial(self._keep_turn, name, asked), partial(self._note_ended, len(body)))
+            answer.keeping = KeepCallbacks(
+                partial(self._keep_turn, name, input_items), partial(self._note_ended, len(body))
+            )
 
     async def _keep_turn(
-        self, name: _Name, asked: bytes | Awaitable[bytes], response: bytes, item_ids: Sequence[str]
+        self, name: _Name, input_items: bytes | Awaitable[bytes], response: bytes, item_ids: Sequence[str]
     ) -> bool:
-        turn = Turn(asked if isinstance(asked, bytes) else await asked, response)
+        turn = Turn(input_items if isinstance(input_items, bytes) else await input_items, response)
         try:
             return await self._run(self._kept.keep, *name, turn, item_ids)
         except ResponseStoreError as error:  # the client gets its answer all the same
@@ -120,8 +122,8 @@ class ResponsesApi:
     def _read_items(self, tenant: str, response_id: str, field: str) -> tuple[list[Any], int]:
         items, num_bytes = list[Any](), 0
         for turn in self._kept.read(tenant, response_id, field):
-            asked, output = msgspec.json.decode(turn.asked), bytes(_response_decoder.decode(turn.response).output)
-            items += [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+            input_items, output = msgspec.json.decode(turn.asked), bytes(_response_decoder.decode(turn.response).output)
+            items += [{"role": "user", "content": input_items}] if isinstance(input_items, str) else input_items
             items += msgspec.json.decode(output)
             num_bytes += len(turn.asked) + len(output)
         return self._resolve(tenant, items, field), num_bytes
@@ -134,15 +136,15 @@ class ResponsesApi:
         found = {item["id"]: item for each in outputs for item in msgspec.json.decode(each)}
         for at, item in enumerate(items):
             if _is_reference(item) and item["id"] not in found:
-                why = f"names no item of a response that is stored here (any more): {item['id'][:64]!r}"
-                raise UnknownResponseError(field.format(at), why)
+                reason = f"names no item of a response that is stored here (any more): {item['id'][:64]!r}"
+                raise UnknownResponseError(field.format(at), reason)
         return [found[item["id"]] if _is_reference(item) else item for item in items]
 
     def _run(self, do: Callable[..., _T], *arguments: Any) -> Awaitable[_T]:
         return asyncio.get_running_loop().run_in_executor(self._thread, do, *arguments)
 
 
-def _read_asked(body: Buffer) -> bytes:
+def _read_input(body: Buffer) -> bytes:
     return bytes(_request_decoder.decode(body).input)
 
 

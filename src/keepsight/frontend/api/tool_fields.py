@@ -134,10 +134,10 @@ def _find_to_free(
     """Return the functions to free from their argument schemas, if that can repair the grammar; otherwise raise."""
     if (fault := grammar.find_function_at_fault(error.message)) is None:
         raise type(error)("tools", error.message) from error
-    name, why = fault
+    name, reason = fault
     index, function = functions[name]
     if function.strict or name in freed:
-        raise InvalidArgumentError(_name_field(index), f"cannot be compiled: {why}") from error
+        raise InvalidArgumentError(_name_field(index), f"cannot be compiled: {reason}") from error
     if len(freed) < MAX_FREED_SINGLY:
         return {name}
     return {name for name, (_, function) in functions.items() if not function.strict}
@@ -147,8 +147,8 @@ def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tu
     """Return the chosen names, each once.  `field`: the name's field, to be formatted with its index."""
     for index, tool in enumerate(chosen):
         if tool.function.name not in names:
-            why = f"is {tool.function.name!r}, which is not a tool's name: {_list_names(names)}"
-            raise InvalidArgumentError(field.format(index), why)
+            reason = f"is {tool.function.name!r}, which is not a tool's name: {_list_names(names)}"
+            raise InvalidArgumentError(field.format(index), reason)
     return tuple(dict.fromkeys(tool.function.name for tool in chosen))
 
 

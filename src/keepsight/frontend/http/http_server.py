@@ -47,7 +47,7 @@ SUPPRESSED_LOG_MESSAGES = frozenset({"SSL connection is closed", "socket.send() 
 
 def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], object] = bool) -> FairAcceptServer:
     """Create the server.  `on_refused` is called for each 4xx that the app does not see."""
-    logging.getLogger("asyncio").addFilter(_is_heard)
+    logging.getLogger("asyncio").addFilter(_is_not_suppressed)
     base = _DirectBodyProtocol if hasattr(AutoHTTPProtocol, "on_body") else _SlowClientLimits
     terms = {"patience_seconds": settings.slow_client_seconds, "on_refused": staticmethod(on_refused)}
     protocol = type("Protocol", (base, AutoHTTPProtocol), terms)
@@ -68,7 +68,7 @@ def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], ob
     return FairAcceptServer(config)
 
 
-def _is_heard(record: logging.LogRecord) -> bool:
+def _is_not_suppressed(record: logging.LogRecord) -> bool:
     return record.msg not in SUPPRESSED_LOG_MESSAGES
 
 
@@ -262,10 +262,10 @@ class _DirectBodyProtocol(_SlowClientLimits, Connection):
         if self.scope["method"] == "CONNECT":
             self.send_400_response("this server is not a proxy")
             return
-        asked = f"{self.scope['method']} ".encode() + self.url + f" HTTP/{self.scope['http_version']}".encode()
+        request_line = f"{self.scope['method']} ".encode() + self.url + f" HTTP/{self.scope['http_version']}".encode()
         headers = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
         self._renew_parser()
-        self._received = b"\r\n".join([asked, *headers, b"", self._received[wish.args[0] :]])
+        self._received = b"\r\n".join([request_line, *headers, b"", self._received[wish.args[0] :]])
         super(_SlowClientLimits, self).data_received(self._received)  # already counted
 
     def _collect_body(self, cycle: Any, body: Body) -> bool:

@@ -24,8 +24,8 @@ def check_kinds(parts: Sequence[PicturePart], processor: ProcessorConfig) -> Non
     }
     of_pages = "is a PDF, whose pages are read as pictures, but this model takes none"
     for part in parts:
-        if (why := reasons[part.kind]) is not None:
-            raise UnsupportedFieldError(part.field, of_pages if isinstance(part, DocumentPart) else why)
+        if (reason := reasons[part.kind]) is not None:
+            raise UnsupportedFieldError(part.field, of_pages if isinstance(part, DocumentPart) else reason)
 
 
 def refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:

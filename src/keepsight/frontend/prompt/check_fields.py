@@ -42,8 +42,8 @@ def check_fields(value: Fields, field: str, known: set[str], known_when_empty: S
     for name, content in value.items():
         if name in known or (name in known_when_empty and _says_nothing(content)):
             continue
-        why = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
-        raise UnsupportedFieldError(f"{field}.{name}", why)
+        fault = "is not supported by this server" if name in known_when_empty else f"is unknown; known: {sorted(known)}"
+        raise UnsupportedFieldError(f"{field}.{name}", fault)
 
 
 def _says_nothing(content: object) -> bool:

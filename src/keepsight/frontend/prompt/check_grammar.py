@@ -29,14 +29,14 @@ sys.stdout.write(messages[0] if is_fault else "")
 """
 
 
-def check_structured_outputs(asked: StructuredOutputsParams | None, field: str | None = None) -> None:
+def check_structured_outputs(structured: StructuredOutputsParams | None, field: str | None = None) -> None:
     """Raise an error if the grammar asked for cannot be compiled. `field`: the caller's name for it."""
-    if asked is None:
+    if structured is None:
         return
-    field = field or asked.path
+    field = field or structured.path
     if importlib.util.find_spec("llguidance") is None:
         raise UnsupportedFieldError(field, "needs llguidance, which is not installed on this server")
-    if fault := _CHECKER.find_fault(asked.to_grammar()):
+    if fault := _CHECKER.find_fault(structured.to_grammar()):
         raise InvalidArgumentError(field, f"cannot be compiled: {fault}")
 
 

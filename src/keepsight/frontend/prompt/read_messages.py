@@ -156,8 +156,8 @@ def read_messages(
     read = [_read_message(message, f"messages[{index}]", pictures) for index, message in enumerate(listed)]
     if end == "text" and "tool_calls" in read[-1]:
         # A continuation would be a text after the call: nothing would constrain it to the tool's arguments.
-        why = "continues only text: leave out the last message's tool_calls, or send their results"
-        raise InvalidArgumentError("continue_final_message", why)
+        reason = "continues only text: leave out the last message's tool_calls, or send their results"
+        raise InvalidArgumentError("continue_final_message", reason)
     breakpoints = _find_breakpoints(listed)
     pinned = pin_pictures(pictures, breakpoints) if breakpoints else tuple(pictures)
     return Conversation(read, pinned, breakpoints, end, variables or {})
@@ -358,12 +358,12 @@ def read_name(name: object, field: str) -> str | None:
     return shown
 
 
-def _check_breakpoint(asked: object, field: str) -> None:
-    asked = check_is_object(asked, field)
-    check_fields(asked, field, {"mode", "ttl"})
-    if asked.get("mode") != "explicit":
-        refuse(f"{field}.mode", asked.get("mode"), "'explicit'")
-    ttl = asked.get("ttl")
+def _check_breakpoint(breakpoint_fields: object, field: str) -> None:
+    breakpoint_fields = check_is_object(breakpoint_fields, field)
+    check_fields(breakpoint_fields, field, {"mode", "ttl"})
+    if breakpoint_fields.get("mode") != "explicit":
+        refuse(f"{field}.mode", breakpoint_fields.get("mode"), "'explicit'")
+    ttl = breakpoint_fields.get("ttl")
     if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
         refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
 
@@ -376,8 +376,8 @@ def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
         content = message.get("content")
         for num_parts, part in enumerate(() if isinstance(content, str | None) else content, start=1):
             num_pictures += part["type"] not in TEXT_PARTS
-            if (asked := part.get(BREAKPOINT)) is not None:
-                seconds = BREAKPOINT_SECONDS[asked.get("ttl")]
+            if (breakpoint_fields := part.get(BREAKPOINT)) is not None:
+                seconds = BREAKPOINT_SECONDS[breakpoint_fields.get("ttl")]
                 last[seconds] = Breakpoint(num_messages, num_parts, num_pictures, seconds)
     return tuple(last.values())
 

@@ -134,9 +134,9 @@ class ChatTemplate:
         except Exception as error:  # a template can raise whatever Python can
             raise ChatTemplateError("messages", f"the chat template refused them: {_describe(error)}") from error
 
-    def _choose_variables(self, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _choose_variables(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the variables that the template reads. Others are accepted only if they are falsy."""
-        for name, value in asked.items():
+        for name, value in given.items():
             field = f"chat_template_kwargs.{name[:64]}"
             if name in _OWN_VARIABLES or name in self._special_tokens:
                 raise UnsupportedFieldError(field, "is set by other fields, or by the checkpoint")
@@ -144,7 +144,7 @@ class ChatTemplate:
                 known = sorted(self._variables - _OWN_VARIABLES - self._special_tokens.keys())
                 reason = f"it uses {', '.join(known)}" if known else "it uses none"
                 raise UnsupportedFieldError(field, f"is not a variable of this model's chat template; {reason}")
-        return {name: value for name, value in asked.items() if name in self._variables}
+        return {name: value for name, value in given.items() if name in self._variables}
 
     def _check_role(self, role: str, field: str) -> None:
         """Refuse an unknown role: many templates would write any role into the prompt."""
