@@ -148,8 +148,8 @@ class Contestant:
         settings = RunSettings([task.workload], task.options, load, reuse, self._restart)
         run = WorkloadRun(self._server, settings)
         await run.run()
-        if run.why_words_are_guessed is not None:
-            say(f"    {self.name}: words_per_picture is a guess: {run.why_words_are_guessed}")
+        if run.words_per_picture_error is not None:
+            say(f"    {self.name}: words_per_picture is a guess: {run.words_per_picture_error}")
         for label, reason in run.failures.items():
             say(f"    {self.name}: {task.prefix}{label} failed: {reason}")
         for label, summary in run.summaries.items():

@@ -28,14 +28,14 @@ async def measure(films: Sequence[bytes], client: httpx.AsyncClient) -> None:
     (warm, *films), rng = films, random.Random(0)
     for messages in (ask_about(warm, draw_words(rng, 12)), _ask_about_picture(0, "What is it?")):
         await time_first_token(client, messages)
-    seen = [_ask_later(client, 0.0, ask_about(film, draw_words(rng, 12))) for film in films]
+    about_films = [_ask_later(client, 0.0, ask_about(film, draw_words(rng, 12))) for film in films]
     later = [FIRST_AFTER_SECONDS + EACH_SECONDS * number for number in range(NUM_LATER)]
     pictures = [
         _ask_later(client, wait, _ask_about_picture(number, draw_words(rng, 12)))
         for number, wait in enumerate(later, start=1)
     ]
     texts = [_ask_later(client, wait, [{"role": "user", "content": draw_words(rng, 12)}]) for wait in later]
-    groups = (asyncio.gather(*each) for each in (pictures, texts, seen))
+    groups = (asyncio.gather(*each) for each in (pictures, texts, about_films))
     print("first token, ms, median: ", end="")
     for name, took in zip(("pictures", "texts", "films"), await asyncio.gather(*groups), strict=True):
         print(f"{name} {statistics.median(took):.0f}, last {max(took):.0f}", end="; ")

@@ -66,8 +66,8 @@ def draw(seed: int) -> str:
     return f"data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}"
 
 
-def work(url: str) -> None:
-    """Each cache comes to answer: the nearer ones are cleared, or too small, when a picture is asked about again."""
+def fill_caches(url: str) -> None:
+    """Let every cache answer: nearer ones are cleared, or too small, when a question is repeated."""
     pictures = [draw(seed) for seed in range(NUM_PICTURES)]
     for picture in pictures[: NUM_PICTURES // 2]:
         for question in QUESTIONS[:2]:
@@ -83,14 +83,14 @@ def work(url: str) -> None:
         ask(url, draw(99), question)
 
 
-def shoot(page: Page, name: str) -> None:
+def save_screenshot(page: Page, name: str) -> None:
     content = io.BytesIO(page.screenshot())
     Image.open(content).convert("RGB").save(FOLDER / name, optimize=True)
     size = (FOLDER / name).stat().st_size
     assert size < MAX_BYTES, f"{name}: {size} bytes"
 
 
-def look(url: str) -> None:
+def take_screenshots(url: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox", "--disable-gpu"]
@@ -102,12 +102,12 @@ def look(url: str) -> None:
         time.sleep(2)
         page.mouse.move(0, 0)
         page.evaluate("document.activeElement.blur(), scrollTo(0, 0)")
-        shoot(page, "dashboard.png")
+        save_screenshot(page, "dashboard.png")
         page.set_viewport_size({"width": 1100, "height": 760})
         for line in range(3):
             page.locator("summary").nth(line).click()
         page.get_by_role("heading", name="Recent requests").evaluate("element => element.scrollIntoView()")
-        shoot(page, "waterfall.png")
+        save_screenshot(page, "waterfall.png")
         browser.close()
 
 
@@ -115,8 +115,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as disk:
         Path(disk).chmod(0o700)
         with serving(disk) as url:
-            work(url)
-            look(url)
+            fill_caches(url)
+            take_screenshots(url)
 
 
 if __name__ == "__main__":

@@ -83,9 +83,11 @@ def try_langchain(server: RealServer) -> None:
     streamed = functools.reduce(operator.add, tools.stream(ask(PICTURE)))
     report("a stream of a call", streamed.tool_calls, is_right=_args(streamed) == _args(called))
     result = {"role": "tool", "tool_call_id": called.tool_calls[0]["id"], "content": [PICTURE]}
-    seen = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
+    answer_to_result = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
     report(
-        "a result that is a picture", seen.content, is_right=_num_found(seen) > called.usage_metadata["input_tokens"]
+        "a result that is a picture",
+        answer_to_result.content,
+        is_right=_num_found(answer_to_result) > called.usage_metadata["input_tokens"],
     )
 
 
@@ -105,8 +107,12 @@ def try_langchain_s_responses(server: RealServer) -> None:
     called = chat.bind_tools([TOOL], tool_choice="any", parallel_tool_calls=False).invoke(ask(PICTURE))
     report("a call", called.tool_calls, is_right=called.tool_calls[0]["args"]["count"] in (1, 2))
     result = {"role": "tool", "tool_call_id": called.tool_calls[0]["id"], "content": [PICTURE]}
-    seen = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
-    report("a result that is a picture", seen.text, is_right=_num_found(seen) > called.usage_metadata["input_tokens"])
+    answer_to_result = chat.bind_tools([TOOL]).invoke([*ask(PICTURE), called, result])
+    report(
+        "a result that is a picture",
+        answer_to_result.text,
+        is_right=_num_found(answer_to_result) > called.usage_metadata["input_tokens"],
+    )
 
 
 def try_agents(server: RealServer) -> None:
@@ -187,8 +193,8 @@ def try_litellm(server: RealServer) -> None:
     report("a stream of a call", gathered.tool_calls, is_right=_count_of(gathered) == _count_of(called))
     for answer in (called, gathered):
         result = {"role": "tool", "tool_call_id": answer.tool_calls[0].id, "content": [PICTURE]}
-        seen = say([*ask(PICTURE), answer.model_dump(), result], tools=[TOOL])
-        report("a result that is a picture", seen.content, is_right=bool(seen.content))
+        answer_to_result = say([*ask(PICTURE), answer.model_dump(), result], tools=[TOOL])
+        report("a result that is a picture", answer_to_result.content, is_right=bool(answer_to_result.content))
     expect_refusal("a picture from the inside", lambda: say(ask(INSIDE)), REFUSED)
     longer = [{"role": "user", "content": TOO_LONG}]
     expect_refusal("a prompt that is too long", lambda: say(longer), TOO_LONG_MESSAGE, "ContextWindowExceeded")

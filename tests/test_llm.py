@@ -163,9 +163,9 @@ def test_pan_and_scan_may_be_the_default_of_a_model(pair: Pair) -> None:
     by_default = LLM(pair.llm.config.model, **placed(image_backend="pil", mm_processor_kwargs=options))
     messages = ask(by_object(PICTURES[0]), "What is it?")
     [cropped] = by_default.chat(messages, GREEDY)
-    [asked] = pair.llm.chat(messages, GREEDY, mm_processor_kwargs=options)
+    [requested] = pair.llm.chat(messages, GREEDY, mm_processor_kwargs=options)
     [whole] = by_default.chat(messages, GREEDY, mm_processor_kwargs={"do_pan_and_scan": False})
-    assert (cropped.prompt_token_ids, cropped.outputs) == (asked.prompt_token_ids, asked.outputs)
+    assert (cropped.prompt_token_ids, cropped.outputs) == (requested.prompt_token_ids, requested.outputs)
     assert len(whole.prompt_token_ids) < len(cropped.prompt_token_ids)
 
 

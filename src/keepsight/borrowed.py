@@ -91,15 +91,19 @@ def read_image_token_id(path: Path) -> int:
 
 def read_marker(directory: Path) -> str | None:
     """Return what a chat template writes for a picture, if the processor's file says: `<image>` for Aya and Ovis."""
-    said = read_optional_json_object(directory / "processor_config.json")
-    named = (said.get(name) for name in ("image_placeholder_token", "image_token"))
+    processor_fields = read_optional_json_object(directory / "processor_config.json")
+    named = (processor_fields.get(name) for name in ("image_placeholder_token", "image_token"))
     return next((each for each in named if isinstance(each, str) and each), None)
 
 
 def read_max_tokens(directory: Path) -> int:
     """Return the most tokens of a picture: our limit, or what follows from its processor's (Gemma 4's has one)."""
-    said = read_optional_json_object(directory / "processor_config.json").get("image_processor")
-    of_pictures = said if isinstance(said, dict) else read_optional_json_object(directory / "preprocessor_config.json")
+    processor_fields = read_optional_json_object(directory / "processor_config.json").get("image_processor")
+    of_pictures = (
+        processor_fields
+        if isinstance(processor_fields, dict)
+        else read_optional_json_object(directory / "preprocessor_config.json")
+    )
     most = of_pictures.get("max_soft_tokens")
     if isinstance(most, int) and 0 < most < MAX_TOKENS_OF_BORROWED - MAX_TOKENS_AROUND:
         return most + MAX_TOKENS_AROUND

@@ -328,9 +328,9 @@ def _check_value(name: str, value: object) -> None:
     elif name in LEAST_INTEGERS:
         if type(value) is not int or value < LEAST_INTEGERS[name]:
             raise InvalidArgumentError(name, f"must be an integer of at least {LEAST_INTEGERS[name]}, not {value!r}")
-        most, why = MOST_INTEGERS.get(name, (math.inf, ""))
+        most, reason = MOST_INTEGERS.get(name, (math.inf, ""))
         if value > most:
-            raise InvalidArgumentError(name, f"must be at most {most}, not {value}: {why}")
+            raise InvalidArgumentError(name, f"must be at most {most}, not {value}: {reason}")
     elif name in NUMBERS:
         holds, described = NUMBERS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):

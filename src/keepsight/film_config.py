@@ -114,8 +114,8 @@ class FilmConfig(ABC):
         given = {name: value for name, value in overrides.items() if value is not None}
         changed = dataclasses.replace(self, **frame_options(given))
         for name in ("max_frames", "num_frames"):
-            if (asked := getattr(changed, name) or 0) > self.most_frames:
-                raise InvalidArgumentError(name, f"must be at most {self.most_frames} here, got {asked}")
+            if (requested := getattr(changed, name) or 0) > self.most_frames:
+                raise InvalidArgumentError(name, f"must be at most {self.most_frames} here, got {requested}")
         return changed
 
     @property

@@ -122,8 +122,8 @@ class LLM:
         _refuse_others(tokenization_kwargs=tokenization_kwargs)
         listed = list_prompts(prompts)
         adapters = self._load_adapters(lora_request, len(listed))
-        asked = self._with_terms(listed, sampling_params, priority)
-        preparing = (partial(prepare_prompt, self.preparer, *each) for each in asked)
+        prompts_with_terms = self._with_terms(listed, sampling_params, priority)
+        preparing = (partial(prepare_prompt, self.preparer, *each) for each in prompts_with_terms)
         return self._run_all(preparing, adapters, ListedItems("prompts", len(listed)), use_tqdm)
 
     def chat(
@@ -161,11 +161,11 @@ class LLM:
             read = read_messages(conversation, end, chat_template_kwargs)
             return self.preparer.prepare_chat(read, params, mm_processor_kwargs, priority=place, tools=tools or ())
 
-        asked = self._with_terms(conversations, sampling_params, priority)
+        prompts_with_terms = self._with_terms(conversations, sampling_params, priority)
         items = ListedItems(
             "messages", len(conversations), shared=("mm_processor_kwargs", "tools", "chat_template_kwargs")
         )
-        return self._run_all((partial(prepare, *each) for each in asked), adapters, items, use_tqdm)
+        return self._run_all((partial(prepare, *each) for each in prompts_with_terms), adapters, items, use_tqdm)
 
     def embed(
         self,
@@ -215,8 +215,10 @@ class LLM:
         params: SamplingParams | Sequence[SamplingParams] | None,
         priority: Sequence[int] | None,
     ) -> list[tuple[Any, SamplingParams, int]]:
-        asked = zip_with_terms(prompts, self.get_default_sampling_params() if params is None else params, priority)
-        return [(prompt, self._seeded(own), place) for prompt, own, place in asked]
+        prompts_with_terms = zip_with_terms(
+            prompts, self.get_default_sampling_params() if params is None else params, priority
+        )
+        return [(prompt, self._seeded(own), place) for prompt, own, place in prompts_with_terms]
 
     def _seeded(self, params: SamplingParams) -> SamplingParams:
         if self._seeds is None or params.seed is not None:
@@ -224,10 +226,10 @@ class LLM:
         return replace(params, seed=self._seeds.getrandbits(63))
 
     def _load_adapters(
-        self, asked: LoRARequest | Sequence[LoRARequest | None] | None, num_prompts: int
+        self, requests: LoRARequest | Sequence[LoRARequest | None] | None, num_prompts: int
     ) -> list[Adapter | None]:
         """Return the adapter of each prompt. Each is loaded once, even if its folder changes later."""
-        of_each = list_lora_requests(asked, num_prompts)
+        of_each = list_lora_requests(requests, num_prompts)
         for each in of_each:
             if each is not None and each not in self._adapters:
                 self._adapters[each] = self.engine.load_adapter(each.lora_name, Path(each.lora_path))
@@ -261,8 +263,8 @@ class LLM:
             yield running
 
 
-def _refuse_others(**asked: object) -> None:
-    for name, value in asked.items():
+def _refuse_others(**arguments: object) -> None:
+    for name, value in arguments.items():
         if value is not None:
             raise UnsupportedFieldError(name, "is not supported")
 

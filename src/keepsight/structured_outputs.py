@@ -57,12 +57,12 @@ class StructuredOutputsParams:
         _check_length(f"{_FIELD}.{name}", len(self.to_grammar()), " as llguidance reads it")
 
     def _check_white_space(self) -> None:
-        field, asked = f"{_FIELD}.disable_any_whitespace", self.disable_any_whitespace
-        if not isinstance(asked, bool):
+        field, disables_whitespace = f"{_FIELD}.disable_any_whitespace", self.disable_any_whitespace
+        if not isinstance(disables_whitespace, bool):
             raise InvalidArgumentError(field, "must be true or false")
-        if asked and self.field not in ("json", "json_object"):
+        if disables_whitespace and self.field not in ("json", "json_object"):
             raise InvalidArgumentError(field, f"applies only to JSON, not to a {self.field}")
-        if asked and "x-guidance" in json.loads(str(self.json or "{}")):
+        if disables_whitespace and "x-guidance" in json.loads(str(self.json or "{}")):
             raise InvalidArgumentError(
                 field, "cannot be combined with a schema's own x-guidance: set whitespace_flexible there"
             )

@@ -267,7 +267,7 @@ def test_text_lengths_are_guessed_if_a_picture_s_tokens_cannot_be_measured(
     script.answers = answers
     run = WorkloadRun(server_of(script), RunSettings(["text-only", "same-text-new-prompt"], OPTIONS))
     asyncio.run(run.run())
-    assert run.why_words_are_guessed is not None
-    assert message in run.why_words_are_guessed
+    assert run.words_per_picture_error is not None
+    assert message in run.words_per_picture_error
     assert list(run.summaries) == ["text-only", "same-text-new-prompt"]
     assert [len(part["text"].split()) for part in script.messages[0]["content"]] == [256, 20]

@@ -61,7 +61,7 @@ def test_a_file_that_is_not_a_trace_is_refused(tmp_path: Path, capsys: pytest.Ca
 
 
 @pytest.fixture
-def kept(tmp_path: Path) -> Path:
+def tier_folder(tmp_path: Path) -> Path:
     """A disk tier with three entries."""
     tier = DiskTier(tmp_path / "kept", 2**30)
     for number in range(3):
@@ -70,11 +70,11 @@ def kept(tmp_path: Path) -> Path:
     return tmp_path / "kept"
 
 
-def test_kept_entries_are_counted_verified_and_cleared(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    disk = ["--disk", str(kept)]
+def test_kept_entries_are_counted_verified_and_cleared(tier_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    disk = ["--disk", str(tier_folder)]
     assert main(["cache", "inspect", *disk]) == 0
     assert main(["cache", "verify", *disk]) == 0
-    damaged = kept / "entries" / key_of(1)
+    damaged = tier_folder / "entries" / key_of(1)
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
     assert main(["cache", "verify", *disk]) == 1
     assert main(["cache", "clear", *disk]) == 0
@@ -88,10 +88,10 @@ def test_kept_entries_are_counted_verified_and_cleared(kept: Path, capsys: pytes
     assert lines[3:] == ["2 entries removed", "0 entries, 0.0 MiB"]
 
 
-def test_a_closed_output_is_not_reported_as_a_cache_error(kept: Path) -> None:
+def test_a_closed_output_is_not_reported_as_a_cache_error(tier_folder: Path) -> None:
     for number in range(2000):  # more lines than the output buffer holds
-        (kept / "entries" / key_of(number)).touch()
-    command = [sys.executable, "-m", "keepsight", "cache", "inspect", "--keys", "--disk", str(kept)]
+        (tier_folder / "entries" / key_of(number)).touch()
+    command = [sys.executable, "-m", "keepsight", "cache", "inspect", "--keys", "--disk", str(tier_folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as inspecting:
         assert inspecting.stdout is not None
         assert inspecting.stderr is not None
@@ -205,17 +205,17 @@ def test_pictures_that_were_encoded_but_not_kept_are_reported(
 # Pins ---------------------------------------------------------------------------------------------------------
 
 
-def test_pins_are_shown_and_can_be_removed(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place, keys = ["--encoder-disk-cache", str(kept)], [key_of(number) for number in range(3)]
+def test_pins_are_shown_and_can_be_removed(tier_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place, keys = ["--encoder-disk-cache", str(tier_folder)], [key_of(number) for number in range(3)]
     assert main(["cache", "pin", keys[0], keys[2], *place]) == 0
     # A failing `pin` does not unpin entries that were already pinned.
     assert main(["cache", "pin", keys[2], key_of(7), *place]) == 2
-    assert main(["cache", "inspect", "--keys", "--disk", str(kept)]) == 0
+    assert main(["cache", "inspect", "--keys", "--disk", str(tier_folder)]) == 0
     assert main(["cache", "unpin", keys[0], *place]) == 0
-    (kept / "entries" / keys[2]).unlink()
-    assert main(["cache", "inspect", "--disk", str(kept)]) == 0
+    (tier_folder / "entries" / keys[2]).unlink()
+    assert main(["cache", "inspect", "--disk", str(tier_folder)]) == 0
     assert main(["cache", "unpin", "--all", *place]) == 0
-    assert main(["cache", "inspect", "--disk", str(kept)]) == 0
+    assert main(["cache", "inspect", "--disk", str(tier_folder)]) == 0
     assert capsys.readouterr().out.splitlines() == [
         "2 embeddings pinned; all pinned take 0.0 of 16384.0 MiB",
         "3 entries, 0.0 MiB; 2 pinned, 0.0 MiB",
@@ -237,12 +237,12 @@ def test_pictures_pinned_while_their_server_runs_are_kept(tmp_path: Path) -> Non
     server.close()
 
 
-def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    place = ["--encoder-disk-cache", f"{kept}:9K"]
+def test_pins_never_take_more_than_the_budget(tier_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    place = ["--encoder-disk-cache", f"{tier_folder}:9K"]
     assert main(["cache", "pin", key_of(0), key_of(1), *place]) == 0
     assert main(["cache", "pin", key_of(2), *place]) == 2
     assert "would hold 12288 bytes of pinned embeddings, more than its limit of 9216" in capsys.readouterr().err
-    assert set(pins_in(kept)) == {key_of(0), key_of(1)}
+    assert set(pins_in(tier_folder)) == {key_of(0), key_of(1)}
 
 
 @pytest.mark.parametrize(
@@ -256,9 +256,13 @@ def test_pins_never_take_more_than_the_budget(kept: Path, capsys: pytest.Capture
     ],
 )
 def test_invalid_pins_are_refused(
-    arguments: list[str], field: str, kept: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    arguments: list[str],
+    field: str,
+    tier_folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("keepsight.tiers.disk_place.default_disk_directory", lambda _: kept)
+    monkeypatch.setattr("keepsight.tiers.disk_place.default_disk_directory", lambda _: tier_folder)
     assert main(["cache", *arguments]) == 2
     assert f"{field}: " in capsys.readouterr().err
-    assert not list(pins_in(kept))
+    assert not list(pins_in(tier_folder))

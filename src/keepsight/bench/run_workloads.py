@@ -37,7 +37,7 @@ class WorkloadRun:
         # Why other workloads could not be measured.
         self.failures: dict[str, str] = {}
         # Why texts may not be as long as a picture, if so.
-        self.why_words_are_guessed: str | None = None
+        self.words_per_picture_error: str | None = None
         self._server, self._settings, self._options = server, settings, settings.options
 
     @property
@@ -65,7 +65,7 @@ class WorkloadRun:
             words = await find_words_per_picture(self._server, self._options)
             self._options = replace(self._options, words_per_picture=words)
         except NoAnswerError as error:
-            self.why_words_are_guessed = str(error)
+            self.words_per_picture_error = str(error)
 
     def _list_runs(self) -> Iterator[tuple[str, WorkloadOptions]]:
         for workload in self._settings.workloads:

@@ -120,8 +120,8 @@ def _print_run(run: WorkloadRun) -> None:
         if summary.num_errors:
             lines.append(f"{name}: {summary.num_errors} failed; the first: {summary.first_error}")
     lines += [f"{name}: could not be measured: {reason}" for name, reason in run.failures.items()]
-    if run.why_words_are_guessed is not None:
-        lines.append(f"words_per_picture is a guess: {run.why_words_are_guessed}")
+    if run.words_per_picture_error is not None:
+        lines.append(f"words_per_picture is a guess: {run.words_per_picture_error}")
     print(strip_controls("\n".join(lines)))
 
 

@@ -155,9 +155,9 @@ def _warm(arguments: argparse.Namespace) -> int:
 
     with LLM.from_config(config) as llm:
         shown = [{"type": "image_pil", "image_pil": each} for each in pictures.values()]
-        asked = [[{"role": "user", "content": [each]}] for each in shown]
+        conversations = [[{"role": "user", "content": [each]}] for each in shown]
         with _naming_picture(list(pictures)):
-            llm.chat(asked, SamplingParams(temperature=0, max_tokens=1))
+            llm.chat(conversations, SamplingParams(temperature=0, max_tokens=1))
     return _report_kept(arguments, name_entries(config, pictures))
 
 
@@ -178,7 +178,7 @@ def _report_kept(arguments: argparse.Namespace, keys: Mapping[str, Sequence[str]
     for place in _far_tiers(arguments):
         with place as tier:
             summary = _summarize(tier.list_sizes())
-            lacking = [picture for picture, its in keys.items() if any(tier.get(key) is None for key in its)]
+            lacking = [picture for picture, needed in keys.items() if any(tier.get(key) is None for key in needed)]
         print(f"{tier.name}: {summary}", *(f"{each} is not kept by the {tier.name} tier" for each in lacking), sep="\n")
         status = 1 if lacking else status
     return status

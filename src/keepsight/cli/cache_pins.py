@@ -51,7 +51,7 @@ def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
         raise InvalidArgumentError("--encoder-disk-cache", f"nothing is kept in {place.directory}")
     keys, pins = _find_keys(arguments), pins_in(place.directory)
     with opened_folder(place.directory, "--encoder-disk-cache") as tier:
-        new = {key for its in keys.values() for key in its}.difference(pins)
+        new = {key for picture_keys in keys.values() for key in picture_keys}.difference(pins)
         pins.add(*new)
         try:
             # Waits for any eviction in progress that has not seen the new pins.
@@ -67,8 +67,8 @@ def _pin(arguments: argparse.Namespace, place: DiskPlace) -> int:
 
 
 def _check_are_kept(keys: Mapping[str, Sequence[str]], sizes: Mapping[str, int], place: DiskPlace) -> None:
-    for name, its in keys.items():
-        if not all(key in sizes for key in its):
+    for name, picture_keys in keys.items():
+        if not all(key in sizes for key in picture_keys):
             advice = "`keepsight cache warm` with the same flags puts it there"
             raise InvalidArgumentError("PICTURE|KEY", f"{name} is not kept in {place.directory}; {advice}")
 
@@ -84,7 +84,7 @@ def _check_have_room(num_bytes: int, place: DiskPlace) -> None:
 def _unpin(arguments: argparse.Namespace, place: DiskPlace) -> int:
     if bool(arguments.names) == arguments.all:
         raise InvalidArgumentError("PICTURE|KEY", "name what to unpin, or use --all")
-    named = {key for its in _find_keys(arguments).values() for key in its}
+    named = {key for picture_keys in _find_keys(arguments).values() for key in picture_keys}
     pins = pins_in(place.directory)
     with naming_tier_faults("--encoder-disk-cache", str(place.directory)):
         keys = [key for key in pins if arguments.all or key in named]

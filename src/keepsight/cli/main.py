@@ -60,16 +60,16 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser: argparse.ArgumentParser = OneLineParser(prog="keepsight", description="A multimodal inference server.")
     parser.add_argument("--version", action="version", version=f"keepsight {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    asked = parser
+    chosen_parser = parser
     for name, summary in COMMANDS.items():
         subparser = add_command(subparsers, name, summary)
         if name in arguments[:1]:
             _load(name).add_arguments(subparser)
-            asked = subparser
+            chosen_parser = subparser
     parsed, unknown = parser.parse_known_args(arguments)
     if unknown:
         # argparse would refer the user to the help of `keepsight`, which has no options.
-        asked.error(f"unrecognized arguments: {' '.join(unknown)}")
+        chosen_parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     return parsed
 
 

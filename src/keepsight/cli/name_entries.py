@@ -29,4 +29,4 @@ def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, lis
     arithmetic = choose_place(config).arithmetic
     name = plan_tiers(config).namer(describe_processor(preparer.processor), arithmetic)
     # Without an adapter, an encoder key is the media hash.
-    return {picture: [name(media_hash) for media_hash in its] for picture, its in media_hashes.items()}
+    return {picture: [name(media_hash) for media_hash in hashes] for picture, hashes in media_hashes.items()}

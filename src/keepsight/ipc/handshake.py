@@ -72,8 +72,10 @@ def _decode_greeting(frames: Sequence[Frame], type_: type[G]) -> G:
     if len(frames) < 2 or frames[0] != kind:
         raise WireError("the handshake must come first")
     if frames[1] != _VERSION:
-        its = bytes(frames[1][:20]).decode("ascii", "backslashreplace")
-        raise HandshakeError(f"the {speaker} speaks version {its} of the protocol, the {listener} {PROTOCOL_VERSION}")
+        version = bytes(frames[1][:20]).decode("ascii", "backslashreplace")
+        raise HandshakeError(
+            f"the {speaker} speaks version {version} of the protocol, the {listener} {PROTOCOL_VERSION}"
+        )
     if len(frames) != 3 or len(frames[2]) > MAX_GREETING_BYTES:
         raise WireError("not a greeting")
     try:

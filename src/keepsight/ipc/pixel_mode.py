@@ -24,19 +24,19 @@ def choose_mode(
     """Choose the mode. `num_engines`: the engines that the same frontends choose among."""
     if cache_bytes(config) == 0:
         return "none"
-    asked, is_one_to_one = config.mm_processor_cache_type, num_frontends == num_engines == 1
-    if asked in ("lru", "shm") and not is_one_to_one:
+    requested, is_one_to_one = config.mm_processor_cache_type, num_frontends == num_engines == 1
+    if requested in ("lru", "shm") and not is_one_to_one:
         logger.warning(
-            "processor cache: %s needs one frontend and one engine; each frontend keeps its own cache", asked
+            "processor cache: %s needs one frontend and one engine; each frontend keeps its own cache", requested
         )
         return "processor_only"
-    if asked == "lru":
+    if requested == "lru":
         return "lru"
-    wanted: PixelMode = "shm" if asked == "shm" else "shared"
-    if (unusable := _why_unusable(config, run_directory)) is None:
+    wanted: PixelMode = "shm" if requested == "shm" else "shared"
+    if (unusable := _unusable_reason(config, run_directory)) is None:
         return wanted
     mode: PixelMode = "lru" if is_one_to_one else "processor_only"
-    level = logging.INFO if asked is None else logging.WARNING
+    level = logging.INFO if requested is None else logging.WARNING
     logger.log(level, "processor cache: %s instead of %s: %s", mode, wanted, unusable)
     return mode
 
@@ -45,7 +45,7 @@ def cache_bytes(config: Config) -> int:
     return int(config.mm_processor_cache_gb * GIB)
 
 
-def _why_unusable(config: Config, run_directory: RunDirectory | None) -> str | None:
+def _unusable_reason(config: Config, run_directory: RunDirectory | None) -> str | None:
     """Return why pixels cannot be kept in the run directory; None if they can."""
     if run_directory is None:
         return "everything runs in one process"

@@ -76,9 +76,9 @@ def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prom
     return [replace(each) for each in params]
 
 
-def list_lora_requests(asked: object, num_prompts: int) -> list[LoRARequest | None]:
+def list_lora_requests(requested: object, num_prompts: int) -> list[LoRARequest | None]:
     """Return an adapter for each prompt, given one for all or one for each."""
-    of_each = asked if isinstance(asked, list | tuple) else [asked] * num_prompts
+    of_each = requested if isinstance(requested, list | tuple) else [requested] * num_prompts
     if len(of_each) != num_prompts or not all(isinstance(each, LoRARequest | None) for each in of_each):
         raise InvalidArgumentError("lora_request", f"must be a LoRARequest, or a list of {num_prompts}")
     return list(of_each)

@@ -24,11 +24,11 @@ class Fullness:
             )
         return True
 
-    def report(self, why: object) -> None:
+    def report(self, reason: object) -> None:
         """Log that the tier accepts nothing more; not again until it has kept something (`end`)."""
         if not self._is_logged:
             self._is_logged = True
-            logger.error("%s accepts no more entries: %s", self._place, why)
+            logger.error("%s accepts no more entries: %s", self._place, reason)
 
     def end(self) -> None:
         self._is_logged = False

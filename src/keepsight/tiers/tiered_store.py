@@ -33,7 +33,7 @@ class _Loading:
     # The number of clears before the load was requested.
     epoch: int
     # The number of tiers asked so far.
-    num_asked: int = 0
+    num_tried: int = 0
 
 
 class TieredStore:
@@ -163,9 +163,9 @@ class TieredStore:
     # Loading --------------------------------------------------------------------------------------------------
 
     def _ask_next(self, loading: _Loading) -> None:
-        while loading.num_asked < len(self._workers):
-            worker = self._workers[loading.num_asked]
-            loading.num_asked += 1
+        while loading.num_tried < len(self._workers):
+            worker = self._workers[loading.num_tried]
+            loading.num_tried += 1
             if worker.try_read(self._reading(loading, worker)):
                 return
         self._finish(loading)

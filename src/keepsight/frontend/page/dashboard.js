@@ -40,7 +40,7 @@ async function refresh() {
   at("shown").hidden = false;
   write(at("now"), `Now: ${count(state.running, "answer")} under way, ${state.waiting.toLocaleString("en")} waiting.`);
   drawCaches(at("caches"), state.caches, clear);
-  write(at("work"), tellWork(state.media));
+  write(at("work"), describeWork(state.media));
   at("no-requests").hidden = state.requests.length > 0;
   at("legend").hidden = !state.requests.length;
   drawRequests(at("requests"), state.requests);
@@ -48,7 +48,7 @@ async function refresh() {
   await refreshPictures(JSON.stringify([processor, Math.floor(Date.now() / LISTED_MS)]));
 }
 
-function tellWork({ fetched, decoded, preprocessed, encoded }) {
+function describeWork({ fetched, decoded, preprocessed, encoded }) {
   return `Work done on pictures so far: ${fetched} fetched, ${decoded} decoded, ${preprocessed} resized, ${encoded} encoded.`;
 }
 
@@ -67,7 +67,7 @@ async function refreshPictures(seen) {
 
 const look = async (name) => (await call(`debug/pictures/${name}`)).blob();
 
-function tell(failure) {
+function showFailure(failure) {
   at("error").textContent = failure instanceof Refused ? failure.message : "The server cannot be reached.";
   if (!(failure instanceof Refused)) console.warn(failure);
   at("error").hidden = false;
@@ -83,7 +83,7 @@ async function run(kind, work) {
     return true;
   } catch (failure) {
     at("error").dataset.kind = kind;
-    tell(failure);
+    showFailure(failure);
     if (failure.status === 401) askForKey();
     return failure.status !== 401 && failure.status !== 403;
   }

@@ -10,8 +10,8 @@ const CACHES = {
 const TIERS = { device: "Device", host: "Host memory", disk: "Disk", remote: "Redis" };
 
 export function drawCaches(parent, tiers, clear) {
-  const all = Object.entries(CACHES).map(([name, told]) => ({
-    name, ...told, tiers: tiers.filter((tier) => tier.cache === name && isThere(tier)),
+  const all = Object.entries(CACHES).map(([name, fields]) => ({
+    name, ...fields, tiers: tiers.filter((tier) => tier.cache === name && isThere(tier)),
   }));
   const items = all.filter((item) => item.tiers.length); // others are switched off
   keep(parent, items, (item) => item.name, (item) => createCache(item, clear), updateCache);
@@ -57,8 +57,8 @@ function updateTier(item, tier, unit) {
   // Whatever is held can be seen.
   bar.firstElementChild.style.width = tier.bytes ? `max(2px, ${(share * 100).toFixed(2)}%)` : "0";
   write(item.querySelector(".size"), bytes(tier.bytes) + (budget ? ` of ${bytes(budget)}` : ""));
-  const told = [count(entries, unit), `${count(tier.hits, "hit")} of ${tier.queries.toLocaleString("en")}`];
-  write(item.querySelector("small"), reason ? `Set aside: ${reason}` : told.join(" · "));
+  const facts = [count(entries, unit), `${count(tier.hits, "hit")} of ${tier.queries.toLocaleString("en")}`];
+  write(item.querySelector("small"), reason ? `Set aside: ${reason}` : facts.join(" · "));
   item.classList.toggle("aside", Boolean(reason));
 }
 

@@ -42,7 +42,7 @@ function createRequest() {
 
 function updateRequest(item, request, longest) {
   write(item.querySelector(".when"), new Date(request.began_at * 1000).toLocaleTimeString("en-GB"));
-  write(item.querySelector(".what"), [tellMedia(request), ENDS[request.status]].filter(Boolean).join(" · "));
+  write(item.querySelector(".what"), [describeMedia(request), ENDS[request.status]].filter(Boolean).join(" · "));
   item.querySelector(".what").classList.toggle("failed", request.status === "error");
   write(item.querySelector(".took"), seconds((request.completion_tokens ? firstToken(request) : request.ms) / 1000));
   fill(item.querySelector(".strip"), [request.stages, longest], ([stages, until]) => bars(stages, until));
@@ -50,7 +50,7 @@ function updateRequest(item, request, longest) {
 }
 
 // Of very many pictures the server has kept only what became of the first.
-function tellMedia({ media, num_media: number }) {
+function describeMedia({ media, num_media: number }) {
   if (!number) return "Text";
   const found = new Map();
   for (const each of media) found.set(foundIn(each), (found.get(foundIn(each)) ?? 0) + 1);
@@ -68,13 +68,13 @@ function open(request) {
   const { stages, media } = request;
   const until = Math.max(0.001, firstToken(request));
   const rows = STAGES.map((stage) => drawStage(stage, stages.filter((each) => each.stage === stage), media, until));
-  return [make("p", { className: "faint", textContent: tellRequest(request) }), make("ul", {}, ...rows.filter(Boolean)), ...tellEach(media)];
+  return [make("p", { className: "faint", textContent: describeRequest(request) }), make("ul", {}, ...rows.filter(Boolean)), ...describeEach(media)];
 }
 
-function tellRequest({ id, status, ms, stages, prompt_tokens: prompt, cached_tokens: cached, completion_tokens: said }) {
+function describeRequest({ id, status, ms, stages, prompt_tokens: prompt, cached_tokens: cached, completion_tokens: numTokens }) {
   const generated = stages.find((each) => each.stage === "generate");
-  const told = [`${cached} of ${prompt} prompt tokens cached`, count(said, "token") + (generated ? ` in ${seconds(generated.ms / 1000)}` : "")];
-  return [...told, `${status} after ${seconds(ms / 1000)}`, id].join(" · ");
+  const facts = [`${cached} of ${prompt} prompt tokens cached`, count(numTokens, "token") + (generated ? ` in ${seconds(generated.ms / 1000)}` : "")];
+  return [...facts, `${status} after ${seconds(ms / 1000)}`, id].join(" · ");
 }
 
 function drawStage(stage, done, media, until) {
@@ -83,8 +83,8 @@ function drawStage(stage, done, media, until) {
   const track = make("div", { className: "track" }, ...bars(done, until));
   const name = make("span", { className: "name", textContent: stage });
   if (!done.length) {
-    const why = [...new Set(spared.map(foundIn))].join(", ");
-    return make("li", { className: "skipped" }, name, track, make("span", { className: "ms", textContent: "skipped", title: why }));
+    const sources = [...new Set(spared.map(foundIn))].join(", ");
+    return make("li", { className: "skipped" }, name, track, make("span", { className: "ms", textContent: "skipped", title: sources }));
   }
   const took = seconds(done.reduce((sum, { ms, together = 1 }) => sum + ms / together, 0) / 1000) + (spared.length ? `, ${spared.length} skipped` : "");
   return make("li", {}, name, track, make("span", { className: "ms", textContent: took }));
@@ -101,7 +101,7 @@ function bars(spans, until) {
   });
 }
 
-function tellEach(media) {
+function describeEach(media) {
   if (media.length < 2) return [];
   const items = media.map((each, index) => make("li", { textContent: `Picture ${index + 1}: ${foundIn(each)}` }));
   return [make("ul", { className: "each faint" }, ...items)];

@@ -64,7 +64,7 @@ async function ask(question, shown) {
     await listen(question, answer.text, timing);
   } catch (failure) {
     if (!running.signal.aborted) {
-      tell(failure);
+      showFailure(failure);
       model = null; // the server may be another by now
     }
     timing.isBroken = true;
@@ -99,14 +99,14 @@ async function listen(question, place, timing) {
 }
 
 function describe({ started, first, last, usage, isCut, isBroken }) {
-  const told = first ? [`first token ${Math.round(first - started)} ms`] : [];
+  const facts = first ? [`first token ${Math.round(first - started)} ms`] : [];
   if (usage?.completion_tokens > 1 && last > first)
-    told.push(`${Math.round((usage.completion_tokens - 1) / ((last - first) / 1000))} tokens/s`);
+    facts.push(`${Math.round((usage.completion_tokens - 1) / ((last - first) / 1000))} tokens/s`);
   if (usage)
-    told.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
-  if (isCut) told.push("cut at the token limit");
-  if (isBroken) told.push("not finished");
-  return told.join(" · ");
+    facts.push(`${usage.prompt_tokens_details?.cached_tokens ?? 0} of ${usage.prompt_tokens} prompt tokens cached`);
+  if (isCut) facts.push("cut at the token limit");
+  if (isBroken) facts.push("not finished");
+  return facts.join(" · ");
 }
 
 function takeBack({ item, typed, attached: sent }, answer) {
@@ -142,7 +142,7 @@ function addThought(place) {
   return thought;
 }
 
-function tell(failure) {
+function showFailure(failure) {
   error.textContent = failure instanceof Refused ? failure.message : "The server cannot be reached.";
   if (!(failure instanceof Refused)) console.warn(failure);
   error.hidden = false;
@@ -188,7 +188,7 @@ async function attach(files) {
       const url = await readAsDataUrl(file); // meanwhile others may be sent or removed
       attached.push({ name: file.name, kind, url });
     } catch (failure) {
-      tell(failure);
+      showFailure(failure);
     }
   showAttached();
   text.focus();
@@ -239,7 +239,7 @@ keyForm.onsubmit = (event) => {
   sessionStorage.setItem("key", at("key").value);
   keyForm.hidden = true;
   error.hidden = true;
-  findModel().catch(tell);
+  findModel().catch(showFailure);
   text.focus();
 };
 
@@ -278,4 +278,4 @@ document.ondrop = (event) => {
   attach([...event.dataTransfer.files]);
 };
 
-findModel().catch(tell);
+findModel().catch(showFailure);
