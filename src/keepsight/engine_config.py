@@ -81,6 +81,9 @@ class KvCacheConfig:
     max_prompt_ends: int = 0
     # Number of blocks that make one entry in a tier that outlives this memory; 0: there is no such tier.
     blocks_per_stretch: int = 0
+    # Number of recurrent states for which there is room, those of running sequences and those kept for others; 0: the
+    # model has no recurrent layers.
+    num_state_slots: int = 0
 
     def __post_init__(self) -> None:
         _check_least("num_gpu_blocks_override", self.num_blocks, 1)

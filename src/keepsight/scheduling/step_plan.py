@@ -52,6 +52,9 @@ class Slice(NamedTuple):
     keep_as: EndName | None = None
     # True if the prompt's log-probabilities are reported, which needs the logits of all positions.
     wants_prompt_logprobs: bool = False
+    # Where the model's recurrent layers read the state after the positions before `start`, and write the one after its
+    # end; None if it has no such layers.  At `start` 0 the slot's content is ignored.
+    state_slot: int | None = None
     # The slice's one token, if it is a guess.  Guesses follow each other and the slice of their sequence's last token;
     # from the logits of a right guess the next token is drawn, a wrong guess and those behind it are void.
     guess: int | None = None
@@ -63,6 +66,13 @@ class Slice(NamedTuple):
 
 class PageCopy(NamedTuple):
     """A page to copy because another begins alike; the positions that differ are then computed and overwritten."""
+
+    source: int
+    target: int
+
+
+class StateCopy(NamedTuple):
+    """A recurrent state to copy from one slot to another: what a model's recurrent layers know of some prefix."""
 
     source: int
     target: int
@@ -123,8 +133,9 @@ class StepPlan:
     # Encoder keys whose loaded embeddings now have room in the encoder cache; reported as encoded.
     place: Sequence[str] = ()
     encode: Sequence[Encoding] = ()
-    # Done one after the other: the source of one copy may be the target of another in the same step.
+    # Both done one after the other: the source of one copy may be the target of another in the same step.
     copy: Sequence[PageCopy] = ()
+    copy_states: Sequence[StateCopy] = ()
     recall: Sequence[Recall] = ()
     beside: Sequence[Slice] = ()
     now: Sequence[Slice] = ()
