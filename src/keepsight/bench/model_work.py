@@ -25,6 +25,7 @@ class ModelWork:
         self._num_image_tokens = model.shape.tokens_per_image if num_image_tokens is None else num_image_tokens
         num_blocks = -(-max(CONTEXT, self._num_image_tokens + NUM_WORDS) // BLOCK_SIZE)
         self._store = KvBlockStore(model.shape, num_blocks, BLOCK_SIZE, self._place)
+        self._states = model.shape.make_states(1, self._place.device)
         self._attention = PagedAttention()
         self._blocks = BlockTable(BLOCK_SIZE, range(num_blocks), self._place.device)
 
@@ -32,16 +33,18 @@ class ModelWork:
         length = self._num_image_tokens
         is_whole = length and self.model.shape.sees_pictures_whole
         spans = (TokenSpan(_FIRST_PICTURE_TOKEN, length),) if is_whole else ()
-        return self._compute(RequestSlice(0, NUM_WORDS + length, self._blocks, spans))
+        return self._compute(RequestSlice(0, NUM_WORDS + length, self._blocks, spans, state_slot=0))
 
     def decode(self) -> Tensor:
-        return self._compute(RequestSlice(CONTEXT - 2, 1, self._blocks))
+        return self._compute(RequestSlice(CONTEXT - 2, 1, self._blocks, state_slot=0))
 
     def _compute(self, piece: RequestSlice) -> Tensor:
         batch = AttentionBatch([piece], self._place.device, read=[0])
         token_ids = torch.zeros(piece.length, dtype=torch.int64, device=self._place.device)
         embeddings = self.model.embed_tokens(token_ids)
-        return self.model.logits(self.model.compute(embeddings, self._attention, self._store.layers, batch))
+        caches = self._store.layers
+        hidden = self.model.compute(embeddings, self._attention, caches, batch, states=self._states)
+        return self.model.logits(hidden)
 
 
 def median_seconds(work: Callable[[], object], runs: int, device: torch.device) -> float:

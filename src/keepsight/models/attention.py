@@ -36,6 +36,8 @@ class RequestSlice:
     mrope_positions: Tensor | None = None
     # The LoRA adapter applied to its tokens.
     adapter: AdapterWeights | None = None
+    # Where recurrent layers keep the request's state; ignored if there are none.
+    state_slot: int | None = None
 
     @property
     def end(self) -> int:

@@ -1,9 +1,11 @@
 """The interface of models to the runner."""
 
+import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from keepsight.adapter_folder import AdapterFolder
@@ -29,6 +31,13 @@ class KvHeads(NamedTuple):
     head_dim: int
 
 
+class StateShape(NamedTuple):
+    """One of the states that recurrent layers keep of a sequence."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """The properties of a model needed to allocate its KV pages and to bound its inputs."""
@@ -52,6 +61,8 @@ class ModelShape:
     takes_arrays: bool = False
     # Whether layers also read the tokens themselves, so that a prompt cannot be given as embeddings.
     reads_tokens: bool = False
+    # What recurrent layers keep of a sequence instead of keys and values; empty if there are none.
+    states: tuple[StateShape, ...] = ()
     # Positions beyond these are meaningless, or change the answers of other requests; None: unlimited.
     max_positions: int | None = None
 
@@ -59,6 +70,15 @@ class ModelShape:
     def numbers_per_position(self) -> int:
         """Keys and values of one position in all layers."""
         return sum(2 * heads.num_heads * heads.head_dim for heads in self.kv_heads)
+
+    @property
+    def bytes_per_state(self) -> int:
+        """What recurrent layers keep of one sequence."""
+        return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.states)
+
+    def make_states(self, num_slots: int, device: torch.device) -> list[Tensor]:
+        """Return memory for what recurrent layers keep of this many sequences: [slots, ...] for each of `states`."""
+        return [torch.zeros(num_slots, *each.shape, dtype=each.dtype, device=device) for each in self.states]
 
     def furthest(self, position: int) -> int:
         """Return the position, or the last one that exists before it."""
@@ -98,8 +118,12 @@ class Model(Protocol):
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
         deep: Sequence[DeepRows] = (),
+        states: Sequence[Tensor] = (),
     ) -> Tensor:
-        """[tokens, width] -> hidden states of the tokens that are read; caches the keys and values of all tokens."""
+        """[tokens, width] -> hidden states of the tokens that are read; caches the keys and values of all tokens.
+
+        `states`: [slots, ...] for each of the shape's states; those of the batch's slots are read and overwritten.
+        """
         ...
 
     def logits(self, hidden: Tensor) -> Tensor:

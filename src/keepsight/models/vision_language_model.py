@@ -126,7 +126,9 @@ class VisionLanguageModel(nn.Module):
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
         deep: Sequence[DeepRows] = (),
+        states: Sequence[Tensor] = (),
     ) -> Tensor:
+        assert not states, "it has no recurrent layers"
         return self.decoder(embeddings, attention, caches, batch, watch_layer, deep)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:

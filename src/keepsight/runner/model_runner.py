@@ -43,7 +43,6 @@ from keepsight.scheduling.step_plan import (
     Fault,
     KeptStretch,
     NewSequence,
-    PageCopy,
     PageFill,
     Recall,
     SampledToken,
@@ -91,6 +90,8 @@ class ModelRunner:
         self.model, self.normalizer, self._adapters = model, normalizer, adapters
         self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place)
         caches, block_size = self.blocks.layers, pages.block_size
+        # [slots, ...] for each state that recurrent layers keep.
+        self.states = model.shape.make_states(pages.num_state_slots, device)
         self._recorded = record_steps(model, caches, block_size, max_recorded, max_recorded_prompt)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
@@ -146,7 +147,7 @@ class ModelRunner:
             pixels = [self._pixels.get(each.media_hash) for each in encodings]
             size = sum(each.shape[0] * each.shape[1] for each in pixels if each is not None)
             self._beside.begin(self._encode(encodings, pixels, self._keeping() if self._keeping else None), size=size)
-        self._copy(plan.copy)
+        self._copy(plan)
         results = [placed, self._recall(plan.recall), self._begin_beside(plan.beside), self._compute_now(plan.now)]
         return _merge((*results, *self._beside.take_finished()))
 
@@ -197,10 +198,14 @@ class ModelRunner:
             for new in sequences:
                 self.sequences.remember(new)
 
-    def _copy(self, copies: Sequence[PageCopy]) -> None:
-        if copies:
-            with self._share.handing_over():
-                self.blocks.copy(copies)
+    def _copy(self, plan: StepPlan) -> None:
+        if not (plan.copy or plan.copy_states):
+            return
+        with self._share.handing_over():
+            self.blocks.copy(plan.copy)
+            for source, target in plan.copy_states:
+                for state in self.states:
+                    state[target] = state[source]
 
     def _place(self, keys: Sequence[str]) -> StepResult:
         if not keys:
@@ -309,7 +314,7 @@ class ModelRunner:
         if graphs is not None and (step := graphs.find(inputs.batch)):
             return self._read(step.compute(embeddings, inputs.batch, deep), inputs.slices, inputs.sequences)
         watch = None if between_layers is None else lambda *_: between_layers()
-        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch, deep)
+        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch, deep, self.states)
         if wants_prompt_logprobs:
             hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
         return self._read(hidden, inputs.slices, inputs.sequences)

@@ -127,9 +127,10 @@ def _compute_tokens(model: Model, attention: Attention) -> Tensor:
     ]
     table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(far // BLOCK_SIZE + 1)], device)
     caches = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place).layers
+    states = model.shape.make_states(1, device)
     outputs = list[Tensor]()
     for spans in steps:
-        batch = AttentionBatch([RequestSlice(*span, table) for span in spans], device)
+        batch = AttentionBatch([RequestSlice(*span, table, state_slot=0) for span in spans], device)
         token_ids = batch.positions * STRIDE % model.shape.vocab_size
-        outputs.append(model.compute(model.embed_tokens(token_ids), attention, caches, batch))
+        outputs.append(model.compute(model.embed_tokens(token_ids), attention, caches, batch, states=states))
     return torch.cat(outputs).float()

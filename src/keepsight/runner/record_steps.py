@@ -36,9 +36,9 @@ def record_steps(
 ) -> RecordedSteps:
     """Record steps, if the GPU has our own kernels and enough memory.
 
-    With torch's kernels, the number of keys would be part of the recording.
+    With torch's kernels, the number of keys would be part of the recording; so would the slots of recurrent states.
     """
-    if kernels_for(model.place.device) is None:
+    if kernels_for(model.place.device) is None or model.shape.states:
         return RecordedSteps()
     record = make_recorder()
 

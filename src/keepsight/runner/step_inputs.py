@@ -49,8 +49,23 @@ def make_request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
     places, adapter = sequence.places, sequence.adapter
     if piece.start >= sequence.media_end:
         shift = 0 if places is None else places.shift
-        return RequestSlice(piece.start, piece.length, sequence.table, rotary_shift=shift, adapter=adapter)
+        return RequestSlice(
+            piece.start,
+            piece.length,
+            sequence.table,
+            rotary_shift=shift,
+            adapter=adapter,
+            state_slot=piece.state_slot,
+        )
     span = TokenSpan(piece.start, piece.length)
     pictures = tuple(each for each in sequence.whole_spans if each.overlaps(span))
     stands = None if places is None else places.between(piece.start, piece.end)
-    return RequestSlice(piece.start, piece.length, sequence.table, pictures, mrope_positions=stands, adapter=adapter)
+    return RequestSlice(
+        piece.start,
+        piece.length,
+        sequence.table,
+        pictures,
+        mrope_positions=stands,
+        adapter=adapter,
+        state_slot=piece.state_slot,
+    )

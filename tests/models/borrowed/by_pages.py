@@ -26,6 +26,7 @@ class Pages:
         self._places = MRopePositions(media) if media else None
         num_slots = NUM_BLOCKS * BLOCK_SIZE
         self.caches = [LayerCache(*torch.zeros(2, num_slots, *heads)) for heads in shape.kv_heads]
+        self.states = shape.make_states(3, model.place.device)
         self.attention: Attention = PagedAttention()
         self._free = list(range(NUM_BLOCKS))
         # The prompts' pages are interleaved.
@@ -37,7 +38,7 @@ class Pages:
             pieces = [self._slice(index, start, len(part)) for index, start, part in parts]
             embeddings = torch.cat([part for _, _, part in parts])
             batch = AttentionBatch(pieces, "cpu")
-            hidden = self.model.compute(embeddings, self.attention, self.caches, batch)
+            hidden = self.model.compute(embeddings, self.attention, self.caches, batch, states=self.states)
             logits = self.model.logits(hidden)
             return list(torch.split(logits, [len(part) for _, _, part in parts]))
 
@@ -45,7 +46,7 @@ class Pages:
         places = self._places.between(start, start + length) if self._places is not None and index == 0 else None
         own = TokenSpan(start, length)
         whole = tuple(span for span in self._whole if index == 0 and span.overlaps(own))
-        return RequestSlice(start, length, self.tables[index], whole, mrope_positions=places)
+        return RequestSlice(start, length, self.tables[index], whole, mrope_positions=places, state_slot=index)
 
 
 def at_once(

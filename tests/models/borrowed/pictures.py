@@ -127,6 +127,13 @@ PADDLEOCR = Family(
     "PaddleOCRVLForConditionalGeneration", {"head_dim": 16, **TURNING}, {"spatial_merge_size": 2}, MARKERS,
     (24, 3, 8, 8), GRID, [IMAGE] * 6, columns=3,
 )  # fmt: skip
+# Layers of which some are recurrent.
+QWEN3_5 = Family(
+    "Qwen3_5ForConditionalGeneration",
+    {"model_type": "qwen3_5_text", **ref.GATED_DELTA, "rope_parameters": ref.TURNING_IN_PART},
+    {"num_heads": 2, "depth": 2, "out_hidden_size": 64, "num_position_embeddings": 16},
+    MARKERS, (24, 384), GRID, [IMAGE] * 6, columns=3,
+)  # fmt: skip
 # 4 x 6 patches, and as many as are missing to the most; each square of four is one token.
 PATCHES = torch.cartesian_prod(torch.arange(4), torch.arange(6)).flip(1)
 PADDED = torch.cat((PATCHES, PATCHES.new_full((8, 2), -1)))[None]
@@ -154,6 +161,6 @@ GEMMA4_LARGE = GEMMA4._replace(
     vision={**GEMMA4.vision, "standardize": True},
 )
 FAMILIES = (
-    LLAVA, LLAVA_OF_NARROW_VALUES, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA, QWEN2_VL, GLM4V, PADDLEOCR, GEMMA4,
-    GEMMA4_LARGE,
+    LLAVA, LLAVA_OF_NARROW_VALUES, IDEFICS3, SMOLVLM, INTERNVL, MISTRAL3, AYA, QWEN2_VL, GLM4V, PADDLEOCR, QWEN3_5,
+    GEMMA4, GEMMA4_LARGE,
 )  # fmt: skip

@@ -37,6 +37,32 @@ SPARSE_BEHIND_ONE = {
     "topk_group": 1,
     "first_k_dense_replace": 1,
 }
+# Recurrent layers and one that attends.
+GATED_DELTA: Mapping[str, Any] = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+}
+# A quarter of each head is rotated, by time, rows and columns.
+TURNING_IN_PART = {
+    "rope_type": "default",
+    "rope_theta": 1e4,
+    "partial_rotary_factor": 0.5,
+    "mrope_section": [2, 1, 1],
+    "mrope_interleaved": True,
+}
+# Layers that attend and also keep a state.
+ATTENDING_AND_RECURRENT = {
+    "head_dim": 16,
+    "mamba_d_ssm": 64,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 16,
+}
 # Fields that make each model what it is, besides its size.
 # The last two of its layers attend to the keys of the second and the third, which are of two shapes.
 GEMMA4: Mapping[str, Any] = {
@@ -81,6 +107,10 @@ TEXT_MODELS: Mapping[str, Mapping[str, Any]] = {
     # One that fits the kernels' tiles, and one that does not.
     "DeepseekV3ForCausalLM": {**LATENT, "qk_nope_head_dim": 24, **SPARSE_BEHIND_ONE},
     "MiniCPM3ForCausalLM": {**LATENT, "qk_nope_head_dim": 12},
+    "Qwen3_5ForCausalLM": GATED_DELTA,
+    "Qwen3_5MoeForCausalLM": {**GATED_DELTA, **SPARSE, "shared_expert_intermediate_size": 32},
+    "Lfm2ForCausalLM": {"layer_types": ["conv", "full_attention", "conv"], "head_dim": 16},
+    "FalconH1ForCausalLM": ATTENDING_AND_RECURRENT,
     # Its head names a product of its own `decoder`.
     "ModernBertDecoderForCausalLM": {"local_attention": 2 * WINDOW},
 }

@@ -75,7 +75,7 @@ def test_padding_rows_of_a_recorded_step_write_only_to_the_first_one_s_page(
     batch.rows.replace([RequestSlice(2, 1, table)])
     cache = LayerCache(torch.zeros(NUM_SLOTS, 1, SIZE), torch.zeros(NUM_SLOTS, 1, SIZE))
     heads = torch.arange(1.0, 7.0).view(3, 1, SIZE)
-    attend = attend_to_pages(lambda query, *_, **__: query, [cache], batch, [LayerRule(0, writes=True)])
+    attend = attend_to_pages(lambda query, *_, **__: query, [cache], batch, {0: LayerRule(0, writes=True)})
     attend(HeadsOfLayer(Layer(), 0, heads, heads, heads, 1.0, None, None))
     expected = torch.zeros(NUM_SLOTS, 1, SIZE)
     expected[4 + 2] = heads[0]

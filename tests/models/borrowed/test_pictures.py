@@ -127,7 +127,7 @@ def test_layers_with_a_window_see_a_picture_whole_if_its_family_says_so(tmp_path
     GEMMA4_LARGE.make_checkpoint(tmp_path)
     model = load_model(tmp_path, PLACE)
     assert isinstance(model, BorrowedModel)
-    assert [rule.is_causal for rule in model.rules] == [False, False, True, False, True]
+    assert [rule.is_causal for rule in model.rules.values()] == [False, False, True, False, True]
     assert model.shape.sees_pictures_whole
 
 

@@ -43,7 +43,6 @@ FOUR_AXES = {
     [
         ("T5ForConditionalGeneration", {}, r"is_encoder_decoder: .*that also attends to an encoder"),
         ("BloomForCausalLM", {}, "transformers' BloomForCausalLM has its own attention"),
-        ("Qwen3NextForCausalLM", {}, r"layer_types: 'linear_attention' is not supported"),
         ("Llama4ForCausalLM", {}, r"layer_types: 'chunked_attention' is not supported"),
         ("Qwen3VLForConditionalGeneration", {}, "adds to pictures' hidden states after several layers"),
         ("Ernie4_5_VLMoeForConditionalGeneration", {}, "computes tokens of pictures differently from text"),

@@ -56,6 +56,8 @@ def test_no_bit_depends_on_what_is_computed_beside_it(pair: Pair) -> None:
         pytest.skip("NO KERNELS FOR THE CPU HERE: torch's products depend on how many rows they have")
     if getattr(reference.config, "attn_logit_softcapping", None):
         pytest.skip("attention with a softcap is torch's")
+    if type(reference).__name__ in ("FalconH1ForCausalLM", "Qwen3_5MoeForCausalLM"):
+        pytest.skip("transformers computes its recurrent layers by chunks of a slice, or its sigmoids by their number")
     if any(heads.head_dim % number("numbers_at_once") for heads in model.shape.kv_heads):
         pytest.skip("attention of heads that do not fit the kernels' tiles is torch's")
     ours, others = (model.embed_tokens(prompt(seed)) for seed in range(2))
@@ -118,6 +120,6 @@ def test_keys_that_several_layers_attend_to_are_stored_once(architecture: str, t
     ref.make_text_checkpoint(tmp_path, architecture)
     model = load_model(tmp_path, PLACE)
     assert isinstance(model, BorrowedModel)
-    assert [rule.cache for rule in model.rules] == [0, 1, 2, 1, 2]
-    assert [rule.writes for rule in model.rules] == [True, True, True, False, False]
+    assert [rule.cache for rule in model.rules.values()] == [0, 1, 2, 1, 2]
+    assert [rule.writes for rule in model.rules.values()] == [True, True, True, False, False]
     assert len(model.shape.kv_heads) == 3

@@ -4,7 +4,7 @@ The current step is a context variable, set for one call on one thread, so two t
 an argument that would change the result and is not passed on is refused, never ignored.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -50,11 +50,17 @@ class LayerRule(NamedTuple):
 
 # -> [tokens, heads, value_dim]
 Attend = Callable[[HeadsOfLayer], Tensor]
+# Computes a recurrent module: (hidden states [slices, tokens, width], transformers' cache) -> [slices, tokens, width]
+ComputeModule = Callable[[Tensor, Any], Tensor]
+# Computes one for all slices of a step: [1, tokens, width] -> [1, tokens, width]
+Recur = Callable[[ComputeModule, Tensor], Tensor]
 
 
 class _Step(NamedTuple):
     attend: Attend
     watch_layer: LayerWatcher | None
+    # None: recurrent modules begin with empty states and keep none.
+    recur: Recur | None
 
 
 _step: ContextVar[_Step] = ContextVar("step")
@@ -72,12 +78,18 @@ def register_attention() -> None:
 
 
 @contextmanager
-def attending(attend: Attend, watch_layer: LayerWatcher | None = None) -> Iterator[None]:
-    token = _step.set(_Step(attend, watch_layer))
+def attending(attend: Attend, watch_layer: LayerWatcher | None = None, recur: Recur | None = None) -> Iterator[None]:
+    token = _step.set(_Step(attend, watch_layer, recur))
     try:
         yield
     finally:
         _step.reset(token)
+
+
+def recur_now() -> Recur | None:
+    """Return how the current step computes recurrent modules; None: as transformers does without a cache."""
+    step = _step.get(None)
+    return None if step is None else step.recur
 
 
 def watch_layers(layers: Sequence[nn.Module]) -> None:
@@ -94,7 +106,7 @@ def watch_layers(layers: Sequence[nn.Module]) -> None:
 
 
 def attend_to_pages(
-    attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch, rules: Sequence[LayerRule]
+    attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch, rules: Mapping[int, LayerRule]
 ) -> Attend:
     rows = _rows_to_write(batch)
 
@@ -152,7 +164,7 @@ def _attend_for_module(
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
         raise UnknownAttentionError("its attention sees later tokens")
     for name, given in {**others, "dropout": dropout}.items():
-        if name not in _OF_NO_EFFECT and not _is_nothing(given):
+        if not has_no_effect(name, given):
             raise UnknownAttentionError(f"its attention is given {_KNOWN_AS.get(name, name)}")
     heads = HeadsOfLayer(
         module=module,
@@ -168,8 +180,9 @@ def _attend_for_module(
     return _step.get().attend(heads)[None].contiguous(), None
 
 
-def _is_nothing(given: Any) -> bool:
-    return given is None or (isinstance(given, bool | int | float) and given == 0)
+def has_no_effect(name: str, given: Any) -> bool:
+    """Return whether an argument of a module changes nothing."""
+    return name in _OF_NO_EFFECT or given is None or (isinstance(given, bool | int | float) and given == 0)
 
 
 def _layer_of(module: nn.Module) -> int:

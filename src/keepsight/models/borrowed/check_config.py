@@ -13,8 +13,8 @@ from keepsight.models.borrowed.media_tokens import find_media_token
 from keepsight.models.borrowed.picture_places import places_as_ours, uses_mrope
 from keepsight.models.borrowed.token_rows import check_all_are_read
 
-# Layer types in which a token sees an interval of positions that ends with its own.
-_LAYER_TYPES = ("full_attention", "sliding_attention")
+# Layer types in which a token sees an interval of positions that ends with its own, and recurrent ones.
+_LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "conv", "hybrid")
 
 
 def check_config(config: Any, path: Path) -> None:
@@ -30,7 +30,7 @@ def check_config(config: Any, path: Path) -> None:
         raise refuse("quantization_config", "quantized weights are not supported")
     for layer_type in getattr(text, "layer_types", None) or ():
         if layer_type not in _LAYER_TYPES:
-            raise refuse("layer_types", f"{layer_type!r} is not supported, only {' and '.join(_LAYER_TYPES)} are")
+            raise refuse("layer_types", f"{layer_type!r} is not supported, only {', '.join(_LAYER_TYPES)} are")
     if (seen := getattr(text, "use_bidirectional_attention", None)) not in (None, False, "vision"):
         raise refuse("use_bidirectional_attention", f"{seen!r}: tokens that see later ones are not supported")
 

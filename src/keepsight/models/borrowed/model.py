@@ -32,6 +32,7 @@ from keepsight.models.borrowed.media_tokens import find_media_token
 from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
 from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
+from keepsight.models.borrowed.recurrence import recur_over
 from keepsight.models.borrowed.token_rows import TokenRows
 from keepsight.models.layers import Placement, run_to_end
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
@@ -43,7 +44,7 @@ class BorrowedModel:
         """`modules`: transformers' model."""
         self.place = place
         self._modules, self._body = modules, modules.base_model
-        self.rules = decoder.rules
+        self.rules, self._state_names = decoder.rules, tuple(decoder.states)
         self._rows = TokenRows(self._body)
         self._head = _head_alone(modules)
         self._pictures_are_proven = False
@@ -54,11 +55,12 @@ class BorrowedModel:
             media_width=self._rows.width,
             patch_size=0,
             tokens_per_image=0,
-            sees_pictures_whole=not all(rule.is_causal for rule in decoder.rules),
+            sees_pictures_whole=not all(rule.is_causal for rule in decoder.rules.values()),
             uses_mrope=uses_mrope(self._body),
             takes_arrays=takes_arrays,
             embedding_token=find_media_token(modules.config, "image") if takes_arrays else None,
             reads_tokens=self._rows.have_tokens,
+            states=tuple(decoder.states.values()),
             max_positions=decoder.max_positions,
         )
 
@@ -86,7 +88,7 @@ class BorrowedModel:
         watch_layers(decoder.layers)
         pack_products(modules, place)
         model = cls(modules, decoder, place._replace(modules=f"transformers {transformers.__version__}"))
-        prove(model, modules, decoder.windows, directory)
+        prove(model, modules, decoder.windows.values(), directory)
         return model
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -128,10 +130,11 @@ class BorrowedModel:
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
         deep: Sequence[DeepRows] = (),
+        states: Sequence[Tensor] = (),
     ) -> Tensor:
         assert not deep, "its media are as wide as its tokens"
         given = self._rows.split(embeddings) | {"position_ids": position_ids(self._body, batch)}
-        hidden = self._compute_body(given, attention, caches, batch, watch_layer)
+        hidden = self._compute_body(given, attention, caches, batch, watch_layer, states)
         return hidden if batch.read_rows is None else hidden[batch.read_rows]
 
     def _compute_body(
@@ -141,9 +144,11 @@ class BorrowedModel:
         caches: Sequence[LayerCache],
         batch: AttentionBatch,
         watch_layer: LayerWatcher | None = None,
+        states: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the hidden states [tokens, hidden] that the body computes from these arguments."""
-        with attending(attend_to_pages(attention, caches, batch, self.rules), watch_layer):
+        recur = recur_over(self._state_names, states, batch) if self._state_names else None
+        with attending(attend_to_pages(attention, caches, batch, self.rules), watch_layer, recur):
             return self._body(**given, use_cache=False).last_hidden_state[0]  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -171,6 +176,15 @@ class BorrowedModel:
 class _AsGiven(nn.Module):
     """Replaces a body whose hidden states are computed already: returns its input."""
 
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        # In a tuple, so that it does not become a part of this module.
+        self._body = (body,)
+
+    def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the body: the head of Falcon H1 multiplies by one."""
+        return getattr(self.__dict__["_body"][0], name)
+
     @property
     def decoder(self) -> nn.Module:
         """OPT's head calls `decoder` instead of the body."""
@@ -195,5 +209,5 @@ class _Output(tuple[Tensor]):
 def _head_alone(modules: Any) -> Any:
     """Return a shallow copy of the model, sharing its weights, whose body returns its input."""
     head = copy.copy(modules)
-    head._modules = {**modules._modules, modules.base_model_prefix: _AsGiven()}
+    head._modules = {**modules._modules, modules.base_model_prefix: _AsGiven(modules.base_model)}
     return head

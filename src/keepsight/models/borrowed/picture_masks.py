@@ -4,7 +4,7 @@ Supported are layers in which they do so as in our own models (`AttentionBatch.v
 only what is before them.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
@@ -27,13 +27,13 @@ KINDS = (0, 0, 0, 1, 1, 1, 1, 0, 1, 1, 0, 0)
 _masks: ContextVar[dict[int, Tensor | None]] = ContextVar("masks")
 
 
-def find_causal_layers(model: Any, windows: Sequence[int | None], path: Path) -> tuple[bool, ...]:
+def find_causal_layers(model: Any, windows: Mapping[int, int | None], path: Path) -> Mapping[int, bool]:
     """Return whether the pictures' tokens see only what is before them, for each layer of transformers' model."""
     masks = _observe_masks(model)
     pictures = tuple(find_runs(KINDS, 1))
     batch = AttentionBatch([RequestSlice(0, len(KINDS), BlockTable(len(KINDS), [0]), pictures)], "cpu")
-    found = []
-    for layer, window in enumerate(windows):
+    found = {}
+    for layer, window in windows.items():
         mask = masks.get(layer)
         fitting = [
             is_causal
@@ -43,8 +43,8 @@ def find_causal_layers(model: Any, windows: Sequence[int | None], path: Path) ->
         if not fitting:
             why = f"transformers' {type(model).__name__} shows tokens of pictures to each other in an unsupported way"
             raise CheckpointConfigError(path, f"architectures: {why} (layer {layer})")
-        found.append(fitting[0])
-    return tuple(found)
+        found[layer] = fitting[0]
+    return found
 
 
 def _make_mask(batch: AttentionBatch, view: View) -> Tensor:

@@ -120,7 +120,9 @@ def pack_products(modules: Any, place: Placement) -> None:
 
 def count_experts(decoder: nn.Module) -> set[int]:
     """Return the numbers of experts of its mixtures, whose weights are stacked."""
-    return {len(weight) for weight in decoder.parameters() if weight.dim() == 3}
+    modules = (module for module in decoder.modules() if not isinstance(module, nn.Conv1d))
+    weights = (weight for module in modules for weight in module.parameters(recurse=False))
+    return {len(weight) for weight in weights if weight.dim() == 3}
 
 
 def _turn_products(modules: nn.Module) -> None:

@@ -6,7 +6,7 @@ checked with the first one that comes, which takes as long as two prompts of its
 """
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ MAX_DIFFERENCE_OF_NOISY = 0.7
 
 
 @torch.inference_mode()
-def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: Path) -> None:
+def prove(model: Model, modules: Any, windows: Iterable[int | None], directory: Path) -> None:
     """Raise CheckpointError if `model` computes other logits than transformers' `modules`, on which it is built."""
     token_ids = _draw_prompt(modules, windows)
     with without_kernels():  # they are verified separately
@@ -59,7 +59,7 @@ def prove(model: Model, modules: Any, windows: Sequence[int | None], directory: 
 
 def prove_picture(
     model: Model,
-    rules: Sequence[LayerRule],
+    rules: Mapping[int, LayerRule],
     compute_body: Callable[..., Tensor],
     token_ids: Tensor,
     given: Mapping[str, Tensor],
@@ -73,11 +73,14 @@ def prove_picture(
     table = BlockTable(BLOCK_SIZE, range(num_blocks), model.place.device)
     columns = count_columns(given, len(token_ids))
     item = MediaItem("", TokenSpan(0, len(token_ids)), Geometry(), columns=columns)
-    piece = RequestSlice(0, len(token_ids), table, mrope_positions=MRopePositions([item]).between(0, len(token_ids)))
+    places = MRopePositions([item]).between(0, len(token_ids))
+    piece = RequestSlice(0, len(token_ids), table, mrope_positions=places, state_slot=0)
     batch = AttentionBatch([piece], model.place.device)
-    caches = _make_caches(model, num_blocks * BLOCK_SIZE, are_shared=all(rule.writes for rule in rules))
-    expected = compute_body({"input_ids": token_ids[None], **given}, PagedAttention(), caches, batch)
-    hidden = model.compute(embeddings, PagedAttention(), caches, batch)
+    caches = _make_caches(model, num_blocks * BLOCK_SIZE, are_shared=all(rule.writes for rule in rules.values()))
+    states = model.shape.make_states(1, model.place.device)
+    given = {"input_ids": token_ids[None], **given}
+    expected = compute_body(given, PagedAttention(), caches, batch, states=states)
+    hidden = model.compute(embeddings, PagedAttention(), caches, batch, states=states)
     if (found := _find_difference(hidden, expected, model.place)) is not None:
         raise ValueError(f"this model's pictures cannot be served: its own code computes them {found:.1%} differently")
 
@@ -109,7 +112,7 @@ def _measure_noise(modules: Any, token_ids: Tensor, expected: Tensor, place: Pla
     return min(2 * float(row_differences(noisy, expected).quantile(SHARE_ALIKE)), MAX_DIFFERENCE_OF_NOISY)
 
 
-def _draw_prompt(modules: Any, windows: Sequence[int | None]) -> Tensor:
+def _draw_prompt(modules: Any, windows: Iterable[int | None]) -> Tensor:
     """Return token ids [tokens], none of which is a media token."""
     narrowest = min((window for window in windows if window is not None), default=0)
     num_tokens = min(max(MIN_TOKENS, narrowest + BLOCK_SIZE), MAX_TOKENS)
@@ -138,14 +141,17 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
     # The pages between ours, used repeatedly.
     blocks = [2 * (block % num_blocks) + 1 for block in range(max(far, end) // BLOCK_SIZE + 1)]
     others = BlockTable(BLOCK_SIZE, blocks, device)
-    caches = _make_caches(model, 2 * num_blocks * BLOCK_SIZE)
+    caches, states = _make_caches(model, 2 * num_blocks * BLOCK_SIZE), model.shape.make_states(2, device)
     attention, logits = PagedAttention(), list[Tensor]()
     parts = ((0, end // 3), (end // 3, end - 1), (end - 1, end))
     for (start, stop), (other, length) in zip(parts, ((0, end - 1), (end - 1, 1), (far, 1)), strict=True):
-        pieces = [RequestSlice(other, length, others), RequestSlice(start, stop - start, ours)]
+        pieces = [
+            RequestSlice(other, length, others, state_slot=0),
+            RequestSlice(start, stop - start, ours, state_slot=1),
+        ]
         beside = token_ids.flip(0)[:length]
         embeddings = model.embed_tokens(torch.cat((beside, token_ids[start:stop])))
-        hidden = model.compute(embeddings, attention, caches, AttentionBatch(pieces, device))
+        hidden = model.compute(embeddings, attention, caches, AttentionBatch(pieces, device), states=states)
         logits.append(model.logits(hidden)[length:])
     return torch.cat(logits)
 

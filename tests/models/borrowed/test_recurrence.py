@@ -1,0 +1,114 @@
+"""Recurrent layers of transformers' modules: each sequence goes on from its own state."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from keepsight.models.attention import AttentionBatch, RequestSlice
+from keepsight.models.block_table import BlockTable
+from keepsight.models.borrowed.attention import UnknownAttentionError, attend_at_once, attending
+from keepsight.models.borrowed.model import BorrowedModel
+from keepsight.models.borrowed.products import count_experts
+from keepsight.models.borrowed.recurrence import StateName, StateProbe, recur_over, wrap_recurrent
+from keepsight.models.layers import Placement
+from keepsight.models.model import StateShape
+from keepsight.models.registry import load_model
+from tests.models.borrowed import reference as ref
+
+PLACE = Placement(torch.device("cpu"), torch.float32)
+
+
+class Sum(nn.Module):
+    """Adds up what it was given, and outputs the sums."""
+
+    layer_idx = 3
+
+    def forward(self, hidden_states: Tensor, cache_params: Any = None, **_: Any) -> Tensor:
+        before = None if cache_params is None else cache_params.get_recurrent_state(self.layer_idx)
+        sums = hidden_states.cumsum(dim=1)
+        sums = sums if before is None else sums + before[:, None]
+        if cache_params is not None:
+            cache_params.update_recurrent_state(sums[:, -1], self.layer_idx)
+        return sums
+
+
+class Attending(nn.Module):
+    layer_idx = 4
+
+    def forward(self, hidden_states: Tensor, past_key_values: Any = None) -> Tensor:
+        return hidden_states
+
+
+class Layer(nn.Module):
+    """Knows its number and takes a cache, as the modules in it do."""
+
+    layer_idx = 3
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.recurrent, self.attending = Sum(), Attending()
+
+    def forward(self, hidden_states: Tensor, past_key_values: Any = None, **others: Any) -> Tensor:
+        return self.recurrent(hidden_states, cache_params=past_key_values, **others)  # type: ignore[no-any-return]
+
+
+def make_layer() -> Layer:
+    layer = Layer()
+    assert wrap_recurrent(layer, {layer.attending}) == [layer.recurrent]
+    return layer
+
+
+def test_a_state_is_what_a_module_stores_of_two_tokens() -> None:
+    layer, probe = make_layer(), StateProbe()
+    with attending(attend_at_once, recur=probe.recur):
+        layer(torch.ones(1, 2, 5))
+    assert probe.shapes == {StateName(3, False, 0): StateShape((5,), torch.float32)}
+
+
+def slice_of(start: int, length: int, state_slot: int) -> RequestSlice:
+    return RequestSlice(start, length, BlockTable(16, [0]), state_slot=state_slot)
+
+
+def test_every_slice_goes_on_from_its_slot_and_leaves_its_state_there() -> None:
+    layer, states = make_layer(), torch.full((6, 2), 100.0)
+    names = [StateName(3, False, 0)]
+
+    def compute(*slices: RequestSlice) -> list[float]:
+        batch = AttentionBatch(slices, "cpu")
+        with attending(attend_at_once, recur=recur_over(names, [states], batch)):
+            return layer(torch.ones(1, batch.num_tokens, 2))[0, :, 0].tolist()  # type: ignore[no-any-return]
+
+    assert compute(slice_of(0, 3, 5)) == [1, 2, 3]
+    assert compute(slice_of(3, 1, 5), slice_of(0, 2, 1), slice_of(0, 1, 4)) == [4, 1, 2, 1]
+    assert compute(slice_of(1, 1, 4), slice_of(4, 1, 5)) == [2, 5]
+    assert compute(slice_of(2, 2, 1), slice_of(5, 1, 5)) == [3, 4, 6]
+    assert states[:, 1].tolist() == [100, 4, 100, 100, 2, 6]
+
+
+def test_outside_of_steps_a_module_computes_as_before() -> None:
+    assert make_layer()(torch.ones(1, 3, 1)).flatten().tolist() == [1, 2, 3]
+
+
+def test_an_argument_that_would_change_the_result_is_refused() -> None:
+    layer, batch = make_layer(), AttentionBatch([slice_of(0, 2, 0)], "cpu")
+    recur = recur_over([StateName(3, False, 0)], [torch.zeros(1, 2)], batch)
+    with attending(attend_at_once, recur=recur):
+        layer(torch.ones(1, 2, 2), position_ids=torch.ones(1, 2), attention_mask=None)
+        with pytest.raises(UnknownAttentionError, match="its recurrent layers are given attention_mask"):
+            layer(torch.ones(1, 2, 2), attention_mask=torch.ones(1, 2))
+
+
+def test_convolutions_are_not_taken_for_experts(tmp_path: Path) -> None:
+    reference = ref.make_text_checkpoint(tmp_path, "Qwen3_5MoeForCausalLM")
+    assert count_experts(reference) == {ref.SPARSE["num_experts"]}
+
+
+def test_a_layer_of_both_kinds_attends_and_keeps_a_state(tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, "FalconH1ForCausalLM")
+    model = load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    assert len(model.shape.kv_heads) == ref.SMALL["num_hidden_layers"]
+    assert len(model.shape.states) == 2 * ref.SMALL["num_hidden_layers"]
