@@ -21,15 +21,20 @@ from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BYTES_PER_TOKEN, BlockHasher, BlockName
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
-from keepsight.scheduling.step_plan import KeptStretch, SequenceId
+from keepsight.scheduling.step_plan import KeptStretch, SequenceId, StateCopy
 from tests.scheduling.long_run import thorough
 
 BLOCK = 4
 A, B, C = ("a", 0), ("b", 0), ("c", 0)
 
 
-def manager(num_blocks: int = 8, enable_prefix_caching: bool = True) -> KvCacheManager:
-    config = KvCacheConfig(num_blocks=num_blocks, block_size=BLOCK, enable_prefix_caching=enable_prefix_caching)
+def manager(num_blocks: int = 8, enable_prefix_caching: bool = True, num_state_slots: int = 0) -> KvCacheManager:
+    config = KvCacheConfig(
+        num_blocks=num_blocks,
+        block_size=BLOCK,
+        enable_prefix_caching=enable_prefix_caching,
+        num_state_slots=num_state_slots,
+    )
     return KvCacheManager(config, Holdings())
 
 
@@ -196,18 +201,18 @@ class TestWaiting:
 
     def test_a_block_that_another_sequence_computes_is_waited_for(self) -> None:
         kv = self.under_way()
-        assert kv.find_prefix(hashes("xz"), 9) == PrefixHit(is_being_computed=True)
+        assert kv.find_prefix(hashes("xz"), 9) == PrefixHit(num_coming=4)
         assert kv.find_prefix(hashes("zx"), 9) == NO_HIT
 
     def test_a_block_that_would_not_be_used_is_not_waited_for(self) -> None:
-        assert not self.under_way().find_prefix(hashes("x"), 4).is_being_computed
+        assert not self.under_way().find_prefix(hashes("x"), 4).num_coming
 
     def test_the_next_block_counts_and_no_later_one(self) -> None:
         kv = manager()
         compute(kv, A, "x")
         kv.try_extend(A, 12)
         kv.announce(A, hashes("xyz"), 12)
-        assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0,), 4, is_being_computed=True)
+        assert kv.find_prefix(hashes("xy"), 9) == PrefixHit((0,), 4, num_coming=8)
         assert kv.find_prefix(hashes("xw"), 9) == PrefixHit((0,), 4)
 
     def test_once_computed_it_is_found(self) -> None:
@@ -226,9 +231,9 @@ class TestWaiting:
         kv.try_extend(B, 8)
         kv.announce(B, hashes("xy"), 8)
         kv.withdraw(A)
-        assert kv.find_prefix(hashes("xy"), 9).is_being_computed
+        assert kv.find_prefix(hashes("xy"), 9).num_coming
         kv.withdraw(B)
-        assert not kv.find_prefix(hashes("xy"), 9).is_being_computed
+        assert not kv.find_prefix(hashes("xy"), 9).num_coming
 
     def test_two_may_compute_the_same_and_the_first_is_found(self) -> None:
         kv = self.under_way()
@@ -411,6 +416,98 @@ class TestStretches:
         assert kv.take_to_keep() == []
 
 
+class TestRecurrentLayers:
+    def test_a_prefix_is_found_up_to_the_last_kept_state(self) -> None:
+        kv = manager(num_state_slots=3)
+        compute(kv, A, "x")
+        kv.keep_state(A, b"x")
+        kv.try_extend(A, 12)
+        kv.publish(A, name_of("xyz"), 12)
+        assert kv.find_prefix(hashes("xyz"), 13) == PrefixHit((0,), 4, num_common=12)
+        kv.keep_state(A, b"xyz")
+        assert kv.find_prefix(hashes("xyz"), 13) == PrefixHit((0, 1, 2), 12, num_common=12)
+        assert kv.find_prefix(hashes("xyz"), 12) == PrefixHit((0,), 4, num_common=8)
+        kv.check_invariants()
+
+    def test_a_state_whose_block_is_gone_is_not_found_until_the_block_is_computed_again(self) -> None:
+        kv = manager(num_blocks=2, num_state_slots=3)
+        compute(kv, A, "x")
+        kv.keep_state(A, b"x")
+        kv.release(A)
+        compute(kv, B, "zz")
+        assert kv.find_prefix(hashes("xy"), 8) == NO_HIT
+        kv.release(B)
+        compute(kv, C, "x")
+        assert kv.find_prefix(hashes("xy"), 8).num_tokens == 4
+
+    def test_a_sequence_begins_with_a_copy_of_the_kept_state(self) -> None:
+        kv = manager(num_state_slots=3)
+        compute(kv, A, "x")
+        kv.keep_state(A, b"x")
+        kv.try_extend(B, 8, kv.find_prefix(hashes("xy"), 8))
+        first, second = kv.slots.slot_of(A), kv.slots.slot_of(B)
+        assert first is not None
+        assert second is not None
+        [kept] = {0, 1, 2} - {first, second}
+        assert kv.slots.take_copies() == [StateCopy(first, kept), StateCopy(kept, second)]
+
+    def test_without_a_slot_no_sequence_begins_and_nothing_changes(self) -> None:
+        kv = manager(num_state_slots=1)
+        assert kv.try_extend(A, 4) is not None
+        assert kv.try_extend(B, 4) is None
+        assert kv.pool.num_free == 7
+        kv.check_invariants()
+        kv.release(A)
+        assert kv.try_extend(B, 4) is not None
+        assert kv.try_extend(B, 8) is not None
+
+    def test_without_a_block_no_slot_is_taken(self) -> None:
+        kv = manager(num_blocks=1, num_state_slots=2)
+        assert kv.try_extend(A, 8) is None
+        assert kv.slots.slot_of(A) is None
+
+    def test_no_part_of_a_block_is_copied(self) -> None:
+        kv = manager(num_state_slots=2)
+        kv.try_extend(A, 7)
+        kv.publish(A, name_of("xy"), 7)
+        kv.release(A)
+        assert kv.reach_further(NO_HIT, names("x")[0], 9) == NO_HIT
+        assert kv.pool.num_findable == 1
+
+    def test_a_state_is_waited_for_where_a_slice_ends_in_the_common_beginning(self) -> None:
+        kv = manager(num_state_slots=3)
+        kv.try_extend(A, 12)
+        kv.announce(A, hashes("xyz"), 12)
+        assert kv.find_prefix(hashes("xyzw"), 16) == PrefixHit(num_coming=12, num_common=12)
+        # Behind the common beginning it is of no use, but where that ends is known already.
+        assert kv.find_prefix(hashes("xyw"), 16) == PrefixHit(num_common=8)
+        kv.withdraw(A)
+        assert kv.find_prefix(hashes("xyzw"), 16) == NO_HIT
+
+    def test_what_is_forgotten_is_not_found_and_what_began_before_keeps_nothing(self) -> None:
+        kv = manager(num_state_slots=3)
+        compute(kv, A, "x")
+        kv.keep_state(A, b"x")
+        kv.forget_prefixes()
+        kv.keep_state(A, b"x")
+        assert kv.slots.num_kept == 0
+        compute(kv, B, "x")
+        assert kv.find_prefix(hashes("xy"), 8).num_tokens == 0
+        kv.check_invariants()
+
+    def test_pinned_states_are_evicted_last(self) -> None:
+        kv = manager(num_state_slots=4)
+        compute(kv, A, "x")
+        kv.keep_state(A, b"x")
+        kv.pin_prefix(hashes("x"), 4, until=10.0)
+        for text in ("y", "z", "v"):
+            compute(kv, B, text)
+            kv.keep_state(B, text.encode())
+            kv.release(B)
+        assert kv.find_prefix(hashes("xy"), 8).num_tokens == 4
+        assert kv.find_prefix(hashes("yy"), 8).num_tokens == 0
+
+
 @dataclass
 class Running:
     """A sequence of the model."""
@@ -452,7 +549,7 @@ class KvMachine(RuleBasedStateMachine):
         for block_hash in hashes(text)[: (num_tokens - 1) // BLOCK]:
             if block_hash not in self.block_of:
                 is_coming = any(block_hash in sequence.announced for sequence in self.running.values())
-                return PrefixHit(tuple(found), len(found) * BLOCK, is_coming)
+                return PrefixHit(tuple(found), len(found) * BLOCK, (len(found) + 1) * BLOCK if is_coming else 0)
             found.append(self.block_of[block_hash])
         return PrefixHit(tuple(found), len(found) * BLOCK)
 

@@ -17,8 +17,8 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
     hit = NO_HIT if state.wants_prompt_logprobs else kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
     if kv_cache.num_blocks_of(state.sequence_id):
         if hit.num_tokens <= state.num_computed:
-            is_next = hit.num_tokens + kv_cache.block_size > state.num_computed
-            return PrefixHit((), state.num_computed, is_next and hit.is_being_computed)
+            num_coming = hit.num_coming if hit.num_coming > state.num_computed else 0
+            return PrefixHit((), state.num_computed, num_coming)
         kv_cache.release(state.sequence_id)
         state.begin_again()
     if state.wants_prompt_logprobs:

@@ -1,12 +1,14 @@
 """Tracks which blocks each sequence holds and which prefix of a new sequence is already computed.
 
-Works on block ids and names alone: knows nothing of tensors or of how names are built.  Invariant: a block can be found
-only once its keys and values are computed, and a refused call changes nothing.
+Works on block ids and names alone: knows nothing of tensors or of how names are built.  If the model has recurrent
+layers, a sequence that holds blocks also holds the slot of a state, and a prefix is found up to a kept state.
+Invariant: a block can be found only once its keys and values are computed, and a refused call changes nothing.
 """
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import NamedTuple
 
 from keepsight.engine_config import KvCacheConfig
@@ -14,6 +16,7 @@ from keepsight.scheduling.block_hash import BlockName
 from keepsight.scheduling.block_pool import BlockPool
 from keepsight.scheduling.holdings import Holdings
 from keepsight.scheduling.prompt_ends import PromptEnds
+from keepsight.scheduling.state_slots import StateSlots
 from keepsight.scheduling.step_plan import EndName, KeptStretch, SequenceId
 
 
@@ -22,10 +25,13 @@ class PrefixHit(NamedTuple):
 
     block_ids: tuple[int, ...] = ()
     num_tokens: int = 0
-    # True if another sequence is computing the next block right now: waiting is cheaper than computing it again.
-    is_being_computed: bool = False
+    # How much will be found soon, as another sequence is computing it right now: waiting is cheaper than computing it
+    # again.  0: no more than is found now.
+    num_coming: int = 0
     # A block that begins like the next one.  The common tokens are to be copied, and `num_tokens` includes them.
     alike: int | None = None
+    # If the model has recurrent layers: how far the blocks go that are computed or being computed.
+    num_common: int = 0
 
 
 NO_HIT = PrefixHit()
@@ -53,9 +59,12 @@ class KvCacheManager:
         self.ends = PromptEnds(config.max_prompt_ends)
         # Others read it for statistics; only this class changes it.
         self.pool = BlockPool(config.num_blocks, holdings)
+        self.slots = StateSlots(config.num_state_slots)
         self._tables: dict[SequenceId, _Table] = {}
         # For each block hash, how many slices under way will compute it.
         self._announced: Counter[bytes] = Counter()
+        # The same for the last of each slice's blocks.
+        self._announced_last: Counter[bytes] = Counter()
         self._has_awaited_changed = False
         self._blocks_per_stretch = config.blocks_per_stretch
         # Stretches published since this was last taken.
@@ -76,18 +85,41 @@ class KvCacheManager:
         """Find the longest cached prefix of a sequence of `num_tokens`; at least one token is left to compute."""
         assert num_tokens > 0
         block_ids: list[int] = []
-        is_being_computed = False
-        for block_hash in hashes[: (num_tokens - 1) // self.block_size]:
+        num_coming, size = 0, self.block_size
+        hashes = hashes[: (num_tokens - 1) // size]
+        for block_hash in hashes:
             block_id = self.pool.find(block_hash)
             if block_id is None:
-                is_being_computed = block_hash in self._announced
+                num_coming = (len(block_ids) + 1) * size if block_hash in self._announced else 0
                 break
             block_ids.append(block_id)
-        return PrefixHit(tuple(block_ids), len(block_ids) * self.block_size, is_being_computed)
+        if self.slots.num_slots:
+            return self._find_state(hashes, block_ids)
+        return PrefixHit(tuple(block_ids), len(block_ids) * size, num_coming)
+
+    def _find_state(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> PrefixHit:
+        """Cut the found blocks back to the last kept state.
+
+        More states will come at the ends of slices under way, or further on: a prompt is cut where its state is kept.
+        """
+        num_usable = self.slots.count_usable(hashes[: len(block_ids)])
+        announced = takewhile(self._announced.__contains__, hashes[len(block_ids) :])
+        num_common = len(block_ids) + sum(1 for _ in announced)
+        coming = [end for end in range(num_usable + 1, num_common + 1) if hashes[end - 1] in self._announced_last]
+        size = self.block_size
+        return PrefixHit(
+            tuple(block_ids[:num_usable]),
+            num_usable * size,
+            num_coming=coming[-1] * size if coming else 0,
+            num_common=num_common * size,
+        )
 
     def reach_further(self, hit: PrefixHit, next_name: BlockName, num_tokens: int) -> PrefixHit:
-        """Extend a hit by the first tokens of the next block if another block begins with them; one is always left."""
-        alike = self.pool.find_alike(next_name)
+        """Extend a hit by the first tokens of the next block if another block begins with them; one is always left.
+
+        Not with recurrent layers, as no state is kept inside a block.
+        """
+        alike = None if self.slots.num_slots else self.pool.find_alike(next_name)
         if alike is None or hit.num_tokens + 1 == num_tokens:
             return hit
         return hit._replace(num_tokens=min(hit.num_tokens + alike.num_tokens, num_tokens - 1), alike=alike.block_id)
@@ -114,6 +146,7 @@ class KvCacheManager:
         assert not table.announced, f"{sequence_id} has a slice under way"
         table.announced = tuple(hashes[index] for index in self._newly_full(table, end))
         self._announced.update(table.announced)
+        self._announced_last.update(table.announced[-1:])
 
     def publish(self, sequence_id: SequenceId, name_of: Callable[[int, int], BlockName], end: int) -> None:
         """Make the full blocks up to `end` findable, and the partly filled one behind them available for copying.
@@ -130,7 +163,7 @@ class KvCacheManager:
         if len(self._to_keep) > num_kept:
             self._to_keep[-1] = self._to_keep[-1]._replace(behind=self._stretches_before(table))
         num_behind = end % self.block_size
-        if num_behind and table.may_publish:
+        if num_behind and table.may_publish and not self.slots.num_slots:
             self._publish_behind(table, name_of(table.num_published, num_behind), num_behind)
 
     def _note_stretch(self, table: _Table, last: BlockName) -> None:
@@ -150,6 +183,11 @@ class KvCacheManager:
         alike = self.pool.find_alike(name)
         if alike is None or alike.num_tokens < num_tokens:
             self.pool.publish(table.block_ids[table.num_published], name)
+
+    def keep_state(self, sequence_id: SequenceId, block_hash: bytes) -> None:
+        """Keep the state after a published block, up to which the sequence is computed, if others may find it."""
+        if self._tables[sequence_id].may_publish:
+            self.slots.keep(sequence_id, block_hash)
 
     def _newly_full(self, table: _Table, end: int) -> range:
         """Return the indices of unpublished blocks that are full once positions up to `end` are computed."""
@@ -194,10 +232,8 @@ class KvCacheManager:
         table = self._tables.get(sequence_id)
         if table is None or not table.announced:
             return
-        for block_hash in table.announced:
-            self._announced[block_hash] -= 1
-            if not self._announced[block_hash]:
-                del self._announced[block_hash]
+        _subtract(self._announced, table.announced)
+        _subtract(self._announced_last, table.announced[-1:])
         table.announced = ()
         self._has_awaited_changed = True
 
@@ -207,20 +243,24 @@ class KvCacheManager:
         return has_changed
 
     def pin_prefix(self, hashes: Sequence[bytes], num_tokens: int, until: float) -> None:
-        """Pin the blocks that the first `num_tokens` fill, from the front, as many as can be."""
+        """Pin the blocks that the first `num_tokens` fill, and kept states, from the front, as many as can be."""
         for block_hash in hashes[: num_tokens // self.block_size]:
             block_id = self.pool.find(block_hash)
             if block_id is None or not self.pool.pin(block_id, until):
                 return
+            self.slots.pin(block_hash, until)
 
     def end_pins(self, now: float) -> None:
         self.pool.end_pins(now)
+        self.slots.end_pins(now)
 
     def forget_prefixes(self) -> None:
         """Make everything computed so far unfindable; sequences keep their blocks but do not publish them."""
         self.pool.forget_names()
+        self.slots.forget()
         self.ends.forget()
         self._announced.clear()
+        self._announced_last.clear()
         self._to_keep.clear()
         self._has_awaited_changed = True
         for table in self._tables.values():
@@ -230,7 +270,10 @@ class KvCacheManager:
     # Block tables ---------------------------------------------------------------------------------------------
 
     def try_extend(self, sequence_id: SequenceId, num_tokens: int, hit: PrefixHit = NO_HIT) -> tuple[int, ...] | None:
-        """Make the table cover `num_tokens` positions.  Return the added block ids; None, changing nothing, if full."""
+        """Make the table cover `num_tokens` positions.  Return the added block ids; None, changing nothing, if full.
+
+        With its first blocks a sequence gets the slot of its state, if the model has recurrent layers.
+        """
         table = self._tables.get(sequence_id)
         if table is None:
             return self._try_begin(sequence_id, num_tokens, hit)
@@ -251,6 +294,8 @@ class KvCacheManager:
         num_idle = sum(not self.pool.is_in_use(block_id) for block_id in hit.block_ids)
         if num_idle + num_fresh > self.pool.num_free:
             return None
+        if self.slots.num_slots and not self.slots.try_begin(sequence_id, self._last_hash(hit)):
+            return None
         for block_id in hit.block_ids:
             self.pool.use(block_id)
         fresh = self.pool.try_take(num_fresh)
@@ -259,12 +304,17 @@ class KvCacheManager:
         self._tables[sequence_id] = _Table(self.is_caching, block_ids, num_published=len(hit.block_ids))
         return tuple(block_ids)
 
+    def _last_hash(self, hit: PrefixHit) -> bytes | None:
+        name = self.pool.name_of(hit.block_ids[-1]) if hit.block_ids else None
+        return None if name is None else name.block_hash
+
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
 
     def release(self, sequence_id: SequenceId) -> None:
-        """Release all blocks of the sequence.  The last are evicted first: the others are useful without them."""
+        """Release all that the sequence holds.  Its last blocks are evicted first: the others are useful without."""
         self.withdraw(sequence_id)
+        self.slots.release(sequence_id)
         table = self._tables.pop(sequence_id, None)
         if table is not None:
             self.pool.release(reversed(table.block_ids))
@@ -272,11 +322,22 @@ class KvCacheManager:
     def check_invariants(self) -> None:
         self.pool.check_invariants()
         self.ends.check_invariants()
+        self.slots.check_invariants()
         num_users = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
         for block_id in range(self.pool.num_blocks):
             assert self.pool.num_users(block_id) == num_users[block_id], block_id
-        assert Counter(found for table in self._tables.values() for found in table.announced) == self._announced
+        tables = self._tables.values()
+        assert Counter(found for table in tables for found in table.announced) == self._announced
+        assert Counter(found for table in tables for found in table.announced[-1:]) == self._announced_last
         for sequence_id, table in self._tables.items():
+            assert (self.slots.slot_of(sequence_id) is not None) == (self.slots.num_slots > 0), sequence_id
             assert len(set(table.block_ids)) == len(table.block_ids), sequence_id
             assert table.num_published <= len(table.block_ids), sequence_id
             assert table.may_publish or not table.announced, sequence_id
+
+
+def _subtract(counts: Counter[bytes], hashes: Iterable[bytes]) -> None:
+    for block_hash in hashes:
+        counts[block_hash] -= 1
+        if not counts[block_hash]:
+            del counts[block_hash]

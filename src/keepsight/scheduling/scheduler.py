@@ -268,7 +268,7 @@ class Scheduler:
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = find_beginning(state, self.kv_cache)
-        if hit.is_being_computed and not self._joins_sooner(state, hit, draft):
+        if hit.num_coming and not self._joins_sooner(state, hit, draft):
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
         if self._try_recall(state, hit, draft):

@@ -43,7 +43,7 @@ class StretchLoads:
 
         Nothing is asked for a sequence that reports its prompt's log-probabilities: no cache has them.
         """
-        if not self.num_blocks_each or state.wants_prompt_logprobs or hit.is_being_computed:
+        if not self.num_blocks_each or state.wants_prompt_logprobs or hit.num_coming:
             return False
         load = self._load_behind(state, len(hit.block_ids))
         if not load.hashes:
