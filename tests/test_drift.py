@@ -38,8 +38,9 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.scheduling.scheduler import Scheduler
-from keepsight.testing import FakeRunner, MemoryChannel, expected_answer, pixels_like
+from keepsight.testing import FakeRunner, expected_answer, pixels_like
 from tests.made_up_request import MadeUpRequest
+from tests.memory_channel import MemoryChannel
 from tests.scheduling.drive import END_IDS, make_config, make_request
 from tests.scheduling.long_run import LONG_FACTOR
 

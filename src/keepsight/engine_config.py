@@ -125,6 +125,8 @@ class EngineConfig:
     encoder_cache: EncoderCacheConfig
 
     def __post_init__(self) -> None:
+        only_pages = self.kv_cache.blocks_per_stretch or self.scheduler.guess_up_to
+        assert not (self.kv_cache.num_state_slots and only_pages), "a state is in no tier, and cannot be taken back"
         if self.scheduler.max_model_len > self.kv_cache.num_slots:
             raise InvalidArgumentError(
                 "max_model_len",

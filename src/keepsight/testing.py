@@ -1,7 +1,8 @@
-"""Test doubles: a runner without a model, the answers that it must give, and an in-memory channel to it.
+"""A test double of the runner, without a model, and the answers that it must give.
 
 Its "model" is a hash: a page's content at a position depends on every position before it and on the token or picture
-there, and the next token depends on all pages read. So a single wrong, stale or missing page changes the answer.
+there, and the next token depends on all pages read. So a single wrong, stale or missing page changes the answer. The
+state after a position is the page's content there, so a wrong, stale or missing state is noticed at once.
 """
 
 import struct
@@ -10,14 +11,11 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from threading import Lock
-from typing import Generic, TypeVar
 
 import numpy as np
 
-from keepsight.ipc.codec import decode_from_engine, decode_to_engine, encode_from_engine, encode_to_engine
 from keepsight.media import MediaItem, TokenSpan
-from keepsight.requests import EngineRequest, FromEngine, Pixels, ToEngine, TokenLogprob, TokenLogprobs
+from keepsight.requests import EngineRequest, Pixels, TokenLogprob, TokenLogprobs
 from keepsight.scheduling.step_plan import (
     Computed,
     EncodeTime,
@@ -32,12 +30,11 @@ from keepsight.scheduling.step_plan import (
     SampledToken,
     SequenceId,
     Slice,
+    StateCopy,
     StepPlan,
     StepResult,
 )
 from keepsight.tiers.tier import StoredArray
-
-T = TypeVar("T")
 
 VOCAB_SIZE = 50
 LENGTH_OF_ROUND = 5
@@ -147,10 +144,13 @@ class FakeRunner:
         keep_stretch: Callable[[KeptStretch, Callable[[], StoredArray]], object] = lambda *_: None,
         *,
         cuts_items: bool = False,
+        num_state_slots: int = 0,
     ) -> None:
         self._cuts_items = cuts_items
         self._block_size, self._clock, self._keep_stretch = block_size, clock, keep_stretch
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
+        # The state in each slot; None: nothing was written to it yet.
+        self._states: list[int | None] = [None] * num_state_slots
         self._is_done = is_done or (lambda: True)
         self._sequences: dict[SequenceId, _Sequence] = {}
         self._pixels: dict[str, Pixels] = {}
@@ -216,6 +216,7 @@ class FakeRunner:
         self._unwanted_before, self._unwanted = self._unwanted, frozenset(plan.unwanted)
         for new in plan.new:
             self._begin(new)
+        self._copy_states(plan.copy_states)
         self._beside.extend(plan.encode)
         if plan.beside:
             self._beside.append(list(plan.beside))
@@ -253,6 +254,12 @@ class FakeRunner:
         size = self._block_size
         for source, target in copies:
             self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
+
+    def _copy_states(self, copies: Iterable[StateCopy]) -> None:
+        under_way = {piece.state_slot for work in self._beside if isinstance(work, list) for piece in work}
+        for source, target in copies:
+            assert not under_way & {source, target}, "a state was copied while a slice computes it"
+            self._states[target] = self._states[source]
 
     def _recall(self, recalls: Iterable[Recall]) -> dict[SequenceId, SampledToken]:
         good = [each for each in recalls if each.sequence_id[0] not in self.bad_requests]
@@ -375,6 +382,9 @@ class FakeRunner:
             )
             values.append(hash((*values, content)))
             self._slots[self._slot(sequence, position)] = values[-1]
+        if piece.state_slot is not None:
+            assert not piece.start or self._states[piece.state_slot] == held[-1], "begins with a wrong state"
+            self._states[piece.state_slot] = values[-1]
         return values
 
     def _sample(self, sequence_id: SequenceId, values: Sequence[int]) -> SampledToken:
@@ -384,58 +394,3 @@ class FakeRunner:
 
     def _slot(self, sequence: _Sequence, position: int) -> int:
         return sequence.block_ids[position // self._block_size] * self._block_size + position % self._block_size
-
-
-class _Line(Generic[T]):
-    """Messages in transit; `put` may be called from any thread."""
-
-    def __init__(self, fate: Callable[[T], int | None]) -> None:
-        self._fate, self._lock = fate, Lock()
-        self._messages: list[tuple[int, T]] = []
-
-    def __len__(self) -> int:
-        return len(self._messages)
-
-    def put(self, message: T) -> None:
-        delay = self._fate(message)
-        if delay is not None:
-            with self._lock:
-                self._messages.append((delay, message))
-
-    def take(self) -> list[T]:
-        with self._lock:
-            taken = [message for delay, message in self._messages if delay == 0]
-            self._messages = [(delay - 1, message) for delay, message in self._messages if delay]
-            return taken
-
-
-class MemoryChannel:
-    """A channel between frontends and an engine in one process. Messages are encoded and decoded, and may be disturbed.
-
-    `fate` returns how many deliveries a message to the engine misses (others overtake it), or None if it is lost.
-    """
-
-    def __init__(self, fate: Callable[[ToEngine], int | None] = lambda _: 0) -> None:
-        self._to_engine = _Line[ToEngine](fate)
-        self._to_frontends = _Line[Sequence[FromEngine]](lambda _: 0)
-
-    @property
-    def is_empty(self) -> bool:
-        return not (len(self._to_engine) or len(self._to_frontends))
-
-    def send_to_engine(self, message: ToEngine) -> bool:
-        self._to_engine.put(decode_to_engine([bytes(frame) for frame in encode_to_engine(message)]))
-        return True
-
-    def send_to_frontends(self, outputs: Sequence[FromEngine]) -> None:
-        self._to_frontends.put(decode_from_engine([bytes(frame) for frame in encode_from_engine(outputs)]))
-
-    def deliver_to_engine(self, put: Callable[[ToEngine], object]) -> None:
-        for message in self._to_engine.take():
-            put(message)
-
-    def deliver_to_frontends(self, *receivers: Callable[[Sequence[FromEngine]], object]) -> None:
-        """Give all messages to all receivers, which ignore those for others."""
-        for outputs in self._to_frontends.take():
-            for receive in receivers:
-                receive(outputs)

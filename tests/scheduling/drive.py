@@ -31,6 +31,7 @@ def make_config(
     shares_embeddings: bool = True,
     has_tiers: bool = False,
     blocks_per_stretch: int = 0,
+    num_state_slots: int = 0,
     **scheduler: Any,
 ) -> EngineConfig:
     settings: dict[str, Any] = {
@@ -50,6 +51,7 @@ def make_config(
             enable_prefix_caching=caches_prefixes,
             max_prompt_ends=max_prompt_ends,
             blocks_per_stretch=blocks_per_stretch,
+            num_state_slots=num_state_slots,
         ),
         encoder_cache=EncoderCacheConfig(
             max_bytes=num_pictures * TOKENS_PER_PICTURE * 8,
@@ -120,6 +122,7 @@ class Drive:
             self.keep,
             keep_stretch=self.keep_stretch,
             cuts_items=self.config.scheduler.cuts_items,
+            num_state_slots=kv_cache.num_state_slots,
         )
 
     def keep(self, encoding: Encoding, _seconds: float, make_array: Callable[[], StoredArray]) -> None:
@@ -205,6 +208,7 @@ class Drive:
         plan = self.scheduler.schedule()
         self._expect_encoder_at_work(plan)
         self._expect_small_step(plan)
+        self._expect_slots(plan)
         self._ask_tiers()
         asked = self._ask_frontend()
         result = self.runner.run(plan)
@@ -231,9 +235,18 @@ class Drive:
         assert num_tokens <= config.max_num_batched_tokens
         assert num_tokens <= config.guess_up_to or all(piece.guess is None for piece in plan.now)
 
+    def _expect_slots(self, plan: StepPlan) -> None:
+        """With recurrent layers each slice has its sequence's own slot."""
+        slots = [piece.state_slot for piece in (*plan.now, *plan.beside)]
+        num_slots = self.config.kv_cache.num_state_slots
+        assert set(slots) <= set(range(num_slots)) if num_slots else set(slots) <= {None}
+        assert not num_slots or len(set(slots)) == len(slots)
+
     def _expect_rest(self) -> None:
         """The engine's loop would sleep now until a message arrives, so nothing may be left to plan or to ask for."""
-        assert self.scheduler.schedule().is_empty
+        plan = self.scheduler.schedule()
+        assert plan.is_empty
+        assert not plan.copy_states
         assert not self.scheduler.media.pixels.take_needed()
         assert not self.scheduler.media.loads.take_wanted()
         assert not self.scheduler.stretches.take_wanted()
@@ -356,7 +369,9 @@ class Drive:
         assert self.runner.num_held_pixels == 0
         assert self.runner.num_loaded == 0
         assert len(self.runner.ends) == len(self.scheduler.kv_cache.ends)
-        assert self.scheduler.kv_cache.pool.num_free == self.config.kv_cache.num_blocks
+        kv_cache = self.scheduler.kv_cache
+        assert kv_cache.pool.num_free == self.config.kv_cache.num_blocks
+        assert not kv_cache.slots._live
 
 
 def _rename(values: dict[Any, Any], name: object, new_name: object) -> None:

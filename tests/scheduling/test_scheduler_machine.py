@@ -28,12 +28,14 @@ def configs(draw: st.DrawFn) -> Any:
     shares_embeddings = draw(st.booleans())
     num_positions = draw(st.sampled_from([60, 80, 160, 400]))
     caches_prefixes, cuts_items = draw(st.booleans()), draw(st.booleans())
+    num_state_slots = draw(st.sampled_from([0, 0, 0, 1, 2, 3, 5, 9, 30]))
     return make_config(
         block_size=block_size,
         num_blocks=num_positions // block_size,
         max_model_len=num_positions // block_size * block_size,
         caches_prefixes=caches_prefixes,
-        blocks_per_stretch=caches_prefixes * draw(st.integers(0, 3)),
+        num_state_slots=num_state_slots,
+        blocks_per_stretch=draw(st.integers(0, 3)) if caches_prefixes and not num_state_slots else 0,
         max_prompt_ends=draw(st.sampled_from([0, 1, 3, 20])),
         num_pictures=draw(st.sampled_from([0, 1, 2, 3, 4, 5, 20])),
         shares_embeddings=shares_embeddings,
@@ -43,7 +45,7 @@ def configs(draw: st.DrawFn) -> Any:
         cuts_items=cuts_items,
         max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
         takes_turns=draw(st.booleans()),
-        guess_up_to=draw(st.sampled_from([0, 3, 8, 40])),
+        guess_up_to=0 if num_state_slots else draw(st.sampled_from([0, 3, 8, 40])),
         max_prompt_tokens_beside_streams=draw(st.sampled_from([None, 0, 1, 4, 16])),
     )
 

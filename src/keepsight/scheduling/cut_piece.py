@@ -1,7 +1,7 @@
 """Decides how much of a prompt is computed next.
 
-A piece ends before media that are not ready, is not too short, and for models whose pictures are computed whole, does
-not end inside one.
+A piece ends before media that are not ready and at each checkpoint, is not too short, and for models whose pictures are
+computed whole, does not end inside one.
 """
 
 from keepsight.scheduling.media_claims import MediaClaims
@@ -22,8 +22,10 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     state.num_to_join = most - start if joins and most == state.num_tokens else 0
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
-    end = min(most, start + draft.tokens_left(most - start, joins=joins))
-    return Piece(end if draft.config.cuts_items else _whole_items_end(state, start, end), joins)
+    cuts_items = draft.config.cuts_items
+    end = start + draft.tokens_left(most - start, joins=joins)
+    end = min(most, end, _next_checkpoint(state, start, cuts_items=cuts_items))
+    return Piece(end if cuts_items else _whole_items_end(state, start, end), joins)
 
 
 def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
@@ -51,6 +53,13 @@ def _why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> Parke
     """Return what the sequence is parked for.  `lacks`: what its first unclaimed item waits for."""
     is_being_encoded = state.first_item_after(end) in state.claimed_items
     return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
+
+
+def _next_checkpoint(state: RequestState, start: int, *, cuts_items: bool) -> int:
+    """Return the first checkpoint behind `start` at which a piece may end; the end of the prompt if there is none."""
+    behind = (end for end in state.checkpoints if end > start)
+    possible = (end for end in behind if cuts_items or _whole_items_end(state, start, end) == end)
+    return next(possible, state.num_tokens)
 
 
 def _whole_items_end(state: RequestState, start: int, end: int) -> int:

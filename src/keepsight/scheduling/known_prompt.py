@@ -4,6 +4,7 @@ Neither is used for a request that wants the prompt's log-probabilities.  The en
 prompt's vector, as logits are kept and not the hidden state.
 """
 
+from keepsight.scheduling.checkpoints import find_checkpoints
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName
@@ -13,6 +14,7 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
     """Find the cached beginning of a sequence.
 
     A sequence that holds pages goes on where it was, unless other sequences got further by now: then it releases them.
+    With recurrent layers, one that is to begin also learns where to keep its state.
     """
     hit = NO_HIT if state.wants_prompt_logprobs else kv_cache.find_prefix(state.hasher.hashes, state.num_tokens)
     if kv_cache.num_blocks_of(state.sequence_id):
@@ -21,6 +23,8 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
             return PrefixHit((), state.num_computed, num_coming)
         kv_cache.release(state.sequence_id)
         state.begin_again()
+    if kv_cache.keeps_states:
+        state.checkpoints = find_checkpoints(state, hit, kv_cache.block_size)
     if state.wants_prompt_logprobs:
         return hit
     return kv_cache.reach_further(hit, state.hasher.name_of(len(hit.block_ids)), state.num_tokens)
@@ -31,6 +35,13 @@ def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> E
     if state.num_computed or state.num_sampled or state.wants_prompt_logprobs or state.request.wants_vector:
         return None
     return kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
+
+
+def name_end(state: RequestState, kv_cache: KvCacheManager) -> EndName | None:
+    """Return a name under which to keep the end of a prompt that is computed to its end; None if it is of no use."""
+    if state.num_sampled or state.request.wants_vector:
+        return None
+    return kv_cache.name_end(state.sequence_id, state.hasher.prompt_end)
 
 
 def give_back(state: RequestState, kv_cache: KvCacheManager) -> None:

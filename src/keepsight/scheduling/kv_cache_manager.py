@@ -75,6 +75,11 @@ class KvCacheManager:
         """The share of all blocks that sequences hold, 0 to 1."""
         return 1 - self.pool.num_free / self.pool.num_blocks
 
+    @property
+    def keeps_states(self) -> bool:
+        """True if states of recurrent layers are kept for others: without one, no sequence can begin in the middle."""
+        return self.is_caching and self.slots.num_slots > 0
+
     def num_blocks_of(self, sequence_id: SequenceId) -> int:
         table = self._tables.get(sequence_id)
         return 0 if table is None else len(table.block_ids)

@@ -14,7 +14,7 @@ from keepsight.scheduling.admit_request import make_states, refusal_reason
 from keepsight.scheduling.cut_piece import cut_piece
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
-from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, note_hit
+from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, name_end, note_hit
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
@@ -161,6 +161,7 @@ class Scheduler:
             place=self.media.take_placements(),
             encode=self._turns.take_encodings(draft),
             copy=draft.copy,
+            copy_states=self.kv_cache.slots.take_copies(),
             recall=draft.recall,
             beside=draft.beside,
             now=draft.now,
@@ -233,7 +234,7 @@ class Scheduler:
         if added is None:
             self._give_way(state)
         else:
-            draft.now.append(Slice(state.sequence_id, start, 1, num_blocks, added, True))
+            draft.now.append(Slice(state.sequence_id, start, 1, num_blocks, added, True, state.state_slot))
 
     def _add_guesses(self, draft: StepDraft) -> None:
         """Add guesses to streams, in the room that everything else leaves."""
@@ -268,7 +269,7 @@ class Scheduler:
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = find_beginning(state, self.kv_cache)
-        if hit.num_coming and not self._joins_sooner(state, hit, draft):
+        if hit.num_coming and not draft.joins_sooner(state, hit.num_tokens):
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
         if self._try_recall(state, hit, draft):
@@ -292,11 +293,6 @@ class Scheduler:
         self._plan_prompt(state, piece, added, draft)
         return True
 
-    def _joins_sooner(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
-        """Return whether to join now, not wait for the prefix.  With media left, waiting may spare an encoding."""
-        is_text = state.first_item_after(hit.num_tokens) == len(state.media)
-        return is_text and draft.is_first_to_join(state.num_tokens - hit.num_tokens)
-
     def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
         """Draw the first token from kept logits if the whole prompt is known.
 
@@ -313,6 +309,7 @@ class Scheduler:
     def _seat(self, state: RequestState, hit: PrefixHit) -> None:
         note_hit(state, hit, self.kv_cache)
         state.advance(hit.num_tokens)
+        state.state_slot = self.kv_cache.slots.slot_of(state.sequence_id)
         self.lineup.seat(state)
 
     # Prompts, running or waiting ------------------------------------------------------------------------------
@@ -325,11 +322,9 @@ class Scheduler:
             state.is_under_way = True
             self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
-        is_prompts_end = samples and not state.num_sampled and not state.request.wants_vector
-        keep_as = self.kv_cache.name_end(state.sequence_id, state.hasher.prompt_end) if is_prompts_end else None
-        prompt = Slice(
-            state.sequence_id, start, end - start, first_block, added, samples, keep_as, state.wants_prompt_logprobs
-        )
+        slot, keep_as = state.state_slot, name_end(state, self.kv_cache) if samples else None
+        is_told = state.wants_prompt_logprobs
+        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, is_told)
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
@@ -375,6 +370,8 @@ class Scheduler:
         if not was_stream or end % self._block_size == 0:
             self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
             self.media.release_computed(state)
+            if end in state.checkpoints:
+                self.kv_cache.keep_state(state.sequence_id, state.hasher.hashes[end // self._block_size - 1])
 
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
         output = state.append(token)

@@ -131,13 +131,15 @@ class StepDraft:
         """Return whether another prompt waits to join, and one with this length left can only wait behind it."""
         return True in self._lanes_waited_for and self.joins(length) and length > self.tokens_left(length, joins=True)
 
-    def is_first_to_join(self, length: int) -> bool:
-        """Return whether a prompt can join the streams whole and as the first.
+    def joins_sooner(self, state: RequestState, start: int) -> bool:
+        """Return whether to join the streams now from `start`, not wait for a prefix that another sequence computes.
 
-        All other prompts under way are then in the lane `beside`, and may take many steps.
+        As the first to join, and whole: all other prompts under way are then in the lane `beside`, and may take many
+        steps.  With media left, waiting may spare an encoding.
         """
-        is_beside_streams = self.joining_tokens_left is not None
-        return is_beside_streams and not self._num_joining and length <= self.tokens_left(length, joins=True)
+        length, is_text = state.num_tokens - start, state.first_item_after(start) == len(state.media)
+        is_first = self.joining_tokens_left is not None and not self._num_joining
+        return is_text and is_first and length <= self.tokens_left(length, joins=True)
 
     def introduce(self, state: RequestState) -> None:
         """Announce a sequence to the runner, if it does not know it yet."""

@@ -48,13 +48,13 @@ class Slice(NamedTuple):
     new_block_ids: tuple[int, ...]
     # True if a token is drawn from the logits of its last position.
     samples: bool
+    # Where the model's recurrent layers read the state after the positions before `start`, and write the one after its
+    # end; None if it has no such layers.  At `start` 0 the slot's content is ignored.
+    state_slot: int | None = None
     # The name under which to keep these logits, for other requests with the same prompt.
     keep_as: EndName | None = None
     # True if the prompt's log-probabilities are reported, which needs the logits of all positions.
     wants_prompt_logprobs: bool = False
-    # Where the model's recurrent layers read the state after the positions before `start`, and write the one after its
-    # end; None if it has no such layers.  At `start` 0 the slot's content is ignored.
-    state_slot: int | None = None
     # The slice's one token, if it is a guess.  Guesses follow each other and the slice of their sequence's last token;
     # from the logits of a right guess the next token is drawn, a wrong guess and those behind it are void.
     guess: int | None = None

@@ -6,7 +6,7 @@ import pytest
 
 from keepsight.errors import WireError
 from keepsight.requests import AbortRequest, ResetCaches, ToEngine
-from keepsight.testing import MemoryChannel
+from tests.memory_channel import MemoryChannel
 from tests.scheduling.drive import make_request
 
 

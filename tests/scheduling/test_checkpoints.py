@@ -1,0 +1,257 @@
+"""Models with recurrent layers: where states are kept, what is computed again from there, and what too few slots do."""
+
+from typing import Any
+
+import pytest
+
+from keepsight.requests import EngineRequest, PromptPin
+from keepsight.scheduling.request_state import ParkedFor
+from tests.scheduling.drive import Drive, make_config, make_request, with_text
+
+
+def recurrent(num_state_slots: int = 16, **options: Any) -> Drive:
+    return Drive(make_config(**{"num_state_slots": num_state_slots, "cuts_items": True, **options}))
+
+
+def ask(request_id: str, *parts: int | str, end: int = 0, **options: Any) -> EngineRequest:
+    """Make a request whose last part, a text, is filled with the token `end`."""
+    request = make_request(request_id, *parts, **options)
+    length = parts[-1]
+    assert isinstance(length, int)
+    token_ids = [token_id for token_id in request.token_ids if token_id != 1]
+    return with_text(request, [*token_ids[:-length], *[end] * length])
+
+
+def spans(drive: Drive, request_id: str) -> list[tuple[int, int]]:
+    """Return the slices that were planned for a request's prompt."""
+    length = len(drive.requests[request_id].token_ids)
+    slices = (piece for plan in drive.runner.plans for piece in (*plan.beside, *plan.now))
+    return [(each.start, each.end) for each in slices if each.sequence_id[0] == request_id and each.start < length]
+
+
+# Where states are kept -----------------------------------------------------------------------------------------
+
+
+def test_a_prompt_is_cut_behind_its_last_picture_and_before_its_last_token() -> None:
+    drive = recurrent()
+    drive.run(ask("a", 9, "cat", 9))
+    assert spans(drive, "a") == [(0, 12), (12, 20), (20, 24)]
+    drive.expect_right_answers()
+
+
+def test_the_pieces_of_different_prompts_share_steps_and_follow_each_other() -> None:
+    drive = recurrent()
+    requests = [ask(name, 9, "cat", 9, cache_salt=name, max_tokens=1) for name in ("a", "b")]
+    plans = drive.run(*requests)
+    assert [[piece.end for piece in plan.now] for plan in plans if plan.now] == [[12, 12], [20, 20], [24, 24]]
+
+
+def test_the_same_prompt_again_begins_before_its_last_token() -> None:
+    drive = recurrent()
+    drive.run(ask("first", 9, "cat", 9))
+    plans = drive.run(ask("again", 9, "cat", 9))
+    assert len(plans[0].recall) == 1
+    # For its second token the answer needs all that is behind the last kept state.
+    assert [(piece.start, piece.end) for piece in plans[1].now] == [(20, 25)]
+    assert drive.cached["again", 0] == 20
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_the_end_of_a_prompt_is_not_used_without_the_state_before_it() -> None:
+    drive = recurrent(num_state_slots=2)
+    drive.run(ask("first", 9, "cat", 9))
+    drive.run(ask("other", 20, cache_salt="x"))
+    plans = drive.run(ask("again", 9, "cat", 9))
+    assert not any(plan.recall for plan in plans)
+    drive.expect_right_answers()
+
+
+def test_another_question_begins_behind_the_picture() -> None:
+    drive = recurrent()
+    drive.run(ask("first", 9, "cat", 9))
+    drive.run(ask("other", 9, "cat", 13, end=2))
+    assert spans(drive, "other") == [(12, 24), (24, 28)]
+    assert drive.cached["other", 0] == 12
+    assert drive.runner.encoded == ["cat"]
+    drive.expect_right_answers()
+
+
+def test_a_piece_that_would_spare_others_less_than_two_blocks_is_not_cut_off() -> None:
+    drive = recurrent()
+    drive.run(ask("first", 9, "cat", 9))
+    drive.run(ask("short", 9, "cat", 5, end=2), ask("longer", 9, "cat", 6, end=3))
+    assert spans(drive, "short") == [(12, 20)]
+    assert spans(drive, "longer") == [(12, 20), (20, 21)]
+
+
+def test_the_next_turn_of_a_conversation_begins_at_the_end_of_the_last_prompt() -> None:
+    drive = recurrent()
+    first = ask("first", 9, "cat", 9)
+    drive.run(first)
+    answer = drive.tokens["first", 0]
+    turn = EngineRequest("next", (*first.token_ids, *answer, *[2] * 9), first.media, first.sampling_params)
+    drive.run(turn)
+    assert drive.cached["next", 0] == 20
+    drive.expect_right_answers()
+
+
+def test_a_second_prompt_with_a_common_beginning_keeps_the_state_that_the_third_needs() -> None:
+    drive = recurrent()
+    for end, name in enumerate(("first", "second", "third"), 2):
+        drive.run(ask(name, 20, 12, end=end))
+    assert [spans(drive, name)[0] for name in ("first", "second", "third")] == [(0, 28), (0, 20), (20, 28)]
+    assert [drive.cached[name, 0] for name in ("first", "second", "third")] == [0, 0, 20]
+    drive.expect_right_answers()
+
+
+def test_what_pins_cover_can_be_found() -> None:
+    drive = recurrent()
+    drive.run(ask("first", 20, 12, pins=(PromptPin(11, 60.0),)))
+    drive.run(ask("other", 20, 12, end=2))
+    assert drive.cached["other", 0] == 8
+
+
+def test_pinned_states_outlive_others() -> None:
+    drive = recurrent(num_state_slots=5)
+    drive.run(ask("pinned", 20, 2, pins=(PromptPin(20, 60.0),)))
+    for number in range(8):
+        drive.run(ask(f"other {number}", 20, cache_salt=str(number)))
+    drive.run(ask("again", 20, 2))
+    assert drive.cached["again", 0] == 20
+
+
+def test_pictures_that_are_computed_whole_are_not_cut_for_a_state() -> None:
+    drive = recurrent(cuts_items=False)
+    drive.run(ask("a", 9, "cat", 9), ask("b", 10, "dog", 9, cache_salt="b"))
+    # The picture of "a" ends inside a block, that of "b" at the end of one.
+    assert spans(drive, "a") == [(0, 20), (20, 24)]
+    assert spans(drive, "b") == [(0, 16), (16, 24), (24, 25)]
+    drive.expect_right_answers()
+
+
+def test_without_prefix_caching_nothing_is_cut_or_kept() -> None:
+    drive = recurrent(caches_prefixes=False)
+    for name in ("first", "again"):
+        drive.run(ask(name, 9, "cat", 9))
+        assert spans(drive, name) == [(0, 24)]
+    assert not any(plan.copy_states for plan in drive.runner.plans)
+    drive.expect_right_answers()
+
+
+def test_nothing_is_kept_while_an_answer_is_generated() -> None:
+    drive = recurrent()
+    drive.run(ask("a", 9, max_tokens=30, ignore_eos=True))
+    assert drive.scheduler.kv_cache.slots.num_kept == 1
+
+
+# Together ------------------------------------------------------------------------------------------------------
+
+
+def test_questions_that_arrive_together_compute_their_picture_once() -> None:
+    drive = recurrent()
+    drive.run(*(ask(name, 9, "cat", 5, end=end) for end, name in enumerate("abc", 2)))
+    assert [spans(drive, name)[0] for name in "abc"] == [(0, 12), (12, 20), (12, 20)]
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_prompts_that_arrive_together_compute_their_common_beginning_twice_and_no_more() -> None:
+    drive = recurrent(max_num_batched_tokens=128)
+    drive.run(*(ask(name, 20, 12, end=end) for end, name in enumerate("abcd", 2)))
+    assert [spans(drive, name)[0] for name in "abcd"] == [(0, 28), (0, 20), (20, 28), (20, 28)]
+    drive.expect_right_answers()
+
+
+def test_a_sequence_with_pages_goes_on_from_a_state_of_another_that_got_further() -> None:
+    drive = recurrent(max_num_batched_tokens=64, max_prompt_tokens_beside_streams=None)
+    drive.delivers = False
+    drive.add(ask("waits", 32, "cat", "dog", 9))
+    drive.step()
+    drive.step()
+    [state] = drive.scheduler.lineup.parked
+    assert (state.num_computed, state.parked_for) == (32, ParkedFor.PIXELS)
+    drive.deliver("cat")
+    drive.deliver("dog")
+    drive.add(ask("other", 32, "cat", "dog", 9, priority=-1, end=2))
+    drive.run()
+    # The other, which is first in line, computed both pictures for the two.
+    computed = [span for name in ("waits", "other") for span in spans(drive, name) if span[0] < 44 <= span[1]]
+    assert len(computed) == 1
+    drive.expect_right_answers()
+
+
+# Ends and shortages --------------------------------------------------------------------------------------------
+
+
+def test_a_state_is_kept_even_if_its_sequence_ends_before_the_next_step() -> None:
+    drive = recurrent()
+    drive.add(ask("aborted", 20))
+    drive.step()
+    drive.abort("aborted")
+    plan = drive.step()
+    assert plan.is_empty
+    assert len(plan.copy_states) == 1
+    drive.run(ask("again", 20, end=0))
+    assert drive.cached["again", 0] == 16
+    drive.expect_right_answers()
+
+
+def test_a_slot_of_an_aborted_sequence_is_free_once_its_slice_beside_has_ended() -> None:
+    drive = recurrent(num_state_slots=2, max_prompt_tokens_beside_streams=4)
+    drive.add(make_request("stream", 3, max_tokens=40, ignore_eos=True))
+    drive.step()
+    drive.runner.set_pace(lambda: False)
+    drive.add(ask("aborted", 20))
+    assert drive.step().beside
+    drive.abort("aborted")
+    drive.add(ask("short", 4))
+    assert [piece.sequence_id[0] for piece in drive.step().now] == ["stream"]
+    drive.runner.set_pace(lambda: True)
+    drive.step()
+    assert [piece.sequence_id[0] for piece in drive.step().now] == ["stream", "short"]
+    drive.expect_all_answered()
+
+
+def test_a_preempted_sequence_begins_again_at_its_last_state() -> None:
+    drive = recurrent(num_blocks=14)
+    drive.run(
+        ask("first", 20, max_tokens=25, ignore_eos=True), ask("second", 20, max_tokens=25, ignore_eos=True, end=2)
+    )
+    assert drive.scheduler.pages.num_preemptions
+    again = [span for span in spans(drive, "second") if span[0] == 16]
+    assert len(again) == 2
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+@pytest.mark.parametrize("num_state_slots", [1, 2, 3])
+def test_with_few_slots_few_sequences_run_at_once(num_state_slots: int) -> None:
+    drive = recurrent(num_state_slots)
+    plans = drive.run(*(ask(str(number), 9, "cat", 9, end=number) for number in range(5)))
+    assert max(len({piece.sequence_id for piece in plan.now}) for plan in plans) == num_state_slots
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_a_more_urgent_sequence_takes_the_last_slot_from_one_that_waits_for_pixels() -> None:
+    drive = recurrent(1)
+    drive.delivers = False
+    drive.add(ask("waits", 32, "cat", 9))
+    drive.step()
+    assert [piece.sequence_id[0] for piece in drive.step().now] == []
+    drive.add(ask("urgent", 20, priority=-1, max_tokens=1))
+    drive.step()
+    drive.step()
+    assert ("urgent", 0) in drive.finished
+    drive.deliver("cat")
+    drive.expect_all_answered()
+
+
+def test_forgotten_states_are_not_found() -> None:
+    drive = recurrent()
+    drive.run(ask("first", 9, "cat", 9))
+    drive.scheduler.reset(prefix=True, encoder=False)
+    drive.run(ask("again", 9, "cat", 9))
+    assert drive.cached["again", 0] == 0
+    drive.expect_right_answers()
