@@ -199,6 +199,72 @@ def test_prefix_caching_and_page_size_are_passed_on() -> None:
     assert resolve(TINY).kv_cache.enable_prefix_caching
 
 
+# The states of recurrent layers --------------------------------------------------------------------------------
+
+# Qwen3.5 0.8B: 18 of its 24 layers are recurrent.
+RECURRENT = ModelSize(
+    max_model_len=262_144,
+    tokens_per_item=256,
+    sees_pictures_whole=False,
+    bytes_per_position=12_288,
+    bytes_per_state=19 * 10**6,
+    bytes_per_embedding=2048,
+    bytes_of_logits=2**19,
+)
+
+
+def test_states_take_at_most_half_of_the_memory_for_keys_and_values(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        kv_cache = resolve(RECURRENT).kv_cache
+    assert kv_cache.num_state_slots == 2 * GIB // RECURRENT.bytes_per_state == 113
+    assert kv_cache.num_blocks == (4 * GIB - 113 * RECURRENT.bytes_per_state) // (12_288 * 16)
+    assert "num_state_slots is 113: half of the 4.00 GiB" in caplog.text
+    assert "so fewer than max_num_seqs=256 sequences run at once" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "num_slots"), [({}, 512), ({"max_num_seqs": 4}, 260), ({"enable_prefix_caching": False}, 256)]
+)
+def test_with_enough_memory_there_is_a_state_for_each_sequence_and_as_many_are_kept(
+    options: dict[str, Any], num_slots: int
+) -> None:
+    assert resolve(RECURRENT, CUDA, **options).kv_cache.num_state_slots == num_slots
+
+
+@pytest.mark.parametrize(
+    ("options", "num_slots", "num_blocks"),
+    [
+        # The bytes asked for are those of both; blocks asked for are had, and states take as much again.
+        ({"kv_cache_memory_bytes": 10**9}, 26, (10**9 - 26 * 19 * 10**6) // (12_288 * 16)),
+        ({"num_gpu_blocks_override": 1000}, 1000 * 16 * 12_288 // (19 * 10**6), 1000),
+        ({"num_gpu_blocks_override": 3}, 2, 3),
+        ({"kv_cache_memory_bytes": 40 * 10**6}, 2, 10),
+        ({"kv_cache_memory_bytes": 40 * 10**6, "enable_prefix_caching": False, "max_num_seqs": 1}, 1, 106),
+    ],
+)
+def test_states_under_a_limit_that_was_asked_for(options: dict[str, Any], num_slots: int, num_blocks: int) -> None:
+    kv_cache = resolve(RECURRENT, **options).kv_cache
+    assert (kv_cache.num_state_slots, kv_cache.num_blocks) == (num_slots, num_blocks)
+
+
+def test_memory_without_room_for_two_states_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="kv_cache_memory_bytes: 0 bytes are left for keys and values"):
+        resolve(RECURRENT, kv_cache_memory_bytes=30 * 10**6)
+
+
+def test_what_works_without_states_only_is_refused_or_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(InvalidArgumentError, match="prefix_disk_cache: must not be set: this model has recurrent"):
+        resolve(RECURRENT, prefix_disk_cache=True)
+    with caplog.at_level(logging.INFO):
+        assert resolve(RECURRENT).scheduler.guess_up_to == 0
+    assert "guess_up_to is 0: a wrong guess cannot be taken back" in caplog.text
+    assert resolve().scheduler.guess_up_to == 8
+    assert resolve().kv_cache.num_state_slots == 0
+
+
+# Pictures in steps ---------------------------------------------------------------------------------------------
+
+
 def test_a_picture_whose_tokens_see_only_what_is_before_them_may_be_larger_than_a_step() -> None:
     size = replace(SIZE, tokens_per_item=16_384, sees_pictures_whole=False)
     scheduler = resolve(size).scheduler

@@ -6,6 +6,7 @@ refused, never changed.
 
 import logging
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from keepsight.config import Config
 from keepsight.engine_config import (
@@ -29,6 +30,8 @@ MAX_KV_BYTES_ON_CPU = 4 * GIB
 # rest takes about as long to compute as the few words of a new question.
 TOKENS_PER_STRETCH = 64
 MAX_BYTES_OF_PROMPT_ENDS = 64 * 2**20
+# One for a running sequence, and one that is kept.
+LEAST_STATE_SLOTS = 2
 DEFAULT_CACHED_PICTURES = 512
 DEFAULT_HOST_CACHE_BYTES = 1 * GIB
 # GPU memory that the model needs for computing, besides its weights.
@@ -46,6 +49,8 @@ class ModelSize:
     # The keys and values of all layers.
     bytes_per_position: int
     bytes_per_embedding: int
+    # The state of all recurrent layers, of one sequence; 0: the model has none.
+    bytes_per_state: int = 0
     # One row of logits: a number for each token of the vocabulary.
     bytes_of_logits: int
 
@@ -69,13 +74,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
     max_num_seqs, max_num_batched_tokens = _choose_batch(config, tokens_at_once, machine)
     encoder_tokens = config.max_num_encoder_input_tokens or _derive_encoder_tokens(size, max_num_batched_tokens)
     encoder_cache = _choose_encoder_cache(config, size, machine, encoder_tokens)
-    kv_cache = KvCacheConfig(
-        num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, encoder_cache.max_bytes),
-        block_size=config.block_size,
-        enable_prefix_caching=config.enable_prefix_caching,
-        blocks_per_stretch=max(1, TOKENS_PER_STRETCH // config.block_size) if config.has_prefix_disk else 0,
-        max_prompt_ends=MAX_BYTES_OF_PROMPT_ENDS // size.bytes_of_logits,
-    )
+    kv_cache = _choose_kv_cache(config, size, machine, max_num_seqs, encoder_cache.max_bytes)
     return EngineConfig(
         scheduler=SchedulerConfig(
             max_num_batched_tokens=max_num_batched_tokens,
@@ -84,7 +83,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
             max_num_encoder_input_tokens=encoder_tokens,
             max_prompt_tokens_beside_streams=_choose_prompt_tokens_beside_streams(config, machine),
             takes_turns=config.performance_mode == "throughput",
-            guess_up_to=config.guess_up_to,
+            guess_up_to=_choose_guesses(config, size),
             tokens_per_item=size.tokens_per_item,
             cuts_items=cuts_items,
         ),
@@ -102,6 +101,12 @@ def _choose_whether_to_cut(config: Config, size: ModelSize) -> bool:
     if size.sees_pictures_whole and config.disable_chunked_mm_input:
         logger.info("disable_chunked_mm_input has no effect: this model's pictures are always computed whole")
     return not (size.sees_pictures_whole or config.disable_chunked_mm_input)
+
+
+def _choose_guesses(config: Config, size: ModelSize) -> int:
+    if size.bytes_per_state and config.guess_up_to:
+        return _derive("guess_up_to", 0, "a wrong guess cannot be taken back from the states of recurrent layers")
+    return config.guess_up_to
 
 
 def _derive_encoder_tokens(size: ModelSize, max_num_batched_tokens: int) -> int:
@@ -205,22 +210,79 @@ def _embeddings_share_memory(config: Config, machine: Machine) -> bool:
 # Keys and values ----------------------------------------------------------------------------------------------
 
 
-def _choose_num_blocks(
+class _KvMemory(NamedTuple):
+    """The memory for keys and values, with the states of recurrent layers, and the option that can change it."""
+
+    option: str
+    num_bytes: int
+
+
+def _choose_kv_cache(
     config: Config, size: ModelSize, machine: Machine, max_num_seqs: int, bytes_of_embeddings: int
-) -> int:
+) -> KvCacheConfig:
+    if size.bytes_per_state and config.has_prefix_disk:
+        raise InvalidArgumentError(
+            "prefix_disk_cache",
+            "must not be set: this model has recurrent layers, and keys and values are of no use without the states of "
+            "these, which no disk keeps",
+        )
+    memory = _choose_kv_memory(config, size, machine, bytes_of_embeddings)
+    num_state_slots = _choose_num_state_slots(config, size, max_num_seqs, memory)
+    left = memory._replace(num_bytes=max(0, memory.num_bytes - num_state_slots * size.bytes_per_state))
+    return KvCacheConfig(
+        num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, left),
+        block_size=config.block_size,
+        enable_prefix_caching=config.enable_prefix_caching,
+        blocks_per_stretch=max(1, TOKENS_PER_STRETCH // config.block_size) if config.has_prefix_disk else 0,
+        max_prompt_ends=MAX_BYTES_OF_PROMPT_ENDS // size.bytes_of_logits,
+        num_state_slots=num_state_slots,
+    )
+
+
+def _choose_kv_memory(config: Config, size: ModelSize, machine: Machine, bytes_of_embeddings: int) -> _KvMemory:
+    if config.num_gpu_blocks_override is not None:
+        # As many blocks as asked for; states may take as much again.
+        return _KvMemory("num_gpu_blocks_override", 2 * config.num_gpu_blocks_override * _bytes_per_block(config, size))
+    if config.kv_cache_memory_bytes is not None:
+        return _KvMemory("kv_cache_memory_bytes", config.kv_cache_memory_bytes)
+    if machine.device == "cpu":
+        return _KvMemory("kv_cache_memory_bytes", min(MAX_KV_BYTES_ON_CPU, machine.available_bytes // 4))
+    return _KvMemory("gpu_memory_utilization", _kv_bytes_on_cuda(config, machine, bytes_of_embeddings))
+
+
+def _bytes_per_block(config: Config, size: ModelSize) -> int:
+    return size.bytes_per_position * config.block_size
+
+
+def _choose_num_state_slots(config: Config, size: ModelSize, max_num_seqs: int, memory: _KvMemory) -> int:
+    """Return the number of states for which there is room: one for each running sequence, and others that are kept."""
+    if not size.bytes_per_state:
+        return 0
+    # However few sequences run at once, keep the states of earlier prompts.
+    num_kept = _most_seqs(config, max_num_seqs) if config.enable_prefix_caching else 0
+    wanted, most = max_num_seqs + num_kept, memory.num_bytes // 2 // size.bytes_per_state
+    if wanted <= most:
+        return _derive("num_state_slots", wanted, f"{max_num_seqs} running sequences, and {num_kept} kept states")
+    chosen = max(most, min(wanted, LEAST_STATE_SLOTS))
+    reason = f"half of the {memory.num_bytes / GIB:.2f} GiB for keys, values and states"
+    if chosen < max_num_seqs:
+        reason += f", so fewer than max_num_seqs={max_num_seqs} sequences run at once"
+    return _derive("num_state_slots", chosen, reason)
+
+
+def _most_seqs(config: Config, max_num_seqs: int) -> int:
+    return max(max_num_seqs, DEFAULT_MAX_NUM_SEQS) if config.enable_prefix_caching else max_num_seqs
+
+
+def _choose_num_blocks(config: Config, size: ModelSize, machine: Machine, max_num_seqs: int, memory: _KvMemory) -> int:
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
-    bytes_per_block = size.bytes_per_position * config.block_size
+    num_bytes = memory.num_bytes
+    num_blocks = _count_blocks(memory.option, num_bytes, _bytes_per_block(config, size))
     if config.kv_cache_memory_bytes is not None:
-        return _count_blocks("kv_cache_memory_bytes", config.kv_cache_memory_bytes, bytes_per_block)
-    if machine.device == "cpu":
-        num_bytes = min(MAX_KV_BYTES_ON_CPU, machine.available_bytes // 4)
-        num_blocks = _count_blocks("kv_cache_memory_bytes", num_bytes, bytes_per_block)
-    else:
-        num_bytes = _kv_bytes_on_cuda(config, machine, bytes_of_embeddings)
-        num_blocks = _count_blocks("gpu_memory_utilization", num_bytes, bytes_per_block)
+        return num_blocks
     # However few sequences run at once, keep room for the prefixes of earlier prompts.
-    most_seqs = max(max_num_seqs, DEFAULT_MAX_NUM_SEQS) if config.enable_prefix_caching else max_num_seqs
+    most_seqs = _most_seqs(config, max_num_seqs)
     useful = most_seqs * -(-size.max_model_len // config.block_size)
     if useful < num_blocks:
         return _derive("num_blocks", useful, f"{most_seqs} sequences of {size.max_model_len} positions need no more")
