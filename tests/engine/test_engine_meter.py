@@ -19,6 +19,8 @@ from keepsight.engine.engine_meter import (
     PREEMPTIONS,
     RECALLED,
     RUNNING,
+    STATES_EVICTED,
+    STATES_KEPT,
     WAITING,
     EngineMeter,
 )
@@ -82,7 +84,10 @@ class Engine:
         if prefix_store is not None:
             prefixes = PrefixTiers(prefix_store, bytes.hex, Pages("int64", (2, 4)), self.inbox.wake)
         keep_stretch = (lambda *_: None) if prefixes is None else prefixes.keep
-        self.runner = FakeRunner(64, 4, keep=keep, clock=self.look_at_clock, keep_stretch=keep_stretch)
+        num_slots = made.kv_cache.num_state_slots
+        self.runner = FakeRunner(
+            64, 4, keep=keep, clock=self.look_at_clock, keep_stretch=keep_stretch, num_state_slots=num_slots
+        )
         self.meter = EngineMeter(self.counters, self.scheduler, 100, source, tiers, prefixes, clock=self.look_at_clock)
         self.loop = EngineLoop(self.scheduler, self.runner, self.inbox, self.take, source, tiers, self.meter, prefixes)
         self.sent: list[FromEngine] = []
@@ -479,6 +484,14 @@ def test_pins_are_counted() -> None:
     engine.ask("a", 3, "x", 4, pins=(PromptPin(9, 60),))
     embeddings = engine.scheduler.media.encoder_cache.num_bytes
     assert engine.counted(BLOCKS_PINNED, EMBEDDINGS_PINNED) == [2, embeddings]
+
+
+def test_states_of_recurrent_layers_are_counted() -> None:
+    engine = Engine(num_state_slots=3)
+    for number in range(3):
+        engine.ask(str(number), 12, cache_salt=str(number))
+    # The third sequence took the last free slot for itself, and that of the first one's kept state for its own.
+    assert engine.counted(STATES_KEPT, STATES_EVICTED) == [2, 1]
 
 
 def test_refused_failed_or_aborted_requests_are_not_reported() -> None:

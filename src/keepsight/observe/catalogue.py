@@ -108,6 +108,8 @@ METRICS = (
     Metric("keepsight_kv_cache_blocks", "gauge", "All KV blocks."),
     Metric("keepsight_kv_cache_blocks_in_use", "gauge", "KV blocks held by sequences."),
     Metric("keepsight_kv_cache_blocks_pinned", "gauge", "KV blocks that are evicted last."),
+    Metric("keepsight_recurrent_states_kept", "gauge", "States of recurrent layers that prompts may begin with."),
+    Metric("keepsight_recurrent_states_evicted_total", "counter", "Kept states whose room was taken for others."),
     Metric("keepsight_encoder_cache_pinned_bytes", "gauge", "Embeddings on the device that are evicted last."),
     Metric(
         "keepsight_processes_restarted_total",

@@ -1,6 +1,6 @@
 """Decides how much of a prompt is computed next.
 
-A piece ends before media that are not ready and at each checkpoint, is not too short, and for models whose pictures are
+A piece ends before media that are not ready and at each milestone, is not too short, and for models whose pictures are
 computed whole, does not end inside one.
 """
 
@@ -24,7 +24,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
         return ParkedFor.LANE
     cuts_items = draft.config.cuts_items
     end = start + draft.tokens_left(most - start, joins=joins)
-    end = min(most, end, _next_checkpoint(state, start, cuts_items=cuts_items))
+    end = min(most, end, _next_milestone(state, start, cuts_items=cuts_items))
     return Piece(end if cuts_items else _whole_items_end(state, start, end), joins)
 
 
@@ -55,9 +55,9 @@ def _why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> Parke
     return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
 
 
-def _next_checkpoint(state: RequestState, start: int, *, cuts_items: bool) -> int:
-    """Return the first checkpoint behind `start` at which a piece may end; the end of the prompt if there is none."""
-    behind = (end for end in state.checkpoints if end > start)
+def _next_milestone(state: RequestState, start: int, *, cuts_items: bool) -> int:
+    """Return the first milestone behind `start` at which a piece may end; the end of the prompt if there is none."""
+    behind = (end for end in state.milestones if end > start)
     possible = (end for end in behind if cuts_items or _whole_items_end(state, start, end) == end)
     return next(possible, state.num_tokens)
 

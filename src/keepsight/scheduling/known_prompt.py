@@ -4,8 +4,8 @@ Neither is used for a request that wants the prompt's log-probabilities.  The en
 prompt's vector, as logits are kept and not the hidden state.
 """
 
-from keepsight.scheduling.checkpoints import find_checkpoints
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
+from keepsight.scheduling.milestones import find_milestones
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName
 
@@ -24,7 +24,7 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
         kv_cache.release(state.sequence_id)
         state.begin_again()
     if kv_cache.keeps_states:
-        state.checkpoints = find_checkpoints(state, hit, kv_cache.block_size)
+        state.milestones = find_milestones(state, hit, kv_cache.block_size)
     if state.wants_prompt_logprobs:
         return hit
     return kv_cache.reach_further(hit, state.hasher.name_of(len(hit.block_ids)), state.num_tokens)

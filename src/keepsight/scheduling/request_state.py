@@ -105,7 +105,7 @@ class RequestState:
     encoder_turn: EncoderTurn | None = None
     # The slot of its state, once seated, and where that is to be kept; none if the model has no recurrent layers.
     state_slot: int | None = None
-    checkpoints: tuple[int, ...] = ()
+    milestones: tuple[int, ...] = ()
     # Indices of the items whose embeddings this sequence uses.
     claimed_items: set[int] = field(default_factory=set)
     # For each item ever claimed, what the first claim found, or "made" if it was ever encoded for this sequence.

@@ -370,7 +370,7 @@ class Scheduler:
         if not was_stream or end % self._block_size == 0:
             self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
             self.media.release_computed(state)
-            if end in state.checkpoints:
+            if end in state.milestones:
                 self.kv_cache.keep_state(state.sequence_id, state.hasher.hashes[end // self._block_size - 1])
 
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:

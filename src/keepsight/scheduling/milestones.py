@@ -1,17 +1,17 @@
 """Decides where in a prompt the state of a model's recurrent layers is kept, for others and for later turns.
 
-A sequence can only begin where a state was kept, and each such *checkpoint* costs a step, as a slice must end there.
+A sequence can only begin where a state was kept, and each such *milestone* costs a step, as a slice must end there.
 """
 
 from keepsight.scheduling.kv_cache_manager import PrefixHit
 from keepsight.scheduling.request_state import RequestState
 
-# A checkpoint closer than this many blocks behind the place where the sequence begins spares others too little.
+# A milestone closer than this many blocks behind the place where the sequence begins spares others too little.
 LEAST_BLOCKS_BEHIND = 2
 
 
-def find_checkpoints(state: RequestState, hit: PrefixHit, block_size: int) -> tuple[int, ...]:
-    """Return the checkpoints of a sequence that begins with this hit: the last ends of blocks before these positions.
+def find_milestones(state: RequestState, hit: PrefixHit, block_size: int) -> tuple[int, ...]:
+    """Return the milestones of a sequence that begins with this hit: the last ends of blocks before these positions.
 
     Before its last token begins the next turn, or the same prompt again; at the end of the last media item, another
     question about it; where its common beginning with others ends, the next prompt with that beginning; and a pin
