@@ -16,7 +16,7 @@ from tests.dequantized import dequantize_products
 from tests.drawn import ask, by_url
 from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
-from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, TURNING
+from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, QWEN3_5, TURNING
 from tests.official_client import complete, connect
 from tests.place import placed
 from tests.random_checkpoint import copy_all_but_the_model
@@ -26,7 +26,11 @@ NUM_TOKENS = 8
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 # The vocabulary size is that of the tokenizer in the folder.
 SIZE = {**ref.SMALL, "vocab_size": 910, "max_position_embeddings": 512}
-QUESTIONS = ("Hello!", "What is in the picture, and where is it?", "What is in the picture, and how many are there?")
+QUESTIONS = (
+    "Hello, and who are you?",
+    "What is in the picture, and where is it?",
+    "What is in the picture, and how many are there?",
+)
 
 VISION: Mapping[str, Any] = {
     "hidden_size": 32,
@@ -71,6 +75,11 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
         {"embed_dim": 32, "hidden_size": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
         {},
     ),
+    "qwen3_5": (
+        QWEN3_5.text,
+        {"num_heads": 2, "depth": 2, "out_hidden_size": 64, "num_position_embeddings": 16, "patch_size": 16},
+        {},
+    ),
     "glm4v": (TURNING, {"depth": 2, "out_hidden_size": 64, "patch_size": 14, "image_size": 112}, {}),
     "gemma4": ({**GEMMA4.text, "vocab_size_per_layer_input": 640}, GEMMA4_VISION, GEMMA4_TOKENS),
     "gemma4 seen whole": (GEMMA4_LARGE.text, GEMMA4_VISION, GEMMA4_TOKENS),
@@ -81,7 +90,11 @@ SHOWN = ([0], [1], [0, 2], [2, 0], [0])
 
 
 @pytest.mark.parametrize(
-    "architecture", ["LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM"]
+    "architecture",
+    [
+        *("LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "DeepseekV3ForCausalLM"),
+        *("Qwen3_5ForCausalLM", "Lfm2ForCausalLM", "FalconH1ForCausalLM"),
+    ],
 )
 def test_text_is_answered_as_by_transformers_whatever_is_answered_beside_it(architecture: str, tmp_path: Path) -> None:
     copy_all_but_the_model(tmp_path)

@@ -146,6 +146,7 @@ def _measure_model(
         tokens_per_item=shape.tokens_per_image or max(largest, TOKENS_PER_STRIP * config.enable_prompt_embeds),
         bytes_per_position=shape.numbers_per_position * model.place.kv_dtype.itemsize,
         bytes_per_embedding=shape.media_width * model.place.dtype.itemsize,
+        bytes_per_state=shape.bytes_per_state,
         bytes_of_logits=shape.vocab_size * model.place.dtype.itemsize,
         sees_pictures_whole=shape.sees_pictures_whole,
     )

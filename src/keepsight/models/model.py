@@ -78,7 +78,7 @@ class ModelShape:
 
     def make_states(self, num_slots: int, device: torch.device) -> list[Tensor]:
         """Return memory for what recurrent layers keep of this many sequences: [slots, ...] for each of `states`."""
-        return [torch.zeros(num_slots, *each.shape, dtype=each.dtype, device=device) for each in self.states]
+        return [torch.empty(num_slots, *each.shape, dtype=each.dtype, device=device) for each in self.states]
 
     def furthest(self, position: int) -> int:
         """Return the position, or the last one that exists before it."""
