@@ -1,5 +1,6 @@
 """Small random models of each family, with prompts of pictures or sounds and their transformers references."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +23,7 @@ from keepsight.runner.encode_media import Normalizer
 from keepsight.runner.mel_spectrogram import MelSpectrogram
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.sound_config import SAMPLES_PER_PLACE
-from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, IDEFICS3, MISTRAL3
+from tests.models.borrowed.pictures import BREAK, END, GEMMA4, GEMMA4_LARGE, IDEFICS3, MISTRAL3, QWEN3_5
 from tests.models.gemma3 import reference as gemma3
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
 from tests.models.qwen2_audio import reference as qwen2_audio
@@ -175,7 +176,7 @@ class SmallQwen2Audio:
 class SmallBorrowed:
     """A model that runs on transformers' own modules; the seed selects the family."""
 
-    families = (IDEFICS3, MISTRAL3, GEMMA4, GEMMA4_LARGE)
+    families = (IDEFICS3, MISTRAL3, GEMMA4, GEMMA4_LARGE, QWEN3_5)
 
     def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
         self.family = self.families[seed]
@@ -190,8 +191,11 @@ class SmallBorrowed:
         return self.family.carry(picture)
 
     def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
-        item = MediaItem(str(picture), TokenSpan(start, self.most_tokens), Geometry(32, 32))
-        return list(self.family.token_ids), [item]
+        # Between two pictures with rows and columns there is always a token, as in published templates.
+        before, behind = ([BREAK], [END]) if self.family.columns else ([], [])
+        [item] = self.family.place(start + len(before))
+        token_ids = [*before, *self.family.token_ids, *behind]
+        return token_ids, [dataclasses.replace(item, media_hash=str(picture))]
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         arrays = self.family.join([int(item.media_hash) for item in media])

@@ -27,7 +27,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True)
 # The vocabulary size is that of the tokenizer in the folder.
 SIZE = {**ref.SMALL, "vocab_size": 910, "max_position_embeddings": 512}
 QUESTIONS = (
-    "Hello, and who are you?",
+    "Hello! Who are you, and what can you say of a picture?",
     "What is in the picture, and where is it?",
     "What is in the picture, and how many are there?",
 )

@@ -8,7 +8,7 @@ import itertools
 import random
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
@@ -134,7 +134,7 @@ class Judge:
         (SmallQwen25VL, 5),
         (SmallQwen2Audio, 4),
         (SmallMixture, 5),
-        *product([SmallBorrowed], [0, 1, 2, 3]),
+        *product([SmallBorrowed], [0, 1, 2, 3, 4]),
         *product([SmallGemma3], [5, 8], [QUANTIZED]),
         (SmallQwen25VL, 5, QUANTIZED),
         (SmallQwen2Audio, 4, QUANTIZED),
@@ -170,6 +170,8 @@ class Settings:
     # Ignored for models that need whole pictures.
     cuts_pictures: bool = True
     guess_up_to: int = 0
+    # Used only for models with recurrent layers, which have no guesses and no stretches.
+    num_state_slots: int = 1
 
 
 SETTINGS = st.builds(
@@ -189,6 +191,7 @@ SETTINGS = st.builds(
     blocks_per_stretch=st.sampled_from([0, 1, 2]),
     cuts_pictures=st.booleans(),
     guess_up_to=st.sampled_from([0, 4, 16]),
+    num_state_slots=st.sampled_from([1, 2, 5, 40]),
 )
 
 
@@ -197,6 +200,8 @@ def engine_config(settings: Settings, small: Family, longest: int) -> EngineConf
     cuts_items = settings.cuts_pictures and not small.model.shape.sees_pictures_whole
     at_once = 1 if cuts_items else tokens_per_picture
     num_blocks = -(-longest // settings.block_size) + settings.num_spare_blocks
+    if is_recurrent := bool(small.model.shape.states):
+        settings = replace(settings, guess_up_to=0, blocks_per_stretch=0)
     return EngineConfig(
         scheduler=SchedulerConfig(
             max_num_batched_tokens=at_once + settings.max_num_seqs - 1 + settings.num_spare_tokens,
@@ -215,6 +220,7 @@ def engine_config(settings: Settings, small: Family, longest: int) -> EngineConf
             enable_prefix_caching=settings.caches_prefixes,
             max_prompt_ends=settings.max_prompt_ends,
             blocks_per_stretch=settings.blocks_per_stretch if settings.caches_prefixes else 0,
+            num_state_slots=settings.num_state_slots if is_recurrent else 0,
         ),
         encoder_cache=EncoderCacheConfig(
             max_bytes=settings.num_pictures * tokens_per_picture,

@@ -45,9 +45,9 @@ def exactly(weights: DeltaNetWeights, inputs: DeltaNetInputs) -> tuple[Tensor, T
     mixed = F.silu(F.conv1d(seen, filters, groups=len(filters))[..., -num_tokens:]).transpose(1, 2)
     num_keys = weights.key_heads * KEYS
     query, key, value = torch.split(mixed, [num_keys, num_keys, HEADS * values], dim=2)
-    query, key = (F.normalize(each.unflatten(2, (-1, KEYS)), dim=-1) for each in (query, key))
+    query, key = (F.normalize(each.reshape(SEQUENCES, num_tokens, -1, KEYS), dim=-1) for each in (query, key))
     query, key = (each.repeat_interleave(HEADS // weights.key_heads, dim=2) for each in (query, key))
-    value, outputs = value.unflatten(2, (HEADS, values)), []
+    value, outputs = value.reshape(SEQUENCES, num_tokens, HEADS, values), []
     decay = torch.exp(-weights.rate.double() * F.softplus(decay + weights.shift.double()))
     for token in range(num_tokens):
         state = state * decay[:, token, :, None, None]
