@@ -223,8 +223,8 @@ def test_a_token_for_which_rounding_chooses_other_experts_is_no_reason_against_k
 ) -> None:
     compute = borrowed_model.compute
 
-    def compute_one_otherwise(*arguments: Any) -> Tensor:
-        found = compute(*arguments)
+    def compute_one_otherwise(*arguments: Any, **options: Any) -> Tensor:
+        found = compute(*arguments, **options)
         if kernels_for(DEVICE) is not None:
             found[-1] = found[-1].flip(-1)
         return found
