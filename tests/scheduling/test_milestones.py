@@ -181,6 +181,22 @@ def test_a_sequence_with_pages_goes_on_from_a_state_of_another_that_got_further(
     drive.expect_right_answers()
 
 
+def test_a_sequence_with_pages_does_not_wait_for_one_that_is_not_as_far() -> None:
+    drive = recurrent(max_num_batched_tokens=24)
+    drive.delivers = False
+    drive.add(ask("waits", 32, "cat", 9))
+    drive.step()
+    drive.step()
+    drive.scheduler.reset(prefix=True, encoder=False)
+    drive.add(ask("other", 32, 9, priority=-1, end=2))
+    drive.deliver("cat")
+    while drive.scheduler.has_requests:
+        drive.step()
+        assert drive.scheduler.lineup.parked_for(ParkedFor.PREFIX) == []
+    assert spans(drive, "waits")[:2] == [(0, 24), (24, 36)]
+    drive.expect_right_answers()
+
+
 # Ends and shortages --------------------------------------------------------------------------------------------
 
 
