@@ -13,8 +13,10 @@ from keepsight.models.borrowed.media_tokens import find_media_token
 from keepsight.models.borrowed.picture_places import places_as_ours, uses_mrope
 from keepsight.models.borrowed.token_rows import check_all_are_read
 
+# Layer types that look at no other token.
+ALONE_TYPES = ("mlp", "moe")
 # Layer types in which a token sees an interval of positions that ends with its own, and recurrent ones.
-_LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "conv", "hybrid")
+_LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", *ALONE_TYPES)
 
 
 def check_config(config: Any, path: Path) -> None:

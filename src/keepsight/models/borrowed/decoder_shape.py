@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from keepsight.errors import CheckpointConfigError
 from keepsight.models.borrowed.attention import HeadsOfLayer, LayerRule, attend_at_once, attending
+from keepsight.models.borrowed.check_config import ALONE_TYPES
 from keepsight.models.borrowed.picture_masks import find_causal_layers
 from keepsight.models.borrowed.picture_places import arguments_of_kinds, uses_mrope
 from keepsight.models.borrowed.recurrence import StateName, StateProbe, wrap_recurrent
@@ -42,7 +43,7 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     seen = _observe_attention(compute)
     recurrent = wrap_recurrent(body.get_decoder(), {heads.module for heads in seen})
     states = _observe_states(compute) if recurrent else {}
-    _check_layers([heads.layer for heads in seen], {name.layer for name in states}, config.num_hidden_layers, path)
+    _check_layers([heads.layer for heads in seen], {name.layer for name in states}, config, path)
     _check_heads(seen, path)
     # The tensors are all still held, so two at one address are the same.
     addresses = [(heads.key.data_ptr(), heads.value.data_ptr()) for heads in seen]
@@ -126,11 +127,14 @@ def _layers_around(modules: Iterable[Any], body: nn.Module) -> tuple[nn.Module, 
     return tuple(body.get_submodule(layer) for _, layer in sorted(by_number.items()))
 
 
-def _check_layers(attending: list[int], recurrent: Set[int], num_layers: int, path: Path) -> None:
-    is_complete = {*attending, *recurrent} == set(range(num_layers)) and len(set(attending)) == len(attending)
-    if not (attending and is_complete):
+def _check_layers(attending: list[int], recurrent: Set[int], config: Any, path: Path) -> None:
+    types = getattr(config, "layer_types", None) or ()
+    alone = {layer for layer, layer_type in enumerate(types) if layer_type in ALONE_TYPES}
+    is_complete = {*attending, *recurrent, *alone} == set(range(config.num_hidden_layers))
+    if not (attending and is_complete and len(set(attending)) == len(attending)):
         others = f" and {sorted(recurrent)} are recurrent" if recurrent else ""
-        raise _refuse(path, f"of its {num_layers} layers, {attending} attend{others}: each must do so once")
+        why = "each must attend once or be recurrent, and one must attend" if others else "each must attend once"
+        raise _refuse(path, f"of its {config.num_hidden_layers} layers, {attending} attend{others}: {why}")
 
 
 def _check_windows(windows: Mapping[int, int | None], config: Any, path: Path) -> None:

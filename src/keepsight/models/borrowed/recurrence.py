@@ -58,19 +58,22 @@ def _cache_name(module: nn.Module) -> str | None:
 def _wrap(module: nn.Module) -> None:
     forward, cache_name, kernel = module.forward, _cache_name(module), delta_net.by_kernel(module)
     assert cache_name is not None, module
+    names = list(inspect.signature(forward).parameters)
 
     def compute(hidden: Tensor, cache: Any) -> Tensor:
         if kernel is not None and isinstance(cache, StateCache):
             return kernel(hidden, cache)
         return forward(hidden, **{cache_name: cache})  # type: ignore[no-any-return]
 
-    def wrapped(hidden_states: Tensor, **others: Any) -> Tensor:
+    def wrapped(*positional: Any, **named: Any) -> Tensor:
         if (recur := recur_now()) is None:  # transformers computes a whole prompt
-            return forward(hidden_states, **others)  # type: ignore[no-any-return]
-        for name, given in others.items():
-            if not has_no_effect(name, given):
+            return forward(*positional, **named)  # type: ignore[no-any-return]
+        given = {**dict(zip(names, positional, strict=False)), **named}
+        hidden = given.pop(names[0])
+        for name, argument in given.items():
+            if not has_no_effect(name, argument):
                 raise UnknownAttentionError(f"its recurrent layers are given {name}")
-        return recur(compute, hidden_states)
+        return recur(compute, hidden)
 
     module.forward = wrapped
 
