@@ -85,6 +85,14 @@ def test_a_piece_that_would_spare_others_less_than_two_blocks_is_not_cut_off() -
     assert spans(drive, "longer") == [(12, 20), (20, 21)]
 
 
+def test_the_end_of_a_prompt_is_kept_only_with_the_state_before_it() -> None:
+    drive = recurrent()
+    drive.run(ask("first", 9, "cat", 9))
+    drive.run(ask("short", 9, "cat", 5, end=2), ask("longer", 9, "cat", 6, end=3))
+    kept = [piece.sequence_id[0] for plan in drive.runner.plans for piece in plan.now if piece.keep_as is not None]
+    assert kept == ["first", "longer"]
+
+
 def test_the_next_turn_of_a_conversation_begins_at_the_end_of_the_last_prompt() -> None:
     drive = recurrent()
     first = ask("first", 9, "cat", 9)

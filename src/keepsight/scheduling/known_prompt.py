@@ -39,7 +39,10 @@ def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> E
 
 def name_end(state: RequestState, kv_cache: KvCacheManager) -> EndName | None:
     """Return a name under which to keep the end of a prompt that is computed to its end; None if it is of no use."""
-    if state.num_sampled or state.request.wants_vector:
+    last_begin = (state.num_tokens - 1) // kv_cache.block_size * kv_cache.block_size
+    # With recurrent layers it is found together with the state that was kept at the beginning of the last slice.
+    lacks_state = kv_cache.slots.num_slots and state.num_computed < last_begin
+    if state.num_sampled or state.request.wants_vector or lacks_state:
         return None
     return kv_cache.name_end(state.sequence_id, state.hasher.prompt_end)
 
