@@ -19,15 +19,17 @@
 
 typedef struct {
     float *out;                /* [rows, heads, values]; rows: the tokens of one sequence after another */
-    float *columns;            /* [sequences, channels, size]: the last inputs of the convolution; overwritten */
-    float *state;              /* [sequences, heads, keys, values]; overwritten */
+    float *columns;            /* [slots, channels, size]: the last inputs of the convolution; overwritten */
+    float *state;              /* [slots, heads, keys, values]; overwritten */
     float *mixed;              /* [rows, channels]: queries and keys of key_heads, values of heads; overwritten */
     float *decay, *strength;   /* [rows, heads]: what they are computed from; overwritten */
     const float *gate;         /* [rows, heads, values] */
     const float *filter;       /* [size, channels]: of the convolution */
     const float *rate, *shift; /* [heads]: of decay */
     const float *scale;        /* [values]: of the norm */
-    long sequences, tokens, heads, key_heads, keys, values, size;
+    const int64_t *first_rows; /* [sequences + 1]: of each sequence, and behind the last */
+    const int64_t *slots;      /* [sequences] */
+    long sequences, heads, key_heads, keys, values, size;
     float eps;
 } delta_net_work;
 
@@ -36,18 +38,23 @@ static long channels_of(const delta_net_work *w)
     return 2 * w->key_heads * w->keys + w->heads * w->values;
 }
 
+static long rows_of(const delta_net_work *w)
+{
+    return w->first_rows[w->sequences];
+}
+
 /* Convolution ----------------------------------------------------------------------------------------------------- */
 
 INLINE void convolve(const delta_net_work *w, long sequence, long first, long count)
 {
     const long channels = channels_of(w), size = w->size;
-    float *columns = w->columns + (sequence * channels + first) * size;
+    float *columns = w->columns + (w->slots[sequence] * channels + first) * size;
     lanes past[MOST_COLUMNS][CHANNELS_AT_ONCE];
     for (long c = 0; c < count * LANES; c++)
         for (long s = 0; s < size; s++)
             past[s][c / LANES][c % LANES] = columns[c * size + s];
-    for (long token = 0; token < w->tokens; token++) {
-        float *row = w->mixed + (sequence * w->tokens + token) * channels + first;
+    for (long token = w->first_rows[sequence]; token < w->first_rows[sequence + 1]; token++) {
+        float *row = w->mixed + token * channels + first;
         for (long v = 0; v < count; v++) {
             for (long s = 1; s < size; s++)
                 past[s - 1][v] = past[s][v];
@@ -64,14 +71,15 @@ INLINE void convolve(const delta_net_work *w, long sequence, long first, long co
             columns[c * size + s] = past[s][c / LANES][c % LANES];
 }
 
+/* Here and below the sequences of a piece follow each other, so that threads share a long one. */
 static void convolution_part(const void *shared, long part, long parts)
 {
     const delta_net_work *w = shared;
     const long vectors = channels_of(w) / LANES, pieces = parts_of(vectors, CHANNELS_AT_ONCE);
     const long count = w->sequences * pieces;
     for (long i = count * part / parts; i < count * (part + 1) / parts; i++) {
-        const long first = i % pieces * CHANNELS_AT_ONCE;
-        convolve(w, i / pieces, first * LANES, lesser(CHANNELS_AT_ONCE, vectors - first));
+        const long first = i / w->sequences * CHANNELS_AT_ONCE;
+        convolve(w, i % w->sequences, first * LANES, lesser(CHANNELS_AT_ONCE, vectors - first));
     }
 }
 
@@ -80,7 +88,7 @@ static void convolution_part(const void *shared, long part, long parts)
 static void factors_part(const void *shared, long part, long parts)
 {
     const delta_net_work *w = shared;
-    const long count = w->sequences * w->tokens * w->heads;
+    const long count = rows_of(w) * w->heads;
     for (long i = count * part / parts; i < count * (part + 1) / parts; i++) {
         const float x = w->decay[i] + w->shift[i % w->heads];
         const float softplus = x > 20.0f ? x : log1pf(expf(x));
@@ -102,8 +110,8 @@ INLINE void update_and_read(const delta_net_work *w, long sequence, long head, l
 {
     const long keys = w->keys, values = w->values, channels = channels_of(w);
     const long key_head = head / (w->heads / w->key_heads);
-    float *state = w->state + (sequence * w->heads + head) * keys * values + column;
-    for (long token = sequence * w->tokens; token < (sequence + 1) * w->tokens; token++) {
+    float *state = w->state + (w->slots[sequence] * w->heads + head) * keys * values + column;
+    for (long token = w->first_rows[sequence]; token < w->first_rows[sequence + 1]; token++) {
         const float *query = w->mixed + token * channels + key_head * keys, *key = query + w->key_heads * keys;
         const float *value = w->mixed + token * channels + 2 * w->key_heads * keys + head * values + column;
         const float of_key = inverse_length(key, keys), of_query = inverse_length(query, keys) / sqrtf(keys);
@@ -133,7 +141,8 @@ static void rule_part(const void *shared, long part, long parts)
     const long at_once = VALUES_AT_ONCE * LANES, pieces = parts_of(w->values, at_once);
     const long count = w->sequences * w->heads * pieces;
     for (long i = count * part / parts; i < count * (part + 1) / parts; i++) {
-        const long sequence = i / pieces / w->heads, head = i / pieces % w->heads, first = i % pieces * at_once;
+        const long sequence = i % w->sequences, piece = i / w->sequences;
+        const long head = piece / pieces, first = piece % pieces * at_once;
         if (first + at_once <= w->values)
             update_and_read(w, sequence, head, first, VALUES_AT_ONCE);
         else
@@ -147,7 +156,7 @@ static void rule_part(const void *shared, long part, long parts)
 static void output_part(const void *shared, long part, long parts)
 {
     const delta_net_work *w = shared;
-    const long rows = w->sequences * w->tokens * w->heads;
+    const long rows = rows_of(w) * w->heads;
     for (long row = rows * part / parts; row < rows * (part + 1) / parts; row++) {
         float *out = w->out + row * w->values, squares = 0.0f;
 #pragma omp simd reduction(+ : squares)
@@ -164,7 +173,7 @@ static void output_part(const void *shared, long part, long parts)
 
 void keepsight_compute_delta_net(const delta_net_work *w)
 {
-    const long rows = w->sequences * w->tokens;
+    const long rows = rows_of(w);
     share(convolution_part, w, parts_for(rows * channels_of(w) * w->size));
     share(factors_part, w, parts_for(rows * w->heads * 64)); /* each costs as much as 64 numbers elsewhere */
     share(rule_part, w, parts_for(rows * w->heads * w->keys * w->values));

@@ -10,14 +10,14 @@ from keepsight.models.cpu_library import call, number
 
 # The most inputs that a convolution sees at once.
 _MOST_COLUMNS = 8
-_INPUTS = ("columns", "state", "mixed", "decay", "strength", "gate")
-_WEIGHTS = ("filter", "rate", "shift", "scale")
+_STATES, _PRODUCTS = ("columns", "state"), ("mixed", "decay", "strength", "gate")
+_WEIGHTS, _PLACES = ("filter", "rate", "shift", "scale"), ("first_rows", "slots")
 
 
 class _DeltaNet(Structure):
     _fields_ = (
-        *((name, c_void_p) for name in ("out", *_INPUTS, *_WEIGHTS)),
-        *((name, c_long) for name in ("sequences", "tokens", "heads", "key_heads", "keys", "values", "size")),
+        *((name, c_void_p) for name in ("out", *_STATES, *_PRODUCTS, *_WEIGHTS, *_PLACES)),
+        *((name, c_long) for name in ("sequences", "heads", "key_heads", "keys", "values", "size")),
         ("eps", c_float),
     )
 
@@ -44,26 +44,40 @@ class DeltaNetWeights(NamedTuple):
         return fits and not any(each % number("numbers_at_once") for each in (channels, len(self.scale)))
 
 
-class DeltaNetInputs(NamedTuple):
-    """Products of the tokens of sequences of equal length, and the states before the first ones."""
+class DeltaNetStates(NamedTuple):
+    """The states of sequences before their tokens, in slots; overwritten with those after them."""
 
-    columns: Tensor  # [sequences, channels, size]: the last inputs of the convolution; overwritten
-    state: Tensor  # [sequences, heads, keys, values]; overwritten
-    mixed: Tensor  # [sequences, tokens, channels]: queries, keys and values of all heads; overwritten
-    decay: Tensor  # [sequences, tokens, heads]: what it is computed from; overwritten, like `strength`
+    columns: Tensor  # [slots, channels, size]: the last inputs of the convolution
+    state: Tensor  # [slots, heads, keys, values]
+
+
+class DeltaNetProducts(NamedTuple):
+    """What the tokens of one sequence after another are projected to; overwritten, except for the gate."""
+
+    mixed: Tensor  # [tokens, channels]: queries, keys and values of all heads
+    decay: Tensor  # [tokens, heads]: what it is computed from, like `strength`
     strength: Tensor
-    gate: Tensor  # [sequences, tokens, heads * values]
+    gate: Tensor  # [tokens, heads * values]
 
 
-def compute_delta_net(weights: DeltaNetWeights, inputs: DeltaNetInputs) -> Tensor:
-    """Return the outputs [sequences, tokens, heads * values]; overwrite the states with those after the last tokens."""
-    out, (num_sequences, num_tokens, _) = inputs.gate.new_empty(inputs.gate.shape), inputs.mixed.shape
+class Sequences(NamedTuple):
+    """Which rows of a batch are the tokens of which sequence.  On the host."""
+
+    first_rows: Tensor  # [sequences + 1]: of each sequence, and behind the last
+    slots: Tensor  # [sequences]
+
+
+def compute_delta_net(
+    weights: DeltaNetWeights, states: DeltaNetStates, products: DeltaNetProducts, sequences: Sequences
+) -> Tensor:
+    """Return the outputs [tokens, heads * values]."""
+    out = products.gate.new_empty(products.gate.shape)
     heads, keys, values, size = len(weights.rate), weights.key_size, len(weights.scale), len(weights.filter)
-    assert inputs.state.shape == (num_sequences, heads, keys, values)
-    assert inputs.columns.shape == (num_sequences, inputs.mixed.shape[2], size)
-    tensors = (out, *inputs, weights.filter, weights.rate, weights.shift, weights.scale)
+    assert states.state.shape[1:] == (heads, keys, values)
+    assert states.columns.shape[1:] == (weights.filter.shape[1], size)
+    tensors = (out, *states, *products, weights.filter, weights.rate, weights.shift, weights.scale)
     assert all(takes_kernels(each) and each.is_contiguous() for each in tensors)
-    addresses = (each.data_ptr() for each in tensors)
-    sizes = (num_sequences, num_tokens, heads, weights.key_heads, keys, values, size)
+    addresses = (each.data_ptr() for each in (*tensors, *sequences))
+    sizes = (len(sequences.slots), heads, weights.key_heads, keys, values, size)
     call("compute_delta_net", _DeltaNet(*addresses, *sizes, weights.eps))
     return out

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, View, attend_plainly, write_cache
+from keepsight.models.borrowed.delta_net import Kernel
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
 
@@ -50,10 +51,20 @@ class LayerRule(NamedTuple):
 
 # -> [tokens, heads, value_dim]
 Attend = Callable[[HeadsOfLayer], Tensor]
-# Computes a recurrent module: (hidden states [slices, tokens, width], transformers' cache) -> [slices, tokens, width]
-ComputeModule = Callable[[Tensor, Any], Tensor]
+
+
+class RecurrentModule(NamedTuple):
+    """How to compute a recurrent module."""
+
+    layer: int
+    # (hidden states [slices, tokens, width], transformers' cache) -> [slices, tokens, width]
+    compute: Callable[[Tensor, Any], Tensor]
+    # For all slices at once, if there is a kernel for it.
+    kernel: Kernel | None
+
+
 # Computes one for all slices of a step: [1, tokens, width] -> [1, tokens, width]
-Recur = Callable[[ComputeModule, Tensor], Tensor]
+Recur = Callable[[RecurrentModule, Tensor], Tensor]
 
 
 class _Step(NamedTuple):

@@ -4,19 +4,30 @@ transformers computes a prompt in chunks that begin with its slice, and single t
 every token alike, and takes a fifth of the time.  The matrix products stay the modules' own.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
-from keepsight.models.borrowed.attention import ComputeModule
-from keepsight.models.cpu_delta_net import DeltaNetInputs, DeltaNetWeights, compute_delta_net
+from keepsight.models.cpu_delta_net import (
+    DeltaNetProducts,
+    DeltaNetStates,
+    DeltaNetWeights,
+    Sequences,
+    compute_delta_net,
+)
+
+# (hidden states [1, tokens, width], states, sequences) -> [1, tokens, width]
+Kernel = Callable[[Tensor, DeltaNetStates, Sequences], Tensor]
 
 _PRODUCTS = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 _OTHERS = ("conv1d", "norm", "A_log", "dt_bias", "num_k_heads", "layer_norm_epsilon", "layer_idx")
 
 
-def by_kernel(module: Any) -> ComputeModule | None:
-    """Return how to compute a module by the kernel; None if it is none of these, or does not fit."""
+def by_kernel(module: Any) -> Kernel | None:
+    """Return how to compute a module by the kernel, for all sequences of a step; None if it is no such module, or does
+    not fit.
+    """
     if not all(hasattr(module, name) for name in (*_PRODUCTS, *_OTHERS)) or not _is_as_known(module):
         return None
     weights = DeltaNetWeights(
@@ -30,16 +41,14 @@ def by_kernel(module: Any) -> ComputeModule | None:
     if not weights.fit_kernel():
         return None
 
-    def compute(hidden: Tensor, cache: Any) -> Tensor:
-        inputs = DeltaNetInputs(
-            columns=cache.get_conv_state(module.layer_idx),
-            state=cache.get_recurrent_state(module.layer_idx),
-            mixed=module.in_proj_qkv(hidden),
-            decay=module.in_proj_a(hidden),
-            strength=module.in_proj_b(hidden),
-            gate=module.in_proj_z(hidden),
+    def compute(hidden: Tensor, states: DeltaNetStates, sequences: Sequences) -> Tensor:
+        products = DeltaNetProducts(
+            mixed=module.in_proj_qkv(hidden[0]),
+            decay=module.in_proj_a(hidden[0]),
+            strength=module.in_proj_b(hidden[0]),
+            gate=module.in_proj_z(hidden[0]),
         )
-        return module.out_proj(compute_delta_net(weights, inputs))  # type: ignore[no-any-return]
+        return module.out_proj(compute_delta_net(weights, states, products, sequences))[None]  # type: ignore[no-any-return]
 
     return compute
 

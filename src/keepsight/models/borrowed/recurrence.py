@@ -13,9 +13,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.attention import AttentionBatch
+from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.borrowed import delta_net
-from keepsight.models.borrowed.attention import ComputeModule, Recur, UnknownAttentionError, has_no_effect, recur_now
+from keepsight.models.borrowed.attention import (
+    Recur,
+    RecurrentModule,
+    UnknownAttentionError,
+    has_no_effect,
+    recur_now,
+)
+from keepsight.models.cpu_delta_net import DeltaNetStates, Sequences
 from keepsight.models.model import StateShape
 
 # The names under which modules take their cache.
@@ -55,15 +62,13 @@ def _cache_name(module: nn.Module) -> str | None:
     return next((name for name in _CACHE_NAMES if name in taken), None)
 
 
-def _wrap(module: nn.Module) -> None:
-    forward, cache_name, kernel = module.forward, _cache_name(module), delta_net.by_kernel(module)
+def _wrap(module: Any) -> None:
+    forward, cache_name = module.forward, _cache_name(module)
     assert cache_name is not None, module
     names = list(inspect.signature(forward).parameters)
-
-    def compute(hidden: Tensor, cache: Any) -> Tensor:
-        if kernel is not None and isinstance(cache, StateCache):
-            return kernel(hidden, cache)
-        return forward(hidden, **{cache_name: cache})  # type: ignore[no-any-return]
+    found = RecurrentModule(
+        module.layer_idx, lambda hidden, cache: forward(hidden, **{cache_name: cache}), delta_net.by_kernel(module)
+    )
 
     def wrapped(*positional: Any, **named: Any) -> Tensor:
         if (recur := recur_now()) is None:  # transformers computes a whole prompt
@@ -73,7 +78,7 @@ def _wrap(module: nn.Module) -> None:
         for name, argument in given.items():
             if not has_no_effect(name, argument):
                 raise UnknownAttentionError(f"its recurrent layers are given {name}")
-        return recur(compute, hidden)
+        return recur(found, hidden)
 
     module.forward = wrapped
 
@@ -84,8 +89,8 @@ class StateProbe:
     def __init__(self) -> None:
         self.shapes: dict[StateName, StateShape] = {}
 
-    def recur(self, compute: ComputeModule, hidden: Tensor) -> Tensor:
-        return compute(hidden, self)
+    def recur(self, module: RecurrentModule, hidden: Tensor) -> Tensor:
+        return module.compute(hidden, self)
 
     def is_recording_past(self, _layer: int) -> bool:
         return False
@@ -117,56 +122,69 @@ class Part(NamedTuple):
     """Slices of a step that are computed together: one, or all single tokens."""
 
     rows: slice | Tensor
-    # That of the one slice; or [tokens].
-    slots: int | Tensor
+    slots: Tensor
 
 
 def recur_over(names: Sequence[StateName], states: Sequence[Tensor], batch: AttentionBatch) -> Recur:
     """Return how to compute the recurrent modules of a step.  `states`: [slots, ...] for each name."""
-    begun = [_slot_of(piece.state_slot) for piece in batch.slices if piece.start == 0]
+    by_name, slots = dict(zip(names, states, strict=True)), [_slot_of(piece) for piece in batch.slices]
+    begun = [slot for piece, slot in zip(batch.slices, slots, strict=True) if piece.start == 0]
     for state in states if begun else ():
         state[begun] = 0
-    parts, by_name = list(_cut(batch)), dict(zip(names, states, strict=True))
+    all_slots = torch.tensor(slots, device=batch.device)
+    ends = list(itertools.accumulate((piece.length for piece in batch.slices), initial=0))
+    sequences, parts = Sequences(torch.tensor(ends), all_slots), list(_cut(batch, all_slots, ends))
 
-    def recur(compute: ComputeModule, hidden: Tensor) -> Tensor:
-        outputs = hidden
-        for number, (rows, slots) in enumerate(parts):
-            cache, num_slices = StateCache(by_name, slots), 1 if isinstance(slots, int) else len(slots)
-            output = compute(hidden[0, rows].view(num_slices, -1, hidden.shape[-1]), cache).flatten(0, 1)
-            cache.write_back()
-            if not number:
-                outputs = hidden.new_empty(1, hidden.shape[1], output.shape[-1])
-            outputs[0, rows] = output
-        return outputs
+    def recur(module: RecurrentModule, hidden: Tensor) -> Tensor:
+        if module.kernel is not None:
+            own = (by_name[StateName(module.layer, is_convolution, 0)] for is_convolution in (True, False))
+            return module.kernel(hidden, DeltaNetStates(*own), sequences)
+        return _compute_parts(module, hidden, parts, by_name)
 
     return recur
 
 
-def _cut(batch: AttentionBatch) -> Iterator[Part]:
-    pieces, rows = batch.singles
-    ends = itertools.accumulate(piece.length for piece in batch.slices)
-    for piece, end in zip(batch.slices, ends, strict=True):
-        if piece.length > 1 or len(pieces) == 1:
-            yield Part(slice(end - piece.length, end), _slot_of(piece.state_slot))
-    if len(pieces) > 1:
-        slots = torch.tensor([_slot_of(piece.state_slot) for piece in pieces], device=batch.device)
-        are_all = len(pieces) == len(batch.slices)
-        yield Part(slice(None) if are_all else torch.tensor(rows, device=batch.device), slots)
+def _slot_of(piece: RequestSlice) -> int:
+    assert piece.state_slot is not None, "its model has recurrent layers"
+    return piece.state_slot
 
 
-def _slot_of(state_slot: int | None) -> int:
-    assert state_slot is not None, "its model has recurrent layers"
-    return state_slot
+def _cut(batch: AttentionBatch, slots: Tensor, ends: Sequence[int]) -> Iterator[Part]:
+    """Yield each longer slice, and single tokens together."""
+    are_single = [piece.length == 1 for piece in batch.slices]
+    if all(are_single):
+        yield Part(slice(None), slots)
+        return
+    for index, is_single in enumerate(are_single):
+        if not is_single:
+            yield Part(slice(ends[index], ends[index + 1]), slots[index : index + 1])
+    if any(are_single):
+        _, rows = batch.singles
+        yield Part(torch.tensor(rows, device=batch.device), slots[are_single])
+
+
+def _compute_parts(
+    module: RecurrentModule, hidden: Tensor, parts: Sequence[Part], states: Mapping[StateName, Tensor]
+) -> Tensor:
+    outputs = hidden
+    for number, (rows, slots) in enumerate(parts):
+        cache = StateCache(states, slots)
+        output = module.compute(hidden[0, rows].view(len(slots), -1, hidden.shape[-1]), cache).flatten(0, 1)
+        cache.write_back()
+        if not number:
+            outputs = hidden.new_empty(1, hidden.shape[1], output.shape[-1])
+        outputs[0, rows] = output
+    return outputs
 
 
 class StateCache:
     """The part of transformers' cache that recurrent modules use, over the states of a part of a step."""
 
-    def __init__(self, states: Mapping[StateName, Tensor], slots: int | Tensor) -> None:
+    def __init__(self, states: Mapping[StateName, Tensor], slots: Tensor) -> None:
         """`states`: [slots, ...] each; `slots`: of each row of the module's input."""
         self._states, self._slots = states, slots
-        # The rows in use: views of one slot's states, or copies of several slots', to be written back.
-        self._used: dict[StateName, Tensor] = {}
+        # Copies of the states of the slots, to be written back.
+        self._copied: dict[StateName, Tensor] = {}
 
     def is_recording_past(self, _layer: int) -> bool:
         return False
@@ -191,12 +209,10 @@ class StateCache:
 
     def _rows(self, name: StateName) -> Tensor:
         """Return the states [rows, ...], to be read and overwritten."""
-        if name not in self._used:
-            state, slots = self._states[name], self._slots
-            self._used[name] = state[slots][None] if isinstance(slots, int) else state.index_select(0, slots)
-        return self._used[name]
+        if name not in self._copied:
+            self._copied[name] = self._states[name].index_select(0, self._slots)
+        return self._copied[name]
 
     def write_back(self) -> None:
-        if not isinstance(self._slots, int):
-            for name, rows in self._used.items():
-                self._states[name].index_copy_(0, self._slots, rows)
+        for name, rows in self._copied.items():
+            self._states[name].index_copy_(0, self._slots, rows)
