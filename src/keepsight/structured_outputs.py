@@ -84,7 +84,7 @@ class StructuredOutputsParams:
     def to_grammar(self) -> str:
         """Return the grammar in llguidance's format."""
         if self.regex is not None:
-            return _from_lark(f"start: /{_escape(self.regex)}/")
+            return _from_lark(f"start: {to_pattern(self.regex)}")
         if self.choice is not None:
             # One terminal for all: with one each, the parser would track every one, and fail beyond two thousand.
             return _from_lark("start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each) for each in self.choice))
@@ -163,14 +163,14 @@ def _free_names(schema: dict[str, Any]) -> None:
         schema.pop("additionalProperties", None)
 
 
-def _escape(regex: str) -> str:
-    """Escape a regex for use between slashes. A backslash and the character after it belong together."""
+def to_pattern(regex: str) -> str:
+    """Return a regex as Lark writes it, between slashes. A backslash and the character after it belong together."""
     escaped, is_behind_backslash = [], False
     for character in regex:
         spelled = {"\n": "n"} if is_behind_backslash else {"/": r"\/", "\n": r"\n"}
         escaped.append(spelled.get(character, character))
         is_behind_backslash = character == "\\" and not is_behind_backslash
-    return "".join(escaped)
+    return f"/{''.join(escaped)}/"
 
 
 def _check_length(field: str, num_characters: int, of_what: str = "") -> None:

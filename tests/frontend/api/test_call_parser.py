@@ -9,7 +9,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keepsight.frontend.api.call_parser import AnswerText, ArgumentsText, CallBegun, CallParser, Event
-from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
+from keepsight.frontend.prompt.json_kinds import Kind
 
 NAMES = ("look", "look_up", "a.b-c")
 CALL = '{"name": "look", "parameters": {"at": "the \\"sea\\" {"}}'
@@ -192,6 +193,76 @@ def test_anything_but_a_tagged_call_is_text(text: str) -> None:
     assert parse_tagged(list(text)) == [AnswerText(text)]
 
 
+# Calls with parameters ------------------------------------------------------------------------------------------------
+
+KINDS = {"look": {"at": Kind.STRING, "times": Kind.INTEGER}}
+WITH_PARAMETERS = write_call("look", '{"at": "the \\"sea\\" </", "times": 3, "other": [1, 2]}', PARAMETERS)
+READ = [CallBegun("look"), ArgumentsText('{"at": "the \\"sea\\" </", "times": 3, "other": [1, 2]}')]
+
+
+def parse_parameters(pieces: Sequence[str]) -> list[Event]:
+    parser = CallParser(NAMES, PARAMETERS, KINDS)
+    events = [event for piece in pieces for event in parser.push(piece)]
+    return list(join(events + parser.finish()))
+
+
+pieces_of_calls = st.sampled_from(
+    [
+        WITH_PARAMETERS,
+        "<tool_call>",
+        "<function=",
+        "look",
+        ">",
+        "\n",
+        "<parameter=at>\n",
+        "<parameter=times>\n3",
+        "\n</parameter>\n",
+        "</function>",
+        "</tool_call>",
+        "<",
+    ]
+)
+some_texts = st.lists(pieces_of_calls | st.text(max_size=3)).map("".join)
+
+
+@given(
+    some_texts | some_texts.map(lambda text: f"<tool_call>\n<function=look>\n{text}"), st.lists(st.integers(0, 1000))
+)
+def test_calls_with_parameters_are_read_the_same_however_the_text_is_cut(text: str, places: list[int]) -> None:
+    whole = parse_parameters([text])
+    assert parse_parameters(cut(text, places)) == parse_parameters(list(text)) == whole
+    if not any(isinstance(event, CallBegun) for event in whole):
+        assert whole == ([AnswerText(text)] if text else [])
+
+
+@pytest.mark.parametrize("before", ["", "\n\n", "I look.", "I look.\n", "I look.\n\n", "\n\n\nI <tool_call>.\n\n\n"])
+def test_calls_with_parameters_and_the_text_before_them_are_read_as_they_were_written(before: str) -> None:
+    text = f"{before}{WITH_PARAMETERS}\n{write_call('a.b-c', '{}', PARAMETERS)}\n"
+    content = before.removesuffix("\n").removesuffix("\n")
+    events = [*([AnswerText(content)] if content else []), *READ, CallBegun("a.b-c"), ArgumentsText("{}")]
+    assert parse_parameters([text]) == parse_parameters(list(text)) == events
+
+
+def test_a_name_is_told_as_soon_as_it_is_certain_and_a_string_as_it_comes() -> None:
+    parser = CallParser(NAMES, PARAMETERS, KINDS)
+    assert parser.push("I look.\n\n<tool_call>\n<function=look") == [AnswerText("I look.")]
+    assert parser.push(">") == [CallBegun("look")]
+    assert parser.push("\n<parameter=at>\nthe s") == [ArgumentsText('{"at": "the s')]
+    assert parser.push("ea") == [ArgumentsText("ea")]
+    assert parser.is_amid_arguments
+    assert parser.push("\n</parameter>\n<parameter=times>\n3") == [ArgumentsText('", "times": ')]
+    assert parser.push("\n</parameter>\n</function>") == [ArgumentsText("3}")]
+    assert not parser.is_amid_arguments
+    assert parser.push("\n</tool_call>\n") == parser.finish() == []
+
+
+def test_parameters_that_are_cut_off_are_told_as_far_as_they_go() -> None:
+    parser = CallParser(NAMES, PARAMETERS, KINDS)
+    parser.push("<tool_call>\n<function=look>\n<parameter=times>\n12")
+    assert parser.finish() == [ArgumentsText("12")]
+    assert parser.is_amid_arguments
+
+
 def test_a_long_text_that_is_held_back_is_read_as_fast() -> None:
     began = time.process_time()
     for text in ("```" + "a" * 16 + " " * 24, '{"name": "' + "look" * 32, " " * 24 + "{" + " " * 24):
@@ -199,4 +270,9 @@ def test_a_long_text_that_is_held_back_is_read_as_fast() -> None:
     for text in ("\n<tool_call>" + " " * 24 + '{"name": "look"', '<tool_call>{"name": "' + "look" * 32, "\n<"):
         parse_tagged(list(text * 50))
         parse_tagged([text * 500])
+    for text in ("\n\n<tool_call>" + " " * 24 + "<function=look", "<tool_call>\n<function=" + "look" * 32, "\n\n<"):
+        parse_parameters(list(text * 50))
+        parse_parameters([text * 500])
+    for name in ("at", "times", "other"):
+        parse_parameters(list(f"<tool_call>\n<function=look>\n<parameter={name}>\n[{'x' * 100_000}"))
     assert time.process_time() - began < 5

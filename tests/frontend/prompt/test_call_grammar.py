@@ -2,6 +2,7 @@
 
 import itertools
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_grammar import CallGrammar
-from keepsight.frontend.prompt.call_text import BARE, TAGGED, write_call
+from keepsight.frontend.prompt.call_text import BARE, PARAMETERS, TAGGED, CallForm, write_call
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
+from keepsight.frontend.prompt.json_kinds import Schema
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 
 LOOK = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "additionalProperties": False}
@@ -35,9 +37,9 @@ class Bytes:
 TOKENIZER = LLTokenizer(TokenizerWrapper(Bytes()))
 
 
-def follow(text: str, **terms: Any) -> tuple[str, bool]:
+def follow(text: str, schemas: Mapping[str, Schema] = SCHEMAS, **terms: Any) -> tuple[str, bool]:
     """Return the longest allowed beginning of the text, and whether the answer may end there."""
-    params = StructuredOutputsParams(grammar=str(CallGrammar(SCHEMAS, **terms)))
+    params = StructuredOutputsParams(grammar=str(CallGrammar(schemas, **terms)))
     matcher = LLMatcher(TOKENIZER, params.to_grammar(), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     written = b""
@@ -178,9 +180,67 @@ def test_what_has_a_form_is_that_or_tagged_calls() -> None:
     assert follow("I look.", form=FORM, call_form=TAGGED) == ("", False)
 
 
-def test_a_schema_that_cannot_be_compiled_is_known_by_its_function() -> None:
-    unknown: dict[str, Any] = {"type": "object", "uniqueItems": True}
-    grammar = CallGrammar(SCHEMAS | {"touch": unknown, "last": {"type": "object"}})
+LOOK_AT_SEA = write_call("look", '{"at": "sea"}', PARAMETERS)
+GO_TO_IT = write_call("go.to-it", "{}", PARAMETERS)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Hello, Größe 日本\n\n",
+        TAGGED_SEA,
+        "One writes <tool_call>\n<function=, and then",
+        "<tool_call>\n<function=Anna>\n</function>\n</tool_call>",
+        LOOK_AT_SEA,
+        f"I look.\n\n{LOOK_AT_SEA}\n{GO_TO_IT}\n",
+        f"\n\n{GO_TO_IT}{LOOK_AT_SEA}",
+        "<tool_call><function=look></function></tool_call>",
+    ],
+)
+def test_where_calls_have_parameters_an_answer_is_any_text_and_calls_behind_it(text: str) -> None:
+    assert follow(text, call_form=PARAMETERS) == (text, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("So: <tool_call>\n<function=look> and", "So: <tool_call>\n<function=look> "),
+        (LOOK_AT_SEA.replace("sea", "lake"), "<tool_call>\n<function=look>\n<parameter=at>\n"),
+        (LOOK_AT_SEA.replace("=at", "=by"), "<tool_call>\n<function=look>\n<parameter="),
+        (f"{LOOK_AT_SEA}\nand so", f"{LOOK_AT_SEA}\n"),
+    ],
+)
+def test_what_has_begun_like_a_call_with_parameters_becomes_one(text: str, written: str) -> None:
+    assert follow(text, call_form=PARAMETERS) == (written, written.endswith("</tool_call>\n"))
+
+
+def test_what_must_be_calls_with_parameters_is_written_in_one_way() -> None:
+    terms: dict[str, Any] = {"must_call": True, "call_form": PARAMETERS}
+    for calls in (LOOK_AT_SEA, f"{LOOK_AT_SEA}\n{GO_TO_IT}", f"{LOOK_AT_SEA}\n"):
+        assert follow(calls, **terms) == (calls, True)
+    for text in ("", "Hello", "\n", TAGGED_SEA, LOOK_AT_SEA.replace("\n", ""), LOOK_AT_SEA.replace("look", "Anna")):
+        written, ends = follow(text, **terms)
+        assert not ends
+        assert LOOK_AT_SEA.startswith(written)
+
+
+@pytest.mark.parametrize("terms", [{}, {"must_call": True}, {"form": FORM}])
+def test_of_one_call_with_parameters_there_is_no_second(terms: dict[str, Any]) -> None:
+    twice = f"{LOOK_AT_SEA}\n{LOOK_AT_SEA}"
+    assert follow(twice, call_form=PARAMETERS, is_single=True, **terms) == (f"{LOOK_AT_SEA}\n", True)
+
+
+def test_what_has_a_form_is_that_or_calls_with_parameters() -> None:
+    for text in ('{"count": 1}', f"{LOOK_AT_SEA}\n{GO_TO_IT}"):
+        assert follow(text, form=FORM, call_form=PARAMETERS) == (text, True)
+    assert follow("I look.", form=FORM, call_form=PARAMETERS) == ("", False)
+
+
+@pytest.mark.parametrize("form", [BARE, PARAMETERS])
+def test_a_schema_that_cannot_be_compiled_is_known_by_its_function(form: CallForm) -> None:
+    unknown: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
+    grammar = CallGrammar(SCHEMAS | {"touch": unknown, "last": unknown}, call_form=form)
     with pytest.raises(InvalidArgumentError) as caught:
         check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
     name, why = grammar.find_function_at_fault(caught.value.message) or ("", "")
@@ -203,7 +263,7 @@ def test_many_functions_are_compiled() -> None:
     schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4)}}
     names = [f"function_number_{index}" for index in range(128)]
     asked: list[dict[str, Any]] = [{}, {"must_call": True}, {"form": FORM}]
-    for form, terms in itertools.product((BARE, TAGGED), asked):
+    for form, terms in itertools.product((BARE, TAGGED, PARAMETERS), asked):
         grammar = CallGrammar({name: write_schema(dict(schema)) for name in names}, call_form=form, **terms)
         check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
     assert json.loads(write_call(names[7], "{}")) == {"name": names[7], "parameters": {}}

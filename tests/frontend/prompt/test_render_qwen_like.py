@@ -15,10 +15,13 @@ from keepsight.frontend.prompt.find_beginnings import find_beginnings
 from keepsight.frontend.prompt.read_messages import choose_end, read_messages
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from tests.byte_level_tokenizer import byte_level_checkpoint
-from tests.qwen_template import OLDER_QWEN_LIKE, QWEN_LIKE, THINKING_QWEN_LIKE
+from tests.qwen_template import CODER_LIKE, OLDER_QWEN_LIKE, QWEN3_5_LIKE, QWEN_LIKE, THINKING_QWEN_LIKE
 
 NO_TOKENS: Mapping[str, str] = {}
-TEMPLATES = {source: ChatTemplate(source, NO_TOKENS) for source in (QWEN_LIKE, OLDER_QWEN_LIKE, THINKING_QWEN_LIKE)}
+SOURCES = (QWEN_LIKE, OLDER_QWEN_LIKE, THINKING_QWEN_LIKE, CODER_LIKE, QWEN3_5_LIKE)
+TEMPLATES = {source: ChatTemplate(source, NO_TOKENS) for source in SOURCES}
+# Those that want an object, although clients send a text.
+WANTING_OBJECTS = (OLDER_QWEN_LIKE, CODER_LIKE, QWEN3_5_LIKE)
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 PICTURE = {"type": "image", "url": "data:image/png;base64,AAAA"}
 
@@ -55,7 +58,7 @@ def judge() -> Any:
 def expect(judge: Any, source: str, messages: list[dict[str, Any]], **options: Any) -> Any:
     shown = copy.deepcopy(messages)
     for call in (call for message in shown for call in message.get("tool_calls", ())):
-        if source == OLDER_QWEN_LIKE:  # It expects an object, but clients send a text.
+        if source in WANTING_OBJECTS:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
     return judge.apply_chat_template(shown, chat_template=source, tokenize=False, **options)
 

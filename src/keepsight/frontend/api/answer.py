@@ -21,9 +21,9 @@ import msgspec
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.response_parts import ContentLogprob, Extras, TopLogprob, Usage, show_bytes, to_finite
+from keepsight.frontend.api.tool_fields import NO_CALLS, CallTerms
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.account import RequestAccount
 from keepsight.requests import TierStatus, TokenLogprob, TokenOutput
@@ -67,8 +67,8 @@ class AnswerTerms:
     prompts: Sequence[PreparedRequest]
     tokenizer: Tokenizer
     model_name: str
-    # How tool calls are written, if there are any.
-    call_form: CallForm = BARE
+    # Which functions it may call.
+    calls: CallTerms = NO_CALLS
 
 
 class AskedPrompts:

@@ -28,10 +28,9 @@ class ChatAnswer(ChunkedAnswer):
 
     def __init__(self, request: ChatRequest, terms: AnswerTerms) -> None:
         super().__init__(request, terms)
-        call_terms = request.read_call_terms(terms.call_form)
         # Per choice, when streaming.  The factory does not refer to self: a cycle would keep the prompt until the next
         # garbage collection.
-        self._make_builder = partial(MessageBuilder, call_terms, may_think=self._may_think)
+        self._make_builder = partial(MessageBuilder, terms.calls, may_think=self._may_think)
         self._builders = defaultdict[int, MessageBuilder](self._make_builder)
         self._is_predicted = request.prediction is not None
 

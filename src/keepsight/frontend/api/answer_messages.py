@@ -27,7 +27,7 @@ class MessagesAnswer(Answer):
 
     def __init__(self, request: MessagesChat, terms: AnswerTerms) -> None:
         super().__init__(request, terms)
-        self._blocks = BlockBuilder(request.read_call_terms(terms.call_form))
+        self._blocks = BlockBuilder(terms.calls)
         self._end: MessageEnd | None = None
 
     def _completion(self, choices: Sequence[Sequence[AnswerPiece]]) -> Message:

@@ -44,7 +44,7 @@ class ResponsesAnswer(Answer):
 
     def __init__(self, request: ResponsesChat, terms: AnswerTerms) -> None:
         super().__init__(request, terms)
-        self._items = ItemBuilder(request.read_call_terms(terms.call_form))
+        self._items = ItemBuilder(terms.calls)
         self._is_cut = False
         # Set if the answer is to be kept.
         self.keeping: KeepCallbacks | None = None

@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
+from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun
 from keepsight.frontend.api.message_object import (
     NO_INPUT,
     SIGNATURE,
@@ -33,7 +33,7 @@ class BlockBuilder:
     """Builds a single answer.  At most one block is open at a time; `blocks` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
-        self._parser = CallParser(terms.names, terms.form)
+        self._parser = terms.begin_parsing()
         self.blocks: list[Block] = []
         self._begun: _Begun | None = None
 

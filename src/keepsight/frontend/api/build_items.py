@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from keepsight.frontend.api.build_message import make_call_id
-from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
+from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun
 from keepsight.frontend.api.response_object import (
     ArgumentsDelta,
     ArgumentsDone,
@@ -36,7 +36,7 @@ class ItemBuilder:
     """Builds a single answer.  At most one item is open at a time; `items` are the finished ones."""
 
     def __init__(self, terms: CallTerms) -> None:
-        self._parser = CallParser(terms.names, terms.form)
+        self._parser = terms.begin_parsing()
         self.items: list[OutputItem] = []
         self._begun: _Thought | _Message | _Call | None = None
         # Log-probabilities of tokens whose text has not been sent yet.

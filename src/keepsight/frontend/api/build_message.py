@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from msgspec import UNSET
 
-from keepsight.frontend.api.call_parser import AnswerText, ArgumentsText, CallBegun, CallParser, Event
+from keepsight.frontend.api.call_parser import AnswerText, ArgumentsText, CallBegun, Event
 from keepsight.frontend.api.chat_response import (
     ChatDelta,
     ChatFinishReason,
@@ -22,7 +22,7 @@ class MessageBuilder:
     """Builds a single choice: whole, or piece by piece."""
 
     def __init__(self, terms: CallTerms, *, may_think: bool = False) -> None:
-        self._terms, self._parser, self._may_think = terms, CallParser(terms.names, terms.form), may_think
+        self._terms, self._parser, self._may_think = terms, terms.begin_parsing(), may_think
         self._num_calls = 0
 
     def deltas_of(self, piece: AnswerPiece) -> list[ChatDelta]:

@@ -6,11 +6,12 @@ complete, so nothing is checked here: text between two calls, and after the last
 
 import functools
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from keepsight.frontend.prompt.call_text import BARE, NAME_PATTERN, CallForm
+from keepsight.frontend.prompt.json_kinds import Kinds
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,7 @@ class ArgumentsText:
 
 
 Event = AnswerText | CallBegun | ArgumentsText
+NO_KINDS: Mapping[str, Kinds] = {}
 # Before the first call, while one can still come; text to the end; inside the arguments of a call; after a call.
 State = Literal["undecided", "text", "arguments", "between"]
 
@@ -47,20 +49,22 @@ class _Patterns:
     @functools.cache
     def of(cls, form: CallForm) -> "_Patterns":
         name, start = f"(?P<name>{NAME_PATTERN})", "" if form.can_follow_text else r"\A"
-        # Arguments are a JSON object.
-        opening = rf"{form.before_name}{name}{form.behind_name}(?=\{{)"
+        opening = f"{form.pattern_before_name}{name}{form.pattern_behind_name}{form.arguments.BEGIN}"
         unfinished = rf"{start}(?:{form.match_unfinished_opening(name)})\Z"
-        return cls(*map(re.compile, (start + opening, unfinished, rf"\A{form.end}{opening}")))
+        return cls(*map(re.compile, (start + opening, unfinished, rf"\A{form.pattern_of_end}{opening}")))
 
 
 class CallParser:
-    """Parser of one answer.  `names`: the functions that it may call; if there are none, the answer is text."""
+    """Parser of one answer.  `names`: the functions that it may call; if there are none, the answer is text.
 
-    def __init__(self, names: Collection[str], form: CallForm = BARE) -> None:
-        self._names, self._form, self._patterns = names, form, _Patterns.of(form)
+    `kinds`: what is known of their parameters.
+    """
+
+    def __init__(self, names: Collection[str], form: CallForm = BARE, kinds: Mapping[str, Kinds] = NO_KINDS) -> None:
+        self._names, self._form, self._patterns, self._kinds = names, form, _Patterns.of(form), kinds
         self._state: State = "undecided" if names else "text"
         self._held = ""
-        self._arguments = _JsonObject()
+        self._arguments = form.arguments.begin_reading({})
 
     @property
     def is_amid_arguments(self) -> bool:
@@ -78,10 +82,11 @@ class CallParser:
         return events + self.finish() if is_last else events
 
     def finish(self) -> list[Event]:
-        """End the input: what only began like a call is text."""
+        """End the input: what only began like a call is text, and arguments that have not ended are cut off."""
         if self._state == "undecided":
             self._state = "text"
-        return self.push("")
+        last = self._arguments.cut_off() if self._state == "arguments" else ""
+        return [ArgumentsText(last)] if last else self.push("")
 
     def _find_next(self) -> Event | None:
         if self._state == "undecided":
@@ -90,7 +95,7 @@ class CallParser:
             return self._begin_call(self._patterns.next_opening)
         if not self._held:
             return None
-        return AnswerText(self._take(len(self._held))) if self._state == "text" else self._find_arguments()
+        return AnswerText(self._take(len(self._held))) if self._state == "text" else self._read_arguments()
 
     def _find_beginning(self) -> Event | None:
         """Return the beginning of the first call, or text that is certain not to be part of one."""
@@ -111,7 +116,8 @@ class CallParser:
         if begun.start():
             return AnswerText(self._take(begun.start()))
         self._take(begun.end())
-        self._state, self._arguments = "arguments", _JsonObject()
+        kinds = self._kinds.get(begun["name"], {})
+        self._state, self._arguments = "arguments", self._form.arguments.begin_reading(kinds)
         return CallBegun(begun["name"])
 
     def _find_where_call_may_begin(self) -> int:
@@ -133,35 +139,13 @@ class CallParser:
             return begun["name"] in self._names
         return any(name.startswith(begun["name"]) for name in self._names)
 
-    def _find_arguments(self) -> ArgumentsText:
-        end = self._arguments.find_end(self._held)
-        if end is not None:
+    def _read_arguments(self) -> ArgumentsText | None:
+        text, length = self._arguments.read(self._held)
+        self._take(length)
+        if self._arguments.has_ended:
             self._state = "between"
-        return ArgumentsText(self._take(len(self._held) if end is None else end))
+        return ArgumentsText(text) if text else None
 
     def _take(self, length: int) -> str:
         taken, self._held = self._held[:length], self._held[length:]
         return taken
-
-
-class _JsonObject:
-    """Finds the end of a JSON object that comes in pieces."""
-
-    def __init__(self) -> None:
-        self._depth = 0
-        self._is_in_quotes = self._is_behind_backslash = False
-
-    def find_end(self, piece: str) -> int | None:
-        """Return where in `piece` the object ends, if it does; `piece` follows those of earlier calls."""
-        for place, character in enumerate(piece):
-            if self._is_behind_backslash:
-                self._is_behind_backslash = False
-            elif character == "\\":
-                self._is_behind_backslash = True
-            elif character == '"':
-                self._is_in_quotes = not self._is_in_quotes
-            elif not self._is_in_quotes:
-                self._depth += (character in "{[") - (character in "}]")
-                if self._depth == 0:
-                    return place + 1
-        return None

@@ -87,8 +87,8 @@ class AnswerPreparer:
             with prepared.free_names_if_refused():
                 _check_size_of_answer(request, [prepared])
         answered = request.without_bulky_fields()
-        name, call_form = self.models.name_answer(request.model), self.preparer.template.call_form
-        terms = AnswerTerms([prepared], self.preparer.tokenizer, name, call_form)
+        name, calls = self.models.name_answer(request.model), request.read_call_terms(self.preparer.template.call_form)
+        terms = AnswerTerms([prepared], self.preparer.tokenizer, name, calls)
         if isinstance(answered, ResponsesChat):
             return ResponsesAnswer(answered, terms)
         if isinstance(answered, MessagesChat):

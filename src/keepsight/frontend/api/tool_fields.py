@@ -6,15 +6,17 @@ They become a form of the answer, like any other requested form; errors in it ar
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.api.call_parser import CallParser
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import BARE, MAX_NAME_LENGTH, NAME_PATTERN, CallForm
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
+from keepsight.frontend.prompt.json_kinds import Kinds, Schema
 from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
 
 MAX_TOOLS = 128
@@ -71,6 +73,14 @@ class CallTerms:
     is_single: bool = False
     is_named: bool = False  # the caller chose this one function
     form: CallForm = BARE
+    # What has to be known of the functions' parameters to read their arguments, if anything.
+    kinds: Mapping[str, Kinds] = field(default_factory=dict)
+
+    def begin_parsing(self) -> CallParser:
+        return CallParser(self.names, self.form, self.kinds)
+
+
+NO_CALLS = CallTerms()
 
 
 def check_tools(tools: Sequence[Tool]) -> None:
@@ -92,14 +102,17 @@ def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm,
     names = tuple(tool.function.name for tool in tools)
     if isinstance(choice, NamedTool):
         named = _choose([choice], names, "tool_choice.function.name")
-        return CallTerms(named, must_call=True, is_single=True, is_named=True, form=form)
+        kinds = _find_kinds(tools, named, form)
+        return CallTerms(named, must_call=True, is_single=True, is_named=True, form=form, kinds=kinds)
     mode, is_single = choice, not is_parallel
     if isinstance(choice, ToolsChoice):
         mode, allowed = choice.allowed_tools.mode, choice.allowed_tools.tools
         names = _choose(allowed, names, "tool_choice.allowed_tools.tools[{}].function.name")
     if mode == "required" and not names:
         raise InvalidArgumentError("tool_choice", "asks for a call, but there are no tools")
-    return CallTerms() if mode == "none" else CallTerms(names, mode == "required", is_single, form=form)
+    if mode == "none":
+        return NO_CALLS
+    return CallTerms(names, mode == "required", is_single, form=form, kinds=_find_kinds(tools, names, form))
 
 
 def guide_calls(
@@ -118,6 +131,7 @@ def guide_calls(
     freed: set[str] = set()
     while True:
         schemas = {name: _write_schema(*functions[name], white_space, is_free=name in freed) for name in terms.names}
+        _check_is_enforced(schemas, functions, terms.form)
         grammar = CallGrammar(schemas, terms.must_call, terms.is_single, form_schema, terms.form)
         try:
             params = StructuredOutputsParams(grammar=str(grammar))
@@ -126,6 +140,18 @@ def guide_calls(
             freed |= _find_to_free(error, grammar, functions, freed)
         else:
             return params
+
+
+def _check_is_enforced(
+    schemas: Mapping[str, Schema], functions: Mapping[str, tuple[int, Function]], form: CallForm
+) -> None:
+    for name, schema in schemas.items():
+        index, function = functions[name]
+        if function.strict and (unenforced := form.arguments.find_unenforced(schema)):
+            why = (
+                f"cannot be compiled: in this model's form of calls no grammar enforces {', '.join(sorted(unenforced))}"
+            )
+            raise InvalidArgumentError(_name_field(index), why)
 
 
 def _find_to_free(
@@ -141,6 +167,12 @@ def _find_to_free(
     if len(freed) < MAX_FREED_SINGLY:
         return {name}
     return {name for name, (_, function) in functions.items() if not function.strict}
+
+
+def _find_kinds(tools: Sequence[Tool], names: Sequence[str], form: CallForm) -> dict[str, Kinds]:
+    schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
+    found = {name: form.arguments.find_kinds(schemas[name]) for name in names}
+    return {name: kinds for name, kinds in found.items() if kinds}
 
 
 def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tuple[str, ...]:

@@ -9,11 +9,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from keepsight.frontend.prompt.call_text import BARE, NAME_END, CallForm, write_closing, write_opening
+from keepsight.frontend.prompt.call_text import BARE, CallForm, write_closing, write_opening
+from keepsight.frontend.prompt.json_kinds import Schema
+from keepsight.structured_outputs import to_pattern
 
-Schema = Mapping[str, Any]
 # The message of an llguidance error. It is followed by the lines around the one at fault, each after its number.
 _PLACE = re.compile(r"\bat (?P<line>[0-9]+)\([0-9]+\): (?P<what>.*?)(?:\n *[0-9]+ \| |\Z)", re.DOTALL)
 
@@ -30,8 +30,7 @@ class CallGrammar:
 
     def __str__(self) -> str:
         rules = self._forced() if self.must_call else self._free() if self.form is None else self._formed(self.form)
-        arguments = [f"args_{index}: %json {json.dumps(each)}" for index, each in enumerate(self.schemas.values())]
-        return "\n".join((*rules, *arguments))
+        return "\n".join((*rules, *self.call_form.arguments.list_rules(self.schemas.values())))
 
     def find_function_at_fault(self, message: str) -> tuple[str, str] | None:
         """Return the function whose arguments keep the grammar from compiling, and why; None if it is not in them."""
@@ -39,13 +38,13 @@ class CallGrammar:
         if found is None:
             return None
         line = str(self).split("\n")[int(found["line"]) - 1]
-        rule = re.match("args_([0-9]+):", line)
+        rule = re.match("(?i:args)_([0-9]+)[_:]", line)
         return (list(self.schemas)[int(rule[1])], found["what"]) if rule else None
 
     def _forced(self) -> list[str]:
         written = [write_opening(name, self.call_form) for name in self.schemas]
         openings = [f"OPENING_{index}: {json.dumps(each)}" for index, each in enumerate(written)]
-        closing = json.dumps(write_closing(self.call_form)).replace("}", "}}")
+        closing = _literal(write_closing(self.call_form))
         calls = "call" if self.is_single else r'call ("\n" call)*'
         return [rf'start: {calls} "\n"?', self._choose("call", f"OPENING_{{}} args_{{}} {closing}"), *openings]
 
@@ -53,17 +52,18 @@ class CallGrammar:
         """Return the rules of an optional call. A text and an opening are one token each: the longer match wins."""
         own, names = self.call_form, "|".join(map(re.escape, self.schemas))
         openings = [f"OPENING_{index}: BEFORE {json.dumps(name)} BEHIND" for index, name in enumerate(self.schemas)]
+        begun = f"{own.pattern_before_name}({names}){own.name_end}"
         anything = "(?s:.*)"
         before = anything if own.can_follow_text else ""
         return [
             f"start: TEXT | {self._name_calls()} TAIL?",
             self._choose("call", "OPENING_{} args_{} END"),
             # llguidance ignores a negation that stands alone, hence the intersection.
-            f"TEXT: /{anything}/ & ~{_pattern(f'{before}{own.before_name}({names}){NAME_END}{anything}')}",
-            f"BEFORE: {_pattern(own.before_name)}",
-            f"BEHIND: {_pattern(own.behind_name)}",
-            f"END: {_pattern(own.end)}",
-            f"TAIL: {_pattern(own.tail)}",
+            f"TEXT: /{anything}/ & ~{to_pattern(f'{before}{begun}{anything}')}",
+            f"BEFORE: {to_pattern(own.pattern_before_name)}",
+            f"BEHIND: {to_pattern(own.pattern_behind_name)}",
+            f"END: {to_pattern(own.pattern_of_end)}",
+            f"TAIL: {to_pattern(own.tail)}",
             *openings,
             *(self._follow_text() if own.can_follow_text else ()),
         ]
@@ -79,16 +79,15 @@ class CallGrammar:
         return [self._choose("first", "FIRST_{} args_{} END"), *openings]
 
     def _formed(self, form: Schema) -> list[str]:
-        """Return the rules of an answer that is `form` or calls. Both are JSON, and are split into JSON's tokens."""
+        """Return the rules of an answer that is `form` or calls. Both are split into tokens, as both may be JSON."""
         own = self.call_form
-        names = [f"NAME_{index}: {json.dumps(json.dumps(name))}" for index, name in enumerate(self.schemas)]
-        key = json.dumps(json.dumps(own.arguments_key))
-        parts = ('"{{"', r'"\"name\""', '":"', "NAME_{}", '","', key, '":"', "args_{}", '"}}"')
-        tags = [json.dumps(each.strip()) for each in (own.opening, own.closing) if each]
+        quotes = [each.strip() for each in own.quotes]
+        names = [f"NAME_{index}: {json.dumps(name.join(quotes))}" for index, name in enumerate(self.schemas)]
+        before, behind, end = ([_literal(each.strip()) for each in part] for part in own.tokens)
         calls = "call" if self.is_single else "call (SPACE? call)*"
         return [
             f"start: form | {calls} SPACE?",
-            self._choose("call", " SPACE? ".join((*tags[:1], *parts, *tags[1:]))),
+            self._choose("call", " SPACE? ".join((*before, "NAME_{}", *behind, "args_{}", *end))),
             r"SPACE: /[ \n\t]{1,24}/",
             *names,
             f"form: %json {json.dumps(form)}",
@@ -99,6 +98,6 @@ class CallGrammar:
         return f"{name}: " + " | ".join(rule.format(index, index) for index in range(len(self.schemas)))
 
 
-def _pattern(pattern: str) -> str:
-    """Return a regular expression as Lark writes it."""
-    return "/" + pattern.replace("/", r"\/") + "/"
+def _literal(text: str) -> str:
+    """Return a text as a literal in a rule that is to be formatted."""
+    return json.dumps(text).replace("{", "{{").replace("}", "}}")

@@ -6,31 +6,79 @@ The instructions to the model, the grammar of its answer and the parser of its a
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
+from keepsight.frontend.prompt.arguments_as_json import ArgumentsAsJson
+from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
+from keepsight.frontend.prompt.json_kinds import Kinds, Schema
 from keepsight.structured_outputs import NO_WHITE_SPACE
 
 MAX_NAME_LENGTH = 128
 # The characters that OpenAI allows, and the dot of MCP's names. None of them is escaped in JSON.
 NAME_PATTERN = rf"[a-zA-Z0-9_.-]{{1,{MAX_NAME_LENGTH}}}"
 WHITE_SPACE = r"[ \n\t]{0,24}"
-NAME_END = '"'
 # A model that is not constrained may put its JSON between two Markdown fences.
 _FENCES = rf"{WHITE_SPACE}(?:```[a-z_]{{0,16}}{WHITE_SPACE}){{0,2}}"
-# Patterns, each matching one character or one run of white space.
-_TO_NAME = (r"\{", WHITE_SPACE, *'"name"', WHITE_SPACE, ":", WHITE_SPACE, '"')
+# As `tojson` writes values into a later turn.
+_LIKE_TEMPLATES = {**NO_WHITE_SPACE, "item_separator": ", ", "key_separator": ": "}
+
+
+class ArgumentsReader(Protocol):
+    """Makes JSON of the arguments of one call, which come in pieces."""
+
+    @property
+    def has_ended(self) -> bool: ...
+
+    def read(self, text: str) -> tuple[str, int]:
+        """Return JSON, and the number of characters that have been read: the others are to come again, with more."""
+        ...
+
+    def cut_off(self) -> str:
+        """Return the JSON, so far, of what was read but not returned, as arguments go on no further."""
+        ...
+
+
+class ArgumentsForm(Protocol):
+    """How the arguments of a call are written."""
+
+    # A pattern of what an unconstrained model must go on with for its text to be a call.
+    BEGIN: str
+
+    def write(self, arguments: str) -> str:
+        """Write arguments, which are JSON but may be cut off."""
+        ...
+
+    def find_kinds(self, schema: Schema) -> Kinds:
+        """Return what has to be known of a function's parameters to read its arguments."""
+        ...
+
+    def begin_reading(self, kinds: Kinds) -> ArgumentsReader: ...
+
+    def list_rules(self, schemas: Iterable[Schema]) -> Sequence[str]:
+        """Return the rule `args_{index}` for each schema, and those that they need, named `args_{index}_...`."""
+        ...
+
+    def find_unenforced(self, schema: Schema) -> Set[str]:
+        """Return the keywords of a schema that the rules leave out; those at which llguidance fails are not meant."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # compared by identity
 class CallForm:
-    """A form of calls: JSON, `{"name": ..., arguments_key: ...}`, between `opening` and `closing`.
+    """A form of calls: some tokens, a function's name between two quotes, some tokens, its arguments, and some tokens.
 
-    Where a model is not constrained, its white space may differ from what is written here.
+    Between two tokens the model may write white space, unless it is constrained. Tokens end with their usual one.
     """
 
-    arguments_key: str
+    before_name: tuple[str, ...]
+    quotes: tuple[str, str]
+    behind_name: tuple[str, ...]
+    end: tuple[str, ...]
+    arguments: ArgumentsForm
+    # What a template writes that teaches this form.
+    signs: tuple[str, ...]
     # White space in forced arguments. It is limited: a model that would rather not call may go on with spaces for long.
     spacing: Mapping[str, Any]
     # Patterns of what an unconstrained model may put before a call, of unfinished forms of that, and of what it may put
@@ -38,78 +86,111 @@ class CallForm:
     lead: str
     begun_leads: tuple[str, ...]
     tail: str
-    opening: str = ""
-    closing: str = ""
     # If False, an answer consists of calls from its beginning on, or contains none.
     can_follow_text: bool = False
 
     @property
-    def before_name(self) -> str:
+    def tokens(self) -> tuple[tuple[str, ...], ...]:
+        return self.before_name, self.behind_name, self.end
+
+    @property
+    def name_end(self) -> str:
+        return self.quotes[1].strip()
+
+    @property
+    def pattern_before_name(self) -> str:
         """The pattern of how an unconstrained model begins a call. Text that reaches the end of the name is a call."""
         return "".join((self.lead, *self._to_name))
 
     @property
-    def behind_name(self) -> str:
+    def pattern_behind_name(self) -> str:
         return "".join(self._to_arguments)
 
     @property
-    def end(self) -> str:
-        return "".join((WHITE_SPACE, r"\}", *_loosely(self.closing)))
+    def pattern_of_end(self) -> str:
+        return WHITE_SPACE + WHITE_SPACE.join(re.escape(each.strip()) for each in self.end)
 
     @property
     def _to_name(self) -> tuple[str, ...]:
-        return (*_loosely(self.opening), *_TO_NAME)
+        return (*_loosely(self.before_name), *map(re.escape, self.quotes[0]))
 
     @property
     def _to_arguments(self) -> tuple[str, ...]:
-        key = f'"{self.arguments_key}"'
-        return (NAME_END, WHITE_SPACE, ",", WHITE_SPACE, *key, WHITE_SPACE, ":", WHITE_SPACE)
+        return tuple(_loosely((self.quotes[1], *self.behind_name)))
 
     def match_unfinished_opening(self, name: str) -> str:
-        """Return a pattern of `before_name`, a name and `behind_name`, and of every beginning of that sequence."""
+        """Return a pattern of `pattern_before_name`, a name and `pattern_behind_name`, and of every beginning of it."""
         rest = ""
         for pattern in reversed((*self._to_name, name, *self._to_arguments)):
             rest = f"(?:{pattern}{rest})?"
         return f"{self.lead}(?:{'|'.join((*self.begun_leads, rest))})"
 
-    def is_taught_by(self, text: str) -> bool:
-        """Return whether a template teaches this form. `text`: everything that the template may write."""
-        return self.opening.strip() in text and f'"{self.arguments_key}"' in text
-
 
 BARE = CallForm(
-    "parameters",
-    {"whitespace_pattern": " ?"},
+    before_name=("{", '"name"', ": "),
+    quotes=('"', '"'),
+    behind_name=(", ", '"parameters"', ": "),
+    end=("}",),
+    arguments=ArgumentsAsJson(),
+    signs=(),
+    spacing={"whitespace_pattern": " ?"},
     lead=_FENCES,
     begun_leads=("`{1,2}",),
     tail=rf"{WHITE_SPACE}(?:```{WHITE_SPACE})?",
 )
 # The form of Hermes and Qwen: each call is on lines of its own, after the text that accompanies it.
 TAGGED = CallForm(
-    "arguments",
-    # As `tojson` writes arguments into a later turn.
-    {**NO_WHITE_SPACE, "item_separator": ", ", "key_separator": ": "},
+    before_name=("<tool_call>\n", "{", '"name"', ": "),
+    quotes=('"', '"'),
+    behind_name=(", ", '"arguments"', ": "),
+    end=("}\n", "</tool_call>"),
+    arguments=ArgumentsAsJson(),
+    signs=("<tool_call>", '"arguments"'),
+    spacing=_LIKE_TEMPLATES,
     lead=r"\n?",
     begun_leads=(),
     tail=r"\n?",
-    opening="<tool_call>\n",
-    closing="\n</tool_call>",
     can_follow_text=True,
 )
+# The form of Qwen3-Coder and Qwen3.5. Templates put an empty line between a text and the first call.
+PARAMETERS = CallForm(
+    before_name=("<tool_call>\n",),
+    quotes=("<function=", ">\n"),
+    behind_name=(),
+    end=("</function>\n", "</tool_call>"),
+    arguments=ArgumentsAsParameters(),
+    signs=("<tool_call>\n<function=", "<parameter=", "\n</parameter>"),
+    spacing=_LIKE_TEMPLATES,
+    lead=r"\n{0,2}",
+    begun_leads=(),
+    tail=r"\n?",
+    can_follow_text=True,
+)
+# In this order: a template of the first may contain the signs of the second, and any contains the signs of the last.
+_FORMS = (PARAMETERS, TAGGED, BARE)
+
+
+def find_taught_form(text: str) -> CallForm:
+    """Return the form that a template teaches. `text`: everything that the template may write."""
+    return next(form for form in _FORMS if all(each in text for each in form.signs))
 
 
 def write_opening(name: str, form: CallForm = BARE) -> str:
     """Return everything that comes before the arguments."""
-    return f'{form.opening}{{"name": {json.dumps(name, ensure_ascii=False)}, "{form.arguments_key}": '
+    quoted = json.dumps(name, ensure_ascii=False)[1:-1].join(form.quotes)
+    return "".join((*form.before_name, quoted, *form.behind_name))
 
 
 def write_closing(form: CallForm = BARE) -> str:
-    return f"}}{form.closing}"
+    return "".join(form.end)
 
 
 def write_call(name: str, arguments: str, form: CallForm = BARE) -> str:
-    return f"{write_opening(name, form)}{arguments}{write_closing(form)}"
+    return f"{write_opening(name, form)}{form.arguments.write(arguments)}{write_closing(form)}"
 
 
-def _loosely(text: str) -> Iterable[str]:
-    return (WHITE_SPACE if each == "\n" else re.escape(each) for each in text)
+def _loosely(tokens: Sequence[str]) -> Iterator[str]:
+    """Yield patterns, each matching one character of a token or one run of white space after it."""
+    for token in tokens:
+        yield from map(re.escape, token.strip())
+        yield WHITE_SPACE

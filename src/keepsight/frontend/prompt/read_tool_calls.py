@@ -1,10 +1,12 @@
 """Tool calls of an answer, in the form that clients receive and send back, and in the form that chat templates want."""
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
 from keepsight.frontend.http.decode_body import refusal_of
+from keepsight.frontend.prompt.arguments_as_parameters import show_values
 
 
 class CalledFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -43,9 +45,13 @@ def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
     return [call.as_answered() for call in calls]
 
 
-def show_tool_calls(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with arguments as objects, as templates want them: they would quote a string once more."""
-    return {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+def show_tool_calls(message: dict[str, Any], as_texts: bool) -> dict[str, Any]:
+    """Return the message with arguments as objects, as templates want them: they would quote a string once more.
+
+    `as_texts`: the objects' values are texts, as the model wrote them.
+    """
+    read = show_values if as_texts else parse_arguments
+    return {**message, "tool_calls": [_with_object(call, read) for call in message["tool_calls"]]}
 
 
 def parse_arguments(arguments: str) -> dict[str, Any] | None:
@@ -56,7 +62,7 @@ def parse_arguments(arguments: str) -> dict[str, Any] | None:
         return None
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+def _with_object(call: dict[str, Any], read: Callable[[str], Mapping[str, Any] | None]) -> dict[str, Any]:
     function = call["function"]
     # Arguments that were cut off become an empty object, as in vLLM: many templates cannot write anything but objects.
-    return {**call, "function": {**function, "arguments": parse_arguments(function["arguments"]) or {}}}
+    return {**call, "function": {**function, "arguments": read(function["arguments"]) or {}}}

@@ -20,7 +20,7 @@ import jinja2.sandbox
 import jinja2.utils
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.prompt.call_text import BARE, TAGGED
+from keepsight.frontend.prompt.call_text import BARE, find_taught_form
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.thought_text import TAGS
@@ -67,11 +67,12 @@ class ChatTemplate:
         # Everything that the template may write.
         written = "\n".join((*(each.data for each in parsed.find_all(jinja2.nodes.TemplateData)), *self._texts))
         # How the model writes calls: as the template teaches, if it describes tools itself, in a form known here.
-        self.call_form = TAGGED if "tools" in self._tool_words and TAGGED.is_taught_by(written) else BARE
+        self.call_form = find_taught_form(written) if "tools" in self._tool_words else BARE
         # How the model writes its thoughts; None: the template has none.
         self.thought_form = TAGS if all(tag in written for tag in TAGS.tags) else None
         self._content_form = self._find_content_form()
-        self._takes_texts_as_arguments = self._find_whether_arguments_may_be_texts()
+        self._takes_texts_as_arguments = self._writes_the_same('{"probe": [1, 2]}', {"probe": [1, 2]})
+        self._takes_texts_as_values = self._writes_the_same({"probe": "[1, 2]"}, {"probe": [1, 2]})
         # What the template silently leaves out.
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
         self._drops_later_systems = self._find_whether_it_drops_later_systems()
@@ -173,7 +174,7 @@ class ChatTemplate:
     def _write_calls(self, message: TemplateMessage) -> TemplateMessage:
         if "tool_calls" not in self._tool_words:
             return write_calls_as_text(message, self.call_form)
-        return message if self._takes_texts_as_arguments else show_tool_calls(message)
+        return message if self._takes_texts_as_arguments else show_tool_calls(message, self._takes_texts_as_values)
 
     def _find_content_form(self) -> ContentForm | None:
         """Find by trial the one form that the template shows; None if it shows both, or neither.
@@ -187,10 +188,9 @@ class ChatTemplate:
         text = self._try_out(_write_contents([{"role": "user", "content": _PROBE}], form))
         return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
 
-    def _find_whether_arguments_may_be_texts(self) -> bool:
+    def _writes_the_same(self, one: object, other: object) -> bool:
         """Find this out by trial: many templates would quote a text, or write an object in a notation of their own."""
-        as_text, as_object = map(self._try_call, ('{"probe": [1, 2]}', {"probe": [1, 2]}))
-        return as_text == as_object != ""
+        return self._try_call(one) == self._try_call(other) != ""
 
     def _try_call(self, arguments: object) -> str:
         call = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": arguments}}

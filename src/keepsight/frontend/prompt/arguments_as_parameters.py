@@ -1,0 +1,140 @@
+"""Arguments of a call as parameters, each between tags: Qwen3-Coder's form, which Qwen3.5 and others have, too.
+
+    <parameter=city>
+    Paris
+    </parameter>
+
+A string is written as it is, any other value as JSON. So the function's schema says what a text is: JSON if it is that
+of a kind that the schema allows, otherwise a string.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Sequence, Set
+
+import msgspec
+
+from keepsight.frontend.prompt.json_kinds import ANY_KIND, Kind, Kinds, Schema, find_kinds, is_of_kind, may_become
+from keepsight.frontend.prompt.parameter_rules import SHARED_RULES, ParameterRules, read_parameters
+
+# A value stands between two newlines. If it is empty, one may be both.
+_TAG = re.compile(r"<parameter=(?P<name>[^<\n]*)>(?=\n)|</function>")
+_CLOSING = "\n</parameter>"
+_BEGINNINGS_OF_CLOSING = tuple(_CLOSING[:length] for length in range(len(_CLOSING) - 1, 0, -1))
+
+
+class ArgumentsAsParameters:
+    BEGIN = ""
+
+    def write(self, arguments: str) -> str:
+        """Write arguments; none of them if they were cut off."""
+        texts = show_values(arguments) or {}
+        return "".join(f"<parameter={name}>\n{text}{_CLOSING}\n" for name, text in texts.items())
+
+    def find_kinds(self, schema: Schema) -> Kinds:
+        found = read_parameters(schema)
+        others = {} if found.others is None else {None: find_kinds(found.others, schema)}
+        return {name: find_kinds(each, schema) for name, each in found.named.items()} | others
+
+    def begin_reading(self, kinds: Kinds) -> "ParametersReader":
+        return ParametersReader(kinds)
+
+    def list_rules(self, schemas: Iterable[Schema]) -> Sequence[str]:
+        rules = ParameterRules()
+        for index, schema in enumerate(schemas):
+            rules.add_function(index, schema)
+        return [*SHARED_RULES, *rules.lines]
+
+    def find_unenforced(self, schema: Schema) -> Set[str]:
+        rules = ParameterRules()
+        rules.add_function(0, schema)
+        return rules.unenforced
+
+
+def show_values(arguments: str) -> dict[str, str] | None:
+    """Return arguments as texts, JSON character by character as it was; None if they were cut off or are no object."""
+    try:
+        raw = msgspec.json.decode(arguments, type=dict[str, msgspec.Raw])
+        return {name: _show_value(bytes(value).decode()) for name, value in raw.items()}
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return None
+
+
+def _show_value(text: str) -> str:
+    return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+
+
+class ParametersReader:
+    """Makes one JSON object of parameters that come in pieces. `kinds`: those of the values, by name."""
+
+    def __init__(self, kinds: Kinds) -> None:
+        self.has_ended = False
+        self._kinds = kinds
+        self._has_begun = False
+        self._value: _Value | None = None
+
+    def read(self, text: str) -> tuple[str, int]:
+        written, place, is_amid = "", 0, True
+        while is_amid:
+            json_text, end = self._read_tag(text, place) if self._value is None else self._read_value(text, place)
+            written += json_text
+            is_amid, place = end > place and not self.has_ended, end
+        return written, place
+
+    def cut_off(self) -> str:
+        return "" if self._value is None else self._value.cut_off()
+
+    def _read_tag(self, text: str, place: int) -> tuple[str, int]:
+        tag = _TAG.search(text, place)
+        if tag is None:
+            return "", place
+        separator = ", " if self._has_begun else "{"
+        if tag["name"] is None:
+            self.has_ended = True
+            return "}" if self._has_begun else "{}", tag.start()
+        self._has_begun = True
+        self._value = _Value(self._kinds.get(tag["name"], self._kinds.get(None, ANY_KIND)))
+        return f"{separator}{_quote(tag['name'])}: ", tag.end()
+
+    def _read_value(self, text: str, place: int) -> tuple[str, int]:
+        assert self._value is not None
+        end = text.find(_CLOSING, place)
+        if end < 0:
+            certain = len(text) - next((len(each) for each in _BEGINNINGS_OF_CLOSING if text.endswith(each)), 0)
+            return self._value.add(text[place:certain]), max(place, certain)
+        written = self._value.add(text[place:end]) + self._value.end()
+        self._value = None
+        return written, end + len(_CLOSING)
+
+
+class _Value:
+    """One value. A string is passed on as it comes, once it is certain to be one; any other when it is complete."""
+
+    def __init__(self, kinds: Kind) -> None:
+        self._kinds = kinds
+        self._has_begun = self._is_string = False
+        self._undecided = ""
+
+    def add(self, text: str) -> str:
+        if text and not self._has_begun:
+            text, self._has_begun = text[1:], True  # the newline after the tag
+        if not self._is_string:
+            text = self._undecided = self._undecided + text
+            if not text or Kind.STRING not in self._kinds or may_become(text, self._kinds):
+                return ""
+            self._is_string = True
+            return _quote(text)[:-1]
+        return _quote(text)[1:-1]
+
+    def end(self) -> str:
+        if self._is_string:
+            return '"'
+        kinds = self._kinds & ~Kind.STRING if Kind.STRING in self._kinds else ANY_KIND
+        return self._undecided if is_of_kind(self._undecided, kinds) else _quote(self._undecided)
+
+    def cut_off(self) -> str:
+        return "" if self._is_string else self._undecided
+
+
+def _quote(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

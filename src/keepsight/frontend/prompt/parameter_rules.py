@@ -1,0 +1,154 @@
+"""The grammar's rules of arguments that are written as parameters, as the function's schema demands.
+
+Parameters have the schema's order, as properties have in llguidance's JSON. A string is free text within its own
+schema, any other value is JSON by its schema. What else a schema says of all arguments together cannot be enforced.
+"""
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+from typing import Any
+
+from keepsight.frontend.prompt.json_kinds import (
+    TYPES,
+    Kind,
+    Schema,
+    find_kinds,
+    kinds_of_one,
+    list_alternatives,
+    list_values,
+)
+from keepsight.structured_outputs import to_pattern
+
+_NEWLINE = json.dumps("\n")
+_FREE = "FREE"
+_NOT_IN_NAMES = set("<\n")
+_CLOSING = json.dumps("\n</parameter>\n")
+SHARED_RULES = (
+    # No line begins like a closing tag.
+    r"FREE: /(?s:.*)/ & ~/(?s:(.*\n)?<\/parameter>.*)/",
+    f"ANY_TEXT: ({_NEWLINE} {_FREE})? {_CLOSING}",
+)
+_DEFINITIONS = ("$defs", "definitions")
+# What is enforced of all arguments together, and of a string; and what says nothing.
+_ENFORCED = {"type", "properties", "required", "additionalProperties", "x-guidance", "$schema", "$id", *_DEFINITIONS}
+_ENFORCED_OF_TEXT = {"type", "minLength", "maxLength", "pattern"}
+# The end of a text in a pattern, and an end or a beginning anywhere in it.
+_END, _ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*\$\Z"), re.compile(r"(?<![\\\[])\^|(?<!\\)\$")
+# With these, arguments may have names that are not listed.
+_OPENING = {"anyOf", "oneOf", "allOf", "$ref", "patternProperties", "propertyNames"}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """What a schema says of parameters. `others`: the schema of those that it does not name; None: there are none."""
+
+    named: Mapping[str, Any]
+    required: Set[str]
+    others: Any
+    unenforced: Set[str]
+
+
+def read_parameters(schema: Schema) -> Parameters:
+    schema = next(iter(list_alternatives(schema, schema)), {}) if "$ref" in schema else schema
+    named, required = schema.get("properties"), schema.get("required")
+    named = dict(named) if isinstance(named, Mapping) else {}
+    required = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
+    named |= {name: {} for name in sorted(required - named.keys())}
+    others = schema.get("additionalProperties", True if _OPENING & schema.keys() else None)
+    return Parameters(named, required, None if others is False else others, schema.keys() - _ENFORCED)
+
+
+class ParameterRules:
+    """The rules of all functions. What several of them need is one rule, which has the first one's index in its name.
+
+    `lines`: the rule `args_{index}` of each function, and those that it needs. `unenforced`: keywords of the schemas
+    that no rule expresses.
+    """
+
+    def __init__(self) -> None:
+        self.lines, self.unenforced = list[str](), set[str]()
+        self._names: dict[str, str] = {}  # of rules, by what they say
+        self._index = 0
+        self._schema: Schema = {}
+
+    def add_function(self, index: int, schema: Schema) -> None:
+        self._index, self._schema = index, schema
+        found = read_parameters(schema)
+        self.unenforced |= found.unenforced
+        parts = []
+        for name, own in found.named.items():
+            if own is False or _NOT_IN_NAMES & set(name):
+                self.unenforced.add("properties")
+            else:
+                rule = self._name_rule(f"{json.dumps(f'<parameter={name}>')} {self._write_value(own)}")
+                parts.append(rule if name in found.required else f"{rule}?")
+        if found.others is not None:
+            parts.append(
+                self._name_rule(f"{self._write_other_name(found.named)} {self._write_value(found.others)}") + "*"
+            )
+        self.lines.append(f"args_{index}: {' '.join(parts) or json.dumps('')}")
+
+    def _name_rule(self, rule: str, prefix: str = "args") -> str:
+        if rule not in self._names:
+            self._names[rule] = f"{prefix}_{self._index}_{len(self._names)}"
+            self.lines.append(f"{self._names[rule]}: {rule}")
+        return self._names[rule]
+
+    def _name_token(self, token: str) -> str:
+        return self._name_rule(token, "ARGS")
+
+    def _write_other_name(self, named: Iterable[str]) -> str:
+        """Return a token that opens a parameter of any other name."""
+        listed = to_pattern(f"({'|'.join(map(re.escape, named))})")
+        return self._name_token(rf'"<parameter=" (/[^<>\n]+/ & ~{listed}) ">"')
+
+    def _write_value(self, schema: object) -> str:
+        """Return the name of a rule, or a token, of a value and its closing tag."""
+        if Kind.STRING not in find_kinds(schema, self._schema):
+            return self._write_json(schema)
+        texts, others = list[str](), list[Schema]()
+        for one in list_alternatives(schema, self._schema):
+            values, kinds = list_values(one), kinds_of_one(one)
+            if values is not None:
+                texts += (json.dumps(each if isinstance(each, str) else json.dumps(each)) for each in values)
+                continue
+            if Kind.STRING in kinds:
+                texts.append(self._write_text(one))
+            if more := [name for name, kind in TYPES.items() if kind in kinds & ~Kind.STRING]:
+                others.append({**one, "type": more})
+        if _FREE in texts:  # nothing is told apart from free text
+            self.unenforced |= {name for each in others for name in each.keys() - {"type"}}
+            return "ANY_TEXT"
+        token = self._name_token(f"{_NEWLINE} ({' | '.join(texts)}) {_CLOSING}")
+        return f"({token} | {self._write_json({'anyOf': others})})" if others else token
+
+    def _write_text(self, schema: Schema) -> str:
+        self.unenforced |= schema.keys() - _ENFORCED_OF_TEXT
+        least, most, pattern = (schema.get(name) for name in ("minLength", "maxLength", "pattern"))
+        bounds = [str(each) if isinstance(each, int) else "" for each in (least, most)]
+        parts = [_FREE]
+        if any(bounds):
+            parts.append(to_pattern(f"(?s:.{{{bounds[0] or 0},{bounds[1]}}})"))
+        if isinstance(pattern, str):
+            parts.append(to_pattern(self._match_whole(pattern)))
+        return " & ".join(parts)
+
+    def _write_json(self, schema: object) -> str:
+        written = json.dumps(schema)
+        shared = ("x-guidance", *(_DEFINITIONS if '"$ref"' in written else ()))
+        whole = {name: self._schema[name] for name in shared if name in self._schema}
+        return self._name_rule(f"{_NEWLINE} %json {json.dumps(whole | json.loads(written))} {_CLOSING}")
+
+    def _match_whole(self, pattern: str) -> str:
+        """Return the pattern of whole texts in which JSON Schema's `pattern` is found.
+
+        An anchor of its first or last alternative is taken for one of all: that allows fewer texts, but no others.
+        """
+        begins, ends = pattern.startswith("^"), _END.search(pattern) is not None
+        inner = pattern[begins : len(pattern) - ends]
+        if _ANCHOR.search(inner):  # llguidance knows none
+            self.unenforced.add("pattern")
+            return "(?s:.*)"
+        return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"

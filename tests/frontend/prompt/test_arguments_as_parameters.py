@@ -1,0 +1,206 @@
+"""Arguments as parameters: what is read of them is what was written."""
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
+from keepsight.frontend.prompt.json_kinds import ANY_KIND, Kind, Kinds, is_of_kind
+
+FORM = ArgumentsAsParameters()
+SCHEMA: dict[str, Any] = {
+    "properties": {
+        "city": {"type": "string"},
+        "days": {"type": "integer"},
+        "unit": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "size": {"type": ["string", "number"]},
+        "any": {},
+    },
+    "additionalProperties": {"type": "boolean"},
+}
+KINDS = FORM.find_kinds(SCHEMA)
+END = "</function>"
+
+
+def read(pieces: Sequence[str], kinds: Kinds = KINDS) -> tuple[str, bool]:
+    """Return the JSON of arguments that come in pieces, and whether they came to their end."""
+    reader, held, written = FORM.begin_reading(kinds), "", ""
+    for piece in pieces:
+        held += piece
+        if not reader.has_ended:
+            text, length = reader.read(held)
+            written, held = written + text, held[length:]
+    return written if reader.has_ended else written + reader.cut_off(), reader.has_ended
+
+
+def parameter(name: str, text: str) -> str:
+    return f"<parameter={name}>\n{text}\n</parameter>\n"
+
+
+def cut(text: str, places: Sequence[int]) -> list[str]:
+    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
+    return [text[start:end] for start, end in pairwise(edges)]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("city", "Paris", "Paris"),
+        ("city", "3", "3"),
+        ("city", "null", "null"),
+        ("city", "", ""),
+        ("city", ' a\n\n"b"\\\t\n', ' a\n\n"b"\\\t\n'),
+        ("city", "<parameter=days>\n</function>\n </parameter>", "<parameter=days>\n</function>\n </parameter>"),
+        ("days", "3", 3),
+        ("days", "3.5", 3.5),
+        ("days", '"3"', "3"),
+        ("days", "three", "three"),
+        ("days", "", ""),
+        ("days", "[1,\n 2]", [1, 2]),
+        ("unit", "null", None),
+        ("unit", "nullify", "nullify"),
+        ("unit", '"c"', '"c"'),
+        ("unit", "3", "3"),
+        ("size", "3", 3),
+        ("size", "3e", "3e"),
+        ("size", " 3", " 3"),
+        ("size", "-", "-"),
+        ("any", "true", True),
+        ("any", '{"a": [1, "x"]}', {"a": [1, "x"]}),
+        ("any", "{a}", "{a}"),
+        ("any", "Hello", "Hello"),
+        ("more", "true", True),
+        ("more", "True", "True"),
+        ('a > "b', "true", True),
+    ],
+)
+def test_the_schema_says_what_a_text_is(name: str, text: str, value: Any) -> None:
+    written, has_ended = read(list(f"{parameter(name, text)}{END}"))
+    assert (json.loads(written), has_ended) == ({name: value}, True)
+
+
+def test_without_a_schema_a_text_is_json_if_it_can_be() -> None:
+    kinds = FORM.find_kinds({"type": "object"})
+    text = "".join(parameter(name, text) for name, text in {"a": "1", "b": "x", "c": "[null]"}.items())
+    assert read([text, END], kinds) == ('{"a": 1, "b": "x", "c": [null]}', True)
+
+
+@pytest.mark.parametrize("text", ["", "\n", "<parameter=city></parameter>"])
+def test_without_parameters_the_object_is_empty(text: str) -> None:
+    assert read([text + END]) == ("{}", True)
+
+
+def test_a_closing_tag_right_after_the_opening_one_closes_an_empty_value() -> None:
+    assert read(list(f"<parameter=city>\n</parameter>\n{END}")) == ('{"city": ""}', True)
+
+
+def test_a_string_is_passed_on_as_it_comes_and_any_other_value_when_it_is_complete() -> None:
+    reader = FORM.begin_reading(KINDS)
+    assert reader.read("<parameter=city>") == ("", 0)
+    assert reader.read("<parameter=city>\n") == ('{"city": ', 16)
+    assert reader.read('\n"P') == ('"\\"P', 3)
+    assert reader.read("ari\n</par") == ("ari", 3)
+    assert reader.read("\n</part") == ("\\n</part", 7)
+    assert reader.read("\n</parameter>\n<parameter=days>\n12") == ('", "days": ', 33)
+    assert reader.read("3\n</parameter>\n<parameter=unit>\nnu") == ('123, "unit": ', 34)
+    assert reader.read("m") == ('"num', 1)
+    assert reader.read("\n</parameter>\n</function>") == ('"}', 14)
+    assert reader.has_ended
+
+
+@pytest.mark.parametrize(
+    ("text", "so_far"),
+    [
+        ("", ""),
+        ("<parameter=ci", ""),
+        ("<parameter=city>\n", '{"city": '),
+        ("<parameter=city>\nPari", '{"city": "Pari'),
+        ("<parameter=city>\nParis\n</param", '{"city": "Paris'),
+        ("<parameter=days>\n12", '{"days": 12'),
+        ("<parameter=any>\n[1, 2", '{"any": [1, 2'),
+        (parameter("days", "12"), '{"days": 12'),
+    ],
+)
+def test_what_is_cut_off_is_returned_as_far_as_it_goes(text: str, so_far: str) -> None:
+    assert read([text]) == read(list(text)) == (so_far, False)
+
+
+fragments = st.sampled_from(
+    [
+        "<parameter=",
+        "city",
+        "days",
+        "unit",
+        ">",
+        ">\n",
+        "\n",
+        "</parameter>",
+        "\n</parameter>\n",
+        "</",
+        "<",
+        END,
+        "nu",
+        "1",
+    ]
+)
+tails = st.lists(fragments | st.text(max_size=3)).map("".join)
+
+
+@given(tails | tails.map(lambda text: f"<parameter=unit>\n{text}"), st.lists(st.integers(0, 1000)))
+@example("<parameter=a></function>\n", [23])
+@example("<parameter=city>\n\n</parameter>", [17])
+def test_arguments_are_read_the_same_however_the_text_is_cut(text: str, places: list[int]) -> None:
+    whole, has_ended = read([text])
+    assert read(cut(text, places)) == read(list(text)) == (whole, has_ended)
+    assert not has_ended or isinstance(json.loads(whole), dict)
+
+
+texts = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "\n</parameter>" not in f"\n{text}")
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+names = st.text("ab_ é>=\"'", max_size=4)
+TYPES = {
+    str: "string",
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    type(None): "null",
+    dict: "object",
+    list: "array",
+}
+
+
+@st.composite
+def arguments(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Draw values, and a schema for which their texts mean nothing else."""
+    drawn = draw(st.dictionaries(names, values, max_size=4))
+    properties: dict[str, Any] = {}
+    for name, value in drawn.items():
+        is_plain = not isinstance(value, str) or not is_of_kind(value, ANY_KIND & ~Kind.STRING)
+        others = st.sampled_from([[], ["null"], ["string", "array"]] if is_plain else [[]])
+        types = list(dict.fromkeys([TYPES[type(value)], *draw(others)]))
+        forms = [{"type": types}, {"anyOf": [{"type": each} for each in types]}, *([{}] if is_plain else [])]
+        properties[name] = draw(st.sampled_from(forms))
+    return drawn, {"type": "object", "properties": properties}
+
+
+@given(arguments(), st.booleans(), st.lists(st.integers(0, 1000)))
+def test_arguments_are_read_as_they_were_written(drawn: Any, is_ascii: bool, places: list[int]) -> None:
+    value, schema = drawn
+    written = json.dumps(value, ensure_ascii=is_ascii)
+    text = FORM.write(written) + END
+    json_text, has_ended = read(cut(text, places), FORM.find_kinds(schema))
+    assert (json.loads(json_text), has_ended) == (value, True)
+    assert FORM.write(json_text) + END == text

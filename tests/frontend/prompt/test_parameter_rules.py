@@ -1,0 +1,143 @@
+"""What the grammar allows a model to write as parameters, byte by byte."""
+
+import copy
+import json
+from typing import Any
+
+import jsonschema_rs
+import pytest
+from hypothesis import given, settings
+
+from keepsight.frontend.prompt.call_text import PARAMETERS, write_call
+from keepsight.frontend.prompt.parameter_rules import ParameterRules
+from keepsight.structured_outputs import write_schema
+from tests.frontend.prompt.test_arguments_as_parameters import arguments
+from tests.frontend.prompt.test_call_grammar import follow
+
+BEGUN, ENDED = "<tool_call>\n<function=look>\n", "</function>\n</tool_call>"
+COLORS = {"colors": {"enum": ["red", "blue"]}, "size": {"type": "object", "properties": {"x": {"type": "integer"}}}}
+
+
+def parameter(name: str, text: str) -> str:
+    return f"<parameter={name}>\n{text}\n</parameter>\n"
+
+
+def is_allowed(written: str, **schema: Any) -> bool:
+    """Return whether a forced call may have these arguments, after the model was at liberty to write others."""
+    own = write_schema(copy.deepcopy({"type": "object", **schema}), PARAMETERS.spacing)
+    text = f"{BEGUN}{written}{ENDED}"
+    return follow(text, {"look": own}, must_call=True, call_form=PARAMETERS) == (text, True)
+
+
+def takes(schema: object, text: str) -> bool:
+    return is_allowed(parameter("a", text), properties={"a": schema}, required=["a"], **{"$defs": COLORS})
+
+
+def test_only_declared_parameters_are_written_and_the_required_ones_are() -> None:
+    own: dict[str, Any] = {"properties": {"a": {"type": "string"}, "b": {"type": "integer"}}, "required": ["b"]}
+    a, b = parameter("a", "x"), parameter("b", "1")
+    assert is_allowed(a + b, **own)
+    assert is_allowed(b, **own)
+    for wrong in ("", a, b + a, b + b, a + b + parameter("c", "1")):
+        assert not is_allowed(wrong, **own)
+
+
+def test_parameters_that_are_not_declared_are_written_where_the_schema_speaks_of_them() -> None:
+    own: dict[str, Any] = {"properties": {"a": {"type": "integer"}}, "additionalProperties": {"type": "boolean"}}
+    assert is_allowed(parameter("a", "1") + parameter("ab", "true") + parameter("c", "false"), **own)
+    assert is_allowed(parameter("c", "false"), **own)
+    assert not is_allowed(parameter("a", "true"), **own)
+    assert not is_allowed(parameter("c", "1"), **own)
+    assert is_allowed(parameter("c", "1"), anyOf=[{"required": ["c"]}, {"required": ["d"]}])
+    assert is_allowed(parameter("c", "1"), required=["c"])
+    assert not is_allowed(parameter("c", "1"), properties={"c": False})
+    assert not is_allowed(parameter("c", "1"), additionalProperties=False)
+
+
+def test_a_schema_may_be_a_reference() -> None:
+    own = {"$ref": "#/$defs/own", "$defs": {"own": {"type": "object", "properties": {"a": {"$ref": "#/$defs/a"}}}}}
+    own["$defs"] = {**own["$defs"], "a": {"type": "boolean"}}  # type: ignore[dict-item]
+    assert is_allowed(parameter("a", "true"), **own)
+    assert not is_allowed(parameter("a", "1"), **own)
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        ({"type": "string"}, ["", "\n", "a\n", "</function>\n</tool_call>", "x</parameter>", "\n</param"], []),
+        ({"type": "string", "minLength": 1, "maxLength": 3}, ["a", "a\nb", "éàü"], ["", "four"]),
+        ({"type": "string", "pattern": "b"}, ["b", "abc", "\nb"], ["a", ""]),
+        ({"type": "string", "pattern": "^[a-z/]+$"}, ["a/b"], ["A", "ab1", "a\n"]),
+        ({"type": "string", "pattern": "^a|b\\$"}, ["a", "ab", "b$"], ["xa"]),
+        ({"enum": ["red", "blue", 3, None]}, ["red", "blue", "3", "null"], ["", "green", '"red"', "reddish"]),
+        ({"const": "a\n"}, ["a\n"], ["a"]),
+        ({"$ref": "#/$defs/colors"}, ["red"], ["green"]),
+        ({"anyOf": [{"$ref": "#/$defs/colors"}, {"type": "null"}]}, ["red", "null"], ["nil", "green"]),
+        ({"anyOf": [{"$ref": "#/$defs/colors"}, {"$ref": "#/$defs/size"}]}, ["red", '{"x": 1}'], ['{"x": "a"}', "{"]),
+        ({"type": ["string", "null"], "pattern": "^[ab]*$"}, ["ab", "null", ""], ["c", "nul"]),
+        ({"type": "integer", "minimum": 3}, ["3", "10"], ["2", "x", "", "3.5", " 3", '"3"']),
+        ({"type": ["integer", "null"]}, ["3", "null"], ["x"]),
+        ({"type": "boolean"}, ["true"], ["True", "x"]),
+        (
+            {"type": "array", "items": {"$ref": "#/$defs/size"}},
+            ['[{"x": 1}, {"x": 2}]', "[]"],
+            ['[{"x":1}]', "x", "{}"],
+        ),
+        ({"type": ["string", "integer"]}, ["3", "x", "[", ""], []),
+        ({}, ["3", "x", "[", ""], []),
+        (True, ["3", "x", "[", ""], []),
+    ],
+)
+def test_a_value_follows_its_schema(schema: Any, right: list[str], wrong: list[str]) -> None:
+    assert [text for text in right if not takes(schema, text)] == []
+    assert [text for text in wrong if takes(schema, text)] == []
+
+
+def test_no_line_of_a_text_begins_like_its_closing_tag() -> None:
+    assert not takes({"type": "string"}, "a\n</parameter>b")
+    assert not takes({"type": "string"}, "</parameter>")
+    # One newline closes an empty text.
+    assert is_allowed("<parameter=a>\n</parameter>\n", properties={"a": {"type": "string"}})
+
+
+@settings(max_examples=60)
+@given(arguments())
+def test_arguments_that_a_schema_allows_may_be_written(drawn: Any) -> None:
+    value, schema = drawn
+    jsonschema_rs.validate(schema, value)
+    own = {"look": write_schema(copy.deepcopy(schema), PARAMETERS.spacing)}
+    call = write_call("look", json.dumps(value, ensure_ascii=False), PARAMETERS)
+    assert follow(call, own, call_form=PARAMETERS) == (call, True)
+
+
+@pytest.mark.parametrize(
+    ("schema", "unenforced"),
+    [
+        ({"properties": {"a": {"type": "string", "pattern": "^a", "minLength": 2}, "b": {"type": "array"}}}, set()),
+        ({"properties": {"a": {"type": ["string", "null", "integer"]}, "b": {"enum": ["a"]}}, "required": []}, set()),
+        ({"properties": {"a": {"type": "string", "format": "date"}}}, {"format"}),
+        ({"properties": {"a": {"type": "string", "pattern": "^a|^b"}}}, {"pattern"}),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"type": "integer", "minimum": 3}]}}}, {"minimum"}),
+        ({"properties": {"a\n": {"type": "string"}}}, {"properties"}),
+        ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "minProperties": 1}, {"oneOf", "minProperties"}),
+    ],
+)
+def test_what_no_rule_expresses_is_told(schema: dict[str, Any], unenforced: set[str]) -> None:
+    rules = ParameterRules()
+    rules.add_function(0, schema)
+    assert rules.unenforced == unenforced
+
+
+def test_what_several_functions_need_is_one_rule() -> None:
+    rules = ParameterRules()
+    for index in range(2):
+        rules.add_function(
+            index, {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["b"]}
+        )
+    assert rules.lines == [
+        r'args_0_0: "\n" %json {"type": "integer"} "\n</parameter>\n"',
+        'args_0_1: "<parameter=a>" args_0_0',
+        'args_0_2: "<parameter=b>" args_0_0',
+        "args_0: args_0_1? args_0_2",
+        "args_1: args_0_1? args_0_2",
+    ]
