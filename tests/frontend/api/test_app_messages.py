@@ -18,12 +18,12 @@ from pydantic import TypeAdapter
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import EngineLostError
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.requests import EngineRequest
 from tests.drawn import draw
 from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine
-from tests.qwen_template import QWEN_LIKE
+from tests.qwen_template import CODER_LIKE, QWEN_LIKE
 
 LOOK = {"name": "look", "input_schema": {"type": "object"}}
 GO = LOOK | {"name": "go", "description": "Somewhere.", "type": "custom"}
@@ -230,6 +230,24 @@ def test_calls_and_their_results_can_be_sent_back(tagged: Client) -> None:
     assert second.startswith(f"{first}{call}<|im_end|>")
     assert "the sea\n</tool_response>" in second
     assert second.index("</tool_response>") < second.index("And?")
+
+
+def test_parameters_are_the_input_of_a_block_and_can_be_sent_back(preparer: RequestPreparer) -> None:
+    coder = copy.copy(preparer)
+    coder.template = ChatTemplate(CODER_LIKE, {})
+    client = Client(coder, FakeEngine(coder))
+    properties = {"at": {"type": "string"}, "times": {"type": "integer"}, "sure": {"type": "boolean"}}
+    tool = LOOK | {"input_schema": {"type": "object", "properties": properties}}
+    client.engine.text = call = write_call("look", '{"at": "7", "times": 3, "sure": true}', PARAMETERS)
+    message = gather(client, tools=[tool])
+    [called] = [block.to_dict() for block in message.content]
+    assert (called["input"], message.stop_reason) == ({"at": "7", "times": 3, "sure": True}, "tool_use")
+    first = prompt_of(client)
+    result = {"type": "tool_result", "tool_use_id": called["id"], "content": "the sea"}
+    gather(client, tools=[tool], messages=[*HELLO, message.to_param(), {"role": "user", "content": [result]}])
+    assert prompt_of(client).startswith(f"{first}{call}<|im_end|>")
+    client.engine.text, client.engine.end = call.partition("3")[0], "length"
+    assert [block["input"] for block in ask(client, tools=[tool])["content"]] == [{}]
 
 
 def test_a_last_message_of_the_assistant_is_continued(client: Client) -> None:

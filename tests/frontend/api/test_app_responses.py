@@ -15,12 +15,12 @@ from keepsight.api_settings import ApiSettings
 from keepsight.errors import EngineLostError
 from keepsight.frontend.api.kept_responses import KeptResponses
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.requests import EngineRequest
 from tests.drawn import draw
 from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
-from tests.qwen_template import QWEN_LIKE
+from tests.qwen_template import CODER_LIKE, QWEN_LIKE
 
 LOOK = {"type": "function", "name": "look", "parameters": {"type": "object"}}
 GO = LOOK | {"name": "go", "description": "Somewhere."}
@@ -205,6 +205,29 @@ def test_text_before_calls_is_an_item_of_its_own_and_can_be_sent_back(
     ask(client, tools=[LOOK], input=[{"role": "user", "content": "Hello"}, *output, result])
     first, second = (tagged.tokenizer.decode(each.token_ids) for each in client.engine.requests)
     assert second.startswith(f"{first}I look.\n{call}<|im_end|>")
+
+
+def test_parameters_are_arguments_of_an_item_and_can_be_sent_back(preparer: RequestPreparer) -> None:
+    coder = copy.copy(preparer)
+    coder.template = ChatTemplate(CODER_LIKE, {})
+    client, arguments = Client(coder, FakeEngine(coder)), '{"at": "7", "times": 3, "sure": true}'
+    tool = LOOK | {
+        "parameters": {"type": "object", "properties": {"at": {"type": "string"}}, "additionalProperties": {}}
+    }
+    client.engine.text = f"I look.\n\n{write_call('look', arguments, PARAMETERS)}"
+    events = stream(client, tools=[tool])
+    message, called = output = events[-1]["response"]["output"]
+    assert (message["content"][0]["text"], called["arguments"], called["status"]) == ("I look.", arguments, "completed")
+    deltas = [each["delta"] for each in events if each["type"] == "response.function_call_arguments.delta"]
+    assert "".join(deltas) == arguments
+    assert len(deltas) > 3
+    result = {"type": "function_call_output", "call_id": called["call_id"], "output": "the sea"}
+    ask(client, tools=[tool], input=[{"role": "user", "content": "Hello"}, *output, result])
+    first, second = (coder.tokenizer.decode(each.token_ids) for each in client.engine.requests)
+    assert second.startswith(f"{first}{client.engine.text}<|im_end|>")
+    client.engine.text, client.engine.end = client.engine.text.partition("3\n")[0], "length"
+    *_, item = ask(client, tools=[tool])["output"]
+    assert (item["arguments"], item["status"]) == ('{"at": "7", "times": ', "incomplete")
 
 
 def test_a_stream_contains_each_call_with_its_arguments(client: Client) -> None:

@@ -1,5 +1,6 @@
 """A model's thought is separated from its answer, with a fake engine."""
 
+import copy
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,13 +10,14 @@ import pytest
 
 from keepsight.config import Config
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
+from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.requests import ThoughtTokens
-from tests.frontend.api.app_client import Client, complete
+from tests.frontend.api.app_client import Client, FakeEngine, complete
 from tests.frontend.api.test_app_messages import gather
 from tests.frontend.api.test_app_responses import ask, kinds, stream, without_ids
 from tests.frontend.qwen_like import build_thinking_checkpoint
-from tests.qwen_template import QWEN_LIKE, THINKING_QWEN_LIKE
+from tests.qwen_template import QWEN3_5_LIKE, QWEN_LIKE, THINKING_QWEN_LIKE
 
 TOOLS = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object"}}}]
 CALL = write_call("look", '{"at": "the sea"}', TAGGED)
@@ -103,6 +105,24 @@ def test_a_call_counts_after_a_thought_but_not_within_it(client: Client) -> None
     say(client, f"I might {CALL}\n</think>\n\nNo.")
     message = client.chat(tools=TOOLS).json()["choices"][0]["message"]
     assert (message["content"], "tool_calls" in message) == ("No.", False)
+
+
+def test_a_call_with_parameters_after_a_thought_is_found_in_the_next_turn(client: Client) -> None:
+    if not opens(client):
+        return  # one template of this form is enough
+    own = copy.copy(client.preparer)
+    own.template = ChatTemplate(QWEN3_5_LIKE, {})
+    client = Client(own, FakeEngine(own))
+    call = write_call("look", '{"at": "the sea", "times": 3}', PARAMETERS)
+    client.engine.text = f"I might {call}\n</think>\n\n{call}"
+    message = client.chat(tools=TOOLS).json()["choices"][0]["message"]
+    assert (message["reasoning_content"], message["content"]) == (f"I might {call}", None)
+    [called] = message["tool_calls"]
+    assert called["function"]["arguments"] == '{"at": "the sea", "times": 3}'
+    result = {"role": "tool", "tool_call_id": called["id"], "content": "wet"}
+    client.chat(tools=TOOLS, messages=[{"role": "user", "content": "Hello"}, message, result])
+    prompts = [own.tokenizer.decode(each.token_ids, skip_special_tokens=False) for each in client.engine.requests]
+    assert prompts[1].startswith(f"{prompts[0]}{client.engine.text}<|im_end|>")
 
 
 @pytest.mark.parametrize("asked", [{"guided_regex": "[ab]+"}, {"tools": TOOLS, "tool_choice": "required"}, {}])

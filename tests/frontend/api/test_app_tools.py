@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.frontend.prompt.call_text import TAGGED, write_call
+from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from tests.frontend.api.app_client import Client, FakeEngine, error_of
-from tests.qwen_template import QWEN_LIKE
+from tests.qwen_template import CODER_LIKE, QWEN_LIKE
 
 TOOLS = [{"type": "function", "function": {"name": name, "parameters": {"type": "object"}}} for name in ("look", "go")]
 LOOK, GO = '{"at": "the sea"}', '{"to": {"a": [1, 2]}}'
@@ -244,3 +244,97 @@ def test_a_tagged_call_that_is_cut_off_may_be_sent_back(tagged: Client) -> None:
     result = {"role": "tool", "tool_call_id": choice["message"]["tool_calls"][0]["id"], "content": "That was no JSON."}
     chat(tagged, "Again.", messages=[{"role": "user", "content": "Hello"}, choice["message"], result])
     assert f"assistant\nI look.\n{cut}}}\n</tool_call><|im_end|>" in prompt_of(tagged)
+
+
+# A template with parameters ------------------------------------------------------------------------------------------
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "at": {"type": "string"},
+        "times": {"type": "integer"},
+        "sure": {"type": "boolean"},
+        "by": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+        "all": {"type": "array", "items": {"type": "number"}},
+    },
+    "required": ["at"],
+}
+WITH_PARAMETERS = [{"type": "function", "function": {"name": name, "parameters": SCHEMA}} for name in ("look", "go")]
+AT, FULL = '{"at": "3"}', '{"at": "the \\"sea\\",\\nthen", "times": 3, "sure": true, "by": null, "all": [1,  2.50]}'
+PARAMETER_CALLS = f"{write_call('look', FULL, PARAMETERS)}\n{write_call('go', AT, PARAMETERS)}"
+
+
+@pytest.fixture
+def coder(preparer: RequestPreparer) -> Client:
+    own = copy.copy(preparer)
+    own.template = ChatTemplate(CODER_LIKE, {})
+    return Client(own, FakeEngine(own))
+
+
+@pytest.mark.parametrize("text", ["", "I look.", "I look.\n<b>"])
+def test_parameters_are_returned_as_json_whole_and_streamed(coder: Client, text: str) -> None:
+    coder.engine.text = f"{text}\n\n{PARAMETER_CALLS}" if text else PARAMETER_CALLS
+    choice = coder.chat(tools=WITH_PARAMETERS).json()["choices"][0]
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", text or None)
+    calls = [tuple(call["function"].values()) for call in choice["message"]["tool_calls"]]
+    assert calls == [("look", FULL), ("go", AT)]
+    assert join(coder.stream(tools=WITH_PARAMETERS)) == (text, calls, "tool_calls")
+
+
+@pytest.mark.parametrize(
+    ("asked", "opening"),
+    [
+        ({}, "start: TEXT | first call* TAIL?"),
+        ({"parallel_tool_calls": False}, "start: TEXT | first TAIL?"),
+        ({"tool_choice": "required"}, 'start: call ("\\n" call)* "\\n"?'),
+        ({"tool_choice": NAMED}, 'start: call "\\n"?'),
+    ],
+)
+def test_engines_are_given_the_grammar_of_parameters(coder: Client, asked: dict[str, Any], opening: str) -> None:
+    coder.chat(tools=WITH_PARAMETERS, **asked)
+    guide = coder.engine.requests[-1].sampling_params.structured_outputs
+    assert guide is not None
+    assert str(guide.grammar).startswith(f"{opening}\n")
+    assert '"<parameter=times>"' in str(guide.grammar)
+
+
+def test_without_a_choice_of_tools_a_call_with_parameters_is_text(coder: Client) -> None:
+    coder.engine.text = PARAMETER_CALLS
+    asked = {"tools": WITH_PARAMETERS, "tool_choice": "none"}
+    assert coder.chat(**asked).json()["choices"][0]["message"]["content"] == PARAMETER_CALLS
+    assert join(coder.stream(**asked)) == (PARAMETER_CALLS, [], "stop")
+
+
+@pytest.mark.parametrize("begun", ["", "I look.\n\n"])
+def test_the_next_turn_s_prompt_continues_an_answer_with_parameters(coder: Client, begun: str) -> None:
+    """Although the template itself would write `True`, `None` and `[1, 2.5]`."""
+    coder.engine.text = begun + PARAMETER_CALLS
+    called = coder.chat(tools=WITH_PARAMETERS).json()["choices"][0]["message"]
+    answered = prompt_of(coder) + coder.engine.text
+    results = [{"role": "tool", "tool_call_id": call["id"], "content": "wet"} for call in called["tool_calls"]]
+    coder.chat(tools=WITH_PARAMETERS, messages=[{"role": "user", "content": "Hello"}, called, *results])
+    assert prompt_of(coder).startswith(f"{answered}<|im_end|>")
+
+
+@pytest.mark.parametrize(
+    ("behind", "arguments"),
+    [
+        ("<parameter=", ""),
+        ("<parameter=at>\nthe s", '{"at": "the s'),
+        ("<parameter=at>\nthe sea\n</para", '{"at": "the sea'),
+        ("<parameter=at>\nsea\n</parameter>\n<parameter=times>\n12", '{"at": "sea", "times": 12'),
+        ("<parameter=at>\nsea\n</parameter>\n", '{"at": "sea"'),
+    ],
+)
+def test_parameters_that_are_cut_off_are_returned_and_may_be_sent_back(
+    coder: Client, behind: str, arguments: str
+) -> None:
+    coder.engine.text, coder.engine.end = f"<tool_call>\n<function=look>\n{behind}", "length"
+    choice = coder.chat(tools=WITH_PARAMETERS).json()["choices"][0]
+    assert choice["finish_reason"] == "length"
+    [call] = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "look", "arguments": arguments}
+    assert join(coder.stream(tools=WITH_PARAMETERS)) == ("", [("look", arguments)], "length")
+    result = {"role": "tool", "tool_call_id": call["id"], "content": "That was no JSON."}
+    coder.chat(tools=WITH_PARAMETERS, messages=[{"role": "user", "content": "Hello"}, choice["message"], result])
+    assert "assistant\n<tool_call>\n<function=look>\n</function>\n</tool_call><|im_end|>" in prompt_of(coder)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keepsight.frontend.api.call_parser import AnswerText, ArgumentsText, CallBegun, CallParser, Event
 from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
-from keepsight.frontend.prompt.json_kinds import Kind
+from keepsight.frontend.prompt.json_kinds import Kind, Kinds
 
 NAMES = ("look", "look_up", "a.b-c")
 CALL = '{"name": "look", "parameters": {"at": "the \\"sea\\" {"}}'
@@ -195,7 +195,7 @@ def test_anything_but_a_tagged_call_is_text(text: str) -> None:
 
 # Calls with parameters ------------------------------------------------------------------------------------------------
 
-KINDS = {"look": {"at": Kind.STRING, "times": Kind.INTEGER}}
+KINDS: dict[str, Kinds] = {"look": {"at": Kind.STRING, "times": Kind.INTEGER}}
 WITH_PARAMETERS = write_call("look", '{"at": "the \\"sea\\" </", "times": 3, "other": [1, 2]}', PARAMETERS)
 READ = [CallBegun("look"), ArgumentsText('{"at": "the \\"sea\\" </", "times": 3, "other": [1, 2]}')]
 

@@ -4,12 +4,15 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
-from keepsight.frontend.api.tool_fields import MAX_FREED_SINGLY, CallTerms
+from keepsight.frontend.api.tool_fields import MAX_FREED_SINGLY, CallTerms, Function, NamedTool
+from keepsight.frontend.prompt.call_text import BARE, PARAMETERS, CallForm
 from keepsight.frontend.prompt.check_grammar import GrammarChecker
+from keepsight.frontend.prompt.json_kinds import Kind
 from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS
 
 
@@ -73,8 +76,8 @@ def test_choosing_an_unknown_tool_is_refused_with_the_known_ones() -> None:
         parse(tools=many, tool_choice=named("touch"))
 
 
-def grammar_of(**fields: Any) -> str:
-    guide = parse(**fields).to_sampling_params().structured_outputs
+def grammar_of(form: CallForm = BARE, **fields: Any) -> str:
+    guide = parse(**fields).to_sampling_params(call_form=form).structured_outputs
     assert guide is not None
     return str(guide.grammar)
 
@@ -123,6 +126,7 @@ def test_an_agent_may_bring_its_hundred_tools() -> None:
         tools.append(tool(f"server_{index}", parameters={"type": "object", "properties": fields}))
     assert len(json.dumps(tools)) > 200_000
     assert "args_99: %json" in grammar_of(tools=tools)
+    assert len(grammar_of(PARAMETERS, tools=tools)) < MAX_GRAMMAR_CHARACTERS / 4  # they have much in common
 
 
 def test_ignore_eos_cannot_go_with_tools() -> None:
@@ -187,9 +191,10 @@ def test_a_tool_whose_schema_no_grammar_can_express_keeps_its_argument_names() -
         grammar_of(tools=[tool("touch", parameters=good), tool("look", parameters=parameters, strict=True)])
 
 
+@pytest.mark.parametrize("form", [BARE, PARAMETERS])
 @pytest.mark.parametrize("odd", [{"properties": []}, {"properties": {"a": None}, "required": 7}, {"required": None}])
-def test_a_tool_with_an_odd_schema_can_be_called(odd: dict[str, Any]) -> None:
-    assert '"x-guidance"' in grammar_of(tools=[tool("look", parameters=odd)])
+def test_a_tool_with_an_odd_schema_can_be_called(odd: dict[str, Any], form: CallForm) -> None:
+    assert "args_0:" in grammar_of(form, tools=[tool("look", parameters=odd)])
 
 
 def test_many_inexpressible_schemas_are_compiled_only_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,6 +210,45 @@ def test_many_inexpressible_schemas_are_compiled_only_a_few_times(monkeypatch: p
     tools = [tool(f"n{index}", parameters=bad) for index in range(64)]
     assert "[^]" not in grammar_of(tools=tools)
     assert len(tried) == MAX_FREED_SINGLY + 2
+
+
+def test_parameters_are_read_by_their_schemas_as_far_as_a_form_needs_it() -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", None]}}}
+    asked = parse(tools=[tool("look", parameters=schema), tool("bare"), tool("go", parameters=schema)])
+    assert asked.read_call_terms(BARE).kinds == {}
+    kinds = {"a": Kind.INTEGER, "b": Kind.STRING | Kind.NULL}
+    assert asked.read_call_terms(PARAMETERS).kinds == {"look": kinds, "go": kinds}
+    named_one = msgspec.structs.replace(asked, tool_choice=NamedTool(Function("go")))
+    assert named_one.read_call_terms(PARAMETERS).kinds == {"go": kinds}
+
+
+@pytest.mark.parametrize(
+    "one",
+    [
+        {"type": "string", "format": "date"},
+        {"type": "string", "pattern": "(^a|b$)c"},
+        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]},
+    ],
+)
+def test_what_parameters_cannot_express_is_refused_only_for_a_strict_tool(one: dict[str, Any]) -> None:
+    parameters = {"type": "object", "properties": {"a": one, "b": {"type": "integer"}}}
+    grammar = grammar_of(PARAMETERS, tools=[tool("look", parameters=parameters)])
+    assert '"<parameter=a>"' in grammar
+    assert '"type": "integer"}' in grammar
+    why = r"^tools\[1\]\.function\.parameters: cannot be compiled: in this model's form of calls no grammar enforces "
+    with pytest.raises(InvalidArgumentError, match=rf"{why}(format|pattern|items)$"):
+        grammar_of(PARAMETERS, tools=[tool("go"), tool("look", parameters=parameters, strict=True)])
+
+
+def test_a_tool_whose_parameters_no_grammar_can_express_keeps_their_names() -> None:
+    bad = {"type": "string", "pattern": "[^]"}  # valid in JavaScript
+    good = {"type": "object", "properties": {"c": {"type": "integer"}}}
+    parameters = {"type": "object", "properties": {"a": bad, "b": {"type": "integer"}}, "required": ["b"]}
+    grammar = grammar_of(PARAMETERS, tools=[tool("look", parameters=parameters), tool("touch", parameters=good)])
+    assert grammar.count("ANY_TEXT\n") == 2
+    assert grammar.count('"type": "integer"}') == 1
+    with pytest.raises(InvalidArgumentError, match=r"tools\[1\]\.function\.parameters: cannot be compiled"):
+        grammar_of(PARAMETERS, tools=[tool("touch", parameters=good), tool("look", parameters=parameters, strict=True)])
 
 
 @pytest.mark.parametrize("pattern", [r"^a+$", r"\\bsea", r"\(?=", r"^(?:a|b)\d$"])
