@@ -2,17 +2,22 @@
 
 import copy
 import json
+from random import Random
 from typing import Any
 
 import jsonschema_rs
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from llguidance import LLMatcher
 
+from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
+from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import PARAMETERS, write_call
 from keepsight.frontend.prompt.parameter_rules import ParameterRules
-from keepsight.structured_outputs import write_schema
+from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 from tests.frontend.prompt.test_arguments_as_parameters import arguments
-from tests.frontend.prompt.test_call_grammar import follow
+from tests.frontend.prompt.test_call_grammar import TOKENIZER, follow
 
 BEGUN, ENDED = "<tool_call>\n<function=look>\n", "</function>\n</tool_call>"
 COLORS = {"colors": {"enum": ["red", "blue"]}, "size": {"type": "object", "properties": {"x": {"type": "integer"}}}}
@@ -108,6 +113,83 @@ def test_arguments_that_a_schema_allows_may_be_written(drawn: Any) -> None:
     own = {"look": write_schema(copy.deepcopy(schema), PARAMETERS.spacing)}
     call = write_call("look", json.dumps(value, ensure_ascii=False), PARAMETERS)
     assert follow(call, own, call_form=PARAMETERS) == (call, True)
+
+
+WORDS = [
+    "true",
+    "null",
+    "3",
+    "-1.5",
+    "red",
+    "green",
+    '{"x": 1}',
+    "[1, 2]",
+    "[]",
+    "{}",
+    '"',
+    "a",
+    "\n",
+    "</parameter>",
+    " ",
+]
+SNIPPETS = [
+    "\n</parameter>\n",
+    ENDED,
+    *(f"<parameter={name}>" for name in "abc"),
+    *(f"\n{word}" for word in WORDS),
+    *WORDS,
+]
+leaves: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "string", "maxLength": 2},
+    {"type": "string", "pattern": "^[a-r3]*$"},
+    {"type": "integer"},
+    {"type": "integer", "minimum": 2},
+    {"type": "number"},
+    {"type": ["boolean", "null"]},
+    {"type": ["string", "null", "number"]},
+    {"type": "array", "items": {"type": "integer"}},
+    {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
+    {"enum": ["red", "3", "", "a\n"]},
+    {"enum": ["red", 3, None, [1, 2]]},
+    {"const": "green"},
+    {"$ref": "#/$defs/color"},
+    {},
+]
+own_schemas = st.sampled_from(leaves) | st.lists(st.sampled_from(leaves), min_size=1, max_size=3).map(
+    lambda several: {"anyOf": several}
+)
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> dict[str, Any]:
+    properties = draw(st.dictionaries(st.sampled_from("ab"), own_schemas, min_size=1))
+    others = draw(st.sampled_from([{}, {"additionalProperties": {"type": "integer"}}]))
+    required = draw(st.lists(st.sampled_from(sorted(properties)), unique=True))
+    defs = {"color": {"enum": ["red", "blue"]}}
+    return {"type": "object", "properties": properties, "required": required, "$defs": defs, **others}
+
+
+@settings(max_examples=60)
+@given(schemas(), st.randoms(use_true_random=False))
+def test_whatever_may_be_written_is_valid_by_its_schema(schema: dict[str, Any], chance: Random) -> None:
+    """Unless the schema has what no rule expresses."""
+    own = write_schema(copy.deepcopy(schema), PARAMETERS.spacing)
+    grammar = str(CallGrammar({"look": own}, must_call=True, is_single=True, call_form=PARAMETERS))
+    matcher = LLMatcher(TOKENIZER, StructuredOutputsParams(grammar=grammar).to_grammar(), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    written = BEGUN
+    assert matcher.consume_tokens(list(BEGUN.encode()))
+    while not matcher.is_accepting():
+        allowed = [each for each in SNIPPETS if matcher.validate_tokens(list(each.encode())) == len(each)]
+        snippet = chance.choice(allowed if len(written) < 400 else allowed[:1])
+        assert matcher.consume_tokens(list(snippet.encode()))
+        written += snippet
+    parser = CallParser(["look"], PARAMETERS, {"look": PARAMETERS.arguments.find_kinds(schema)})
+    begun, *pieces = parser.read(written, is_last=True)
+    assert begun == CallBegun("look")
+    value = json.loads("".join(each.text for each in pieces if isinstance(each, ArgumentsText)))
+    assert PARAMETERS.arguments.find_unenforced(own) or jsonschema_rs.is_valid(schema, value)
 
 
 @pytest.mark.parametrize(
