@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from keepsight.frontend.api.call_parser import AnswerText, ArgumentsText, CallBegun, CallParser, Event
 from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
-from keepsight.frontend.prompt.json_kinds import Kind, Kinds
+from keepsight.frontend.prompt.json_types import ArgumentTypes, JsonType
 
 NAMES = ("look", "look_up", "a.b-c")
 CALL = '{"name": "look", "parameters": {"at": "the \\"sea\\" {"}}'
@@ -195,13 +195,13 @@ def test_anything_but_a_tagged_call_is_text(text: str) -> None:
 
 # Calls with parameters ------------------------------------------------------------------------------------------------
 
-KINDS: dict[str, Kinds] = {"look": {"at": Kind.STRING, "times": Kind.INTEGER}}
+TYPES: dict[str, ArgumentTypes] = {"look": {"at": JsonType.STRING, "times": JsonType.INTEGER}}
 WITH_PARAMETERS = write_call("look", '{"at": "the \\"sea\\" </", "times": 3, "other": [1, 2]}', PARAMETERS)
 READ = [CallBegun("look"), ArgumentsText('{"at": "the \\"sea\\" </", "times": 3, "other": [1, 2]}')]
 
 
 def parse_parameters(pieces: Sequence[str]) -> list[Event]:
-    parser = CallParser(NAMES, PARAMETERS, KINDS)
+    parser = CallParser(NAMES, PARAMETERS, TYPES)
     events = [event for piece in pieces for event in parser.push(piece)]
     return list(join(events + parser.finish()))
 
@@ -244,7 +244,7 @@ def test_calls_with_parameters_and_the_text_before_them_are_read_as_they_were_wr
 
 
 def test_a_name_is_told_as_soon_as_it_is_certain_and_a_string_as_it_comes() -> None:
-    parser = CallParser(NAMES, PARAMETERS, KINDS)
+    parser = CallParser(NAMES, PARAMETERS, TYPES)
     assert parser.push("I look.\n\n<tool_call>\n<function=look") == [AnswerText("I look.")]
     assert parser.push(">") == [CallBegun("look")]
     assert parser.push("\n<parameter=at>\nthe s") == [ArgumentsText('{"at": "the s')]
@@ -257,7 +257,7 @@ def test_a_name_is_told_as_soon_as_it_is_certain_and_a_string_as_it_comes() -> N
 
 
 def test_parameters_that_are_cut_off_are_told_as_far_as_they_go() -> None:
-    parser = CallParser(NAMES, PARAMETERS, KINDS)
+    parser = CallParser(NAMES, PARAMETERS, TYPES)
     parser.push("<tool_call>\n<function=look>\n<parameter=times>\n12")
     assert parser.finish() == [ArgumentsText("12")]
     assert parser.is_amid_arguments
@@ -274,5 +274,5 @@ def test_a_long_text_that_is_held_back_is_read_as_fast() -> None:
         parse_parameters(list(text * 50))
         parse_parameters([text * 500])
     for name in ("at", "times", "other"):
-        parse_parameters(list(f"<tool_call>\n<function=look>\n<parameter={name}>\n[{'x' * 100_000}"))
+        parse_parameters(list(f"<tool_call>\n<function=look>\n<parameter={name}>\n[{'x' * 10_000}"))
     assert time.process_time() - began < 5

@@ -12,7 +12,7 @@ from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.api.tool_fields import MAX_FREED_SINGLY, CallTerms, Function, NamedTool
 from keepsight.frontend.prompt.call_text import BARE, PARAMETERS, CallForm
 from keepsight.frontend.prompt.check_grammar import GrammarChecker
-from keepsight.frontend.prompt.json_kinds import Kind
+from keepsight.frontend.prompt.json_types import JsonType
 from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS
 
 
@@ -215,11 +215,11 @@ def test_many_inexpressible_schemas_are_compiled_only_a_few_times(monkeypatch: p
 def test_parameters_are_read_by_their_schemas_as_far_as_a_form_needs_it() -> None:
     schema = {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"enum": ["x", None]}}}
     asked = parse(tools=[tool("look", parameters=schema), tool("bare"), tool("go", parameters=schema)])
-    assert asked.read_call_terms(BARE).kinds == {}
-    kinds = {"a": Kind.INTEGER, "b": Kind.STRING | Kind.NULL}
-    assert asked.read_call_terms(PARAMETERS).kinds == {"look": kinds, "go": kinds}
+    assert asked.read_call_terms(BARE).types == {}
+    types = {"a": JsonType.INTEGER, "b": JsonType.STRING | JsonType.NULL}
+    assert asked.read_call_terms(PARAMETERS).types == {"look": types, "go": types}
     named_one = msgspec.structs.replace(asked, tool_choice=NamedTool(Function("go")))
-    assert named_one.read_call_terms(PARAMETERS).kinds == {"go": kinds}
+    assert named_one.read_call_terms(PARAMETERS).types == {"go": types}
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
-from keepsight.frontend.prompt.json_kinds import ANY_KIND, Kind, Kinds, is_of_kind
+from keepsight.frontend.prompt.json_types import ANY_TYPE, ArgumentTypes, JsonType, is_json_of
 
 FORM = ArgumentsAsParameters()
 SCHEMA: dict[str, Any] = {
@@ -23,13 +23,13 @@ SCHEMA: dict[str, Any] = {
     },
     "additionalProperties": {"type": "boolean"},
 }
-KINDS = FORM.find_kinds(SCHEMA)
+TYPES = FORM.find_types(SCHEMA)
 END = "</function>"
 
 
-def read(pieces: Sequence[str], kinds: Kinds = KINDS) -> tuple[str, bool]:
+def read(pieces: Sequence[str], types: ArgumentTypes = TYPES) -> tuple[str, bool]:
     """Return the JSON of arguments that come in pieces, and whether they came to their end."""
-    reader, held, written = FORM.begin_reading(kinds), "", ""
+    reader, held, written = FORM.begin_reading(types), "", ""
     for piece in pieces:
         held += piece
         if not reader.has_ended:
@@ -85,9 +85,9 @@ def test_the_schema_says_what_a_text_is(name: str, text: str, value: Any) -> Non
 
 
 def test_without_a_schema_a_text_is_json_if_it_can_be() -> None:
-    kinds = FORM.find_kinds({"type": "object"})
+    types = FORM.find_types({"type": "object"})
     text = "".join(parameter(name, text) for name, text in {"a": "1", "b": "x", "c": "[null]"}.items())
-    assert read([text, END], kinds) == ('{"a": 1, "b": "x", "c": [null]}', True)
+    assert read([text, END], types) == ('{"a": 1, "b": "x", "c": [null]}', True)
 
 
 @pytest.mark.parametrize("text", ["", "\n", "<parameter=city></parameter>"])
@@ -100,7 +100,7 @@ def test_a_closing_tag_right_after_the_opening_one_closes_an_empty_value() -> No
 
 
 def test_a_string_is_passed_on_as_it_comes_and_any_other_value_when_it_is_complete() -> None:
-    reader = FORM.begin_reading(KINDS)
+    reader = FORM.begin_reading(TYPES)
     assert reader.read("<parameter=city>") == ("", 0)
     assert reader.read("<parameter=city>\n") == ('{"city": ', 16)
     assert reader.read('\n"P') == ('"\\"P', 3)
@@ -171,7 +171,7 @@ values = st.recursive(
     max_leaves=5,
 )
 names = st.text("ab_ é>=\"'", max_size=4)
-TYPES = {
+NAMES_OF_TYPES = {
     str: "string",
     bool: "boolean",
     int: "integer",
@@ -188,9 +188,9 @@ def arguments(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     drawn = draw(st.dictionaries(names, values, max_size=4))
     properties: dict[str, Any] = {}
     for name, value in drawn.items():
-        is_plain = not isinstance(value, str) or not is_of_kind(value, ANY_KIND & ~Kind.STRING)
+        is_plain = not isinstance(value, str) or not is_json_of(value, ANY_TYPE & ~JsonType.STRING)
         others = st.sampled_from([[], ["null"], ["string", "array"]] if is_plain else [[]])
-        types = list(dict.fromkeys([TYPES[type(value)], *draw(others)]))
+        types = list(dict.fromkeys([NAMES_OF_TYPES[type(value)], *draw(others)]))
         forms = [{"type": types}, {"anyOf": [{"type": each} for each in types]}, *([{}] if is_plain else [])]
         properties[name] = draw(st.sampled_from(forms))
     return drawn, {"type": "object", "properties": properties}
@@ -201,6 +201,6 @@ def test_arguments_are_read_as_they_were_written(drawn: Any, is_ascii: bool, pla
     value, schema = drawn
     written = json.dumps(value, ensure_ascii=is_ascii)
     text = FORM.write(written) + END
-    json_text, has_ended = read(cut(text, places), FORM.find_kinds(schema))
+    json_text, has_ended = read(cut(text, places), FORM.find_types(schema))
     assert (json.loads(json_text), has_ended) == (value, True)
     assert FORM.write(json_text) + END == text

@@ -12,7 +12,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import BARE, PARAMETERS, TAGGED, CallForm, write_call
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
-from keepsight.frontend.prompt.json_kinds import Schema
+from keepsight.frontend.prompt.json_types import Schema
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 
 LOOK = {"type": "object", "properties": {"at": {"enum": ["sea", "sky"]}}, "additionalProperties": False}

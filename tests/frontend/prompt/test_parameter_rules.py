@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llguidance import LLMatcher
 
+from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import PARAMETERS, write_call
@@ -64,6 +65,22 @@ def test_a_schema_may_be_a_reference() -> None:
     own["$defs"] = {**own["$defs"], "a": {"type": "boolean"}}  # type: ignore[dict-item]
     assert is_allowed(parameter("a", "true"), **own)
     assert not is_allowed(parameter("a", "1"), **own)
+
+
+def test_only_the_definitions_that_a_value_needs_are_written_with_it() -> None:
+    defs = {"a/b": {"items": {"$ref": "#/$defs/c"}}, "c": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}, "d": {}}
+    rules = ParameterRules()
+    value = {"type": "array", "items": {"$ref": "#/$defs/a~1b"}}
+    rules.add_function(0, {"properties": {"x": value, "y": {"type": "null"}}, "$defs": defs})
+    written = [json.loads(line.partition("%json ")[2].rpartition(" ")[0]) for line in rules.lines if "%json" in line]
+    assert written == [{"$defs": {"a/b": defs["a/b"], "c": defs["c"]}} | value, {"type": "null"}]
+
+
+def test_what_becomes_too_long_is_not_written_to_its_end() -> None:
+    many = {f"p{index}": {"const": index, "$ref": "#/$defs/a"} for index in range(100)}
+    defs = {"a": {"type": "integer", "enum": list(range(20_000))}}
+    with pytest.raises(InvalidArgumentError, match=r"^tools: are longer than 262144 characters as a grammar$"):
+        ParameterRules().add_function(0, {"properties": many, "$defs": defs})
 
 
 @pytest.mark.parametrize(
@@ -185,7 +202,7 @@ def test_whatever_may_be_written_is_valid_by_its_schema(schema: dict[str, Any], 
         snippet = chance.choice(allowed if len(written) < 400 else allowed[:1])
         assert matcher.consume_tokens(list(snippet.encode()))
         written += snippet
-    parser = CallParser(["look"], PARAMETERS, {"look": PARAMETERS.arguments.find_kinds(schema)})
+    parser = CallParser(["look"], PARAMETERS, {"look": PARAMETERS.arguments.find_types(schema)})
     begun, *pieces = parser.read(written, is_last=True)
     assert begun == CallBegun("look")
     value = json.loads("".join(each.text for each in pieces if isinstance(each, ArgumentsText)))

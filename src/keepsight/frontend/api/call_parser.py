@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from keepsight.frontend.prompt.call_text import BARE, NAME_PATTERN, CallForm
-from keepsight.frontend.prompt.json_kinds import Kinds
+from keepsight.frontend.prompt.json_types import ArgumentTypes
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +32,7 @@ class ArgumentsText:
 
 
 Event = AnswerText | CallBegun | ArgumentsText
-NO_KINDS: Mapping[str, Kinds] = {}
+NO_TYPES: Mapping[str, ArgumentTypes] = {}
 # Before the first call, while one can still come; text to the end; inside the arguments of a call; after a call.
 State = Literal["undecided", "text", "arguments", "between"]
 
@@ -57,11 +57,13 @@ class _Patterns:
 class CallParser:
     """Parser of one answer.  `names`: the functions that it may call; if there are none, the answer is text.
 
-    `kinds`: what is known of their parameters.
+    `types`: what is known of their parameters.
     """
 
-    def __init__(self, names: Collection[str], form: CallForm = BARE, kinds: Mapping[str, Kinds] = NO_KINDS) -> None:
-        self._names, self._form, self._patterns, self._kinds = names, form, _Patterns.of(form), kinds
+    def __init__(
+        self, names: Collection[str], form: CallForm = BARE, types: Mapping[str, ArgumentTypes] = NO_TYPES
+    ) -> None:
+        self._names, self._form, self._patterns, self._types = names, form, _Patterns.of(form), types
         self._state: State = "undecided" if names else "text"
         self._held = ""
         self._arguments = form.arguments.begin_reading({})
@@ -116,8 +118,8 @@ class CallParser:
         if begun.start():
             return AnswerText(self._take(begun.start()))
         self._take(begun.end())
-        kinds = self._kinds.get(begun["name"], {})
-        self._state, self._arguments = "arguments", self._form.arguments.begin_reading(kinds)
+        types = self._types.get(begun["name"], {})
+        self._state, self._arguments = "arguments", self._form.arguments.begin_reading(types)
         return CallBegun(begun["name"])
 
     def _find_where_call_may_begin(self) -> int:

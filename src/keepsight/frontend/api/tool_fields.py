@@ -16,7 +16,7 @@ from keepsight.frontend.api.call_parser import CallParser
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import BARE, MAX_NAME_LENGTH, NAME_PATTERN, CallForm
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
-from keepsight.frontend.prompt.json_kinds import Kinds, Schema
+from keepsight.frontend.prompt.json_types import ArgumentTypes, Schema
 from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
 
 MAX_TOOLS = 128
@@ -74,10 +74,10 @@ class CallTerms:
     is_named: bool = False  # the caller chose this one function
     form: CallForm = BARE
     # What has to be known of the functions' parameters to read their arguments, if anything.
-    kinds: Mapping[str, Kinds] = field(default_factory=dict)
+    types: Mapping[str, ArgumentTypes] = field(default_factory=dict)
 
     def begin_parsing(self) -> CallParser:
-        return CallParser(self.names, self.form, self.kinds)
+        return CallParser(self.names, self.form, self.types)
 
 
 NO_CALLS = CallTerms()
@@ -102,8 +102,8 @@ def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm,
     names = tuple(tool.function.name for tool in tools)
     if isinstance(choice, NamedTool):
         named = _choose([choice], names, "tool_choice.function.name")
-        kinds = _find_kinds(tools, named, form)
-        return CallTerms(named, must_call=True, is_single=True, is_named=True, form=form, kinds=kinds)
+        types = _find_types(tools, named, form)
+        return CallTerms(named, must_call=True, is_single=True, is_named=True, form=form, types=types)
     mode, is_single = choice, not is_parallel
     if isinstance(choice, ToolsChoice):
         mode, allowed = choice.allowed_tools.mode, choice.allowed_tools.tools
@@ -112,7 +112,7 @@ def read_terms(tools: Sequence[Tool], choice: ToolChoice | None, form: CallForm,
         raise InvalidArgumentError("tool_choice", "asks for a call, but there are no tools")
     if mode == "none":
         return NO_CALLS
-    return CallTerms(names, mode == "required", is_single, form=form, kinds=_find_kinds(tools, names, form))
+    return CallTerms(names, mode == "required", is_single, form=form, types=_find_types(tools, names, form))
 
 
 def guide_calls(
@@ -126,12 +126,10 @@ def guide_calls(
         reason = "cannot be requested together with tools: request JSON, or leave out the tools for any other form"
         raise InvalidArgumentError(form_field, reason)
     functions = {tool.function.name: (index, tool.function) for index, tool in enumerate(tools)}
-    white_space = terms.form.spacing if terms.must_call else WHITE_SPACE
     form_schema = None if form is None else form.to_schema()
     freed: set[str] = set()
     while True:
-        schemas = {name: _write_schema(*functions[name], white_space, is_free=name in freed) for name in terms.names}
-        _check_is_enforced(schemas, functions, terms.form)
+        schemas = {name: _write_schema(*functions[name], terms, is_free=name in freed) for name in terms.names}
         grammar = CallGrammar(schemas, terms.must_call, terms.is_single, form_schema, terms.form)
         try:
             params = StructuredOutputsParams(grammar=str(grammar))
@@ -140,18 +138,6 @@ def guide_calls(
             freed |= _find_to_free(error, grammar, functions, freed)
         else:
             return params
-
-
-def _check_is_enforced(
-    schemas: Mapping[str, Schema], functions: Mapping[str, tuple[int, Function]], form: CallForm
-) -> None:
-    for name, schema in schemas.items():
-        index, function = functions[name]
-        if function.strict and (unenforced := form.arguments.find_unenforced(schema)):
-            why = (
-                f"cannot be compiled: in this model's form of calls no grammar enforces {', '.join(sorted(unenforced))}"
-            )
-            raise InvalidArgumentError(_name_field(index), why)
 
 
 def _find_to_free(
@@ -169,10 +155,10 @@ def _find_to_free(
     return {name for name, (_, function) in functions.items() if not function.strict}
 
 
-def _find_kinds(tools: Sequence[Tool], names: Sequence[str], form: CallForm) -> dict[str, Kinds]:
+def _find_types(tools: Sequence[Tool], names: Sequence[str], form: CallForm) -> dict[str, ArgumentTypes]:
     schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
-    found = {name: form.arguments.find_kinds(schemas[name]) for name in names}
-    return {name: kinds for name, kinds in found.items() if kinds}
+    found = {name: form.arguments.find_types(schemas[name]) for name in names}
+    return {name: types for name, types in found.items() if types}
 
 
 def _choose(chosen: Sequence[NamedTool], names: Sequence[str], field: str) -> tuple[str, ...]:
@@ -194,7 +180,7 @@ def _name_field(index: int) -> str:
     return f"tools[{index}].function.parameters"
 
 
-def _write_schema(index: int, function: Function, white_space: Mapping[str, Any], *, is_free: bool) -> dict[str, Any]:
+def _write_schema(index: int, function: Function, terms: CallTerms, *, is_free: bool) -> Schema:
     """Return a function's schema for llguidance.  `is_free`: arguments keep their names but may have any values."""
     schema = _NO_ARGUMENTS if function.parameters is None else function.parameters
     kinds = schema.get("type", "object")
@@ -204,7 +190,12 @@ def _write_schema(index: int, function: Function, white_space: Mapping[str, Any]
         own = json.loads(json.dumps(_name_arguments(schema) if is_free else schema))
     except RecursionError as error:
         raise InvalidArgumentError(_name_field(index), "is nested too deeply") from error
-    return write_schema(own | {"type": "object"}, {**white_space, "lenient": not function.strict})
+    white_space = terms.form.spacing if terms.must_call else WHITE_SPACE
+    written = write_schema(own | {"type": "object"}, {**white_space, "lenient": not function.strict})
+    if function.strict and (unenforced := terms.form.arguments.find_unenforced(written)):
+        what = f"in this model's form of calls no grammar enforces {', '.join(sorted(unenforced))}"
+        raise InvalidArgumentError(_name_field(index), f"cannot be compiled: {what}")
+    return written
 
 
 def _name_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence, Set
 
-from keepsight.frontend.prompt.json_kinds import Kinds, Schema
+from keepsight.frontend.prompt.json_types import ArgumentTypes, Schema
 
 
 class ArgumentsAsJson:
@@ -12,10 +12,10 @@ class ArgumentsAsJson:
     def write(self, arguments: str) -> str:
         return arguments
 
-    def find_kinds(self, schema: Schema) -> Kinds:
+    def find_types(self, schema: Schema) -> ArgumentTypes:
         return {}
 
-    def begin_reading(self, kinds: Kinds) -> "JsonReader":
+    def begin_reading(self, types: ArgumentTypes) -> "JsonReader":
         return JsonReader()
 
     def list_rules(self, schemas: Iterable[Schema]) -> Sequence[str]:

@@ -5,7 +5,7 @@
     </parameter>
 
 A string is written as it is, any other value as JSON. So the function's schema says what a text is: JSON if it is that
-of a kind that the schema allows, otherwise a string.
+of a type that the schema allows, otherwise a string.
 """
 
 import json
@@ -14,7 +14,15 @@ from collections.abc import Iterable, Sequence, Set
 
 import msgspec
 
-from keepsight.frontend.prompt.json_kinds import ANY_KIND, Kind, Kinds, Schema, find_kinds, is_of_kind, may_become
+from keepsight.frontend.prompt.json_types import (
+    ANY_TYPE,
+    ArgumentTypes,
+    JsonType,
+    Schema,
+    find_types,
+    is_json_of,
+    may_become,
+)
 from keepsight.frontend.prompt.parameter_rules import SHARED_RULES, ParameterRules, read_parameters
 
 # A value stands between two newlines. If it is empty, one may be both.
@@ -31,13 +39,13 @@ class ArgumentsAsParameters:
         texts = show_values(arguments) or {}
         return "".join(f"<parameter={name}>\n{text}{_CLOSING}\n" for name, text in texts.items())
 
-    def find_kinds(self, schema: Schema) -> Kinds:
+    def find_types(self, schema: Schema) -> ArgumentTypes:
         found = read_parameters(schema)
-        others = {} if found.others is None else {None: find_kinds(found.others, schema)}
-        return {name: find_kinds(each, schema) for name, each in found.named.items()} | others
+        others = {} if found.others is None else {None: find_types(found.others, schema)}
+        return {name: find_types(each, schema) for name, each in found.named.items()} | others
 
-    def begin_reading(self, kinds: Kinds) -> "ParametersReader":
-        return ParametersReader(kinds)
+    def begin_reading(self, types: ArgumentTypes) -> "ParametersReader":
+        return ParametersReader(types)
 
     def list_rules(self, schemas: Iterable[Schema]) -> Sequence[str]:
         rules = ParameterRules()
@@ -65,11 +73,11 @@ def _show_value(text: str) -> str:
 
 
 class ParametersReader:
-    """Makes one JSON object of parameters that come in pieces. `kinds`: those of the values, by name."""
+    """Makes one JSON object of parameters that come in pieces. `types`: those of the values, by name."""
 
-    def __init__(self, kinds: Kinds) -> None:
+    def __init__(self, types: ArgumentTypes) -> None:
         self.has_ended = False
-        self._kinds = kinds
+        self._types = types
         self._has_begun = False
         self._value: _Value | None = None
 
@@ -93,7 +101,7 @@ class ParametersReader:
             self.has_ended = True
             return "}" if self._has_begun else "{}", tag.start()
         self._has_begun = True
-        self._value = _Value(self._kinds.get(tag["name"], self._kinds.get(None, ANY_KIND)))
+        self._value = _Value(self._types.get(tag["name"], self._types.get(None, ANY_TYPE)))
         return f"{separator}{_quote(tag['name'])}: ", tag.end()
 
     def _read_value(self, text: str, place: int) -> tuple[str, int]:
@@ -101,7 +109,7 @@ class ParametersReader:
         end = text.find(_CLOSING, place)
         if end < 0:
             certain = len(text) - next((len(each) for each in _BEGINNINGS_OF_CLOSING if text.endswith(each)), 0)
-            return self._value.add(text[place:certain]), max(place, certain)
+            return self._value.add(text[place:certain]), certain
         written = self._value.add(text[place:end]) + self._value.end()
         self._value = None
         return written, end + len(_CLOSING)
@@ -110,8 +118,8 @@ class ParametersReader:
 class _Value:
     """One value. A string is passed on as it comes, once it is certain to be one; any other when it is complete."""
 
-    def __init__(self, kinds: Kind) -> None:
-        self._kinds = kinds
+    def __init__(self, types: JsonType) -> None:
+        self._types = types
         self._has_begun = self._is_string = False
         self._undecided = ""
 
@@ -120,7 +128,7 @@ class _Value:
             text, self._has_begun = text[1:], True  # the newline after the tag
         if not self._is_string:
             text = self._undecided = self._undecided + text
-            if not text or Kind.STRING not in self._kinds or may_become(text, self._kinds):
+            if not text or JsonType.STRING not in self._types or may_become(text, self._types):
                 return ""
             self._is_string = True
             return _quote(text)[:-1]
@@ -129,8 +137,8 @@ class _Value:
     def end(self) -> str:
         if self._is_string:
             return '"'
-        kinds = self._kinds & ~Kind.STRING if Kind.STRING in self._kinds else ANY_KIND
-        return self._undecided if is_of_kind(self._undecided, kinds) else _quote(self._undecided)
+        types = self._types & ~JsonType.STRING if JsonType.STRING in self._types else ANY_TYPE
+        return self._undecided if is_json_of(self._undecided, types) else _quote(self._undecided)
 
     def cut_off(self) -> str:
         return "" if self._is_string else self._undecided

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from keepsight.frontend.prompt.call_text import BARE, CallForm, write_closing, write_opening
-from keepsight.frontend.prompt.json_kinds import Schema
+from keepsight.frontend.prompt.json_types import Schema
 from keepsight.structured_outputs import to_pattern
 
 # The message of an llguidance error. It is followed by the lines around the one at fault, each after its number.

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from keepsight.frontend.prompt.arguments_as_json import ArgumentsAsJson
 from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
-from keepsight.frontend.prompt.json_kinds import Kinds, Schema
+from keepsight.frontend.prompt.json_types import ArgumentTypes, Schema
 from keepsight.structured_outputs import NO_WHITE_SPACE
 
 MAX_NAME_LENGTH = 128
@@ -50,11 +50,11 @@ class ArgumentsForm(Protocol):
         """Write arguments, which are JSON but may be cut off."""
         ...
 
-    def find_kinds(self, schema: Schema) -> Kinds:
+    def find_types(self, schema: Schema) -> ArgumentTypes:
         """Return what has to be known of a function's parameters to read its arguments."""
         ...
 
-    def begin_reading(self, kinds: Kinds) -> ArgumentsReader: ...
+    def begin_reading(self, types: ArgumentTypes) -> ArgumentsReader: ...
 
     def list_rules(self, schemas: Iterable[Schema]) -> Sequence[str]:
         """Return the rule `args_{index}` for each schema, and those that they need, named `args_{index}_...`."""

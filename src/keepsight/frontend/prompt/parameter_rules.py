@@ -10,16 +10,18 @@ from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
-from keepsight.frontend.prompt.json_kinds import (
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.json_types import (
     TYPES,
-    Kind,
+    JsonType,
     Schema,
-    find_kinds,
-    kinds_of_one,
+    find_types,
     list_alternatives,
     list_values,
+    split_reference,
+    types_of_one,
 )
-from keepsight.structured_outputs import to_pattern
+from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS, to_pattern
 
 _NEWLINE = json.dumps("\n")
 _FREE = "FREE"
@@ -30,6 +32,7 @@ SHARED_RULES = (
     r"FREE: /(?s:.*)/ & ~/(?s:(.*\n)?<\/parameter>.*)/",
     f"ANY_TEXT: ({_NEWLINE} {_FREE})? {_CLOSING}",
 )
+_REFERENCE = re.compile(r'"\$ref": ("(?:[^"\\]|\\.)*")')
 _DEFINITIONS = ("$defs", "definitions")
 # What is enforced of all arguments together, and of a string; and what says nothing.
 _ENFORCED = {"type", "properties", "required", "additionalProperties", "x-guidance", "$schema", "$id", *_DEFINITIONS}
@@ -70,7 +73,7 @@ class ParameterRules:
     def __init__(self) -> None:
         self.lines, self.unenforced = list[str](), set[str]()
         self._names: dict[str, str] = {}  # of rules, by what they say
-        self._index = 0
+        self._index = self._num_characters = 0
         self._schema: Schema = {}
 
     def add_function(self, index: int, schema: Schema) -> None:
@@ -85,13 +88,15 @@ class ParameterRules:
                 rule = self._name_rule(f"{json.dumps(f'<parameter={name}>')} {self._write_value(own)}")
                 parts.append(rule if name in found.required else f"{rule}?")
         if found.others is not None:
-            parts.append(
-                self._name_rule(f"{self._write_other_name(found.named)} {self._write_value(found.others)}") + "*"
-            )
+            rule = f"{self._write_other_name(found.named)} {self._write_value(found.others)}"
+            parts.append(f"{self._name_rule(rule)}*")
         self.lines.append(f"args_{index}: {' '.join(parts) or json.dumps('')}")
 
     def _name_rule(self, rule: str, prefix: str = "args") -> str:
         if rule not in self._names:
+            self._num_characters += len(rule)
+            if self._num_characters > MAX_GRAMMAR_CHARACTERS:
+                raise InvalidArgumentError("tools", f"are longer than {MAX_GRAMMAR_CHARACTERS} characters as a grammar")
             self._names[rule] = f"{prefix}_{self._index}_{len(self._names)}"
             self.lines.append(f"{self._names[rule]}: {rule}")
         return self._names[rule]
@@ -106,17 +111,17 @@ class ParameterRules:
 
     def _write_value(self, schema: object) -> str:
         """Return the name of a rule, or a token, of a value and its closing tag."""
-        if Kind.STRING not in find_kinds(schema, self._schema):
+        if JsonType.STRING not in find_types(schema, self._schema):
             return self._write_json(schema)
         texts, others = list[str](), list[Schema]()
         for one in list_alternatives(schema, self._schema):
-            values, kinds = list_values(one), kinds_of_one(one)
+            values, types = list_values(one), types_of_one(one)
             if values is not None:
                 texts += (json.dumps(each if isinstance(each, str) else json.dumps(each)) for each in values)
                 continue
-            if Kind.STRING in kinds:
+            if JsonType.STRING in types:
                 texts.append(self._write_text(one))
-            if more := [name for name, kind in TYPES.items() if kind in kinds & ~Kind.STRING]:
+            if more := [name for name, each in TYPES.items() if each in types & ~JsonType.STRING]:
                 others.append({**one, "type": more})
         if _FREE in texts:  # nothing is told apart from free text
             self.unenforced |= {name for each in others for name in each.keys() - {"type"}}
@@ -136,10 +141,23 @@ class ParameterRules:
         return " & ".join(parts)
 
     def _write_json(self, schema: object) -> str:
-        written = json.dumps(schema)
-        shared = ("x-guidance", *(_DEFINITIONS if '"$ref"' in written else ()))
-        whole = {name: self._schema[name] for name in shared if name in self._schema}
-        return self._name_rule(f"{_NEWLINE} %json {json.dumps(whole | json.loads(written))} {_CLOSING}")
+        assert isinstance(schema, Mapping)
+        options = {name: self._schema[name] for name in ("x-guidance",) if name in self._schema}
+        whole = options | self._list_definitions(schema) | dict(schema)
+        return self._name_rule(f"{_NEWLINE} %json {json.dumps(whole)} {_CLOSING}")
+
+    def _list_definitions(self, schema: Schema) -> dict[str, dict[str, Any]]:
+        """Return the definitions that a value's schema refers to, directly or not: all of them may be a lot more."""
+        listed: dict[str, dict[str, Any]] = {}
+        rest: list[object] = [schema]
+        while rest:
+            for reference in _REFERENCE.findall(json.dumps(rest.pop())):
+                place, name, *_ = *split_reference(json.loads(reference)), "", ""
+                known = self._schema.get(place) if place in _DEFINITIONS else None
+                if isinstance(known, Mapping) and name in known and name not in listed.get(place, ()):
+                    listed.setdefault(place, {})[name] = known[name]
+                    rest.append(known[name])
+        return listed
 
     def _match_whole(self, pattern: str) -> str:
         """Return the pattern of whole texts in which JSON Schema's `pattern` is found.

@@ -1,0 +1,97 @@
+"""The types of values that a schema allows, and texts that are, or may become, such values."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from keepsight.frontend.prompt.json_types import ANY_TYPE, NO_TYPE, JsonType, find_types, is_json_of, may_become
+
+ROOT: dict[str, Any] = {
+    "$defs": {
+        "color": {"enum": ["red", "blue"]},
+        "node": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "integer"}]},
+        "a/b": {"type": "array"},
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "types"),
+    [
+        ({"type": "string"}, JsonType.STRING),
+        ({"type": "integer", "minimum": 1}, JsonType.INTEGER),
+        ({"type": "number"}, JsonType.INTEGER | JsonType.FRACTION),
+        ({"type": ["string", "null"]}, JsonType.STRING | JsonType.NULL),
+        (
+            {"anyOf": [{"type": "object"}, {"oneOf": [{"type": "null"}, {"const": 1}]}]},
+            JsonType.OBJECT | JsonType.NULL | JsonType.INTEGER,
+        ),
+        ({"enum": ["a", 1, None, True]}, JsonType.STRING | JsonType.INTEGER | JsonType.NULL | JsonType.BOOLEAN),
+        ({"type": "string", "enum": ["a", 1]}, JsonType.STRING),
+        ({"$ref": "#/$defs/color"}, JsonType.STRING),
+        ({"allOf": [{"$ref": "#/$defs/color"}], "description": "One."}, JsonType.STRING),
+        ({"$ref": "#/$defs/node"}, JsonType.INTEGER),
+        ({"$ref": "#/$defs/a~1b"}, JsonType.ARRAY),
+        ({"type": "boolean", "anyOf": [{"const": True}, {}]}, JsonType.BOOLEAN),
+        ({"$ref": "#/$defs/nothing"}, ANY_TYPE),
+        ({"$ref": "http://127.0.0.1:9/schema"}, ANY_TYPE),
+        ({"allOf": [{"type": "string"}, {"minLength": 1}]}, ANY_TYPE),
+        ({"type": "text"}, ANY_TYPE),
+        ({"type": ["string", 7]}, JsonType.STRING),
+        ({"anyOf": []}, ANY_TYPE),
+        ({"enum": "ab"}, ANY_TYPE),
+        ({}, ANY_TYPE),
+        (True, ANY_TYPE),
+        (None, ANY_TYPE),
+    ],
+)
+def test_a_schema_allows_types_of_values(schema: Any, types: JsonType) -> None:
+    assert find_types(schema, ROOT) == types
+
+
+def test_a_deep_schema_and_one_with_many_alternatives_are_read() -> None:
+    schema: dict[str, Any] = {"type": "integer"}
+    for _ in range(5000):
+        schema = {"anyOf": [schema]}
+    assert find_types(schema, {}) == JsonType.INTEGER
+    wide = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{other}"} for other in range(100)]} for at in range(100)}
+    assert find_types({"$ref": "#/$defs/d0"}, {"$defs": wide}) == ANY_TYPE
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(json_values)
+def test_a_value_is_of_one_type_and_every_beginning_of_its_text_may_become_one(value: Any) -> None:
+    text = json.dumps(value)
+    [own] = [each for each in JsonType if is_json_of(text, each)]
+    assert is_json_of(text, ANY_TYPE)
+    assert not is_json_of(text, NO_TYPE)
+    assert own == JsonType.STRING or all(may_become(text[:end], own) for end in range(1, len(text)))
+
+
+@pytest.mark.parametrize("text", ["", "tru", "01", "NaN", "nul", "{", "[" * 100_000, "'a'", "True", "1" * 5000])
+def test_a_text_that_is_no_json_is_of_no_type(text: str) -> None:
+    assert not is_json_of(text, ANY_TYPE)
+
+
+@pytest.mark.parametrize(
+    ("text", "types"),
+    [
+        ("Paris", ANY_TYPE),
+        (" 3", ANY_TYPE),
+        ("nulls", ANY_TYPE),
+        ("3", JsonType.NULL),
+        ("[", JsonType.OBJECT),
+        ("3 ", ANY_TYPE),
+    ],
+)
+def test_a_text_is_known_early_not_to_become_a_value(text: str, types: JsonType) -> None:
+    assert not may_become(text, types)
