@@ -16,6 +16,7 @@ from keepsight.frontend.prompt.json_types import (
     JsonType,
     Schema,
     find_types,
+    is_json_of,
     list_alternatives,
     list_values,
     split_reference,
@@ -111,22 +112,25 @@ class ParameterRules:
 
     def _write_value(self, schema: object) -> str:
         """Return the name of a rule, or a token, of a value and its closing tag."""
-        if JsonType.STRING not in find_types(schema, self._schema):
+        types = find_types(schema, self._schema)
+        if JsonType.STRING not in types:
             return self._write_json(schema)
-        texts, others = list[str](), list[Schema]()
+        texts, listed, others = list[str](), list[str](), list[Schema]()
         for one in list_alternatives(schema, self._schema):
-            values, types = list_values(one), types_of_one(one)
+            own, values = types_of_one(one), list_values(one)
             if values is not None:
-                texts += (json.dumps(each if isinstance(each, str) else json.dumps(each)) for each in values)
+                listed += (each if isinstance(each, str) else json.dumps(each) for each in values)
                 continue
-            if JsonType.STRING in types:
+            if JsonType.STRING in own:
                 texts.append(self._write_text(one))
-            if more := [name for name, each in TYPES.items() if each in types & ~JsonType.STRING]:
+            if more := [name for name, each in TYPES.items() if each in own & ~JsonType.STRING]:
                 others.append({**one, "type": more})
-        if _FREE in texts:  # nothing is told apart from free text
+        if texts or any(is_json_of(each, types & ~JsonType.STRING) for each in listed):
+            # Such a text may be taken for one of the others, whatever their schemas say.
             self.unenforced |= {name for each in others for name in each.keys() - {"type"}}
+        if _FREE in texts:
             return "ANY_TEXT"
-        token = self._name_token(f"{_NEWLINE} ({' | '.join(texts)}) {_CLOSING}")
+        token = self._name_token(f"{_NEWLINE} ({' | '.join((*texts, *map(json.dumps, listed)))}) {_CLOSING}")
         return f"({token} | {self._write_json({'anyOf': others})})" if others else token
 
     def _write_text(self, schema: Schema) -> str:
