@@ -71,9 +71,10 @@ def test_only_the_definitions_that_a_value_needs_are_written_with_it() -> None:
     defs = {"a/b": {"items": {"$ref": "#/$defs/c"}}, "c": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}, "d": {}}
     rules = ParameterRules()
     value = {"type": "array", "items": {"$ref": "#/$defs/a~1b"}}
-    rules.add_function(0, {"properties": {"x": value, "y": {"type": "null"}}, "$defs": defs})
+    own = {"x-guidance": {"lenient": True}}
+    rules.add_function(0, {"properties": {"x": value, "y": {"type": "null"}}, "$defs": defs, **own})
     written = [json.loads(line.partition("%json ")[2].rpartition(" ")[0]) for line in rules.lines if "%json" in line]
-    assert written == [{"$defs": {"a/b": defs["a/b"], "c": defs["c"]}} | value, {"type": "null"}]
+    assert written == [{**own, "$defs": {"a/b": defs["a/b"], "c": defs["c"]}, **value}, {**own, "type": "null"}]
 
 
 def test_what_becomes_too_long_is_not_written_to_its_end() -> None:
@@ -92,6 +93,7 @@ def test_what_becomes_too_long_is_not_written_to_its_end() -> None:
         ({"type": "string", "pattern": "^[a-z/]+$"}, ["a/b"], ["A", "ab1", "a\n"]),
         ({"type": "string", "pattern": "^a|b\\$"}, ["a", "ab", "b$"], ["xa"]),
         ({"enum": ["red", "blue", 3, None]}, ["red", "blue", "3", "null"], ["", "green", '"red"', "reddish"]),
+        ({"type": "string", "enum": ["red", 3]}, ["red"], ["3"]),
         ({"const": "a\n"}, ["a\n"], ["a"]),
         ({"$ref": "#/$defs/colors"}, ["red"], ["green"]),
         ({"anyOf": [{"$ref": "#/$defs/colors"}, {"type": "null"}]}, ["red", "null"], ["nil", "green"]),
@@ -238,7 +240,7 @@ def test_what_several_functions_need_is_one_rule() -> None:
             index, {"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["b"]}
         )
     assert rules.lines == [
-        r'args_0_0: "\n" %json {"type": "integer"} "\n</parameter>\n"',
+        r'args_0_0: "\n" %json {"x-guidance": {}, "type": "integer"} "\n</parameter>\n"',
         'args_0_1: "<parameter=a>" args_0_0',
         'args_0_2: "<parameter=b>" args_0_0',
         "args_0: args_0_1? args_0_2",

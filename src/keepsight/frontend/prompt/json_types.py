@@ -49,6 +49,7 @@ _CLASSES = {
     dict: JsonType.OBJECT,
     list: JsonType.ARRAY,
 }
+# What a schema says of types and of texts.
 _OF_TEXTS = ("type", "enum", "const", "minLength", "maxLength", "pattern", "format")
 # How texts of these types begin. An object or an array is known by its first character.
 _BEGINNINGS = {
@@ -68,21 +69,26 @@ def find_types(schema: object, root: Schema) -> JsonType:
 
 def types_of_one(schema: Schema) -> JsonType:
     """Return the types that a schema without alternatives allows."""
-    named, values = schema.get("type", list(TYPES)), list_values(schema)
-    types = _join(TYPES.get(str(name), NO_TYPE) for name in (named if isinstance(named, list) else [named]))
-    return types if values is None else types & _join(_CLASSES.get(type(each), NO_TYPE) for each in values)
+    values = list_values(schema)
+    return _read_type(schema) if values is None else _join(_CLASSES[type(each)] for each in values)
+
+
+def list_values(schema: Schema) -> list[Any] | None:
+    """Return the values that a schema allows, if it lists them."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if not isinstance(values, list):
+        return None
+    types = _read_type(schema)
+    return [each for each in values if _CLASSES[type(each)] in types]
+
+
+def _read_type(schema: Schema) -> JsonType:
+    named = schema.get("type", list(TYPES))
+    return _join(TYPES.get(str(name), NO_TYPE) for name in (named if isinstance(named, list) else [named]))
 
 
 def _join(types: Iterable[JsonType]) -> JsonType:
     return functools.reduce(operator.or_, types, NO_TYPE)
-
-
-def list_values(schema: Schema) -> list[Any] | None:
-    """Return the values if a schema lists them."""
-    if "const" in schema:
-        return [schema["const"]]
-    values = schema.get("enum")
-    return values if isinstance(values, list) else None
 
 
 def list_alternatives(schema: object, root: Schema) -> Iterator[Schema]:

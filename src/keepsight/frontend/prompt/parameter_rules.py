@@ -55,6 +55,7 @@ class Parameters:
 
 
 def read_parameters(schema: Schema) -> Parameters:
+    """Read a function's schema, whatever it looks like."""
     schema = next(iter(list_alternatives(schema, schema)), {}) if "$ref" in schema else schema
     named, required = schema.get("properties"), schema.get("required")
     named = dict(named) if isinstance(named, Mapping) else {}
@@ -110,7 +111,7 @@ class ParameterRules:
         listed = to_pattern(f"({'|'.join(map(re.escape, named))})")
         return self._name_token(rf'"<parameter=" (/[^<>\n]+/ & ~{listed}) ">"')
 
-    def _write_value(self, schema: object) -> str:
+    def _write_value(self, schema: Any) -> str:
         """Return the name of a rule, or a token, of a value and its closing tag."""
         types = find_types(schema, self._schema)
         if JsonType.STRING not in types:
@@ -144,9 +145,8 @@ class ParameterRules:
             parts.append(to_pattern(self._match_whole(pattern)))
         return " & ".join(parts)
 
-    def _write_json(self, schema: object) -> str:
-        assert isinstance(schema, Mapping)
-        options = {name: self._schema[name] for name in ("x-guidance",) if name in self._schema}
+    def _write_json(self, schema: Schema) -> str:
+        options = {"x-guidance": self._schema.get("x-guidance", {})}
         whole = options | self._list_definitions(schema) | dict(schema)
         return self._name_rule(f"{_NEWLINE} %json {json.dumps(whole)} {_CLOSING}")
 
