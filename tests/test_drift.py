@@ -139,7 +139,8 @@ class SimulatedServer:
     def __init__(self, seed: int, mode: PixelMode, directory: RunDirectory, *, loses_hints: bool) -> None:
         self.chance, self.counts = random.Random(seed), Counter[str]()
         self.mode, self.directory, self.loses_hints = mode, directory, loses_hints
-        self.config = make_config(num_blocks=60, num_pictures=3, max_num_seqs=NUM_SEATS)
+        slots = self.chance.choice([0, 3, 2 * NUM_SEATS])  # 0: a model without recurrent layers
+        self.config = make_config(num_blocks=60, num_pictures=3, max_num_seqs=NUM_SEATS, num_state_slots=slots)
         self.options = Config(mm_processor_cache_gb=CACHE_BYTES[mode] / GIB)
         # A ring allows only one writer.
         caches = [open_pixel_cache(mode, self.options, directory.path) for _ in range(1 if mode == "shm" else 2)]
@@ -153,7 +154,8 @@ class SimulatedServer:
 
     def start_engine(self) -> None:
         self.scheduler, self.inbox = Scheduler(self.config, END_IDS), Inbox()
-        self.runner = FakeRunner(60, 4, lambda: self.chance.random() < 0.7)
+        slots = self.config.kv_cache.num_state_slots
+        self.runner = FakeRunner(60, 4, lambda: self.chance.random() < 0.7, num_state_slots=slots)
         self.channel = MemoryChannel(self.delay_of)
         self.source = open_pixel_source(self.mode, self.options, self.directory.path)
         meter = EngineMeter(Counters(), self.scheduler, 0, self.source)

@@ -323,8 +323,8 @@ class Scheduler:
             self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
         slot, keep_as = state.state_slot, name_end(state, self.kv_cache) if samples else None
-        is_told = state.wants_prompt_logprobs
-        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, is_told)
+        wanted = state.wants_prompt_logprobs
+        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, wanted)
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
