@@ -1,6 +1,5 @@
 """Small random models of each family, with prompts of pictures or sounds and their transformers references."""
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.qwen2_5_vl.model import Qwen25VL
 from keepsight.models.qwen2_audio.model import Qwen2Audio
+from keepsight.models.qwen3_5.model import Qwen35
 from keepsight.models.qwen3_vl.model import Qwen3VL
 from keepsight.models.registry import load_model
 from keepsight.pixels import carried_samples, carry_samples
@@ -23,10 +23,11 @@ from keepsight.runner.encode_media import Normalizer
 from keepsight.runner.mel_spectrogram import MelSpectrogram
 from keepsight.runner.normalize_pixels import PixelNormalizer
 from keepsight.sound_config import SAMPLES_PER_PLACE
-from tests.models.borrowed.pictures import BREAK, END, GEMMA4, GEMMA4_LARGE, IDEFICS3, MISTRAL3, QWEN3_5
+from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, IDEFICS3, MISTRAL3
 from tests.models.gemma3 import reference as gemma3
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
 from tests.models.qwen2_audio import reference as qwen2_audio
+from tests.models.qwen3_5 import reference as qwen3_5
 from tests.models.qwen3_vl import mixture_reference
 from tests.models.qwen3_vl import reference as qwen3_vl
 from tests.runner.small_model import PLACE, SmallModel
@@ -89,7 +90,7 @@ class SmallGemma3(SmallModel):
 
 class SmallQwen3VL:
     drawn: Any = qwen3_vl
-    model_class: type[Qwen3VL] | type[Qwen25VL] = Qwen3VL
+    model_class: type[Qwen3VL] | type[Qwen25VL] | type[Qwen35] = Qwen3VL
     # The index of the picture that is a film, and the film's number of moments.
     film, num_moments = 1, 1
     # The duration of a moment, for models whose prompt text does not give it.
@@ -139,6 +140,11 @@ class SmallMixture(SmallQwen3VL):
     drawn = mixture_reference
 
 
+class SmallQwen35(SmallQwen3VL):
+    drawn = qwen3_5
+    model_class = Qwen35
+
+
 class SmallQwen25VL(SmallQwen3VL):
     drawn = qwen2_5_vl
     model_class = Qwen25VL
@@ -176,7 +182,7 @@ class SmallQwen2Audio:
 class SmallBorrowed:
     """A model that runs on transformers' own modules; the seed selects the family."""
 
-    families = (IDEFICS3, MISTRAL3, GEMMA4, GEMMA4_LARGE, QWEN3_5)
+    families = (IDEFICS3, MISTRAL3, GEMMA4, GEMMA4_LARGE)
 
     def __init__(self, seed: int, directory: Path, place: Placement = PLACE) -> None:
         self.family = self.families[seed]
@@ -191,11 +197,8 @@ class SmallBorrowed:
         return self.family.carry(picture)
 
     def show(self, picture: int, start: int) -> tuple[list[int], list[MediaItem]]:
-        # Between two pictures with rows and columns there is always a token, as in published templates.
-        before, behind = ([BREAK], [END]) if self.family.columns else ([], [])
-        [item] = self.family.place(start + len(before))
-        token_ids = [*before, *self.family.token_ids, *behind]
-        return token_ids, [dataclasses.replace(item, media_hash=str(picture))]
+        item = MediaItem(str(picture), TokenSpan(start, self.most_tokens), Geometry(32, 32))
+        return list(self.family.token_ids), [item]
 
     def reference_inputs(self, token_ids: list[int], media: Sequence[MediaItem]) -> dict[str, Any]:
         arrays = self.family.join([int(item.media_hash) for item in media])

@@ -16,7 +16,7 @@ from tests.dequantized import dequantize_products
 from tests.drawn import ask, by_url
 from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
-from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, QWEN3_5, TURNING
+from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, TURNING
 from tests.official_client import complete, connect
 from tests.place import placed
 from tests.random_checkpoint import copy_all_but_the_model
@@ -73,11 +73,6 @@ MODELS: Mapping[str, tuple[Mapping[str, Any], Mapping[str, Any], Mapping[str, An
     "qwen2_vl": (
         TURNING,
         {"embed_dim": 32, "hidden_size": 64, "depth": 2, "num_heads": 2, "mlp_ratio": 2, "patch_size": 14},
-        {},
-    ),
-    "qwen3_5": (
-        QWEN3_5.text,
-        {"num_heads": 2, "depth": 2, "out_hidden_size": 64, "num_position_embeddings": 16, "patch_size": 16},
         {},
     ),
     "glm4v": (TURNING, {"depth": 2, "out_hidden_size": 64, "patch_size": 14, "image_size": 112}, {}),

@@ -43,6 +43,7 @@ from tests.small_judges import (
     SmallQwen2Audio,
     SmallQwen3VL,
     SmallQwen25VL,
+    SmallQwen35,
     write_prompt,
 )
 
@@ -134,7 +135,8 @@ class Judge:
         (SmallQwen25VL, 5),
         (SmallQwen2Audio, 4),
         (SmallMixture, 5),
-        *product([SmallBorrowed], [0, 1, 2, 3, 4]),
+        *product([SmallQwen35], [1, 4, 6]),
+        *product([SmallBorrowed], [0, 1, 2, 3]),
         *product([SmallGemma3], [5, 8], [QUANTIZED]),
         (SmallQwen25VL, 5, QUANTIZED),
         (SmallQwen2Audio, 4, QUANTIZED),

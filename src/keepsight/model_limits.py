@@ -37,6 +37,8 @@ _DEFAULTS = {
     "Qwen2AudioForConditionalGeneration": _Defaults(32_768, 151_936, 4096),
     "Qwen3VLForConditionalGeneration": _Defaults(128_000, 151_936, 4096),
     "Qwen3VLMoeForConditionalGeneration": _Defaults(128_000, 151_936, 2048),
+    "Qwen3_5ForConditionalGeneration": _Defaults(32_768, 248_320, 4096),
+    "Qwen3_5MoeForConditionalGeneration": _Defaults(32_768, 248_320, 2048),
 }
 
 

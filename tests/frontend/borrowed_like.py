@@ -166,14 +166,6 @@ QWEN2_VL = Family(
     PATCHES | {"image_processor_type": "Qwen2VLImageProcessor"},
     say_by_marker("<|vision_start|><|image_pad|><|vision_end|>"),
 )  # fmt: skip
-QWEN3_5 = QWEN2_VL._replace(
-    architecture="Qwen3_5ForConditionalGeneration",
-    model_type="qwen3_5",
-    module="qwen3_vl",
-    processor={"processor_class": "Qwen3VLProcessor"},
-    image_processor=QWEN2_VL.image_processor
-    | {"patch_size": 16, "size": {"shortest_edge": 32 * 32, "longest_edge": 32 * 32 * 16}},
-)
 GLM4V = Family(
     "Glm4vForConditionalGeneration", "glm4v", "glm4v", "<|image|>",
     ["<|image|>", "<|video|>", "<|begin_of_image|>", "<|end_of_image|>", "<|im_start|>", "<|im_end|>"],
@@ -215,7 +207,7 @@ GEMMA4 = Family(
     say_by_marker("<|image|>"),
     named_tokens={"extra_special_tokens": GEMMA4_TOKENS},
 )  # fmt: skip
-FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, SMOLVLM, INTERNVL, PIXTRAL, AYA, QWEN2_VL, QWEN3_5, GLM4V, PADDLEOCR, GEMMA4)
+FAMILIES = (LLAVA, LLAVA_NEXT, IDEFICS3, SMOLVLM, INTERNVL, PIXTRAL, AYA, QWEN2_VL, GLM4V, PADDLEOCR, GEMMA4)
 NUMBERS = {"hidden_size": 64, "num_attention_heads": 4, "vocab_size": 600, "max_position_embeddings": 8192}
 
 

@@ -14,6 +14,7 @@ from keepsight.models.cpu_delta_net import (
     Sequences,
     compute_delta_net,
 )
+from keepsight.models.cpu_library import number
 
 pytestmark = pytest.mark.usefixtures("build", "threads")
 SLOTS, HEADS, KEYS, SIZE, EPS = 5, 4, 24, 4, 1e-5
@@ -119,8 +120,9 @@ def test_no_bit_depends_on_how_the_tokens_are_cut_or_on_other_sequences(cut: int
 
 
 def test_only_weights_that_fill_vectors_and_in_single_precision_fit() -> None:
-    weights = draw_weights(48, 2)
+    weights, lanes = draw_weights(48, 2), number("lanes")
     assert weights.fit_kernel()
-    assert not draw_weights(47, 2).fit_kernel()
+    assert draw_weights(3 * lanes, 2).fit_kernel()
+    assert not draw_weights(3 * lanes + lanes // 2, 2).fit_kernel()
     assert not weights._replace(filter=torch.randn(9, 288)).fit_kernel()
     assert not weights._replace(filter=weights.filter.bfloat16()).fit_kernel()

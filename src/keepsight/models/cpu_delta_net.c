@@ -17,6 +17,9 @@
 #define CHANNELS_AT_ONCE 16
 #define VALUES_AT_ONCE 4
 
+/* Channels and values must be multiples of this. */
+const long keepsight_lanes = LANES;
+
 typedef struct {
     float *out;                /* [rows, heads, values]; rows: the tokens of one sequence after another */
     float *columns;            /* [slots, channels, size]: the last inputs of the convolution; overwritten */

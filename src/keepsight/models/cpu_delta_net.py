@@ -41,7 +41,7 @@ class DeltaNetWeights(NamedTuple):
     def fit_kernel(self) -> bool:
         size, channels = self.filter.shape
         fits = takes_kernels(self.filter) and size <= _MOST_COLUMNS
-        return fits and not any(each % number("numbers_at_once") for each in (channels, len(self.scale)))
+        return fits and not any(each % number("lanes") for each in (channels, len(self.scale)))
 
 
 class DeltaNetStates(NamedTuple):

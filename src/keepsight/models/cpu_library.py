@@ -27,7 +27,7 @@ _NAMES = (
         "place_team",
         "compute_delta_net",
     ),
-    *("runs_here", "attends_unrounded", "wide_rows", "products_of_layer"),
+    *("runs_here", "attends_unrounded", "wide_rows", "products_of_layer", "lanes"),
 )
 # The best first; the last runs on any processor.
 BUILDS = ("_cpu_kernels_amx", "_cpu_kernels_avx512", "_cpu_kernels_avx2", "_cpu_kernels")

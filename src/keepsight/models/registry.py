@@ -13,6 +13,7 @@ from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.qwen2_5_vl.model import Qwen25VL
 from keepsight.models.qwen2_audio.model import Qwen2Audio
+from keepsight.models.qwen3_5.model import Qwen35
 from keepsight.models.qwen3_vl.config import MIXTURE
 from keepsight.models.qwen3_vl.model import Qwen3VL
 
@@ -24,6 +25,8 @@ _LOADERS: dict[str, Loader] = {
     "Qwen2AudioForConditionalGeneration": Qwen2Audio.from_checkpoint,
     "Qwen3VLForConditionalGeneration": Qwen3VL.from_checkpoint,
     MIXTURE: Qwen3VL.from_checkpoint,
+    "Qwen3_5ForConditionalGeneration": Qwen35.from_checkpoint,
+    "Qwen3_5MoeForConditionalGeneration": Qwen35.from_checkpoint,
 }
 
 

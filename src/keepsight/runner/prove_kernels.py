@@ -1,8 +1,9 @@
 """Tests the GPU kernels before use, as they are compiled on the machine by whatever Triton and driver it has.
 
 The same few tokens, at near and far positions, are computed with and without the kernels, and some patches if there is
-a tower.  Kernels that fail or give different results are not used.  In a borrowed model only attention has kernels, so
-only attention is compared, layer by layer: a mixture may choose other experts for a token because of rounding.
+a tower of ours.  Kernels that fail or give different results are not used.  In a borrowed decoder only attention has
+kernels, so only attention is compared, layer by layer: a mixture may choose other experts for a token because of
+rounding.
 """
 
 import logging
@@ -18,6 +19,7 @@ from keepsight.models.layers import Placement
 from keepsight.models.model import Model
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.row_differences import row_differences
+from keepsight.models.vision_language_model import VisionLanguageModel
 from keepsight.models.vision_layer import VisionLayer, Windows, place_heads
 from keepsight.runner.kv_block_store import KvBlockStore
 
@@ -70,13 +72,15 @@ def _find_difference(model: Model) -> float:
     """Return the largest difference of a row, relative to the expected row; NaN if there is any."""
     attention = _BothWays()
     tokens, found = _compute_tokens(model, attention), attention.differences
-    if isinstance(model, nn.Module):  # one of our own, of which all parts have kernels
+    if isinstance(model, VisionLanguageModel):  # all parts of its decoder have kernels
         with without_kernels():
             found.append(row_differences(tokens, _compute_tokens(model, PagedAttention())).max())
-        for layer in [each for each in model.modules() if isinstance(each, VisionLayer)][:1]:
-            patches = _compute_patches(layer, model.place)
-            with without_kernels():
-                found.append(row_differences(patches, _compute_patches(layer, model.place)).max())
+    tower = getattr(model, "tower", None)
+    parts = tower.modules() if isinstance(tower, nn.Module) else ()
+    for layer in [each for each in parts if isinstance(each, VisionLayer)][:1]:
+        patches = _compute_patches(layer, model.place)
+        with without_kernels():
+            found.append(row_differences(patches, _compute_patches(layer, model.place)).max())
     return float(torch.stack(found).max())
 
 

@@ -37,7 +37,7 @@ def name_family(family: Family) -> str:
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     family: Family = request.param
     directory = tmp_path_factory.mktemp(family.architecture)
-    reference, model = family.make_checkpoint(directory), load_model(directory, PLACE)
+    reference, model = family.make_checkpoint(directory), load_model(directory, PLACE, model_impl="transformers")
     assert isinstance(model, BorrowedModel)
     return Pair(model, reference, family)
 

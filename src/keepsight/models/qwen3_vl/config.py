@@ -68,7 +68,8 @@ class Qwen3VLConfig:
         fields = JsonFields.read(directory / "config.json")
         check_quantization(fields)
         text = _read_text(fields.section("text_config"), fields)
-        vision = _read_vision(fields.section("vision_config"))
+        of_vision = fields.section("vision_config")
+        vision = read_vision(of_vision, _read_deep_layers(of_vision))
         check_out_size(fields, vision.out_size, text.hidden_size)
         if len(vision.deep_layers) >= len(text.layers):
             raise fields.refuse(
@@ -79,7 +80,7 @@ class Qwen3VLConfig:
         return cls(text, vision)
 
 
-def _read_vision(fields: JsonFields) -> VisionConfig:
+def read_vision(fields: JsonFields, deep_layers: tuple[int, ...]) -> VisionConfig:
     check_patches(fields)
     return VisionConfig(
         layer=_read_vision_layer(fields),
@@ -87,7 +88,7 @@ def _read_vision(fields: JsonFields) -> VisionConfig:
         patch_size=fields.integer("patch_size", 16),
         merge_size=fields.integer("spatial_merge_size", 2),
         positions_per_side=math.isqrt(fields.integer("num_position_embeddings", 2304)),
-        deep_layers=_read_deep_layers(fields),
+        deep_layers=deep_layers,
         out_size=fields.integer("out_hidden_size", 3584),
         rotary_theta=read_rotary_theta(fields),
     )

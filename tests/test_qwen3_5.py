@@ -1,0 +1,99 @@
+"""Qwen3.5 end to end: answers about pictures, films and texts equal those of transformers."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from keepsight import LLM, SamplingParams
+from keepsight.errors import KeepsightError
+from keepsight.models.qwen3_5.model import Qwen35
+from keepsight.models.registry import load_model
+from keepsight.requests import Pixels
+from tests.drawn import ask
+from tests.place import placed
+from tests.qwen_checkpoint import QWEN3_5, make_qwen_checkpoint, reference_answer
+from tests.runner.small_model import PLACE
+
+GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+Checkpoint = tuple[Path, Any]
+
+
+@pytest.fixture(scope="module", params=[1, 3, 4])
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    directory = tmp_path_factory.mktemp("qwen3.5")
+    return directory, make_qwen_checkpoint(directory, request.param, QWEN3_5)
+
+
+@pytest.fixture(scope="module")
+def llm(checkpoint: Checkpoint) -> Iterator[LLM]:
+    # Of transformers' two image backends, the one that does not need torchvision.
+    llm = LLM(checkpoint[0], **placed(image_backend="pil", max_num_batched_tokens=32, max_num_seqs=8))
+    yield llm
+    llm.close()
+
+
+def picture(width: int, height: int, seed: int = 0) -> Pixels:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
+
+
+def shown(*pictures: Pixels) -> list[dict[str, Any]]:
+    return [{"type": "image", "image": each} for each in pictures]
+
+
+def test_pictures_of_several_sizes_in_several_turns_are_answered_as_by_transformers(
+    llm: LLM, checkpoint: Checkpoint
+) -> None:
+    first, second, third = picture(40, 60, 1), picture(150, 40, 2), picture(33, 33, 3)
+    conversation = ask(*shown(first, second), "And these? What can be seen on them, and where is it?")
+    directory, reference = checkpoint
+    for pictures in ([first, second], [first, second, third]):
+        [output] = llm.chat(conversation, GREEDY)
+        theirs = reference_answer(reference, directory, output.prompt_token_ids, pictures, 8)
+        assert output.outputs[0].token_ids[: len(theirs)] == theirs
+        assistant = {"role": "assistant", "content": [{"type": "text", "text": "Squares."}]}
+        conversation = [*conversation, assistant, *ask(*shown(third), "One more.")]
+    [again] = llm.chat(conversation[:-2], GREEDY)
+    assert again.outputs[0].token_ids[: len(theirs)] == theirs
+    # All but the last block, which is not full.
+    assert again.num_cached_tokens > len(again.prompt_token_ids) - 17
+
+
+def test_another_question_about_a_picture_begins_behind_it(llm: LLM, checkpoint: Checkpoint) -> None:
+    seen, before = picture(160, 120, 7), "Look at this picture as closely as you can:"
+    [first] = llm.chat(ask(before, *shown(seen), "What is it?"), GREEDY)
+    [other] = llm.chat(ask(before, *shown(seen), "Who made it, and when was that?"), GREEDY)
+    picture_token = checkpoint[1].config.image_token_id
+    end = max(place for place, token_id in enumerate(other.prompt_token_ids) if token_id == picture_token) + 1
+    assert first.num_cached_tokens < other.num_cached_tokens
+    assert other.num_cached_tokens > end - 16
+    theirs = reference_answer(checkpoint[1], checkpoint[0], other.prompt_token_ids, [seen], 8)
+    assert other.outputs[0].token_ids[: len(theirs)] == theirs
+
+
+def test_a_film_is_answered_as_by_transformers(llm: LLM, checkpoint: Checkpoint) -> None:
+    video = np.random.default_rng(0).integers(0, 256, (49, 64, 96, 3), np.uint8)
+    still = picture(40, 60, 1)
+    [output] = llm.chat(ask(*shown(still), {"type": "video", "video": video}, "What happens?"), GREEDY)
+    directory, reference = checkpoint
+    # Two of the 24 frames per second, but at least four.
+    frames = video[[0, 16, 32, 48]]
+    theirs = reference_answer(reference, directory, output.prompt_token_ids, [still], 8, frames)
+    assert output.outputs[0].token_ids[: len(theirs)] == theirs
+
+
+def test_its_pictures_are_encoded_by_keepsight_s_own_tower(checkpoint: Checkpoint) -> None:
+    model = load_model(checkpoint[0], PLACE)
+    assert isinstance(model, Qwen35)
+    assert not model.shape.takes_arrays
+    of_reference = sum(each.numel() for each in checkpoint[1].parameters())
+    is_tied = checkpoint[1].config.tie_word_embeddings
+    head = 0 if is_tied else checkpoint[1].get_output_embeddings().weight.numel()
+    assert sum(each.numel() for each in model.parameters()) in (of_reference, of_reference + head)
+
+
+def test_a_disk_for_prompts_is_refused_by_its_option(checkpoint: Checkpoint, tmp_path: Path) -> None:
+    with pytest.raises(KeepsightError, match="prefix_disk_cache: must not be set: this model has recurrent layers"):
+        LLM(checkpoint[0], **placed(prefix_disk_cache=tmp_path / "prefixes"))
