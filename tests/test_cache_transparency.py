@@ -135,7 +135,7 @@ class Judge:
         (SmallQwen25VL, 5),
         (SmallQwen2Audio, 4),
         (SmallMixture, 5),
-        *product([SmallQwen35], [1, 4, 6]),
+        *product([SmallQwen35], [2, 5, 6]),
         *product([SmallBorrowed], [0, 1, 2, 3]),
         *product([SmallGemma3], [5, 8], [QUANTIZED]),
         (SmallQwen25VL, 5, QUANTIZED),

@@ -24,8 +24,7 @@ class ModelWork:
         self.model, self._place = model, model.place
         self._num_image_tokens = model.shape.tokens_per_image if num_image_tokens is None else num_image_tokens
         num_blocks = -(-max(CONTEXT, self._num_image_tokens + NUM_WORDS) // BLOCK_SIZE)
-        self._store = KvBlockStore(model.shape, num_blocks, BLOCK_SIZE, self._place)
-        self._states = model.shape.make_states(1, self._place.device)
+        self._store = KvBlockStore(model.shape, num_blocks, BLOCK_SIZE, self._place, num_state_slots=1)
         self._attention = PagedAttention()
         self._blocks = BlockTable(BLOCK_SIZE, range(num_blocks), self._place.device)
 
@@ -42,8 +41,8 @@ class ModelWork:
         batch = AttentionBatch([piece], self._place.device, read=[0])
         token_ids = torch.zeros(piece.length, dtype=torch.int64, device=self._place.device)
         embeddings = self.model.embed_tokens(token_ids)
-        caches = self._store.layers
-        hidden = self.model.compute(embeddings, self._attention, caches, batch, states=self._states)
+        store = self._store
+        hidden = self.model.compute(embeddings, self._attention, store.layers, batch, states=store.states)
         return self.model.logits(hidden)
 
 

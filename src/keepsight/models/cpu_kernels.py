@@ -109,7 +109,7 @@ class Sight:
         """
         if out is None:
             out = query.new_empty(query.shape)
-        assert all(each.stride()[1:] == (each.shape[2], 1) for each in (out, query, keys, values) if len(each))
+        assert all(_has_whole_rows(each) for each in (out, query, keys, values) if len(each))
         assert keys.stride(0) == values.stride(0)
         work = self.arguments(query.shape[1], keys, scale)
         work.out, work.query, work.keys, work.values = (each.data_ptr() for each in (out, query, keys, values))
@@ -128,6 +128,11 @@ class Sight:
             keys.dtype is torch.bfloat16,
             scale / math.log(2),  # the kernel computes powers of 2
         )
+
+
+def _has_whole_rows(heads: Tensor) -> bool:
+    """Return whether heads [rows, heads, head_dim] follow each other in a row; torch gives a single one any stride."""
+    return heads.stride(2) == 1 and (heads.shape[1] == 1 or heads.stride(1) == heads.shape[2])
 
 
 def attend_to_all(

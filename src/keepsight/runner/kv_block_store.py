@@ -1,4 +1,7 @@
-"""Holds the memory of the pages of keys and values.  Which sequence owns which page is decided elsewhere."""
+"""Holds the memory of the pages of keys and values, and of the states of recurrent layers.
+
+Which sequence owns which page or state is decided elsewhere.
+"""
 
 import math
 import mmap
@@ -13,14 +16,17 @@ from keepsight.models.attention import LayerCache
 from keepsight.models.layers import Placement
 from keepsight.models.model import ModelShape
 from keepsight.runner.memory_ahead import MemoryAhead
-from keepsight.scheduling.step_plan import PageCopy
+from keepsight.scheduling.step_plan import PageCopy, StateCopy
 
 _PRIVATE = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
 
 
 class KvBlockStore:
-    def __init__(self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement) -> None:
+    def __init__(
+        self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement, num_state_slots: int = 0
+    ) -> None:
         num_bytes = num_blocks * block_size * shape.numbers_per_position * place.kv_dtype.itemsize
+        num_bytes += num_state_slots * shape.bytes_per_state
         memory = list[mmap.mmap]()
         # [tensors, slots, kv_heads, head_dim] for each shape of heads, on a CPU for each tensor.
         made: list[Tensor] = []
@@ -31,6 +37,11 @@ class KvBlockStore:
                     made += [_map(slots, place.kv_dtype, memory) for _ in range(num_tensors)]
                 else:
                     made.append(torch.empty((num_tensors, *slots), device=place.device, dtype=place.kv_dtype))
+            # [slots, ...] for each state that recurrent layers keep.
+            if place.device.type == "cpu" and num_state_slots:
+                self.states = [_map((num_state_slots, *each.shape), each.dtype, [])[0] for each in shape.states]
+            else:
+                self.states = shape.make_states(num_state_slots, place.device)
         except (OSError, OverflowError, torch.OutOfMemoryError) as error:
             raise PagesTooLargeError(num_blocks, num_bytes, str(error)) from error
         # A page is copied in as many pieces as there are allocations: [tensors, blocks, numbers of a block].
@@ -49,6 +60,11 @@ class KvBlockStore:
         for source, target in copies:
             for pages in self._pages:
                 pages[:, target] = pages[:, source]
+
+    def copy_states(self, copies: Iterable[StateCopy]) -> None:
+        for source, target in copies:
+            for state in self.states:
+                state[target] = state[source]
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
         """Return a copy of blocks: [blocks, keys and values of a block in all layers]."""

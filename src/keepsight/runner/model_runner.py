@@ -88,10 +88,8 @@ class ModelRunner:
     ) -> None:
         device = model.place.device
         self.model, self.normalizer, self._adapters = model, normalizer, adapters
-        self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place)
+        self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place, pages.num_state_slots)
         caches, block_size = self.blocks.layers, pages.block_size
-        # [slots, ...] for each state that recurrent layers keep.
-        self.states = model.shape.make_states(pages.num_state_slots, device)
         self._recorded = record_steps(model, caches, block_size, max_recorded, max_recorded_prompt)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
@@ -203,9 +201,7 @@ class ModelRunner:
             return
         with self._share.handing_over():
             self.blocks.copy(plan.copy)
-            for source, target in plan.copy_states:
-                for state in self.states:
-                    state[target] = state[source]
+            self.blocks.copy_states(plan.copy_states)
 
     def _place(self, keys: Sequence[str]) -> StepResult:
         if not keys:
@@ -314,7 +310,8 @@ class ModelRunner:
         if graphs is not None and (step := graphs.find(inputs.batch)):
             return self._read(step.compute(embeddings, inputs.batch, deep), inputs.slices, inputs.sequences)
         watch = None if between_layers is None else lambda *_: between_layers()
-        hidden = model.compute(embeddings, attention, self.blocks.layers, inputs.batch, watch, deep, self.states)
+        blocks = self.blocks
+        hidden = model.compute(embeddings, attention, blocks.layers, inputs.batch, watch, deep, blocks.states)
         if wants_prompt_logprobs:
             hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
         return self._read(hidden, inputs.slices, inputs.sequences)

@@ -130,11 +130,12 @@ def _compute_tokens(model: Model, attention: Attention) -> Tensor:
         [(num_prompt + 1, 1), (far - NUM_LATER, NUM_LATER), (far, 1)],
     ]
     table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(far // BLOCK_SIZE + 1)], device)
-    caches = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place).layers
-    states = model.shape.make_states(1, device)
+    store = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place, num_state_slots=1)
     outputs = list[Tensor]()
     for spans in steps:
         batch = AttentionBatch([RequestSlice(*span, table, state_slot=0) for span in spans], device)
         token_ids = batch.positions * STRIDE % model.shape.vocab_size
-        outputs.append(model.compute(model.embed_tokens(token_ids), attention, caches, batch, states=states))
+        outputs.append(
+            model.compute(model.embed_tokens(token_ids), attention, store.layers, batch, states=store.states)
+        )
     return torch.cat(outputs).float()

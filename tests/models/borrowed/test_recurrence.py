@@ -112,3 +112,19 @@ def test_a_layer_of_both_kinds_attends_and_keeps_a_state(tmp_path: Path) -> None
     assert isinstance(model, BorrowedModel)
     assert len(model.shape.kv_heads) == ref.SMALL["num_hidden_layers"]
     assert len(model.shape.states) == 2 * ref.SMALL["num_hidden_layers"]
+
+
+def test_modules_that_keep_no_state_are_left_alone(tmp_path: Path) -> None:
+    """Nemotron-H's layers of any kind take a cache."""
+    types = ["linear_attention", "mlp", "full_attention"]
+    made = {"layer_types": types, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 1, "ssm_state_size": 16}
+    ref.make_checkpoint(tmp_path, "NemotronHForCausalLM", {**ref.SMALL, "head_dim": 16, **made})
+    model = load_model(tmp_path, PLACE)
+    assert isinstance(model, BorrowedModel)
+    wrapped = [name for name, module in model._modules.named_modules() if "forward" in vars(module)]
+    assert [name.split(".")[2] for name in wrapped] == ["0"]
+
+
+def test_a_cache_of_an_earlier_transformers_is_refused_by_its_version() -> None:
+    with pytest.raises(UnknownAttentionError, match=r"use has_previous_state of their cache: transformers 5\.22"):
+        StateProbe().has_previous_state(0)

@@ -17,7 +17,7 @@ from keepsight.models.borrowed.attention import HeadsOfLayer, LayerRule, attend_
 from keepsight.models.borrowed.check_config import ALONE_TYPES
 from keepsight.models.borrowed.picture_masks import find_causal_layers
 from keepsight.models.borrowed.picture_places import arguments_of_kinds, uses_mrope
-from keepsight.models.borrowed.recurrence import StateName, StateProbe, wrap_recurrent
+from keepsight.models.borrowed.recurrence import StateName, StateProbe, unwrap, wrap_recurrent
 from keepsight.models.layers import Placement
 from keepsight.models.model import KvHeads, StateShape
 
@@ -42,7 +42,7 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     compute = partial(_compute_tokens, model, place, path)
     seen = _observe_attention(compute)
     recurrent = wrap_recurrent(body.get_decoder(), {heads.module for heads in seen})
-    states = _observe_states(compute) if recurrent else {}
+    states = _observe_states(compute, recurrent)
     _check_layers([heads.layer for heads in seen], {name.layer for name in states}, config, path)
     _check_heads(seen, path)
     # The tensors are all still held, so two at one address are the same.
@@ -81,10 +81,15 @@ def _observe_attention(compute: Callable[[], None]) -> list[HeadsOfLayer]:
     return sorted(seen, key=lambda heads: heads.layer)
 
 
-def _observe_states(compute: Callable[[], None]) -> dict[StateName, StateShape]:
+def _observe_states(compute: Callable[[], None], modules: Iterable[Any]) -> dict[StateName, StateShape]:
+    """Return the states of these modules; unwrap those that have none."""
     probe = StateProbe()
     with attending(attend_at_once, recur=probe.recur):
         compute()
+    layers = {name.layer for name in probe.shapes}
+    for module in modules:
+        if module.layer_idx not in layers:
+            unwrap(module)
     return dict(sorted(probe.shapes.items()))
 
 

@@ -143,8 +143,11 @@ def _compute_in_parts(model: Model, token_ids: Tensor) -> Tensor:
     others = BlockTable(BLOCK_SIZE, blocks, device)
     caches, states = _make_caches(model, 2 * num_blocks * BLOCK_SIZE), model.shape.make_states(2, device)
     attention, logits = PagedAttention(), list[Tensor]()
-    parts = ((0, end // 3), (end // 3, end - 1), (end - 1, end))
-    for (start, stop), (other, length) in zip(parts, ((0, end - 1), (end - 1, 1), (far, 1)), strict=True):
+    # One part is shorter than what most convolutions see.
+    third, after = end // 3, min(end, far)
+    parts = ((0, third), (third, third + 2), (third + 2, end - 1), (end - 1, end))
+    beside_parts = ((0, end - 1), (end - 1, 1), (after, 1), (far, 1))
+    for (start, stop), (other, length) in zip(parts, beside_parts, strict=True):
         pieces = [
             RequestSlice(other, length, others, state_slot=0),
             RequestSlice(start, stop - start, ours, state_slot=1),

@@ -53,6 +53,11 @@ def wrap_recurrent(decoder: nn.Module, attentions: Set[nn.Module]) -> list[nn.Mo
     return found
 
 
+def unwrap(module: Any) -> None:
+    """Undo `wrap_recurrent` for a module that keeps no state."""
+    del module.forward
+
+
 def _knows_layer(module: nn.Module) -> bool:
     return isinstance(getattr(module, "layer_idx", None), int)
 
@@ -88,6 +93,11 @@ class StateProbe:
 
     def __init__(self) -> None:
         self.shapes: dict[StateName, StateShape] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        raise UnknownAttentionError(
+            f"its recurrent layers use {name} of their cache: transformers 5.22 is needed, or later"
+        )
 
     def recur(self, module: RecurrentModule, hidden: Tensor) -> Tensor:
         return module.compute(hidden, self)
