@@ -474,14 +474,15 @@ class TestRecurrentLayers:
         assert kv.reach_further(NO_HIT, names("x")[0], 9) == NO_HIT
         assert kv.pool.num_findable == 1
 
-    def test_a_state_is_waited_for_where_a_slice_ends_in_the_common_beginning(self) -> None:
+    def test_what_is_being_computed_belongs_to_the_common_beginning(self) -> None:
         kv = manager(num_state_slots=3)
-        kv.try_extend(A, 12)
-        kv.announce(A, hashes("xyz"), 12)
+        kv.try_extend(A, 14)
+        kv.announce(A, hashes("xyz"), 14)
+        assert kv.announced_end(A) == 14
         assert kv.find_prefix(hashes("xyzw"), 16) == PrefixHit(num_coming=12, num_common=12)
-        # Behind the common beginning it is of no use, but where that ends is known already.
-        assert kv.find_prefix(hashes("xyw"), 16) == PrefixHit(num_common=8)
+        assert kv.find_prefix(hashes("xyw"), 16) == PrefixHit(num_coming=8, num_common=8)
         kv.withdraw(A)
+        assert kv.announced_end(A) is None
         assert kv.find_prefix(hashes("xyzw"), 16) == NO_HIT
 
     def test_what_is_forgotten_is_not_found_and_what_began_before_keeps_nothing(self) -> None:

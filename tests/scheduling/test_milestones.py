@@ -171,6 +171,37 @@ def test_prompts_that_arrive_together_compute_their_common_beginning_twice_and_n
     drive.expect_right_answers()
 
 
+@pytest.mark.parametrize("num_others", [1, 3])
+def test_a_long_beginning_that_is_being_computed_is_waited_for_and_kept_where_prompts_part(num_others: int) -> None:
+    drive = recurrent(num_blocks=200, max_num_batched_tokens=64)
+    drive.add(ask("a", 300, 12))
+    drive.step()
+    drive.run(*(ask(str(number), 300, 12, end=2 + number) for number in range(num_others)))
+    assert [spans(drive, str(number))[0] for number in range(num_others)] == [(300, 308)] * num_others
+    assert (256, 300) in spans(drive, "a")
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_nobody_waits_for_a_slice_that_ends_behind_the_common_beginning() -> None:
+    # One that is too long leaves half of each step to others: 31 tokens, and the common beginning has 28.
+    drive = recurrent(num_blocks=100, max_num_batched_tokens=62)
+    drive.add(ask("long", 28, 172))
+    drive.add(ask("short", 28, 12, end=2))
+    assert [(piece.start, piece.end) for piece in drive.step().now] == [(0, 31), (0, 28)]
+    drive.expect_all_answered()
+
+
+def test_nobody_waits_for_a_state_inside_a_picture_that_is_computed_whole() -> None:
+    drive = recurrent(cuts_items=False, max_num_seqs=2, max_num_batched_tokens=10)
+    drive.add(ask("first", 9, "cat", 9))
+    drive.add(ask("other", 9, "cat", 9, end=2))
+    while drive.scheduler.has_requests:
+        drive.step()
+        assert drive.scheduler.lineup.parked_for(ParkedFor.PREFIX) == []
+    drive.expect_right_answers()
+
+
 def test_a_sequence_with_pages_goes_on_from_a_state_of_another_that_got_further() -> None:
     drive = recurrent(max_num_batched_tokens=64, max_prompt_tokens_beside_streams=None)
     drive.delivers = False

@@ -5,8 +5,9 @@ prompt's vector, as logits are kept and not the hidden state.
 """
 
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
-from keepsight.scheduling.milestones import find_milestones
+from keepsight.scheduling.milestones import ask_for_state, find_milestones
 from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.step_draft import StepDraft
 from keepsight.scheduling.step_plan import EndName
 
 
@@ -28,6 +29,14 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
     if state.wants_prompt_logprobs:
         return hit
     return kv_cache.reach_further(hit, state.hasher.name_of(len(hit.block_ids)), state.num_tokens)
+
+
+def waits_for_more(state: RequestState, hit: PrefixHit, draft: StepDraft, kv_cache: KvCacheManager) -> bool:
+    """Return whether to wait for what others compute now.  With recurrent layers, one is asked to keep its state."""
+    if not hit.num_coming or draft.joins_sooner(state, hit.num_tokens):
+        return False
+    running, cuts_items = draft.lineup.running, draft.config.cuts_items
+    return not kv_cache.keeps_states or ask_for_state(state, hit, running, kv_cache, cuts_items=cuts_items)
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:

@@ -26,7 +26,7 @@ class PrefixHit(NamedTuple):
     block_ids: tuple[int, ...] = ()
     num_tokens: int = 0
     # How much will be found soon, as another sequence is computing it right now: waiting is cheaper than computing it
-    # again.  0: no more than is found now.
+    # again.  0: no more than is found now.  With recurrent layers, only up to where that sequence keeps its state.
     num_coming: int = 0
     # A block that begins like the next one.  The common tokens are to be copied, and `num_tokens` includes them.
     alike: int | None = None
@@ -44,8 +44,9 @@ class _Table:
     block_ids: list[int] = field(default_factory=list)
     # Number of leading blocks that were found or published.
     num_published: int = 0
-    # Hashes of the blocks that the slice under way will fill.
+    # Hashes of the blocks that the slice under way will fill, and where that slice ends.
     announced: Sequence[bytes] = ()
+    announced_end: int = 0
 
 
 class KvCacheManager:
@@ -63,8 +64,6 @@ class KvCacheManager:
         self._tables: dict[SequenceId, _Table] = {}
         # For each block hash, how many slices under way will compute it.
         self._announced: Counter[bytes] = Counter()
-        # The same for the last of each slice's blocks.
-        self._announced_last: Counter[bytes] = Counter()
         self._has_awaited_changed = False
         self._blocks_per_stretch = config.blocks_per_stretch
         # Stretches published since this was last taken.
@@ -103,20 +102,15 @@ class KvCacheManager:
         return PrefixHit(tuple(block_ids), len(block_ids) * size, num_coming)
 
     def _find_state(self, hashes: Sequence[bytes], block_ids: Sequence[int]) -> PrefixHit:
-        """Cut the found blocks back to the last kept state.
-
-        More states will come at the ends of slices under way, or further on: a prompt is cut where its state is kept.
-        """
+        """Cut the found blocks back to the last kept state."""
         num_usable = self.slots.count_usable(hashes[: len(block_ids)])
-        announced = takewhile(self._announced.__contains__, hashes[len(block_ids) :])
-        num_common = len(block_ids) + sum(1 for _ in announced)
-        coming = [end for end in range(num_usable + 1, num_common + 1) if hashes[end - 1] in self._announced_last]
-        size = self.block_size
+        num_coming = sum(1 for _ in takewhile(self._announced.__contains__, hashes[len(block_ids) :]))
+        num_common = (len(block_ids) + num_coming) * self.block_size
         return PrefixHit(
             tuple(block_ids[:num_usable]),
-            num_usable * size,
-            num_coming=coming[-1] * size if coming else 0,
-            num_common=num_common * size,
+            num_usable * self.block_size,
+            num_coming=num_common if num_coming else 0,
+            num_common=num_common,
         )
 
     def reach_further(self, hit: PrefixHit, next_name: BlockName, num_tokens: int) -> PrefixHit:
@@ -150,8 +144,13 @@ class KvCacheManager:
         table = self._tables[sequence_id]
         assert not table.announced, f"{sequence_id} has a slice under way"
         table.announced = tuple(hashes[index] for index in self._newly_full(table, end))
+        table.announced_end = end
         self._announced.update(table.announced)
-        self._announced_last.update(table.announced[-1:])
+
+    def announced_end(self, sequence_id: SequenceId) -> int | None:
+        """Return where the sequence's slice under way ends; None if that fills no blocks that others will find."""
+        table = self._tables[sequence_id]
+        return table.announced_end if table.announced else None
 
     def publish(self, sequence_id: SequenceId, name_of: Callable[[int, int], BlockName], end: int) -> None:
         """Make the full blocks up to `end` findable, and the partly filled one behind them available for copying.
@@ -238,7 +237,6 @@ class KvCacheManager:
         if table is None or not table.announced:
             return
         _subtract(self._announced, table.announced)
-        _subtract(self._announced_last, table.announced[-1:])
         table.announced = ()
         self._has_awaited_changed = True
 
@@ -265,7 +263,6 @@ class KvCacheManager:
         self.slots.forget()
         self.ends.forget()
         self._announced.clear()
-        self._announced_last.clear()
         self._to_keep.clear()
         self._has_awaited_changed = True
         for table in self._tables.values():
@@ -333,7 +330,6 @@ class KvCacheManager:
             assert self.pool.num_users(block_id) == num_users[block_id], block_id
         tables = self._tables.values()
         assert Counter(found for table in tables for found in table.announced) == self._announced
-        assert Counter(found for table in tables for found in table.announced[-1:]) == self._announced_last
         for sequence_id, table in self._tables.items():
             assert (self.slots.slot_of(sequence_id) is not None) == (self.slots.num_slots > 0), sequence_id
             assert len(set(table.block_ids)) == len(table.block_ids), sequence_id

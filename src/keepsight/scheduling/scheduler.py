@@ -14,7 +14,7 @@ from keepsight.scheduling.admit_request import make_states, refusal_reason
 from keepsight.scheduling.cut_piece import cut_piece
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
-from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, name_end, note_hit
+from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, name_end, note_hit, waits_for_more
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
@@ -269,7 +269,7 @@ class Scheduler:
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = find_beginning(state, self.kv_cache)
-        if hit.num_coming and not draft.joins_sooner(state, hit.num_tokens):
+        if waits_for_more(state, hit, draft, self.kv_cache):
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
         if self._try_recall(state, hit, draft):
