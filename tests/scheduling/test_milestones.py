@@ -236,6 +236,23 @@ def test_a_sequence_with_pages_does_not_wait_for_one_that_is_not_as_far() -> Non
     drive.expect_right_answers()
 
 
+def test_one_that_goes_on_shortly_before_a_milestone_does_not_wait_for_the_end_of_a_long_prompt() -> None:
+    drive = recurrent(num_blocks=900, block_size=16, max_num_batched_tokens=64)
+    drive.delivers = False
+    drive.add(ask("short", 62, "cat", 30, max_tokens=1))
+    drive.step()
+    drive.step()
+    [state] = drive.scheduler.lineup.parked
+    assert (state.num_computed, state.parked_for, state.milestones[0]) == (62, ParkedFor.PIXELS, 64)
+    drive.add(ask("long", 3000, max_tokens=1, cache_salt="x"))
+    drive.step()
+    drive.deliver("cat")
+    for _ in range(4):
+        drive.step()
+    assert ("short", 0) in drive.finished
+    assert spans(drive, "short") == [(0, 62), (62, 64), (64, 96), (96, 98)]
+
+
 # Ends and shortages --------------------------------------------------------------------------------------------
 
 

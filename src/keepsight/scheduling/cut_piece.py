@@ -23,9 +23,9 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
     cuts_items = draft.config.cuts_items
-    end = start + draft.tokens_left(most - start, joins=joins)
-    end = min(most, end, _next_milestone(state, start, cuts_items=cuts_items))
-    return Piece(end if cuts_items else _whole_items_end(state, start, end), joins)
+    wanted = min(most, _next_milestone(state, start, cuts_items=cuts_items))
+    end = min(wanted, start + draft.tokens_left(most - start, joins=joins))
+    return Piece(end if cuts_items else _whole_items_end(state, start, end), joins, lacks_room=end < wanted)
 
 
 def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:

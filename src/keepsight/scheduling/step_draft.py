@@ -59,6 +59,8 @@ class Piece(NamedTuple):
 
     end: int
     joins: bool
+    # True if it would be longer if the step had more room.
+    lacks_room: bool
 
 
 @dataclass(slots=True)
@@ -116,13 +118,14 @@ class StepDraft:
         """Return whether a waiting prompt should wait because the step has too little room left for it to begin.
 
         Prompts behind it that fit whole may still be planned.  A piece of less than a block would announce none, so
-        all prompts with the same beginning would start like that and each compute all of it.
+        all prompts with the same beginning would start like that and each compute all of it.  One that is short for
+        another reason, such as a milestone, would be as short in any step.
         """
         if piece.end == end_of_prompt:
             return False
         if piece.end == start and self.left_by_long and self._is_long(end_of_prompt - start):
             return True  # what is left is reserved for others
-        is_scrap = piece.end - start < block_size and self.has_prompts(joins=piece.joins)
+        is_scrap = piece.lacks_room and piece.end - start < block_size and self.has_prompts(joins=piece.joins)
         if piece.end == start or is_scrap:
             self._lanes_waited_for.add(piece.joins)
         return piece.joins in self._lanes_waited_for
