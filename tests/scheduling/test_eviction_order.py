@@ -48,6 +48,7 @@ def test_a_pin_ends_with_its_time_and_is_only_ever_prolonged() -> None:
     order = order_of("a", "b")
     order.pin("a", until=100, size=1)
     order.pin("a", until=50, size=1)
+    assert (order.pinned_until("a"), order.pinned_until("b")) == (100, None)
     order.end_pins(99)
     assert list(order) == ["b", "a"]
     order.add("c")

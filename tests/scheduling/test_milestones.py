@@ -129,6 +129,18 @@ def test_pinned_states_outlive_others() -> None:
     assert drive.cached["again", 0] == 20
 
 
+def test_a_pin_on_what_was_cached_before_holds_the_state_that_the_next_question_keeps() -> None:
+    drive = recurrent(num_state_slots=6)
+    drive.run(ask("first", 20, 12))
+    drive.run(ask("pinner", 20, 12, pins=(PromptPin(20, 600.0),)))
+    drive.run(ask("second", 20, 12, end=2))
+    for number in range(12):
+        drive.run(ask(f"other {number}", 20, cache_salt=str(number)))
+    drive.run(ask("third", 20, 12, end=3))
+    assert [drive.cached[name, 0] for name in ("pinner", "second", "third")] == [28, 0, 20]
+    drive.expect_right_answers()
+
+
 def test_pictures_that_are_computed_whole_are_not_cut_for_a_state() -> None:
     drive = recurrent(cuts_items=False)
     drive.run(ask("a", 9, "cat", 9), ask("b", 10, "dog", 9, cache_salt="b"))

@@ -127,6 +127,9 @@ class BlockPool:
         assert self._name_of[block_id] is not None, block_id
         return self._idle.pin(block_id, until, size=1)
 
+    def pinned_until(self, block_id: int) -> float | None:
+        return self._idle.pinned_until(block_id)
+
     def end_pins(self, now: float) -> None:
         self._idle.end_pins(now)
 

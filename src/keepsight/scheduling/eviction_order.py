@@ -85,6 +85,9 @@ class EvictionOrder(Generic[K]):
         self._pins[key] = _Pin(until if pin is None else max(until, pin.until), size)
         return True
 
+    def pinned_until(self, key: K) -> float | None:
+        return self._pins[key].until if key in self._pins else None
+
     def end_pins(self, now: float) -> None:
         """End expired pins; their keys are treated as if released just now."""
         if not self._pins or now < self._next_look:

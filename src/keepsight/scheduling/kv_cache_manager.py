@@ -189,9 +189,17 @@ class KvCacheManager:
             self.pool.publish(table.block_ids[table.num_published], name)
 
     def keep_state(self, sequence_id: SequenceId, block_hash: bytes) -> None:
-        """Keep the state after a published block, up to which the sequence is computed, if others may find it."""
-        if self._tables[sequence_id].may_publish:
-            self.slots.keep(sequence_id, block_hash)
+        """Keep the state after a published block, up to which the sequence is computed, if others may find it.
+
+        It is pinned if the block is: a pin may have come when the blocks were cached, but no state among them.
+        """
+        if not self._tables[sequence_id].may_publish:
+            return
+        self.slots.keep(sequence_id, block_hash)
+        block_id = self.pool.find(block_hash)
+        assert block_id is not None, "the state was kept before its block"
+        if (until := self.pool.pinned_until(block_id)) is not None:
+            self.slots.pin(block_hash, until)
 
     def _newly_full(self, table: _Table, end: int) -> range:
         """Return the indices of unpublished blocks that are full once positions up to `end` are computed."""

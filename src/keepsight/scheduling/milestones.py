@@ -17,8 +17,9 @@ def find_milestones(state: RequestState, hit: PrefixHit, block_size: int) -> tup
     """Return the milestones of a sequence that begins with this hit: the last ends of blocks before these positions.
 
     Before its last token begins the next turn, or the same prompt again; at the end of the last media item, another
-    question about it; where its common beginning with others ends, the next prompt with that beginning; and a pin
-    promises that what it covers will be found.
+    question about it; where its common beginning with others ends, the next prompt with that beginning; and where a
+    pin ends, whatever it was set for.  A pin on what is cached further already gets no milestone: the next prompt that
+    needs it finds its common beginning only, and keeps the state there.
     """
     ends = [state.num_tokens - 1, hit.num_common, *(pin.num_tokens for pin in state.request.pins)]
     ends += [item.span.end for item in state.media[-1:]]
