@@ -11,6 +11,7 @@ from keepsight.requests import Pixels
 from tests.byte_level_tokenizer import write_byte_level_tokenizer
 from tests.frontend.qwen_like import PROCESSOR
 from tests.models.qwen2_5_vl import reference as qwen2_5_vl
+from tests.models.qwen3_5 import mixture_reference as qwen3_5_mixture
 from tests.models.qwen3_5 import reference as qwen3_5
 from tests.models.qwen3_vl import mixture_reference
 from tests.models.qwen3_vl import reference as ref
@@ -41,6 +42,7 @@ class Shape(NamedTuple):
 QWEN3_VL = Shape(ref, {"patch_size": PATCH_SIZE}, PROCESSOR, FILM_PROCESSOR, QWEN_LIKE)
 QWEN3_VL_MIXTURE = QWEN3_VL._replace(reference=mixture_reference)
 QWEN3_5 = QWEN3_VL._replace(reference=qwen3_5)
+QWEN3_5_MIXTURE = QWEN3_5._replace(reference=qwen3_5_mixture)
 # As published, it has no means and no `size`.
 QWEN2_5_VL = Shape(
     qwen2_5_vl,

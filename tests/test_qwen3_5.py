@@ -14,17 +14,17 @@ from keepsight.models.registry import load_model
 from keepsight.requests import Pixels
 from tests.drawn import ask
 from tests.place import placed
-from tests.qwen_checkpoint import QWEN3_5, make_qwen_checkpoint, reference_answer
+from tests.qwen_checkpoint import QWEN3_5, QWEN3_5_MIXTURE, make_qwen_checkpoint, reference_answer
 from tests.runner.small_model import PLACE
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 Checkpoint = tuple[Path, Any]
 
 
-@pytest.fixture(scope="module", params=[1, 3, 4])
+@pytest.fixture(scope="module", params=[(1, QWEN3_5), (4, QWEN3_5), (3, QWEN3_5_MIXTURE)], ids=["1", "4", "mixture"])
 def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    directory = tmp_path_factory.mktemp("qwen3.5")
-    return directory, make_qwen_checkpoint(directory, request.param, QWEN3_5)
+    directory, (seed, shape) = tmp_path_factory.mktemp("qwen3.5"), request.param
+    return directory, make_qwen_checkpoint(directory, seed, shape)
 
 
 @pytest.fixture(scope="module")
