@@ -134,8 +134,8 @@ class Config:
     max_num_seqs: int | None = None
     # While answers stream, up to this many prompt tokens join their batch; longer prompts are computed beside it.
     max_prompt_tokens_beside_streams: int | None = None
-    # Steps with fewer tokens are filled up to this many with guesses of the answers' next tokens.
-    guess_up_to: int = 8
+    # Steps with fewer tokens are filled up to this many with guesses of the answers' next tokens; 0: none are made.
+    guess_up_to: int | None = None
     # `LLM` defaults to throughput, as its answers are not read while they are generated.
     performance_mode: str = "interactivity"
 

@@ -258,7 +258,10 @@ def test_what_works_without_states_only_is_refused_or_left_out(caplog: pytest.Lo
     with caplog.at_level(logging.INFO):
         assert resolve(RECURRENT).scheduler.guess_up_to == 0
     assert "guess_up_to is 0: a wrong guess cannot be taken back" in caplog.text
-    assert resolve().scheduler.guess_up_to == 8
+    assert resolve(RECURRENT, guess_up_to=0).scheduler.guess_up_to == 0
+    with pytest.raises(InvalidArgumentError, match="guess_up_to: must be 0 or left out for this model, not 64: a"):
+        resolve(RECURRENT, guess_up_to=64)
+    assert (resolve().scheduler.guess_up_to, resolve(guess_up_to=64).scheduler.guess_up_to) == (8, 64)
     assert resolve().kv_cache.num_state_slots == 0
 
 
@@ -297,6 +300,7 @@ def test_every_value_that_was_derived_is_logged_with_its_reason_and_no_other(
         "num_blocks",
         "max_model_len",
         "max_prompt_tokens_beside_streams",
+        "guess_up_to",
     ]
     assert all(len(line.split(": ")[1]) > 5 for line in lines)
     caplog.clear()
@@ -309,6 +313,7 @@ def test_every_value_that_was_derived_is_logged_with_its_reason_and_no_other(
         "num_gpu_blocks_override": 9,
         "max_model_len": 100,
         "max_prompt_tokens_beside_streams": 1,
+        "guess_up_to": 3,
     }
     with caplog.at_level(logging.INFO):
         resolve(**asked)

@@ -38,7 +38,8 @@ _HELP = {
         ),
         "guess_up_to": (
             "fill steps up to this many tokens with guesses of what answers say next, from what followed the same "
-            "three tokens before; right guesses save steps, wrong ones change nothing; 0: none"
+            "three tokens before; right guesses save steps, wrong ones change nothing; 0: none (default: 8, or 0 with "
+            "recurrent layers)"
         ),
         "performance_mode": (
             "favour the pace of each answer, or total throughput, for which answers pause while pictures are encoded"

@@ -21,6 +21,7 @@ from keepsight.errors import InvalidArgumentError
 logger = logging.getLogger(__name__)
 GIB = 2**30
 DEFAULT_MAX_NUM_SEQS = 256
+DEFAULT_GUESS_UP_TO = 8
 # A full step takes about the same time on both.
 DEFAULT_BATCHED_TOKENS = {"cpu": 2048, "cuda": 8192}
 # On a CPU a longer prompt is slow enough to make streams stutter; on a GPU it is not.
@@ -104,9 +105,14 @@ def _choose_whether_to_cut(config: Config, size: ModelSize) -> bool:
 
 
 def _choose_guesses(config: Config, size: ModelSize) -> int:
-    if size.bytes_per_state and config.guess_up_to:
-        return _derive("guess_up_to", 0, "a wrong guess cannot be taken back from the states of recurrent layers")
-    return config.guess_up_to
+    asked, reason = config.guess_up_to, "a wrong guess cannot be taken back from the states of recurrent layers"
+    if size.bytes_per_state and asked:
+        raise InvalidArgumentError("guess_up_to", f"must be 0 or left out for this model, not {asked}: {reason}")
+    if asked is not None:
+        return asked
+    if size.bytes_per_state:
+        return _derive("guess_up_to", 0, reason)
+    return _derive("guess_up_to", DEFAULT_GUESS_UP_TO, "the default")
 
 
 def _derive_encoder_tokens(size: ModelSize, max_num_batched_tokens: int) -> int:
