@@ -248,7 +248,8 @@ def test_states_under_a_limit_that_was_asked_for(options: dict[str, Any], num_sl
 
 
 def test_memory_without_room_for_two_states_is_refused() -> None:
-    with pytest.raises(InvalidArgumentError, match="kv_cache_memory_bytes: 0 bytes are left for keys and values"):
+    message = "kv_cache_memory_bytes: 0 bytes are left for keys and values beside 2 states of 19000000 bytes each, but"
+    with pytest.raises(InvalidArgumentError, match=message):
         resolve(RECURRENT, kv_cache_memory_bytes=30 * 10**6)
 
 

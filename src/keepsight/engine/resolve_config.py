@@ -221,6 +221,8 @@ class _KvMemory(NamedTuple):
 
     option: str
     num_bytes: int
+    # What else the option's memory holds, for messages.
+    beside: str = ""
 
 
 def _choose_kv_cache(
@@ -234,9 +236,12 @@ def _choose_kv_cache(
         )
     memory = _choose_kv_memory(config, size, machine, bytes_of_embeddings)
     num_state_slots = _choose_num_state_slots(config, size, max_num_seqs, memory)
-    left = memory._replace(num_bytes=max(0, memory.num_bytes - num_state_slots * size.bytes_per_state))
+    if num_state_slots:
+        num_left = max(0, memory.num_bytes - num_state_slots * size.bytes_per_state)
+        beside = f" beside {num_state_slots} states of {size.bytes_per_state} bytes each"
+        memory = memory._replace(num_bytes=num_left, beside=beside)
     return KvCacheConfig(
-        num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, left),
+        num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, memory),
         block_size=config.block_size,
         enable_prefix_caching=config.enable_prefix_caching,
         blocks_per_stretch=max(1, TOKENS_PER_STRETCH // config.block_size) if config.has_prefix_disk else 0,
@@ -284,7 +289,7 @@ def _choose_num_blocks(config: Config, size: ModelSize, machine: Machine, max_nu
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
     num_bytes = memory.num_bytes
-    num_blocks = _count_blocks(memory.option, num_bytes, _bytes_per_block(config, size))
+    num_blocks = _count_blocks(memory, _bytes_per_block(config, size))
     if config.kv_cache_memory_bytes is not None:
         return num_blocks
     # However few sequences run at once, keep room for the prefixes of earlier prompts.
@@ -297,12 +302,11 @@ def _choose_num_blocks(config: Config, size: ModelSize, machine: Machine, max_nu
     )
 
 
-def _count_blocks(name: str, num_bytes: int, bytes_per_block: int) -> int:
-    if num_bytes < bytes_per_block:
-        raise InvalidArgumentError(
-            name, f"{num_bytes} bytes are left for keys and values, but one KV block takes {bytes_per_block}"
-        )
-    return num_bytes // bytes_per_block
+def _count_blocks(memory: _KvMemory, bytes_per_block: int) -> int:
+    if memory.num_bytes < bytes_per_block:
+        left = f"{memory.num_bytes} bytes are left for keys and values{memory.beside}"
+        raise InvalidArgumentError(memory.option, f"{left}, but one KV block takes {bytes_per_block}")
+    return memory.num_bytes // bytes_per_block
 
 
 def _kv_bytes_on_cuda(config: Config, machine: Machine, bytes_of_embeddings: int) -> int:
