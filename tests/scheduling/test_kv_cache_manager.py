@@ -451,6 +451,18 @@ class TestRecurrentLayers:
         [kept] = {0, 1, 2} - {first, second}
         assert kv.slots.take_copies() == [StateCopy(first, kept), StateCopy(kept, second)]
 
+    def test_no_slot_is_taken_for_a_hit_whose_last_block_is_gone(self) -> None:
+        kv = manager(num_blocks=2, num_state_slots=3)
+        compute(kv, A, "x")
+        kv.keep_state(A, b"x")
+        kv.release(A)
+        hit = kv.find_prefix(hashes("xy"), 8)
+        kv.try_extend(B, 8)
+        kv.release(B)
+        with pytest.raises(AssertionError, match="evicted since it was found"):
+            kv.try_extend(C, 8, hit)
+        assert kv.slots.slot_of(C) is None
+
     def test_without_a_slot_no_sequence_begins_and_nothing_changes(self) -> None:
         kv = manager(num_state_slots=1)
         assert kv.try_extend(A, 4) is not None

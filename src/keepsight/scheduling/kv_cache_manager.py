@@ -315,8 +315,12 @@ class KvCacheManager:
         return tuple(block_ids)
 
     def _last_hash(self, hit: PrefixHit) -> bytes | None:
-        name = self.pool.name_of(hit.block_ids[-1]) if hit.block_ids else None
-        return None if name is None else name.block_hash
+        """Return the hash under which the state after the hit is kept; None if nothing was hit."""
+        if not hit.block_ids:
+            return None
+        name = self.pool.name_of(hit.block_ids[-1])
+        assert name is not None, f"block {hit.block_ids[-1]} was evicted since it was found"
+        return name.block_hash
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self.block_size)
