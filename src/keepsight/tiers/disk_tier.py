@@ -71,6 +71,8 @@ class DiskTier:
         self._known, self._pins = KnownFiles(POLICIES[policy](max_bytes), on_drop), pins_in(directory)
         self._fullness = Fullness(directory, max_bytes)
         self._ledger = Ledger(directory / "ledger")
+        # Keys of entries that count as gone, though they could not be removed.
+        self._ignored: set[str] = set()
         self._num_evictions = self._num_damaged = 0
 
     @staticmethod
@@ -86,6 +88,8 @@ class DiskTier:
     def get(self, key: str) -> StoredArray | None:
         if not self._ledger.is_open:
             self.open()
+        if key in self._ignored:
+            return None
         try:
             return self._read(key, is_use=True)
         except FileNotFoundError:
@@ -121,6 +125,7 @@ class DiskTier:
         self._learn(key, array, now)
 
     def _learn(self, key: str, array: StoredArray, last_use: int) -> None:
+        self._ignored.discard(key)
         self._known.learn(key, _occupied(HEADER_BYTES + array.num_bytes), array.seconds, last_use)
 
     def _remove_damaged(self, key: str, descriptor: int | None, error: DamagedEntryError) -> None:
@@ -133,7 +138,7 @@ class DiskTier:
         except OSError as failure:
             if failure.errno not in _NO_ROOM:
                 raise
-            self._known.forget(key)
+            self._ignore(key)
             fate = f"ignored, as it cannot be removed ({failure.strerror})"
         self._num_damaged += 1
         logger.warning("%s was damaged (%s): %s", self._entries / key, error, fate)
@@ -207,10 +212,21 @@ class DiskTier:
 
     def clear(self) -> None:
         self.open()
+        if self._ledger.is_read_only:
+            for file in self._files(self._entries):
+                self._ignore(file.name)
+            logger.warning(
+                "%s can only be read: what was to be cleared is ignored until the next start", self._directory
+            )
+            return
         with self._changing():
             for file in self._files(self._entries):
                 self._remove(file.name)
             self._count()
+
+    def _ignore(self, key: str) -> None:
+        self._ignored.add(key)
+        self._known.forget(key)
 
     def stats(self) -> TierStats:
         num_bytes, num_files = self._ledger.known
