@@ -222,6 +222,15 @@ def test_parameters_are_read_by_their_schemas_as_far_as_a_form_needs_it() -> Non
     assert named_one.read_call_terms(PARAMETERS).types == {"go": types}
 
 
+def test_schemas_that_lead_to_the_same_large_place_too_often_are_refused_by_their_tool() -> None:
+    many = {f"p{index}": {"$ref": "#/$defs/a", "minLength": index} for index in range(100)}
+    parameters = {"type": "object", "properties": many, "$defs": {"a": {"anyOf": [{}] * 1000}}}
+    asked = parse(tools=[tool("go"), tool("look", parameters=parameters)])
+    for read in (asked.read_call_terms, lambda form: grammar_of(form, tools=asked.shown_tools)):
+        with pytest.raises(InvalidArgumentError, match=r"^tools\[1\]\.function\.parameters: has, .* more than 65536"):
+            read(PARAMETERS)
+
+
 @pytest.mark.parametrize(
     "one",
     [

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
-from keepsight.frontend.prompt.json_types import ANY_TYPE, ArgumentTypes, JsonType, is_json_of
+from keepsight.frontend.prompt.json_types import ANY_TYPE, Allowance, ArgumentTypes, JsonType, is_json_of
 
 FORM = ArgumentsAsParameters()
 SCHEMA: dict[str, Any] = {
@@ -23,7 +23,7 @@ SCHEMA: dict[str, Any] = {
     },
     "additionalProperties": {"type": "boolean"},
 }
-TYPES = FORM.find_types(SCHEMA)
+TYPES = FORM.find_types(SCHEMA, Allowance())
 END = "</function>"
 
 
@@ -85,7 +85,7 @@ def test_the_schema_says_what_a_text_is(name: str, text: str, value: Any) -> Non
 
 
 def test_without_a_schema_a_text_is_json_if_it_can_be() -> None:
-    types = FORM.find_types({"type": "object"})
+    types = FORM.find_types({"type": "object"}, Allowance())
     text = "".join(parameter(name, text) for name, text in {"a": "1", "b": "x", "c": "[null]"}.items())
     assert read([text, END], types) == ('{"a": 1, "b": "x", "c": [null]}', True)
 
@@ -201,6 +201,6 @@ def test_arguments_are_read_as_they_were_written(drawn: Any, is_ascii: bool, pla
     value, schema = drawn
     written = json.dumps(value, ensure_ascii=is_ascii)
     text = FORM.write(written) + END
-    json_text, has_ended = read(cut(text, places), FORM.find_types(schema))
+    json_text, has_ended = read(cut(text, places), FORM.find_types(schema, Allowance()))
     assert (json.loads(json_text), has_ended) == (value, True)
     assert FORM.write(json_text) + END == text

@@ -7,7 +7,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.frontend.prompt.json_types import ANY_TYPE, NO_TYPE, JsonType, find_types, is_json_of, may_become
+from keepsight.errors import InvalidArgumentError
+from keepsight.frontend.prompt.json_types import (
+    ANY_TYPE,
+    MAX_KEYWORDS_AND_VALUES,
+    NO_TYPE,
+    Allowance,
+    JsonType,
+    Schema,
+    SchemaReader,
+    is_json_of,
+    may_become,
+)
 
 ROOT: dict[str, Any] = {
     "$defs": {
@@ -16,6 +27,10 @@ ROOT: dict[str, Any] = {
         "a/b": {"type": "array"},
     }
 }
+
+
+def find_types(schema: object, root: Schema) -> JsonType:
+    return SchemaReader(root, Allowance()).find_types(schema)
 
 
 @pytest.mark.parametrize(
@@ -59,6 +74,35 @@ def test_a_deep_schema_and_one_with_many_alternatives_are_read() -> None:
     assert find_types(schema, {}) == JsonType.INTEGER
     wide = {f"d{at}": {"anyOf": [{"$ref": f"#/$defs/d{other}"} for other in range(100)]} for at in range(100)}
     assert find_types({"$ref": "#/$defs/d0"}, {"$defs": wide}) == ANY_TYPE
+
+
+def test_a_large_place_is_read_once_for_all_that_refer_to_it() -> None:
+    defs = {"many": {"anyOf": [{}] * 1000}, "colors": {"enum": ["red"] * 1000}}
+    reader = SchemaReader({"$defs": defs}, Allowance())
+    for _ in range(1000):
+        assert reader.find_types({"$ref": "#/$defs/many", "description": "One of many."}) == ANY_TYPE
+        assert reader.find_types({"anyOf": [{"$ref": "#/$defs/colors"}, {"type": "null"}]}) & JsonType.STRING
+
+
+@pytest.mark.parametrize(
+    "large",
+    [
+        {"anyOf": [{}] * 1000},
+        {f"x{index}": 0 for index in range(1000)},
+        {"anyOf": [{f"x{index}": 0 for index in range(1000)}]},
+        {"type": ["string"] * 1000},
+    ],
+)
+def test_reading_the_same_large_place_again_and_again_comes_to_an_end(large: dict[str, Any]) -> None:
+    reader = SchemaReader({"$defs": {"large": large}}, Allowance())
+    with pytest.raises(InvalidArgumentError, match=f"more than {MAX_KEYWORDS_AND_VALUES} keywords and values"):
+        [reader.find_types({"$ref": "#/$defs/large", "minLength": 1}) for _ in range(100)]
+
+
+def test_values_are_counted_as_often_as_they_are_listed() -> None:
+    reader = SchemaReader({}, Allowance())
+    with pytest.raises(InvalidArgumentError):
+        [reader.list_values({"enum": ["red"] * 1000}) for _ in range(100)]
 
 
 json_values = st.recursive(

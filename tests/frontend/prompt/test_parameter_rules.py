@@ -15,6 +15,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import PARAMETERS, write_call
+from keepsight.frontend.prompt.json_types import Allowance
 from keepsight.frontend.prompt.parameter_rules import ParameterRules
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
 from tests.frontend.prompt.test_arguments_as_parameters import arguments
@@ -205,7 +206,7 @@ def test_whatever_may_be_written_is_valid_by_its_schema(schema: dict[str, Any], 
         snippet = chance.choice(allowed if len(written) < 400 else allowed[:1])
         assert matcher.consume_tokens(list(snippet.encode()))
         written += snippet
-    parser = CallParser(["look"], PARAMETERS, {"look": PARAMETERS.arguments.find_types(schema)})
+    parser = CallParser(["look"], PARAMETERS, {"look": PARAMETERS.arguments.find_types(schema, Allowance())})
     begun, *pieces = parser.read(written, is_last=True)
     assert begun == CallBegun("look")
     value = json.loads("".join(each.text for each in pieces if isinstance(each, ArgumentsText)))

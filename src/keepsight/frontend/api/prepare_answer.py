@@ -37,6 +37,7 @@ from keepsight.frontend.api.tokenize_request import (
     TokenizeRequest,
     TokenizeResponse,
 )
+from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.intake.media_intake import Downloaded
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -81,14 +82,13 @@ class AnswerPreparer:
         prepare = partial(self._prepare_chat, request, little or request.messages, cache_salt, downloaded)
         with _naming_places_of(request):
             if little:
-                prepared = prepare()
+                prepared, calls = prepare()
             else:
-                prepared = await self._on_thread(prepare, request.messages, compiles=request.wants_form)
+                prepared, calls = await self._on_thread(prepare, request.messages, compiles=request.wants_form)
             with prepared.free_names_if_refused():
                 _check_size_of_answer(request, [prepared])
         answered = request.without_bulky_fields()
-        name, calls = self.models.name_answer(request.model), request.read_call_terms(self.preparer.template.call_form)
-        terms = AnswerTerms([prepared], self.preparer.tokenizer, name, calls)
+        terms = AnswerTerms([prepared], self.preparer.tokenizer, self.models.name_answer(request.model), calls)
         if isinstance(answered, ResponsesChat):
             return ResponsesAnswer(answered, terms)
         if isinstance(answered, MessagesChat):
@@ -107,11 +107,13 @@ class AnswerPreparer:
 
     def _prepare_chat(
         self, request: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
-    ) -> PreparedRequest:
-        params = request.to_sampling_params(self.preparer.sampling_defaults, self.preparer.template.call_form)
+    ) -> tuple[PreparedRequest, CallTerms]:
+        call_form = self.preparer.template.call_form
+        params = request.to_sampling_params(self.preparer.sampling_defaults, call_form)
         terms = (cache_salt, request.priority or 0, request.shown_tools)
         prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(request), *terms, downloaded)
-        return self._as_requested(request, self.preparer.split_off_thought(prepared, conversation))
+        prepared = self._as_requested(request, self.preparer.split_off_thought(prepared, conversation))
+        return prepared, request.read_call_terms(call_form)
 
     async def completion(self, request: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, request, cache_salt)

@@ -16,7 +16,7 @@ from keepsight.frontend.api.call_parser import CallParser
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import BARE, MAX_NAME_LENGTH, NAME_PATTERN, CallForm
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
-from keepsight.frontend.prompt.json_types import ArgumentTypes, Schema
+from keepsight.frontend.prompt.json_types import Allowance, ArgumentTypes, Schema
 from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
 
 MAX_TOOLS = 128
@@ -156,8 +156,13 @@ def _find_to_free(
 
 
 def _find_types(tools: Sequence[Tool], names: Sequence[str], form: CallForm) -> dict[str, ArgumentTypes]:
-    schemas = {tool.function.name: tool.function.parameters or {} for tool in tools}
-    found = {name: form.arguments.find_types(schemas[name]) for name in names}
+    allowance, found = Allowance(), dict[str, ArgumentTypes]()
+    for index, function in enumerate(tool.function for tool in tools):
+        if function.name in names:
+            try:
+                found[function.name] = form.arguments.find_types(function.parameters or {}, allowance)
+            except InvalidArgumentError as error:
+                raise InvalidArgumentError(_name_field(index), error.message) from error
     return {name: types for name, types in found.items() if types}
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterable, Sequence, Set
 
-from keepsight.frontend.prompt.json_types import ArgumentTypes, Schema
+from keepsight.frontend.prompt.json_types import Allowance, ArgumentTypes, Schema
 
 
 class ArgumentsAsJson:
@@ -12,7 +12,7 @@ class ArgumentsAsJson:
     def write(self, arguments: str) -> str:
         return arguments
 
-    def find_types(self, schema: Schema) -> ArgumentTypes:
+    def find_types(self, schema: Schema, allowance: Allowance) -> ArgumentTypes:
         return {}
 
     def begin_reading(self, types: ArgumentTypes) -> "JsonReader":

@@ -16,10 +16,11 @@ import msgspec
 
 from keepsight.frontend.prompt.json_types import (
     ANY_TYPE,
+    Allowance,
     ArgumentTypes,
     JsonType,
     Schema,
-    find_types,
+    SchemaReader,
     is_json_of,
     may_become,
 )
@@ -39,10 +40,11 @@ class ArgumentsAsParameters:
         texts = show_values(arguments) or {}
         return "".join(f"<parameter={name}>\n{text}{_CLOSING}\n" for name, text in texts.items())
 
-    def find_types(self, schema: Schema) -> ArgumentTypes:
-        found = read_parameters(schema)
-        others = {} if found.others is None else {None: find_types(found.others, schema)}
-        return {name: find_types(each, schema) for name, each in found.named.items()} | others
+    def find_types(self, schema: Schema, allowance: Allowance) -> ArgumentTypes:
+        reader = SchemaReader(schema, allowance)
+        found = read_parameters(reader)
+        others = {} if found.others is None else {None: reader.find_types(found.others)}
+        return {name: reader.find_types(each) for name, each in found.named.items()} | others
 
     def begin_reading(self, types: ArgumentTypes) -> "ParametersReader":
         return ParametersReader(types)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from keepsight.frontend.prompt.arguments_as_json import ArgumentsAsJson
 from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
-from keepsight.frontend.prompt.json_types import ArgumentTypes, Schema
+from keepsight.frontend.prompt.json_types import Allowance, ArgumentTypes, Schema
 from keepsight.structured_outputs import NO_WHITE_SPACE
 
 MAX_NAME_LENGTH = 128
@@ -50,7 +50,7 @@ class ArgumentsForm(Protocol):
         """Write arguments, which are JSON but may be cut off."""
         ...
 
-    def find_types(self, schema: Schema) -> ArgumentTypes:
+    def find_types(self, schema: Schema, allowance: Allowance) -> ArgumentTypes:
         """Return what has to be known of a function's parameters to read its arguments."""
         ...
 

@@ -12,6 +12,8 @@ from typing import Any
 
 import msgspec
 
+from keepsight.errors import InvalidArgumentError
+
 Schema = Mapping[str, Any]
 
 
@@ -49,6 +51,8 @@ _CLASSES = {
     dict: JsonType.OBJECT,
     list: JsonType.ARRAY,
 }
+# Agents' hundred tools have some ten thousand. So many are read in a tenth of a second.
+MAX_KEYWORDS_AND_VALUES = 2**16
 # What a schema says of types and of texts.
 _OF_TEXTS = ("type", "enum", "const", "minLength", "maxLength", "pattern", "format")
 # How texts of these types begin. An object or an array is known by its first character.
@@ -62,82 +66,133 @@ _BEGINNINGS = {
 }
 
 
-def find_types(schema: object, root: Schema) -> JsonType:
-    """Return the types of the values that a schema allows. `root`: the schema that its references refer to."""
-    return _join(map(types_of_one, list_alternatives(schema, root))) or ANY_TYPE
+class Allowance:
+    """Limits how much of the schemas of one request's functions is read: many references may lead to one large place.
 
-
-def types_of_one(schema: Schema) -> JsonType:
-    """Return the types that a schema without alternatives allows."""
-    values = list_values(schema)
-    return _read_type(schema) if values is None else _join(_CLASSES[type(each)] for each in values)
-
-
-def list_values(schema: Schema) -> list[Any] | None:
-    """Return the values that a schema allows, if it lists them."""
-    values = [schema["const"]] if "const" in schema else schema.get("enum")
-    if not isinstance(values, list):
-        return None
-    types = _read_type(schema)
-    return [each for each in values if _CLASSES[type(each)] in types]
-
-
-def _read_type(schema: Schema) -> JsonType:
-    named = schema.get("type", list(TYPES))
-    return _join(TYPES.get(str(name), NO_TYPE) for name in (named if isinstance(named, list) else [named]))
-
-
-def _join(types: Iterable[JsonType]) -> JsonType:
-    return functools.reduce(operator.or_, types, NO_TYPE)
-
-
-def list_alternatives(schema: object, root: Schema) -> Iterator[Schema]:
-    """Yield the schemas of which a value must match one, with references resolved.
-
-    Without recursion, as a schema may be deep; each reference is followed once, as it may lead to itself.
+    Each keyword and each value counts as often as it is read.
     """
-    followed: set[str] = set()
-    rest = [schema]
-    while rest:
-        one = rest.pop()
-        if not isinstance(one, Mapping):
-            if one is not False:
-                yield {}
-            continue
-        inner = _find_inner(one, root, followed)
-        if inner is None:
-            yield one
-        else:
-            rest += reversed(inner)
+
+    def __init__(self) -> None:
+        self._num_left = MAX_KEYWORDS_AND_VALUES
+
+    def spend(self, number: int) -> None:
+        self._num_left -= number
+        if self._num_left < 0:
+            what = f"has, with those before it, more than {MAX_KEYWORDS_AND_VALUES} keywords and values"
+            raise InvalidArgumentError("tools", f"{what}, counting each as often as references lead to it")
 
 
-def _find_inner(schema: Schema, root: Schema, followed: set[str]) -> list[Any] | None:
-    """Return the schemas that a schema refers to, each with what it says itself; None if it refers to none."""
-    reference = schema.get("$ref")
-    if isinstance(reference, str):
-        if reference in followed:
-            return []
-        followed.add(reference)
-        return [_merge(schema, _resolve(reference, root))]
-    for name in ("anyOf", "oneOf", "allOf"):
-        inner = schema.get(name)
-        # Of several that must all match, none is an alternative.
-        if isinstance(inner, list) and inner and (name != "allOf" or len(inner) == 1):
-            return [_merge(schema, each) for each in inner]
-    return None
+class SchemaReader:
+    """Reads the schemas in `root`, a function's, to which their references refer."""
+
+    def __init__(self, root: Schema, allowance: Allowance) -> None:
+        self.root = root
+        self._spend = allowance.spend
+        # By reference, and by identity of lists of values, which are in `root`.
+        self._places: dict[str, object] = {}
+        self._types_of_places: dict[str, JsonType] = {}
+        self._types_of_lists: dict[int, JsonType] = {}
+
+    def find_types(self, schema: object) -> JsonType:
+        """Return the types of the values that a schema allows; all, if it allows none."""
+        self._spend(1)
+        alternatives = self.list_alternatives(schema)
+        reference = schema.get("$ref") if isinstance(schema, Mapping) and schema.keys().isdisjoint(_OF_TEXTS) else None
+        if not isinstance(reference, str):
+            return self.join_types(alternatives)
+        if reference not in self._types_of_places:
+            self._types_of_places[reference] = self.join_types(alternatives)
+        return self._types_of_places[reference]
+
+    def join_types(self, alternatives: Iterable[Schema]) -> JsonType:
+        return _join(map(self.types_of_one, alternatives)) or ANY_TYPE
+
+    def types_of_one(self, schema: Schema) -> JsonType:
+        """Return the types that a schema without alternatives allows."""
+        types = self._read_type(schema)
+        if "const" in schema:
+            return types & _CLASSES[type(schema["const"])]
+        values = schema.get("enum")
+        if not isinstance(values, list):
+            return types
+        if id(values) not in self._types_of_lists:
+            self._spend(len(values))
+            self._types_of_lists[id(values)] = _join(_CLASSES[type(each)] for each in values)
+        return types & self._types_of_lists[id(values)]
+
+    def list_values(self, schema: Schema) -> list[Any] | None:
+        """Return the values that a schema without alternatives allows, if it lists them."""
+        values = [schema["const"]] if "const" in schema else schema.get("enum")
+        if not isinstance(values, list):
+            return None
+        self._spend(len(values))
+        types = self._read_type(schema)
+        return [each for each in values if _CLASSES[type(each)] in types]
+
+    def _read_type(self, schema: Schema) -> JsonType:
+        if "type" not in schema:
+            return ANY_TYPE
+        named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
+        self._spend(len(named) - 1)
+        return _join(TYPES.get(name, NO_TYPE) for name in named if isinstance(name, str))
+
+    def list_alternatives(self, schema: object) -> Iterator[Schema]:
+        """Yield the schemas of which a value must match one, with references resolved.
+
+        Without recursion, as a schema may be deep; each reference is followed once, as it may lead to itself.
+        """
+        followed: set[str] = set()
+        rest = [schema]
+        while rest:
+            one = rest.pop()
+            self._spend(len(one) or 1 if isinstance(one, Mapping) else 1)
+            if not isinstance(one, Mapping):
+                if one is not False:
+                    yield {}
+                continue
+            inner = self._find_inner(one, followed)
+            if inner is None:
+                yield one
+            else:
+                rest += reversed(inner)
+
+    def _find_inner(self, schema: Schema, followed: set[str]) -> list[Any] | None:
+        """Return the schemas that a schema refers to, each with what it says itself; None if it refers to none."""
+        reference = schema.get("$ref")
+        if isinstance(reference, str):
+            if reference in followed:
+                return []
+            followed.add(reference)
+            return [self._merge(schema, self._resolve(reference))]
+        for name in ("anyOf", "oneOf", "allOf"):
+            inner = schema.get(name)
+            # Of several that must all match, none is an alternative.
+            if isinstance(inner, list) and inner and (name != "allOf" or len(inner) == 1):
+                return [self._merge(schema, each) for each in inner]
+        return None
+
+    def _merge(self, outer: Schema, inner: object) -> object:
+        """Return an inner schema with what the outer one says of types and texts; only that, as many may be inner."""
+        own = {name: outer[name] for name in _OF_TEXTS if name in outer}
+        if not own:
+            return inner
+        if not isinstance(inner, Mapping):
+            return own if inner is not False else False
+        self._spend(len(inner))
+        return own | dict(inner)
+
+    def _resolve(self, reference: str) -> object:
+        """Return the schema at a place in `root`; one that allows anything if there is none."""
+        if reference not in self._places:
+            self._places[reference] = _find_place(
+                split_reference(reference), self.root if reference.startswith("#") else {}
+            )
+        return self._places[reference]
 
 
-def _merge(outer: Schema, inner: object) -> object:
-    """Return an inner schema with what the outer one says of types and texts; only that, as there may be many inner."""
-    if not isinstance(inner, Mapping):
-        inner = {} if inner is not False else {"enum": []}
-    return {name: outer[name] for name in _OF_TEXTS if name in outer} | dict(inner)
-
-
-def _resolve(reference: str, root: Schema) -> object:
-    """Return the schema at a place in `root`; one that allows anything if there is none."""
-    found: Any = root if reference.startswith("#") else {}
-    for name in split_reference(reference):
+def _find_place(names: Iterable[str], root: Schema) -> object:
+    found: object = root
+    for name in names:
         found = found.get(name, {}) if isinstance(found, Mapping) else {}
     return found
 
@@ -145,6 +200,10 @@ def _resolve(reference: str, root: Schema) -> object:
 def split_reference(reference: str) -> list[str]:
     """Return the names that lead to a place in a schema."""
     return [name.replace("~1", "/").replace("~0", "~") for name in reference.split("/")[1:]]
+
+
+def _join(types: Iterable[JsonType]) -> JsonType:
+    return functools.reduce(operator.or_, types, NO_TYPE)
 
 
 def is_json_of(text: str, types: JsonType) -> bool:

@@ -13,14 +13,12 @@ from typing import Any
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.json_types import (
     TYPES,
+    Allowance,
     JsonType,
     Schema,
-    find_types,
+    SchemaReader,
     is_json_of,
-    list_alternatives,
-    list_values,
     split_reference,
-    types_of_one,
 )
 from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS, to_pattern
 
@@ -54,9 +52,10 @@ class Parameters:
     unenforced: Set[str]
 
 
-def read_parameters(schema: Schema) -> Parameters:
+def read_parameters(reader: SchemaReader) -> Parameters:
     """Read a function's schema, whatever it looks like."""
-    schema = next(iter(list_alternatives(schema, schema)), {}) if "$ref" in schema else schema
+    schema = reader.root
+    schema = next(reader.list_alternatives(schema), {}) if "$ref" in schema else schema
     named, required = schema.get("properties"), schema.get("required")
     named = dict(named) if isinstance(named, Mapping) else {}
     required = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
@@ -75,12 +74,16 @@ class ParameterRules:
     def __init__(self) -> None:
         self.lines, self.unenforced = list[str](), set[str]()
         self._names: dict[str, str] = {}  # of rules, by what they say
+        self._values: dict[str, str] = {}  # what was written of one function's values, by their schemas
         self._index = self._num_characters = 0
         self._schema: Schema = {}
+        self._allowance = Allowance()
+        self._reader = SchemaReader({}, self._allowance)
 
     def add_function(self, index: int, schema: Schema) -> None:
-        self._index, self._schema = index, schema
-        found = read_parameters(schema)
+        self._index, self._schema, self._values = index, schema, {}
+        self._reader = SchemaReader(schema, self._allowance)
+        found = read_parameters(self._reader)
         self.unenforced |= found.unenforced
         parts = []
         for name, own in found.named.items():
@@ -113,12 +116,20 @@ class ParameterRules:
 
     def _write_value(self, schema: Any) -> str:
         """Return the name of a rule, or a token, of a value and its closing tag."""
-        types = find_types(schema, self._schema)
-        if JsonType.STRING not in types:
-            return self._write_json(schema)
+        written = json.dumps(schema)
+        if written not in self._values:
+            alternatives = list(self._reader.list_alternatives(schema))
+            types = self._reader.join_types(alternatives)
+            if JsonType.STRING in types:
+                self._values[written] = self._choose(alternatives, types)
+            else:
+                self._values[written] = self._write_json(schema)
+        return self._values[written]
+
+    def _choose(self, alternatives: Iterable[Schema], types: JsonType) -> str:
         texts, listed, others = list[str](), list[str](), list[Schema]()
-        for one in list_alternatives(schema, self._schema):
-            own, values = types_of_one(one), list_values(one)
+        for one in alternatives:
+            own, values = self._reader.types_of_one(one), self._reader.list_values(one)
             if values is not None:
                 listed += (each if isinstance(each, str) else json.dumps(each) for each in values)
                 continue
