@@ -4,7 +4,9 @@ Parameters have the schema's order, as properties have in llguidance's JSON. A s
 schema, any other value is JSON by its schema. What else a schema says of all arguments together cannot be enforced.
 """
 
+import functools
 import json
+import operator
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -12,12 +14,13 @@ from typing import Any
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.json_types import (
+    NO_TYPE,
     TYPES,
     Allowance,
     JsonType,
     Schema,
     SchemaReader,
-    is_json_of,
+    may_become,
     split_reference,
 )
 from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS, to_pattern
@@ -38,6 +41,16 @@ _ENFORCED = {"type", "properties", "required", "additionalProperties", "x-guidan
 _ENFORCED_OF_TEXT = {"type", "minLength", "maxLength", "pattern"}
 # The end of a text in a pattern, and an end or a beginning anywhere in it.
 _END, _ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*\$\Z"), re.compile(r"(?<![\\\[])\^|(?<!\\)\$")
+# Values in a token of texts. Numbers are so short that they are finite. Objects and arrays are only known to begin.
+_INTEGER = "-?(0|[1-9][0-9]{0,99})"
+_AMID_TEXTS = {
+    JsonType.NULL: '"null"',
+    JsonType.BOOLEAN: '"true" | "false"',
+    JsonType.INTEGER: f"/{_INTEGER}/",
+    JsonType.FRACTION: rf"/{_INTEGER}(\.[0-9]{{1,99}})?([eE][+-]?[0-9]{{1,2}})?/",
+    JsonType.OBJECT: rf"/\{{(?s:.*)/ & {_FREE}",
+    JsonType.ARRAY: rf"/\[(?s:.*)/ & {_FREE}",
+}
 # With these, arguments may have names that are not listed.
 _OPENING = {"anyOf", "oneOf", "allOf", "$ref", "patternProperties", "propertyNames"}
 
@@ -127,7 +140,7 @@ class ParameterRules:
         return self._values[written]
 
     def _choose(self, alternatives: Iterable[Schema], types: JsonType) -> str:
-        texts, listed, others = list[str](), list[str](), list[Schema]()
+        texts, listed, others = list[str](), list[str](), list[tuple[Schema, JsonType]]()
         for one in alternatives:
             own, values = self._reader.types_of_one(one), self._reader.list_values(one)
             if values is not None:
@@ -135,15 +148,27 @@ class ParameterRules:
                 continue
             if JsonType.STRING in own:
                 texts.append(self._write_text(one))
-            if more := [name for name, each in TYPES.items() if each in own & ~JsonType.STRING]:
-                others.append({**one, "type": more})
-        if texts or any(is_json_of(each, types & ~JsonType.STRING) for each in listed):
-            # Such a text may be taken for one of the others, whatever their schemas say.
-            self.unenforced |= {name for each in others for name in each.keys() - {"type"}}
+            if other := own & ~JsonType.STRING:
+                others.append((one, other))
+        # A token ends only where it can no longer go on. So what begins like a text is part of the texts' token.
+        amid = types & ~JsonType.STRING if texts else _find_begun(listed)
+        parts = [*texts, *map(json.dumps, listed), *self._write_amid(others, amid, is_free=_FREE in texts)]
         if _FREE in texts:
             return "ANY_TEXT"
-        token = self._name_token(f"{_NEWLINE} ({' | '.join((*texts, *map(json.dumps, listed)))}) {_CLOSING}")
-        return f"({token} | {self._write_json({'anyOf': others})})" if others else token
+        apart = [{**one, "type": _name_types(own & ~amid)} for one, own in others if own & ~amid]
+        token = self._name_token(f"{_NEWLINE} ({' | '.join(parts)}) {_CLOSING}")
+        return f"({token} | {self._write_json({'anyOf': apart})})" if apart else token
+
+    def _write_amid(self, others: Iterable[tuple[Schema, JsonType]], amid: JsonType, *, is_free: bool) -> list[str]:
+        """Return what is added to the token of texts for values of the types `amid`, whatever their schemas say."""
+        needed = NO_TYPE
+        for schema, own in others:
+            if own & amid:
+                self.unenforced |= schema.keys() - _ENFORCED_OF_TEXT
+                needed |= own & amid
+        if needed & (JsonType.OBJECT | JsonType.ARRAY) and not is_free:
+            self.unenforced.add("type")
+        return [part for each, part in _AMID_TEXTS.items() if each in needed]
 
     def _write_text(self, schema: Schema) -> str:
         self.unenforced |= schema.keys() - _ENFORCED_OF_TEXT
@@ -185,3 +210,15 @@ class ParameterRules:
             self.unenforced.add("pattern")
             return "(?s:.*)"
         return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+
+
+def _name_types(types: JsonType) -> list[str]:
+    return [name for name, each in TYPES.items() if each in types]
+
+
+def _find_begun(texts: Iterable[str]) -> JsonType:
+    """Return the types of values that may begin like one of these texts."""
+    first = {text[0] for text in texts if text}
+    return functools.reduce(
+        operator.or_, (each for each in JsonType if any(may_become(one, each) for one in first)), NO_TYPE
+    )
