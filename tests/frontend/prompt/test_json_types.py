@@ -21,11 +21,12 @@ from keepsight.frontend.prompt.json_types import (
 )
 
 ROOT: dict[str, Any] = {
+    "type": "object",
     "$defs": {
         "color": {"enum": ["red", "blue"]},
         "node": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "integer"}]},
         "a/b": {"type": "array"},
-    }
+    },
 }
 
 
@@ -50,6 +51,10 @@ def find_types(schema: object, root: Schema) -> JsonType:
         ({"allOf": [{"$ref": "#/$defs/color"}], "description": "One."}, JsonType.STRING),
         ({"$ref": "#/$defs/node"}, JsonType.INTEGER),
         ({"$ref": "#/$defs/a~1b"}, JsonType.ARRAY),
+        ({"$ref": "#/%24defs/a~1b"}, JsonType.ARRAY),
+        ({"$ref": "#/$defs/node/anyOf/1"}, JsonType.INTEGER),
+        ({"$ref": "#/$defs/node/anyOf/2"}, ANY_TYPE),
+        ({"$ref": "#color"}, ANY_TYPE),
         ({"type": "boolean", "anyOf": [{"const": True}, {}]}, JsonType.BOOLEAN),
         ({"$ref": "#/$defs/nothing"}, ANY_TYPE),
         ({"$ref": "http://127.0.0.1:9/schema"}, ANY_TYPE),

@@ -78,11 +78,41 @@ def test_only_the_definitions_that_a_value_needs_are_written_with_it() -> None:
     assert written == [{**own, "$defs": {"a/b": defs["a/b"], "c": defs["c"]}, **value}, {**own, "type": "null"}]
 
 
+def test_references_lead_to_the_same_place_anywhere_in_the_function_s_schema() -> None:
+    own: dict[str, Any] = {
+        "properties": {
+            "a b": {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]},
+            "kids": {"type": "array", "items": {"$ref": "#"}},
+            "same": {"type": "array", "items": {"$ref": "#/properties/a%20b"}},
+            "first": {"anyOf": [{"$ref": "#/properties/same"}, {"$ref": "#/properties/first/anyOf/2"}, {"const": 5}]},
+            "own": {"items": {"$ref": "#/$defs/c"}, "type": "array", "$defs": {"c": {"type": "string"}}},
+        },
+        "$defs": {"c": {"type": "boolean"}},
+        "additionalProperties": False,
+    }
+    for name, right, wrong in (
+        ("a b", '{"n": 1}', "{}"),
+        ("kids", '[{"a b": {"n": 1}, "kids": [{}]}]', '[{"kids": [[]]}]'),
+        ("kids", '[{"own": [true]}]', '[{"n": 1}]'),
+        ("same", '[{"n": 1}]', "[{}]"),
+        ("first", '[{"n": 1}]', '[{"n": "x"}]'),
+        ("first", "5", "6"),
+        ("own", "[true]", '["x"]'),
+    ):
+        assert is_allowed(parameter(name, right), **own)
+        assert not is_allowed(parameter(name, wrong), **own)
+
+
 def test_what_becomes_too_long_is_not_written_to_its_end() -> None:
     many = {f"p{index}": {"const": index, "$ref": "#/$defs/a"} for index in range(100)}
     defs = {"a": {"type": "integer", "enum": list(range(20_000))}}
     with pytest.raises(InvalidArgumentError, match=r"^tools: are longer than 262144 characters as a grammar$"):
         ParameterRules().add_function(0, {"properties": many, "$defs": defs})
+    nested: dict[str, Any] = {"type": "integer"}
+    for depth in reversed(range(200)):
+        nested = {"a": nested, "type": "array", "items": {"$ref": f"#/properties/p{'/a' * (depth + 1)}"}}
+    with pytest.raises(InvalidArgumentError, match=r"^tools: are longer than 262144 characters"):
+        ParameterRules().add_function(0, {"properties": {"p": nested}})
 
 
 @pytest.mark.parametrize(

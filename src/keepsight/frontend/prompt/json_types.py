@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Flag, auto
 from typing import Any
+from urllib.parse import unquote
 
 import msgspec
 
@@ -184,22 +185,27 @@ class SchemaReader:
     def _resolve(self, reference: str) -> object:
         """Return the schema at a place in `root`; one that allows anything if there is none."""
         if reference not in self._places:
-            self._places[reference] = _find_place(
-                split_reference(reference), self.root if reference.startswith("#") else {}
-            )
+            names = split_reference(reference)
+            place = None if names is None else find_place(names, self.root)
+            self._places[reference] = {} if place is None else place
         return self._places[reference]
 
 
-def _find_place(names: Iterable[str], root: Schema) -> object:
+def split_reference(reference: str) -> list[str] | None:
+    """Return the names that lead to a place in a schema; None if a reference has another form."""
+    root, *names = reference.split("/")
+    return [unquote(name).replace("~1", "/").replace("~0", "~") for name in names] if root == "#" else None
+
+
+def find_place(names: Iterable[str], root: Schema) -> object:
+    """Return what names lead to; None if there is nothing."""
     found: object = root
     for name in names:
-        found = found.get(name, {}) if isinstance(found, Mapping) else {}
+        if isinstance(found, list) and re.fullmatch("[0-9]{1,9}", name) and int(name) < len(found):
+            found = found[int(name)]
+        else:
+            found = found.get(name) if isinstance(found, Mapping) else None
     return found
-
-
-def split_reference(reference: str) -> list[str]:
-    """Return the names that lead to a place in a schema."""
-    return [name.replace("~1", "/").replace("~0", "~") for name in reference.split("/")[1:]]
 
 
 def _join(types: Iterable[JsonType]) -> JsonType:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import unquote
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.json_types import (
@@ -20,6 +21,7 @@ from keepsight.frontend.prompt.json_types import (
     JsonType,
     Schema,
     SchemaReader,
+    find_place,
     may_become,
     split_reference,
 )
@@ -36,6 +38,7 @@ SHARED_RULES = (
 )
 _REFERENCE = re.compile(r'"\$ref": ("(?:[^"\\]|\\.)*")')
 _DEFINITIONS = ("$defs", "definitions")
+_IN_DEFINITIONS = tuple(f"#/{name}/" for name in _DEFINITIONS)
 # What is enforced of all arguments together, and of a string; and what says nothing.
 _ENFORCED = {"type", "properties", "required", "additionalProperties", "x-guidance", "$schema", "$id", *_DEFINITIONS}
 _ENFORCED_OF_TEXT = {"type", "minLength", "maxLength", "pattern"}
@@ -113,8 +116,7 @@ class ParameterRules:
     def _name_rule(self, rule: str, prefix: str = "args") -> str:
         if rule not in self._names:
             self._num_characters += len(rule)
-            if self._num_characters > MAX_GRAMMAR_CHARACTERS:
-                raise InvalidArgumentError("tools", f"are longer than {MAX_GRAMMAR_CHARACTERS} characters as a grammar")
+            _check_length(self._num_characters)
             self._names[rule] = f"{prefix}_{self._index}_{len(self._names)}"
             self.lines.append(f"{self._names[rule]}: {rule}")
         return self._names[rule]
@@ -183,21 +185,46 @@ class ParameterRules:
 
     def _write_json(self, schema: Schema) -> str:
         options = {"x-guidance": self._schema.get("x-guidance", {})}
-        whole = options | self._list_definitions(schema) | dict(schema)
-        return self._name_rule(f"{_NEWLINE} %json {json.dumps(whole)} {_CLOSING}")
+        whole = json.dumps(options | dict(schema) | self._list_definitions(schema))
+        return self._name_rule(f"{_NEWLINE} %json {_REFERENCE.sub(self._refer, whole)} {_CLOSING}")
 
     def _list_definitions(self, schema: Schema) -> dict[str, dict[str, Any]]:
         """Return the definitions that a value's schema refers to, directly or not: all of them may be a lot more."""
         listed: dict[str, dict[str, Any]] = {}
         rest: list[object] = [schema]
+        num_characters = 0
         while rest:
-            for reference in _REFERENCE.findall(json.dumps(rest.pop())):
-                place, name, *_ = *split_reference(json.loads(reference)), "", ""
-                known = self._schema.get(place) if place in _DEFINITIONS else None
-                if isinstance(known, Mapping) and name in known and name not in listed.get(place, ()):
-                    listed.setdefault(place, {})[name] = known[name]
-                    rest.append(known[name])
+            written = json.dumps(rest.pop())
+            num_characters += len(written)
+            _check_length(num_characters)
+            for found in map(self._find_definition, map(json.loads, _REFERENCE.findall(written))):
+                if found is not None and found[1] not in listed.setdefault(found[0], {}):
+                    kind, name, place = found
+                    listed[kind][name] = place
+                    rest.append(place)
         return listed
+
+    def _find_definition(self, reference: str) -> tuple[str, str, object] | None:
+        """Return where a value's own schema has a definition, its name and itself.
+
+        A place elsewhere in the function's schema becomes one that has the place's pointer as its name.
+        """
+        names = split_reference(reference)
+        if names is None or (place := find_place(names, self._schema)) is None:
+            return None
+        if reference.startswith(_IN_DEFINITIONS):
+            return names[0], names[1], find_place(names[:2], self._schema)
+        if not names:
+            place = {name: each for name, each in self._schema.items() if name not in ("x-guidance", *_DEFINITIONS)}
+        return "$defs", unquote(reference[1:]), place
+
+    def _refer(self, written: re.Match[str]) -> str:
+        """Rewrite a reference so that it leads to the same place in a value's own schema."""
+        reference = json.loads(written[1])
+        if reference.startswith(_IN_DEFINITIONS) or self._find_definition(reference) is None:
+            return written[0]
+        name = reference[1:].replace("~", "~0").replace("/", "~1")
+        return f'"$ref": {json.dumps(f"#/$defs/{name}")}'
 
     def _match_whole(self, pattern: str) -> str:
         """Return the pattern of whole texts in which JSON Schema's `pattern` is found.
@@ -210,6 +237,11 @@ class ParameterRules:
             self.unenforced.add("pattern")
             return "(?s:.*)"
         return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
+
+
+def _check_length(num_characters: int) -> None:
+    if num_characters > MAX_GRAMMAR_CHARACTERS:
+        raise InvalidArgumentError("tools", f"are longer than {MAX_GRAMMAR_CHARACTERS} characters as a grammar")
 
 
 def _name_types(types: JsonType) -> list[str]:
