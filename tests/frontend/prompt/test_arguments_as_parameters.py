@@ -95,6 +95,11 @@ def test_without_parameters_the_object_is_empty(text: str) -> None:
     assert read([text + END]) == ("{}", True)
 
 
+@pytest.mark.parametrize("text", ["1e400", "[-1e400, 1]", "1" * 5000])
+def test_a_number_beyond_all_that_computers_calculate_with_stays_a_number(text: str) -> None:
+    assert read([parameter("days", text), END]) == (f'{{"days": {text}}}', True)
+
+
 def test_a_closing_tag_right_after_the_opening_one_closes_an_empty_value() -> None:
     assert read(list(f"<parameter=city>\n</parameter>\n{END}")) == ('{"city": ""}', True)
 

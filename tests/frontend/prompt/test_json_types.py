@@ -47,6 +47,8 @@ def find_types(schema: object, root: Schema) -> JsonType:
         ),
         ({"enum": ["a", 1, None, True]}, JsonType.STRING | JsonType.INTEGER | JsonType.NULL | JsonType.BOOLEAN),
         ({"type": "string", "enum": ["a", 1]}, JsonType.STRING),
+        ({"type": "integer", "enum": [1.0, 2.5]}, JsonType.INTEGER),
+        ({"const": -3.0}, JsonType.INTEGER),
         ({"$ref": "#/$defs/color"}, JsonType.STRING),
         ({"allOf": [{"$ref": "#/$defs/color"}], "description": "One."}, JsonType.STRING),
         ({"$ref": "#/$defs/node"}, JsonType.INTEGER),

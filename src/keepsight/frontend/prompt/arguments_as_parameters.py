@@ -21,6 +21,7 @@ from keepsight.frontend.prompt.json_types import (
     JsonType,
     Schema,
     SchemaReader,
+    is_json,
     is_json_of,
     may_become,
 )
@@ -139,8 +140,9 @@ class _Value:
     def end(self) -> str:
         if self._is_string:
             return '"'
-        types = self._types & ~JsonType.STRING if JsonType.STRING in self._types else ANY_TYPE
-        return self._undecided if is_json_of(self._undecided, types) else _quote(self._undecided)
+        text, types = self._undecided, self._types & ~JsonType.STRING
+        is_value = is_json_of(text, types) if JsonType.STRING in self._types else is_json(text)
+        return text if is_value else _quote(text)
 
     def cut_off(self) -> str:
         return "" if self._is_string else self._undecided

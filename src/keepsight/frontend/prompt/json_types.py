@@ -112,13 +112,13 @@ class SchemaReader:
         """Return the types that a schema without alternatives allows."""
         types = self._read_type(schema)
         if "const" in schema:
-            return types & _CLASSES[type(schema["const"])]
+            return types & _type_of(schema["const"])
         values = schema.get("enum")
         if not isinstance(values, list):
             return types
         if id(values) not in self._types_of_lists:
             self._spend(len(values))
-            self._types_of_lists[id(values)] = _join(_CLASSES[type(each)] for each in values)
+            self._types_of_lists[id(values)] = _join(map(_type_of, values))
         return types & self._types_of_lists[id(values)]
 
     def list_values(self, schema: Schema) -> list[Any] | None:
@@ -128,7 +128,7 @@ class SchemaReader:
             return None
         self._spend(len(values))
         types = self._read_type(schema)
-        return [each for each in values if _CLASSES[type(each)] in types]
+        return [_shorten(each) for each in values if _type_of(each) in types]
 
     def _read_type(self, schema: Schema) -> JsonType:
         if "type" not in schema:
@@ -191,6 +191,15 @@ class SchemaReader:
         return self._places[reference]
 
 
+def _type_of(value: object) -> JsonType:
+    return _CLASSES[type(_shorten(value))]
+
+
+def _shorten(value: object) -> object:
+    """Return a value; a number without a fraction as an integer, as which it may be written, too."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
 def split_reference(reference: str) -> list[str] | None:
     """Return the names that lead to a place in a schema; None if a reference has another form."""
     root, *names = reference.split("/")
@@ -219,6 +228,15 @@ def is_json_of(text: str, types: JsonType) -> bool:
     except (msgspec.MsgspecError, UnicodeError, RecursionError):
         return False
     return _CLASSES[type(value)] in types
+
+
+def is_json(text: str) -> bool:
+    """Return whether a text is JSON of any type. Its numbers may be greater than any that computers calculate with."""
+    try:
+        msgspec.json.decode(text, type=msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+        return False
+    return True
 
 
 def may_become(text: str, types: JsonType) -> bool:

@@ -135,13 +135,17 @@ class ParameterRules:
         if written not in self._values:
             alternatives = list(self._reader.list_alternatives(schema))
             types = self._reader.join_types(alternatives)
-            if JsonType.STRING in types:
-                self._values[written] = self._choose(alternatives, types)
-            else:
+            if JsonType.STRING not in types:
                 self._values[written] = self._write_json(schema)
+            elif chosen := self._choose(alternatives, types):
+                self._values[written] = chosen
+            else:
+                self.unenforced |= schema.keys()
+                self._values[written] = "ANY_TEXT"
         return self._values[written]
 
-    def _choose(self, alternatives: Iterable[Schema], types: JsonType) -> str:
+    def _choose(self, alternatives: Iterable[Schema], types: JsonType) -> str | None:
+        """Return a rule or a token of a value that matches one schema; None if none allows any value."""
         texts, listed, others = list[str](), list[str](), list[tuple[Schema, JsonType]]()
         for one in alternatives:
             own, values = self._reader.types_of_one(one), self._reader.list_values(one)
@@ -158,6 +162,8 @@ class ParameterRules:
         if _FREE in texts:
             return "ANY_TEXT"
         apart = [{**one, "type": _name_types(own & ~amid)} for one, own in others if own & ~amid]
+        if not (parts or apart):
+            return None
         token = self._name_token(f"{_NEWLINE} ({' | '.join(parts)}) {_CLOSING}")
         return f"({token} | {self._write_json({'anyOf': apart})})" if apart else token
 
