@@ -14,7 +14,7 @@ from PIL import Image
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import KeepsightError
-from keepsight.frontend.api.chat_request import parse_chat_request
+from keepsight.frontend.api.chat_request import ChatRequest, parse_chat_request
 from keepsight.frontend.api.prepare_answer import (
     MAX_BYTES_ON_LOOP,
     MAX_PICTURES_ON_LOOP,
@@ -22,8 +22,10 @@ from keepsight.frontend.api.prepare_answer import (
     AnswerPreparer,
 )
 from keepsight.frontend.api.served_models import ServedModels
+from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED
 from keepsight.frontend.prepare_request import RequestPreparer
+from keepsight.frontend.prompt.call_text import CallForm
 from keepsight.frontend.prompt.read_messages import Conversation
 from tests.drawn import ask, by_url, to_data_url, to_png
 from tests.wait_until import wait_until
@@ -145,6 +147,25 @@ def test_an_invalid_picture_is_never_known(url: str, monkeypatch: pytest.MonkeyP
 def test_a_picture_whose_exif_names_it_is_read_each_time(monkeypatch: pytest.MonkeyPatch) -> None:
     request = {"messages": ask(PICTURE, "What?")}
     assert prepare_in_turn([request, request], monkeypatch, trust_exif_image_id=True) == [False, False]
+
+
+def test_the_schemas_of_tools_are_read_by_the_model_s_form_outside_the_event_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[threading.Thread] = []
+    read_call_terms = ChatRequest.read_call_terms
+
+    def note_thread(request: ChatRequest, *form: CallForm) -> CallTerms:
+        if form:
+            threads.append(threading.current_thread())
+        return read_call_terms(request, *form)
+
+    monkeypatch.setattr(ChatRequest, "read_call_terms", note_thread)
+    body = json.dumps({"messages": ask("Hello"), "tools": [{"type": "function", "function": {"name": "look"}}]})
+    answers = make_answers(RequestPreparer.from_config(Config()))
+    asyncio.run(answers.chat(parse_chat_request(body.encode()), None, NOTHING_DOWNLOADED, len(body)))
+    assert threads
+    assert threading.current_thread() not in threads
 
 
 def test_a_grammar_is_checked_outside_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -227,8 +227,12 @@ def test_schemas_that_lead_to_the_same_large_place_too_often_are_refused_by_thei
     parameters = {"type": "object", "properties": many, "$defs": {"a": {"anyOf": [{}] * 1000}}}
     asked = parse(tools=[tool("go"), tool("look", parameters=parameters)])
     for read in (asked.read_call_terms, lambda form: grammar_of(form, tools=asked.shown_tools)):
-        with pytest.raises(InvalidArgumentError, match=r"^tools\[1\]\.function\.parameters: has, .* more than 65536"):
+        with pytest.raises(InvalidArgumentError, match=r"^tools\[1\]\.function\.parameters: more than 65536 keywords"):
             read(PARAMETERS)
+    many = {f"p{index}": {} for index in range(70_000)}
+    for name, value in (("properties", many), ("required", list(many))):
+        with pytest.raises(InvalidArgumentError, match=r"^tools\[0\]\.function\.parameters: more than 65536 keywords"):
+            parse(tools=[tool("look", parameters={name: value})]).read_call_terms(PARAMETERS)
 
 
 @pytest.mark.parametrize(

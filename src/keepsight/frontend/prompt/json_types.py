@@ -52,7 +52,7 @@ _CLASSES = {
     dict: JsonType.OBJECT,
     list: JsonType.ARRAY,
 }
-# Agents' hundred tools have some ten thousand. So many are read in a tenth of a second.
+# Agents' hundred tools have some ten thousand. So many are read in 0.1 to 0.2 seconds.
 MAX_KEYWORDS_AND_VALUES = 2**16
 # What a schema says of types and of texts.
 _OF_TEXTS = ("type", "enum", "const", "minLength", "maxLength", "pattern", "format")
@@ -79,8 +79,8 @@ class Allowance:
     def spend(self, number: int) -> None:
         self._num_left -= number
         if self._num_left < 0:
-            what = f"has, with those before it, more than {MAX_KEYWORDS_AND_VALUES} keywords and values"
-            raise InvalidArgumentError("tools", f"{what}, counting each as often as references lead to it")
+            what = f"more than {MAX_KEYWORDS_AND_VALUES} keywords and values would have to be read"
+            raise InvalidArgumentError("tools", f"{what}, each as often as references lead to it")
 
 
 class SchemaReader:
@@ -88,7 +88,7 @@ class SchemaReader:
 
     def __init__(self, root: Schema, allowance: Allowance) -> None:
         self.root = root
-        self._spend = allowance.spend
+        self.spend = allowance.spend
         # By reference, and by identity of lists of values, which are in `root`.
         self._places: dict[str, object] = {}
         self._types_of_places: dict[str, JsonType] = {}
@@ -96,7 +96,6 @@ class SchemaReader:
 
     def find_types(self, schema: object) -> JsonType:
         """Return the types of the values that a schema allows; all, if it allows none."""
-        self._spend(1)
         alternatives = self.list_alternatives(schema)
         reference = schema.get("$ref") if isinstance(schema, Mapping) and schema.keys().isdisjoint(_OF_TEXTS) else None
         if not isinstance(reference, str):
@@ -117,7 +116,7 @@ class SchemaReader:
         if not isinstance(values, list):
             return types
         if id(values) not in self._types_of_lists:
-            self._spend(len(values))
+            self.spend(len(values))
             self._types_of_lists[id(values)] = _join(map(_type_of, values))
         return types & self._types_of_lists[id(values)]
 
@@ -126,7 +125,7 @@ class SchemaReader:
         values = [schema["const"]] if "const" in schema else schema.get("enum")
         if not isinstance(values, list):
             return None
-        self._spend(len(values))
+        self.spend(len(values))
         types = self._read_type(schema)
         return [_shorten(each) for each in values if _type_of(each) in types]
 
@@ -134,7 +133,7 @@ class SchemaReader:
         if "type" not in schema:
             return ANY_TYPE
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        self._spend(len(named) - 1)
+        self.spend(len(named) - 1)
         return _join(TYPES.get(name, NO_TYPE) for name in named if isinstance(name, str))
 
     def list_alternatives(self, schema: object) -> Iterator[Schema]:
@@ -146,7 +145,7 @@ class SchemaReader:
         rest = [schema]
         while rest:
             one = rest.pop()
-            self._spend(len(one) or 1 if isinstance(one, Mapping) else 1)
+            self.spend(len(one) or 1 if isinstance(one, Mapping) else 1)
             if not isinstance(one, Mapping):
                 if one is not False:
                     yield {}
@@ -179,7 +178,7 @@ class SchemaReader:
             return inner
         if not isinstance(inner, Mapping):
             return own if inner is not False else False
-        self._spend(len(inner))
+        self.spend(len(inner))
         return own | dict(inner)
 
     def _resolve(self, reference: str) -> object:

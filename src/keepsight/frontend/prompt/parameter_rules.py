@@ -74,6 +74,7 @@ def read_parameters(reader: SchemaReader) -> Parameters:
     schema = next(reader.list_alternatives(schema), {}) if "$ref" in schema else schema
     named, required = schema.get("properties"), schema.get("required")
     named = dict(named) if isinstance(named, Mapping) else {}
+    reader.spend(len(named) + (len(required) if isinstance(required, list) else 0))
     required = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
     named |= {name: {} for name in sorted(required - named.keys())}
     others = schema.get("additionalProperties", True if _OPENING & schema.keys() else None)
