@@ -133,7 +133,7 @@ class SchemaReader:
         if "type" not in schema:
             return ANY_TYPE
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
-        self.spend(len(named) - 1)
+        self.spend(max(0, len(named) - 1))  # the keyword itself has been counted
         return _join(TYPES.get(name, NO_TYPE) for name in named if isinstance(name, str))
 
     def list_alternatives(self, schema: object) -> Iterator[Schema]:
