@@ -4,20 +4,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from keepsight import LLM, SamplingParams
+from keepsight import LLM
 from keepsight.errors import KeepsightError
 from keepsight.models.qwen3_5.model import Qwen35
 from keepsight.models.registry import load_model
-from keepsight.requests import Pixels
 from tests.drawn import ask
 from tests.place import placed
 from tests.qwen_checkpoint import QWEN3_5, QWEN3_5_MIXTURE, make_qwen_checkpoint, reference_answer
+from tests.qwen_turns import GREEDY, expect_reference_answers_in_turns, film, picture, shown
 from tests.runner.small_model import PLACE
 
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 Checkpoint = tuple[Path, Any]
 
 
@@ -35,27 +33,12 @@ def llm(checkpoint: Checkpoint) -> Iterator[LLM]:
     llm.close()
 
 
-def picture(width: int, height: int, seed: int = 0) -> Pixels:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def shown(*pictures: Pixels) -> list[dict[str, Any]]:
-    return [{"type": "image", "image": each} for each in pictures]
-
-
 def test_pictures_of_several_sizes_in_several_turns_are_answered_as_by_transformers(
     llm: LLM, checkpoint: Checkpoint
 ) -> None:
-    first, second, third = picture(40, 60, 1), picture(150, 40, 2), picture(33, 33, 3)
-    conversation = ask(*shown(first, second), "And these? What can be seen on them, and where is it?")
-    directory, reference = checkpoint
-    for pictures in ([first, second], [first, second, third]):
-        [output] = llm.chat(conversation, GREEDY)
-        theirs = reference_answer(reference, directory, output.prompt_token_ids, pictures, 8)
-        assert output.outputs[0].token_ids[: len(theirs)] == theirs
-        assistant = {"role": "assistant", "content": [{"type": "text", "text": "Squares."}]}
-        conversation = [*conversation, assistant, *ask(*shown(third), "One more.")]
-    [again] = llm.chat(conversation[:-2], GREEDY)
+    question = "And these? What can be seen on them, and where is it?"
+    conversation, theirs = expect_reference_answers_in_turns(llm, checkpoint, question)
+    [again] = llm.chat(conversation, GREEDY)
     assert again.outputs[0].token_ids[: len(theirs)] == theirs
     # All but the last block, which is not full.
     assert again.num_cached_tokens > len(again.prompt_token_ids) - 17
@@ -74,8 +57,7 @@ def test_another_question_about_a_picture_begins_behind_it(llm: LLM, checkpoint:
 
 
 def test_a_film_is_answered_as_by_transformers(llm: LLM, checkpoint: Checkpoint) -> None:
-    video = np.random.default_rng(0).integers(0, 256, (49, 64, 96, 3), np.uint8)
-    still = picture(40, 60, 1)
+    video, still = film(49), picture(40, 60, 1)
     [output] = llm.chat(ask(*shown(still), {"type": "video", "video": video}, "What happens?"), GREEDY)
     directory, reference = checkpoint
     # Two of the 24 frames per second, but at least four.

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 import torch
 from openai import OpenAI
@@ -16,25 +15,16 @@ from keepsight.errors import KeepsightError
 from keepsight.frontend.pixels.render_page import render_page
 from keepsight.frontend.prompt.read_messages import PicturePart
 from keepsight.media import TOKENS_PER_STRIP
-from keepsight.requests import Pixels
 from keepsight.structured_outputs import StructuredOutputsParams
 from tests.drawn import ask, by_url, draw, say, to_data_url
 from tests.frontend import sample_films
 from tests.frontend.sample_documents import Page, write_pdf
 from tests.place import placed
 from tests.qwen_checkpoint import MAX_PIXELS, make_qwen_checkpoint, reference_answer
+from tests.qwen_turns import GREEDY, expect_reference_answers_in_turns, film, picture, shown
 from tests.real_server import real_server
 
-GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 SIZES = [(40, 30), (200, 90), (17, 300), (1, 1), (64, 64)]
-
-
-def picture(width: int, height: int, seed: int = 0) -> Pixels:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), np.uint8)
-
-
-def shown(*pictures: Pixels) -> list[dict[str, Any]]:
-    return [{"type": "image", "image": each} for each in pictures]
 
 
 @pytest.fixture(scope="module")
@@ -63,16 +53,8 @@ def test_answers_about_pictures_of_any_size_equal_the_reference_s(
 
 
 def test_pictures_of_several_sizes_in_several_turns_are_cached(llm: LLM, checkpoint: tuple[Path, Any]) -> None:
-    first, second, third = picture(40, 60, 1), picture(150, 40, 2), picture(33, 33, 3)
-    conversation = ask(*shown(first, second), "And these?")
-    directory, reference = checkpoint
-    for pictures in ([first, second], [first, second, third]):
-        [output] = llm.chat(conversation, GREEDY)
-        theirs = reference_answer(reference, directory, output.prompt_token_ids, pictures, 8)
-        assert output.outputs[0].token_ids[: len(theirs)] == theirs
-        assistant = {"role": "assistant", "content": [{"type": "text", "text": "Squares."}]}
-        conversation = [*conversation, assistant, *ask(*shown(third), "One more.")]
-    [again] = llm.chat(conversation[:-2], GREEDY)
+    conversation, _ = expect_reference_answers_in_turns(llm, checkpoint, "And these?")
+    [again] = llm.chat(conversation, GREEDY)
     assert again.num_cached_tokens == len(again.prompt_token_ids) - 1
 
 
@@ -84,11 +66,6 @@ def test_a_pdf_page_is_resized_like_its_rendered_picture(llm: LLM, checkpoint: t
     drawn = render_page(pdf, 0, "file")
     theirs = reference_answer(reference, directory, output.prompt_token_ids, [drawn], 8)
     assert output.outputs[0].token_ids[: len(theirs)] == theirs
-
-
-def film(num_frames: int, seed: int = 0) -> Pixels:
-    """Return a film whose size needs no resizing."""
-    return np.random.default_rng(seed).integers(0, 256, (num_frames, 64, 96, 3), np.uint8)
 
 
 def test_an_answer_about_a_film_equals_the_reference_s(llm: LLM, checkpoint: tuple[Path, Any]) -> None:

@@ -9,7 +9,7 @@ from keepsight import LLM
 from tests.drawn import ask
 from tests.place import placed
 from tests.qwen_checkpoint import QWEN3_VL_MIXTURE, make_qwen_checkpoint, reference_answer
-from tests.test_qwen3_vl import GREEDY, film, picture, shown
+from tests.qwen_turns import GREEDY, film, picture, shown
 
 WITHOUT_CACHES: dict[str, Any] = {"enable_prefix_caching": False, "mm_processor_cache_gb": 0, "encoder_cache_gb": 0}
 

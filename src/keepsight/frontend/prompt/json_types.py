@@ -105,7 +105,7 @@ class SchemaReader:
         return self._types_of_places[reference]
 
     def join_types(self, alternatives: Iterable[Schema]) -> JsonType:
-        return _join(map(self.types_of_one, alternatives)) or ANY_TYPE
+        return join(map(self.types_of_one, alternatives)) or ANY_TYPE
 
     def types_of_one(self, schema: Schema) -> JsonType:
         """Return the types that a schema without alternatives allows."""
@@ -117,7 +117,7 @@ class SchemaReader:
             return types
         if id(values) not in self._types_of_lists:
             self.spend(len(values))
-            self._types_of_lists[id(values)] = _join(map(_type_of, values))
+            self._types_of_lists[id(values)] = join(map(_type_of, values))
         return types & self._types_of_lists[id(values)]
 
     def list_values(self, schema: Schema) -> list[Any] | None:
@@ -134,7 +134,7 @@ class SchemaReader:
             return ANY_TYPE
         named = schema["type"] if isinstance(schema["type"], list) else [schema["type"]]
         self.spend(max(0, len(named) - 1))  # the keyword itself has been counted
-        return _join(TYPES.get(name, NO_TYPE) for name in named if isinstance(name, str))
+        return join(TYPES.get(name, NO_TYPE) for name in named if isinstance(name, str))
 
     def list_alternatives(self, schema: object) -> Iterator[Schema]:
         """Yield the schemas of which a value must match one, with references resolved.
@@ -216,7 +216,8 @@ def find_place(names: Iterable[str], root: Schema) -> object:
     return found
 
 
-def _join(types: Iterable[JsonType]) -> JsonType:
+def join(types: Iterable[JsonType]) -> JsonType:
+    """Return the types of several sets together."""
     return functools.reduce(operator.or_, types, NO_TYPE)
 
 

@@ -4,9 +4,7 @@ Parameters have the schema's order, as properties have in llguidance's JSON. A s
 schema, any other value is JSON by its schema. What else a schema says of all arguments together cannot be enforced.
 """
 
-import functools
 import json
-import operator
 import re
 from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
@@ -22,6 +20,7 @@ from keepsight.frontend.prompt.json_types import (
     Schema,
     SchemaReader,
     find_place,
+    join,
     may_become,
     split_reference,
 )
@@ -258,6 +257,4 @@ def _name_types(types: JsonType) -> list[str]:
 def _find_begun(texts: Iterable[str]) -> JsonType:
     """Return the types of values that may begin like one of these texts."""
     first = {text[0] for text in texts if text}
-    return functools.reduce(
-        operator.or_, (each for each in JsonType if any(may_become(one, each) for one in first)), NO_TYPE
-    )
+    return join(each for each in JsonType if any(may_become(one, each) for one in first))

@@ -42,7 +42,7 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     compute = partial(_compute_tokens, model, place, path)
     seen = _observe_attention(compute)
     recurrent = wrap_recurrent(body.get_decoder(), {heads.module for heads in seen})
-    states = _observe_states(compute, recurrent)
+    states = _observe_states(compute, recurrent) if recurrent else {}
     _check_layers([heads.layer for heads in seen], {name.layer for name in states}, config, path)
     _check_heads(seen, path)
     # The tensors are all still held, so two at one address are the same.
