@@ -3,8 +3,9 @@
     PYTHONPATH=. python benchmarks/real_shapes.py --size 4b --device cuda --peak-tflops 790 --bandwidth-gb 4300
 
 Encoder: one 896x896 picture, compared to its multiply-adds at the peak rate.  Decode: a step of a server's runner,
-which on a GPU is recorded, for 1 and for 64 sequences, compared to reading the decoder's weights once and the keys and
-values of every sequence.  `--layers` keeps only the first layers, to try it on a small machine.
+which on a GPU is recorded, for 1 and for 64 sequences, compared to reading the decoder's weights once, the keys and
+values of every sequence, and to reading and writing its states, if there are recurrent layers.  Of Qwen3.5 there is
+only the decoder, as its tower is Qwen3-VL's.  `--layers` keeps only the first layers, to try it on a small machine.
 """
 
 import argparse
@@ -12,15 +13,18 @@ import functools
 import json
 import logging
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from keepsight.bench.model_work import BLOCK_SIZE, CONTEXT, ModelWork, median_seconds
 from keepsight.engine_config import KvCacheConfig
+from keepsight.models.borrowed.model import BorrowedModel
+from keepsight.models.decoder import Decoder
 from keepsight.models.gemma3.config import Gemma3Config
 from keepsight.models.gemma3.config import VisionConfig as Gemma3Vision
 from keepsight.models.gemma3.model import Gemma3
@@ -39,7 +43,20 @@ from tests.models.gemma3.real_configs import REAL_CONFIGS as GEMMA3_CONFIGS
 from tests.models.qwen3_vl.real_configs import REAL_CONFIGS as QWEN3_VL_CONFIGS
 
 QWEN = "qwen3-vl-"
-SIZES = {**GEMMA3_CONFIGS, **{QWEN + size: config for size, config in QWEN3_VL_CONFIGS.items()}}
+# As published, the second being what transformers assumes where a configuration says nothing.
+RECURRENT: Mapping[str, Mapping[str, Any]] = {
+    "qwen3.5-0.8b": {
+        "hidden_size": 1024,
+        "intermediate_size": 3584,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 2,
+        "linear_num_value_heads": 16,
+        "tie_word_embeddings": True,
+    },
+    "qwen3.5-9b": {},
+}
+SIZES = {**GEMMA3_CONFIGS, **{QWEN + size: config for size, config in QWEN3_VL_CONFIGS.items()}, **RECURRENT}
 PICTURE_SIZE = 896
 # The tokens of a picture of that size.
 TOKENS_OF_QWEN = 784
@@ -52,12 +69,16 @@ PROMPTS = ((290, 0, 0), (34, 0, 0), (34, CONTEXT - 34, 0), (CONTEXT, 0, 0), (290
 class Machine(ModelWork):
     """A model of one size, with random weights."""
 
-    def __init__(self, model: Gemma3 | Qwen3VL) -> None:
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.02)
-        model.pack()
+    def __init__(self, model: Gemma3 | Qwen3VL | BorrowedModel) -> None:
+        self.vision: Gemma3Vision | Qwen3VLVision | None = None
+        self.decoder: Decoder | BorrowedModel = model if isinstance(model, BorrowedModel) else model.decoder
+        if not isinstance(model, BorrowedModel):
+            for parameter in model.parameters():
+                parameter.normal_(0, 0.02)
+            model.pack()
+            self.vision = model.config.vision
         super().__init__(model, TOKENS_OF_QWEN if isinstance(model, Qwen3VL) else None)
-        self.vision, self.place, self.decoder = model.config.vision, model.place, model.decoder
+        self.place = model.place
 
     def encode_zeros(self, num_pictures: int = 1) -> Tensor:
         shape = (num_pictures, PICTURE_SIZE, PICTURE_SIZE, 3)
@@ -72,7 +93,7 @@ class Answers:
 
     def __init__(self, model: Model, max_recorded_prompt: int = 0) -> None:
         blocks_each = CONTEXT // BLOCK_SIZE
-        pages = KvCacheConfig(num_blocks=MANY * blocks_each, block_size=BLOCK_SIZE)
+        pages = KvCacheConfig(num_blocks=MANY * blocks_each, block_size=BLOCK_SIZE, num_state_slots=MANY)
         self._runner = ModelRunner(
             model, None, pages, lambda: None, max_recorded=MANY, max_recorded_prompt=max_recorded_prompt
         )
@@ -86,7 +107,15 @@ class Answers:
             layer.keys.zero_()
             layer.values.zero_()
         first = [
-            Slice(each, CONTEXT - 1, 1, 0, tuple(range(number * blocks_each, (number + 1) * blocks_each)), True)
+            Slice(
+                each,
+                CONTEXT - 1,
+                1,
+                0,
+                tuple(range(number * blocks_each, (number + 1) * blocks_each)),
+                True,
+                state_slot=number,
+            )
             for number, each in enumerate(ids)
         ]
         self._compute(first)
@@ -104,10 +133,14 @@ class Answers:
         result = self._runner.run(StepPlan(now=slices))
         assert len(result.computed) == len(slices), result.failed_sequences
 
-    def bytes_of_keys(self, num_sequences: int) -> int:
-        """Return the bytes of keys and values that are read.  No published window is narrower than the context."""
+    def bytes_held(self, num_sequences: int) -> int:
+        """Return the bytes of keys, values and states that are read, and of states that are written.
+
+        No published window is narrower than the context.
+        """
         slots = num_sequences * CONTEXT
-        return sum(layer.keys[:slots].nbytes + layer.values[:slots].nbytes for layer in self._runner.blocks.layers)
+        keys = sum(layer.keys[:slots].nbytes + layer.values[:slots].nbytes for layer in self._runner.blocks.layers)
+        return keys + 2 * num_sequences * self._runner.model.shape.bytes_per_state
 
     def close(self) -> None:
         self._runner.close()
@@ -120,7 +153,9 @@ def encoder_flops(vision: Gemma3Vision | Qwen3VLVision) -> float:
     return float(vision.num_layers * (2 * patches * products + 4 * patches * patches * hidden))
 
 
-def make_model(size: str, num_layers: int | None, place: Placement) -> Gemma3 | Qwen3VL:
+def make_model(size: str, num_layers: int | None, place: Placement) -> Gemma3 | Qwen3VL | BorrowedModel:
+    if size in RECURRENT:
+        return make_recurrent(size, num_layers, place)
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(SIZES[size]))
         if size.startswith(QWEN):
@@ -137,6 +172,17 @@ def make_qwen(config: Qwen3VLConfig, num_layers: int | None, place: Placement) -
         vision = replace(config.vision, num_layers=num_layers, deep_layers=())
         config = replace(config, text=replace(config.text, layers=config.text.layers[:num_layers]), vision=vision)
     return Qwen3VL(config, place)
+
+
+def make_recurrent(size: str, num_layers: int | None, place: Placement) -> BorrowedModel:
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    given = dict(RECURRENT[size])
+    config = Qwen3_5TextConfig(**given if num_layers is None else {**given, "num_hidden_layers": num_layers})
+    with place.device, tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(directory)
+        modules = Qwen3_5ForCausalLM._from_config(config, dtype=place.dtype)  # type: ignore[no-untyped-call]
+        return BorrowedModel.of_modules(modules, Path(directory), place)
 
 
 def main() -> None:
@@ -174,7 +220,7 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
     weights = sum(parameter.nbytes for parameter in machine.decoder.parameters())
     for num_sequences in (FEW, MANY):
         seconds = machine.seconds(functools.partial(answers.decode, num_sequences), arguments.runs)
-        share = (weights + answers.bytes_of_keys(num_sequences)) / (arguments.bandwidth_gb * 1e9) / seconds
+        share = (weights + answers.bytes_held(num_sequences)) / (arguments.bandwidth_gb * 1e9) / seconds
         print(f"decode of {num_sequences:2}      {seconds * 1e3:9.2f} ms a step, {share:6.1%} of the bandwidth")
     answers.close()
     launching, replaying = Answers(machine.model), Answers(machine.model, CONTEXT)

@@ -19,6 +19,7 @@ from keepsight.models.mrope_positions import MRopePositions
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.qwen3_vl.model import Qwen3VL
 from keepsight.runner import prompt_graphs, record_steps
+from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.prompt_graphs import PromptGraphs
 from tests.models.borrowed import reference as borrowed
 from tests.models.borrowed.pictures import GEMMA4_LARGE
@@ -160,11 +161,12 @@ def test_more_slices_than_there_are_blocks_for_are_launched(driver: Driver) -> N
 # Other models -------------------------------------------------------------------------------------------------
 
 
-def make_caches(model: Model) -> list[LayerCache]:
-    return [
-        LayerCache(*torch.zeros(2, 1024, *heads, device=DEVICE, dtype=model.place.dtype))
-        for heads in model.shape.kv_heads
-    ]
+def make_blocks(model: Model) -> KvBlockStore:
+    blocks = KvBlockStore(model.shape, 64, 16, model.place, num_state_slots=2)
+    for cache in blocks.layers:  # on a GPU they are uninitialized, and NaN differs from itself
+        cache.keys.zero_()
+        cache.values.zero_()
+    return blocks
 
 
 @torch.inference_mode()
@@ -175,19 +177,19 @@ def test_each_prompt_has_its_own_rows_columns_and_additions_behind_layers(tmp_pa
     prompts = [qwen.draw_prompt(arguments, num_pictures, seed) for num_pictures, seed in ((1, 1), (0, 2))]
     lengths = [len(prompt.token_ids) for prompt in prompts]
     sizes = [length + 3 for length in lengths]
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, sizes, recorder_for(DEVICE))
+    recorded = PromptGraphs(model, blocks := make_blocks(model), sizes, recorder_for(DEVICE))
     launched = []
     for prompt, length in zip(prompts, lengths, strict=True):
         places = MRopePositions(prompt.media).between(0, length) if prompt.media else None
         piece = RequestSlice(0, length, BlockTable(16, range(-(-length // 16)), DEVICE), mrope_positions=places)
         launched.append((piece, *qwen.merged_embeddings(model, prompt)))
-        assert_as_launched(model, recorded, caches, *launched[-1])
+        assert_as_launched(model, recorded, blocks, *launched[-1])
     (piece, embeddings, deep), text = launched
     step = recorded.find(batch := AttentionBatch([piece], DEVICE, [0]))
     assert step is not None
     with pytest.raises(RuntimeError):  # at the last layer's part of what its pictures add
         step.compute(embeddings, batch, [*deep, DeepRows(0, torch.zeros(2, 3))])
-    assert_as_launched(model, recorded, caches, *text)
+    assert_as_launched(model, recorded, blocks, *text)
 
 
 @torch.inference_mode()
@@ -212,6 +214,7 @@ def test_experts_of_a_mixture_are_chosen_anew(tmp_path: Path) -> None:
     ("architecture", "place"),
     [
         ("LlamaForCausalLM", PLACE),
+        ("Qwen3_5ForCausalLM", PLACE),
         ("Gemma4ForCausalLM", PLACE),
         *((each, PLACE_OF_EXPERTS) for each in ("Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM")),
     ],
@@ -226,11 +229,11 @@ def test_a_borrowed_model_writes_no_keys_of_padding(tmp_path: Path, architecture
 def test_a_picture_that_only_layers_with_a_window_see_whole_is_shown_to_them_alone(tmp_path: Path) -> None:
     GEMMA4_LARGE.make_checkpoint(tmp_path)
     model = BorrowedModel.from_checkpoint(tmp_path, PLACE_OF_EXPERTS)
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], recorder_for(DEVICE))
+    recorded = PromptGraphs(model, blocks := make_blocks(model), [24], recorder_for(DEVICE))
     for pictures in ((TokenSpan(3, 6), TokenSpan(12, 5)), ()):
         piece = RequestSlice(0, 20, BlockTable(16, [3, 1], DEVICE), pictures)
         embeddings = model.embed_tokens(torch.arange(20, device=DEVICE))
-        assert_as_launched(model, recorded, caches, piece, embeddings, [])
+        assert_as_launched(model, recorded, blocks, piece, embeddings, [])
 
 
 @torch.inference_mode()
@@ -238,37 +241,41 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
     arguments = {**borrowed.SMALL, **borrowed.TEXT_MODELS["OPTForCausalLM"], "max_position_embeddings": 32}
     borrowed.make_checkpoint(tmp_path, "OPTForCausalLM", arguments)
     model = BorrowedModel.from_checkpoint(tmp_path, PLACE)
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, [40], recorder_for(DEVICE))
+    recorded = PromptGraphs(model, blocks := make_blocks(model), [40], recorder_for(DEVICE))
     piece = RequestSlice(0, 16, BlockTable(16, [2], DEVICE))
     embeddings = model.embed_tokens(torch.arange(16, device=DEVICE))
-    assert_as_launched(model, recorded, caches, piece, embeddings, [])
+    assert_as_launched(model, recorded, blocks, piece, embeddings, [])
 
 
 def assert_parts_as_launched(model: Model) -> None:
     """Check two consecutive slices of a prompt of words."""
-    recorded = PromptGraphs(model, caches := make_caches(model), 16, [24], recorder_for(DEVICE))
+    recorded = PromptGraphs(model, blocks := make_blocks(model), [24], recorder_for(DEVICE))
     for start, length in ((0, 20), (20, 9)):
-        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE))
+        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE), state_slot=1)
         embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
-        assert_as_launched(model, recorded, caches, piece, embeddings, [])
+        assert_as_launched(model, recorded, blocks, piece, embeddings, [])
 
 
 def assert_as_launched(
     model: Model,
     recorded: PromptGraphs,
-    caches: Sequence[LayerCache],
+    blocks: KvBlockStore,
     piece: RequestSlice,
     embeddings: torch.Tensor,
     deep: Sequence[DeepRows],
 ) -> None:
-    """Launched with copies of the caches, whose keys and values must then be equal."""
+    """Launched with copies of the caches and states, which must then be equal."""
     batch = AttentionBatch([piece], DEVICE, [0])
-    others = [LayerCache(cache.keys.clone(), cache.values.clone()) for cache in caches]
+    others = [LayerCache(cache.keys.clone(), cache.values.clone()) for cache in blocks.layers]
+    states, other_states = blocks.states.of_layers, [each.clone() for each in blocks.states.of_layers]
     step = recorded.find(batch)
     assert step is not None
     found = step.compute(embeddings, batch, deep)
-    torch.testing.assert_close(found, model.compute(embeddings, PagedAttention(), others, batch, None, deep))
-    for cache, other in zip(caches, others, strict=True):
+    expected = model.compute(embeddings, PagedAttention(), others, batch, None, deep, other_states)
+    torch.testing.assert_close(found, expected)
+    for state, other_state in zip(states, other_states, strict=True):
+        torch.testing.assert_close(state[1], other_state[1])
+    for cache, other in zip(blocks.layers, others, strict=True):
         torch.testing.assert_close(cache.keys, other.keys)
         torch.testing.assert_close(cache.values, other.values)
 

@@ -119,6 +119,26 @@ def test_a_tower_s_kernel_that_turns_nothing_is_found_out(model: Model, monkeypa
     assert_not_used(model)
 
 
+def test_a_delta_net_s_kernel_is_compared_with_transformers_modules(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    borrowed.make_text_checkpoint(tmp_path, "Qwen3_5ForCausalLM")
+    with kernels_in_use():
+        model = BorrowedModel.from_checkpoint(tmp_path, Placement(DEVICE, torch.float32))
+        monkeypatch.setattr(module, "FAR", 40)
+        prove_kernels(model)
+        assert kernels_for(DEVICE) is gpu_kernels
+    right = gpu_kernels.compute_delta_net
+
+    def wrong(*given: Any) -> Tensor:
+        out = right(*given)
+        out[-1] = out[-1].flip(-1)
+        return out
+
+    monkeypatch.setattr(gpu_kernels, "compute_delta_net", wrong)
+    assert_not_used(model)
+
+
 def is_far(keys: Tensor, ends: Tensor, window: int | None) -> bool:
     """Return whether a row sees more keys than its programs hold at once."""
     sight = gpu_kernels.sight_of(keys.shape[2], keys.shape[1], keys.itemsize, window)

@@ -42,7 +42,7 @@ class ModelWork:
         token_ids = torch.zeros(piece.length, dtype=torch.int64, device=self._place.device)
         embeddings = self.model.embed_tokens(token_ids)
         store = self._store
-        hidden = self.model.compute(embeddings, self._attention, store.layers, batch, states=store.states)
+        hidden = self.model.compute(embeddings, self._attention, store.layers, batch, states=store.states.of_layers)
         return self.model.logits(hidden)
 
 

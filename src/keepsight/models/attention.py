@@ -17,6 +17,7 @@ from keepsight.made_once import made_once
 from keepsight.media import TokenSpan
 from keepsight.models.adapter_weights import AdaptedRows, AdapterWeights
 from keepsight.models.block_table import BlockTable
+from keepsight.models.sequence_rows import SequenceRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class RequestSlice:
     mrope_positions: Tensor | None = None
     # The LoRA adapter applied to its tokens.
     adapter: AdapterWeights | None = None
-    # Where recurrent layers keep the request's state; ignored if there are none.
+    # Where recurrent layers keep the request's state: at its start, an empty one.  Ignored if there are none.
     state_slot: int | None = None
 
     @property
@@ -250,6 +251,11 @@ class AttentionBatch:
                 found.append(AdaptedRows(row, end, adapter))
             row = end
         return found
+
+    @made_once
+    def sequences(self) -> SequenceRows:
+        """Whose the rows are, for recurrent layers."""
+        return SequenceRows(self.slices, self.device)
 
     @made_once
     def single_rows(self) -> DeviceRows | None:

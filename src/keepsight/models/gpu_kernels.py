@@ -2,8 +2,8 @@
 
 The time of a step of single tokens is that of launches and memory reads.  Norms, gates and rotation take fewer launches
 here than in torch, and keys are read from their pages in place.  The attention of longer slices is in `gpu_slices.py`,
-that of towers in `gpu_whole_sight.py`.  A row's results depend on that row alone; the last bits of a longer slice's
-also depend on what else is in the step.
+that of towers in `gpu_whole_sight.py`; gated delta nets are in `gpu_delta_net.py`.  A row's results depend on that row
+alone; the last bits of a longer slice's attention also depend on what else is in the step.
 
 Knows tensors, not models.  Callers get it from `gpu_library`, the only place where Triton is imported.
 """
@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from keepsight.models.gpu_delta_net import compute_delta_net
 from keepsight.models.gpu_shares import LEAST_SIDE, keys_per_share, padded, sum_shares
 from keepsight.models.gpu_slices import attend_slices, rows_per_block
 from keepsight.models.gpu_whole_sight import attend_to_all, place_patches
@@ -22,6 +23,7 @@ __all__ = [
     "attend_rows",
     "attend_slices",
     "attend_to_all",
+    "compute_delta_net",
     "gate",
     "norm",
     "place_heads",

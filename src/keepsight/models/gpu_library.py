@@ -12,6 +12,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from keepsight.models.delta_net import DeltaNetProducts, DeltaNetStates, DeltaNetWeights
+from keepsight.models.sequence_rows import SequenceRows
+
 logger = logging.getLogger(__name__)
 
 
@@ -69,6 +72,10 @@ class GpuKernels(Protocol):
         scale: float,
         softcap: float | None,
     ) -> None: ...
+
+    def compute_delta_net(
+        self, weights: DeltaNetWeights, states: DeltaNetStates, products: DeltaNetProducts, sequences: SequenceRows
+    ) -> Tensor: ...
 
 
 _NOWHERE: frozenset[str] = frozenset()

@@ -63,6 +63,8 @@ class ModelShape:
     reads_tokens: bool = False
     # What recurrent layers keep of a sequence instead of keys and values; empty if there are none.
     states: tuple[StateShape, ...] = ()
+    # Whether a step with longer slices is cut into these, so that its operations depend on them: it is never recorded.
+    cuts_steps: bool = False
     # Positions beyond these are meaningless, or change the answers of other requests; None: unlimited.
     max_positions: int | None = None
 
@@ -77,8 +79,8 @@ class ModelShape:
         return sum(math.prod(each.shape) * each.dtype.itemsize for each in self.states)
 
     def make_states(self, num_slots: int, device: torch.device) -> list[Tensor]:
-        """Return memory for what recurrent layers keep of this many sequences: [slots, ...] for each of `states`."""
-        return [torch.empty(num_slots, *each.shape, dtype=each.dtype, device=device) for each in self.states]
+        """Return empty states of this many sequences: [slots, ...] for each of `states`."""
+        return [torch.zeros(num_slots, *each.shape, dtype=each.dtype, device=device) for each in self.states]
 
     def furthest(self, position: int) -> int:
         """Return the position, or the last one that exists before it."""
@@ -122,7 +124,8 @@ class Model(Protocol):
     ) -> Tensor:
         """[tokens, width] -> hidden states of the tokens that are read; caches the keys and values of all tokens.
 
-        `states`: [slots, ...] for each of the shape's states; those of the batch's slots are read and overwritten.
+        `states`: [slots, ...] for each of the shape's states; those of the batch's slots are read and overwritten.  An
+        empty state is all zeros.
         """
         ...
 

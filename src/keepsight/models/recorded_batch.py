@@ -6,8 +6,17 @@ computed like others, but have no slot and belong to no block, so they have no e
 
 import torch
 
-from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, RequestSlice, View, count_blocks
+from keepsight.made_once import made_once
+from keepsight.models.attention import (
+    AttentionBatch,
+    DeviceRows,
+    DeviceSlices,
+    RequestSlice,
+    View,
+    count_blocks,
+)
 from keepsight.models.block_table import BlockTable
+from keepsight.models.sequence_rows import SequenceRows
 
 # The most single tokens among longer slices, and the most tokens that are read.
 MOST_ROWS = 64
@@ -21,10 +30,13 @@ MOST_POSITIONS = 2**15
 
 
 class RecordedBatch(AttentionBatch):
-    def __init__(self, num_tokens: int, block_size: int, device: torch.device, *, uses_mrope: bool) -> None:
+    def __init__(
+        self, num_tokens: int, block_size: int, device: torch.device, *, uses_mrope: bool, spare_slot: int = 0
+    ) -> None:
+        """`spare_slot`: where recurrent layers may keep the state of what is computed now."""
         # No request has pages yet: the trial run may write to page 0 repeatedly.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
-        super().__init__([RequestSlice(0, num_tokens, table)], device, [0])
+        super().__init__([RequestSlice(0, num_tokens, table, state_slot=spare_slot)], device, [0])
         self.may_have_padding = True
         # All positions are 0: some models do not have as many positions as there are tokens.
         self.positions = torch.zeros_like(self.positions)
@@ -40,6 +52,15 @@ class RecordedBatch(AttentionBatch):
         # By view and rows per block; created when a layer first asks for them.
         self._longer: dict[tuple[View, int], DeviceSlices] = {}
 
+    @made_once
+    def sequences(self) -> SequenceRows:
+        return SequenceRows(self.slices, self.device, self.num_tokens, self._num_rows + SPARE_BLOCKS)
+
+    @property
+    def _sequences(self) -> SequenceRows | None:
+        """Those of recurrent layers, if there are any: then one asked for them."""
+        return vars(self).get("sequences")
+
     def longer_slices(self, view: View, rows_per_block: int) -> DeviceSlices:
         key = view, rows_per_block
         if key not in self._longer:
@@ -51,6 +72,7 @@ class RecordedBatch(AttentionBatch):
         return (
             batch.num_tokens <= self.num_tokens
             and max(len(batch.singles[0]), batch.num_read) <= self._num_rows
+            and (self._sequences is None or len(batch.slices) <= len(self._sequences.slots))
             and batch.longest <= MOST_POSITIONS
             and all(
                 count_blocks(batch.slices, each.rows_per_block) <= len(each.blocks) for each in self._longer.values()
@@ -66,5 +88,7 @@ class RecordedBatch(AttentionBatch):
         self.slots[count:] = -1
         for each in self._longer.values():
             each.replace(batch)
+        if self._sequences is not None:
+            self._sequences.replace(batch.slices)
         self._singles.replace(*batch.singles)
         self._ends.replace(batch.read_ends, batch.read_tokens)

@@ -14,7 +14,7 @@ from torch import Tensor
 from keepsight.errors import PagesTooLargeError
 from keepsight.models.attention import LayerCache
 from keepsight.models.layers import Placement
-from keepsight.models.model import ModelShape
+from keepsight.models.model import ModelShape, StateShape
 from keepsight.runner.memory_ahead import MemoryAhead
 from keepsight.scheduling.step_plan import PageCopy, StateCopy
 
@@ -25,8 +25,9 @@ class KvBlockStore:
     def __init__(
         self, shape: ModelShape, num_blocks: int, block_size: int, place: Placement, num_state_slots: int = 0
     ) -> None:
+        self.block_size = block_size
         num_bytes = num_blocks * block_size * shape.numbers_per_position * place.kv_dtype.itemsize
-        num_bytes += num_state_slots * shape.bytes_per_state
+        num_bytes += (num_state_slots + 1) * shape.bytes_per_state
         memory = list[mmap.mmap]()
         # [tensors, slots, kv_heads, head_dim] for each shape of heads, on a CPU for each tensor.
         made: list[Tensor] = []
@@ -37,11 +38,7 @@ class KvBlockStore:
                     made += [_map(slots, place.kv_dtype, memory) for _ in range(num_tensors)]
                 else:
                     made.append(torch.empty((num_tensors, *slots), device=place.device, dtype=place.kv_dtype))
-            # [slots, ...] for each state that recurrent layers keep.
-            if place.device.type == "cpu" and num_state_slots:
-                self.states = [_map((num_state_slots, *each.shape), each.dtype, [])[0] for each in shape.states]
-            else:
-                self.states = shape.make_states(num_state_slots, place.device)
+            self.states = StateStore(shape.states, num_state_slots, place.device)
         except (OSError, OverflowError, torch.OutOfMemoryError) as error:
             raise PagesTooLargeError(num_blocks, num_bytes, str(error)) from error
         # A page is copied in as many pieces as there are allocations: [tensors, blocks, numbers of a block].
@@ -60,11 +57,6 @@ class KvBlockStore:
         for source, target in copies:
             for pages in self._pages:
                 pages[:, target] = pages[:, source]
-
-    def copy_states(self, copies: Iterable[StateCopy]) -> None:
-        for source, target in copies:
-            for state in self.states:
-                state[target] = state[source]
 
     def read(self, block_ids: Sequence[int]) -> Tensor:
         """Return a copy of blocks: [blocks, keys and values of a block in all layers]."""
@@ -85,6 +77,36 @@ class KvBlockStore:
     def prepare(self) -> bool:
         """Do a moment's work for blocks that will be used next.  Return False if nothing is left to do."""
         return self._ahead.extend()
+
+
+class StateStore:
+    def __init__(self, shapes: Sequence[StateShape], num_slots: int, device: torch.device) -> None:
+        # No sequence has it: for what recorded steps compute of none.
+        self.spare_slot, num_slots = num_slots, num_slots + 1
+        # [states, slots, ...]: on a GPU, where copying them costs launches, one for all states of a shape.
+        self._made: Sequence[Tensor]
+        # [slots, ...] for each state.
+        self.of_layers: Sequence[Tensor]
+        if device.type == "cpu":
+            self._made = [_map((num_slots, *each.shape), each.dtype, []) for each in shapes]
+            self.of_layers = [states for [states] in self._made]
+        else:
+            made = {
+                each: torch.zeros(number, num_slots, *each.shape, dtype=each.dtype, device=device)
+                for each, number in Counter(shapes).items()
+            }
+            self._made, following = list(made.values()), {each: iter(states) for each, states in made.items()}
+            self.of_layers = [next(following[each]) for each in shapes]
+
+    def copy(self, copies: Iterable[StateCopy]) -> None:
+        for source, target in copies:
+            for states in self._made:
+                states[:, target] = states[:, source]
+
+    def clear(self, slots: Sequence[int]) -> None:
+        """Make these states empty."""
+        for states in self._made if slots else ():
+            states[:, slots] = 0
 
 
 def _map(slots: tuple[int, ...], dtype: torch.dtype, memory: list[mmap.mmap]) -> Tensor:

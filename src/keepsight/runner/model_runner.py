@@ -89,8 +89,7 @@ class ModelRunner:
         device = model.place.device
         self.model, self.normalizer, self._adapters = model, normalizer, adapters
         self.blocks = KvBlockStore(model.shape, pages.num_blocks, pages.block_size, model.place, pages.num_state_slots)
-        caches, block_size = self.blocks.layers, pages.block_size
-        self._recorded = record_steps(model, caches, block_size, max_recorded, max_recorded_prompt)
+        self._recorded = record_steps(model, self.blocks, max_recorded, max_recorded_prompt)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
         self.sequences = SequenceTable(
@@ -201,7 +200,7 @@ class ModelRunner:
             return
         with self._share.handing_over():
             self.blocks.copy(plan.copy)
-            self.blocks.copy_states(plan.copy_states)
+            self.blocks.states.copy(plan.copy_states)
 
     def _place(self, keys: Sequence[str]) -> StepResult:
         if not keys:
@@ -266,7 +265,7 @@ class ModelRunner:
             return StepResult()
         try:
             with self._share.handing_over():
-                inputs = self._make_inputs(slices, self.sequences.lay_out(slices))
+                inputs = self._make_inputs(slices, self._lay_out(slices))
         except Exception as error:
             return _failure(_ids_of(slices), error)
         self._beside.begin(self._compute_beside(inputs), is_urgent=True)
@@ -288,13 +287,18 @@ class ModelRunner:
         try:
             num_tokens = sum(piece.length for piece in slices)
             with self._share.foreground(num_tokens, beside_works=self._beside.has_heavy_work):
-                sequences = self.sequences.lay_out(slices)
+                sequences = self._lay_out(slices)
                 recorded = self._recorded.of_tokens
                 if recorded is not None and recorded.has_room_for(slices, sequences):
                     return self._read(recorded.compute(slices, sequences), slices, sequences)
                 return self._compute(self._make_inputs(slices, sequences), self._attention)
         except Exception as error:
             return _failure(_ids_of(slices), error)
+
+    def _lay_out(self, slices: Sequence[Slice]) -> list[RunningSequence]:
+        begun = [piece.state_slot for piece in slices if piece.start == 0 and piece.state_slot is not None]
+        self.blocks.states.clear(begun)
+        return self.sequences.lay_out(slices)
 
     def _make_inputs(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> StepInputs:
         return make_step_inputs(slices, sequences, self.embeddings, self.model.place.device)
@@ -310,8 +314,8 @@ class ModelRunner:
         if graphs is not None and (step := graphs.find(inputs.batch)):
             return self._read(step.compute(embeddings, inputs.batch, deep), inputs.slices, inputs.sequences)
         watch = None if between_layers is None else lambda *_: between_layers()
-        blocks = self.blocks
-        hidden = model.compute(embeddings, attention, blocks.layers, inputs.batch, watch, deep, blocks.states)
+        caches, states = self.blocks.layers, self.blocks.states.of_layers
+        hidden = model.compute(embeddings, attention, caches, inputs.batch, watch, deep, states)
         if wants_prompt_logprobs:
             hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
         return self._read(hidden, inputs.slices, inputs.sequences)

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from keepsight.models.attention import AttentionBatch, LayerCache
+from keepsight.models.attention import AttentionBatch
 from keepsight.models.model import DeepRows, Model
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.recorded_batch import RecordedBatch
+from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.record_graph import Record
 
 # Token counts to record.  Beyond these, computing a step takes as long as launching it.
@@ -20,14 +21,10 @@ SIZES = (16, 32, 64, 96, 128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 
 
 class PromptGraphs:
-    def __init__(
-        self, model: Model, caches: Sequence[LayerCache], block_size: int, sizes: Sequence[int], record: Record
-    ) -> None:
+    def __init__(self, model: Model, blocks: KvBlockStore, sizes: Sequence[int], record: Record) -> None:
         inputs = PromptInputs(model, max(sizes))
         # The largest first: the others fit in the memory that it took.
-        steps = [
-            RecordedPrompt(model, caches, block_size, inputs, size, record) for size in sorted(sizes, reverse=True)
-        ]
+        steps = [RecordedPrompt(model, blocks, inputs, size, record) for size in sorted(sizes, reverse=True)]
         self._steps = steps[::-1]
 
     def find(self, batch: AttentionBatch) -> "RecordedPrompt | None":
@@ -59,19 +56,20 @@ class PromptInputs:
 
 class RecordedPrompt:
     def __init__(
-        self,
-        model: Model,
-        caches: Sequence[LayerCache],
-        block_size: int,
-        inputs: PromptInputs,
-        num_tokens: int,
-        record: Record,
+        self, model: Model, blocks: KvBlockStore, inputs: PromptInputs, num_tokens: int, record: Record
     ) -> None:
-        self.batch = RecordedBatch(num_tokens, block_size, model.place.device, uses_mrope=model.shape.uses_mrope)
+        device, caches, states = model.place.device, blocks.layers, blocks.states.of_layers
+        self.batch = RecordedBatch(
+            num_tokens,
+            blocks.block_size,
+            device,
+            uses_mrope=model.shape.uses_mrope,
+            spare_slot=blocks.states.spare_slot,
+        )
         self._inputs = inputs
         embeddings, added = inputs.embeddings[:num_tokens], inputs.deep[:num_tokens]
         deep, attention = [DeepRows(0, added)] if added.numel() else [], PagedAttention()
-        self._replay = record(lambda: model.compute(embeddings, attention, caches, self.batch, None, deep))
+        self._replay = record(lambda: model.compute(embeddings, attention, caches, self.batch, None, deep, states))
 
     def compute(self, embeddings: Tensor, batch: AttentionBatch, deep: Sequence[DeepRows]) -> Tensor:
         """Replay the step: [tokens, hidden] -> [read, hidden], valid until the next recorded step."""

@@ -1,9 +1,9 @@
 """Tests the GPU kernels before use, as they are compiled on the machine by whatever Triton and driver it has.
 
 The same few tokens, at near and far positions, are computed with and without the kernels, and some patches if there is
-a tower of ours.  Kernels that fail or give different results are not used.  In a borrowed decoder only attention has
-kernels, so only attention is compared, layer by layer: a mixture may choose other experts for a token because of
-rounding.
+a tower of ours.  Kernels that fail or give different results are not used.  In a borrowed decoder only attention and
+gated delta nets have kernels, so only these are compared, one by one: a mixture may choose other experts for a token
+because of rounding.
 """
 
 import logging
@@ -14,6 +14,8 @@ from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
 from keepsight.models.block_table import BlockTable
+from keepsight.models.borrowed.attention import RecurrentModule
+from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.gpu_library import kernels_for, use_kernels, without_kernels
 from keepsight.models.layers import Placement
 from keepsight.models.model import Model
@@ -75,6 +77,11 @@ def _find_difference(model: Model) -> float:
     if isinstance(model, VisionLanguageModel):  # all parts of its decoder have kernels
         with without_kernels():
             found.append(row_differences(tokens, _compute_tokens(model, PagedAttention())).max())
+    delta_nets = [each for each in model.recurrent if each.delta_net] if isinstance(model, BorrowedModel) else []
+    for module in delta_nets[:1]:
+        tokens = _compute_delta_net(model, module)
+        with without_kernels():
+            found.append(row_differences(tokens, _compute_delta_net(model, module)).max())
     tower = getattr(model, "tower", None)
     parts = tower.modules() if isinstance(tower, nn.Module) else ()
     for layer in [each for each in parts if isinstance(each, VisionLayer)][:1]:
@@ -97,6 +104,24 @@ class _BothWays:
             expected = self._without(query, cache, batch, **options)
         self.differences.append(row_differences(found.flatten(1), expected.flatten(1)).max())
         return found
+
+
+def _compute_delta_net(model: Model, module: RecurrentModule) -> Tensor:
+    """Compute random tokens by one of a decoder's gated delta nets, which are all alike.
+
+    The steps: a prompt beside a single token, and what follows both.
+    """
+    assert isinstance(model, BorrowedModel)
+    assert module.delta_net is not None
+    device, outputs = model.place.device, list[Tensor]()
+    states, random = model.shape.make_states(2, device), torch.Generator(device).manual_seed(0)
+    table = BlockTable(BLOCK_SIZE, [0] * NUM_BLOCKS, device)
+    for lengths in ((BLOCK_SIZE * NUM_BLOCKS, 1), (1, NUM_LATER)):
+        pieces = [RequestSlice(0, length, table, state_slot=slot) for slot, length in enumerate(lengths)]
+        shape = (1, sum(lengths), module.delta_net.width)
+        hidden = torch.randn(shape, device=device, dtype=model.place.dtype, generator=random)
+        outputs += model.recurrent_step(AttentionBatch(pieces, device), states).recur(module, hidden)
+    return torch.cat(outputs).float()
 
 
 def _compute_patches(layer: VisionLayer, place: Placement) -> Tensor:
@@ -136,6 +161,6 @@ def _compute_tokens(model: Model, attention: Attention) -> Tensor:
         batch = AttentionBatch([RequestSlice(*span, table, state_slot=0) for span in spans], device)
         token_ids = batch.positions * STRIDE % model.shape.vocab_size
         outputs.append(
-            model.compute(model.embed_tokens(token_ids), attention, store.layers, batch, states=store.states)
+            model.compute(model.embed_tokens(token_ids), attention, store.layers, batch, states=store.states.of_layers)
         )
     return torch.cat(outputs).float()

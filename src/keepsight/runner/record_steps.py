@@ -9,17 +9,17 @@ from typing import TypeVar
 
 import torch
 
-from keepsight.models.attention import LayerCache
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import Model
 from keepsight.runner import decode_graphs, prompt_graphs
 from keepsight.runner.decode_graphs import DecodeGraphs
+from keepsight.runner.kv_block_store import KvBlockStore
 from keepsight.runner.prompt_graphs import PromptGraphs
 from keepsight.runner.record_graph import Record, make_recorder
 
 logger = logging.getLogger(__name__)
 G = TypeVar("G", DecodeGraphs, PromptGraphs)
-MakeGraphs = Callable[[Model, Sequence[LayerCache], int, Sequence[int], Record], G]
+MakeGraphs = Callable[[Model, KvBlockStore, Sequence[int], Record], G]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,14 +31,12 @@ class RecordedSteps:
 
 
 @torch.inference_mode()
-def record_steps(
-    model: Model, caches: Sequence[LayerCache], block_size: int, max_tokens: int, max_prompt_tokens: int
-) -> RecordedSteps:
+def record_steps(model: Model, blocks: KvBlockStore, max_tokens: int, max_prompt_tokens: int) -> RecordedSteps:
     """Record steps, if the GPU has our own kernels and enough memory.
 
-    With torch's kernels, the number of keys would be part of the recording; so would the slots of recurrent states.
+    With torch's kernels, the number of keys would be part of the recording.
     """
-    if kernels_for(model.place.device) is None or model.shape.states:
+    if kernels_for(model.place.device) is None:
         return RecordedSteps()
     record = make_recorder()
 
@@ -47,7 +45,7 @@ def record_steps(
             return None
         began, some = time.monotonic(), sizes[: bisect_left(sizes, max_size) + 1]
         try:
-            made = graphs(model, caches, block_size, some, record)
+            made = graphs(model, blocks, some, record)
         except torch.AcceleratorError:
             logger.error("recording steps made this GPU fail; --enforce-eager does without it")
             raise
@@ -58,5 +56,6 @@ def record_steps(
         return made
 
     # Prompts first, as they need most memory: all other steps fit in it.
+    max_prompt_tokens = 0 if model.shape.cuts_steps else max_prompt_tokens
     of_prompts = make(PromptGraphs, prompt_graphs.SIZES, max_prompt_tokens, "prompts")
     return RecordedSteps(make(DecodeGraphs, decode_graphs.SIZES, max_tokens, "steps"), of_prompts)

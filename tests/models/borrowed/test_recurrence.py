@@ -12,7 +12,7 @@ from keepsight.models.block_table import BlockTable
 from keepsight.models.borrowed.attention import UnknownAttentionError, attend_at_once, attending
 from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.borrowed.products import count_experts
-from keepsight.models.borrowed.recurrence import StateName, StateProbe, recur_over, wrap_recurrent
+from keepsight.models.borrowed.recurrence import RecurrentStep, StateName, StateProbe, wrap_recurrent
 from keepsight.models.layers import Placement
 from keepsight.models.model import StateShape
 from keepsight.models.registry import load_model
@@ -57,7 +57,7 @@ class Layer(nn.Module):
 
 def make_layer() -> Layer:
     layer = Layer()
-    assert wrap_recurrent(layer, {layer.attending}) == [layer.recurrent]
+    assert [each.module for each in wrap_recurrent(layer, {layer.attending})] == [layer.recurrent]
     return layer
 
 
@@ -73,19 +73,19 @@ def slice_of(start: int, length: int, state_slot: int) -> RequestSlice:
 
 
 def test_every_slice_goes_on_from_its_slot_and_leaves_its_state_there() -> None:
-    layer, states = make_layer(), torch.full((6, 2), 100.0)
+    layer, states = make_layer(), torch.zeros(6, 2)
     names = [StateName(3, False, 0)]
 
     def compute(*slices: RequestSlice) -> list[float]:
         batch = AttentionBatch(slices, "cpu")
-        with attending(attend_at_once, recur=recur_over(names, [states], batch)):
+        with attending(attend_at_once, recur=RecurrentStep(names, [states], batch).recur):
             return layer(torch.ones(1, batch.num_tokens, 2))[0, :, 0].tolist()  # type: ignore[no-any-return]
 
     assert compute(slice_of(0, 3, 5)) == [1, 2, 3]
     assert compute(slice_of(3, 1, 5), slice_of(0, 2, 1), slice_of(0, 1, 4)) == [4, 1, 2, 1]
     assert compute(slice_of(1, 1, 4), slice_of(4, 1, 5)) == [2, 5]
     assert compute(slice_of(2, 2, 1), slice_of(5, 1, 5)) == [3, 4, 6]
-    assert states[:, 1].tolist() == [100, 4, 100, 100, 2, 6]
+    assert states[:, 1].tolist() == [0, 4, 0, 0, 2, 6]
 
 
 def test_outside_of_steps_a_module_computes_as_before() -> None:
@@ -94,7 +94,7 @@ def test_outside_of_steps_a_module_computes_as_before() -> None:
 
 def test_an_argument_that_would_change_the_result_is_refused() -> None:
     layer, batch = make_layer(), AttentionBatch([slice_of(0, 2, 0)], "cpu")
-    recur = recur_over([StateName(3, False, 0)], [torch.zeros(1, 2)], batch)
+    recur = RecurrentStep([StateName(3, False, 0)], [torch.zeros(1, 2)], batch).recur
     with attending(attend_at_once, recur=recur):
         layer(torch.ones(1, 2, 2), position_ids=torch.ones(1, 2), attention_mask=None)
         with pytest.raises(UnknownAttentionError, match="its recurrent layers are given attention_mask"):

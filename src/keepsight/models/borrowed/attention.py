@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, View, attend_plainly, write_cache
-from keepsight.models.borrowed.delta_net import Kernel
+from keepsight.models.borrowed.delta_net import DeltaNet
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
 
@@ -56,11 +56,12 @@ Attend = Callable[[HeadsOfLayer], Tensor]
 class RecurrentModule(NamedTuple):
     """How to compute a recurrent module."""
 
+    module: nn.Module
     layer: int
     # (hidden states [slices, tokens, width], transformers' cache) -> [slices, tokens, width]
     compute: Callable[[Tensor, Any], Tensor]
-    # For all slices at once, if there is a kernel for it.
-    kernel: Kernel | None
+    # None if it is no such module.
+    delta_net: DeltaNet | None
 
 
 # Computes one for all slices of a step: [1, tokens, width] -> [1, tokens, width]

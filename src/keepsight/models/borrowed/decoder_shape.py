@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.errors import CheckpointConfigError
-from keepsight.models.borrowed.attention import HeadsOfLayer, LayerRule, attend_at_once, attending
+from keepsight.models.borrowed.attention import HeadsOfLayer, LayerRule, RecurrentModule, attend_at_once, attending
 from keepsight.models.borrowed.check_config import ALONE_TYPES
 from keepsight.models.borrowed.picture_masks import find_causal_layers
 from keepsight.models.borrowed.picture_places import arguments_of_kinds, uses_mrope
@@ -31,6 +31,8 @@ class DecoderShape(NamedTuple):
     windows: Mapping[int, int | None]
     # What recurrent layers keep.
     states: Mapping[StateName, StateShape]
+    # The modules that keep them.
+    recurrent: tuple[RecurrentModule, ...]
     layers: tuple[nn.Module, ...]
     # None: unlimited.
     max_positions: int | None
@@ -43,6 +45,8 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     seen = _observe_attention(compute)
     recurrent = wrap_recurrent(body.get_decoder(), {heads.module for heads in seen})
     states = _observe_states(compute, recurrent) if recurrent else {}
+    layers = _layers_around([*(heads.module for heads in seen), *(each.module for each in recurrent)], body)
+    recurrent = [each for each in recurrent if each.layer in {name.layer for name in states}]
     _check_layers([heads.layer for heads in seen], {name.layer for name in states}, config, path)
     _check_heads(seen, path)
     # The tensors are all still held, so two at one address are the same.
@@ -50,11 +54,12 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     stored = {address: KvHeads(*heads.key.shape[1:]) for address, heads in zip(addresses, seen, strict=True)}
     windows = {heads.layer: heads.window for heads in seen}
     _check_windows(windows, config, path)
-    layers = _layers_around([*(heads.module for heads in seen), *recurrent], body)
     are_causal = _find_causal_layers(model, windows, path)
     caches = list(map(list(stored).index, addresses))
     rules = dict(zip(windows, map(LayerRule, caches, _are_first(caches), are_causal.values()), strict=True))
-    return DecoderShape(tuple(stored.values()), rules, windows, states, layers, count_positions(config))
+    return DecoderShape(
+        tuple(stored.values()), rules, windows, states, tuple(recurrent), layers, count_positions(config)
+    )
 
 
 def _compute_tokens(model: Any, place: Placement, path: Path) -> None:
@@ -81,14 +86,14 @@ def _observe_attention(compute: Callable[[], None]) -> list[HeadsOfLayer]:
     return sorted(seen, key=lambda heads: heads.layer)
 
 
-def _observe_states(compute: Callable[[], None], modules: Iterable[Any]) -> dict[StateName, StateShape]:
+def _observe_states(compute: Callable[[], None], modules: Iterable[RecurrentModule]) -> dict[StateName, StateShape]:
     """Return the states of these modules; unwrap those that have none."""
     probe = StateProbe()
     with attending(attend_at_once, recur=probe.recur):
         compute()
     layers = {name.layer for name in probe.shapes}
     for module in modules:
-        if module.layer_idx not in layers:
+        if module.layer not in layers:
             unwrap(module)
     return dict(sorted(probe.shapes.items()))
 

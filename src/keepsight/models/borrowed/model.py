@@ -32,7 +32,7 @@ from keepsight.models.borrowed.media_tokens import find_media_token
 from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
 from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
-from keepsight.models.borrowed.recurrence import recur_over
+from keepsight.models.borrowed.recurrence import RecurrentStep
 from keepsight.models.borrowed.token_rows import TokenRows
 from keepsight.models.layers import Placement, run_to_end
 from keepsight.models.model import DeepRows, LayerWatcher, ModelShape
@@ -44,7 +44,8 @@ class BorrowedModel:
         """`modules`: transformers' model."""
         self.place = place
         self._modules, self._body = modules, modules.base_model
-        self.rules, self._state_names = decoder.rules, tuple(decoder.states)
+        self.rules, self.recurrent = decoder.rules, decoder.recurrent
+        self._state_names = tuple(decoder.states)
         self._rows = TokenRows(self._body)
         self._head = _head_alone(modules)
         self._pictures_are_proven = False
@@ -61,6 +62,7 @@ class BorrowedModel:
             embedding_token=find_media_token(modules.config, "image") if takes_arrays else None,
             reads_tokens=self._rows.have_tokens,
             states=tuple(decoder.states.values()),
+            cuts_steps=any(each.delta_net is None for each in decoder.recurrent),
             max_positions=decoder.max_positions,
         )
 
@@ -68,7 +70,7 @@ class BorrowedModel:
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
         """Load and check a checkpoint's model.  `room`: bytes of memory that the weights may take."""
         try:
-            return cls._made_of(load_modules(directory, place, room), directory, place)
+            return cls.of_modules(load_modules(directory, place, room), directory, place)
         except (KeepsightError, torch.OutOfMemoryError):
             raise
         except UnknownAttentionError as error:
@@ -79,7 +81,8 @@ class BorrowedModel:
             raise CheckpointError(directory, f"cannot be served by transformers' modules: {why}") from error
 
     @classmethod
-    def _made_of(cls, modules: Any, directory: Path, place: Placement) -> Self:
+    def of_modules(cls, modules: Any, directory: Path, place: Placement) -> Self:
+        """Check transformers' modules, with weights, and make the model of them.  `directory`: their checkpoint."""
         import transformers
 
         register_attention()
@@ -147,9 +150,12 @@ class BorrowedModel:
         states: Sequence[Tensor] = (),
     ) -> Tensor:
         """Return the hidden states [tokens, hidden] that the body computes from these arguments."""
-        recur = recur_over(self._state_names, states, batch) if self._state_names else None
+        recur = self.recurrent_step(batch, states).recur if self._state_names else None
         with attending(attend_to_pages(attention, caches, batch, self.rules), watch_layer, recur):
             return self._body(**given, use_cache=False).last_hidden_state[0]  # type: ignore[no-any-return]
+
+    def recurrent_step(self, batch: AttentionBatch, states: Sequence[Tensor]) -> RecurrentStep:
+        return RecurrentStep(self._state_names, states, batch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         return self._head(inputs_embeds=hidden[None], use_cache=False).logits[0]  # type: ignore[no-any-return]

@@ -7,6 +7,7 @@ checked with the first one that comes, which takes as long as two prompts of its
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from itertools import filterfalse, islice
 from pathlib import Path
 from typing import Any
@@ -77,10 +78,10 @@ def prove_picture(
     piece = RequestSlice(0, len(token_ids), table, mrope_positions=places, state_slot=0)
     batch = AttentionBatch([piece], model.place.device)
     caches = _make_caches(model, num_blocks * BLOCK_SIZE, are_shared=all(rule.writes for rule in rules.values()))
-    states = model.shape.make_states(1, model.place.device)
+    make_states = partial(model.shape.make_states, 1, model.place.device)
     given = {"input_ids": token_ids[None], **given}
-    expected = compute_body(given, PagedAttention(), caches, batch, states=states)
-    hidden = model.compute(embeddings, PagedAttention(), caches, batch, states=states)
+    expected = compute_body(given, PagedAttention(), caches, batch, states=make_states())
+    hidden = model.compute(embeddings, PagedAttention(), caches, batch, states=make_states())
     if (found := _find_difference(hidden, expected, model.place)) is not None:
         raise ValueError(f"this model's pictures cannot be served: its own code computes them {found:.1%} differently")
 

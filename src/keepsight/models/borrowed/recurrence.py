@@ -7,22 +7,22 @@ together.  Knows no model family: which modules are recurrent, and what their st
 
 import inspect
 import itertools
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.attention import AttentionBatch, RequestSlice
-from keepsight.models.borrowed import delta_net
+from keepsight.made_once import made_once
+from keepsight.models.attention import AttentionBatch
 from keepsight.models.borrowed.attention import (
-    Recur,
     RecurrentModule,
     UnknownAttentionError,
     has_no_effect,
     recur_now,
 )
-from keepsight.models.cpu_delta_net import DeltaNetStates, Sequences
+from keepsight.models.borrowed.delta_net import DeltaNet
+from keepsight.models.delta_net import DeltaNetStates
 from keepsight.models.model import StateShape
 
 # The names under which modules take their cache.
@@ -40,22 +40,19 @@ class StateName(NamedTuple):
 # Finding them -------------------------------------------------------------------------------------------------
 
 
-def wrap_recurrent(decoder: nn.Module, attentions: Set[nn.Module]) -> list[nn.Module]:
-    """Make the recurrent modules ask the current step how to compute them.  Return them.
+def wrap_recurrent(decoder: nn.Module, attentions: Set[nn.Module]) -> list[RecurrentModule]:
+    """Make the recurrent modules ask the current step how to compute them.
 
     They are the innermost that know their layer and take a cache, but do not attend.
     """
     taking = [module for module in decoder.modules() if _knows_layer(module) and _cache_name(module) is not None]
     outer = {each for each in taking if any(inner is not each and inner in taking for inner in each.modules())}
-    found = [each for each in taking if each not in outer and each not in attentions]
-    for module in found:
-        _wrap(module)
-    return found
+    return [_wrap(each) for each in taking if each not in outer and each not in attentions]
 
 
-def unwrap(module: Any) -> None:
+def unwrap(wrapped: RecurrentModule) -> None:
     """Undo `wrap_recurrent` for a module that keeps no state."""
-    del module.forward
+    del wrapped.module.forward
 
 
 def _knows_layer(module: nn.Module) -> bool:
@@ -67,13 +64,15 @@ def _cache_name(module: nn.Module) -> str | None:
     return next((name for name in _CACHE_NAMES if name in taken), None)
 
 
-def _wrap(module: Any) -> None:
+def _wrap(module: Any) -> RecurrentModule:
     forward, cache_name = module.forward, _cache_name(module)
     assert cache_name is not None, module
     names = list(inspect.signature(forward).parameters)
-    found = RecurrentModule(
-        module.layer_idx, lambda hidden, cache: forward(hidden, **{cache_name: cache}), delta_net.by_kernel(module)
-    )
+
+    def compute(hidden: Tensor, cache: Any) -> Tensor:
+        return forward(hidden, **{cache_name: cache})  # type: ignore[no-any-return]
+
+    found = RecurrentModule(module, module.layer_idx, compute, DeltaNet.of(module))
 
     def wrapped(*positional: Any, **named: Any) -> Tensor:
         if (recur := recur_now()) is None:  # transformers computes a whole prompt
@@ -86,6 +85,7 @@ def _wrap(module: Any) -> None:
         return recur(found, hidden)
 
     module.forward = wrapped
+    return found
 
 
 class StateProbe:
@@ -135,56 +135,48 @@ class Part(NamedTuple):
     slots: Tensor
 
 
-def recur_over(names: Sequence[StateName], states: Sequence[Tensor], batch: AttentionBatch) -> Recur:
-    """Return how to compute the recurrent modules of a step.  `states`: [slots, ...] for each name."""
-    by_name, slots = dict(zip(names, states, strict=True)), [_slot_of(piece) for piece in batch.slices]
-    begun = [slot for piece, slot in zip(batch.slices, slots, strict=True) if piece.start == 0]
-    for state in states if begun else ():
-        state[begun] = 0
-    all_slots = torch.tensor(slots, device=batch.device)
-    ends = list(itertools.accumulate((piece.length for piece in batch.slices), initial=0))
-    sequences, parts = Sequences(torch.tensor(ends), all_slots), list(_cut(batch, all_slots, ends))
+class RecurrentStep:
+    """Computes the recurrent modules of a step."""
 
-    def recur(module: RecurrentModule, hidden: Tensor) -> Tensor:
-        if module.kernel is not None:
-            own = (by_name[StateName(module.layer, is_convolution, 0)] for is_convolution in (True, False))
-            return module.kernel(hidden, DeltaNetStates(*own), sequences)
-        return _compute_parts(module, hidden, parts, by_name)
+    def __init__(self, names: Sequence[StateName], states: Sequence[Tensor], batch: AttentionBatch) -> None:
+        """`states`: [slots, ...] for each name."""
+        self._states, self._batch = dict(zip(names, states, strict=True)), batch
 
-    return recur
+    def recur(self, module: RecurrentModule, hidden: Tensor) -> Tensor:
+        kernel = None if module.delta_net is None else module.delta_net.find_kernel()
+        if kernel is None:
+            return self._compute_parts(module, hidden)
+        columns, state = (self._states[StateName(module.layer, is_convolution, 0)] for is_convolution in (True, False))
+        return kernel(hidden, DeltaNetStates(columns, state), self._batch.sequences)
 
+    def _compute_parts(self, module: RecurrentModule, hidden: Tensor) -> Tensor:
+        outputs = hidden
+        for number, (rows, slots) in enumerate(self._parts):
+            cache = StateCache(self._states, slots)
+            output = module.compute(hidden[0, rows].view(len(slots), -1, hidden.shape[-1]), cache).flatten(0, 1)
+            cache.write_back()
+            if not number:
+                outputs = hidden.new_empty(1, hidden.shape[1], output.shape[-1])
+            outputs[0, rows] = output
+        return outputs
 
-def _slot_of(piece: RequestSlice) -> int:
-    assert piece.state_slot is not None, "its model has recurrent layers"
-    return piece.state_slot
-
-
-def _cut(batch: AttentionBatch, slots: Tensor, ends: Sequence[int]) -> Iterator[Part]:
-    """Yield each longer slice, and single tokens together."""
-    are_single = [piece.length == 1 for piece in batch.slices]
-    if all(are_single):
-        yield Part(slice(None), slots)
-        return
-    for index, is_single in enumerate(are_single):
-        if not is_single:
-            yield Part(slice(ends[index], ends[index + 1]), slots[index : index + 1])
-    if any(are_single):
-        _, rows = batch.singles
-        yield Part(torch.tensor(rows, device=batch.device), slots[are_single])
-
-
-def _compute_parts(
-    module: RecurrentModule, hidden: Tensor, parts: Sequence[Part], states: Mapping[StateName, Tensor]
-) -> Tensor:
-    outputs = hidden
-    for number, (rows, slots) in enumerate(parts):
-        cache = StateCache(states, slots)
-        output = module.compute(hidden[0, rows].view(len(slots), -1, hidden.shape[-1]), cache).flatten(0, 1)
-        cache.write_back()
-        if not number:
-            outputs = hidden.new_empty(1, hidden.shape[1], output.shape[-1])
-        outputs[0, rows] = output
-    return outputs
+    @made_once
+    def _parts(self) -> Sequence[Part]:
+        """Each longer slice, and single tokens together."""
+        lengths, slots = [piece.length for piece in self._batch.slices], self._batch.sequences.slots
+        are_single = [length == 1 for length in lengths]
+        if all(are_single):
+            return [Part(slice(None), slots)]
+        ends = list(itertools.accumulate(lengths, initial=0))
+        parts = [
+            Part(slice(ends[index], ends[index + 1]), slots[index : index + 1])
+            for index, is_single in enumerate(are_single)
+            if not is_single
+        ]
+        if any(are_single):
+            _, rows = self._batch.singles
+            parts.append(Part(torch.tensor(rows, device=self._batch.device), slots[are_single]))
+        return parts
 
 
 class StateCache:

@@ -25,12 +25,12 @@ class Qwen35(BorrowedModel):
     tower: VisionTower
 
     @classmethod
-    def _made_of(cls, modules: Any, directory: Path, place: Placement) -> Self:
+    def of_modules(cls, modules: Any, directory: Path, place: Placement) -> Self:
         fields = JsonFields.read(directory / "config.json")
         vision = read_vision(fields.section("vision_config"), deep_layers=())
         check_out_size(fields, vision.out_size, modules.get_input_embeddings().embedding_dim)
         del modules.base_model.visual
-        model = super()._made_of(modules, directory, place)
+        model = super().of_modules(modules, directory, place)
         model.tower = _load_tower(VisionTower(vision, place), directory)
         model.shape = replace(model.shape, patch_size=vision.patch_size, takes_arrays=False, embedding_token=None)
         return model

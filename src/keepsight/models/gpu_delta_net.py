@@ -1,0 +1,182 @@
+"""A gated delta net between its matrix products on a GPU: Triton kernels.  cpu_delta_net.c gives the formula.
+
+All is computed in float32 and token by token, so no bit of it depends on how a prompt is cut or on other sequences.
+What does not depend on the token before is computed for all tokens at once: convolutions, lengths, norms, gates.  For
+the rule itself a program goes through the tokens of one sequence with some values of one head, whose state it holds.
+
+Padding rows get zeros.  Knows tensors, not models.  Exported by `gpu_kernels`.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from keepsight.models.delta_net import DeltaNetProducts, DeltaNetStates, DeltaNetWeights
+from keepsight.models.sequence_rows import SequenceRows
+
+# Values of a head that a program of the rule holds: few, so that it takes little time per token.
+VALUES_AT_ONCE = 8
+# Channels of which a program keeps the last columns.
+CHANNELS_AT_ONCE = 256
+
+
+def compute_delta_net(
+    weights: DeltaNetWeights, states: DeltaNetStates, products: DeltaNetProducts, sequences: SequenceRows
+) -> Tensor:
+    """Return the outputs [tokens, heads * values]."""
+    mixed, decay, strength, gate = products
+    (num_tokens, channels), num_sequences = mixed.shape, len(sequences.slots)
+    heads, keys, values, size = len(weights.rate), weights.key_size, len(weights.scale), len(weights.filter)
+    assert states.state.shape[1:] == (heads, keys, values)
+    assert states.columns.shape[1:] == (channels, size)
+    assert all(each.is_contiguous() for each in (*weights[:4], *states, *products))
+    out = torch.empty_like(gate)
+    if not num_tokens:
+        return out
+    convolved = torch.empty(num_tokens, channels, device=mixed.device)
+    read = torch.empty(num_tokens, heads * values, device=mixed.device)
+    places = sequences.first_rows, sequences.slots
+    sizes = {"HEADS": heads, "KEY_HEADS": weights.key_heads, "KEYS": keys, "VALUES": values}
+    _convolve[(num_tokens, 2 * weights.key_heads + heads)](
+        convolved, mixed, states.columns, weights.filter, *places, sequences.of_rows,
+        **sizes, SIZE=size, WIDTH=triton.next_power_of_2(max(keys, values)),
+    )  # fmt: skip
+    _keep_columns[(num_sequences, triton.cdiv(channels, CHANNELS_AT_ONCE))](
+        states.columns, mixed, *places,
+        CHANNELS=channels, SIZE=size, WIDTH=CHANNELS_AT_ONCE, COLUMNS=triton.next_power_of_2(size),
+    )  # fmt: skip
+    at_once = min(VALUES_AT_ONCE, triton.next_power_of_2(values))
+    _apply_rule[(heads * triton.cdiv(values, at_once), num_sequences)](
+        read, states.state, convolved, decay, strength, weights.rate, weights.shift, *places,
+        **sizes, KEY_WIDTH=triton.next_power_of_2(keys), WIDTH=at_once, num_warps=1,
+    )  # fmt: skip
+    _norm_and_gate[(num_tokens, heads)](
+        out, read, gate, weights.scale, sequences.of_rows, weights.eps,
+        HEADS=heads, VALUES=values, WIDTH=triton.next_power_of_2(values),
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _convolve(
+    out, mixed, columns, filters, first_rows, slots, of_rows,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    SIZE: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Pass a token's query, key or value of one head through the convolution; give queries and keys their lengths."""
+    row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    num_channels = 2 * KEY_HEADS * KEYS + HEADS * VALUES
+    sequence = tl.load(of_rows + row)
+    if sequence >= 0:
+        first_row, slot = tl.load(first_rows + sequence), tl.load(slots + sequence)
+        is_value = part >= 2 * KEY_HEADS
+        begin = tl.where(is_value, 2 * KEY_HEADS * KEYS + (part - 2 * KEY_HEADS) * VALUES, part * KEYS)
+        width = tl.where(is_value, VALUES, KEYS)
+        is_there = tl.arange(0, WIDTH) < width
+        channels = begin + tl.arange(0, WIDTH)
+        total = tl.zeros([WIDTH], tl.float32)
+        for index in tl.static_range(SIZE):
+            source = row - (SIZE - 1) + index
+            is_own = source >= first_row
+            own = tl.load(mixed + source * num_channels + channels, mask=is_there & is_own, other=0.0)
+            at = (slot * num_channels + channels) * SIZE + SIZE - (first_row - source)
+            held = tl.load(columns + at, mask=is_there & (source < first_row), other=0.0)
+            seen = own.to(tl.float32) + held.to(tl.float32)
+            total += seen * tl.load(filters + index * num_channels + channels, mask=is_there, other=0.0).to(tl.float32)
+        total = total * tl.sigmoid(total)
+        if part < 2 * KEY_HEADS:
+            total = total * tl.rsqrt(tl.sum(total * total) + 1e-6)
+            if part < KEY_HEADS:
+                total = total * tl.rsqrt(tl.full([], KEYS, tl.float32))
+        tl.store(out + row * num_channels + channels, total, mask=is_there)
+
+
+@triton.jit
+def _keep_columns(
+    columns, mixed, first_rows, slots,
+    CHANNELS: tl.constexpr, SIZE: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """Keep the last inputs of some channels of a sequence: its own, behind those that were held."""
+    sequence = tl.program_id(0)
+    first_row, end = tl.load(first_rows + sequence), tl.load(first_rows + sequence + 1)
+    if first_row < end:
+        slot = tl.load(slots + sequence)
+        channels = (tl.program_id(1) * WIDTH + tl.arange(0, WIDTH))[:, None]
+        column = tl.arange(0, COLUMNS)[None, :]
+        is_there = (channels < CHANNELS) & (column < SIZE)
+        source = end - SIZE + column
+        own = tl.load(mixed + source * CHANNELS + channels, mask=is_there & (source >= first_row), other=0.0)
+        at = (slot * CHANNELS + channels) * SIZE + column
+        held = tl.load(columns + at + (end - first_row), mask=is_there & (source < first_row), other=0.0)
+        # They are overwritten, by other threads than those that read them.
+        tl.debug_barrier()
+        tl.store(columns + at, tl.where(source >= first_row, own.to(held.dtype), held), mask=is_there)
+
+
+@triton.jit
+def _apply_rule(
+    out, states, convolved, decays, strengths, rates, shifts, first_rows, slots,
+    HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
+    KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Update some columns of the state of one head of a sequence by each token, and read them."""
+    sequence = tl.program_id(1)
+    row, end = tl.load(first_rows + sequence), tl.load(first_rows + sequence + 1)
+    if row < end:
+        channels, pieces = 2 * KEY_HEADS * KEYS + HEADS * VALUES, tl.cdiv(VALUES, WIDTH)
+        head, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
+        key, value = tl.arange(0, KEY_WIDTH), piece * WIDTH + tl.arange(0, WIDTH)
+        is_key, is_value = key < KEYS, value < VALUES
+        is_there = is_key[:, None] & is_value[None, :]
+        slot = tl.load(slots + sequence)
+        at = ((slot * HEADS + head) * KEYS + key)[:, None] * VALUES + value[None, :]
+        state = tl.load(states + at, mask=is_there, other=0.0)
+        rate, shift = tl.load(rates + head).to(tl.float32), tl.load(shifts + head).to(tl.float32)
+        queries = convolved + head // (HEADS // KEY_HEADS) * KEYS + key
+        keys = queries + KEY_HEADS * KEYS
+        values = convolved + 2 * KEY_HEADS * KEYS + head * VALUES + value
+        # A token's inputs are loaded while the one before it is computed.
+        next_query = tl.load(queries + row * channels, mask=is_key, other=0.0)
+        next_key = tl.load(keys + row * channels, mask=is_key, other=0.0)
+        next_value = tl.load(values + row * channels, mask=is_value, other=0.0)
+        next_decay, next_strength = tl.load(decays + row * HEADS + head), tl.load(strengths + row * HEADS + head)
+        for token in range(row, end):
+            of_query, of_key, of_value = next_query, next_key, next_value
+            decay = tl.exp(-rate * _softplus(next_decay.to(tl.float32) + shift))
+            strength = tl.sigmoid(next_strength.to(tl.float32))
+            following = token + 1
+            is_more = following < end
+            next_query = tl.load(queries + following * channels, mask=is_key & is_more, other=0.0)
+            next_key = tl.load(keys + following * channels, mask=is_key & is_more, other=0.0)
+            next_value = tl.load(values + following * channels, mask=is_value & is_more, other=0.0)
+            next_decay = tl.load(decays + following * HEADS + head, mask=is_more, other=0.0)
+            next_strength = tl.load(strengths + following * HEADS + head, mask=is_more, other=0.0)
+            state = state * decay
+            added = (of_value - tl.sum(state * of_key[:, None], 0)) * strength
+            state += of_key[:, None] * added[None, :]
+            read = tl.sum(state * of_query[:, None], 0)
+            tl.store(out + (token * HEADS + head) * VALUES + value, read, mask=is_value)
+        tl.store(states + at, state, mask=is_there)
+
+
+@triton.jit
+def _softplus(number):
+    return tl.where(number > 20.0, number, tl.log(1.0 + tl.exp(tl.minimum(number, 20.0))))
+
+
+@triton.jit
+def _norm_and_gate(
+    out, read, gate, scale, of_rows, eps, HEADS: tl.constexpr, VALUES: tl.constexpr, WIDTH: tl.constexpr
+):
+    """Norm what a token read from one head's state, and multiply it by the gate's activation; zeros for padding."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    columns = tl.arange(0, WIDTH)
+    is_there = columns < VALUES
+    at = (row * HEADS + head) * VALUES + columns
+    is_row = tl.load(of_rows + row) >= 0
+    given = tl.load(read + at, mask=is_there & is_row, other=0.0)
+    through = tl.load(gate + at, mask=is_there, other=0.0).to(tl.float32)
+    scales = tl.load(scale + columns, mask=is_there, other=0.0).to(tl.float32)
+    normed = given * tl.rsqrt(tl.sum(given * given) / VALUES + eps) * scales
+    tl.store(out + at, (normed * (through * tl.sigmoid(through))).to(through.dtype), mask=is_there)
