@@ -264,6 +264,22 @@ def test_a_tool_whose_parameters_no_grammar_can_express_keeps_their_names() -> N
         grammar_of(PARAMETERS, tools=[tool("touch", parameters=good), tool("look", parameters=parameters, strict=True)])
 
 
+def test_arguments_of_a_schema_that_is_a_reference_keep_their_names_too() -> None:
+    bad = {"type": "string", "pattern": "[^]"}
+    own = {"type": "object", "properties": {"a": bad, "b": {}}, "required": ["b"]}
+    parameters = {"$ref": "#/$defs/own", "$defs": {"own": own}}
+    grammar = grammar_of(PARAMETERS, tools=[tool("look", parameters=parameters)])
+    assert {f'"<parameter={name}>"' for name in "ab"} <= set(grammar.split())
+    freed = json.loads(grammar_of(tools=[tool("look", parameters=parameters)]).rpartition("%json ")[2])
+    assert (freed["properties"], freed["required"]) == ({"a": {}, "b": {}}, ["b"])
+
+
+def test_arguments_of_a_schema_that_has_alternatives_keep_any_names() -> None:
+    some = [{"properties": {name: {"type": "string", "pattern": "[^]"}}} for name in "ab"]
+    parameters = {"anyOf": some, "properties": {"c": {"type": "string", "pattern": "[^]"}}}
+    assert " & ~/(c)/" in grammar_of(PARAMETERS, tools=[tool("look", parameters=parameters)])
+
+
 @pytest.mark.parametrize("pattern", [r"^a+$", r"\\bsea", r"\(?=", r"^(?:a|b)\d$"])
 def test_a_pattern_that_the_grammar_can_express_is_enforced(pattern: str) -> None:
     parameters = {"type": "object", "properties": {"a": {"type": "string", "pattern": pattern}}}

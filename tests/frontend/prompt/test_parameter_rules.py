@@ -68,6 +68,16 @@ def test_a_schema_may_be_a_reference() -> None:
     assert not is_allowed(parameter("a", "1"), **own)
 
 
+@pytest.mark.parametrize(
+    "place", [{"anyOf": [{"properties": {"a": {}}}, {"required": ["b"]}]}, {}, {"$ref": "#/$defs/own"}]
+)
+def test_where_a_schema_refers_to_alternatives_or_to_nothing_any_parameters_are_written(place: dict[str, Any]) -> None:
+    own = {"$ref": "#/$defs/own", "$defs": {"own": place}}
+    assert is_allowed(parameter("a", "1"), **own)
+    assert is_allowed(parameter("b", "1"), **own)
+    assert is_allowed(parameter("b", "1"), **{"$ref": "#/$defs/other"})
+
+
 def test_only_the_definitions_that_a_value_needs_are_written_with_it() -> None:
     defs = {"a/b": {"items": {"$ref": "#/$defs/c"}}, "c": {"anyOf": [{"$ref": "#/$defs/c"}, {"type": "null"}]}, "d": {}}
     rules = ParameterRules()
@@ -288,6 +298,8 @@ def test_whatever_may_be_written_is_valid_by_its_schema(schema: dict[str, Any], 
         ({"properties": {"a": {"anyOf": [{"const": "3"}, {"type": "integer", "maximum": 2}]}}}, {"maximum"}),
         ({"properties": {"a\n": {"type": "string"}}}, {"properties"}),
         ({"oneOf": [{"required": ["a"]}, {"required": ["b"]}], "minProperties": 1}, {"oneOf", "minProperties"}),
+        ({"type": "object", "$ref": "#/$defs/a", "$defs": {"a": {"required": ["a"]}}}, set()),
+        ({"required": ["b"], "$ref": "#/$defs/a", "$defs": {"a": {"minProperties": 1}}}, {"required", "minProperties"}),
     ],
 )
 def test_what_no_rule_expresses_is_told(schema: dict[str, Any], unenforced: set[str]) -> None:

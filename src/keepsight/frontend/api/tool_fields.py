@@ -16,7 +16,8 @@ from keepsight.frontend.api.call_parser import CallParser
 from keepsight.frontend.prompt.call_grammar import CallGrammar
 from keepsight.frontend.prompt.call_text import BARE, MAX_NAME_LENGTH, NAME_PATTERN, CallForm
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
-from keepsight.frontend.prompt.json_types import Allowance, ArgumentTypes, Schema
+from keepsight.frontend.prompt.json_types import Allowance, ArgumentTypes, Schema, SchemaReader
+from keepsight.frontend.prompt.parameter_rules import read_parameters
 from keepsight.structured_outputs import WHITE_SPACE, StructuredOutputsParams, write_schema
 
 MAX_TOOLS = 128
@@ -203,10 +204,8 @@ def _write_schema(index: int, function: Function, terms: CallTerms, *, is_free: 
     return written
 
 
-def _name_arguments(schema: Mapping[str, Any]) -> dict[str, Any]:
+def _name_arguments(schema: Schema) -> dict[str, Any]:
     """Return a schema with only the names of the arguments, and those required, as far as `schema` lists them."""
-    properties, required = schema.get("properties"), schema.get("required")
-    return {
-        "properties": {name: {} for name in properties} if isinstance(properties, dict) else {},
-        "required": [name for name in required if isinstance(name, str)] if isinstance(required, list) else [],
-    }
+    found = read_parameters(SchemaReader(schema, Allowance()))
+    named = {"properties": {name: {} for name in found.named}, "required": sorted(found.required)}
+    return named if found.others is None else {**named, "additionalProperties": True}

@@ -156,6 +156,17 @@ class SchemaReader:
             else:
                 rest += reversed(inner)
 
+    def follow_references(self, schema: Schema) -> Schema:
+        """Return the schema to which a schema's reference leads; itself if it has none, or one that leads nowhere."""
+        found, followed = schema, set[str]()
+        while isinstance(reference := found.get("$ref"), str):
+            place = self._resolve(reference)
+            if reference in followed or not isinstance(place, Mapping) or not place:
+                return schema
+            followed.add(reference)
+            found = place
+        return found
+
     def _find_inner(self, schema: Schema, followed: set[str]) -> list[Any] | None:
         """Return the schemas that a schema refers to, each with what it says itself; None if it refers to none."""
         reference = schema.get("$ref")

@@ -40,6 +40,7 @@ _DEFINITIONS = ("$defs", "definitions")
 _IN_DEFINITIONS = tuple(f"#/{name}/" for name in _DEFINITIONS)
 # What is enforced of all arguments together, and of a string; and what says nothing.
 _ENFORCED = {"type", "properties", "required", "additionalProperties", "x-guidance", "$schema", "$id", *_DEFINITIONS}
+_BESIDE_REFERENCE = {"$ref", *_ENFORCED} - {"properties", "required", "additionalProperties"}
 _ENFORCED_OF_TEXT = {"type", "minLength", "maxLength", "pattern"}
 # The end of a text in a pattern, and an end or a beginning anywhere in it.
 _END, _ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*\$\Z"), re.compile(r"(?<![\\\[])\^|(?<!\\)\$")
@@ -69,15 +70,15 @@ class Parameters:
 
 def read_parameters(reader: SchemaReader) -> Parameters:
     """Read a function's schema, whatever it looks like."""
-    schema = reader.root
-    schema = next(reader.list_alternatives(schema), {}) if "$ref" in schema else schema
+    schema = reader.follow_references(reader.root)
     named, required = schema.get("properties"), schema.get("required")
     named = dict(named) if isinstance(named, Mapping) else {}
     reader.spend(len(named) + (len(required) if isinstance(required, list) else 0))
     required = {each for each in required if isinstance(each, str)} if isinstance(required, list) else set()
     named |= {name: {} for name in sorted(required - named.keys())}
     others = schema.get("additionalProperties", True if _OPENING & schema.keys() else None)
-    return Parameters(named, required, None if others is False else others, schema.keys() - _ENFORCED)
+    beside = set() if schema is reader.root else reader.root.keys() - _BESIDE_REFERENCE
+    return Parameters(named, required, None if others is False else others, schema.keys() - _ENFORCED | beside)
 
 
 class ParameterRules:
