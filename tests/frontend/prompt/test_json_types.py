@@ -26,6 +26,7 @@ ROOT: dict[str, Any] = {
         "color": {"enum": ["red", "blue"]},
         "node": {"anyOf": [{"$ref": "#/$defs/node"}, {"type": "integer"}]},
         "a/b": {"type": "array"},
+        "nullable": {"type": ["integer", "null"]},
     },
 }
 
@@ -58,6 +59,9 @@ def find_types(schema: object, root: Schema) -> JsonType:
         ({"$ref": "#/$defs/node/anyOf/2"}, ANY_TYPE),
         ({"$ref": "#color"}, ANY_TYPE),
         ({"type": "boolean", "anyOf": [{"const": True}, {}]}, JsonType.BOOLEAN),
+        ({"type": ["string", "null"], "$ref": "#/$defs/nullable"}, JsonType.NULL),
+        ({"type": "integer", "anyOf": [{"type": "string"}, {"type": "number"}]}, JsonType.INTEGER),
+        ({"type": ["string", "null"], "anyOf": [{"type": "integer"}]}, ANY_TYPE),
         ({"$ref": "#/$defs/nothing"}, ANY_TYPE),
         ({"$ref": "http://127.0.0.1:9/schema"}, ANY_TYPE),
         ({"allOf": [{"type": "string"}, {"minLength": 1}]}, ANY_TYPE),

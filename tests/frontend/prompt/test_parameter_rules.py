@@ -2,6 +2,7 @@
 
 import copy
 import json
+import operator
 from random import Random
 from typing import Any
 
@@ -154,6 +155,10 @@ def test_what_becomes_too_long_is_not_written_to_its_end() -> None:
         ({"type": ["string", "object"], "maxLength": 1}, ['{"a": 1}', "{}", "a"], ["ab", "[1"]),
         ({"type": "integer", "enum": [1.0, 2.0]}, ["1", "2"], ["", "3", "x"]),
         ({"enum": ["x", 1.0]}, ["1", "x"], ["", "1.0"]),
+        ({"type": ["string", "null"], "anyOf": [{"type": "null"}, {"enum": [1, "a"]}]}, ["null", "a"], ["1", "b"]),
+        # Values whose texts would be read as something else cannot be written.
+        ({"enum": ["a", "b\n</parameter>\nc", "</parameter>"]}, ["a"], ["b\n</parameter>\nc", "</parameter>", "b"]),
+        ({"enum": ["1", "x", "2", 2, None, "null"]}, ["x", "2", "null"], ["1", "3"]),
         # Of values that there are not, any may be written.
         ({"type": "string", "enum": [1, 2]}, ["1", "", "x"], []),
         ({"enum": []}, ["1", "", "x"], []),
@@ -199,6 +204,7 @@ WORDS = [
     "d",
     "true",
     "null",
+    "2",
     "3",
     "-1.5",
     "red",
@@ -235,13 +241,14 @@ leaves: list[dict[str, Any]] = [
     {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
     {"enum": ["red", "3", "", "a\n"]},
     {"enum": ["red", 3, None, [1, 2]]},
+    {"enum": ["red", "3", "green", True]},
+    {"enum": ["red", "3", 2, "a\n</parameter>"]},
     {"const": "green"},
     {"$ref": "#/$defs/color"},
     {},
 ]
-own_schemas = st.sampled_from(leaves) | st.lists(st.sampled_from(leaves), min_size=1, max_size=3).map(
-    lambda several: {"anyOf": several}
-)
+choices = st.lists(st.sampled_from(leaves), min_size=1, max_size=3).map(lambda several: {"anyOf": several})
+own_schemas = st.sampled_from(leaves) | choices | st.builds(operator.or_, st.sampled_from(leaves), choices)
 
 
 @st.composite
@@ -291,6 +298,24 @@ def test_whatever_may_be_written_is_valid_by_its_schema(schema: dict[str, Any], 
         ({"properties": {"a": {"type": ["string", "array"], "maxLength": 2}}}, {"type"}),
         ({"properties": {"a": {"type": "string", "enum": [1]}}}, {"type", "enum"}),
         ({"properties": {"a": {"anyOf": [False]}}}, {"anyOf"}),
+        ({"properties": {"a": {"enum": ["a", "\n</parameter>"]}}}, {"enum"}),
+        ({"properties": {"a": {"const": "</parameter>\n"}}}, {"const"}),
+        ({"properties": {"a": {"enum": ["1", 2]}}}, {"enum"}),
+        ({"properties": {"a": {"enum": ["1", "2", 1, 2, None]}}}, set()),
+        ({"properties": {"a": {"anyOf": [{"enum": ["1"]}, {"const": 2}, {"type": "integer"}]}}}, set()),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"enum": [2]}]}}}, {"enum"}),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}, {"const": None}]}}}, set()),
+        ({"properties": {"a": {"enum": ["a", "bc"], "maxLength": 1}}}, {"maxLength"}),
+        (
+            {"properties": {"a": {"enum": ["a", "b"], "anyOf": [{"const": "c"}, {"maxLength": 3}]}}},
+            {"enum", "maxLength"},
+        ),
+        (
+            {"properties": {"a": {"type": "string", "maxLength": 3, "anyOf": [{"maxLength": 5}, {"maxLength": 3}]}}},
+            {"maxLength"},
+        ),
+        ({"properties": {"a": {"minimum": 3, "anyOf": [{"type": "integer"}, {"const": "red"}]}}}, {"minimum"}),
+        ({"properties": {"a": {"anyOf": [{"type": "string"}], "oneOf": [{"maxLength": 3}]}}}, {"oneOf"}),
         ({"properties": {"a": {"anyOf": [{"enum": ["[a"]}, {"type": "array"}]}}}, {"type"}),
         ({"properties": {"a": {"anyOf": [{"enum": ["a"]}, {"type": "integer", "minimum": 2}]}}}, set()),
         ({"properties": {"a": {"anyOf": [{"enum": ["1d"]}, {"type": "integer", "minimum": 2}]}}}, {"minimum"}),

@@ -56,6 +56,9 @@ _CLASSES = {
 MAX_KEYWORDS_AND_VALUES = 2**16
 # What a schema says of types and of texts.
 _OF_TEXTS = ("type", "enum", "const", "minLength", "maxLength", "pattern", "format")
+# What leads to other schemas, in this order; and what says nothing of values.
+_OF_ALTERNATIVES = ("anyOf", "oneOf", "allOf")
+_SILENT = {"$defs", "definitions", "x-guidance", "$schema", "$id"}
 # How texts of these types begin. An object or an array is known by its first character.
 _BEGINNINGS = {
     JsonType.INTEGER: re.compile(r"-?[0-9]*\Z"),
@@ -111,13 +114,13 @@ class SchemaReader:
         """Return the types that a schema without alternatives allows."""
         types = self._read_type(schema)
         if "const" in schema:
-            return types & _type_of(schema["const"])
+            return types & type_of(schema["const"])
         values = schema.get("enum")
         if not isinstance(values, list):
             return types
         if id(values) not in self._types_of_lists:
             self.spend(len(values))
-            self._types_of_lists[id(values)] = join(map(_type_of, values))
+            self._types_of_lists[id(values)] = join(map(type_of, values))
         return types & self._types_of_lists[id(values)]
 
     def list_values(self, schema: Schema) -> list[Any] | None:
@@ -127,7 +130,7 @@ class SchemaReader:
             return None
         self.spend(len(values))
         types = self._read_type(schema)
-        return [_shorten(each) for each in values if _type_of(each) in types]
+        return [_shorten(each) for each in values if type_of(each) in types]
 
     def _read_type(self, schema: Schema) -> JsonType:
         if "type" not in schema:
@@ -136,12 +139,14 @@ class SchemaReader:
         self.spend(max(0, len(named) - 1))  # the keyword itself has been counted
         return join(TYPES.get(name, NO_TYPE) for name in named if isinstance(name, str))
 
-    def list_alternatives(self, schema: object) -> Iterator[Schema]:
+    def list_alternatives(self, schema: object, left_out: set[str] | None = None) -> Iterator[Schema]:
         """Yield the schemas of which a value must match one, with references resolved.
 
         Without recursion, as a schema may be deep; each reference is followed once, as it may lead to itself.
+        `left_out` gets the keywords of outer schemas that these do not have.
         """
         followed: set[str] = set()
+        left_out = set() if left_out is None else left_out
         rest = [schema]
         while rest:
             one = rest.pop()
@@ -150,7 +155,7 @@ class SchemaReader:
                 if one is not False:
                     yield {}
                 continue
-            inner = self._find_inner(one, followed)
+            inner = self._find_inner(one, followed, left_out)
             if inner is None:
                 yield one
             else:
@@ -167,30 +172,47 @@ class SchemaReader:
             found = place
         return found
 
-    def _find_inner(self, schema: Schema, followed: set[str]) -> list[Any] | None:
+    def _find_inner(self, schema: Schema, followed: set[str], left_out: set[str]) -> list[object] | None:
         """Return the schemas that a schema refers to, each with what it says itself; None if it refers to none."""
+        found = self._find_referred(schema, followed)
+        if found is None:
+            return None
+        name, inner = found
+        left_out |= schema.keys() - {name, *_OF_TEXTS, *_SILENT}
+        return [self._merge(schema, each, left_out) for each in inner]
+
+    def _find_referred(self, schema: Schema, followed: set[str]) -> tuple[str, list[Any]] | None:
+        """Return the keyword by which a schema refers to others, and these."""
         reference = schema.get("$ref")
         if isinstance(reference, str):
-            if reference in followed:
-                return []
+            places = [] if reference in followed else [self._resolve(reference)]
             followed.add(reference)
-            return [self._merge(schema, self._resolve(reference))]
-        for name in ("anyOf", "oneOf", "allOf"):
+            return "$ref", places
+        for name in _OF_ALTERNATIVES:
             inner = schema.get(name)
             # Of several that must all match, none is an alternative.
             if isinstance(inner, list) and inner and (name != "allOf" or len(inner) == 1):
-                return [self._merge(schema, each) for each in inner]
+                return name, inner
         return None
 
-    def _merge(self, outer: Schema, inner: object) -> object:
-        """Return an inner schema with what the outer one says of types and texts; only that, as many may be inner."""
+    def _merge(self, outer: Schema, inner: object, left_out: set[str]) -> object:
+        """Return an inner schema with what the outer one says of types and texts; only that, as many may be inner.
+
+        Types are those that both allow. Of anything else that both say, the inner one counts.
+        """
         own = {name: outer[name] for name in _OF_TEXTS if name in outer}
         if not own:
             return inner
         if not isinstance(inner, Mapping):
             return own if inner is not False else False
         self.spend(len(inner))
-        return own | dict(inner)
+        merged = own | dict(inner)
+        if "type" in own and "type" in inner:
+            merged["type"] = name_types(self._read_type(own) & self._read_type(inner))
+        left_out |= {
+            name for name in own.keys() & inner.keys() if name != "type" and not _are_same(own[name], inner[name])
+        }
+        return merged
 
     def _resolve(self, reference: str) -> object:
         """Return the schema at a place in `root`; one that allows anything if there is none."""
@@ -201,7 +223,16 @@ class SchemaReader:
         return self._places[reference]
 
 
-def _type_of(value: object) -> JsonType:
+def _are_same(one: object, other: object) -> bool:
+    """Return whether two numbers or texts are the same; lists, which may be long, count as different."""
+    return isinstance(one, int | float | str) and one == other
+
+
+def name_types(types: JsonType) -> list[str]:
+    return [name for name, each in TYPES.items() if each in types]
+
+
+def type_of(value: object) -> JsonType:
     return _CLASSES[type(_shorten(value))]
 
 

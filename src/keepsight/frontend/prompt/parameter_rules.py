@@ -6,7 +6,7 @@ schema, any other value is JSON by its schema. What else a schema says of all ar
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -14,15 +14,17 @@ from urllib.parse import unquote
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.json_types import (
     NO_TYPE,
-    TYPES,
     Allowance,
     JsonType,
     Schema,
     SchemaReader,
     find_place,
+    is_json_of,
     join,
     may_become,
+    name_types,
     split_reference,
+    type_of,
 )
 from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS, to_pattern
 
@@ -41,6 +43,7 @@ _IN_DEFINITIONS = tuple(f"#/{name}/" for name in _DEFINITIONS)
 # What is enforced of all arguments together, and of a string; and what says nothing.
 _ENFORCED = {"type", "properties", "required", "additionalProperties", "x-guidance", "$schema", "$id", *_DEFINITIONS}
 _BESIDE_REFERENCE = {"$ref", *_ENFORCED} - {"properties", "required", "additionalProperties"}
+_LISTING = {"enum", "const"}
 _ENFORCED_OF_TEXT = {"type", "minLength", "maxLength", "pattern"}
 # The end of a text in a pattern, and an end or a beginning anywhere in it.
 _END, _ANCHOR = re.compile(r"(?<!\\)(?:\\\\)*\$\Z"), re.compile(r"(?<![\\\[])\^|(?<!\\)\$")
@@ -134,39 +137,59 @@ class ParameterRules:
         """Return the name of a rule, or a token, of a value and its closing tag."""
         written = json.dumps(schema)
         if written not in self._values:
-            alternatives = list(self._reader.list_alternatives(schema))
+            left_out = set[str]()
+            alternatives = list(self._reader.list_alternatives(schema, left_out))
             types = self._reader.join_types(alternatives)
             if JsonType.STRING not in types:
                 self._values[written] = self._write_json(schema)
-            elif chosen := self._choose(alternatives, types):
-                self._values[written] = chosen
             else:
-                self.unenforced |= schema.keys()
-                self._values[written] = "ANY_TEXT"
+                self.unenforced |= left_out
+                self._values[written] = self._choose(alternatives, types) or self._free(schema)
         return self._values[written]
+
+    def _free(self, schema: Schema) -> str:
+        self.unenforced |= schema.keys()
+        return "ANY_TEXT"
 
     def _choose(self, alternatives: Iterable[Schema], types: JsonType) -> str | None:
         """Return a rule or a token of a value that matches one schema; None if none allows any value."""
-        texts, listed, others = list[str](), list[str](), list[tuple[Schema, JsonType]]()
+        texts, others = list[str](), list[tuple[Schema, JsonType]]()
+        listing = list[tuple[Schema, list[Any]]]()
         for one in alternatives:
             own, values = self._reader.types_of_one(one), self._reader.list_values(one)
             if values is not None:
-                listed += (each if isinstance(each, str) else json.dumps(each) for each in values)
+                self.unenforced |= one.keys() - {"type", "const" if "const" in one else "enum"}
+                listing.append((one, values))
                 continue
             if JsonType.STRING in own:
                 texts.append(self._write_text(one))
             if other := own & ~JsonType.STRING:
                 others.append((one, other))
+        listed = self._write_listed(listing, join(other for _, other in others), is_beside_texts=bool(texts))
         # A token ends only where it can no longer go on. So what begins like a text is part of the texts' token.
         amid = types & ~JsonType.STRING if texts else _find_begun(listed)
         parts = [*texts, *map(json.dumps, listed), *self._write_amid(others, amid, is_free=_FREE in texts)]
         if _FREE in texts:
             return "ANY_TEXT"
-        apart = [{**one, "type": _name_types(own & ~amid)} for one, own in others if own & ~amid]
+        apart = [{**one, "type": name_types(own & ~amid)} for one, own in others if own & ~amid]
         if not (parts or apart):
             return None
         token = self._name_token(f"{_NEWLINE} ({' | '.join(parts)}) {_CLOSING}")
         return f"({token} | {self._write_json({'anyOf': apart})})" if apart else token
+
+    def _write_listed(
+        self, listing: Sequence[tuple[Schema, list[Any]]], others: JsonType, *, is_beside_texts: bool
+    ) -> list[str]:
+        """Return the texts of listed values. `others`: the types of which values are allowed that are not listed."""
+        written = {json.dumps(each): each for _, values in listing for each in values}
+        as_json = {text: type_of(each) for text, each in written.items() if not isinstance(each, str)}
+        types = join(as_json.values()) & ~others
+        strings = [each for each in written.values() if isinstance(each, str)]
+        # A string that is JSON of a listed value's type would be read as such a value.
+        right = [each for each in strings if _can_stand(each) and (each in as_json or not is_json_of(each, types))]
+        if len(right) < len(strings) or (is_beside_texts and types & ~JsonType.NULL):
+            self.unenforced |= _LISTING & {name for schema, _ in listing for name in schema}
+        return [*right, *as_json]
 
     def _write_amid(self, others: Iterable[tuple[Schema, JsonType]], amid: JsonType, *, is_free: bool) -> list[str]:
         """Return what is added to the token of texts for values of the types `amid`, whatever their schemas say."""
@@ -246,13 +269,14 @@ class ParameterRules:
         return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
 
 
+def _can_stand(text: str) -> bool:
+    """Return whether no line of a text begins like a closing tag."""
+    return "\n</parameter>" not in f"\n{text}"
+
+
 def _check_length(num_characters: int) -> None:
     if num_characters > MAX_GRAMMAR_CHARACTERS:
         raise InvalidArgumentError("tools", f"are longer than {MAX_GRAMMAR_CHARACTERS} characters as a grammar")
-
-
-def _name_types(types: JsonType) -> list[str]:
-    return [name for name, each in TYPES.items() if each in types]
 
 
 def _find_begun(texts: Iterable[str]) -> JsonType:
