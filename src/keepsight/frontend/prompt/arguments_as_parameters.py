@@ -76,12 +76,16 @@ def _show_value(text: str) -> str:
 
 
 class ParametersReader:
-    """Makes one JSON object of parameters that come in pieces. `types`: those of the values, by name."""
+    """Makes one JSON object of parameters that come in pieces. `types`: those of the values, by name.
+
+    Undeclared parameters may be repeated. The first one counts, as it has been passed on when the next one comes.
+    """
 
     def __init__(self, types: ArgumentTypes) -> None:
         self.has_ended = False
         self._types = types
-        self._has_begun = False
+        self._names: set[str] = set()
+        self._is_repeated = False
         self._value: _Value | None = None
 
     def read(self, text: str) -> tuple[str, int]:
@@ -93,29 +97,31 @@ class ParametersReader:
         return written, place
 
     def cut_off(self) -> str:
-        return "" if self._value is None else self._value.cut_off()
+        return "" if self._value is None or self._is_repeated else self._value.cut_off()
 
     def _read_tag(self, text: str, place: int) -> tuple[str, int]:
         tag = _TAG.search(text, place)
         if tag is None:
             return "", place
-        separator = ", " if self._has_begun else "{"
-        if tag["name"] is None:
+        name, separator = tag["name"], ", " if self._names else "{"
+        if name is None:
             self.has_ended = True
-            return "}" if self._has_begun else "{}", tag.start()
-        self._has_begun = True
-        self._value = _Value(self._types.get(tag["name"], self._types.get(None, ANY_TYPE)))
-        return f"{separator}{_quote(tag['name'])}: ", tag.end()
+            return "}" if self._names else "{}", tag.start()
+        self._value = _Value(self._types.get(name, self._types.get(None, ANY_TYPE)))
+        self._is_repeated = name in self._names
+        self._names.add(name)
+        return "" if self._is_repeated else f"{separator}{_quote(name)}: ", tag.end()
 
     def _read_value(self, text: str, place: int) -> tuple[str, int]:
         assert self._value is not None
         end = text.find(_CLOSING, place)
         if end < 0:
             certain = len(text) - next((len(each) for each in _BEGINNINGS_OF_CLOSING if text.endswith(each)), 0)
-            return self._value.add(text[place:certain]), certain
-        written = self._value.add(text[place:end]) + self._value.end()
-        self._value = None
-        return written, end + len(_CLOSING)
+            written, read_to = self._value.add(text[place:certain]), certain
+        else:
+            written, read_to = self._value.add(text[place:end]) + self._value.end(), end + len(_CLOSING)
+            self._value = None
+        return "" if self._is_repeated else written, read_to
 
 
 class _Value:
