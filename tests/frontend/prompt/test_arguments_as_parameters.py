@@ -100,6 +100,14 @@ def test_a_number_beyond_all_that_computers_calculate_with_stays_a_number(text: 
     assert read([parameter("days", text), END]) == (f'{{"days": {text}}}', True)
 
 
+@pytest.mark.parametrize(("name", "value"), [("days", "{}"), ("city", '"{}"'), ("any", '"{}"')])
+def test_a_value_that_is_nested_too_deeply_to_be_read_is_a_string_only_where_there_may_be_one(
+    name: str, value: str
+) -> None:
+    deep = "[" * 5000 + "]" * 5000
+    assert read([parameter(name, deep), END]) == (f'{{"{name}": {value.format(deep)}}}', True)
+
+
 def test_of_parameters_with_one_name_the_first_one_counts() -> None:
     text = "".join(
         parameter(*each) for each in (("a", "true"), ("city", "x"), ("a", "false"), ("city", "y"), ("b", "1"))

@@ -273,10 +273,15 @@ def is_json_of(text: str, types: JsonType) -> bool:
 
 
 def is_json(text: str) -> bool:
-    """Return whether a text is JSON of any type. Its numbers may be greater than any that computers calculate with."""
+    """Return whether a text is JSON of any type. Its numbers may be greater than any that computers calculate with.
+
+    One that is nested too deeply to be read to its end is taken for JSON: its grammar allows nothing else.
+    """
     try:
         msgspec.json.decode(text, type=msgspec.Raw)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError):
+    except RecursionError:
+        return True
+    except (msgspec.MsgspecError, UnicodeError):
         return False
     return True
 
