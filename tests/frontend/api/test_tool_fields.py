@@ -77,7 +77,8 @@ def test_choosing_an_unknown_tool_is_refused_with_the_known_ones() -> None:
 
 
 def grammar_of(form: CallForm = BARE, **fields: Any) -> str:
-    guide = parse(**fields).to_sampling_params(call_form=form).structured_outputs
+    asked = parse(**fields)
+    guide = asked.to_sampling_params(calls=asked.read_call_terms(form)).structured_outputs
     assert guide is not None
     return str(guide.grammar)
 

@@ -131,9 +131,9 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         return self.include_reasoning is not False
 
     def to_sampling_params(
-        self, defaults: Mapping[str, Any] = NO_DEFAULTS, call_form: CallForm = BARE
+        self, defaults: Mapping[str, Any] = NO_DEFAULTS, calls: CallTerms | None = None
     ) -> SamplingParams:
-        params = super().to_sampling_params(defaults, call_form)
+        params = super().to_sampling_params(defaults, calls)
         return params if self.prediction is None else replace(params, prediction=self.prediction.text)
 
     def read_call_terms(self, form: CallForm = BARE) -> CallTerms:
@@ -162,8 +162,8 @@ class ChatRequest(GenerationFields, frozen=True, kw_only=True, forbid_unknown_fi
         check_tools(self.tools or ())
         self.read_call_terms()  # refuses a wrong choice before any work is done
 
-    def read_form(self, call_form: CallForm = BARE) -> StructuredOutputsParams | None:
-        form, terms = super().read_form(), self.read_call_terms(call_form)
+    def read_form(self, calls: CallTerms | None = None) -> StructuredOutputsParams | None:
+        form, terms = super().read_form(), self.read_call_terms() if calls is None else calls
         if not terms.names:
             return form
         if self.ignore_eos:

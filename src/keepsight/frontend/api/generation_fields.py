@@ -19,8 +19,8 @@ from keepsight.frontend.api.response_format import (
     list_forms,
     read_structured_outputs,
 )
+from keepsight.frontend.api.tool_fields import CallTerms
 from keepsight.frontend.http.decode_body import NeutralValues, Refused, check_refused
-from keepsight.frontend.prompt.call_text import BARE, CallForm
 from keepsight.sampling_params import SamplingParams
 from keepsight.structured_outputs import StructuredOutputsParams
 
@@ -173,11 +173,11 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise InvalidArgumentError("stream_options.continuous_usage_stats", "needs include_usage to be true")
 
     def to_sampling_params(
-        self, defaults: Mapping[str, Any] = NO_DEFAULTS, call_form: CallForm = BARE
+        self, defaults: Mapping[str, Any] = NO_DEFAULTS, calls: CallTerms | None = None
     ) -> SamplingParams:
-        """`defaults`: values of fields that are not given; `call_form`: how tool calls are written, if any are."""
+        """`defaults`: values of fields that are not given; `calls`: the request's own terms, if they have been read."""
         given = {name: value for name in _SAMPLING_FIELDS if (value := getattr(self, name)) is not None}
-        given["structured_outputs"] = self.read_form(call_form)
+        given["structured_outputs"] = self.read_form(calls)
         if (max_tokens := self.choose_max_tokens()) is not None:
             given["max_tokens"] = max_tokens
         given |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
@@ -186,7 +186,7 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         except InvalidArgumentError as error:
             raise type(error)(self.client_field_name(error.field), error.message) from error
 
-    def read_form(self, call_form: CallForm = BARE) -> StructuredOutputsParams | None:
+    def read_form(self, calls: CallTerms | None = None) -> StructuredOutputsParams | None:
         """Return the form that the answer must have, if any."""
         return read_structured_outputs(self._forms, self.structured_outputs)
 

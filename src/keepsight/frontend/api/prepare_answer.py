@@ -108,12 +108,12 @@ class AnswerPreparer:
     def _prepare_chat(
         self, request: ChatRequest, conversation: Conversation, cache_salt: str | None, downloaded: Downloaded
     ) -> tuple[PreparedRequest, CallTerms]:
-        call_form = self.preparer.template.call_form
-        params = request.to_sampling_params(self.preparer.sampling_defaults, call_form)
+        calls = request.read_call_terms(self.preparer.template.call_form)
+        params = request.to_sampling_params(self.preparer.sampling_defaults, calls)
         terms = (cache_salt, request.priority or 0, request.shown_tools)
         prepared = self.preparer.prepare_chat(conversation, params, self._overrides_of(request), *terms, downloaded)
         prepared = self._as_requested(request, self.preparer.split_off_thought(prepared, conversation))
-        return prepared, request.read_call_terms(call_form)
+        return prepared, calls
 
     async def completion(self, request: CompletionRequest, cache_salt: str | None) -> CompletionAnswer:
         prepare = partial(self._prepare_prompts, request, cache_salt)
