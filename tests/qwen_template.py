@@ -1,6 +1,7 @@
 """Chat templates like Qwen3-VL's, which render tools, tool calls and tool results themselves.
 
-The coder's and 3.5's have another form of calls, whose arguments must be an object; their texts are trimmed.
+The coder's and 3.5's have another form of calls, whose arguments must be an object; their texts are trimmed. MiMo's
+is like that form, but has fewer newlines.
 
 The thinking variants open a thought for each answer, and render earlier thoughts only after the last user message.
 Qwen2.5-VL's template does not support tools and inserts a default system message.
@@ -72,6 +73,20 @@ PARAMETERS = (
         {%- endfor -%}""",
     r"'<tool_call>\n<function=NAME>\n<parameter=NAME>\nVALUE\n</parameter>\n</function>\n</tool_call>'",
 )
+# Its tools are described by tags with names like those of calls.
+INLINE_PARAMETERS = (
+    r"""
+        {{- show(message.content) -}}
+        {%- for call in message.tool_calls or () -%}
+            {{- '<tool_call>\n<function=' + call.function.name + '>\n' -}}
+            {%- for name, value in call.function.arguments | items -%}
+                {{- '<parameter=' + name + '>' }}{{ WRITTEN_VALUE }}{{ '</parameter>\n' -}}
+            {%- endfor -%}
+            {{- '</function>\n</tool_call>' -}}
+        {%- endfor -%}""",
+    r"""'<tool_call>\n<function=NAME>\n<parameter=NAME>VALUE</parameter>\n</function>\n</tool_call>'
+        + '\nwhere the names are those of\n<function>\n<parameter>\n<name>NAME</name>\n</parameter>\n</function>'""",
+)
 
 
 def _of(form: tuple[str, str], **others: str) -> str:
@@ -95,6 +110,9 @@ THINKING_QWEN_LIKE = _of(TAGGED, **_WITH_THOUGHT, WRITTEN_ARGUMENTS=_AS_SENT)
 _IS_NESTED = "value is mapping or value is sequence and value is not string"
 CODER_LIKE = _of(PARAMETERS, **_WITHOUT_THOUGHT, WRITTEN_VALUE=f"(value | tojson if {_IS_NESTED} else value | string)")
 QWEN3_5_LIKE = _of(PARAMETERS, **_WITH_THOUGHT, WRITTEN_VALUE="(value if value is string else value | tojson)")
+MIMO_LIKE = _of(
+    INLINE_PARAMETERS, **_WITHOUT_THOUGHT, WRITTEN_VALUE=f"(value | tojson if {_IS_NESTED} else value | string)"
+)
 PICTURES_ALONE = """\
 {%- for message in messages -%}
     {%- if loop.first and message.role != 'system' %}{{ '<|im_start|>system\\nBe of help.<|im_end|>\\n' }}{% endif -%}

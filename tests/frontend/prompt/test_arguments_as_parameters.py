@@ -6,13 +6,15 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
 from keepsight.frontend.prompt.json_types import ANY_TYPE, Allowance, ArgumentTypes, JsonType, is_json_of
+from keepsight.frontend.prompt.parameter_tags import IN_LINE, ON_LINES
 
 FORM = ArgumentsAsParameters()
+IN_LINE_FORM = ArgumentsAsParameters(IN_LINE)
 SCHEMA: dict[str, Any] = {
     "properties": {
         "city": {"type": "string"},
@@ -27,9 +29,9 @@ TYPES = FORM.find_types(SCHEMA, Allowance())
 END = "</function>"
 
 
-def read(pieces: Sequence[str], types: ArgumentTypes = TYPES) -> tuple[str, bool]:
+def read(pieces: Sequence[str], types: ArgumentTypes = TYPES, form: ArgumentsAsParameters = FORM) -> tuple[str, bool]:
     """Return the JSON of arguments that come in pieces, and whether they came to their end."""
-    reader, held, written = FORM.begin_reading(types), "", ""
+    reader, held, written = form.begin_reading(types), "", ""
     for piece in pieces:
         held += piece
         if not reader.has_ended:
@@ -152,6 +154,31 @@ def test_what_is_cut_off_is_returned_as_far_as_it_goes(text: str, so_far: str) -
     assert read([text]) == read(list(text)) == (so_far, False)
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "value"),
+    [
+        ("city", "Paris", "Paris"),
+        ("city", "", ""),
+        ("city", "\n a > b\n", "\n a > b\n"),
+        ("city", "<parameter=days>\n</parameter></function>", "<parameter=days>\n</parameter></function>"),
+        ("days", "3", 3),
+        ("unit", "null", None),
+        ("any", '["</parameter>"]', ["</parameter>"]),
+    ],
+)
+def test_a_value_in_line_is_all_that_stands_between_its_tags(name: str, text: str, value: Any) -> None:
+    written, has_ended = read(list(f"<parameter={name}>{text}</parameter>\n{END}"), form=IN_LINE_FORM)
+    assert (json.loads(written), has_ended) == ({name: value}, True)
+
+
+def test_a_string_in_line_is_passed_on_as_it_comes() -> None:
+    reader = IN_LINE_FORM.begin_reading(TYPES)
+    assert reader.read("<parameter=city>Par") == ('{"city": "Par', 19)
+    assert reader.read("is\n</parameter>") == ("is\\n", 3)
+    assert reader.read("</parameter>\n<parameter=days>12") == ('", "days": ', 31)
+    assert reader.cut_off() == "12"
+
+
 fragments = st.sampled_from(
     [
         "<parameter=",
@@ -162,6 +189,7 @@ fragments = st.sampled_from(
         ">\n",
         "\n",
         "</parameter>",
+        "</parameter>\n",
         "\n</parameter>\n",
         "</",
         "<",
@@ -173,18 +201,23 @@ fragments = st.sampled_from(
 tails = st.lists(fragments | st.text(max_size=3)).map("".join)
 
 
+@pytest.mark.parametrize("form", [FORM, IN_LINE_FORM])
 @given(tails | tails.map(lambda text: f"<parameter=unit>\n{text}"), st.lists(st.integers(0, 1000)))
 @example("<parameter=a></function>\n", [23])
 @example("<parameter=city>\n\n</parameter>", [17])
-def test_arguments_are_read_the_same_however_the_text_is_cut(text: str, places: list[int]) -> None:
-    whole, has_ended = read([text])
-    assert read(cut(text, places)) == read(list(text)) == (whole, has_ended)
+def test_arguments_are_read_the_same_however_the_text_is_cut(
+    form: ArgumentsAsParameters, text: str, places: list[int]
+) -> None:
+    whole, has_ended = read([text], form=form)
+    assert read(cut(text, places), form=form) == read(list(text), form=form) == (whole, has_ended)
     if has_ended:
         names = [name for name, _ in json.loads(whole, object_pairs_hook=list)]
         assert len(set(names)) == len(names)
 
 
-texts = st.text(st.characters(exclude_categories=["Cs"])).filter(lambda text: "\n</parameter>" not in f"\n{text}")
+texts = st.text(st.characters(exclude_categories=["Cs"])).filter(
+    lambda text: ON_LINES.can_hold(text) and IN_LINE.can_hold(text)
+)
 values = st.recursive(
     st.none()
     | st.booleans()
@@ -220,11 +253,15 @@ def arguments(draw: st.DrawFn) -> tuple[dict[str, Any], dict[str, Any]]:
     return drawn, {"type": "object", "properties": properties}
 
 
+@pytest.mark.parametrize("form", [FORM, IN_LINE_FORM])
 @given(arguments(), st.booleans(), st.lists(st.integers(0, 1000)))
-def test_arguments_are_read_as_they_were_written(drawn: Any, is_ascii: bool, places: list[int]) -> None:
+def test_arguments_are_read_as_they_were_written(
+    form: ArgumentsAsParameters, drawn: Any, is_ascii: bool, places: list[int]
+) -> None:
     value, schema = drawn
+    assume(form is FORM or ">" not in "".join(value))
     written = json.dumps(value, ensure_ascii=is_ascii)
-    text = FORM.write(written) + END
-    json_text, has_ended = read(cut(text, places), FORM.find_types(schema, Allowance()))
+    text = form.write(written) + END
+    json_text, has_ended = read(cut(text, places), form.find_types(schema, Allowance()), form)
     assert (json.loads(json_text), has_ended) == (value, True)
-    assert FORM.write(json_text) + END == text
+    assert form.write(json_text) + END == text

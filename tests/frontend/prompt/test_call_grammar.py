@@ -10,7 +10,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_grammar import CallGrammar
-from keepsight.frontend.prompt.call_text import BARE, PARAMETERS, TAGGED, CallForm, write_call
+from keepsight.frontend.prompt.call_text import BARE, INLINE_PARAMETERS, PARAMETERS, TAGGED, CallForm, write_call
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.json_types import Schema
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
@@ -237,6 +237,20 @@ def test_what_has_a_form_is_that_or_calls_with_parameters() -> None:
     assert follow("I look.", form=FORM, call_form=PARAMETERS) == ("", False)
 
 
+def test_calls_with_parameters_in_line_follow_a_text_and_each_other_at_once() -> None:
+    looks, goes = (write_call(*each, INLINE_PARAMETERS) for each in (("look", '{"at": "sea"}'), ("go.to-it", "{}")))
+    assert looks == "<tool_call>\n<function=look>\n<parameter=at>sea</parameter>\n</function>\n</tool_call>"
+    for text in ("", "Hello <tool_call>", looks, f"I look.\n\n{looks}{goes}\n"):
+        assert follow(text, call_form=INLINE_PARAMETERS) == (text, True)
+    for calls in (looks, looks + goes):
+        assert follow(calls, call_form=INLINE_PARAMETERS, must_call=True) == (calls, True)
+        assert follow(calls, call_form=INLINE_PARAMETERS, form=FORM) == (calls, True)
+    begun = "<tool_call>\n<function=look>\n<parameter=at>"
+    for terms in ({}, {"must_call": True}, {"form": FORM}):
+        assert follow(looks.replace("sea", "lake"), call_form=INLINE_PARAMETERS, **terms) == (begun, False)
+        assert follow(looks + looks, call_form=INLINE_PARAMETERS, is_single=True, **terms) == (looks, True)
+
+
 @pytest.mark.parametrize("form", [BARE, PARAMETERS])
 def test_a_schema_that_cannot_be_compiled_is_known_by_its_function(form: CallForm) -> None:
     unknown: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}
@@ -263,7 +277,7 @@ def test_many_functions_are_compiled() -> None:
     schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(4)}}
     names = [f"function_number_{index}" for index in range(128)]
     asked: list[dict[str, Any]] = [{}, {"must_call": True}, {"form": FORM}]
-    for form, terms in itertools.product((BARE, TAGGED, PARAMETERS), asked):
+    for form, terms in itertools.product((BARE, TAGGED, PARAMETERS, INLINE_PARAMETERS), asked):
         grammar = CallGrammar({name: write_schema(dict(schema)) for name in names}, call_form=form, **terms)
         check_structured_outputs(StructuredOutputsParams(grammar=str(grammar)))
     assert json.loads(write_call(names[7], "{}")) == {"name": names[7], "parameters": {}}

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from keepsight.frontend.prompt.call_text import BARE, PARAMETERS, TAGGED, CallForm, write_call
+from keepsight.frontend.prompt.call_text import BARE, INLINE_PARAMETERS, PARAMETERS, TAGGED, CallForm, write_call
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from tests.frontend.gemma_like import DEMO
-from tests.qwen_template import CODER_LIKE, OLDER_QWEN_LIKE, QWEN3_5_LIKE, QWEN_LIKE
+from tests.qwen_template import CODER_LIKE, MIMO_LIKE, OLDER_QWEN_LIKE, QWEN3_5_LIKE, QWEN_LIKE
 
 NO_TOKENS: Mapping[str, str] = {}
 ARGUMENTS = '{"at": "the \\"séa\\"", "times": [1, 2.5, {}], "deep": {"is": true}}'
@@ -22,27 +22,36 @@ def calling(*calls: tuple[str, str], text: str | None = None) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("source", "space"), [(QWEN_LIKE, "\n"), (OLDER_QWEN_LIKE, "\n"), (CODER_LIKE, "\n\n"), (QWEN3_5_LIKE, "\n\n")]
+    ("source", "space"),
+    [(QWEN_LIKE, "\n"), (OLDER_QWEN_LIKE, "\n"), (CODER_LIKE, "\n\n"), (QWEN3_5_LIKE, "\n\n"), (MIMO_LIKE, "")],
 )
 @pytest.mark.parametrize("text", [None, "I look."])
 def test_a_call_is_written_as_the_template_writes_it_into_the_next_turn(
     source: str, space: str, text: str | None
 ) -> None:
     template, user = ChatTemplate(source, NO_TOKENS), {"role": "user", "content": "Hello"}
+    form = template.call_form
     calls = ("look", ARGUMENTS), ("a.b-c", "{}")
-    written = (text + space if text else "") + "\n".join(write_call(*each, template.call_form) for each in calls)
+    written = (text + space if text else "") + form.between.join(write_call(*each, form) for each in calls)
     later = template.render([user, calling(*calls, text=text), {"role": "tool", "content": "x", "tool_call_id": "c0"}])
     assert later.startswith(template.render([user]).removesuffix("<think>\n") + written + "<|im_end|>\n")
 
 
-@pytest.mark.parametrize("source", [CODER_LIKE, QWEN3_5_LIKE])
-def test_a_parameter_s_value_stays_as_it_was_written(source: str) -> None:
+@pytest.mark.parametrize(
+    ("source", "form", "tags"),
+    [
+        (CODER_LIKE, PARAMETERS, "<parameter={}>\n{}\n</parameter>\n"),
+        (QWEN3_5_LIKE, PARAMETERS, "<parameter={}>\n{}\n</parameter>\n"),
+        (MIMO_LIKE, INLINE_PARAMETERS, "<parameter={}>{}</parameter>\n"),
+    ],
+)
+def test_a_parameter_s_value_stays_as_it_was_written(source: str, form: CallForm, tags: str) -> None:
     written = '{"a": true, "b": null, "c": 1.50, "d": [1,2,  {"x": false}], "e": "[1,2]", "f": "true", "g": ""}'
     shown = ChatTemplate(source, NO_TOKENS).render([calling(("look", written))])
     values = ("true", "null", "1.50", '[1,2,  {"x": false}]', "[1,2]", "true", "")
-    texts = [f"<parameter={name}>\n{value}\n</parameter>\n" for name, value in zip("abcdefg", values, strict=True)]
+    texts = [tags.format(name, value) for name, value in zip("abcdefg", values, strict=True)]
     assert f"<function=look>\n{''.join(texts)}</function>" in shown
-    assert write_call("look", written, PARAMETERS) in shown
+    assert write_call("look", written, form) in shown
 
 
 @pytest.mark.parametrize("arguments", ['{"at":', "[1]", '"at"', '{"at": "\\ud800"}'])
@@ -59,6 +68,9 @@ def test_of_arguments_that_were_cut_off_no_parameter_is_written(arguments: str) 
         (OLDER_QWEN_LIKE, TAGGED),
         (CODER_LIKE, PARAMETERS),
         (QWEN3_5_LIKE, PARAMETERS),
+        (MIMO_LIKE, INLINE_PARAMETERS),
+        # Where an example has both ways, it does not say which one.
+        (MIMO_LIKE.replace(">VALUE<", ">VALUE</parameter>\\n<parameter=NAME>\\nVALUE\\n<"), PARAMETERS),
         (f'{QWEN3_5_LIKE}{{# <tool_call> #}}{{{{ message["arguments"] or "\\"arguments\\"" }}}}', PARAMETERS),
         (
             '{% if tools %}{{ "<tool_call><function=f><parameter=a>1</parameter></function></tool_call>" }}{% endif %}',

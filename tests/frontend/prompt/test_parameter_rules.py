@@ -15,7 +15,7 @@ from llguidance import LLMatcher
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.call_parser import ArgumentsText, CallBegun, CallParser
 from keepsight.frontend.prompt.call_grammar import CallGrammar
-from keepsight.frontend.prompt.call_text import PARAMETERS, write_call
+from keepsight.frontend.prompt.call_text import INLINE_PARAMETERS, PARAMETERS, CallForm, write_call
 from keepsight.frontend.prompt.json_types import Allowance
 from keepsight.frontend.prompt.parameter_rules import ParameterRules
 from keepsight.structured_outputs import StructuredOutputsParams, write_schema
@@ -189,15 +189,33 @@ def test_no_line_of_a_text_begins_like_its_closing_tag() -> None:
     assert is_allowed("<parameter=a>\n</parameter>\n", properties={"a": {"type": "string"}})
 
 
+def test_a_value_in_line_follows_its_schema() -> None:
+    lists = {"enum": ["a</parameter>\nb", "</parameter>", "\n"]}
+    for schema, right, wrong in (
+        ({"type": "string"}, ["", "\n", "x</parameter>", "a\n</parameter>b"], ["</parameter>\n"]),
+        ({"type": "string", "maxLength": 1}, ["", "a"], ["ab"]),
+        ({"type": "array"}, ['["</parameter>"]'], ["\n[]", ""]),
+        (lists, ["</parameter>", "\n"], ["a", "a</parameter>\nb"]),
+    ):
+        own = {"look": write_schema({"type": "object", "properties": {"a": schema}}, INLINE_PARAMETERS.spacing)}
+        for text in (*right, *wrong):
+            call = f"{BEGUN}<parameter=a>{text}</parameter>\n{ENDED}"
+            is_right = follow(call, own, must_call=True, call_form=INLINE_PARAMETERS) == (call, True)
+            assert is_right == (text in right)
+    assert INLINE_PARAMETERS.arguments.find_unenforced({"properties": {"a": lists, "b>": {}}}) == {"enum", "properties"}
+
+
+@pytest.mark.parametrize("form", [PARAMETERS, INLINE_PARAMETERS])
 @settings(max_examples=60)
 @given(arguments())
-def test_arguments_that_a_schema_allows_may_be_written(drawn: Any) -> None:
+def test_arguments_that_a_schema_allows_may_be_written(form: CallForm, drawn: Any) -> None:
     value, schema = drawn
+    assume(form is PARAMETERS or ">" not in "".join(value))
     assume("\x7f" not in json.dumps(value, ensure_ascii=False))  # llguidance has it escaped in JSON
     jsonschema_rs.validate(schema, value)
-    own = {"look": write_schema(copy.deepcopy(schema), PARAMETERS.spacing)}
-    call = write_call("look", json.dumps(value, ensure_ascii=False), PARAMETERS)
-    assert follow(call, own, call_form=PARAMETERS) == (call, True)
+    own = {"look": write_schema(copy.deepcopy(schema), form.spacing)}
+    call = write_call("look", json.dumps(value, ensure_ascii=False), form)
+    assert follow(call, own, call_form=form) == (call, True)
 
 
 WORDS = [
@@ -221,6 +239,7 @@ WORDS = [
 ]
 SNIPPETS = [
     "\n</parameter>\n",
+    "</parameter>\n",
     ENDED,
     *(f"<parameter={name}>" for name in "abc"),
     *(f"\n{word}" for word in WORDS),
@@ -260,12 +279,13 @@ def schemas(draw: st.DrawFn) -> dict[str, Any]:
     return {"type": "object", "properties": properties, "required": required, "$defs": defs, **others}
 
 
+@pytest.mark.parametrize("form", [PARAMETERS, INLINE_PARAMETERS])
 @settings(max_examples=60)
 @given(schemas(), st.randoms(use_true_random=False))
-def test_whatever_may_be_written_is_valid_by_its_schema(schema: dict[str, Any], chance: Random) -> None:
+def test_whatever_may_be_written_is_valid_by_its_schema(form: CallForm, schema: dict[str, Any], chance: Random) -> None:
     """Unless the schema has what no rule expresses."""
-    own = write_schema(copy.deepcopy(schema), PARAMETERS.spacing)
-    grammar = str(CallGrammar({"look": own}, must_call=True, is_single=True, call_form=PARAMETERS))
+    own = write_schema(copy.deepcopy(schema), form.spacing)
+    grammar = str(CallGrammar({"look": own}, must_call=True, is_single=True, call_form=form))
     matcher = LLMatcher(TOKENIZER, StructuredOutputsParams(grammar=grammar).to_grammar(), log_level=0)
     assert not matcher.is_error(), matcher.get_error()
     written = BEGUN
@@ -275,11 +295,11 @@ def test_whatever_may_be_written_is_valid_by_its_schema(schema: dict[str, Any], 
         snippet = chance.choice(allowed if len(written) < 400 else allowed[:1])
         assert matcher.consume_tokens(list(snippet.encode()))
         written += snippet
-    parser = CallParser(["look"], PARAMETERS, {"look": PARAMETERS.arguments.find_types(schema, Allowance())})
+    parser = CallParser(["look"], form, {"look": form.arguments.find_types(schema, Allowance())})
     begun, *pieces = parser.read(written, is_last=True)
     assert begun == CallBegun("look")
     value = json.loads("".join(each.text for each in pieces if isinstance(each, ArgumentsText)))
-    assert PARAMETERS.arguments.find_unenforced(own) or jsonschema_rs.is_valid(schema, value)
+    assert form.arguments.find_unenforced(own) or jsonschema_rs.is_valid(schema, value)
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,11 @@
 """Arguments of a call as parameters, each between tags: Qwen3-Coder's form, which Qwen3.5 and others have, too.
 
-    <parameter=city>
-    Paris
-    </parameter>
-
 A string is written as it is, any other value as JSON. So the function's schema says what a text is: JSON if it is that
 of a type that the schema allows, otherwise a string.
 """
 
+import itertools
 import json
-import re
 from collections.abc import Iterable, Sequence, Set
 
 import msgspec
@@ -25,21 +21,20 @@ from keepsight.frontend.prompt.json_types import (
     is_json_of,
     may_become,
 )
-from keepsight.frontend.prompt.parameter_rules import SHARED_RULES, ParameterRules, read_parameters
-
-# A value stands between two newlines. If it is empty, one may be both.
-_TAG = re.compile(r"<parameter=(?P<name>[^<\n]*)>(?=\n)|</function>")
-_CLOSING = "\n</parameter>"
-_BEGINNINGS_OF_CLOSING = tuple(_CLOSING[:length] for length in range(len(_CLOSING) - 1, 0, -1))
+from keepsight.frontend.prompt.parameter_rules import ParameterRules, read_parameters
+from keepsight.frontend.prompt.parameter_tags import ON_LINES, ParameterTags
 
 
 class ArgumentsAsParameters:
     BEGIN = ""
 
+    def __init__(self, tags: ParameterTags = ON_LINES) -> None:
+        self._tags = tags
+
     def write(self, arguments: str) -> str:
         """Write arguments; none of them if they were cut off."""
         texts = show_values(arguments) or {}
-        return "".join(f"<parameter={name}>\n{text}{_CLOSING}\n" for name, text in texts.items())
+        return "".join(itertools.starmap(self._tags.write, texts.items()))
 
     def find_types(self, schema: Schema, allowance: Allowance) -> ArgumentTypes:
         reader = SchemaReader(schema, allowance)
@@ -48,16 +43,16 @@ class ArgumentsAsParameters:
         return {name: reader.find_types(each) for name, each in found.named.items()} | others
 
     def begin_reading(self, types: ArgumentTypes) -> "ParametersReader":
-        return ParametersReader(types)
+        return ParametersReader(types, self._tags)
 
     def list_rules(self, schemas: Iterable[Schema]) -> Sequence[str]:
-        rules = ParameterRules()
+        rules = ParameterRules(self._tags)
         for index, schema in enumerate(schemas):
             rules.add_function(index, schema)
-        return [*SHARED_RULES, *rules.lines]
+        return [*rules.shared_lines, *rules.lines]
 
     def find_unenforced(self, schema: Schema) -> Set[str]:
-        rules = ParameterRules()
+        rules = ParameterRules(self._tags)
         rules.add_function(0, schema)
         return rules.unenforced
 
@@ -81,9 +76,9 @@ class ParametersReader:
     Undeclared parameters may be repeated. The first one counts, as it has been passed on when the next one comes.
     """
 
-    def __init__(self, types: ArgumentTypes) -> None:
+    def __init__(self, types: ArgumentTypes, tags: ParameterTags) -> None:
         self.has_ended = False
-        self._types = types
+        self._types, self._tags = types, tags
         self._names: set[str] = set()
         self._is_repeated = False
         self._value: _Value | None = None
@@ -100,26 +95,27 @@ class ParametersReader:
         return "" if self._value is None or self._is_repeated else self._value.cut_off()
 
     def _read_tag(self, text: str, place: int) -> tuple[str, int]:
-        tag = _TAG.search(text, place)
+        tag = self._tags.opening_or_end.search(text, place)
         if tag is None:
             return "", place
         name, separator = tag["name"], ", " if self._names else "{"
         if name is None:
             self.has_ended = True
             return "}" if self._names else "{}", tag.start()
-        self._value = _Value(self._types.get(name, self._types.get(None, ANY_TYPE)))
+        self._value = _Value(self._types.get(name, self._types.get(None, ANY_TYPE)), self._tags.before)
         self._is_repeated = name in self._names
         self._names.add(name)
         return "" if self._is_repeated else f"{separator}{_quote(name)}: ", tag.end()
 
     def _read_value(self, text: str, place: int) -> tuple[str, int]:
         assert self._value is not None
-        end = text.find(_CLOSING, place)
+        closing, begun = self._tags.closing, self._tags.beginnings_of_closing
+        end = text.find(closing, place)
         if end < 0:
-            certain = len(text) - next((len(each) for each in _BEGINNINGS_OF_CLOSING if text.endswith(each)), 0)
+            certain = len(text) - next((len(each) for each in begun if text.endswith(each)), 0)
             written, read_to = self._value.add(text[place:certain]), certain
         else:
-            written, read_to = self._value.add(text[place:end]) + self._value.end(), end + len(_CLOSING)
+            written, read_to = self._value.add(text[place:end]) + self._value.end(), end + len(closing)
             self._value = None
         return "" if self._is_repeated else written, read_to
 
@@ -127,14 +123,14 @@ class ParametersReader:
 class _Value:
     """One value. A string is passed on as it comes, once it is certain to be one; any other when it is complete."""
 
-    def __init__(self, types: JsonType) -> None:
-        self._types = types
+    def __init__(self, types: JsonType, before: str) -> None:
+        self._types, self._before = types, before
         self._has_begun = self._is_string = False
         self._undecided = ""
 
     def add(self, text: str) -> str:
         if text and not self._has_begun:
-            text, self._has_begun = text[1:], True  # the newline after the tag
+            text, self._has_begun = text[len(self._before) :], True
         if not self._is_string:
             text = self._undecided = self._undecided + text
             if not text or JsonType.STRING not in self._types or may_become(text, self._types):

@@ -45,7 +45,7 @@ class CallGrammar:
         written = [write_opening(name, self.call_form) for name in self.schemas]
         openings = [f"OPENING_{index}: {json.dumps(each)}" for index, each in enumerate(written)]
         closing = _literal(write_closing(self.call_form))
-        calls = "call" if self.is_single else r'call ("\n" call)*'
+        calls = "call" if self.is_single else f"call ({json.dumps(self.call_form.between)} call)*"
         return [rf'start: {calls} "\n"?', self._choose("call", f"OPENING_{{}} args_{{}} {closing}"), *openings]
 
     def _free(self) -> list[str]:

@@ -7,12 +7,13 @@ The instructions to the model, the grammar of its answer and the parser of its a
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from keepsight.frontend.prompt.arguments_as_json import ArgumentsAsJson
 from keepsight.frontend.prompt.arguments_as_parameters import ArgumentsAsParameters
 from keepsight.frontend.prompt.json_types import Allowance, ArgumentTypes, Schema
+from keepsight.frontend.prompt.parameter_tags import IN_LINE
 from keepsight.structured_outputs import NO_WHITE_SPACE
 
 MAX_NAME_LENGTH = 128
@@ -77,7 +78,7 @@ class CallForm:
     behind_name: tuple[str, ...]
     end: tuple[str, ...]
     arguments: ArgumentsForm
-    # What a template writes that teaches this form.
+    # Patterns of what a template writes that teaches this form.
     signs: tuple[str, ...]
     # White space in forced arguments. It is limited: a model that would rather not call may go on with spaces for long.
     spacing: Mapping[str, Any]
@@ -88,6 +89,8 @@ class CallForm:
     tail: str
     # If False, an answer consists of calls from its beginning on, or contains none.
     can_follow_text: bool = False
+    # What stands between two calls.
+    between: str = "\n"
 
     @property
     def tokens(self) -> tuple[tuple[str, ...], ...]:
@@ -166,13 +169,26 @@ PARAMETERS = CallForm(
     tail=r"\n?",
     can_follow_text=True,
 )
-# In this order: a template of the first may contain the signs of the second, and any contains the signs of the last.
-_FORMS = (PARAMETERS, TAGGED, BARE)
+# The form of MiMo: values are in line with their tags, and nothing stands between a text and a call, or two calls.
+INLINE_PARAMETERS = replace(
+    PARAMETERS,
+    arguments=ArgumentsAsParameters(IN_LINE),
+    # Descriptions of tools may have other tags with these names, so both say how a call's are written.
+    signs=(
+        "<tool_call>\n<function=",
+        "<parameter=[^<>\n]+>[^<>\n]+</parameter>\n",
+        r"\A(?s:(?!.*<parameter=[^<>\n]*>\n))",
+    ),
+    lead="",
+    between="",
+)
+# In this order: a template of one form may contain the signs of the next, and any contains the signs of the last.
+_FORMS = (INLINE_PARAMETERS, PARAMETERS, TAGGED, BARE)
 
 
 def find_taught_form(text: str) -> CallForm:
     """Return the form that a template teaches. `text`: everything that the template may write."""
-    return next(form for form in _FORMS if all(each in text for each in form.signs))
+    return next(form for form in _FORMS if all(re.search(each, text) for each in form.signs))
 
 
 def write_opening(name: str, form: CallForm = BARE) -> str:

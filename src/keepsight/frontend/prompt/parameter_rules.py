@@ -26,17 +26,10 @@ from keepsight.frontend.prompt.json_types import (
     split_reference,
     type_of,
 )
+from keepsight.frontend.prompt.parameter_tags import ON_LINES, ParameterTags
 from keepsight.structured_outputs import MAX_GRAMMAR_CHARACTERS, to_pattern
 
-_NEWLINE = json.dumps("\n")
 _FREE = "FREE"
-_NOT_IN_NAMES = set("<\n")
-_CLOSING = json.dumps("\n</parameter>\n")
-SHARED_RULES = (
-    # No line begins like a closing tag.
-    r"FREE: /(?s:.*)/ & ~/(?s:(.*\n)?<\/parameter>.*)/",
-    f"ANY_TEXT: ({_NEWLINE} {_FREE})? {_CLOSING}",
-)
 _REFERENCE = re.compile(r'"\$ref": ("(?:[^"\\]|\\.)*")')
 _DEFINITIONS = ("$defs", "definitions")
 _IN_DEFINITIONS = tuple(f"#/{name}/" for name in _DEFINITIONS)
@@ -87,18 +80,25 @@ def read_parameters(reader: SchemaReader) -> Parameters:
 class ParameterRules:
     """The rules of all functions. What several of them need is one rule, which has the first one's index in its name.
 
-    `lines`: the rule `args_{index}` of each function, and those that it needs. `unenforced`: keywords of the schemas
-    that no rule expresses.
+    `lines`: the rule `args_{index}` of each function, and those that it needs, beside `shared_lines`. `unenforced`:
+    keywords of the schemas that no rule expresses.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, tags: ParameterTags = ON_LINES) -> None:
         self.lines, self.unenforced = list[str](), set[str]()
+        self._tags = tags
+        self._before, self._behind = json.dumps(tags.before), json.dumps(tags.closing + tags.behind)
         self._names: dict[str, str] = {}  # of rules, by what they say
         self._values: dict[str, str] = {}  # what was written of one function's values, by their schemas
         self._index = self._num_characters = 0
         self._schema: Schema = {}
         self._allowance = Allowance()
         self._reader = SchemaReader({}, self._allowance)
+
+    @property
+    def shared_lines(self) -> list[str]:
+        text = f"({self._before} {_FREE})?" if self._tags.before else _FREE
+        return [f"{_FREE}: /(?s:.*)/ & ~/{self._tags.pattern_of_unfit}/", f"ANY_TEXT: {text} {self._behind}"]
 
     def add_function(self, index: int, schema: Schema) -> None:
         self._index, self._schema, self._values = index, schema, {}
@@ -107,7 +107,7 @@ class ParameterRules:
         self.unenforced |= found.unenforced
         parts = []
         for name, own in found.named.items():
-            if own is False or _NOT_IN_NAMES & set(name):
+            if own is False or self._tags.not_in_names & set(name):
                 self.unenforced.add("properties")
             else:
                 rule = self._name_rule(f"{json.dumps(f'<parameter={name}>')} {self._write_value(own)}")
@@ -174,7 +174,7 @@ class ParameterRules:
         apart = [{**one, "type": name_types(own & ~amid)} for one, own in others if own & ~amid]
         if not (parts or apart):
             return None
-        token = self._name_token(f"{_NEWLINE} ({' | '.join(parts)}) {_CLOSING}")
+        token = self._name_token(f"{self._before} ({' | '.join(parts)}) {self._behind}")
         return f"({token} | {self._write_json({'anyOf': apart})})" if apart else token
 
     def _write_listed(
@@ -186,7 +186,9 @@ class ParameterRules:
         types = join(as_json.values()) & ~others
         strings = [each for each in written.values() if isinstance(each, str)]
         # A string that is JSON of a listed value's type would be read as such a value.
-        right = [each for each in strings if _can_stand(each) and (each in as_json or not is_json_of(each, types))]
+        right = [
+            each for each in strings if self._tags.can_hold(each) and (each in as_json or not is_json_of(each, types))
+        ]
         if len(right) < len(strings) or (is_beside_texts and types & ~JsonType.NULL):
             self.unenforced |= _LISTING & {name for schema, _ in listing for name in schema}
         return [*right, *as_json]
@@ -216,7 +218,7 @@ class ParameterRules:
     def _write_json(self, schema: Schema) -> str:
         options = {"x-guidance": self._schema.get("x-guidance", {})}
         whole = json.dumps(options | dict(schema) | self._list_definitions(schema))
-        return self._name_rule(f"{_NEWLINE} %json {_REFERENCE.sub(self._refer, whole)} {_CLOSING}")
+        return self._name_rule(f"{self._before} %json {_REFERENCE.sub(self._refer, whole)} {self._behind}")
 
     def _list_definitions(self, schema: Schema) -> dict[str, dict[str, Any]]:
         """Return the definitions that a value's schema refers to, directly or not: all of them may be a lot more."""
@@ -267,11 +269,6 @@ class ParameterRules:
             self.unenforced.add("pattern")
             return "(?s:.*)"
         return f"{'' if begins else '(?s:.*)'}(?:{inner}){'' if ends else '(?s:.*)'}"
-
-
-def _can_stand(text: str) -> bool:
-    """Return whether no line of a text begins like a closing tag."""
-    return "\n</parameter>" not in f"\n{text}"
 
 
 def _check_length(num_characters: int) -> None:

@@ -36,7 +36,7 @@ def write_calls_as_text(message: Message, form: CallForm = BARE) -> Message:
     """Write a message's calls as text after its content."""
     others = {name: value for name, value in message.items() if name != "tool_calls"}
     functions = [call["function"] for call in message["tool_calls"]]
-    written = "\n".join(write_call(each["name"], each["arguments"], form) for each in functions)
+    written = form.between.join(write_call(each["name"], each["arguments"], form) for each in functions)
     return {**others, "content": join_contents(message["content"], written, "\n")}
 
 
