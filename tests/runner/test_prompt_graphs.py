@@ -274,7 +274,7 @@ def assert_as_launched(
     expected = model.compute(embeddings, PagedAttention(), others, batch, None, deep, other_states)
     torch.testing.assert_close(found, expected)
     for state, other_state in zip(states, other_states, strict=True):
-        torch.testing.assert_close(state[1], other_state[1])
+        torch.testing.assert_close(state[1], other_state[1], rtol=1e-4, atol=1e-4)  # some are sums of many products
     for cache, other in zip(blocks.layers, others, strict=True):
         torch.testing.assert_close(cache.keys, other.keys)
         torch.testing.assert_close(cache.values, other.values)

@@ -119,6 +119,14 @@ def test_a_tower_s_kernel_that_turns_nothing_is_found_out(model: Model, monkeypa
     assert_not_used(model)
 
 
+def test_a_borrowed_norm_s_kernel_is_compared_with_the_module_s_own_way(
+    borrowed_model: BorrowedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = gpu_kernels.norm
+    monkeypatch.setattr(gpu_kernels, "norm", lambda hidden, scale, eps: right(hidden, scale.flip(-1), eps))
+    assert_not_used(borrowed_model)
+
+
 def test_a_delta_net_s_kernel_is_compared_with_transformers_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,12 +1,14 @@
 """Tests the GPU kernels before use, as they are compiled on the machine by whatever Triton and driver it has.
 
 The same few tokens, at near and far positions, are computed with and without the kernels, and some patches if there is
-a tower of ours.  Kernels that fail or give different results are not used.  In a borrowed decoder only attention and
-gated delta nets have kernels, so only these are compared, one by one: a mixture may choose other experts for a token
+a tower of ours.  Kernels that fail or give different results are not used.  Of a borrowed decoder only attention, norms
+and gated delta nets have kernels, and these are compared one by one: a mixture may choose other experts for a token
 because of rounding.
 """
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -77,18 +79,23 @@ def _find_difference(model: Model) -> float:
     if isinstance(model, VisionLanguageModel):  # all parts of its decoder have kernels
         with without_kernels():
             found.append(row_differences(tokens, _compute_tokens(model, PagedAttention())).max())
-    delta_nets = [each for each in model.recurrent if each.delta_net] if isinstance(model, BorrowedModel) else []
-    for module in delta_nets[:1]:
-        tokens = _compute_delta_net(model, module)
-        with without_kernels():
-            found.append(row_differences(tokens, _compute_delta_net(model, module)).max())
+    if isinstance(model, BorrowedModel):
+        norms = {next(norm.parameters()).shape: norm for norm in model.norms}
+        found += [_compare(partial(_compute_norm, norm, model.place)) for norm in norms.values()]
+        delta_nets = [each for each in model.recurrent if each.delta_net][:1]
+        found += [_compare(partial(_compute_delta_net, model, each)) for each in delta_nets]
     tower = getattr(model, "tower", None)
     parts = tower.modules() if isinstance(tower, nn.Module) else ()
-    for layer in [each for each in parts if isinstance(each, VisionLayer)][:1]:
-        patches = _compute_patches(layer, model.place)
-        with without_kernels():
-            found.append(row_differences(patches, _compute_patches(layer, model.place)).max())
+    layers = [each for each in parts if isinstance(each, VisionLayer)][:1]
+    found += [_compare(partial(_compute_patches, each, model.place)) for each in layers]
     return float(torch.stack(found).max())
+
+
+def _compare(compute: Callable[[], Tensor]) -> Tensor:
+    """Return the largest difference of a row that is computed with and without the kernels."""
+    rows = compute()
+    with without_kernels():
+        return row_differences(rows, compute()).max()
 
 
 class _BothWays:
@@ -106,12 +113,18 @@ class _BothWays:
         return found
 
 
-def _compute_delta_net(model: Model, module: RecurrentModule) -> Tensor:
+def _compute_norm(norm: nn.Module, place: Placement) -> Tensor:
+    """Norm random rows, as few as a step may have and more."""
+    random, [weight] = torch.Generator(place.device).manual_seed(0), norm.parameters()
+    rows = torch.randn(BLOCK_SIZE + 1, len(weight), device=place.device, dtype=place.dtype, generator=random)
+    return torch.cat((norm(rows[:1]), norm(rows[1:]))).float()
+
+
+def _compute_delta_net(model: BorrowedModel, module: RecurrentModule) -> Tensor:
     """Compute random tokens by one of a decoder's gated delta nets, which are all alike.
 
     The steps: a prompt beside a single token, and what follows both.
     """
-    assert isinstance(model, BorrowedModel)
     assert module.delta_net is not None
     device, outputs = model.place.device, list[Tensor]()
     states, random = model.shape.make_states(2, device), torch.Generator(device).manual_seed(0)

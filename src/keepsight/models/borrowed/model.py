@@ -29,6 +29,7 @@ from keepsight.models.borrowed.attention import (
 from keepsight.models.borrowed.decoder_shape import DecoderShape, observe_shape
 from keepsight.models.borrowed.load_modules import load_modules
 from keepsight.models.borrowed.media_tokens import find_media_token
+from keepsight.models.borrowed.norms import replace_norms
 from keepsight.models.borrowed.picture_places import mark_pictures, position_ids, uses_mrope
 from keepsight.models.borrowed.products import pack_products
 from keepsight.models.borrowed.prove import prove, prove_picture
@@ -40,9 +41,9 @@ from keepsight.pixels import carried_arrays
 
 
 class BorrowedModel:
-    def __init__(self, modules: Any, decoder: DecoderShape, place: Placement) -> None:
-        """`modules`: transformers' model."""
-        self.place = place
+    def __init__(self, modules: Any, decoder: DecoderShape, norms: Sequence[nn.Module], place: Placement) -> None:
+        """`modules`: transformers' model; `norms`: those of its modules that our kernels compute."""
+        self.place, self.norms = place, norms
         self._modules, self._body = modules, modules.base_model
         self.rules, self.recurrent = decoder.rules, decoder.recurrent
         self._state_names = tuple(decoder.states)
@@ -90,7 +91,8 @@ class BorrowedModel:
         decoder = observe_shape(modules, place, directory / "config.json")
         watch_layers(decoder.layers)
         pack_products(modules, place)
-        model = cls(modules, decoder, place._replace(modules=f"transformers {transformers.__version__}"))
+        norms = replace_norms(modules, place.dtype)
+        model = cls(modules, decoder, norms, place._replace(modules=f"transformers {transformers.__version__}"))
         prove(model, modules, decoder.windows.values(), directory)
         return model
 

@@ -1,0 +1,84 @@
+"""RMS norms of transformers' modules by our kernels: one operation instead of eight, each a launch on a GPU.
+
+Knows no class: a module with one vector of weights is such a norm if it computes what one would.  Its scale is
+observed, as some classes add one to their weights.
+"""
+
+import inspect
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from keepsight.models import cpu_kernels
+from keepsight.models.gpu_library import kernels_for
+from keepsight.models.row_differences import row_differences
+
+_NAMES_OF_EPS = ("variance_epsilon", "eps")
+# A power of two beside whose square any epsilon is lost: a vector of it is normed to ones.
+_LARGE = 2.0**20
+# Sizes of the vectors that are tried; epsilon matters to the smallest.
+_SIZES = (1e-3, 0.1, 1.0, 30.0)
+# Of a normed vector, relative to it.  Rounding to bfloat16 twice, as some classes do, changes 0.004.
+_MAX_DIFFERENCE, _MAX_DIFFERENCE_ROUNDED = 1e-5, 0.02
+
+
+class _Norm(NamedTuple):
+    scale: Tensor
+    eps: float
+
+    def by_kernel(self, hidden: Tensor) -> Tensor | None:
+        """Return None if there is no kernel for it, or none is wanted."""
+        if cpu_kernels.takes_kernels(hidden):
+            return cpu_kernels.norm(hidden.contiguous(), self.scale, self.eps)
+        kernels = kernels_for(hidden.device)
+        return None if kernels is None else kernels.norm(hidden, self.scale, self.eps)
+
+
+@torch.inference_mode()
+def replace_norms(modules: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
+    """Make norms call our kernels, for hidden states of any dtype, usually this.  Return their modules."""
+    replaced = []
+    for module in modules.modules():
+        if (norm := _observe(module, dtype)) is not None:
+            _replace(module, norm)
+            replaced.append(module)
+    return replaced
+
+
+def _observe(module: Any, dtype: torch.dtype) -> _Norm | None:
+    eps = next((getattr(module, name) for name in _NAMES_OF_EPS if hasattr(module, name)), None)
+    weights = list(module.parameters())
+    if not isinstance(eps, float) or len(weights) != 1 or weights[0].dim() != 1 or not _takes_one_tensor(module):
+        return None
+    [weight] = weights
+    ones = torch.ones(len(weight), device=weight.device)
+    try:
+        norm = _Norm(module(_LARGE * ones).contiguous(), eps)
+        vectors = torch.outer(torch.tensor(_SIZES, device=weight.device), 1 - ones.cumsum(0) % 7)
+        is_known = _computes(module, norm, vectors, _MAX_DIFFERENCE)
+        return norm if is_known and _computes(module, norm, vectors.to(dtype), _MAX_DIFFERENCE_ROUNDED) else None
+    except Exception:  # a module of another kind may raise anything
+        return None
+
+
+def _takes_one_tensor(module: Any) -> bool:
+    taken = inspect.signature(module.forward).parameters.values()
+    return sum(each.default is each.empty and each.kind is each.POSITIONAL_OR_KEYWORD for each in taken) == 1
+
+
+def _computes(module: Any, norm: _Norm, vectors: Tensor, max_difference: float) -> bool:
+    expected = F.rms_norm(vectors.float(), norm.scale.shape, norm.scale, norm.eps)
+    found = module(vectors)
+    return found.dtype is vectors.dtype and bool(row_differences(found, expected).max() < max_difference)
+
+
+def _replace(module: Any, norm: _Norm) -> None:
+    forward = module.forward
+
+    def replaced(hidden: Tensor, *others: Any, **named: Any) -> Tensor:
+        found = None if others or named else norm.by_kernel(hidden)
+        return forward(hidden, *others, **named) if found is None else found
+
+    module.forward = replaced
