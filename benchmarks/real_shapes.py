@@ -4,8 +4,8 @@
 
 Encoder: one 896x896 picture, compared to its multiply-adds at the peak rate.  Decode: a step of a server's runner,
 which on a GPU is recorded, for 1 and for 64 sequences, compared to reading the decoder's weights once, the keys and
-values of every sequence, and to reading and writing its states, if there are recurrent layers.  Of Qwen3.5 there is
-only the decoder, as its tower is Qwen3-VL's.  `--layers` keeps only the first layers, to try it on a small machine.
+values of every sequence, and to reading and writing its states, if there are recurrent layers.  Of models that
+transformers' modules compute there is only the decoder.  `--layers` keeps only the first layers, to try it on a small machine.
 """
 
 import argparse
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 
 from keepsight.bench.model_work import BLOCK_SIZE, CONTEXT, ModelWork, median_seconds
@@ -43,20 +44,29 @@ from tests.models.gemma3.real_configs import REAL_CONFIGS as GEMMA3_CONFIGS
 from tests.models.qwen3_vl.real_configs import REAL_CONFIGS as QWEN3_VL_CONFIGS
 
 QWEN = "qwen3-vl-"
-# As published, the second being what transformers assumes where a configuration says nothing.
-RECURRENT: Mapping[str, Mapping[str, Any]] = {
-    "qwen3.5-0.8b": {
-        "hidden_size": 1024,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "linear_num_value_heads": 16,
-        "tie_word_embeddings": True,
-    },
-    "qwen3.5-9b": {},
+# Decoders that transformers' modules compute: the classes, and what differs from the configuration's defaults.
+BORROWED: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
+    "qwen3.5-0.8b": (
+        "Qwen3_5TextConfig",
+        "Qwen3_5ForCausalLM",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "linear_num_value_heads": 16,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "qwen3.5-9b": ("Qwen3_5TextConfig", "Qwen3_5ForCausalLM", {}),
+    "qwen3-8b": (
+        "Qwen3Config",
+        "Qwen3ForCausalLM",
+        {"intermediate_size": 12_288, "num_hidden_layers": 36, "num_key_value_heads": 8},
+    ),
 }
-SIZES = {**GEMMA3_CONFIGS, **{QWEN + size: config for size, config in QWEN3_VL_CONFIGS.items()}, **RECURRENT}
+SIZES = {**GEMMA3_CONFIGS, **{QWEN + size: config for size, config in QWEN3_VL_CONFIGS.items()}, **BORROWED}
 PICTURE_SIZE = 896
 # The tokens of a picture of that size.
 TOKENS_OF_QWEN = 784
@@ -154,8 +164,8 @@ def encoder_flops(vision: Gemma3Vision | Qwen3VLVision) -> float:
 
 
 def make_model(size: str, num_layers: int | None, place: Placement) -> Gemma3 | Qwen3VL | BorrowedModel:
-    if size in RECURRENT:
-        return make_recurrent(size, num_layers, place)
+    if size in BORROWED:
+        return make_borrowed(size, num_layers, place)
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "config.json").write_text(json.dumps(SIZES[size]))
         if size.startswith(QWEN):
@@ -174,14 +184,13 @@ def make_qwen(config: Qwen3VLConfig, num_layers: int | None, place: Placement) -
     return Qwen3VL(config, place)
 
 
-def make_recurrent(size: str, num_layers: int | None, place: Placement) -> BorrowedModel:
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
-
-    given = dict(RECURRENT[size])
-    config = Qwen3_5TextConfig(**given if num_layers is None else {**given, "num_hidden_layers": num_layers})
+def make_borrowed(size: str, num_layers: int | None, place: Placement) -> BorrowedModel:
+    config_class, model_class, given = BORROWED[size]
+    changed = {} if num_layers is None else {"num_hidden_layers": num_layers}
+    config = getattr(transformers, config_class)(**{**given, **changed})
     with place.device, tempfile.TemporaryDirectory() as directory:
         config.save_pretrained(directory)
-        modules = Qwen3_5ForCausalLM._from_config(config, dtype=place.dtype)  # type: ignore[no-untyped-call]
+        modules = getattr(transformers, model_class)._from_config(config, dtype=place.dtype)
         return BorrowedModel.of_modules(modules, Path(directory), place)
 
 

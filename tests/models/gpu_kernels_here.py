@@ -20,9 +20,9 @@ from keepsight.models import cpu_library, gpu_library
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not tested")
 
-from keepsight.models import gpu_kernels, gpu_slices, gpu_whole_sight
+from keepsight.models import gpu_delta_net, gpu_kernels, gpu_slices, gpu_whole_sight
 
-__all__ = ["DEVICE", "gpu_kernels", "gpu_slices", "gpu_whole_sight", "kernels_in_use"]
+__all__ = ["DEVICE", "gpu_delta_net", "gpu_kernels", "gpu_slices", "gpu_whole_sight", "kernels_in_use"]
 # float16 is the 16-bit dtype that the interpreter supports.
 DTYPES = [torch.float32, torch.float16]
 # Shared memory that one program may use on any GPU.

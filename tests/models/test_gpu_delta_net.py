@@ -8,7 +8,15 @@ from torch import Tensor
 
 from keepsight.models.delta_net import DeltaNetProducts, DeltaNetStates, DeltaNetWeights
 from tests.models.delta_nets import draw_products, draw_states, draw_weights, exactly, lay_out
-from tests.models.gpu_kernels_here import DEVICE, DTYPES, MAX_SHARED_BYTES, Kernel, gpu_kernels, shared_bytes_of
+from tests.models.gpu_kernels_here import (
+    DEVICE,
+    DTYPES,
+    MAX_SHARED_BYTES,
+    Kernel,
+    gpu_delta_net,
+    gpu_kernels,
+    shared_bytes_of,
+)
 
 Inputs = TypeVar("Inputs", DeltaNetWeights, DeltaNetStates, DeltaNetProducts)
 HOST = torch.device("cpu")
@@ -106,9 +114,14 @@ def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str) -> None
     kernels = [
         Kernel(
             "gpu_delta_net",
-            "_convolve",
-            {"out": "*fp32", "mixed": held, "columns": held, "filters": held, **places, "of_rows": "*i64"},
-            {**sizes, "SIZE": 4, "WIDTH": 128},
+            "_prepare",
+            {
+                **dict.fromkeys(("out", "decays", "strengths", "overlaps", "rates"), "*fp32"),
+                **dict.fromkeys(("mixed", "decay", "strength", "columns", "filters", "shifts"), held),
+                **places,
+                "of_rows": "*i64",
+            },
+            {**sizes, "SIZE": 4, "WIDTH": 128, "num_warps": 1},
         ),
         Kernel(
             "gpu_delta_net",
@@ -119,21 +132,14 @@ def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str) -> None
         Kernel(
             "gpu_delta_net",
             "_apply_rule",
-            {
-                **dict.fromkeys(("out", "states", "convolved"), "*fp32"),
-                "decays": held,
-                "strengths": held,
-                "rates": "*fp32",
-                "shifts": held,
-                **places,
-            },
-            {**sizes, "KEY_WIDTH": 128, "WIDTH": 8, "num_warps": 1},
+            {**dict.fromkeys(("out", "states", "convolved", "decays", "strengths", "overlaps"), "*fp32"), **places},
+            {**sizes, "KEY_WIDTH": 128, "WIDTH": gpu_delta_net.VALUES_AT_ONCE, "num_warps": 1},
         ),
         Kernel(
             "gpu_delta_net",
             "_norm_and_gate",
             {"out": held, "read": "*fp32", "gate": held, "scale": held, "of_rows": "*i64", "eps": "fp32"},
-            {"HEADS": 32, "VALUES": 128, "WIDTH": 128},
+            {"HEADS": 32, "VALUES": 128, "WIDTH": 128, "num_warps": 1},
         ),
     ]
     assert max(shared_bytes_of(kernels)) <= MAX_SHARED_BYTES

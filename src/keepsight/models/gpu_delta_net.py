@@ -1,8 +1,12 @@
 """A gated delta net between its matrix products on a GPU: Triton kernels.  cpu_delta_net.c gives the formula.
 
 All is computed in float32 and token by token, so no bit of it depends on how a prompt is cut or on other sequences.
-What does not depend on the token before is computed for all tokens at once: convolutions, lengths, norms, gates.  For
-the rule itself a program goes through the tokens of one sequence with some values of one head, whose state it holds.
+What does not depend on the token before is computed for all tokens at once: convolutions, lengths, factors, norms and
+gates.  For the rule itself a program goes through the tokens of one sequence with some values of one head, and holds
+their state.  What a token reads from the updated state is derived from what it reads before, so that both sums are
+computed at the same time:
+
+    query (decay * state + key x added) = decay * (query state) + (query key) * added
 
 Padding rows get zeros.  Knows tensors, not models.  Exported by `gpu_kernels`.
 """
@@ -15,8 +19,9 @@ from torch import Tensor
 from keepsight.models.delta_net import DeltaNetProducts, DeltaNetStates, DeltaNetWeights
 from keepsight.models.sequence_rows import SequenceRows
 
-# Values of a head that a program of the rule holds: few, so that it takes little time per token.
-VALUES_AT_ONCE = 8
+# Values of a head that a program of the rule holds: few, so that it takes little time per token, but whole pieces of
+# memory.  A constant, as other sums would be added in another order.
+VALUES_AT_ONCE = 16
 # Channels of which a program keeps the last columns.
 CHANNELS_AT_ONCE = 256
 
@@ -34,13 +39,13 @@ def compute_delta_net(
     out = torch.empty_like(gate)
     if not num_tokens:
         return out
-    convolved = torch.empty(num_tokens, channels, device=mixed.device)
-    read = torch.empty(num_tokens, heads * values, device=mixed.device)
+    convolved, read = (torch.empty(num_tokens, each, device=mixed.device) for each in (channels, heads * values))
+    factors = torch.empty(3, num_tokens, heads, device=mixed.device)
     places = sequences.first_rows, sequences.slots
     sizes = {"HEADS": heads, "KEY_HEADS": weights.key_heads, "KEYS": keys, "VALUES": values}
-    _convolve[(num_tokens, 2 * weights.key_heads + heads)](
-        convolved, mixed, states.columns, weights.filter, *places, sequences.of_rows,
-        **sizes, SIZE=size, WIDTH=triton.next_power_of_2(max(keys, values)),
+    _prepare[(num_tokens, weights.key_heads + heads)](
+        convolved, *factors, mixed, decay, strength, states.columns, *weights[:3], *places, sequences.of_rows,
+        **sizes, SIZE=size, WIDTH=triton.next_power_of_2(max(keys, values)), num_warps=1,
     )  # fmt: skip
     _keep_columns[(num_sequences, triton.cdiv(channels, CHANNELS_AT_ONCE))](
         states.columns, mixed, *places,
@@ -48,48 +53,69 @@ def compute_delta_net(
     )  # fmt: skip
     at_once = min(VALUES_AT_ONCE, triton.next_power_of_2(values))
     _apply_rule[(heads * triton.cdiv(values, at_once), num_sequences)](
-        read, states.state, convolved, decay, strength, weights.rate, weights.shift, *places,
+        read, states.state, convolved, *factors, *places,
         **sizes, KEY_WIDTH=triton.next_power_of_2(keys), WIDTH=at_once, num_warps=1,
     )  # fmt: skip
     _norm_and_gate[(num_tokens, heads)](
         out, read, gate, weights.scale, sequences.of_rows, weights.eps,
-        HEADS=heads, VALUES=values, WIDTH=triton.next_power_of_2(values),
+        HEADS=heads, VALUES=values, WIDTH=triton.next_power_of_2(values), num_warps=1,
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _convolve(
-    out, mixed, columns, filters, first_rows, slots, of_rows,
+def _prepare(
+    out, decays, strengths, overlaps, mixed, decay, strength, columns, filters, rates, shifts,
+    first_rows, slots, of_rows,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Pass a token's query, key or value of one head through the convolution; give queries and keys their lengths."""
+    """Compute, of one token, a query and a key of length one, or a head's value and factors."""
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    num_channels = 2 * KEY_HEADS * KEYS + HEADS * VALUES
     sequence = tl.load(of_rows + row)
     if sequence >= 0:
         first_row, slot = tl.load(first_rows + sequence), tl.load(slots + sequence)
-        is_value = part >= 2 * KEY_HEADS
-        begin = tl.where(is_value, 2 * KEY_HEADS * KEYS + (part - 2 * KEY_HEADS) * VALUES, part * KEYS)
-        width = tl.where(is_value, VALUES, KEYS)
-        is_there = tl.arange(0, WIDTH) < width
-        channels = begin + tl.arange(0, WIDTH)
-        total = tl.zeros([WIDTH], tl.float32)
-        for index in tl.static_range(SIZE):
-            source = row - (SIZE - 1) + index
-            is_own = source >= first_row
-            own = tl.load(mixed + source * num_channels + channels, mask=is_there & is_own, other=0.0)
-            at = (slot * num_channels + channels) * SIZE + SIZE - (first_row - source)
-            held = tl.load(columns + at, mask=is_there & (source < first_row), other=0.0)
-            seen = own.to(tl.float32) + held.to(tl.float32)
-            total += seen * tl.load(filters + index * num_channels + channels, mask=is_there, other=0.0).to(tl.float32)
-        total = total * tl.sigmoid(total)
-        if part < 2 * KEY_HEADS:
-            total = total * tl.rsqrt(tl.sum(total * total) + 1e-6)
-            if part < KEY_HEADS:
-                total = total * tl.rsqrt(tl.full([], KEYS, tl.float32))
-        tl.store(out + row * num_channels + channels, total, mask=is_there)
+        num_channels = 2 * KEY_HEADS * KEYS + HEADS * VALUES
+        of_row = row * num_channels
+        index = tl.arange(0, WIDTH)
+        if part < KEY_HEADS:
+            at, is_there = part * KEYS + index, index < KEYS
+            query = _convolved(mixed, columns, filters, row, first_row, slot, at, is_there, num_channels, SIZE)
+            query = query * tl.rsqrt(tl.sum(query * query) + 1e-6) * tl.rsqrt(tl.full([], KEYS, tl.float32))
+            tl.store(out + of_row + at, query, mask=is_there)
+            at += KEY_HEADS * KEYS
+            key = _convolved(mixed, columns, filters, row, first_row, slot, at, is_there, num_channels, SIZE)
+            key = key * tl.rsqrt(tl.sum(key * key) + 1e-6)
+            tl.store(out + of_row + at, key, mask=is_there)
+            tl.store(overlaps + row * HEADS + part, tl.sum(query * key))
+        else:
+            head = part - KEY_HEADS
+            at, is_there = 2 * KEY_HEADS * KEYS + head * VALUES + index, index < VALUES
+            value = _convolved(mixed, columns, filters, row, first_row, slot, at, is_there, num_channels, SIZE)
+            tl.store(out + of_row + at, value, mask=is_there)
+            of_head = row * HEADS + head
+            shifted = tl.load(decay + of_head).to(tl.float32) + tl.load(shifts + head).to(tl.float32)
+            tl.store(decays + of_head, tl.exp(-tl.load(rates + head).to(tl.float32) * _softplus(shifted)))
+            tl.store(strengths + of_head, tl.sigmoid(tl.load(strength + of_head).to(tl.float32)))
+
+
+@triton.jit
+def _convolved(mixed, columns, filters, row, first_row, slot, channels, is_there, num_channels, SIZE: tl.constexpr):
+    """Pass some channels of a row through the convolution, over those before it or held columns."""
+    total = tl.zeros(channels.shape, tl.float32)
+    for index in tl.static_range(SIZE):
+        source = row - (SIZE - 1) + index
+        own = tl.load(mixed + source * num_channels + channels, mask=is_there & (source >= first_row), other=0.0)
+        at = (slot * num_channels + channels) * SIZE + SIZE - (first_row - source)
+        held = tl.load(columns + at, mask=is_there & (source < first_row), other=0.0)
+        weights = tl.load(filters + index * num_channels + channels, mask=is_there, other=0.0)
+        total += (own.to(tl.float32) + held.to(tl.float32)) * weights.to(tl.float32)
+    return total * tl.sigmoid(total)
+
+
+@triton.jit
+def _softplus(number):
+    return tl.where(number > 20.0, number, tl.log(1.0 + tl.exp(tl.minimum(number, 20.0))))
 
 
 @triton.jit
@@ -116,24 +142,24 @@ def _keep_columns(
 
 @triton.jit
 def _apply_rule(
-    out, states, convolved, decays, strengths, rates, shifts, first_rows, slots,
+    out, states, convolved, decays, strengths, overlaps, first_rows, slots,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """Update some columns of the state of one head of a sequence by each token, and read them."""
+    """Read some columns of the state of one head of a sequence by each token, and update them."""
     sequence = tl.program_id(1)
     row, end = tl.load(first_rows + sequence), tl.load(first_rows + sequence + 1)
     if row < end:
         channels, pieces = 2 * KEY_HEADS * KEYS + HEADS * VALUES, tl.cdiv(VALUES, WIDTH)
         head, piece = tl.program_id(0) // pieces, tl.program_id(0) % pieces
+        key_head = head // (HEADS // KEY_HEADS)
         key, value = tl.arange(0, KEY_WIDTH), piece * WIDTH + tl.arange(0, WIDTH)
         is_key, is_value = key < KEYS, value < VALUES
         is_there = is_key[:, None] & is_value[None, :]
         slot = tl.load(slots + sequence)
         at = ((slot * HEADS + head) * KEYS + key)[:, None] * VALUES + value[None, :]
         state = tl.load(states + at, mask=is_there, other=0.0)
-        rate, shift = tl.load(rates + head).to(tl.float32), tl.load(shifts + head).to(tl.float32)
-        queries = convolved + head // (HEADS // KEY_HEADS) * KEYS + key
+        queries = convolved + key_head * KEYS + key
         keys = queries + KEY_HEADS * KEYS
         values = convolved + 2 * KEY_HEADS * KEYS + head * VALUES + value
         # A token's inputs are loaded while the one before it is computed.
@@ -141,10 +167,10 @@ def _apply_rule(
         next_key = tl.load(keys + row * channels, mask=is_key, other=0.0)
         next_value = tl.load(values + row * channels, mask=is_value, other=0.0)
         next_decay, next_strength = tl.load(decays + row * HEADS + head), tl.load(strengths + row * HEADS + head)
+        next_overlap = tl.load(overlaps + row * HEADS + key_head)
         for token in range(row, end):
             of_query, of_key, of_value = next_query, next_key, next_value
-            decay = tl.exp(-rate * _softplus(next_decay.to(tl.float32) + shift))
-            strength = tl.sigmoid(next_strength.to(tl.float32))
+            decay, strength, overlap = next_decay, next_strength, next_overlap
             following = token + 1
             is_more = following < end
             next_query = tl.load(queries + following * channels, mask=is_key & is_more, other=0.0)
@@ -152,17 +178,13 @@ def _apply_rule(
             next_value = tl.load(values + following * channels, mask=is_value & is_more, other=0.0)
             next_decay = tl.load(decays + following * HEADS + head, mask=is_more, other=0.0)
             next_strength = tl.load(strengths + following * HEADS + head, mask=is_more, other=0.0)
-            state = state * decay
-            added = (of_value - tl.sum(state * of_key[:, None], 0)) * strength
-            state += of_key[:, None] * added[None, :]
-            read = tl.sum(state * of_query[:, None], 0)
-            tl.store(out + (token * HEADS + head) * VALUES + value, read, mask=is_value)
+            next_overlap = tl.load(overlaps + following * HEADS + key_head, mask=is_more, other=0.0)
+            known = tl.sum(state * of_key[:, None], 0)
+            seen = tl.sum(state * of_query[:, None], 0)
+            added = (of_value - decay * known) * strength
+            state = state * decay + of_key[:, None] * added[None, :]
+            tl.store(out + (token * HEADS + head) * VALUES + value, decay * seen + overlap * added, mask=is_value)
         tl.store(states + at, state, mask=is_there)
-
-
-@triton.jit
-def _softplus(number):
-    return tl.where(number > 20.0, number, tl.log(1.0 + tl.exp(tl.minimum(number, 20.0))))
 
 
 @triton.jit
