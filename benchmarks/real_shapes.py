@@ -5,7 +5,8 @@
 Encoder: one 896x896 picture, compared to its multiply-adds at the peak rate.  Decode: a step of a server's runner,
 which on a GPU is recorded, for 1 and for 64 sequences, compared to reading the decoder's weights once, the keys and
 values of every sequence, and to reading and writing its states, if there are recurrent layers.  Of models that
-transformers' modules compute there is only the decoder.  `--layers` keeps only the first layers, to try it on a small machine.
+transformers' modules compute there is only the decoder.  `--layers` keeps only the first layers, to try it on a small
+machine.
 """
 
 import argparse

@@ -102,6 +102,19 @@ def test_heads_are_normed_and_rotated_and_only_real_tokens_are_written(
     assert torch.equal(values, expected_values)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(3, 2, 16), (5, 3, 24)])
+def test_keys_and_values_of_real_tokens_alone_are_written(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    key, value = randn(*shape, dtype=dtype), randn(*shape, dtype=dtype)
+    keys, values = torch.zeros(2, 9, *shape[1:], dtype=dtype, device=DEVICE)
+    slots = torch.tensor([7, -1, 2, 0, -1][: len(key)], device=DEVICE)
+    gpu_kernels.write_heads(key, value, keys, values, slots)
+    for own, held in ((key, keys), (value, values)):
+        expected = torch.zeros_like(held)
+        expected[slots[slots >= 0]] = own[slots >= 0]
+        assert torch.equal(held, expected)
+
+
 # Attention ----------------------------------------------------------------------------------------------------
 
 
@@ -201,6 +214,11 @@ def kernels_of(heads: int, kv_heads: int, dim: int, number: str, bytes_per_numbe
         ("_add_and_norm", of_sums, {"NORMS": True, "WIDTH": 4096}),
         *(("_gate", of_gate, {"ACTIVATION": each, "WIDTH": gpu_kernels.GATED_AT_ONCE}) for each in ACTIVATIONS),
         ("_place_heads", of_heads, {"NORMS": True, "HEADS": heads, "KV_HEADS": kv_heads, "DIM": dim, "WIDTH": dim}),
+        (
+            "_write_heads",
+            {**dict.fromkeys(("keys", "values", "key", "value"), model), "slots": wide},
+            {"SIZE": kv_heads * dim, "WIDTH": kv_heads * dim},
+        ),
         ("_attend_share", of_share, {"PLACED": False, "SOFTCAP": 0.0, **group, **near}),
         ("_attend_share", of_share, {"PLACED": True, "SOFTCAP": 50.0, **group, **far}),
         (

@@ -127,6 +127,14 @@ def test_a_borrowed_norm_s_kernel_is_compared_with_the_module_s_own_way(
     assert_not_used(borrowed_model)
 
 
+def test_a_kernel_that_writes_keys_elsewhere_is_found_out(
+    borrowed_model: BorrowedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = gpu_kernels.write_heads
+    monkeypatch.setattr(gpu_kernels, "write_heads", lambda *given: right(*given[:-1], given[-1].flip(-1)))
+    assert_not_used(borrowed_model)
+
+
 def test_a_delta_net_s_kernel_is_compared_with_transformers_modules(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

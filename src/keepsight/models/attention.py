@@ -17,6 +17,7 @@ from keepsight.made_once import made_once
 from keepsight.media import TokenSpan
 from keepsight.models.adapter_weights import AdaptedRows, AdapterWeights
 from keepsight.models.block_table import BlockTable
+from keepsight.models.gpu_library import kernels_for
 from keepsight.models.sequence_rows import SequenceRows
 
 
@@ -190,8 +191,6 @@ class AttentionBatch:
         self._read = None if self.num_read == self.num_tokens else read
         # Set if every slice is one token.
         self.rows = DeviceRows(slices, self.device) if self.num_tokens == len(slices) else None
-        # A recorded step is replayed with as many rows or fewer; the rest are padding rows, which have no slot.
-        self.may_have_padding = self.rows is not None
         self.positions: Tensor  # [tokens]
         self.slots: Tensor  # [tokens]
         if self.rows is not None:
@@ -313,6 +312,10 @@ class Attention(Protocol):
 
 
 def write_cache(key: Tensor, value: Tensor, cache: LayerCache, slots: Tensor) -> None:
+    """Write keys [tokens, kv_heads, head_dim] and values.  Where there are kernels, padding has negative slots."""
+    if (kernels := kernels_for(key.device)) is not None:
+        kernels.write_heads(key.contiguous(), value.contiguous(), cache.keys, cache.values, slots)
+        return
     cache.keys.index_copy_(0, slots, key.to(cache.keys.dtype))
     cache.values.index_copy_(0, slots, value.to(cache.values.dtype))
 

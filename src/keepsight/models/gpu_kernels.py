@@ -29,6 +29,7 @@ __all__ = [
     "place_heads",
     "place_patches",
     "rows_per_block",
+    "write_heads",
 ]
 
 # Programs for the attention of one row: enough to fill a GPU with that row alone.  Constant whatever the batch, as
@@ -203,6 +204,28 @@ def _place_heads(
         else:
             at = (slot * KV_HEADS + head - HEADS) * DIM
             tl.store(keys + at + columns, rotated, mask=is_there & (slot >= 0))
+
+
+def write_heads(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+    """Write keys [tokens, kv_heads, head_dim] and values to slots, which are negative for padding."""
+    num_tokens, size = len(key), key[0].numel() if len(key) else 0
+    assert key.shape == value.shape
+    assert key.shape[1:] == keys.shape[1:]
+    assert all(each.is_contiguous() for each in (key, value, keys, values, slots))
+    if num_tokens:
+        _write_heads[(num_tokens,)](keys, values, key, value, slots, SIZE=size, WIDTH=triton.next_power_of_2(size))
+
+
+@triton.jit
+def _write_heads(keys, values, key, value, slots, SIZE: tl.constexpr, WIDTH: tl.constexpr):
+    token = tl.program_id(0).to(tl.int64)
+    slot = tl.load(slots + token)
+    columns = tl.arange(0, WIDTH)
+    is_there = (columns < SIZE) & (slot >= 0)
+    given_key = tl.load(key + token * SIZE + columns, mask=is_there, other=0.0)
+    given_value = tl.load(value + token * SIZE + columns, mask=is_there, other=0.0)
+    tl.store(keys + slot * SIZE + columns, given_key, mask=is_there)
+    tl.store(values + slot * SIZE + columns, given_value, mask=is_there)
 
 
 @triton.jit

@@ -39,6 +39,8 @@ class GpuKernels(Protocol):
         slots: Tensor,
     ) -> Tensor: ...
 
+    def write_heads(self, key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None: ...
+
     def attend_rows(
         self,
         out: Tensor,

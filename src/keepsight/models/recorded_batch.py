@@ -37,7 +37,6 @@ class RecordedBatch(AttentionBatch):
         # No request has pages yet: the trial run may write to page 0 repeatedly.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
         super().__init__([RequestSlice(0, num_tokens, table, state_slot=spare_slot)], device, [0])
-        self.may_have_padding = True
         # All positions are 0: some models do not have as many positions as there are tokens.
         self.positions = torch.zeros_like(self.positions)
         self.rotary_positions = self.positions.repeat(3, 1) if uses_mrope else self.positions.clone()

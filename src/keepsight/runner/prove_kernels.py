@@ -1,9 +1,9 @@
 """Tests the GPU kernels before use, as they are compiled on the machine by whatever Triton and driver it has.
 
 The same few tokens, at near and far positions, are computed with and without the kernels, and some patches if there is
-a tower of ours.  Kernels that fail or give different results are not used.  Of a borrowed decoder only attention, norms
-and gated delta nets have kernels, and these are compared one by one: a mixture may choose other experts for a token
-because of rounding.
+a tower of ours.  Kernels that fail or give different results are not used.  Of a borrowed decoder attention, norms and
+gated delta nets have kernels, which are compared one by one: a mixture may choose other experts for a token because of
+rounding.
 """
 
 import logging
@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache, RequestSlice, write_cache
 from keepsight.models.block_table import BlockTable
 from keepsight.models.borrowed.attention import RecurrentModule
 from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.gpu_library import kernels_for, use_kernels, without_kernels
 from keepsight.models.layers import Placement
-from keepsight.models.model import Model
+from keepsight.models.model import KvHeads, Model
 from keepsight.models.paged_attention import PagedAttention
 from keepsight.models.row_differences import row_differences
 from keepsight.models.vision_language_model import VisionLanguageModel
@@ -80,6 +80,7 @@ def _find_difference(model: Model) -> float:
         with without_kernels():
             found.append(row_differences(tokens, _compute_tokens(model, PagedAttention())).max())
     if isinstance(model, BorrowedModel):
+        found += [_compare(partial(_write_heads, each, model.place)) for each in set(model.shape.kv_heads)]
         norms = {next(norm.parameters()).shape: norm for norm in model.norms}
         found += [_compare(partial(_compute_norm, norm, model.place)) for norm in norms.values()]
         delta_nets = [each for each in model.recurrent if each.delta_net][:1]
@@ -111,6 +112,15 @@ class _BothWays:
             expected = self._without(query, cache, batch, **options)
         self.differences.append(row_differences(found.flatten(1), expected.flatten(1)).max())
         return found
+
+
+def _write_heads(heads: KvHeads, place: Placement) -> Tensor:
+    """Write random keys and values to every other slot.  Return all slots."""
+    random = torch.Generator(place.device).manual_seed(0)
+    key, value = torch.randn(2, NUM_LATER, *heads, device=place.device, dtype=place.dtype, generator=random)
+    cache = LayerCache(*torch.zeros(2, 2 * NUM_LATER, *heads, device=place.device, dtype=place.kv_dtype))
+    write_cache(key, value, cache, 2 * torch.arange(NUM_LATER, device=place.device))
+    return torch.cat((cache.keys, cache.values)).flatten(1).float()
 
 
 def _compute_norm(norm: nn.Module, place: Placement) -> Tensor:

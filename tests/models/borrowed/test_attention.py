@@ -7,15 +7,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from keepsight.models.attention import AttentionBatch, LayerCache, RequestSlice
-from keepsight.models.block_table import BlockTable
+from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.borrowed import attention
 from keepsight.models.borrowed.attention import (
-    HeadsOfLayer,
-    LayerRule,
     UnknownAttentionError,
     attend_at_once,
-    attend_to_pages,
     attending,
 )
 from keepsight.models.layers import Placement
@@ -63,24 +59,6 @@ def test_keywords_that_say_nothing_are_let_pass() -> None:
 def test_what_would_change_the_result_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(UnknownAttentionError, match=message):
         call(**options)
-
-
-def test_padding_rows_of_a_recorded_step_write_only_to_the_first_one_s_page(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(attention, "kernels_for", lambda _device: object())
-    table = BlockTable(4, [1])
-    batch = AttentionBatch([RequestSlice(0, 1, table)] * 3, "cpu")
-    assert batch.rows is not None
-    batch.rows.replace([RequestSlice(2, 1, table)])
-    cache = LayerCache(torch.zeros(NUM_SLOTS, 1, SIZE), torch.zeros(NUM_SLOTS, 1, SIZE))
-    heads = torch.arange(1.0, 7.0).view(3, 1, SIZE)
-    attend = attend_to_pages(lambda query, *_, **__: query, [cache], batch, {0: LayerRule(0, writes=True)})
-    attend(HeadsOfLayer(Layer(), 0, heads, heads, heads, 1.0, None, None))
-    expected = torch.zeros(NUM_SLOTS, 1, SIZE)
-    expected[4 + 2] = heads[0]
-    assert torch.equal(cache.keys, expected)
-    assert torch.equal(cache.values, expected)
 
 
 def test_a_step_that_another_thread_computes_amid_it_changes_nothing(tmp_path: Any) -> None:

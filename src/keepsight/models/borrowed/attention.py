@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache, View, attend_plainly, write_cache
 from keepsight.models.borrowed.delta_net import DeltaNet
-from keepsight.models.gpu_library import kernels_for
 from keepsight.models.model import LayerWatcher
 
 # Its name in transformers.
@@ -120,17 +119,11 @@ def watch_layers(layers: Sequence[nn.Module]) -> None:
 def attend_to_pages(
     attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch, rules: Mapping[int, LayerRule]
 ) -> Attend:
-    rows = _rows_to_write(batch)
-
     def attend(heads: HeadsOfLayer) -> Tensor:
         rule = rules[heads.layer]
         cache, view = caches[rule.cache], View(heads.window, rule.is_causal)
         if rule.writes:
-            key, value = heads.key, _as_wide_as_keys(heads)
-            if rows is None:
-                write_cache(key, value, cache, batch.slots)
-            else:
-                write_cache(key[rows], value[rows], cache, batch.slots[rows])
+            write_cache(heads.key, _as_wide_as_keys(heads), cache, batch.slots)
         seen = attention(heads.query, cache, batch, scale=heads.scale, view=view, softcap=heads.softcap)
         return seen[..., : heads.value.shape[-1]]
 
@@ -141,13 +134,6 @@ def _as_wide_as_keys(heads: HeadsOfLayer) -> Tensor:
     """Return values padded with zeros to the width of keys, as pages store them; attention's output is padded alike."""
     narrower = heads.key.shape[-1] - heads.value.shape[-1]
     return F.pad(heads.value, (0, narrower)) if narrower else heads.value
-
-
-def _rows_to_write(batch: AttentionBatch) -> Tensor | None:
-    """Return the row to write for each row, if some may be padding: for padding it is row 0, written again."""
-    if not batch.may_have_padding or kernels_for(batch.device) is None:
-        return None
-    return torch.arange(batch.num_tokens, device=batch.device).masked_fill(batch.slots < 0, 0)
 
 
 def attend_at_once(heads: HeadsOfLayer) -> Tensor:
