@@ -131,7 +131,11 @@ def test_a_kernel_that_writes_keys_elsewhere_is_found_out(
     borrowed_model: BorrowedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = gpu_kernels.write_heads
-    monkeypatch.setattr(gpu_kernels, "write_heads", lambda *given: right(*given[:-1], given[-1].flip(-1)))
+
+    def wrong(key: Tensor, value: Tensor, keys: Tensor, values: Tensor, slots: Tensor) -> None:
+        right(key, value, keys, values, slots.flip(-1))
+
+    monkeypatch.setattr(gpu_kernels, "write_heads", wrong)
     assert_not_used(borrowed_model)
 
 
