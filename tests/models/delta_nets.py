@@ -38,7 +38,7 @@ def draw_states(weights: DeltaNetWeights) -> DeltaNetStates:
 def draw_products(weights: DeltaNetWeights, num_tokens: int) -> DeltaNetProducts:
     return DeltaNetProducts(
         mixed=torch.randn(num_tokens, weights.filter.shape[1]),
-        # Some decay is more than softplus takes exactly.
+        # Some decay is more than softplus takes exactly, some so little that it is lost beside one.
         decay=10 * torch.randn(num_tokens, HEADS),
         strength=torch.randn(num_tokens, HEADS),
         gate=torch.randn(num_tokens, HEADS * len(weights.scale)),

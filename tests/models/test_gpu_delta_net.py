@@ -1,5 +1,7 @@
 """A gated delta net on a GPU: the formula, computed token by token."""
 
+import math
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import pytest
@@ -94,9 +96,33 @@ def test_no_bit_depends_on_how_the_tokens_are_cut_or_on_other_sequences(cut: int
     assert torch.equal(alone.columns[1], states.columns[1])
 
 
+def test_precision_is_single_whatever_torch_s_default(set_default_dtype: Callable[[str], None]) -> None:
+    weights = draw_weights(16, 2)
+    states, products = draw_states(weights), draw_products(weights, 3)
+    expected = exactly(weights, states, products, [3], [1])
+    set_default_dtype("float16")
+    out = compute(placed(weights), states := placed(states), placed(products), (3,), (1,))
+    torch.testing.assert_close(out.double().cpu(), expected.outputs, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(states.state.double().cpu(), expected.state, atol=1e-5, rtol=1e-5)
+
+
+def test_decay_that_is_lost_beside_one_adds_up() -> None:
+    weights, num_tokens = draw_weights(16, 4), 200
+    weights = weights._replace(rate=torch.full_like(weights.rate, 16.0), shift=torch.zeros_like(weights.shift))
+    states, products = draw_states(weights), draw_products(weights, num_tokens)
+    products.decay.fill_(-13.0)
+    products.strength.fill_(-50.0)  # nothing is added
+    before = states.state[1].double()
+    compute(placed(weights), after := placed(states), placed(products), (num_tokens,), (1,))
+    lost = 1 - (after.state[1].double().cpu() / before).mean()
+    assert lost.item() == pytest.approx(num_tokens * 16 * math.log1p(math.exp(-13.0)), rel=0.02)
+
+
 def test_padding_gets_zeros_and_changes_no_state() -> None:
     weights = placed(draw_weights(16, 2))
     states, products = placed(draw_states(weights)), placed(draw_products(weights, 9))
+    for each in products:
+        each[5:] = torch.nan
     before = DeltaNetStates(*(each.clone() for each in states))
     out = compute(weights, states, products, (4, 1), (2, 3), num_rows=9, num_sequences=4)
     assert not out[5:].any()

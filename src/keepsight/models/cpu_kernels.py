@@ -68,6 +68,7 @@ def norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
     out, size = torch.empty_like(hidden), hidden.shape[-1]
     assert hidden.is_contiguous()
     assert scale.shape == (size,)
+    assert scale.dtype is torch.float32
     work = _Norm(out.data_ptr(), hidden.data_ptr(), scale.data_ptr(), None, hidden.numel() // size, size, eps)
     call("norm", work)
     return out

@@ -11,6 +11,8 @@ computed at the same time:
 Padding rows get zeros.  Knows tensors, not models.  Exported by `gpu_kernels`.
 """
 
+from functools import partial
+
 import torch
 import triton
 import triton.language as tl
@@ -35,12 +37,14 @@ def compute_delta_net(
     heads, keys, values, size = len(weights.rate), weights.key_size, len(weights.scale), len(weights.filter)
     assert states.state.shape[1:] == (heads, keys, values)
     assert states.columns.shape[1:] == (channels, size)
+    assert states.state.dtype is torch.float32
     assert all(each.is_contiguous() for each in (*weights[:4], *states, *products))
     out = torch.empty_like(gate)
     if not num_tokens:
         return out
-    convolved, read = (torch.empty(num_tokens, each, device=mixed.device) for each in (channels, heads * values))
-    factors = torch.empty(3, num_tokens, heads, device=mixed.device)
+    make = partial(torch.empty, device=mixed.device, dtype=torch.float32)
+    convolved, read = make(num_tokens, channels), make(num_tokens, heads * values)
+    factors = make(3, num_tokens, heads)
     places = sequences.first_rows, sequences.slots
     sizes = {"HEADS": heads, "KEY_HEADS": weights.key_heads, "KEYS": keys, "VALUES": values}
     _prepare[(num_tokens, weights.key_heads + heads)](
@@ -115,7 +119,11 @@ def _convolved(mixed, columns, filters, row, first_row, slot, channels, is_there
 
 @triton.jit
 def _softplus(number):
-    return tl.where(number > 20.0, number, tl.log(1.0 + tl.exp(tl.minimum(number, 20.0))))
+    # Triton has no log1p, which log(1 + x) * x / (1 + x - 1) is, as both roundings of 1 + x are the same.
+    power = tl.exp(tl.minimum(number, 20.0))
+    rounded = 1.0 + power
+    small = tl.where(rounded == 1.0, power, tl.log(rounded) * power / tl.maximum(rounded - 1.0, 1e-30))
+    return tl.where(number > 20.0, number, small)
 
 
 @triton.jit
@@ -198,7 +206,7 @@ def _norm_and_gate(
     at = (row * HEADS + head) * VALUES + columns
     is_row = tl.load(of_rows + row) >= 0
     given = tl.load(read + at, mask=is_there & is_row, other=0.0)
-    through = tl.load(gate + at, mask=is_there, other=0.0).to(tl.float32)
+    through = tl.load(gate + at, mask=is_there & is_row, other=0.0).to(tl.float32)
     scales = tl.load(scale + columns, mask=is_there, other=0.0).to(tl.float32)
     normed = given * tl.rsqrt(tl.sum(given * given) / VALUES + eps) * scales
-    tl.store(out + at, (normed * (through * tl.sigmoid(through))).to(through.dtype), mask=is_there)
+    tl.store(out + at, normed * (through * tl.sigmoid(through)), mask=is_there)

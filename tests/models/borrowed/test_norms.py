@@ -1,5 +1,6 @@
 """RMS norms are recognized by what they compute, and then computed by our kernels."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from keepsight.models.layers import Placement
 from tests.models.borrowed import reference as ref
 from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, kernels_in_use
 
-SIZE, EPS = 48, 1e-5
+SIZE, EPS = 56, 1e-5
 
 
 class Norm(nn.Module):
@@ -42,6 +43,11 @@ class GatedIfAsked(Norm):
 class ScaledBefore(Norm):
     def forward(self, hidden: Tensor) -> Tensor:
         return self.normed(hidden * self.weight)
+
+
+class InGroups(Norm):
+    def normed(self, hidden: Tensor) -> Tensor:
+        return super().normed(hidden.view(*hidden.shape[:-1], 2, -1)).flatten(-2)
 
 
 class WithoutEpsilon(Norm):
@@ -108,7 +114,8 @@ def test_what_no_kernel_takes_and_further_arguments_are_the_module_s_own_work() 
 
 
 @pytest.mark.parametrize(
-    "kind", [ScaledBefore, WithoutEpsilon, InDoublePrecision, Gated, Failing, NoNorm, lambda: nn.LayerNorm(SIZE)]
+    "kind",
+    [ScaledBefore, InGroups, WithoutEpsilon, InDoublePrecision, Gated, Failing, NoNorm, lambda: nn.LayerNorm(SIZE)],
 )
 def test_modules_that_compute_something_else_are_left_alone(kind: Any) -> None:
     module = kind()
@@ -119,6 +126,25 @@ def test_modules_that_compute_something_else_are_left_alone(kind: Any) -> None:
 def test_rounding_to_the_dtype_of_hidden_states_is_no_difference() -> None:
     module = OnePlusWeight(torch.randn(SIZE).bfloat16())
     assert replace_norms(module, torch.bfloat16) == [module]
+
+
+def test_a_scale_of_all_vectors_is_no_norm() -> None:
+    assert replace_norms(NoNorm(torch.tensor([3.0])), torch.float32) == []
+
+
+def test_a_kernel_that_computes_something_else_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not cpu_kernels.takes_kernels(torch.randn(7, SIZE)):
+        pytest.skip("NO KERNELS HERE: they were not compiled when keepsight was installed")
+    right = cpu_kernels.norm
+    monkeypatch.setattr(cpu_kernels, "norm", lambda hidden, scale, eps: right(hidden, scale.flip(0), eps))
+    assert replace_norms(Norm(), torch.float32) == []
+
+
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_norms_are_recognized_whatever_torch_s_default(set_default_dtype: Callable[[str], None], dtype: str) -> None:
+    module = Norm()
+    set_default_dtype(dtype)
+    assert replace_norms(module, torch.float32) == [module]
 
 
 @pytest.mark.parametrize(("architecture", "number"), [("Qwen3ForCausalLM", 13), ("OPTForCausalLM", 0)])

@@ -5,6 +5,7 @@ observed, as some classes add one to their weights.
 """
 
 import inspect
+import math
 from typing import Any, NamedTuple
 
 import torch
@@ -12,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from keepsight.models import cpu_kernels
-from keepsight.models.gpu_library import kernels_for
+from keepsight.models.gpu_library import kernels_for, without_kernels
 from keepsight.models.row_differences import row_differences
 
 _NAMES_OF_EPS = ("variance_epsilon", "eps")
@@ -20,6 +21,10 @@ _NAMES_OF_EPS = ("variance_epsilon", "eps")
 _LARGE = 2.0**20
 # Sizes of the vectors that are tried; epsilon matters to the smallest.
 _SIZES = (1e-3, 0.1, 1.0, 30.0)
+# Groups can be told from a whole only if there are some numbers.
+_LEAST_SIZE = 8
+# The parts of such a vector differ in size by up to this factor, so a norm over groups of its numbers gives others.
+_RAMP = 30.0
 # Of a normed vector, relative to it.  Rounding to bfloat16 twice, as some classes do, changes 0.004.
 _MAX_DIFFERENCE, _MAX_DIFFERENCE_ROUNDED = 1e-5, 0.02
 
@@ -30,6 +35,8 @@ class _Norm(NamedTuple):
 
     def by_kernel(self, hidden: Tensor) -> Tensor | None:
         """Return None if there is no kernel for it, or none is wanted."""
+        if hidden.shape[-1:] != self.scale.shape:
+            return None
         if cpu_kernels.takes_kernels(hidden):
             return cpu_kernels.norm(hidden.contiguous(), self.scale, self.eps)
         kernels = kernels_for(hidden.device)
@@ -38,29 +45,40 @@ class _Norm(NamedTuple):
 
 @torch.inference_mode()
 def replace_norms(modules: nn.Module, dtype: torch.dtype) -> list[nn.Module]:
-    """Make norms call our kernels, for hidden states of any dtype, usually this.  Return their modules."""
+    """Make norms call our kernels, for hidden states of this dtype or in float32.  Return their modules."""
     replaced = []
-    for module in modules.modules():
-        if (norm := _observe(module, dtype)) is not None:
-            _replace(module, norm)
-            replaced.append(module)
+    with without_kernels():  # those of a GPU are verified later
+        for module in modules.modules():
+            if (norm := _observe(module, dtype)) is not None:
+                _replace(module, norm)
+                replaced.append(module)
     return replaced
 
 
 def _observe(module: Any, dtype: torch.dtype) -> _Norm | None:
     eps = next((getattr(module, name) for name in _NAMES_OF_EPS if hasattr(module, name)), None)
-    weights = list(module.parameters())
-    if not isinstance(eps, float) or len(weights) != 1 or weights[0].dim() != 1 or not _takes_one_tensor(module):
+    if not isinstance(eps, float) or not _takes_one_tensor(module):
         return None
-    [weight] = weights
-    ones = torch.ones(len(weight), device=weight.device)
+    weights = list(module.parameters())
+    if len(weights) != 1 or weights[0].dim() != 1 or len(weights[0]) < _LEAST_SIZE:
+        return None
+    vectors = _draw_vectors(len(weights[0])).to(weights[0].device)
     try:
-        norm = _Norm(module(_LARGE * ones).contiguous(), eps)
-        vectors = torch.outer(torch.tensor(_SIZES, device=weight.device), 1 - ones.cumsum(0) % 7)
-        is_known = _computes(module, norm, vectors, _MAX_DIFFERENCE)
-        return norm if is_known and _computes(module, norm, vectors.to(dtype), _MAX_DIFFERENCE_ROUNDED) else None
+        norm = _Norm(module(torch.full_like(vectors[0], _LARGE)).contiguous(), eps)
+        if norm.scale.dtype is not torch.float32 or not _computes(module, norm, vectors, _MAX_DIFFERENCE):
+            return None
+        return norm if _computes(module, norm, vectors.to(dtype), _MAX_DIFFERENCE_ROUNDED) else None
+    except (torch.AcceleratorError, torch.OutOfMemoryError):
+        raise
     except Exception:  # a module of another kind may raise anything
         return None
+
+
+def _draw_vectors(size: int) -> Tensor:
+    random = torch.Generator().manual_seed(0)
+    vector = torch.randn(size, generator=random, dtype=torch.float32)
+    ramp = torch.logspace(0, math.log10(_RAMP), size, dtype=torch.float32)
+    return torch.outer(torch.tensor(_SIZES, dtype=torch.float32), vector * ramp)
 
 
 def _takes_one_tensor(module: Any) -> bool:
@@ -69,9 +87,14 @@ def _takes_one_tensor(module: Any) -> bool:
 
 
 def _computes(module: Any, norm: _Norm, vectors: Tensor, max_difference: float) -> bool:
+    """Return whether the module computes the norm, and so does its kernel."""
     expected = F.rms_norm(vectors.float(), norm.scale.shape, norm.scale, norm.eps)
-    found = module(vectors)
-    return found.dtype is vectors.dtype and bool(row_differences(found, expected).max() < max_difference)
+    found, by_kernel = module(vectors), norm.by_kernel(vectors)
+    computed = [found] if by_kernel is None else [found, by_kernel]
+    return all(
+        each.dtype is vectors.dtype and bool(row_differences(each, expected).max() < max_difference)
+        for each in computed
+    )
 
 
 def _replace(module: Any, norm: _Norm) -> None:
