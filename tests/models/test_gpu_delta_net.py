@@ -110,12 +110,12 @@ def test_decay_that_is_lost_beside_one_adds_up() -> None:
     weights, num_tokens = draw_weights(16, 4), 200
     weights = weights._replace(rate=torch.full_like(weights.rate, 16.0), shift=torch.zeros_like(weights.shift))
     states, products = draw_states(weights), draw_products(weights, num_tokens)
-    products.decay.fill_(-13.0)
+    products.decay.fill_(-15.0)
     products.strength.fill_(-50.0)  # nothing is added
     before = states.state[1].double()
     compute(placed(weights), after := placed(states), placed(products), (num_tokens,), (1,))
     lost = 1 - (after.state[1].double().cpu() / before).mean()
-    assert lost.item() == pytest.approx(num_tokens * 16 * math.log1p(math.exp(-13.0)), rel=0.02)
+    assert lost.item() == pytest.approx(num_tokens * 16 * math.log1p(math.exp(-15.0)), rel=0.02)
 
 
 def test_padding_gets_zeros_and_changes_no_state() -> None:
