@@ -256,7 +256,10 @@ class FakeRunner:
             self._slots[target * size : (target + 1) * size] = self._slots[source * size : (source + 1) * size]
 
     def _copy_states(self, copies: Iterable[StateCopy]) -> None:
-        under_way = {piece.state_slot for work in self._beside if isinstance(work, list) for piece in work}
+        slices = [piece for work in self._beside if isinstance(work, list) for piece in work]
+        under_way = {
+            slot for piece in slices for slot in (piece.state_slot, *(each.slot for each in piece.kept_states))
+        }
         for source, target in copies:
             assert not under_way & {source, target}, "a state was copied while a slice computes it"
             self._states[target] = self._states[source]
@@ -385,6 +388,9 @@ class FakeRunner:
         if piece.state_slot is not None:
             assert not piece.start or self._states[piece.state_slot] == held[-1], "begins with a wrong state"
             self._states[piece.state_slot] = values[-1]
+            for end, slot in piece.kept_states:
+                assert piece.start < end <= piece.end
+                self._states[slot] = values[end - 1]
         return values
 
     def _sample(self, sequence_id: SequenceId, values: Sequence[int]) -> SampledToken:

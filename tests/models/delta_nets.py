@@ -16,6 +16,8 @@ SLOTS, HEADS, KEYS, SIZE, EPS = 5, 4, 24, 4, 1e-5
 class Piece(NamedTuple):
     length: int
     state_slot: int | None
+    kept_states: Sequence[tuple[int, int]] = ()
+    start: int = 0
 
 
 def draw_weights(values: int, key_heads: int, size: int = SIZE) -> DeltaNetWeights:
@@ -51,8 +53,11 @@ def lay_out(
     device: torch.device | None = None,
     num_rows: int | None = None,
     num_sequences: int | None = None,
+    kept: Sequence[Sequence[tuple[int, int]]] = ((), (), ()),
 ) -> SequenceRows:
-    return SequenceRows(list(map(Piece, lengths, slots)), device or torch.device("cpu"), num_rows, num_sequences)
+    """`kept`: for each sequence, ends and slots."""
+    pieces = list(map(Piece, lengths, slots, kept))
+    return SequenceRows(pieces, device or torch.device("cpu"), num_rows, num_sequences)
 
 
 class Results(NamedTuple):

@@ -42,6 +42,21 @@ def test_no_bit_depends_on_how_the_tokens_are_cut_or_on_other_sequences(cut: int
     assert torch.equal(alone.columns[1], states.columns[1])
 
 
+@pytest.mark.parametrize("ends", [(1,), (2, 7), (9,)])
+def test_states_are_kept_as_if_the_tokens_were_cut_there(ends: tuple[int, ...]) -> None:
+    weights = draw_weights(48, 2)
+    states, products = draw_states(weights), draw_products(weights, 12)
+    expected = [DeltaNetStates(*(each.clone() for each in states)) for _ in ends]
+    for end, kept in zip(ends, expected, strict=True):
+        beginning = DeltaNetProducts(*(each[3 : 3 + end].clone() for each in products))
+        compute_delta_net(weights, kept, beginning, lay_out([end], [1]))
+    kept_states = list(zip(ends, (3, 4), strict=False))
+    compute_delta_net(weights, states, products, lay_out([3, 9], [0, 1], kept=((), kept_states)))
+    for (_, slot), kept in zip(kept_states, expected, strict=True):
+        assert torch.equal(states.state[slot], kept.state[1])
+        assert torch.equal(states.columns[slot], kept.columns[1])
+
+
 def test_only_weights_that_fill_vectors_and_in_single_precision_fit() -> None:
     weights, lanes = draw_weights(48, 2), number("lanes")
     assert takes_weights(weights)

@@ -1,7 +1,7 @@
 """A gated delta net on a GPU: the formula, computed token by token."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import pytest
@@ -42,8 +42,9 @@ def compute(
     slots: tuple[int, ...],
     num_rows: int | None = None,
     num_sequences: int | None = None,
+    kept: Sequence[Sequence[tuple[int, int]]] = ((), (), ()),
 ) -> Tensor:
-    sequences = lay_out(lengths, slots, DEVICE, num_rows, num_sequences)
+    sequences = lay_out(lengths, slots, DEVICE, num_rows, num_sequences, kept)
     return gpu_kernels.compute_delta_net(weights, states, products, sequences)
 
 
@@ -96,6 +97,20 @@ def test_no_bit_depends_on_how_the_tokens_are_cut_or_on_other_sequences(cut: int
     assert torch.equal(alone.columns[1], states.columns[1])
 
 
+@pytest.mark.parametrize("ends", [(1,), (2, 7), (9,)])
+def test_states_are_kept_as_if_the_tokens_were_cut_there(ends: tuple[int, ...]) -> None:
+    weights = placed(draw_weights(16, 2))
+    states, products = placed(draw_states(weights)), placed(draw_products(weights, 12))
+    expected = [DeltaNetStates(*(each.clone() for each in states)) for _ in ends]
+    for end, kept in zip(ends, expected, strict=True):
+        compute(weights, kept, DeltaNetProducts(*(each[3 : 3 + end] for each in products)), (end,), (1,))
+    kept_states = list(zip(ends, (3, 4), strict=False))
+    compute(weights, states, products, (3, 9), (0, 1), kept=((), kept_states))
+    for (_, slot), kept in zip(kept_states, expected, strict=True):
+        assert torch.equal(states.state[slot], kept.state[1])
+        assert torch.equal(states.columns[slot], kept.columns[1])
+
+
 def test_precision_is_single_whatever_torch_s_default(set_default_dtype: Callable[[str], None]) -> None:
     weights = draw_weights(16, 2)
     states, products = draw_states(weights), draw_products(weights, 3)
@@ -146,6 +161,7 @@ def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str) -> None
                 **dict.fromkeys(("mixed", "decay", "strength", "columns", "filters", "shifts"), held),
                 **places,
                 "of_rows": "*i64",
+                "kept_slots": "*i64",
             },
             {**sizes, "SIZE": 4, "WIDTH": 128, "num_warps": 1},
         ),
@@ -158,7 +174,11 @@ def test_each_kernel_is_compiled_for_gpus_that_are_not_here(number: str) -> None
         Kernel(
             "gpu_delta_net",
             "_apply_rule",
-            {**dict.fromkeys(("out", "states", "convolved", "decays", "strengths", "overlaps"), "*fp32"), **places},
+            {
+                **dict.fromkeys(("out", "states", "convolved", "decays", "strengths", "overlaps"), "*fp32"),
+                **places,
+                "kept_slots": "*i64",
+            },
             {**sizes, "KEY_WIDTH": 128, "WIDTH": gpu_delta_net.VALUES_AT_ONCE, "num_warps": 1},
         ),
         Kernel(

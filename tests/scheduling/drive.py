@@ -236,8 +236,9 @@ class Drive:
         assert num_tokens <= config.guess_up_to or all(piece.guess is None for piece in plan.now)
 
     def _expect_slots(self, plan: StepPlan) -> None:
-        """With recurrent layers each slice has its sequence's own slot."""
-        slots = [piece.state_slot for piece in (*plan.now, *plan.beside)]
+        """With recurrent layers each slice has its sequence's own slot, and those of the states that it keeps."""
+        slices = (*plan.now, *plan.beside)
+        slots = [piece.state_slot for piece in slices] + [each.slot for piece in slices for each in piece.kept_states]
         num_slots = self.config.kv_cache.num_state_slots
         assert set(slots) <= set(range(num_slots)) if num_slots else set(slots) <= {None}
         assert not num_slots or len(set(slots)) == len(slots)

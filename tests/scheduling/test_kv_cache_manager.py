@@ -416,15 +416,20 @@ class TestStretches:
         assert kv.take_to_keep() == []
 
 
+def keep_state(kv: KvCacheManager, sequence_id: SequenceId, block_hash: bytes) -> None:
+    kv.promise_state(sequence_id, block_hash)
+    kv.keep_state(sequence_id, block_hash)
+
+
 class TestRecurrentLayers:
     def test_a_prefix_is_found_up_to_the_last_kept_state(self) -> None:
         kv = manager(num_state_slots=3)
         compute(kv, A, "x")
-        kv.keep_state(A, b"x")
+        keep_state(kv, A, b"x")
         kv.try_extend(A, 12)
         kv.publish(A, name_of("xyz"), 12)
         assert kv.find_prefix(hashes("xyz"), 13) == PrefixHit((0,), 4, num_common=12)
-        kv.keep_state(A, b"xyz")
+        keep_state(kv, A, b"xyz")
         assert kv.find_prefix(hashes("xyz"), 13) == PrefixHit((0, 1, 2), 12, num_common=12)
         assert kv.find_prefix(hashes("xyz"), 12) == PrefixHit((0,), 4, num_common=8)
         kv.check_invariants()
@@ -432,7 +437,7 @@ class TestRecurrentLayers:
     def test_a_state_whose_block_is_gone_is_not_found_until_the_block_is_computed_again(self) -> None:
         kv = manager(num_blocks=2, num_state_slots=3)
         compute(kv, A, "x")
-        kv.keep_state(A, b"x")
+        keep_state(kv, A, b"x")
         kv.release(A)
         compute(kv, B, "zz")
         assert kv.find_prefix(hashes("xy"), 8) == NO_HIT
@@ -443,18 +448,17 @@ class TestRecurrentLayers:
     def test_a_sequence_begins_with_a_copy_of_the_kept_state(self) -> None:
         kv = manager(num_state_slots=3)
         compute(kv, A, "x")
-        kv.keep_state(A, b"x")
+        keep_state(kv, A, b"x")
         kv.try_extend(B, 8, kv.find_prefix(hashes("xy"), 8))
         first, second = kv.slots.slot_of(A), kv.slots.slot_of(B)
-        assert first is not None
         assert second is not None
         [kept] = {0, 1, 2} - {first, second}
-        assert kv.slots.take_copies() == [StateCopy(first, kept), StateCopy(kept, second)]
+        assert kv.slots.take_copies() == [StateCopy(kept, second)]
 
     def test_no_slot_is_taken_for_a_hit_whose_last_block_is_gone(self) -> None:
         kv = manager(num_blocks=2, num_state_slots=3)
         compute(kv, A, "x")
-        kv.keep_state(A, b"x")
+        keep_state(kv, A, b"x")
         kv.release(A)
         hit = kv.find_prefix(hashes("xy"), 8)
         kv.try_extend(B, 8)
@@ -500,10 +504,11 @@ class TestRecurrentLayers:
     def test_what_is_forgotten_is_not_found_and_what_began_before_keeps_nothing(self) -> None:
         kv = manager(num_state_slots=3)
         compute(kv, A, "x")
-        kv.keep_state(A, b"x")
+        kv.promise_state(A, b"x")
         kv.forget_prefixes()
         kv.keep_state(A, b"x")
         assert kv.slots.num_kept == 0
+        assert kv.promise_state(A, b"x") is None
         compute(kv, B, "x")
         assert kv.find_prefix(hashes("xy"), 8).num_tokens == 0
         kv.check_invariants()
@@ -511,11 +516,11 @@ class TestRecurrentLayers:
     def test_pinned_states_are_evicted_last(self) -> None:
         kv = manager(num_state_slots=4)
         compute(kv, A, "x")
-        kv.keep_state(A, b"x")
+        keep_state(kv, A, b"x")
         kv.pin_prefix(hashes("x"), 4, until=10.0)
         for text in ("y", "z", "v"):
             compute(kv, B, text)
-            kv.keep_state(B, text.encode())
+            keep_state(kv, B, text.encode())
             kv.release(B)
         assert kv.find_prefix(hashes("xy"), 8).num_tokens == 4
         assert kv.find_prefix(hashes("yy"), 8).num_tokens == 0

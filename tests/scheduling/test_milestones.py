@@ -29,21 +29,32 @@ def spans(drive: Drive, request_id: str) -> list[tuple[int, int]]:
     return [(each.start, each.end) for each in slices if each.sequence_id[0] == request_id and each.start < length]
 
 
+def kept(drive: Drive, request_id: str) -> list[int]:
+    """Return the ends after which a request's states were kept."""
+    slices = (piece for plan in drive.runner.plans for piece in (*plan.beside, *plan.now))
+    return [each.end for piece in slices if piece.sequence_id[0] == request_id for each in piece.kept_states]
+
+
 # Where states are kept -----------------------------------------------------------------------------------------
 
 
-def test_a_prompt_is_cut_behind_its_last_picture_and_before_its_last_token() -> None:
+def test_a_prompt_keeps_its_states_behind_its_last_picture_and_before_its_last_token_in_one_step() -> None:
     drive = recurrent()
     drive.run(ask("a", 9, "cat", 9))
-    assert spans(drive, "a") == [(0, 12), (12, 20), (20, 24)]
+    assert spans(drive, "a") == [(0, 24)]
+    assert kept(drive, "a") == [12, 20]
     drive.expect_right_answers()
 
 
-def test_the_pieces_of_different_prompts_share_steps_and_follow_each_other() -> None:
-    drive = recurrent()
-    requests = [ask(name, 9, "cat", 9, cache_salt=name, max_tokens=1) for name in ("a", "b")]
-    plans = drive.run(*requests)
-    assert [[piece.end for piece in plan.now] for plan in plans if plan.now] == [[12, 12], [20, 20], [24, 24]]
+def test_a_prompt_in_parts_keeps_what_each_part_reaches() -> None:
+    drive = recurrent(max_num_batched_tokens=12)
+    drive.run(ask("a", 9, "cat", 9))
+    assert spans(drive, "a") == [(0, 12), (12, 24)]
+    assert [piece.kept_states[0].end for plan in drive.runner.plans for piece in plan.now if piece.kept_states] == [
+        12,
+        20,
+    ]
+    drive.expect_right_answers()
 
 
 def test_the_same_prompt_again_begins_before_its_last_token() -> None:
@@ -71,18 +82,19 @@ def test_another_question_begins_behind_the_picture() -> None:
     drive = recurrent()
     drive.run(ask("first", 9, "cat", 9))
     drive.run(ask("other", 9, "cat", 13, end=2))
-    assert spans(drive, "other") == [(12, 24), (24, 28)]
+    assert spans(drive, "other") == [(12, 28)]
+    assert kept(drive, "other") == [24]
     assert drive.cached["other", 0] == 12
     assert drive.runner.encoded == ["cat"]
     drive.expect_right_answers()
 
 
-def test_a_piece_that_would_spare_others_less_than_two_blocks_is_not_cut_off() -> None:
+def test_a_state_that_would_spare_others_less_than_two_blocks_is_not_kept() -> None:
     drive = recurrent()
     drive.run(ask("first", 9, "cat", 9))
     drive.run(ask("short", 9, "cat", 5, end=2), ask("longer", 9, "cat", 6, end=3))
-    assert spans(drive, "short") == [(12, 20)]
-    assert spans(drive, "longer") == [(12, 20), (20, 21)]
+    assert kept(drive, "short") == []
+    assert kept(drive, "longer") == [20]
 
 
 def test_the_end_of_a_prompt_is_kept_only_with_the_state_before_it() -> None:
@@ -108,7 +120,7 @@ def test_a_second_prompt_with_a_common_beginning_keeps_the_state_that_the_third_
     drive = recurrent()
     for end, name in enumerate(("first", "second", "third"), 2):
         drive.run(ask(name, 20, 12, end=end))
-    assert [spans(drive, name)[0] for name in ("first", "second", "third")] == [(0, 28), (0, 20), (20, 28)]
+    assert [kept(drive, name) for name in ("first", "second", "third")] == [[28], [20, 28], [28]]
     assert [drive.cached[name, 0] for name in ("first", "second", "third")] == [0, 0, 20]
     drive.expect_right_answers()
 
@@ -141,21 +153,21 @@ def test_a_pin_on_what_was_cached_before_holds_the_state_that_the_next_question_
     drive.expect_right_answers()
 
 
-def test_pictures_that_are_computed_whole_are_not_cut_for_a_state() -> None:
+def test_no_state_is_kept_inside_a_picture_that_is_computed_whole() -> None:
     drive = recurrent(cuts_items=False)
     drive.run(ask("a", 9, "cat", 9), ask("b", 10, "dog", 9, cache_salt="b"))
     # The picture of "a" ends inside a block, that of "b" at the end of one.
-    assert spans(drive, "a") == [(0, 20), (20, 24)]
-    assert spans(drive, "b") == [(0, 16), (16, 24), (24, 25)]
+    assert kept(drive, "a") == [20]
+    assert kept(drive, "b") == [16, 24]
     drive.expect_right_answers()
 
 
-def test_without_prefix_caching_nothing_is_cut_or_kept() -> None:
+def test_without_prefix_caching_nothing_is_kept() -> None:
     drive = recurrent(caches_prefixes=False)
     for name in ("first", "again"):
         drive.run(ask(name, 9, "cat", 9))
         assert spans(drive, name) == [(0, 24)]
-    assert not any(plan.copy_states for plan in drive.runner.plans)
+        assert kept(drive, name) == []
     drive.expect_right_answers()
 
 
@@ -171,7 +183,7 @@ def test_nothing_is_kept_while_an_answer_is_generated() -> None:
 def test_questions_that_arrive_together_compute_their_picture_once() -> None:
     drive = recurrent()
     drive.run(*(ask(name, 9, "cat", 5, end=end) for end, name in enumerate("abc", 2)))
-    assert [spans(drive, name)[0] for name in "abc"] == [(0, 12), (12, 20), (12, 20)]
+    assert [spans(drive, name)[0] for name in "abc"] == [(0, 20), (12, 20), (12, 20)]
     drive.expect_right_answers()
     drive.expect_nothing_left()
 
@@ -179,7 +191,7 @@ def test_questions_that_arrive_together_compute_their_picture_once() -> None:
 def test_prompts_that_arrive_together_compute_their_common_beginning_twice_and_no_more() -> None:
     drive = recurrent(max_num_batched_tokens=128)
     drive.run(*(ask(name, 20, 12, end=end) for end, name in enumerate("abcd", 2)))
-    assert [spans(drive, name)[0] for name in "abcd"] == [(0, 28), (0, 20), (20, 28), (20, 28)]
+    assert [spans(drive, name)[0] for name in "abcd"] == [(0, 32), (0, 32), (20, 32), (20, 32)]
     drive.expect_right_answers()
 
 
@@ -189,8 +201,8 @@ def test_a_long_beginning_that_is_being_computed_is_waited_for_and_kept_where_pr
     drive.add(ask("a", 300, 12))
     drive.step()
     drive.run(*(ask(str(number), 300, 12, end=2 + number) for number in range(num_others)))
-    assert [spans(drive, str(number))[0] for number in range(num_others)] == [(300, 308)] * num_others
-    assert (256, 300) in spans(drive, "a")
+    assert [spans(drive, str(number))[0] for number in range(num_others)] == [(300, 312)] * num_others
+    assert 300 in kept(drive, "a")
     drive.expect_right_answers()
     drive.expect_nothing_left()
 
@@ -200,7 +212,7 @@ def test_nobody_waits_for_a_slice_that_ends_behind_the_common_beginning() -> Non
     drive = recurrent(num_blocks=100, max_num_batched_tokens=62)
     drive.add(ask("long", 28, 172))
     drive.add(ask("short", 28, 12, end=2))
-    assert [(piece.start, piece.end) for piece in drive.step().now] == [(0, 31), (0, 28)]
+    assert [(piece.start, piece.end) for piece in drive.step().now] == [(0, 31), (0, 31)]
     drive.expect_all_answered()
 
 
@@ -248,23 +260,6 @@ def test_a_sequence_with_pages_does_not_wait_for_one_that_is_not_as_far() -> Non
     drive.expect_right_answers()
 
 
-def test_one_that_goes_on_shortly_before_a_milestone_does_not_wait_for_the_end_of_a_long_prompt() -> None:
-    drive = recurrent(num_blocks=900, block_size=16, max_num_batched_tokens=64)
-    drive.delivers = False
-    drive.add(ask("short", 62, "cat", 30, max_tokens=1))
-    drive.step()
-    drive.step()
-    [state] = drive.scheduler.lineup.parked
-    assert (state.num_computed, state.parked_for, state.milestones[0]) == (62, ParkedFor.PIXELS, 64)
-    drive.add(ask("long", 3000, max_tokens=1, cache_salt="x"))
-    drive.step()
-    drive.deliver("cat")
-    for _ in range(4):
-        drive.step()
-    assert ("short", 0) in drive.finished
-    assert spans(drive, "short") == [(0, 62), (62, 64), (64, 96), (96, 98)]
-
-
 # Ends and shortages --------------------------------------------------------------------------------------------
 
 
@@ -273,9 +268,7 @@ def test_a_state_is_kept_even_if_its_sequence_ends_before_the_next_step() -> Non
     drive.add(ask("aborted", 20))
     drive.step()
     drive.abort("aborted")
-    plan = drive.step()
-    assert plan.is_empty
-    assert len(plan.copy_states) == 1
+    assert drive.step().is_empty
     drive.run(ask("again", 20, end=0))
     assert drive.cached["again", 0] == 16
     drive.expect_right_answers()
@@ -298,13 +291,13 @@ def test_a_slot_of_an_aborted_sequence_is_free_once_its_slice_beside_has_ended()
 
 
 def test_a_preempted_sequence_begins_again_at_its_last_state() -> None:
-    drive = recurrent(num_blocks=14)
+    drive = recurrent(num_blocks=16)
     drive.run(
         ask("first", 20, max_tokens=25, ignore_eos=True), ask("second", 20, max_tokens=25, ignore_eos=True, end=2)
     )
     assert drive.scheduler.pages.num_preemptions
     again = [span for span in spans(drive, "second") if span[0] == 16]
-    assert len(again) == 2
+    assert len(again) == 1
     drive.expect_right_answers()
     drive.expect_nothing_left()
 

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from keepsight.scheduling.state_slots import StateSlots
-from keepsight.scheduling.step_plan import SequenceId, StateCopy
+from keepsight.scheduling.step_plan import SequenceId
 from tests.scheduling.long_run import thorough
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)
@@ -22,37 +22,76 @@ def test_a_slot_belongs_to_a_sequence_until_it_is_released() -> None:
     assert slots.take_copies() == []
 
 
+def keep(slots: StateSlots, sequence_id: SequenceId, block_hash: bytes) -> None:
+    slots.promise(sequence_id, block_hash)
+    slots.keep(sequence_id, block_hash)
+
+
 def test_the_least_recently_used_kept_state_is_evicted_before_a_sequence_is_refused() -> None:
     slots = StateSlots(4)
     slots.try_begin(A, None)
     for name in (b"one", b"two", b"three"):
-        slots.keep(A, name)
+        keep(slots, A, name)
     slots.try_begin(B, b"one")
     assert slots.num_evicted == 1
     assert [slots.count_usable([name]) for name in (b"one", b"two", b"three")] == [1, 0, 1]
 
 
+def test_a_promised_slot_is_nobody_else_s_until_its_state_is_kept() -> None:
+    slots = StateSlots(2)
+    slots.try_begin(A, None)
+    promised = slots.promise(A, b"one")
+    assert promised is not None
+    assert not slots.try_begin(B, None)
+    assert slots.count_usable([b"one"]) == 0
+    assert slots.will_have(A, b"one")
+    slots.keep(A, b"one")
+    assert slots.count_usable([b"one"]) == 1
+    assert slots.try_begin(B, None)
+    assert slots.slot_of(B) == promised
+
+
+def test_promised_slots_are_released_with_their_sequence() -> None:
+    slots = StateSlots(3)
+    slots.try_begin(A, None)
+    slots.promise(A, b"one")
+    slots.release(A)
+    assert not slots.will_have(A, b"one")
+    assert [slots.try_begin(each, None) for each in (A, B, C)] == [True] * 3
+
+
+def test_of_two_sequences_that_promise_the_same_state_one_keeps_it() -> None:
+    slots = StateSlots(4)
+    for each in (A, B):
+        slots.try_begin(each, None)
+        assert slots.promise(each, b"one") is not None
+    slots.keep(A, b"one")
+    slots.keep(B, b"one")
+    assert slots.num_kept == 1
+    assert slots.try_begin(C, None)
+    assert slots.num_evicted == 0
+
+
 def test_nothing_is_kept_where_all_slots_are_live() -> None:
     slots = StateSlots(1)
     slots.try_begin(A, None)
+    assert slots.promise(A, b"one") is None
     slots.keep(A, b"one")
     assert slots.num_kept == 0
-    assert slots.take_copies() == []
 
 
 def test_a_state_is_kept_once_and_then_counts_as_used() -> None:
     slots = StateSlots(4)
     slots.try_begin(A, None)
     for name in (b"one", b"two", b"one", b"three", b"four"):
-        slots.keep(A, name)
+        keep(slots, A, name)
     assert [slots.count_usable([name]) for name in (b"one", b"two")] == [1, 0]
 
 
 def test_the_last_slot_passes_from_a_kept_state_to_the_sequence_that_begins_there() -> None:
     slots = StateSlots(2)
     slots.try_begin(A, None)
-    slots.keep(A, b"one")
-    slots.take_copies()
+    keep(slots, A, b"one")
     assert slots.try_begin(B, b"one")
     assert slots.take_copies() == []
     assert slots.num_kept == 0
@@ -60,28 +99,36 @@ def test_the_last_slot_passes_from_a_kept_state_to_the_sequence_that_begins_ther
 
 
 def test_copies_are_in_order_if_a_slot_is_released_and_taken_again_before_they_are_made() -> None:
-    slots = StateSlots(2)
+    slots = StateSlots(3)
     slots.try_begin(A, None)
-    live = slots.slot_of(A)
-    assert live is not None
+    live, kept = slots.slot_of(A), slots.promise(A, b"one")
     slots.keep(A, b"one")
     slots.release(A)
     slots.try_begin(B, b"one")
-    assert slots.slot_of(B) == live
-    assert slots.take_copies() == [StateCopy(live, 1 - live), StateCopy(1 - live, live)]
+    slots.release(B)
+    slots.try_begin(C, b"one")
+    assert slots.slot_of(B) is None
+    assert [each.source for each in slots.take_copies()] == [kept, kept]
+    assert slots.slot_of(C) != kept
+    assert live is not None
 
 
 class SlotsMachine(RuleBasedStateMachine):
-    """Each state is a text: what the slots hold after all copies is compared with what was kept or begun."""
+    """Each state is a text: what the slots hold after copies and steps is compared with what was kept or begun.
+
+    A text names all that a state is of, so the same name always means the same state.
+    """
 
     @initialize(num_slots=st.integers(1, 5))
     def begin(self, num_slots: int) -> None:
         self.slots = StateSlots(num_slots)
         self.held = [""] * num_slots
         self.live: dict[SequenceId, str] = {}
-        self.num_steps = 0
+        # Whether a step has written the state already.
+        self.promised: dict[tuple[SequenceId, str], bool] = {}
 
-    def run(self) -> None:
+    @rule()
+    def step(self) -> None:
         """Make the copies, then let each sequence's state advance."""
         for source, target in self.slots.take_copies():
             self.held[target] = self.held[source]
@@ -89,37 +136,54 @@ class SlotsMachine(RuleBasedStateMachine):
             slot = self.slots.slot_of(sequence_id)
             assert slot is not None
             assert not text or self.held[slot] == text
-            self.num_steps += 1
-            self.live[sequence_id] = self.held[slot] = f"{text}{self.num_steps} "
+            self.live[sequence_id] = self.held[slot] = text + sequence_id[0]
+        for sequence_id, text in self.promised:
+            if self.live[sequence_id] == text:
+                self.held[self.slots._promised[sequence_id][text.encode()]] = text
+                self.promised[sequence_id, text] = True
 
-    @rule()
-    def step(self) -> None:
-        self.run()
+    @property
+    def has_room(self) -> bool:
+        return len(self.live) + len(self.promised) < self.slots.num_slots
 
     @rule(data=st.data())
     def start(self, data: st.DataObject) -> None:
         sequence_id = (str(data.draw(st.integers(0, 9))), 0)
         name = data.draw(st.sampled_from([None, *sorted(self.slots._kept)]))
         if sequence_id not in self.live:
-            has_room = len(self.live) < self.slots.num_slots
+            has_room = self.has_room
             assert self.slots.try_begin(sequence_id, name) == has_room
             if has_room:
                 self.live[sequence_id] = "" if name is None else name.decode()
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
-    def keep(self, data: st.DataObject) -> None:
-        """States are named by what they are of, so the same name always means the same state."""
+    def promise(self, data: st.DataObject) -> None:
         sequence_id = data.draw(st.sampled_from(sorted(self.live)))
-        if text := self.live[sequence_id]:
+        text = self.live[sequence_id] + sequence_id[0]
+        if (sequence_id, text) not in self.promised:
+            takes_slot = self.has_room and not self.slots.count_usable([text.encode()])
+            assert (self.slots.promise(sequence_id, text.encode()) is not None) == takes_slot
+            if takes_slot:
+                self.promised[sequence_id, text] = False
+
+    @precondition(lambda self: any(self.promised.values()))
+    @rule(data=st.data(), is_wanted=st.booleans())
+    def keep(self, data: st.DataObject, is_wanted: bool) -> None:
+        sequence_id, text = data.draw(st.sampled_from(sorted(each for each, done in self.promised.items() if done)))
+        del self.promised[sequence_id, text]
+        if is_wanted:
             self.slots.keep(sequence_id, text.encode())
-            assert self.slots.count_usable([text.encode()]) == (len(self.live) < self.slots.num_slots)
+            assert self.held[self.slots._kept[text.encode()]] == text
+        else:
+            self.slots.drop_promise(sequence_id, text.encode())
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
         sequence_id = data.draw(st.sampled_from(sorted(self.live)))
         del self.live[sequence_id]
+        self.promised = {each: done for each, done in self.promised.items() if each[0] != sequence_id}
         self.slots.release(sequence_id)
 
     @rule()

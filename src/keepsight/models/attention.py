@@ -40,6 +40,8 @@ class RequestSlice:
     adapter: AdapterWeights | None = None
     # Where recurrent layers keep the request's state: at its start, an empty one.  Ignored if there are none.
     state_slot: int | None = None
+    # Ends within the slice, or its own, and slots to which the states there are written as well.
+    kept_states: Sequence[tuple[int, int]] = ()
 
     @property
     def end(self) -> int:

@@ -32,6 +32,7 @@ typedef struct {
     const float *scale;        /* [values]: of the norm */
     const int64_t *first_rows; /* [sequences + 1]: of each sequence, and behind the last */
     const int64_t *slots;      /* [sequences] */
+    const int64_t *kept_slots; /* [rows]: where columns and state after the row are written as well; negative: nowhere */
     long sequences, heads, key_heads, keys, values, size;
     float eps;
 } delta_net_work;
@@ -48,10 +49,18 @@ static long rows_of(const delta_net_work *w)
 
 /* Convolution ----------------------------------------------------------------------------------------------------- */
 
+INLINE void write_columns(const delta_net_work *w, lanes past[][CHANNELS_AT_ONCE], long slot, long first, long count)
+{
+    float *columns = w->columns + (slot * channels_of(w) + first) * w->size;
+    for (long c = 0; c < count * LANES; c++)
+        for (long s = 0; s < w->size; s++)
+            columns[c * w->size + s] = past[s][c / LANES][c % LANES];
+}
+
 INLINE void convolve(const delta_net_work *w, long sequence, long first, long count)
 {
     const long channels = channels_of(w), size = w->size;
-    float *columns = w->columns + (w->slots[sequence] * channels + first) * size;
+    const float *columns = w->columns + (w->slots[sequence] * channels + first) * size;
     lanes past[MOST_COLUMNS][CHANNELS_AT_ONCE];
     for (long c = 0; c < count * LANES; c++)
         for (long s = 0; s < size; s++)
@@ -68,10 +77,10 @@ INLINE void convolve(const delta_net_work *w, long sequence, long first, long co
             sum = silu(sum);
             memcpy(row + v * LANES, &sum, sizeof sum);
         }
+        if (w->kept_slots[token] >= 0)
+            write_columns(w, past, w->kept_slots[token], first, count);
     }
-    for (long c = 0; c < count * LANES; c++)
-        for (long s = 0; s < size; s++)
-            columns[c * size + s] = past[s][c / LANES][c % LANES];
+    write_columns(w, past, w->slots[sequence], first, count);
 }
 
 /* Here and below the sequences of a piece follow each other, so that threads share a long one. */
@@ -135,6 +144,11 @@ INLINE void update_and_read(const delta_net_work *w, long sequence, long head, l
                 out[v] += changed * (query[k] * of_query);
             }
         memcpy(w->out + (token * w->heads + head) * values + column, out, vectors * sizeof *out);
+        if (w->kept_slots[token] >= 0) {
+            float *kept = w->state + (w->kept_slots[token] * w->heads + head) * keys * values + column;
+            for (long k = 0; k < keys; k++)
+                memcpy(kept + k * values, state + k * values, vectors * sizeof *out);
+        }
     }
 }
 

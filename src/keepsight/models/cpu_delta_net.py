@@ -12,7 +12,7 @@ from keepsight.models.sequence_rows import SequenceRows
 # The most inputs that a convolution sees at once.
 _MOST_COLUMNS = 8
 _STATES, _PRODUCTS = ("columns", "state"), ("mixed", "decay", "strength", "gate")
-_WEIGHTS, _PLACES = ("filter", "rate", "shift", "scale"), ("first_rows", "slots")
+_WEIGHTS, _PLACES = ("filter", "rate", "shift", "scale"), ("first_rows", "slots", "kept_slots")
 
 
 class _DeltaNet(Structure):
@@ -39,7 +39,7 @@ def compute_delta_net(
     assert states.columns.shape[1:] == (weights.filter.shape[1], size)
     tensors = (out, *states, *products, weights.filter, weights.rate, weights.shift, weights.scale)
     assert all(takes_kernels(each) and each.is_contiguous() for each in tensors)
-    addresses = (each.data_ptr() for each in (*tensors, sequences.first_rows, sequences.slots))
+    addresses = (each.data_ptr() for each in (*tensors, sequences.first_rows, sequences.slots, sequences.kept_slots))
     sizes = (len(sequences.slots), heads, weights.key_heads, keys, values, size)
     call("compute_delta_net", _DeltaNet(*addresses, *sizes, weights.eps))
     return out

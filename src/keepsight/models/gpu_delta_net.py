@@ -45,10 +45,10 @@ def compute_delta_net(
     make = partial(torch.empty, device=mixed.device, dtype=torch.float32)
     convolved, read = make(num_tokens, channels), make(num_tokens, heads * values)
     factors = make(3, num_tokens, heads)
-    places = sequences.first_rows, sequences.slots
+    places, kept = (sequences.first_rows, sequences.slots), sequences.kept_slots
     sizes = {"HEADS": heads, "KEY_HEADS": weights.key_heads, "KEYS": keys, "VALUES": values}
     _prepare[(num_tokens, weights.key_heads + heads)](
-        convolved, *factors, mixed, decay, strength, states.columns, *weights[:3], *places, sequences.of_rows,
+        convolved, *factors, mixed, decay, strength, states.columns, *weights[:3], *places, sequences.of_rows, kept,
         **sizes, SIZE=size, WIDTH=triton.next_power_of_2(max(keys, values)), num_warps=1,
     )  # fmt: skip
     _keep_columns[(num_sequences, triton.cdiv(channels, CHANNELS_AT_ONCE))](
@@ -57,7 +57,7 @@ def compute_delta_net(
     )  # fmt: skip
     at_once = min(VALUES_AT_ONCE, triton.next_power_of_2(values))
     _apply_rule[(heads * triton.cdiv(values, at_once), num_sequences)](
-        read, states.state, convolved, *factors, *places,
+        read, states.state, convolved, *factors, *places, kept,
         **sizes, KEY_WIDTH=triton.next_power_of_2(keys), WIDTH=at_once, num_warps=1,
     )  # fmt: skip
     _norm_and_gate[(num_tokens, heads)](
@@ -70,7 +70,7 @@ def compute_delta_net(
 @triton.jit
 def _prepare(
     out, decays, strengths, overlaps, mixed, decay, strength, columns, filters, rates, shifts,
-    first_rows, slots, of_rows,
+    first_rows, slots, of_rows, kept_slots,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     SIZE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -78,24 +78,24 @@ def _prepare(
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     sequence = tl.load(of_rows + row)
     if sequence >= 0:
-        first_row, slot = tl.load(first_rows + sequence), tl.load(slots + sequence)
+        first_row, slot, kept = tl.load(first_rows + sequence), tl.load(slots + sequence), tl.load(kept_slots + row)
         num_channels = 2 * KEY_HEADS * KEYS + HEADS * VALUES
         of_row = row * num_channels
         index = tl.arange(0, WIDTH)
         if part < KEY_HEADS:
             at, is_there = part * KEYS + index, index < KEYS
-            query = _convolved(mixed, columns, filters, row, first_row, slot, at, is_there, num_channels, SIZE)
+            query = _convolved(mixed, columns, filters, row, first_row, slot, kept, at, is_there, num_channels, SIZE)
             query = query * tl.rsqrt(tl.sum(query * query) + 1e-6) * tl.rsqrt(tl.full([], KEYS, tl.float32))
             tl.store(out + of_row + at, query, mask=is_there)
             at += KEY_HEADS * KEYS
-            key = _convolved(mixed, columns, filters, row, first_row, slot, at, is_there, num_channels, SIZE)
+            key = _convolved(mixed, columns, filters, row, first_row, slot, kept, at, is_there, num_channels, SIZE)
             key = key * tl.rsqrt(tl.sum(key * key) + 1e-6)
             tl.store(out + of_row + at, key, mask=is_there)
             tl.store(overlaps + row * HEADS + part, tl.sum(query * key))
         else:
             head = part - KEY_HEADS
             at, is_there = 2 * KEY_HEADS * KEYS + head * VALUES + index, index < VALUES
-            value = _convolved(mixed, columns, filters, row, first_row, slot, at, is_there, num_channels, SIZE)
+            value = _convolved(mixed, columns, filters, row, first_row, slot, kept, at, is_there, num_channels, SIZE)
             tl.store(out + of_row + at, value, mask=is_there)
             of_head = row * HEADS + head
             shifted = tl.load(decay + of_head).to(tl.float32) + tl.load(shifts + head).to(tl.float32)
@@ -104,8 +104,13 @@ def _prepare(
 
 
 @triton.jit
-def _convolved(mixed, columns, filters, row, first_row, slot, channels, is_there, num_channels, SIZE: tl.constexpr):
-    """Pass some channels of a row through the convolution, over those before it or held columns."""
+def _convolved(
+    mixed, columns, filters, row, first_row, slot, kept, channels, is_there, num_channels, SIZE: tl.constexpr
+):  # fmt: skip
+    """Pass some channels of a row through the convolution, over those before it or held columns.
+
+    Where a state is kept, what it saw is what the columns are after the row.
+    """
     total = tl.zeros(channels.shape, tl.float32)
     for index in tl.static_range(SIZE):
         source = row - (SIZE - 1) + index
@@ -113,7 +118,10 @@ def _convolved(mixed, columns, filters, row, first_row, slot, channels, is_there
         at = (slot * num_channels + channels) * SIZE + SIZE - (first_row - source)
         held = tl.load(columns + at, mask=is_there & (source < first_row), other=0.0)
         weights = tl.load(filters + index * num_channels + channels, mask=is_there, other=0.0)
-        total += (own.to(tl.float32) + held.to(tl.float32)) * weights.to(tl.float32)
+        seen = own.to(tl.float32) + held.to(tl.float32)
+        total += seen * weights.to(tl.float32)
+        to = (kept * num_channels + channels) * SIZE + index
+        tl.store(columns + to, seen, mask=is_there & (kept >= 0))
     return total * tl.sigmoid(total)
 
 
@@ -150,7 +158,7 @@ def _keep_columns(
 
 @triton.jit
 def _apply_rule(
-    out, states, convolved, decays, strengths, overlaps, first_rows, slots,
+    out, states, convolved, decays, strengths, overlaps, first_rows, slots, kept_slots,
     HEADS: tl.constexpr, KEY_HEADS: tl.constexpr, KEYS: tl.constexpr, VALUES: tl.constexpr,
     KEY_WIDTH: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
@@ -165,8 +173,9 @@ def _apply_rule(
         is_key, is_value = key < KEYS, value < VALUES
         is_there = is_key[:, None] & is_value[None, :]
         slot = tl.load(slots + sequence)
-        at = ((slot * HEADS + head) * KEYS + key)[:, None] * VALUES + value[None, :]
-        state = tl.load(states + at, mask=is_there, other=0.0)
+        # Of the state of all heads.
+        at, size = (head * KEYS + key)[:, None] * VALUES + value[None, :], HEADS * KEYS * VALUES
+        state = tl.load(states + slot * size + at, mask=is_there, other=0.0)
         queries = convolved + key_head * KEYS + key
         keys = queries + KEY_HEADS * KEYS
         values = convolved + 2 * KEY_HEADS * KEYS + head * VALUES + value
@@ -192,7 +201,10 @@ def _apply_rule(
             added = (of_value - decay * known) * strength
             state = state * decay + of_key[:, None] * added[None, :]
             tl.store(out + (token * HEADS + head) * VALUES + value, decay * seen + overlap * added, mask=is_value)
-        tl.store(states + at, state, mask=is_there)
+            kept = tl.load(kept_slots + token)
+            if kept >= 0:
+                tl.store(states + kept * size + at, state, mask=is_there)
+        tl.store(states + slot * size + at, state, mask=is_there)
 
 
 @triton.jit

@@ -56,6 +56,7 @@ def make_request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
             rotary_shift=shift,
             adapter=adapter,
             state_slot=piece.state_slot,
+            kept_states=piece.kept_states,
         )
     span = TokenSpan(piece.start, piece.length)
     pictures = tuple(each for each in sequence.whole_spans if each.overlaps(span))
@@ -68,4 +69,5 @@ def make_request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
         mrope_positions=stands,
         adapter=adapter,
         state_slot=piece.state_slot,
+        kept_states=piece.kept_states,
     )

@@ -1,7 +1,7 @@
 """Decides how much of a prompt is computed next.
 
-A piece ends before media that are not ready and at each milestone, is not too short, and for models whose pictures are
-computed whole, does not end inside one.
+A piece ends before media that are not ready, is not too short, and for models whose pictures are computed whole, does
+not end inside one.
 """
 
 from keepsight.scheduling.media_claims import MediaClaims
@@ -23,9 +23,8 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
     cuts_items = draft.config.cuts_items
-    wanted = min(most, _next_milestone(state, start, cuts_items=cuts_items))
-    end = min(wanted, start + draft.tokens_left(most - start, joins=joins))
-    return Piece(end if cuts_items else _whole_items_end(state, start, end), joins, lacks_room=end < wanted)
+    end = min(most, start + draft.tokens_left(most - start, joins=joins))
+    return Piece(end if cuts_items else _whole_items_end(state, start, end), joins, lacks_room=end < most)
 
 
 def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
@@ -53,13 +52,6 @@ def _why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> Parke
     """Return what the sequence is parked for.  `lacks`: what its first unclaimed item waits for."""
     is_being_encoded = state.first_item_after(end) in state.claimed_items
     return ParkedFor.ENCODER if is_being_encoded or lacks is None else lacks
-
-
-def _next_milestone(state: RequestState, start: int, *, cuts_items: bool) -> int:
-    """Return the first milestone behind `start` at which a piece may end; the end of the prompt if there is none."""
-    behind = (end for end in state.milestones if end > start)
-    possible = (end for end in behind if cuts_items or _whole_items_end(state, start, end) == end)
-    return next(possible, state.num_tokens)
 
 
 def _whole_items_end(state: RequestState, start: int, end: int) -> int:

@@ -5,7 +5,7 @@ prompt's vector, as logits are kept and not the hidden state.
 """
 
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
-from keepsight.scheduling.milestones import ask_for_state, find_milestones
+from keepsight.scheduling.milestones import find_coming_state, find_milestones
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_draft import StepDraft
 from keepsight.scheduling.step_plan import EndName
@@ -32,11 +32,11 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
 
 
 def waits_for_more(state: RequestState, hit: PrefixHit, draft: StepDraft, kv_cache: KvCacheManager) -> bool:
-    """Return whether to wait for what others compute now.  With recurrent layers, one is asked to keep its state."""
+    """Return whether to wait for what others compute now: with recurrent layers, for a state."""
     if not hit.num_coming or draft.joins_sooner(state, hit.num_tokens):
         return False
     running, cuts_items = draft.lineup.running, draft.config.cuts_items
-    return not kv_cache.keeps_states or ask_for_state(state, hit, running, kv_cache, cuts_items=cuts_items)
+    return not kv_cache.keeps_states or find_coming_state(state, hit, running, kv_cache, cuts_items=cuts_items)
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:
@@ -48,9 +48,13 @@ def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> E
 
 def name_end(state: RequestState, kv_cache: KvCacheManager) -> EndName | None:
     """Return a name under which to keep the end of a prompt that is computed to its end; None if it is of no use."""
-    last_begin = (state.num_tokens - 1) // kv_cache.block_size * kv_cache.block_size
-    # With recurrent layers it is found together with the state that was kept at the beginning of the last slice.
-    lacks_state = kv_cache.slots.num_slots and state.num_computed < last_begin
+    last_block = (state.num_tokens - 1) // kv_cache.block_size
+    # With recurrent layers it is found together with the state after all blocks before its last token.
+    lacks_state = (
+        kv_cache.slots.num_slots
+        and last_block
+        and not kv_cache.slots.will_have(state.sequence_id, state.hasher.hashes[last_block - 1])
+    )
     if state.num_sampled or state.request.wants_vector or lacks_state:
         return None
     return kv_cache.name_end(state.sequence_id, state.hasher.prompt_end)

@@ -188,12 +188,18 @@ class KvCacheManager:
         if alike is None or alike.num_tokens < num_tokens:
             self.pool.publish(table.block_ids[table.num_published], name)
 
+    def promise_state(self, sequence_id: SequenceId, block_hash: bytes) -> int | None:
+        """Return the slot to which the state after a block is written, if others may find it and a slot can be had."""
+        may_publish = self._tables[sequence_id].may_publish
+        return self.slots.promise(sequence_id, block_hash) if may_publish else None
+
     def keep_state(self, sequence_id: SequenceId, block_hash: bytes) -> None:
-        """Keep the state after a published block, up to which the sequence is computed, if others may find it.
+        """Keep the promised state after a block, which is published, if others may find it.
 
         It is pinned if the block is: a pin may have come when the blocks were cached, but no state among them.
         """
         if not self._tables[sequence_id].may_publish:
+            self.slots.drop_promise(sequence_id, block_hash)
             return
         self.slots.keep(sequence_id, block_hash)
         block_id = self.pool.find(block_hash)

@@ -1,6 +1,7 @@
 """Decides where in a prompt the state of a model's recurrent layers is kept, for others and for later turns.
 
-A sequence can only begin where a state was kept, and each such *milestone* costs a step, as a slice must end there.
+A sequence can only begin where a state was kept: at a *milestone*.  A slice that reaches one writes the state there to
+another slot.
 """
 
 from bisect import bisect_left
@@ -8,6 +9,7 @@ from collections.abc import Iterable, Sequence
 
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.step_plan import KeptState
 
 # A milestone closer than this many blocks behind the place where the sequence begins spares others too little.
 LEAST_BLOCKS_BEHIND = 2
@@ -28,12 +30,31 @@ def find_milestones(state: RequestState, hit: PrefixHit, block_size: int) -> tup
     return tuple(sorted(end for end in whole if least <= end < state.num_tokens))
 
 
-def ask_for_state(
+def promise_states(
+    state: RequestState, end: int, kv_cache: KvCacheManager, *, cuts_items: bool
+) -> tuple[KeptState, ...]:
+    """Take slots for the states that a slice up to `end` will keep."""
+    kept = []
+    for milestone in state.milestones_between(state.num_computed, end):
+        if _may_keep(state, milestone, cuts_items=cuts_items):
+            slot = kv_cache.promise_state(state.sequence_id, _hash_before(state, milestone, kv_cache))
+            kept += [] if slot is None else [KeptState(milestone, slot)]
+    return tuple(kept)
+
+
+def keep_states(state: RequestState, start: int, kv_cache: KvCacheManager) -> None:
+    """Keep the promised states of what was computed from `start` on."""
+    for milestone in state.milestones_between(start, state.num_computed):
+        kv_cache.keep_state(state.sequence_id, _hash_before(state, milestone, kv_cache))
+
+
+def find_coming_state(
     state: RequestState, hit: PrefixHit, running: Iterable[RequestState], kv_cache: KvCacheManager, *, cuts_items: bool
 ) -> bool:
-    """Ask a sequence that is being computed to keep its state where it parts from this one: it gets a milestone there.
+    """Return whether a sequence that is being computed will keep a state from which this one can begin.
 
-    Return False if none can: all slices under way go further, or none may end there, or it would spare too little.
+    One whose slice under way ends before it parts from this one is asked to keep its state there, if that is furthest.
+    None keeps one if all slices under way go further, or none may keep it there, or it would spare too little.
     """
     size = kv_cache.block_size
     hashes = state.hasher.hashes[: (state.num_tokens - 1) // size]
@@ -43,13 +64,33 @@ def ask_for_state(
         if announced_end is None:
             continue
         end = _num_common(other.hasher.hashes, hashes) * size
-        may_end = cuts_items or not any(item.span.is_cut_by(end) for item in other.media)
-        if may_end and end >= announced_end and end > furthest:
-            asked, furthest = other, end
+        may_ask = end > announced_end and _may_keep(other, end, cuts_items=cuts_items)
+        coming = end if may_ask else _last_promised(other, min(end, announced_end), kv_cache)
+        if coming > furthest:
+            asked, furthest = other, coming
     if asked is None or furthest < hit.num_tokens + LEAST_BLOCKS_BEHIND * size:
         return False
     asked.milestones = tuple(sorted({*asked.milestones, furthest}))
     return True
+
+
+def _last_promised(state: RequestState, end: int, kv_cache: KvCacheManager) -> int:
+    """Return the last milestone up to `end` whose state the sequence's slice under way keeps; 0 if there is none."""
+    coming = (
+        milestone
+        for milestone in state.milestones_between(state.num_computed, end)
+        if kv_cache.slots.will_have(state.sequence_id, _hash_before(state, milestone, kv_cache))
+    )
+    return max(coming, default=0)
+
+
+def _may_keep(state: RequestState, end: int, *, cuts_items: bool) -> bool:
+    """Where a picture's tokens see later ones, no state inside of it is one of the positions before."""
+    return cuts_items or not any(item.span.is_cut_by(end) for item in state.media)
+
+
+def _hash_before(state: RequestState, end: int, kv_cache: KvCacheManager) -> bytes:
+    return state.hasher.hashes[end // kv_cache.block_size - 1]
 
 
 def _num_common(left: Sequence[bytes], right: Sequence[bytes]) -> int:

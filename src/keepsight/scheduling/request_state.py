@@ -158,6 +158,10 @@ class RequestState:
             index += 1
         return index
 
+    def milestones_between(self, start: int, end: int) -> list[int]:
+        """Return the milestones in (start, end]."""
+        return [milestone for milestone in self.milestones if start < milestone <= end]
+
     def advance(self, num_computed: int) -> None:
         self.num_computed, self.next_item = num_computed, self.first_item_after(num_computed)
 

@@ -18,6 +18,7 @@ from keepsight.scheduling.known_prompt import find_beginning, find_end, give_bac
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
+from keepsight.scheduling.milestones import keep_states, promise_states
 from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.reported_holdings import ReportedHoldings
@@ -322,9 +323,10 @@ class Scheduler:
             state.is_under_way = True
             self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
-        slot, keep_as = state.state_slot, name_end(state, self.kv_cache) if samples else None
-        wanted = state.wants_prompt_logprobs
-        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, wanted)
+        slot, wanted = state.state_slot, state.wants_prompt_logprobs
+        kept = promise_states(state, end, self.kv_cache, cuts_items=self.config.cuts_items)
+        keep_as = name_end(state, self.kv_cache) if samples else None
+        prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, wanted, kept)
         draft.add_prompt(prompt, joins=piece.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
@@ -365,13 +367,12 @@ class Scheduler:
             self._append(state, token, outputs)
 
     def _advance_to(self, end: int, state: RequestState) -> None:
-        was_stream = state.is_stream
+        was_stream, start = state.is_stream, state.num_computed
         state.advance(end)
         if not was_stream or end % self._block_size == 0:
             self.kv_cache.publish(state.sequence_id, state.hasher.name_of, state.num_computed)
             self.media.release_computed(state)
-            if end in state.milestones:
-                self.kv_cache.keep_state(state.sequence_id, state.hasher.hashes[end // self._block_size - 1])
+            keep_states(state, start, self.kv_cache)
 
     def _append(self, state: RequestState, token: SampledToken, outputs: Outputs) -> None:
         output = state.append(token)

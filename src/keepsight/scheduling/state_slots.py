@@ -1,9 +1,10 @@
 """Tracks the slots of recurrent states: which belong to sequences, and which hold a state kept for others.
 
 A recurrent state is all that a model's recurrent layers know of the positions before it; it cannot be cut back.  A slot
-is *live* (the state of a sequence that holds pages), *kept* (a copy of one at the end of a block, found by that block's
-hash) or *free*.  Knows nothing of blocks.  Invariant: a slot is in exactly one of the three states, and copies are made
-in the order in which they were planned, so a slot may be given back and taken again before any of them is made.
+is *live* (the state of a sequence that holds pages), *promised* (a slice under way writes to it its state at the end of
+a block), *kept* (found by that block's hash) or *free*.  Knows nothing of blocks.  Invariant: a slot is in exactly one
+of the four states, and copies are made in the order in which they were planned and before anything is computed, so a
+slot may be given back and taken again before any of them is made.
 """
 
 from collections.abc import Sequence
@@ -18,6 +19,7 @@ class StateSlots:
         self.num_slots = num_slots
         self.num_evicted = 0
         self._live: dict[SequenceId, int] = {}
+        self._promised: dict[SequenceId, dict[bytes, int]] = {}
         self._kept: dict[bytes, int] = {}
         # All kept states, the least recently kept or used first.
         self._order: EvictionOrder[bytes] = EvictionOrder(num_slots)
@@ -51,12 +53,26 @@ class StateSlots:
             self._copies.append(StateCopy(kept, slot))
         return True
 
-    def keep(self, sequence_id: SequenceId, block_hash: bytes) -> None:
-        """Keep the sequence's present state under this name, if it is not kept yet and any slot can be had."""
+    def promise(self, sequence_id: SequenceId, block_hash: bytes) -> int | None:
+        """Return a slot for a state that the sequence will have; None if it is kept already, or no slot can be had."""
         if block_hash in self._kept:
             self._use(block_hash)
         elif (slot := self._try_take()) is not None:
-            self._copies.append(StateCopy(self._live[sequence_id], slot))
+            self._promised.setdefault(sequence_id, {})[block_hash] = slot
+            return slot
+        return None
+
+    def will_have(self, sequence_id: SequenceId, block_hash: bytes) -> bool:
+        """Return whether a state is kept under this name, or will be once the sequence's slice under way has ended."""
+        return block_hash in self._kept or block_hash in self._promised.get(sequence_id, ())
+
+    def keep(self, sequence_id: SequenceId, block_hash: bytes) -> None:
+        """Keep a state that was promised, unless another sequence was first."""
+        slot = self._promised.get(sequence_id, {}).pop(block_hash, None)
+        if block_hash in self._kept:
+            self._use(block_hash)
+            self._free += () if slot is None else (slot,)
+        elif slot is not None:
             self._kept[block_hash] = slot
             self._order.add(block_hash)
 
@@ -75,11 +91,17 @@ class StateSlots:
         self.num_evicted += 1
         return self._kept.pop(evicted)
 
+    def drop_promise(self, sequence_id: SequenceId, block_hash: bytes) -> None:
+        """Take back the slot of a state that nobody may find."""
+        slot = self._promised.get(sequence_id, {}).pop(block_hash, None)
+        self._free += () if slot is None else (slot,)
+
     def release(self, sequence_id: SequenceId) -> None:
-        """Take back a sequence's slot, if it has one."""
+        """Take back a sequence's slots, if it has any."""
         slot = self._live.pop(sequence_id, None)
         if slot is not None:
             self._free.append(slot)
+        self._free += self._promised.pop(sequence_id, {}).values()
 
     def pin(self, block_hash: bytes, until: float) -> None:
         """Pin the state kept under this name, if there is one and not too many are pinned already."""
@@ -101,7 +123,8 @@ class StateSlots:
         return taken
 
     def check_invariants(self) -> None:
-        together = sorted([*self._live.values(), *self._kept.values(), *self._free])
+        promised = [slot for slots in self._promised.values() for slot in slots.values()]
+        together = sorted([*self._live.values(), *promised, *self._kept.values(), *self._free])
         assert together == list(range(self.num_slots)), "a slot is in two places or in none"
         assert sorted(self._order) == sorted(self._kept)
         self._order.check_invariants()

@@ -119,7 +119,7 @@ class StepDraft:
 
         Prompts behind it that fit whole may still be planned.  A piece of less than a block would announce none, so
         all prompts with the same beginning would start like that and each compute all of it.  One that is short for
-        another reason, such as a milestone, would be as short in any step.
+        another reason, such as a picture that is not ready, would be as short in any step.
         """
         if piece.end == end_of_prompt:
             return False

@@ -36,6 +36,13 @@ class NewSequence:
     encoder_keys: tuple[str, ...]
 
 
+class KeptState(NamedTuple):
+    """Where the state after positions before `end` is kept, for sequences that begin there."""
+
+    end: int
+    slot: int
+
+
 class Slice(NamedTuple):
     """Positions [start, start + length) of one sequence, to compute."""
 
@@ -55,6 +62,8 @@ class Slice(NamedTuple):
     keep_as: EndName | None = None
     # True if the prompt's log-probabilities are reported, which needs the logits of all positions.
     wants_prompt_logprobs: bool = False
+    # Ends within the slice, or its own, after which the state is written to another slot as well.
+    kept_states: tuple[KeptState, ...] = ()
     # The slice's one token, if it is a guess.  Guesses follow each other and the slice of their sequence's last token;
     # from the logits of a right guess the next token is drawn, a wrong guess and those behind it are void.
     guess: int | None = None

@@ -68,8 +68,8 @@ def test_a_state_is_what_a_module_stores_of_two_tokens() -> None:
     assert probe.shapes == {StateName(3, False, 0): StateShape((5,), torch.float32)}
 
 
-def slice_of(start: int, length: int, state_slot: int) -> RequestSlice:
-    return RequestSlice(start, length, BlockTable(16, [0]), state_slot=state_slot)
+def slice_of(start: int, length: int, state_slot: int, *kept_states: tuple[int, int]) -> RequestSlice:
+    return RequestSlice(start, length, BlockTable(16, [0]), state_slot=state_slot, kept_states=kept_states)
 
 
 def test_every_slice_goes_on_from_its_slot_and_leaves_its_state_there() -> None:
@@ -86,6 +86,21 @@ def test_every_slice_goes_on_from_its_slot_and_leaves_its_state_there() -> None:
     assert compute(slice_of(1, 1, 4), slice_of(4, 1, 5)) == [2, 5]
     assert compute(slice_of(2, 2, 1), slice_of(5, 1, 5)) == [3, 4, 6]
     assert states[:, 1].tolist() == [0, 4, 0, 0, 2, 6]
+
+
+def test_a_slice_leaves_states_within_it_in_other_slots_too() -> None:
+    layer, states = make_layer(), torch.zeros(9, 2)
+    slices = [
+        slice_of(4, 1, 0, (5, 1)),
+        slice_of(0, 5, 2, (2, 3), (4, 4)),
+        slice_of(2, 3, 5, (5, 6)),
+        slice_of(7, 1, 7),
+    ]
+    batch = AttentionBatch(slices, "cpu")
+    with attending(attend_at_once, recur=RecurrentStep([StateName(3, False, 0)], [states], batch).recur):
+        outputs = layer(torch.ones(1, batch.num_tokens, 2))[0, :, 0].tolist()
+    assert outputs == [1, 1, 2, 3, 4, 5, 1, 2, 3, 1]
+    assert states[:, 0].tolist() == [1, 1, 5, 2, 4, 3, 3, 1, 0]
 
 
 def test_outside_of_steps_a_module_computes_as_before() -> None:

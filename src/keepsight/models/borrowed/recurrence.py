@@ -7,14 +7,14 @@ together.  Knows no model family: which modules are recurrent, and what their st
 
 import inspect
 import itertools
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from keepsight.made_once import made_once
-from keepsight.models.attention import AttentionBatch
+from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.borrowed.attention import (
     RecurrentModule,
     UnknownAttentionError,
@@ -129,10 +129,12 @@ class StateProbe:
 
 
 class Part(NamedTuple):
-    """Slices of a step that are computed together: one, or all single tokens."""
+    """Tokens of a step that are computed together: of one slice up to where its state is kept, or all single ones."""
 
     rows: slice | Tensor
     slots: Tensor
+    # For each state that is kept afterwards, which of these it is, and the slot to which it is written as well.
+    kept: Sequence[tuple[int, int]]
 
 
 class RecurrentStep:
@@ -151,10 +153,10 @@ class RecurrentStep:
 
     def _compute_parts(self, module: RecurrentModule, hidden: Tensor) -> Tensor:
         outputs = hidden
-        for number, (rows, slots) in enumerate(self._parts):
+        for number, (rows, slots, kept) in enumerate(self._parts):
             cache = StateCache(self._states, slots)
             output = module.compute(hidden[0, rows].view(len(slots), -1, hidden.shape[-1]), cache).flatten(0, 1)
-            cache.write_back()
+            cache.write_back(kept)
             if not number:
                 outputs = hidden.new_empty(1, hidden.shape[1], output.shape[-1])
             outputs[0, rows] = output
@@ -162,21 +164,33 @@ class RecurrentStep:
 
     @made_once
     def _parts(self) -> Sequence[Part]:
-        """Each longer slice, and single tokens together."""
-        lengths, slots = [piece.length for piece in self._batch.slices], self._batch.sequences.slots
-        are_single = [length == 1 for length in lengths]
-        if all(are_single):
-            return [Part(slice(None), slots)]
-        ends = list(itertools.accumulate(lengths, initial=0))
+        """Longer slices, cut where their states are kept, and single tokens together."""
+        slices, slots = self._batch.slices, self._batch.sequences.slots
+        firsts = itertools.accumulate((piece.length for piece in slices), initial=0)
         parts = [
-            Part(slice(ends[index], ends[index + 1]), slots[index : index + 1])
-            for index, is_single in enumerate(are_single)
-            if not is_single
+            Part(slice(first + begin, first + end), slots[index : index + 1], [] if slot is None else [(0, slot)])
+            for index, (piece, first) in enumerate(zip(slices, firsts, strict=False))
+            if piece.length > 1
+            for begin, end, slot in _cut(piece)
         ]
+        are_single = [piece.length == 1 for piece in slices]
         if any(are_single):
-            _, rows = self._batch.singles
-            parts.append(Part(torch.tensor(rows, device=self._batch.device), slots[are_single]))
+            singles, rows = self._batch.singles
+            kept = [(index, slot) for index, piece in enumerate(singles) for _, slot in piece.kept_states]
+            if not parts:
+                return [Part(slice(None), slots, kept)]
+            parts.append(Part(torch.tensor(rows, device=self._batch.device), slots[are_single], kept))
         return parts
+
+
+def _cut(piece: RequestSlice) -> Iterator[tuple[int, int, int | None]]:
+    """Yield a slice's parts: its rows from one to another, and the slot, if any, where the state after them is kept."""
+    begin = 0
+    for end, slot in piece.kept_states:
+        yield begin, end - piece.start, slot
+        begin = end - piece.start
+    if begin < piece.length:
+        yield begin, piece.length, None
 
 
 class StateCache:
@@ -215,6 +229,9 @@ class StateCache:
             self._copied[name] = self._states[name].index_select(0, self._slots)
         return self._copied[name]
 
-    def write_back(self) -> None:
+    def write_back(self, kept: Sequence[tuple[int, int]] = ()) -> None:
+        """Write the states to their slots, and some (by row) to others as well."""
         for name, rows in self._copied.items():
             self._states[name].index_copy_(0, self._slots, rows)
+            for row, slot in kept:
+                self._states[name][slot] = rows[row]
