@@ -1,21 +1,33 @@
 """Recorded steps compute the same as launched ones, whichever row each sequence takes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from keepsight.models.adapter_weights import AdapterWeights, LowRank
+from keepsight.models.attention import AttentionBatch, LayerCache
+from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.gpu_library import without_kernels
 from keepsight.models.layers import Placement
+from keepsight.models.paged_attention import PagedAttention
+from keepsight.requests import EngineRequest
 from keepsight.runner import model_runner, record_steps
+from keepsight.runner.decode_graphs import DecodeGraphs
+from keepsight.runner.guide_tokens import GuideMaker
+from keepsight.runner.kv_block_store import KvBlockStore
+from keepsight.runner.sequence_table import RunningSequence, SequenceTable
 from keepsight.runner.share_device import PRIORITY_OF_ANSWERS, CpuShare
-from keepsight.scheduling.step_plan import Slice
+from keepsight.runner.step_inputs import make_request_slice
+from keepsight.sampling_params import SamplingParams
+from keepsight.scheduling.step_plan import NewSequence, Slice
+from tests.models.borrowed import reference as borrowed
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
-from tests.runner.replays import Replays
+from tests.runner.replays import Replays, recorder_for
 from tests.runner.small_model import Driver, SmallModel
 
 MAX_RECORDED = 3
@@ -128,6 +140,73 @@ def test_only_single_text_tokens_that_sample_are_recorded_steps(small: SmallMode
     # An adapter's weights were not recorded with the model's.
     sequence.adapter = AdapterWeights([{"out": LowRank(small.model.place, torch.ones(1, 1), torch.ones(1, 1))}])
     assert not takes(last)
+
+
+# Recurrent layers ---------------------------------------------------------------------------------------------
+
+
+class Recurrent:
+    """A borrowed model whose sequences are somewhere in their answers, with random states in all slots."""
+
+    # One for each sequence, and others between them.
+    SLOTS = (3, 1, 4)
+    NUM_SLOTS = 6
+
+    def __init__(self, directory: Path, architecture: str) -> None:
+        borrowed.make_text_checkpoint(directory, architecture)
+        self.model = BorrowedModel.from_checkpoint(directory, Placement(DEVICE, torch.float32))
+        self.blocks = KvBlockStore(self.model.shape, 4, 16, self.model.place, num_state_slots=self.NUM_SLOTS)
+        torch.manual_seed(0)
+        for cache in self.blocks.layers:
+            cache.keys.normal_()
+            cache.values.normal_()
+        for states in self.blocks.states.of_layers:
+            states.normal_()
+        self._table = SequenceTable(16, frozenset(), DEVICE, GuideMaker(None, frozenset()), self.model.shape)
+        self._ids = [(str(number), 0) for number in range(len(self.SLOTS))]
+        for number, each in enumerate(self._ids):
+            request = EngineRequest(each[0], tuple(range(7 * number, 7 * number + 16)), (), SamplingParams())
+            self._table.remember(NewSequence(each, request, 0, ()))
+
+    def slice(self, number: int, start: int) -> Slice:
+        """Return the single token of a sequence at that position."""
+        return Slice(self._ids[number], start, 1, 0, (number + 1,), True, state_slot=self.SLOTS[number])
+
+    def sequences_of(self, slices: Sequence[Slice]) -> list[RunningSequence]:
+        return self._table.lay_out(slices)
+
+    def launch(self, slices: Sequence[Slice], caches: Sequence[LayerCache], states: Sequence[Tensor]) -> Tensor:
+        sequences = self.sequences_of(slices)
+        token_ids = [sequence.token_ids[piece.start] for piece, sequence in zip(slices, sequences, strict=True)]
+        embeddings = self.model.embed_tokens(torch.tensor(token_ids, device=DEVICE))
+        batch = AttentionBatch(list(map(make_request_slice, slices, sequences)), DEVICE)
+        return self.model.compute(embeddings, PagedAttention(), caches, batch, states=states)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("architecture", "has_kernels"), [("Qwen3_5ForCausalLM", True), ("Lfm2ForCausalLM", False)])
+def test_each_sequence_goes_on_from_its_own_state_whichever_row_it_takes(
+    tmp_path: Path, architecture: str, has_kernels: bool
+) -> None:
+    with kernels_in_use():
+        given = Recurrent(tmp_path, architecture)
+        assert given.model.shape.cuts_steps is not has_kernels
+        states = given.blocks.states.of_layers
+        others = [LayerCache(cache.keys.clone(), cache.values.clone()) for cache in given.blocks.layers]
+        before, launched = ([each.clone() for each in states] for _ in range(2))
+        graphs = DecodeGraphs(given.model, given.blocks, [4], recorder_for(DEVICE))
+        for step, numbers in enumerate([(0, 1, 2), (2, 0, 1), (1, 2)]):
+            slices = [given.slice(number, 9 + step) for number in numbers]
+            sequences = given.sequences_of(slices)
+            assert graphs.has_room_for(slices, sequences)
+            found = graphs.compute(slices, sequences)
+            torch.testing.assert_close(found, given.launch(slices, others, launched), rtol=1e-4, atol=1e-4)
+    unused = [slot for slot in range(given.NUM_SLOTS) if slot not in given.SLOTS]
+    for state, other, old in zip(states, launched, before, strict=True):
+        own = list(given.SLOTS)
+        torch.testing.assert_close(state[own], other[own], rtol=1e-4, atol=1e-4)
+        assert not torch.equal(state[own], old[own])
+        assert torch.equal(state[unused], old[unused])
 
 
 class Cuda:
