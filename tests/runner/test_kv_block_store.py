@@ -5,9 +5,9 @@ import torch
 
 from keepsight.errors import PagesTooLargeError
 from keepsight.models.layers import Placement
-from keepsight.models.model import KvHeads, ModelShape
-from keepsight.runner.kv_block_store import KvBlockStore
-from keepsight.scheduling.step_plan import PageCopy
+from keepsight.models.model import KvHeads, ModelShape, StateShape
+from keepsight.runner.kv_block_store import KvBlockStore, StateStore
+from keepsight.scheduling.step_plan import PageCopy, StateCopy
 
 PLACE = Placement(torch.device("cpu"), torch.float32)
 SHAPE = ModelShape((KvHeads(1, 8), KvHeads(1, 8)), 300, 8, 0, 0, sees_pictures_whole=True)
@@ -47,3 +47,56 @@ def test_layers_of_several_shapes_read_blocks_back_as_others_were_written(block_
         blocks, blocks_before = tensor.view(6, -1), before.view(6, -1)
         assert torch.equal(blocks[[0, 4, 5]], blocks_before[[block_ids[0], block_ids[1], block_ids[1]]])
         assert torch.equal(blocks[1:4], blocks_before[1:4])
+
+
+# The states of recurrent layers --------------------------------------------------------------------------------
+
+COLUMNS, MATRIX = StateShape((3,), torch.bfloat16), StateShape((2, 4), torch.float32)
+# The last is of the second's shape, but another dtype.
+STATES = (COLUMNS, MATRIX, COLUMNS, MATRIX, StateShape((2, 4), torch.bfloat16))
+NUM_SLOTS = 4
+
+
+@pytest.fixture(params=[False, True], ids=["a tensor for each state", "a tensor for all states of a shape"])
+def states(request: pytest.FixtureRequest) -> StateStore:
+    return StateStore(STATES, NUM_SLOTS, PLACE.device, joined=request.param)
+
+
+def fill(states: StateStore) -> list[torch.Tensor]:
+    """Make no two slots of any states alike.  Return a copy."""
+    for number, each in enumerate(states.of_layers):
+        slots = torch.arange(1, len(each) + 1) + number * len(each)
+        each.copy_(slots.view(-1, *[1] * (each.dim() - 1)).expand_as(each))
+    return [each.clone() for each in states.of_layers]
+
+
+def test_each_layer_has_states_of_its_own_in_every_slot_and_one_that_is_no_sequence_s(states: StateStore) -> None:
+    assert states.spare_slot == NUM_SLOTS
+    for each, shape in zip(states.of_layers, STATES, strict=True):
+        assert (tuple(each.shape), each.dtype) == ((NUM_SLOTS + 1, *shape.shape), shape.dtype)
+        assert not each.any()
+    fill(states)
+    numbers = [row.unique().tolist() for each in states.of_layers for row in each]
+    assert numbers == [[number + 1] for number in range(len(STATES) * (NUM_SLOTS + 1))]
+
+
+def test_states_are_copied_in_the_order_of_the_plan_in_all_layers(states: StateStore) -> None:
+    before = fill(states)
+    states.copy([StateCopy(3, 0), StateCopy(2, 3), StateCopy(3, 1)])
+    for each, old in zip(states.of_layers, before, strict=True):
+        assert torch.equal(each, old[[3, 2, 2, 2, NUM_SLOTS]])
+
+
+@pytest.mark.parametrize("slots", [(), (2,), (3, 0)])
+def test_states_of_these_slots_alone_are_made_empty_in_all_layers(states: StateStore, slots: tuple[int, ...]) -> None:
+    before = fill(states)
+    states.clear(slots)
+    for each, old in zip(states.of_layers, before, strict=True):
+        for slot, (state, old_state) in enumerate(zip(each, old, strict=True)):
+            assert not state.any() if slot in slots else torch.equal(state, old_state)
+
+
+@pytest.mark.parametrize(("joined", "num_tensors"), [(False, len(STATES)), (True, 3)])
+def test_joined_states_of_a_shape_share_a_tensor(joined: bool, num_tensors: int) -> None:
+    states = StateStore(STATES, NUM_SLOTS, PLACE.device, joined=joined)
+    assert len({each.untyped_storage().data_ptr() for each in states.of_layers}) == num_tensors

@@ -38,7 +38,7 @@ class KvBlockStore:
                     made += [_map(slots, place.kv_dtype, memory) for _ in range(num_tensors)]
                 else:
                     made.append(torch.empty((num_tensors, *slots), device=place.device, dtype=place.kv_dtype))
-            self.states = StateStore(shape.states, num_state_slots, place.device)
+            self.states = StateStore(shape.states, num_state_slots, place.device, joined=place.device.type != "cpu")
         except (OSError, OverflowError, torch.OutOfMemoryError) as error:
             raise PagesTooLargeError(num_blocks, num_bytes, str(error)) from error
         # A page is copied in as many pieces as there are allocations: [tensors, blocks, numbers of a block].
@@ -80,14 +80,17 @@ class KvBlockStore:
 
 
 class StateStore:
-    def __init__(self, shapes: Sequence[StateShape], num_slots: int, device: torch.device) -> None:
+    def __init__(self, shapes: Sequence[StateShape], num_slots: int, device: torch.device, *, joined: bool) -> None:
+        """`joined`: as few tensors as possible, as on a GPU copying each costs a launch; else in host memory that is
+        allocated as states are written.
+        """
         # No sequence has it: for what recorded steps compute of none.
         self.spare_slot, num_slots = num_slots, num_slots + 1
-        # [states, slots, ...]: on a GPU, where copying them costs launches, one for all states of a shape.
+        # [states, slots, ...]: if joined, one for all states of a shape.
         self._made: Sequence[Tensor]
         # [slots, ...] for each state.
         self.of_layers: Sequence[Tensor]
-        if device.type == "cpu":
+        if not joined:
             self._made = [_map((num_slots, *each.shape), each.dtype, []) for each in shapes]
             self.of_layers = [states for [states] in self._made]
         else:
