@@ -33,6 +33,8 @@ TOKENS_PER_STRETCH = 64
 MAX_BYTES_OF_PROMPT_ENDS = 64 * 2**20
 # One for a running sequence, and one that is kept.
 LEAST_STATE_SLOTS = 2
+# In addition, no sequence's: the store of states makes it for recorded steps.
+SPARE_STATE_SLOTS = 1
 DEFAULT_CACHED_PICTURES = 512
 DEFAULT_HOST_CACHE_BYTES = 1 * GIB
 # GPU memory that the model needs for computing, besides its weights.
@@ -237,8 +239,8 @@ def _choose_kv_cache(
     memory = _choose_kv_memory(config, size, machine, bytes_of_embeddings)
     num_state_slots = _choose_num_state_slots(config, size, max_num_seqs, memory)
     if num_state_slots:
-        num_left = max(0, memory.num_bytes - num_state_slots * size.bytes_per_state)
-        beside = f" beside {num_state_slots} states of {size.bytes_per_state} bytes each"
+        num_left = max(0, memory.num_bytes - (num_state_slots + SPARE_STATE_SLOTS) * size.bytes_per_state)
+        beside = f" beside {num_state_slots} states of {size.bytes_per_state} bytes each and a spare one"
         memory = memory._replace(num_bytes=num_left, beside=beside)
     return KvCacheConfig(
         num_blocks=_choose_num_blocks(config, size, machine, max_num_seqs, memory),
@@ -271,7 +273,7 @@ def _choose_num_state_slots(config: Config, size: ModelSize, max_num_seqs: int, 
         return 0
     # However few sequences run at once, keep the states of earlier prompts.
     num_kept = _most_seqs(config, max_num_seqs) if config.enable_prefix_caching else 0
-    wanted, most = max_num_seqs + num_kept, memory.num_bytes // 2 // size.bytes_per_state
+    wanted, most = max_num_seqs + num_kept, memory.num_bytes // 2 // size.bytes_per_state - SPARE_STATE_SLOTS
     if wanted <= most:
         return _derive("num_state_slots", wanted, f"{max_num_seqs} running sequences, and {num_kept} kept states")
     chosen = max(most, min(wanted, LEAST_STATE_SLOTS))
