@@ -1,6 +1,6 @@
 """Kernels that give wrong results on a machine's GPU, or do not compile there, are not used."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.gpu_library import kernels_for
 from keepsight.models.layers import Placement
@@ -146,8 +147,11 @@ def test_a_delta_net_s_kernel_is_compared_with_transformers_modules(
     with kernels_in_use():
         model = BorrowedModel.from_checkpoint(tmp_path, Placement(DEVICE, torch.float32))
         monkeypatch.setattr(module, "FAR", 40)
+        slots_of_steps = note_state_slots(model, monkeypatch)
         prove_kernels(model)
         assert kernels_for(DEVICE) is gpu_kernels
+    assert max(map(len, slots_of_steps)) > 1
+    assert all(len(set(slots)) == len(slots) for slots in slots_of_steps), "a race for a state"
     right = gpu_kernels.compute_delta_net
 
     def wrong(*given: Any) -> Tensor:
@@ -157,6 +161,20 @@ def test_a_delta_net_s_kernel_is_compared_with_transformers_modules(
 
     monkeypatch.setattr(gpu_kernels, "compute_delta_net", wrong)
     assert_not_used(model)
+
+
+def note_state_slots(model: BorrowedModel, monkeypatch: pytest.MonkeyPatch) -> list[list[int | None]]:
+    """Return those of the slices of each step that will be computed."""
+    compute, noted = model.compute, list[list[int | None]]()
+
+    def note(
+        embeddings: Tensor, attention: Attention, caches: Sequence[LayerCache], batch: AttentionBatch, **options: Any
+    ) -> Tensor:
+        noted.append([piece.state_slot for piece in batch.slices])
+        return compute(embeddings, attention, caches, batch, **options)
+
+    monkeypatch.setattr(model, "compute", note)
+    return noted
 
 
 def is_far(keys: Tensor, ends: Tensor, window: int | None) -> bool:

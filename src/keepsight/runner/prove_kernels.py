@@ -178,10 +178,12 @@ def _compute_tokens(model: Model, attention: Attention) -> Tensor:
         [(num_prompt + 1, 1), (far - NUM_LATER, NUM_LATER), (far, 1)],
     ]
     table = BlockTable(BLOCK_SIZE, [block % NUM_BLOCKS for block in range(far // BLOCK_SIZE + 1)], device)
-    store = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place, num_state_slots=1)
+    # Slices of one step must not share a state.
+    store = KvBlockStore(model.shape, NUM_BLOCKS, BLOCK_SIZE, model.place, num_state_slots=max(map(len, steps)))
     outputs = list[Tensor]()
     for spans in steps:
-        batch = AttentionBatch([RequestSlice(*span, table, state_slot=0) for span in spans], device)
+        pieces = [RequestSlice(*span, table, state_slot=slot) for slot, span in enumerate(spans)]
+        batch = AttentionBatch(pieces, device)
         token_ids = batch.positions * STRIDE % model.shape.vocab_size
         outputs.append(
             model.compute(model.embed_tokens(token_ids), attention, store.layers, batch, states=store.states.of_layers)
