@@ -31,7 +31,7 @@ MOST_POSITIONS = 2**15
 
 class RecordedBatch(AttentionBatch):
     def __init__(
-        self, num_tokens: int, block_size: int, device: torch.device, *, uses_mrope: bool, spare_slot: int = 0
+        self, num_tokens: int, block_size: int, device: torch.device, *, uses_mrope: bool, spare_slot: int
     ) -> None:
         """`spare_slot`: where recurrent layers may keep the state of what is computed now."""
         # No request has pages yet: the trial run may write to page 0 repeatedly.
@@ -50,15 +50,13 @@ class RecordedBatch(AttentionBatch):
         self.longest = self.read_part.longest = MOST_POSITIONS
         # By view and rows per block; created when a layer first asks for them.
         self._longer: dict[tuple[View, int], DeviceSlices] = {}
+        # None until a recurrent layer first asks for them.
+        self._sequences: SequenceRows | None = None
 
     @made_once
     def sequences(self) -> SequenceRows:
-        return SequenceRows(self.slices, self.device, self.num_tokens, self._num_rows + SPARE_BLOCKS)
-
-    @property
-    def _sequences(self) -> SequenceRows | None:
-        """Those of recurrent layers, if there are any: then one asked for them."""
-        return vars(self).get("sequences")
+        self._sequences = SequenceRows(self.slices, self.device, self.num_tokens, self._num_rows + SPARE_BLOCKS)
+        return self._sequences
 
     def longer_slices(self, view: View, rows_per_block: int) -> DeviceSlices:
         key = view, rows_per_block
