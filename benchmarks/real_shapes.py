@@ -95,6 +95,18 @@ class Machine(ModelWork):
         shape = (num_pictures, PICTURE_SIZE, PICTURE_SIZE, 3)
         return self.model.encode_images(torch.zeros(shape, device=self.place.device, dtype=self.place.dtype))
 
+    def bytes_of_weights(self) -> int:
+        """Return the bytes of the decoder's weights that a step reads.
+
+        Of a borrowed model's table of tokens it looks up a few rows, unless the head multiplies by the same table.
+        """
+        num_bytes = sum(parameter.nbytes for parameter in self.decoder.parameters())
+        if isinstance(self.decoder, BorrowedModel):
+            modules = self.decoder._modules
+            table, head = modules.get_input_embeddings().weight, modules.get_output_embeddings().weight
+            num_bytes -= 0 if table is head else table.nbytes
+        return num_bytes
+
     def seconds(self, work: Callable[[], object], runs: int) -> float:
         return median_seconds(work, runs, self.place.device)
 
@@ -227,10 +239,10 @@ def report(machine: Machine, arguments: argparse.Namespace) -> None:
             )
     print(f"prefill           {machine.seconds(machine.prefill, arguments.runs) * 1e3:9.2f} ms")
     answers = Answers(machine.model)
-    weights = sum(parameter.nbytes for parameter in machine.decoder.parameters())
     for num_sequences in (FEW, MANY):
         seconds = machine.seconds(functools.partial(answers.decode, num_sequences), arguments.runs)
-        share = (weights + answers.bytes_held(num_sequences)) / (arguments.bandwidth_gb * 1e9) / seconds
+        num_bytes = machine.bytes_of_weights() + answers.bytes_held(num_sequences)
+        share = num_bytes / (arguments.bandwidth_gb * 1e9) / seconds
         print(f"decode of {num_sequences:2}      {seconds * 1e3:9.2f} ms a step, {share:6.1%} of the bandwidth")
     answers.close()
     launching, replaying = Answers(machine.model), Answers(machine.model, CONTEXT)
