@@ -201,9 +201,10 @@ def make_borrowed(size: str, num_layers: int | None, place: Placement) -> Borrow
     config_class, model_class, given = BORROWED[size]
     changed = {} if num_layers is None else {"num_hidden_layers": num_layers}
     config = getattr(transformers, config_class)(**{**given, **changed})
-    with place.device, tempfile.TemporaryDirectory() as directory:
-        config.save_pretrained(directory)
+    with place.device:
         modules = getattr(transformers, model_class)._from_config(config, dtype=place.dtype)
+    with tempfile.TemporaryDirectory() as directory:
+        config.save_pretrained(directory)
         return BorrowedModel.of_modules(modules, Path(directory), place)
 
 

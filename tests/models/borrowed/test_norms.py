@@ -147,6 +147,12 @@ def test_norms_are_recognized_whatever_torch_s_default(set_default_dtype: Callab
     assert replace_norms(module, torch.float32) == [module]
 
 
+def test_norms_are_recognized_whatever_torch_s_default_device() -> None:
+    module = Norm()
+    with torch.device("meta"):
+        assert replace_norms(module, torch.float32) == [module]
+
+
 @pytest.mark.parametrize(("architecture", "number"), [("Qwen3ForCausalLM", 13), ("OPTForCausalLM", 0)])
 def test_all_norms_of_a_decoder_are_found(tmp_path: Path, architecture: str, number: int) -> None:
     ref.make_text_checkpoint(tmp_path, architecture)

@@ -5,7 +5,7 @@ observed, as some classes add one to their weights.
 """
 
 import inspect
-import math
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -75,10 +75,12 @@ def _observe(module: Any, dtype: torch.dtype) -> _Norm | None:
 
 
 def _draw_vectors(size: int) -> Tensor:
+    # Whatever torch's default dtype and device are.
+    make = partial(torch.tensor, dtype=torch.float32, device="cpu")
     random = torch.Generator().manual_seed(0)
-    vector = torch.randn(size, generator=random, dtype=torch.float32)
-    ramp = torch.logspace(0, math.log10(_RAMP), size, dtype=torch.float32)
-    return torch.outer(torch.tensor(_SIZES, dtype=torch.float32), vector * ramp)
+    drawn = torch.randn(size, generator=random, dtype=torch.float32, device="cpu")
+    ramp = make(_RAMP) ** torch.linspace(0, 1, size, dtype=torch.float32, device="cpu")
+    return torch.outer(make(_SIZES), drawn * ramp)
 
 
 def _takes_one_tensor(module: Any) -> bool:
