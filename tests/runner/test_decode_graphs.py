@@ -24,7 +24,7 @@ from keepsight.runner.sequence_table import RunningSequence, SequenceTable
 from keepsight.runner.share_device import PRIORITY_OF_ANSWERS, CpuShare
 from keepsight.runner.step_inputs import make_request_slice
 from keepsight.sampling_params import SamplingParams
-from keepsight.scheduling.step_plan import NewSequence, Slice
+from keepsight.scheduling.step_plan import KeptState, NewSequence, Slice
 from tests.models.borrowed import reference as borrowed
 from tests.models.gpu_kernels_here import DEVICE, kernels_in_use
 from tests.runner.replays import Replays, recorder_for
@@ -137,6 +137,7 @@ def test_only_single_text_tokens_that_sample_are_recorded_steps(small: SmallMode
     assert not takes(last._replace(length=2))
     assert not takes(last._replace(samples=False))
     assert not takes(last._replace(wants_prompt_logprobs=True))
+    assert not takes(last._replace(kept_states=(KeptState(last.end, 0),)))
     # An adapter's weights were not recorded with the model's.
     sequence.adapter = AdapterWeights([{"out": LowRank(small.model.place, torch.ones(1, 1), torch.ones(1, 1))}])
     assert not takes(last)

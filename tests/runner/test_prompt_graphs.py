@@ -253,8 +253,10 @@ def test_a_model_with_fewer_positions_than_tokens_of_a_step_is_recorded(tmp_path
 def assert_parts_as_launched(model: Model) -> None:
     """Check two consecutive slices of a prompt of words."""
     recorded = PromptGraphs(model, blocks := make_blocks(model), [24], recorder_for(DEVICE))
-    for start, length in ((0, 20), (20, 9)):
-        piece = RequestSlice(start, length, BlockTable(16, [3, 1], DEVICE), state_slot=1)
+    # Nothing is kept any more where the first slice kept its state.
+    for start, length, kept in ((0, 20, [(16, 0)]), (20, 9, [])):
+        table = BlockTable(16, [3, 1], DEVICE)
+        piece = RequestSlice(start, length, table, state_slot=1, kept_states=kept)
         embeddings = model.embed_tokens(torch.arange(start, start + length, device=DEVICE))
         assert_as_launched(model, recorded, blocks, piece, embeddings, [])
 
@@ -277,7 +279,7 @@ def assert_as_launched(
     expected = model.compute(embeddings, PagedAttention(), others, batch, None, deep, other_states)
     assert_close(found, expected)
     for state, other_state in zip(states, other_states, strict=True):
-        assert_close(state[1], other_state[1])
+        assert_close(state[:2], other_state[:2])
     for cache, other in zip(blocks.layers, others, strict=True):
         assert_close(cache.keys, other.keys)
         assert_close(cache.values, other.values)

@@ -147,6 +147,7 @@ def test_a_delta_net_s_kernel_is_compared_with_transformers_modules(
     with kernels_in_use():
         model = BorrowedModel.from_checkpoint(tmp_path, Placement(DEVICE, torch.float32))
         monkeypatch.setattr(module, "FAR", 40)
+        monkeypatch.setattr(module, "NUM_BLOCKS", 1)
         slots_of_steps = note_state_slots(model, monkeypatch)
         prove_kernels(model)
         assert kernels_for(DEVICE) is gpu_kernels

@@ -207,6 +207,16 @@ def test_a_long_beginning_that_is_being_computed_is_waited_for_and_kept_where_pr
     drive.expect_nothing_left()
 
 
+def test_nobody_waits_for_a_state_with_more_behind_it_in_its_slice_than_it_spares() -> None:
+    drive = recurrent(num_blocks=200, max_num_batched_tokens=512)
+    drive.add(ask("long", 9, 200, pins=(PromptPin(8, 60.0),)))
+    drive.add(ask("short", 9, 19, end=2))
+    drive.step()
+    assert kept(drive, "long")[0] == 8
+    assert [span[0] for span in spans(drive, "short")] == [0]
+    drive.expect_all_answered()
+
+
 def test_nobody_waits_for_a_slice_that_ends_behind_the_common_beginning() -> None:
     # One that is too long leaves half of each step to others: 31 tokens, and the common beginning has 28.
     drive = recurrent(num_blocks=100, max_num_batched_tokens=62)
@@ -261,6 +271,40 @@ def test_a_sequence_with_pages_does_not_wait_for_one_that_is_not_as_far() -> Non
 
 
 # Ends and shortages --------------------------------------------------------------------------------------------
+
+
+def test_where_slots_are_few_the_last_state_is_kept() -> None:
+    drive = recurrent(num_state_slots=2)
+    drive.run(ask("first", 9, "cat", 9))
+    assert kept(drive, "first") == [20]
+    drive.run(ask("again", 9, "cat", 9))
+    assert drive.cached["again", 0] == 20
+
+
+def test_no_slot_is_promised_that_one_who_waits_could_begin_with() -> None:
+    drive = recurrent(num_state_slots=2, num_blocks=100, max_num_batched_tokens=16)
+    drive.add(ask("long", 320, pins=tuple(PromptPin(end, 60.0) for end in range(8, 320, 8))))
+    drive.step()
+    drive.add(ask("urgent", 12, priority=-1, max_tokens=1, cache_salt="x"))
+    drive.step()
+    drive.step()
+    assert ("urgent", 0) in drive.finished
+    assert drive.scheduler.pages.num_preemptions == 0
+    drive.expect_all_answered()
+
+
+def test_nobody_loses_pages_to_one_behind_for_want_of_a_promised_slot() -> None:
+    drive = recurrent(num_state_slots=3, num_blocks=100)
+    drive.delivers = False
+    drive.add(ask("waits", 36, "cat", 9))
+    drive.step()
+    drive.add(ask("running", 40, cache_salt="x"))
+    drive.add(ask("behind", 40, cache_salt="y"))
+    drive.step()
+    assert drive.scheduler.pages.num_preemptions == 0
+    drive.deliver("cat")
+    drive.run()
+    drive.expect_right_answers()
 
 
 def test_a_state_is_kept_even_if_its_sequence_ends_before_the_next_step() -> None:

@@ -51,6 +51,15 @@ def test_a_promised_slot_is_nobody_else_s_until_its_state_is_kept() -> None:
     assert slots.slot_of(B) == promised
 
 
+def test_a_promise_leaves_slots_to_sequences_that_may_begin() -> None:
+    slots = StateSlots(3)
+    slots.try_begin(A, None)
+    assert slots.promise(A, b"one", num_left=2) is None
+    assert slots.promise(A, b"one", num_left=1) is not None
+    assert slots.promise(A, b"two", num_left=1) is None
+    assert slots.try_begin(B, None)
+
+
 def test_promised_slots_are_released_with_their_sequence() -> None:
     slots = StateSlots(3)
     slots.try_begin(A, None)

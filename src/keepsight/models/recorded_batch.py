@@ -33,14 +33,14 @@ class RecordedBatch(AttentionBatch):
     def __init__(
         self, num_tokens: int, block_size: int, device: torch.device, *, uses_mrope: bool, spare_slot: int
     ) -> None:
-        """`spare_slot`: where recurrent layers may keep the state of what is computed now."""
+        """`spare_slot`: where recurrent layers may keep the state of what is computed now, and of padding."""
         # No request has pages yet: the trial run may write to page 0 repeatedly.
         table = BlockTable(block_size, [0] * -(-num_tokens // block_size), device)
         super().__init__([RequestSlice(0, num_tokens, table, state_slot=spare_slot)], device, [0])
         # All positions are 0: some models do not have as many positions as there are tokens.
         self.positions = torch.zeros_like(self.positions)
         self.rotary_positions = self.positions.repeat(3, 1) if uses_mrope else self.positions.clone()
-        self._num_rows = min(num_tokens, MOST_ROWS)
+        self._num_rows, self._spare_slot = min(num_tokens, MOST_ROWS), spare_slot
         self._singles = self.single_rows = DeviceRows([], self.device, num_rows=self._num_rows)
         self.read_part = AttentionBatch([RequestSlice(0, 1, table)] * self._num_rows, device)
         assert self.read_part.rows is not None
@@ -55,7 +55,8 @@ class RecordedBatch(AttentionBatch):
 
     @made_once
     def sequences(self) -> SequenceRows:
-        self._sequences = SequenceRows(self.slices, self.device, self.num_tokens, self._num_rows + SPARE_BLOCKS)
+        most = self._num_rows + SPARE_BLOCKS
+        self._sequences = SequenceRows(self.slices, self.device, self.num_tokens, most, self._spare_slot)
         return self._sequences
 
     def longer_slices(self, view: View, rows_per_block: int) -> DeviceSlices:

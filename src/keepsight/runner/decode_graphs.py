@@ -35,12 +35,13 @@ class DecodeGraphs:
 
     def has_room_for(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> bool:
         """Return whether all slices are single text tokens that sample, without adapters or prompt log-probabilities,
-        and there are enough rows.
+        and keep no states, and there are enough rows.
         """
         return len(slices) <= self._sizes[-1] and all(
             piece.length == 1
             and piece.samples
             and not piece.wants_prompt_logprobs
+            and not piece.kept_states
             and piece.start >= sequence.media_end
             and sequence.adapter is None
             for piece, sequence in zip(slices, sequences, strict=True)

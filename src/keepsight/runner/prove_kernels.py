@@ -8,6 +8,7 @@ rounding.
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -133,14 +134,15 @@ def _compute_norm(norm: nn.Module, place: Placement) -> Tensor:
 def _compute_delta_net(model: BorrowedModel, module: RecurrentModule) -> Tensor:
     """Compute random tokens by one of a decoder's gated delta nets, which are all alike.
 
-    The steps: a prompt beside a single token, and what follows both.
+    The steps: a prompt beside a single token, and what follows both, and a state that was kept within the prompt.
     """
     assert module.delta_net is not None
     device, outputs = model.place.device, list[Tensor]()
-    states, random = model.shape.make_states(2, device), torch.Generator(device).manual_seed(0)
+    states, random = model.shape.make_states(3, device), torch.Generator(device).manual_seed(0)
     table = BlockTable(BLOCK_SIZE, [0] * NUM_BLOCKS, device)
-    for lengths in ((BLOCK_SIZE * NUM_BLOCKS, 1), (1, NUM_LATER)):
+    for lengths, kept in (((BLOCK_SIZE * NUM_BLOCKS, 1), [(BLOCK_SIZE - 1, 2)]), ((1, NUM_LATER, 1), [])):
         pieces = [RequestSlice(0, length, table, state_slot=slot) for slot, length in enumerate(lengths)]
+        pieces[0] = replace(pieces[0], kept_states=kept)
         shape = (1, sum(lengths), module.delta_net.width)
         hidden = torch.randn(shape, device=device, dtype=model.place.dtype, generator=random)
         outputs += model.recurrent_step(AttentionBatch(pieces, device), states).recur(module, hidden)

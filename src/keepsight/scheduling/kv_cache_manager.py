@@ -188,10 +188,13 @@ class KvCacheManager:
         if alike is None or alike.num_tokens < num_tokens:
             self.pool.publish(table.block_ids[table.num_published], name)
 
-    def promise_state(self, sequence_id: SequenceId, block_hash: bytes) -> int | None:
-        """Return the slot to which the state after a block is written, if others may find it and a slot can be had."""
+    def promise_state(self, sequence_id: SequenceId, block_hash: bytes, num_left: int = 0) -> int | None:
+        """Return the slot to which the state after a block is written, if others may find it and a slot can be had.
+
+        `num_left`: slots to be left for sequences that may begin.
+        """
         may_publish = self._tables[sequence_id].may_publish
-        return self.slots.promise(sequence_id, block_hash) if may_publish else None
+        return self.slots.promise(sequence_id, block_hash, num_left) if may_publish else None
 
     def keep_state(self, sequence_id: SequenceId, block_hash: bytes) -> None:
         """Keep the promised state after a block, which is published, if others may find it.

@@ -31,15 +31,19 @@ def find_milestones(state: RequestState, hit: PrefixHit, block_size: int) -> tup
 
 
 def promise_states(
-    state: RequestState, end: int, kv_cache: KvCacheManager, *, cuts_items: bool
+    state: RequestState, end: int, kv_cache: KvCacheManager, *, cuts_items: bool, num_left: int
 ) -> tuple[KeptState, ...]:
-    """Take slots for the states that a slice up to `end` will keep."""
+    """Take slots for the states that a slice up to `end` will keep, the last ones first, as they spare most.
+
+    `num_left`: slots to be left for sequences that may begin.
+    """
     kept = []
-    for milestone in state.milestones_between(state.num_computed, end):
+    for milestone in reversed(state.milestones_between(state.num_computed, end)):
         if _may_keep(state, milestone, cuts_items=cuts_items):
-            slot = kv_cache.promise_state(state.sequence_id, _hash_before(state, milestone, kv_cache))
+            block_hash = _hash_before(state, milestone, kv_cache)
+            slot = kv_cache.promise_state(state.sequence_id, block_hash, num_left)
             kept += [] if slot is None else [KeptState(milestone, slot)]
-    return tuple(kept)
+    return tuple(reversed(kept))
 
 
 def keep_states(state: RequestState, start: int, kv_cache: KvCacheManager) -> None:
@@ -54,7 +58,8 @@ def find_coming_state(
     """Return whether a sequence that is being computed will keep a state from which this one can begin.
 
     One whose slice under way ends before it parts from this one is asked to keep its state there, if that is furthest.
-    None keeps one if all slices under way go further, or none may keep it there, or it would spare too little.
+    A state within a slice can be used only at the end of the slice: one that spares less than is computed behind it is
+    not waited for, nor is one that spares too little anyway.
     """
     size = kv_cache.block_size
     hashes = state.hasher.hashes[: (state.num_tokens - 1) // size]
@@ -66,7 +71,7 @@ def find_coming_state(
         end = _num_common(other.hasher.hashes, hashes) * size
         may_ask = end > announced_end and _may_keep(other, end, cuts_items=cuts_items)
         coming = end if may_ask else _last_promised(other, min(end, announced_end), kv_cache)
-        if coming > furthest:
+        if coming > furthest and announced_end - coming <= coming - hit.num_tokens:
             asked, furthest = other, coming
     if asked is None or furthest < hit.num_tokens + LEAST_BLOCKS_BEHIND * size:
         return False

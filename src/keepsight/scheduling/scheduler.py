@@ -324,7 +324,8 @@ class Scheduler:
             self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
         slot, wanted = state.state_slot, state.wants_prompt_logprobs
-        kept = promise_states(state, end, self.kv_cache, cuts_items=self.config.cuts_items)
+        num_left = min(len(self.lineup.waiting), self.config.max_num_seqs - len(self.lineup.running))
+        kept = promise_states(state, end, self.kv_cache, cuts_items=self.config.cuts_items, num_left=num_left)
         keep_as = name_end(state, self.kv_cache) if samples else None
         prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, wanted, kept)
         draft.add_prompt(prompt, joins=piece.joins)

@@ -53,14 +53,18 @@ class StateSlots:
             self._copies.append(StateCopy(kept, slot))
         return True
 
-    def promise(self, sequence_id: SequenceId, block_hash: bytes) -> int | None:
-        """Return a slot for a state that the sequence will have; None if it is kept already, or no slot can be had."""
+    def promise(self, sequence_id: SequenceId, block_hash: bytes, num_left: int = 0) -> int | None:
+        """Return a slot for a state that the sequence will have; None if it is kept already, or no slot can be had.
+
+        `num_left`: slots to be left for sequences that may begin, as a promised one cannot be evicted for them.
+        """
         if block_hash in self._kept:
             self._use(block_hash)
-        elif (slot := self._try_take()) is not None:
+            return None
+        slot = self._try_take() if len(self._free) + len(self._kept) > num_left else None
+        if slot is not None:
             self._promised.setdefault(sequence_id, {})[block_hash] = slot
-            return slot
-        return None
+        return slot
 
     def will_have(self, sequence_id: SequenceId, block_hash: bytes) -> bool:
         """Return whether a state is kept under this name, or will be once the sequence's slice under way has ended."""

@@ -1,8 +1,9 @@
 """Recurrent layers of transformers' modules: they keep one state of fixed size, not keys and values of each position.
 
 Such a module (a short convolution, a gated delta rule, a state space) reads and writes its states through transformers'
-cache.  Here it is given one over the states of the step's sequences: each slice is computed by itself, single tokens
-together.  Knows no model family: which modules are recurrent, and what their states are, is observed.
+cache.  Here it is given one over the states of the step's sequences: each slice is computed by itself, in parts if its
+state is kept on the way, and single tokens together.  Knows no model family: which modules are recurrent, and what
+their states are, is observed.
 """
 
 import inspect
