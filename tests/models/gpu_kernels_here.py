@@ -16,13 +16,22 @@ import pytest
 import torch
 
 from keepsight.models import cpu_library, gpu_library
+from keepsight.models.borrowed import model as borrowed_model
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not tested")
 
 from keepsight.models import gpu_delta_net, gpu_kernels, gpu_slices, gpu_whole_sight
 
-__all__ = ["DEVICE", "gpu_delta_net", "gpu_kernels", "gpu_slices", "gpu_whole_sight", "kernels_in_use"]
+__all__ = [
+    "DEVICE",
+    "gpu_delta_net",
+    "gpu_kernels",
+    "gpu_slices",
+    "gpu_whole_sight",
+    "kernels_in_use",
+    "norms_by_torch",
+]
 # float16 is the 16-bit dtype that the interpreter supports.
 DTYPES = [torch.float32, torch.float16]
 # Shared memory that one program may use on any GPU.
@@ -58,6 +67,15 @@ def kernels_in_use() -> Iterator[None]:
         monkeypatch.setattr(gpu_library._Use, "on", frozenset({DEVICE.type}))
         # Most of a GPU's programs would have nothing to do here, and run one after the other.
         monkeypatch.setattr(gpu_kernels, "PROGRAMS_PER_ROW", 4)
+        yield
+
+
+@contextmanager
+def norms_by_torch() -> Iterator[None]:
+    """Without a GPU, leave the norms of borrowed models to torch: interpreted they take as long as all else."""
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        if DEVICE.type == "cpu":
+            monkeypatch.setattr(borrowed_model, "replace_norms", lambda *_: [])
         yield
 
 
