@@ -5,7 +5,7 @@ prompt's vector, as logits are kept and not the hidden state.
 """
 
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
-from keepsight.scheduling.milestones import find_coming_state, find_milestones
+from keepsight.scheduling.milestones import expect_state, find_milestones
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_draft import StepDraft
 from keepsight.scheduling.step_plan import EndName
@@ -36,7 +36,7 @@ def waits_for_more(state: RequestState, hit: PrefixHit, draft: StepDraft, kv_cac
     if not hit.num_coming or draft.joins_sooner(state, hit.num_tokens):
         return False
     running, cuts_items = draft.lineup.running, draft.config.cuts_items
-    return not kv_cache.keeps_states or find_coming_state(state, hit, running, kv_cache, cuts_items=cuts_items)
+    return not kv_cache.keeps_states or expect_state(state, hit, running, kv_cache, cuts_items=cuts_items)
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:

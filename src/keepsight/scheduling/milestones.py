@@ -52,7 +52,7 @@ def keep_states(state: RequestState, start: int, kv_cache: KvCacheManager) -> No
         kv_cache.keep_state(state.sequence_id, _hash_before(state, milestone, kv_cache))
 
 
-def find_coming_state(
+def expect_state(
     state: RequestState, hit: PrefixHit, running: Iterable[RequestState], kv_cache: KvCacheManager, *, cuts_items: bool
 ) -> bool:
     """Return whether a sequence that is being computed will keep a state from which this one can begin.
