@@ -72,6 +72,10 @@ class SchedulerConfig:
         )
 
 
+# States for which there is room besides `num_state_slots`: no sequence's, for what recorded steps compute of none.
+SPARE_STATE_SLOTS = 1
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KvCacheConfig:
     num_blocks: int

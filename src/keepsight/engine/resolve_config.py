@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from keepsight.config import Config
 from keepsight.engine_config import (
+    SPARE_STATE_SLOTS,
     EncoderCacheConfig,
     EngineConfig,
     KvCacheConfig,
@@ -33,8 +34,6 @@ TOKENS_PER_STRETCH = 64
 MAX_BYTES_OF_PROMPT_ENDS = 64 * 2**20
 # One for a running sequence, and one that is kept.
 LEAST_STATE_SLOTS = 2
-# In addition, no sequence's: the store of states makes it for recorded steps.
-SPARE_STATE_SLOTS = 1
 DEFAULT_CACHED_PICTURES = 512
 DEFAULT_HOST_CACHE_BYTES = 1 * GIB
 # GPU memory that the model needs for computing, besides its weights.

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
+from keepsight.engine_config import SPARE_STATE_SLOTS
 from keepsight.errors import PagesTooLargeError
 from keepsight.models.attention import LayerCache
 from keepsight.models.layers import Placement
@@ -27,7 +28,7 @@ class KvBlockStore:
     ) -> None:
         self.block_size = block_size
         num_bytes = num_blocks * block_size * shape.numbers_per_position * place.kv_dtype.itemsize
-        num_bytes += (num_state_slots + 1) * shape.bytes_per_state
+        num_bytes += (num_state_slots + SPARE_STATE_SLOTS) * shape.bytes_per_state
         memory = list[mmap.mmap]()
         # [tensors, slots, kv_heads, head_dim] for each shape of heads, on a CPU for each tensor.
         made: list[Tensor] = []
@@ -84,8 +85,7 @@ class StateStore:
         """`joined`: as few tensors as possible, as on a GPU copying each costs a launch; else in host memory that is
         allocated as states are written.
         """
-        # No sequence has it: for what recorded steps compute of none.
-        self.spare_slot, num_slots = num_slots, num_slots + 1
+        self.spare_slot, num_slots = num_slots, num_slots + SPARE_STATE_SLOTS
         # [states, slots, ...]: if joined, one for all states of a shape.
         self._made: Sequence[Tensor]
         # [slots, ...] for each state.

@@ -72,11 +72,10 @@ class StateSlots:
 
     def keep(self, sequence_id: SequenceId, block_hash: bytes) -> None:
         """Keep a state that was promised, unless another sequence was first."""
-        slot = self._promised.get(sequence_id, {}).pop(block_hash, None)
         if block_hash in self._kept:
             self._use(block_hash)
-            self._free += () if slot is None else (slot,)
-        elif slot is not None:
+            self.drop_promise(sequence_id, block_hash)
+        elif (slot := self._promised.get(sequence_id, {}).pop(block_hash, None)) is not None:
             self._kept[block_hash] = slot
             self._order.add(block_hash)
 

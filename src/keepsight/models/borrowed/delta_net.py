@@ -41,11 +41,8 @@ class DeltaNet:
     @classmethod
     def of(cls, module: Any) -> Self | None:
         """Return None for a module of another kind."""
-        return (
-            cls(module)
-            if all(hasattr(module, each) for each in (*_PRODUCTS, *_OTHERS)) and _is_as_known(module)
-            else None
-        )
+        has_parts = all(hasattr(module, each) for each in (*_PRODUCTS, *_OTHERS))
+        return cls(module) if has_parts and _is_as_known(module) else None
 
     def find_kernel(self) -> Kernel | None:
         """Return how all sequences of a step are computed at once; None if no kernel takes it, or none is wanted."""
