@@ -21,6 +21,8 @@ from keepsight.models.borrowed import model as borrowed_model
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not tested")
 
+from triton.runtime import interpreter
+
 from keepsight.models import gpu_delta_net, gpu_kernels, gpu_slices, gpu_whole_sight
 
 __all__ = [
@@ -36,6 +38,8 @@ __all__ = [
 DTYPES = [torch.float32, torch.float16]
 # Shared memory that one program may use on any GPU.
 MAX_SHARED_BYTES = 99 * 1024
+# Of functions that kernels call.
+_seen_modules: set[str] = set()
 COMPILE = """
 import importlib, json, sys
 import triton
@@ -67,7 +71,22 @@ def kernels_in_use() -> Iterator[None]:
         monkeypatch.setattr(gpu_library._Use, "on", frozenset({DEVICE.type}))
         # Most of a GPU's programs would have nothing to do here, and run one after the other.
         monkeypatch.setattr(gpu_kernels, "PROGRAMS_PER_ROW", 4)
+        if DEVICE.type == "cpu":
+            monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", _interpret)
         yield
+
+
+def _interpret(function: interpreter.InterpretedFunction[Any], *args: object, **kwargs: object) -> object:
+    """Call a function from a kernel without searching Triton's language again for what is to be replaced in it.
+
+    Triton does so at each call, which takes as long as the functions themselves.  It replaces the names that our
+    functions use when the kernel starts; those that its own use stay replaced from their first call on.
+    """
+    module = function.fn.__module__
+    if module not in _seen_modules and not module.startswith("keepsight."):
+        interpreter._patch_lang(function.fn)
+        _seen_modules.add(module)
+    return function.rewrite()(*args, **kwargs)
 
 
 @contextmanager
