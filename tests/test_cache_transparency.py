@@ -215,6 +215,7 @@ def engine_config(settings: Settings, small: Family, longest: int) -> EngineConf
             guess_up_to=settings.guess_up_to,
             tokens_per_item=tokens_per_picture,
             cuts_items=cuts_items,
+            sees_items_whole=small.model.shape.sees_pictures_whole,
         ),
         kv_cache=KvCacheConfig(
             num_blocks=num_blocks,

@@ -38,6 +38,8 @@ class SchedulerConfig:
     tokens_per_item: int
     # Whether an item's tokens may be split over several steps, as none of them attends to later ones.
     cuts_items: bool = False
+    # Whether an item's tokens attend to later ones of it, so that no state inside of it is one of what is before alone.
+    sees_items_whole: bool = False
 
     @property
     def tokens_at_once(self) -> int:
@@ -50,6 +52,7 @@ class SchedulerConfig:
         _check_least("tokens_per_item", self.tokens_per_item, 0)
         _check_least("guess_up_to", self.guess_up_to, 0)
         _check_least("max_prompt_tokens_beside_streams", self.max_prompt_tokens_beside_streams or 0, 0)
+        assert not (self.cuts_items and self.sees_items_whole)
         self._check_batch_holds_the_smallest_step()
         if self.max_num_encoder_input_tokens < self.tokens_per_item:
             raise InvalidArgumentError(
@@ -138,6 +141,11 @@ class EngineConfig:
                 f"{self.kv_cache.num_blocks} KV blocks of {self.kv_cache.block_size} positions hold; lower it, or give "
                 "them more memory (kv_cache_memory_bytes, gpu_memory_utilization)",
             )
+
+
+def count_reserved_slots(num_state_slots: int, *, keeps_states: bool) -> int:
+    """Return how many slots no sequence takes, so that states are kept however many sequences could run in them."""
+    return num_state_slots // 4 if keeps_states else 0
 
 
 def _check_least(name: str, value: int, least: int) -> None:

@@ -82,6 +82,10 @@ def _vector(held: Sequence[int]) -> bytes:
     return struct.pack("<q", held[-1])
 
 
+def _is_in_item(end: int, request: EngineRequest) -> bool:
+    return any(item.span.is_cut_by(end) for item in request.media)
+
+
 def _prompt_logprobs(request: EngineRequest, held: Sequence[int]) -> list[TokenLogprobs]:
     """Return made-up logprobs of the prompt's tokens, each derived from the page contents before it."""
     next_ids = request.token_ids[1 : len(held) + 1]
@@ -144,9 +148,10 @@ class FakeRunner:
         keep_stretch: Callable[[KeptStretch, Callable[[], StoredArray]], object] = lambda *_: None,
         *,
         cuts_items: bool = False,
+        sees_items_whole: bool = False,
         num_state_slots: int = 0,
     ) -> None:
-        self._cuts_items = cuts_items
+        self._cuts_items, self._sees_items_whole = cuts_items, sees_items_whole
         self._block_size, self._clock, self._keep_stretch = block_size, clock, keep_stretch
         self._slots: list[int | None] = [None] * (num_blocks * block_size)
         # The state in each slot; None: nothing was written to it yet.
@@ -351,8 +356,7 @@ class FakeRunner:
     def _compute(self, piece: Slice) -> list[SampledToken]:
         sequence = self._sequences[piece.sequence_id]
         request = sequence.request
-        is_cut = any(item.span.is_cut_by(piece.end) for item in request.media)
-        assert self._cuts_items or not is_cut, "a picture was cut"
+        assert self._cuts_items or not _is_in_item(piece.end, request), "a picture was cut"
         values = self._write(piece, sequence, sequence.token_ids)
         if piece.wants_prompt_logprobs:
             del sequence.prompt_logprobs[piece.start :]
@@ -390,6 +394,8 @@ class FakeRunner:
             self._states[piece.state_slot] = values[-1]
             for end, slot in piece.kept_states:
                 assert piece.start < end <= piece.end
+                is_of_more = self._sees_items_whole and _is_in_item(end, sequence.request)
+                assert not is_of_more, "a state of what is behind it, too"
                 self._states[slot] = values[end - 1]
         return values
 

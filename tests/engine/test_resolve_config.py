@@ -220,7 +220,7 @@ def test_states_take_at_most_half_of_the_memory_for_keys_and_values(caplog: pyte
     assert kv_cache.num_state_slots + 1 == 2 * GIB // RECURRENT.bytes_per_state == 113
     assert kv_cache.num_blocks == (4 * GIB - 113 * RECURRENT.bytes_per_state) // (12_288 * 16)
     assert "num_state_slots is 112: half of the 4.00 GiB" in caplog.text
-    assert "so fewer than max_num_seqs=256 sequences run at once" in caplog.text
+    assert "so at most 84 sequences run at once, not max_num_seqs=256" in caplog.text
 
 
 @pytest.mark.parametrize(

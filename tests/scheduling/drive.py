@@ -122,6 +122,7 @@ class Drive:
             self.keep,
             keep_stretch=self.keep_stretch,
             cuts_items=self.config.scheduler.cuts_items,
+            sees_items_whole=self.config.scheduler.sees_items_whole,
             num_state_slots=kv_cache.num_state_slots,
         )
 

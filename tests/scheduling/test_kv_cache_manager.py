@@ -494,11 +494,12 @@ class TestRecurrentLayers:
         kv = manager(num_state_slots=3)
         kv.try_extend(A, 14)
         kv.announce(A, hashes("xyz"), 14)
-        assert kv.announced_end(A) == 14
+        assert kv.announced_by(hashes("xyzw")) == kv.announced_by(hashes("xyzw")[1:]) == [(A, 14)]
+        assert kv.announced_by(hashes("w")) == []
         assert kv.find_prefix(hashes("xyzw"), 16) == PrefixHit(num_coming=12, num_common=12)
         assert kv.find_prefix(hashes("xyw"), 16) == PrefixHit(num_coming=8, num_common=8)
         kv.withdraw(A)
-        assert kv.announced_end(A) is None
+        assert kv.announced_by(hashes("xyzw")) == []
         assert kv.find_prefix(hashes("xyzw"), 16) == NO_HIT
 
     def test_what_is_forgotten_is_not_found_and_what_began_before_keeps_nothing(self) -> None:

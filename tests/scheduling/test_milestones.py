@@ -153,12 +153,21 @@ def test_a_pin_on_what_was_cached_before_holds_the_state_that_the_next_question_
     drive.expect_right_answers()
 
 
-def test_no_state_is_kept_inside_a_picture_that_is_computed_whole() -> None:
-    drive = recurrent(cuts_items=False)
+def test_no_state_is_kept_inside_a_picture_whose_tokens_see_later_ones() -> None:
+    drive = recurrent(cuts_items=False, sees_items_whole=True)
     drive.run(ask("a", 9, "cat", 9), ask("b", 10, "dog", 9, cache_salt="b"))
     # The picture of "a" ends inside a block, that of "b" at the end of one.
     assert kept(drive, "a") == [20]
     assert kept(drive, "b") == [16, 24]
+    drive.expect_right_answers()
+
+
+def test_a_state_is_kept_inside_a_picture_that_is_computed_whole_though_its_tokens_see_no_later_ones() -> None:
+    drive = recurrent(cuts_items=False)
+    drive.run(ask("a", 9, "cat", 9))
+    assert kept(drive, "a") == [12, 20]
+    drive.run(ask("another question", 9, "cat", 9, end=2))
+    assert drive.cached["another question", 0] == 12
     drive.expect_right_answers()
 
 
@@ -226,8 +235,18 @@ def test_nobody_waits_for_a_slice_that_ends_behind_the_common_beginning() -> Non
     drive.expect_all_answered()
 
 
-def test_nobody_waits_for_a_state_inside_a_picture_that_is_computed_whole() -> None:
-    drive = recurrent(cuts_items=False, max_num_seqs=2, max_num_batched_tokens=10)
+def test_few_slots_do_not_make_many_prompts_compute_their_common_beginning_again() -> None:
+    drive = recurrent(num_state_slots=8, num_blocks=400, max_model_len=100, max_num_seqs=32)
+    for number in range(40):
+        request = ask(str(number), 40, 14, max_tokens=6)
+        drive.add(with_text(request, [*request.token_ids[:-14], *[number + 3] * 14]))
+    drive.expect_all_answered()
+    assert max(len(plan.now) for plan in drive.runner.plans) == 6
+    assert [drive.cached[str(number), 0] for number in range(3, 40)] == [40] * 37
+
+
+def test_nobody_waits_for_a_state_inside_a_picture_whose_tokens_see_later_ones() -> None:
+    drive = recurrent(cuts_items=False, sees_items_whole=True, max_num_seqs=2, max_num_batched_tokens=10)
     drive.add(ask("first", 9, "cat", 9))
     drive.add(ask("other", 9, "cat", 9, end=2))
     while drive.scheduler.has_requests:

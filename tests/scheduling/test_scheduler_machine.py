@@ -43,6 +43,7 @@ def configs(draw: st.DrawFn) -> Any:
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_seqs + draw(st.integers(0 if cuts_items else 5, 65)),
         cuts_items=cuts_items,
+        sees_items_whole=not cuts_items and draw(st.booleans()),
         max_num_encoder_input_tokens=6 * draw(st.integers(1, 4)),
         takes_turns=draw(st.booleans()),
         guess_up_to=0 if num_state_slots else draw(st.sampled_from([0, 3, 8, 40])),

@@ -51,6 +51,36 @@ def test_a_promised_slot_is_nobody_else_s_until_its_state_is_kept() -> None:
     assert slots.slot_of(B) == promised
 
 
+def test_sequences_leave_the_reserved_slots_to_states_that_are_kept() -> None:
+    slots = StateSlots(4, num_reserved=2)
+    slots.try_begin(A, None)
+    slots.promise(A, b"one")
+    slots.keep(A, b"one")
+    assert slots.try_begin(B, b"one")
+    assert not slots.try_begin(C, b"one")
+    assert slots.count_usable([b"one"]) == 1
+
+
+def test_a_promise_may_take_a_reserved_slot_however_many_sequences_wait() -> None:
+    slots = StateSlots(4, num_reserved=2)
+    slots.try_begin(A, None)
+    slots.try_begin(B, None)
+    assert slots.promise(A, b"one", num_left=100) is not None
+    assert slots.promise(B, b"two", num_left=100) is not None
+    assert slots.promise(B, b"three", num_left=100) is None
+
+
+def test_promises_of_one_step_evict_at_most_half_of_the_kept_states() -> None:
+    slots = StateSlots(6, num_reserved=4)
+    slots.try_begin(A, None)
+    for name in (b"common", b"1", b"2", b"3", b"4"):
+        slots.promise(A, name)
+        slots.keep(A, name)
+    slots.try_begin(B, b"common")
+    assert [slots.promise(B, name) is not None for name in (b"5", b"6", b"7")] == [True, True, False]
+    assert [name for name in (b"common", b"1", b"2", b"3", b"4") if slots.count_usable([name])] == [b"common", b"4"]
+
+
 def test_a_promise_leaves_slots_to_sequences_that_may_begin() -> None:
     slots = StateSlots(3)
     slots.try_begin(A, None)
@@ -128,9 +158,10 @@ class SlotsMachine(RuleBasedStateMachine):
     A text names all that a state is of, so the same name always means the same state.
     """
 
-    @initialize(num_slots=st.integers(1, 5))
-    def begin(self, num_slots: int) -> None:
-        self.slots = StateSlots(num_slots)
+    @initialize(num_slots=st.integers(1, 6), data=st.data())
+    def begin(self, num_slots: int, data: st.DataObject) -> None:
+        num_reserved = data.draw(st.integers(0, num_slots - 1))
+        self.slots, self.most_live = StateSlots(num_slots, num_reserved), num_slots - num_reserved
         self.held = [""] * num_slots
         self.live: dict[SequenceId, str] = {}
         # Whether a step has written the state already.
@@ -160,19 +191,22 @@ class SlotsMachine(RuleBasedStateMachine):
         sequence_id = (str(data.draw(st.integers(0, 9))), 0)
         name = data.draw(st.sampled_from([None, *sorted(self.slots._kept)]))
         if sequence_id not in self.live:
-            has_room = self.has_room
+            has_room = self.has_room and len(self.live) < self.most_live
             assert self.slots.try_begin(sequence_id, name) == has_room
             if has_room:
                 self.live[sequence_id] = "" if name is None else name.decode()
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data())
-    def promise(self, data: st.DataObject) -> None:
+    @rule(data=st.data(), num_waiting=st.integers(0, 5))
+    def promise(self, data: st.DataObject, num_waiting: int) -> None:
         sequence_id = data.draw(st.sampled_from(sorted(self.live)))
         text = self.live[sequence_id] + sequence_id[0]
         if (sequence_id, text) not in self.promised:
-            takes_slot = self.has_room and not self.slots.count_usable([text.encode()])
-            assert (self.slots.promise(sequence_id, text.encode()) is not None) == takes_slot
+            may_take = bool(self.slots._free) or self.slots.num_kept > len(self.promised)
+            num_left = self.most_live - len(self.live)
+            is_left = self.slots.num_slots - len(self.live) - len(self.promised) > min(num_left, num_waiting)
+            takes_slot = self.has_room and may_take and is_left and not self.slots.count_usable([text.encode()])
+            assert (self.slots.promise(sequence_id, text.encode(), num_waiting) is not None) == takes_slot
             if takes_slot:
                 self.promised[sequence_id, text] = False
 

@@ -15,6 +15,7 @@ from keepsight.engine_config import (
     EngineConfig,
     KvCacheConfig,
     SchedulerConfig,
+    count_reserved_slots,
     least_batched_tokens,
 )
 from keepsight.errors import InvalidArgumentError
@@ -88,6 +89,7 @@ def resolve_config(config: Config, size: ModelSize, machine: Machine) -> EngineC
             guess_up_to=_choose_guesses(config, size),
             tokens_per_item=size.tokens_per_item,
             cuts_items=cuts_items,
+            sees_items_whole=size.sees_pictures_whole,
         ),
         kv_cache=kv_cache,
         encoder_cache=encoder_cache,
@@ -277,8 +279,9 @@ def _choose_num_state_slots(config: Config, size: ModelSize, max_num_seqs: int, 
         return _derive("num_state_slots", wanted, f"{max_num_seqs} running sequences, and {num_kept} kept states")
     chosen = max(most, min(wanted, LEAST_STATE_SLOTS))
     reason = f"half of the {memory.num_bytes / GIB:.2f} GiB for keys, values and states"
-    if chosen < max_num_seqs:
-        reason += f", so fewer than max_num_seqs={max_num_seqs} sequences run at once"
+    most_seqs = chosen - count_reserved_slots(chosen, keeps_states=config.enable_prefix_caching)
+    if most_seqs < max_num_seqs:
+        reason += f", so at most {most_seqs} sequences run at once, not max_num_seqs={max_num_seqs}"
     return _derive("num_state_slots", chosen, reason)
 
 

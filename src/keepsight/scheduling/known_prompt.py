@@ -4,11 +4,13 @@ Neither is used for a request that wants the prompt's log-probabilities.  The en
 prompt's vector, as logits are kept and not the hidden state.
 """
 
+from collections.abc import Mapping
+
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
 from keepsight.scheduling.milestones import expect_state, find_milestones
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_draft import StepDraft
-from keepsight.scheduling.step_plan import EndName
+from keepsight.scheduling.step_plan import EndName, SequenceId
 
 
 def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
@@ -31,12 +33,17 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
     return kv_cache.reach_further(hit, state.hasher.name_of(len(hit.block_ids)), state.num_tokens)
 
 
-def waits_for_more(state: RequestState, hit: PrefixHit, draft: StepDraft, kv_cache: KvCacheManager) -> bool:
+def waits_for_more(
+    state: RequestState,
+    hit: PrefixHit,
+    draft: StepDraft,
+    states: Mapping[SequenceId, RequestState],
+    kv_cache: KvCacheManager,
+) -> bool:
     """Return whether to wait for what others compute now: with recurrent layers, for a state."""
     if not hit.num_coming or draft.joins_sooner(state, hit.num_tokens):
         return False
-    running, cuts_items = draft.lineup.running, draft.config.cuts_items
-    return not kv_cache.keeps_states or expect_state(state, hit, running, kv_cache, cuts_items=cuts_items)
+    return not kv_cache.keeps_states or expect_state(state, hit, states, kv_cache, draft.config)
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import NamedTuple
 
-from keepsight.engine_config import KvCacheConfig
+from keepsight.engine_config import KvCacheConfig, count_reserved_slots
 from keepsight.scheduling.block_hash import BlockName
 from keepsight.scheduling.block_pool import BlockPool
 from keepsight.scheduling.holdings import Holdings
@@ -60,10 +60,11 @@ class KvCacheManager:
         self.ends = PromptEnds(config.max_prompt_ends)
         # Others read it for statistics; only this class changes it.
         self.pool = BlockPool(config.num_blocks, holdings)
-        self.slots = StateSlots(config.num_state_slots)
+        num_reserved = count_reserved_slots(config.num_state_slots, keeps_states=self.is_caching)
+        self.slots = StateSlots(config.num_state_slots, num_reserved)
         self._tables: dict[SequenceId, _Table] = {}
-        # For each block hash, how many slices under way will compute it.
-        self._announced: Counter[bytes] = Counter()
+        # For each block hash, the sequences whose slices under way will compute it, in the order of their slices.
+        self._announced: dict[bytes, dict[SequenceId, None]] = {}
         self._has_awaited_changed = False
         self._blocks_per_stretch = config.blocks_per_stretch
         # Stretches published since this was last taken.
@@ -145,12 +146,13 @@ class KvCacheManager:
         assert not table.announced, f"{sequence_id} has a slice under way"
         table.announced = tuple(hashes[index] for index in self._newly_full(table, end))
         table.announced_end = end
-        self._announced.update(table.announced)
+        for block_hash in table.announced:
+            self._announced.setdefault(block_hash, {})[sequence_id] = None
 
-    def announced_end(self, sequence_id: SequenceId) -> int | None:
-        """Return where the sequence's slice under way ends; None if that fills no blocks that others will find."""
-        table = self._tables[sequence_id]
-        return table.announced_end if table.announced else None
+    def announced_by(self, hashes: Iterable[bytes]) -> list[tuple[SequenceId, int]]:
+        """Return who computes the first announced one of these blocks, and where those slices end."""
+        sequence_ids = next((self._announced[each] for each in hashes if each in self._announced), {})
+        return [(each, self._tables[each].announced_end) for each in sequence_ids]
 
     def publish(self, sequence_id: SequenceId, name_of: Callable[[int, int], BlockName], end: int) -> None:
         """Make the full blocks up to `end` findable, and the partly filled one behind them available for copying.
@@ -253,7 +255,11 @@ class KvCacheManager:
         table = self._tables.get(sequence_id)
         if table is None or not table.announced:
             return
-        _subtract(self._announced, table.announced)
+        for block_hash in table.announced:
+            sequence_ids = self._announced[block_hash]
+            del sequence_ids[sequence_id]
+            if not sequence_ids:
+                del self._announced[block_hash]
         table.announced = ()
         self._has_awaited_changed = True
 
@@ -349,17 +355,13 @@ class KvCacheManager:
         num_users = Counter(block_id for table in self._tables.values() for block_id in table.block_ids)
         for block_id in range(self.pool.num_blocks):
             assert self.pool.num_users(block_id) == num_users[block_id], block_id
-        tables = self._tables.values()
-        assert Counter(found for table in tables for found in table.announced) == self._announced
+        announced: dict[bytes, dict[SequenceId, None]] = {}
+        for sequence_id, table in self._tables.items():
+            for block_hash in table.announced:
+                announced.setdefault(block_hash, {})[sequence_id] = None
+        assert announced == self._announced
         for sequence_id, table in self._tables.items():
             assert (self.slots.slot_of(sequence_id) is not None) == (self.slots.num_slots > 0), sequence_id
             assert len(set(table.block_ids)) == len(table.block_ids), sequence_id
             assert table.num_published <= len(table.block_ids), sequence_id
             assert table.may_publish or not table.announced, sequence_id
-
-
-def _subtract(counts: Counter[bytes], hashes: Iterable[bytes]) -> None:
-    for block_hash in hashes:
-        counts[block_hash] -= 1
-        if not counts[block_hash]:
-            del counts[block_hash]

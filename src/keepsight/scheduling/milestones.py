@@ -5,11 +5,12 @@ another slot.
 """
 
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
+from keepsight.engine_config import SchedulerConfig
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.request_state import RequestState
-from keepsight.scheduling.step_plan import KeptState
+from keepsight.scheduling.step_plan import KeptState, SequenceId
 
 # A milestone closer than this many blocks behind the place where the sequence begins spares others too little.
 LEAST_BLOCKS_BEHIND = 2
@@ -31,7 +32,7 @@ def find_milestones(state: RequestState, hit: PrefixHit, block_size: int) -> tup
 
 
 def promise_states(
-    state: RequestState, end: int, kv_cache: KvCacheManager, *, cuts_items: bool, num_left: int
+    state: RequestState, end: int, kv_cache: KvCacheManager, config: SchedulerConfig, num_left: int
 ) -> tuple[KeptState, ...]:
     """Take slots for the states that a slice up to `end` will keep, the last ones first, as they spare most.
 
@@ -39,7 +40,7 @@ def promise_states(
     """
     kept = []
     for milestone in reversed(state.milestones_between(state.num_computed, end)):
-        if _may_keep(state, milestone, cuts_items=cuts_items):
+        if _may_keep(state, milestone, config):
             block_hash = _hash_before(state, milestone, kv_cache)
             slot = kv_cache.promise_state(state.sequence_id, block_hash, num_left)
             kept += [] if slot is None else [KeptState(milestone, slot)]
@@ -53,7 +54,11 @@ def keep_states(state: RequestState, start: int, kv_cache: KvCacheManager) -> No
 
 
 def expect_state(
-    state: RequestState, hit: PrefixHit, running: Iterable[RequestState], kv_cache: KvCacheManager, *, cuts_items: bool
+    state: RequestState,
+    hit: PrefixHit,
+    states: Mapping[SequenceId, RequestState],
+    kv_cache: KvCacheManager,
+    config: SchedulerConfig,
 ) -> bool:
     """Return whether a sequence that is being computed will keep a state from which this one can begin.
 
@@ -64,12 +69,10 @@ def expect_state(
     size = kv_cache.block_size
     hashes = state.hasher.hashes[: (state.num_tokens - 1) // size]
     asked, furthest = None, 0
-    for other in running:
-        announced_end = kv_cache.announced_end(other.sequence_id)
-        if announced_end is None:
-            continue
+    for other_id, announced_end in kv_cache.announced_by(hashes[hit.num_tokens // size :]):
+        other = states[other_id]
         end = _num_common(other.hasher.hashes, hashes) * size
-        may_ask = end > announced_end and _may_keep(other, end, cuts_items=cuts_items)
+        may_ask = end > announced_end and _may_keep(other, end, config)
         coming = end if may_ask else _last_promised(other, min(end, announced_end), kv_cache)
         if coming > furthest and announced_end - coming <= coming - hit.num_tokens:
             asked, furthest = other, coming
@@ -89,9 +92,8 @@ def _last_promised(state: RequestState, end: int, kv_cache: KvCacheManager) -> i
     return max(coming, default=0)
 
 
-def _may_keep(state: RequestState, end: int, *, cuts_items: bool) -> bool:
-    """Where a picture's tokens see later ones, no state inside of it is one of the positions before."""
-    return cuts_items or not any(item.span.is_cut_by(end) for item in state.media)
+def _may_keep(state: RequestState, end: int, config: SchedulerConfig) -> bool:
+    return not config.sees_items_whole or not any(item.span.is_cut_by(end) for item in state.media)
 
 
 def _hash_before(state: RequestState, end: int, kv_cache: KvCacheManager) -> bytes:

@@ -270,7 +270,7 @@ class Scheduler:
         if draft.has_no_room_to_join(state.num_to_join) and state.hasher.prompt_end not in self.kv_cache.ends:
             return draft.now_tokens_left > 0
         hit = find_beginning(state, self.kv_cache)
-        if waits_for_more(state, hit, draft, self.kv_cache):
+        if waits_for_more(state, hit, draft, self._states, self.kv_cache):
             self.lineup.park(state, ParkedFor.PREFIX)
             return True
         if self._try_recall(state, hit, draft):
@@ -325,7 +325,7 @@ class Scheduler:
         samples = end == state.num_tokens
         slot, wanted = state.state_slot, state.wants_prompt_logprobs
         num_left = min(len(self.lineup.waiting), self.config.max_num_seqs - len(self.lineup.running))
-        kept = promise_states(state, end, self.kv_cache, cuts_items=self.config.cuts_items, num_left=num_left)
+        kept = promise_states(state, end, self.kv_cache, self.config, num_left)
         keep_as = name_end(state, self.kv_cache) if samples else None
         prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, wanted, kept)
         draft.add_prompt(prompt, joins=piece.joins)

@@ -5,6 +5,9 @@ is *live* (the state of a sequence that holds pages), *promised* (a slice under 
 a block), *kept* (found by that block's hash) or *free*.  Knows nothing of blocks.  Invariant: a slot is in exactly one
 of the four states, and copies are made in the order in which they were planned and before anything is computed, so a
 slot may be given back and taken again before any of them is made.
+
+Some slots are reserved for states that are promised or kept: if sequences could have all, many that begin alike would
+evict the state that they begin with.
 """
 
 from collections.abc import Sequence
@@ -14,9 +17,10 @@ from keepsight.scheduling.step_plan import SequenceId, StateCopy
 
 
 class StateSlots:
-    def __init__(self, num_slots: int) -> None:
+    def __init__(self, num_slots: int, num_reserved: int = 0) -> None:
         """Initialize; `num_slots` is 0 if the model has no recurrent layers."""
         self.num_slots = num_slots
+        self._most_live = num_slots - num_reserved
         self.num_evicted = 0
         self._live: dict[SequenceId, int] = {}
         self._promised: dict[SequenceId, dict[bytes, int]] = {}
@@ -40,6 +44,8 @@ class StateSlots:
     def try_begin(self, sequence_id: SequenceId, block_hash: bytes | None) -> bool:
         """Give a sequence a slot: with the state kept under this name, or for one without any positions yet."""
         assert sequence_id not in self._live, sequence_id
+        if len(self._live) == self._most_live:
+            return False
         kept = None
         if block_hash is not None:
             kept = self._kept[block_hash]
@@ -61,10 +67,18 @@ class StateSlots:
         if block_hash in self._kept:
             self._use(block_hash)
             return None
-        slot = self._try_take() if len(self._free) + len(self._kept) > num_left else None
-        if slot is not None:
-            self._promised.setdefault(sequence_id, {})[block_hash] = slot
+        num_left = min(num_left, self._most_live - len(self._live))
+        if len(self._free) + len(self._kept) <= num_left or not (self._free or self._may_evict_for_another):
+            return None
+        slot = self._try_take()
+        assert slot is not None
+        self._promised.setdefault(sequence_id, {})[block_hash] = slot
         return slot
+
+    @property
+    def _may_evict_for_another(self) -> bool:
+        """The many states that a step will keep must not evict the one with which all its prompts began."""
+        return len(self._kept) > sum(map(len, self._promised.values()))
 
     def will_have(self, sequence_id: SequenceId, block_hash: bytes) -> bool:
         """Return whether a state is kept under this name, or will be once the sequence's slice under way has ended."""
