@@ -339,6 +339,32 @@ def test_all_choices_of_a_film_together_have_one_turn() -> None:
     assert drive.runner.encoded[2:4] == ["picture", "other 0"]
 
 
+@pytest.mark.parametrize("num_pictures", [4, 8, 20])
+def test_a_picture_behind_a_book_does_not_wait_for_its_end(num_pictures: int) -> None:
+    drive = Drive(make_config(num_blocks=400, num_pictures=num_pictures, max_num_batched_tokens=24, cuts_items=True))
+    drive.add(make_request("book", *frames("page", 60), 3, max_tokens=1))
+    for _ in range(5):
+        drive.step()
+    drive.add(make_request("question", 5, "picture", 3, max_tokens=1))
+    while "question" in claimed(drive):
+        drive.step()
+    assert len(drive.runner.encoded) < 40
+    drive.expect_all_answered()
+
+
+def test_two_books_and_a_picture_share_a_cache_that_is_smaller_than_either() -> None:
+    drive = Drive(make_config(num_blocks=400, num_pictures=3, max_num_batched_tokens=24, cuts_items=True))
+    for name in ("one", "two"):
+        drive.add(make_request(name, *frames(name, 20), 3, max_tokens=1))
+    for _ in range(5):
+        drive.step()
+    drive.add(make_request("question", 5, "picture", 3, max_tokens=1))
+    while "question" in claimed(drive):
+        drive.step()
+    assert claimed(drive).keys() == {"one", "two"}
+    drive.expect_all_answered()
+
+
 def test_room_is_granted_in_the_usual_order_whoever_has_the_turn() -> None:
     drive = film_drive(num_pictures=12)
     drive.add(make_request("question", "picture", 3, max_tokens=1))
@@ -605,7 +631,7 @@ def test_however_little_room_there_is_every_request_ends(
 
 
 def test_an_item_found_then_evicted_is_reported_as_made_if_it_is_made() -> None:
-    drive = Drive(make_config(num_pictures=2))
+    drive = Drive(make_config(num_pictures=1))
     drive.runner.set_pace(lambda: False)
     step_with(drive, make_request("first", "cat", 3))
     drive.step()

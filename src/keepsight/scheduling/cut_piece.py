@@ -23,7 +23,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
     if not joins and not draft.beside_tokens_left:
         return ParkedFor.LANE
     cuts_items = draft.config.cuts_items
-    end = min(most, start + draft.tokens_left(most - start, joins=joins))
+    end = min(most, start + draft.tokens_left(state.num_tokens - start, joins=joins))
     return Piece(end if cuts_items else _whole_items_end(state, start, end), joins, lacks_room=end < most)
 
 

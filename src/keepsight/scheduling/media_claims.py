@@ -27,7 +27,8 @@ class MediaClaims:
         self.pixels = PixelRequests()
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
-        # The sequence that found too little room.  Sequences behind it leave freed room to it, or it could starve.
+        # The sequence that found too little room for the item it needs next.  Sequences behind it leave freed room to it,
+        # or it could starve; those before it claim nothing ahead, or it would wait for the end of somebody else's book.
         self._short_of_room: RequestState | None = None
         self._has_awaited_changed = False
         # Items that were looked for, and those of them found on the device.
@@ -185,10 +186,13 @@ class MediaClaims:
         return state.encoder_turn
 
     def _try_make_room(self, state: RequestState, index: int) -> bool:
-        if self._short_of_room is not None and self._short_of_room.order < state.order:
+        is_ahead, short = bool(state.claimed_items), self._short_of_room
+        if short is not None and (is_ahead or short.order < state.order):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
         while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
+            if is_ahead:
+                return False
             if not self._take_from_later(state):
                 self._short_of_room = state
                 return False
