@@ -65,7 +65,7 @@ class Bench:
 
     def find(self, key: str) -> StoredArray | None:
         self.tiers.load(load(key))
-        if not self.tiers.has_answers:
+        if not self.tiers.has_work:
             assert self.woken.acquire(timeout=SOON)
         [(found, array, _)] = self.tiers.take_loaded()
         assert found == key
@@ -82,7 +82,7 @@ def bench() -> Iterator[Bench]:
 def test_encoded_embeddings_are_found_at_once_in_host_memory(bench: Bench) -> None:
     bench.keep("a")
     bench.tiers.load(load("a"))
-    assert bench.tiers.has_answers
+    assert bench.tiers.has_work
     [(_, array, _)] = bench.tiers.take_loaded()
     assert array is not None
     assert bytes(array.payload) == bytes(array_of(0).payload)

@@ -12,6 +12,8 @@ from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import PixelSource
+from keepsight.engine.prefix_tiers import Pages, PrefixTiers
+from keepsight.observe.counters import Counters
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -30,9 +32,10 @@ from keepsight.requests import (
 )
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
-from keepsight.testing import pixels_like
+from keepsight.testing import FakeRunner, pixels_like
 from keepsight.tiers.tier import StoredArray
-from tests.scheduling.drive import make_request
+from keepsight.tiers.tiered_store import TieredStore
+from tests.scheduling.drive import END_IDS, make_config, make_request
 
 T = TypeVar("T")
 WORK = StepPlan(now=[Slice(("a", 0), 0, 1, 0, (), False)])
@@ -379,6 +382,18 @@ def test_the_runner_prepares_before_the_loop_sleeps_and_new_messages_do_not_wait
     loop.step()
     assert parts.num_left_to_prepare < 0
     assert inbox.waits == [True, True]
+
+
+def test_a_prompt_whose_stretches_found_no_room_does_not_wait_for_another_s_pixels() -> None:
+    """The other one's load leaves room once that prompt has been parked, which no message follows."""
+    scheduler, inbox, sent = Scheduler(make_config(blocks_per_stretch=2), END_IDS), ClosingInbox(), list[FromEngine]()
+    prefixes, source = PrefixTiers(TieredStore(None, []), bytes.hex, Pages("int64", (2, 4)), inbox.wake), PixelSource()
+    meter = EngineMeter(Counters(), scheduler, 100, source, None, prefixes)
+    inbox.try_put(make_request("a", 1, "cat", 190))
+    inbox.try_put(make_request("b", 200))
+    EngineLoop(scheduler, FakeRunner(64, 4), inbox, sent.extend, source, None, meter, prefixes).run()
+    assert [each.request_id for each in sent if isinstance(each, MediaNeeded | RequestFailed)] == ["a", "a"]
+    assert {each.request_id for each in sent if isinstance(each, TokenOutput)} == {"b"}
 
 
 def test_an_empty_plan_is_carried_out_too() -> None:

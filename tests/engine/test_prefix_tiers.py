@@ -177,9 +177,21 @@ def test_some_of_too_many_loads_wait_and_each_wakes_the_loop(tiers: Tiers, tier:
     tier.may_read.set()
     num_ended = 0
     while num_ended < len(loads):
-        wait_until(lambda: tiers.tiers.has_answers)
+        wait_until(lambda: tiers.tiers.has_work)
         num_ended += sum(loaded.is_last for loaded in tiers.tiers.take_loaded())
     assert tiers.num_wakes > 0
+
+
+def test_a_load_not_requested_yet_keeps_the_loop_awake_unless_too_many_are_under_way(
+    tiers: Tiers, tier: FakeTier
+) -> None:
+    tier.may_read.clear()
+    for number in range(LOADS_AT_ONCE + 1):
+        tiers.tiers.load(row(3, number), SOON)
+        assert tiers.tiers.has_work is (number < LOADS_AT_ONCE)
+        tiers.tiers.take_loaded()
+        assert not tiers.tiers.has_work
+    tier.may_read.set()
 
 
 def test_a_load_slower_than_computing_is_given_up(tiers: Tiers, tier: FakeTier) -> None:

@@ -210,7 +210,8 @@ class Drive:
         self._expect_encoder_at_work(plan)
         self._expect_small_step(plan)
         self._expect_slots(plan)
-        self._ask_tiers()
+        self._ask_for_stretches()
+        self._ask_for_embeddings()
         asked = self._ask_frontend()
         result = self.runner.run(plan)
         for output in self.scheduler.update(result):
@@ -253,15 +254,17 @@ class Drive:
         assert not self.scheduler.media.loads.take_wanted()
         assert not self.scheduler.stretches.take_wanted()
 
-    def _ask_tiers(self) -> None:
+    def _ask_for_stretches(self) -> None:
         self.stretch_loads |= dict.fromkeys(self.scheduler.stretches.take_wanted(), 0)
+
+    def _ask_for_embeddings(self) -> None:
         self.loading += [load.encoder_key for load in self.scheduler.media.loads.take_wanted()]
 
     def _load(self) -> None:
-        self._ask_tiers()
+        self._ask_for_stretches()
         while self.loads and self.stretch_loads:
             self.load_stretches(next(iter(self.stretch_loads)), 2)
-        self._ask_tiers()
+        self._ask_for_embeddings()
         while self.loads and self.loading:
             self.end_load(self.loading.pop(0))
 

@@ -78,7 +78,8 @@ class EmbeddingTiers:
         self._unrecorded_uses: deque[Access] = deque(maxlen=MAX_UNRECORDED_USES)
 
     @property
-    def has_answers(self) -> bool:
+    def has_work(self) -> bool:
+        """True if `take_loaded` has something to return."""
         return bool(self._answers)
 
     # On the engine's loop -------------------------------------------------------------------------------------

@@ -150,13 +150,16 @@ class EngineLoop:
         """Request the stretches that newly arrived prompts want, and give blocks to those that were found."""
         if self._prefixes is None:
             return
-        for wanted in self._scheduler.stretches.take_wanted():
-            self._meter.note_stretches(wanted)
-            self._prefixes.load(wanted, self._meter.seconds_to_compute(wanted))
+        self._ask_prefixes(self._prefixes)
         for loaded in self._prefixes.take_loaded():
             for place, array in zip(loaded.places, loaded.arrays, strict=True):
                 self._runner.hold_stretch(loaded.load.hashes[place], array)
             self._scheduler.stretches_loaded(loaded.load, loaded.places, is_last=loaded.is_last)
+
+    def _ask_prefixes(self, prefixes: PrefixTiers) -> None:
+        for load in self._scheduler.stretches.take_wanted():
+            self._meter.note_stretches(load)
+            prefixes.load(load, self._meter.seconds_to_compute(load))
 
     def _load_embeddings(self) -> None:
         """Request wanted embeddings from the tiers. If in host memory, or in no tier, that is known before the plan."""
@@ -179,8 +182,12 @@ class EngineLoop:
         """Plan a step. Missing pixels are requested before the step runs, so that they are made meanwhile."""
         self._scheduler.pins.note_time(time.monotonic())
         plan = self._scheduler.schedule()
+        # Whatever is requested here is answered before the next plan.
+        if self._prefixes is not None:
+            # Stretches that lacked room while others' were kept for sequences that this plan started or parked.
+            self._ask_prefixes(self._prefixes)
         if self._tiers is not None:
-            # Embeddings evicted since they were requested, or not requested yet; answered before the next plan.
+            # Embeddings evicted since they were requested, or not requested yet.
             self._ask_tiers(self._tiers)
         missing = [self._find_pixels(needed) for needed in self._scheduler.media.pixels.take_needed()]
         self._send([needed for needed in missing if needed.media_hashes])
@@ -204,8 +211,8 @@ class EngineLoop:
 
     def _has_come_to_rest(self, plan: StepPlan, result: StepResult) -> bool:
         """Return True if nothing was started and nothing came back: the next plan would be empty, too."""
-        has_answers = any(tiers.has_answers for tiers in (self._tiers, self._prefixes) if tiers is not None)
-        return plan.is_empty and result.is_empty and not has_answers
+        has_work = any(tiers.has_work for tiers in (self._tiers, self._prefixes) if tiers is not None)
+        return plan.is_empty and result.is_empty and not has_work
 
     def _take_hints(self) -> Sequence[FromEngine]:
         self._scheduler.reported.note_pixels(*self._source.take_changes())

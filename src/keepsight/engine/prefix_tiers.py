@@ -93,8 +93,13 @@ class PrefixTiers:
     # On the engine's loop -------------------------------------------------------------------------------------
 
     @property
-    def has_answers(self) -> bool:
-        return bool(self._answers)
+    def has_work(self) -> bool:
+        """True if `take_loaded` has something to return or to request."""
+        return bool(self._answers) or self._has_next
+
+    @property
+    def _has_next(self) -> bool:
+        return bool(self._waiting) and len(self._readings) < LOADS_AT_ONCE
 
     def load(self, load: StretchLoad, seconds: float) -> None:
         """Queue a load for `take_loaded`. `seconds`: the time that computing all of it would take; 0 if unknown."""
@@ -111,7 +116,7 @@ class PrefixTiers:
                 reading.arrived[place] = array
         loaded = [self._advance(reading) for reading in self._readings]
         self._readings = [reading for reading in self._readings if not reading.is_done]
-        while self._waiting and len(self._readings) < LOADS_AT_ONCE:
+        while self._has_next:
             load, patience = self._waiting.popleft()
             reading = _Reading(load, self._clock() + patience, len(load.hashes))
             loaded.append(self._advance(reading))
