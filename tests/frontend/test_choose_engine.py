@@ -77,6 +77,39 @@ def test_a_popular_picture_spreads_to_other_engines() -> None:
     assert choose_engine(request("a"), [holder, busy(600)]) is holder
 
 
+def test_media_that_cannot_be_made_go_where_all_of_them_are_held_however_busy_that_engine_is() -> None:
+    holder, half, idle = busy(SLACK_TOKENS + 1), EngineView(1), EngineView(2)
+    holder.hints.note_held(["a", "b"])
+    half.hints.note_held(["a"])
+    engines = [half, idle, holder]
+    assert choose_engine(request("a", "b"), engines, unmakeable=("a", "b")) is holder
+    assert choose_engine(request("a", "b"), engines, "k", unmakeable=("b",)) is holder
+    assert choose_engine(request("a", "b"), engines, unmakeable=("a",)) is half
+
+
+def test_load_is_balanced_among_the_engines_that_hold_what_cannot_be_made() -> None:
+    holders = [busy(SLACK_TOKENS + 1), EngineView(1)]
+    for engine in holders:
+        engine.hints.note_held(["a"])
+    holders[0].hints.note_held(["b"])
+    assert choose_engine(request("a", "b"), [*holders, EngineView(2)], unmakeable=("a",)) is holders[1]
+
+
+def test_media_that_cannot_be_made_go_where_they_are_held_and_else_where_they_are_expected() -> None:
+    expecting, holder, idle = EngineView(), busy(SLACK_TOKENS + 1), EngineView(2)
+    expecting.note_sent(request("a"))
+    holder.hints.note_held(["a"])
+    assert choose_engine(request("a"), [expecting, holder, idle], unmakeable=("a",)) is holder
+    expecting.note_sent(request(length=SLACK_TOKENS + 500, first=8))
+    assert choose_engine(request("a"), [expecting, idle], unmakeable=("a",)) is expecting
+
+
+def test_media_that_cannot_be_made_and_that_no_engine_holds_do_not_matter() -> None:
+    holder, idle = busy(SLACK_TOKENS + 1), EngineView(1)
+    holder.hints.note_held(["b"])
+    assert choose_engine(request("a", "b"), [holder, idle], unmakeable=("a",)) is idle
+
+
 def test_text_goes_to_the_least_busy_engine() -> None:
     engines = [busy(300), busy(200), busy(400)]
     assert choose_engine(request(), engines) is engines[1]

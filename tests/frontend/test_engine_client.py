@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, PictureError, ServerOverloadedError, WireError
+from keepsight.frontend.choose_engine import SLACK_TOKENS
 from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient, Outputs
 from keepsight.frontend.media_hints import MAX_PROMISES
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixels.pixel_cache import PixelCache
+from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import (
@@ -36,6 +37,7 @@ from keepsight.requests import (
     TokenOutput,
 )
 from keepsight.sampling_params import SamplingParams
+from keepsight.testing import pixels_like
 from tests.clock import Clock
 from tests.made_up_request import MadeUpRequest
 
@@ -425,6 +427,27 @@ def test_requests_pixels_aborts_and_stops_go_to_the_engine_with_the_picture(clie
     client.stop_choice("1", 0)
     assert [type(each) for each in holder.told] == [EngineRequest, MediaArrived, AbortRequest]
     assert not other.told
+
+
+@pytest.mark.parametrize("is_kept_here", [False, True])
+def test_a_picture_not_sent_goes_to_a_far_busier_engine_that_holds_it_unless_its_pixels_are_kept_here(
+    is_kept_here: bool,
+) -> None:
+    cache = LocalCache(1000)
+    pool = MediaPool(1, cache)
+    client = EngineClient(pool)
+    busy, idle = connect_two(client)
+    client.receive([MediaHeld(("a",))], rank=0)
+    long = EngineRequest("long", (5,) * (SLACK_TOKENS + 1), prepared("x", "a").engine_request.media, SamplingParams())
+    client.submit(cast(PreparedRequest, Prepared(long)), Caller().hear)
+    if is_kept_here:
+        cache.put("a", pixels_like("a"))
+    asked = prepared("1", "a")
+    asked.engine_request = replace(asked.engine_request, unsent_media=("a",))
+    client.submit(cast(PreparedRequest, asked), Caller().hear)
+    assert [each.request_id for each in idle.of(EngineRequest)] == (["1"] if is_kept_here else [])
+    assert [each.request_id for each in busy.of(EngineRequest)] == ["long", "1"][: 2 - is_kept_here]
+    client.close()
 
 
 def test_requests_for_one_new_picture_share_an_engine_and_others_go_to_the_idle_one(

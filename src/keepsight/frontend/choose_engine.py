@@ -1,13 +1,13 @@
 """Chooses which of several engines gets a request: one that holds its media, unless it is far busier than the others.
 
 Pure: no connections, no threads. An engine's holdings are estimated from its messages and the requests it is working
-on; a wrong estimate only costs duplicate work. Invariant: an engine's requests in flight are exactly those noted as
-sent and not yet as ended.
+on; a wrong estimate only costs duplicate work, unless it is about media that cannot be made. Invariant: an engine's
+requests in flight are exactly those noted as sent and not yet as ended.
 """
 
 import hashlib
 from collections import Counter, OrderedDict
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from collections.abc import Set as AbstractSet
 from typing import TypeVar
 
@@ -63,14 +63,15 @@ class EngineView:
         self._prefixes.clear()
 
     def count_held_media_tokens(self, request: EngineRequest) -> int:
-        return sum(item.span.length for item in request.media if self._holds(item.media_hash))
+        return sum(item.span.length for item in request.media if self.holds(item.media_hash))
 
     def count_prefix_tokens(self, names: Collection[int]) -> int:
         """Return the length of the longest prefix sent to this engine. `names`: the prefixes' names, shortest first."""
         known = (SHORTEST_PREFIX << index for index, name in enumerate(names) if name in self._prefixes)
         return max(known, default=0)
 
-    def _holds(self, media_hash: str) -> bool:
+    def holds(self, media_hash: str) -> bool:
+        """Return whether the engine is believed to hold it, or soon will."""
         return media_hash in self._media or self.hints.is_held(media_hash)
 
     def check_invariants(self) -> None:
@@ -84,8 +85,15 @@ class EngineView:
 Engine = TypeVar("Engine", bound=EngineView)
 
 
-def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key: str | None = None) -> Engine:
-    """Choose by held media, then by `cache_key`, then by load; a known prefix offsets as many tokens in flight."""
+def choose_engine(
+    request: EngineRequest, engines: Collection[Engine], cache_key: str | None = None, unmakeable: Collection[str] = ()
+) -> Engine:
+    """Choose by held media, then by `cache_key`, then by load; a known prefix offsets as many tokens in flight.
+
+    `unmakeable`: media whose pixels cannot be had here. Without them an engine that lacks them refuses the request.
+    """
+    if unmakeable:
+        engines = _list_able(engines, unmakeable)
     if len(engines) == 1:
         return next(iter(engines))
     limit = 2 * min(engine.num_tokens_in_flight for engine in engines) + SLACK_TOKENS
@@ -104,6 +112,18 @@ def choose_engine(request: EngineRequest, engines: Collection[Engine], cache_key
     # Always choosing the first would leave the others' caches empty where requests do not overlap.
     beginning = request.media[0].media_hash if request.media else repr(request.token_ids[:SHORTEST_PREFIX])
     return max(best, key=lambda engine: _affinity(beginning, request.cache_salt, engine.rank))
+
+
+def _list_able(engines: Collection[Engine], unmakeable: Collection[str]) -> Collection[Engine]:
+    """Return the engines that hold all these media; if none does, those that expect to; if none does either, all."""
+    beliefs: tuple[Callable[[Engine, str], bool], ...] = (
+        lambda engine, media_hash: engine.hints.is_held(media_hash),
+        lambda engine, media_hash: engine.holds(media_hash),
+    )
+    for has in beliefs:
+        if able := [engine for engine in engines if all(has(engine, each) for each in unmakeable)]:
+            return able
+    return engines
 
 
 def _affinity(name: str, cache_salt: str | None, rank: int) -> bytes:

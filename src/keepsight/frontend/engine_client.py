@@ -266,7 +266,8 @@ class EngineClient:
         if not self._engines:
             return ()
         request = caller.prepared.engine_request
-        engine = choose_engine(request, self._engines.values(), caller.prepared.cache_key)
+        unmakeable = tuple(each for each in request.unsent_media if not self._media_pool.is_held(each))
+        engine = choose_engine(request, self._engines.values(), caller.prepared.cache_key, unmakeable)
         caller.engine = engine
         engine.note_sent(request)
         coming = _promise_pictures(engine, caller.prepared)
