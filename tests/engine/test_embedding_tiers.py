@@ -112,6 +112,22 @@ def test_an_entry_of_another_shape_is_ignored(bench: Bench) -> None:
     assert bench.find("a") is None
 
 
+def test_a_slow_read_is_waited_for_if_what_it_brings_cannot_be_made(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("keepsight.engine.embedding_tiers.PIXEL_SECONDS", 0)
+    bench.keep("a", "b", "c", "d")
+    assert bench.store.wait_written(SOON)
+    bench.far.may_read.clear()
+    bench.tiers.load(load("a")._replace(can_be_made=False))
+    assert bench.find("b") is None
+    bench.far.may_read.set()
+    assert bench.woken.acquire(timeout=SOON)
+    [(key, array, _)] = bench.tiers.take_loaded()
+    assert key == "a"
+    assert array is not None
+
+
 def test_after_clearing_nothing_is_found_that_was_kept_asked_for_or_begun_before(bench: Bench) -> None:
     keep = bench.tiers.keeping()
     bench.keep("a")
@@ -211,12 +227,12 @@ class _Calls(RuleBasedStateMachine):
 
 
 def test_a_far_tier_has_as_long_as_making_all_that_is_loading_anew_would_take(bench: Bench) -> None:
-    unknown = bench.tiers._patience()
+    unknown = bench.tiers._patience(load("x"))
     bench.tiers.load(load("a"))
-    waiting = bench.tiers._patience()
+    waiting = bench.tiers._patience(load("x"))
     assert waiting > unknown
     bench.keep("b")
-    assert bench.tiers._patience() < waiting
+    assert bench.tiers._patience(load("x")) < waiting
 
 
 def test_a_trace_names_each_use_by_its_entry_and_records_encoding_times(tmp_path: Path) -> None:

@@ -64,6 +64,16 @@ def test_many_wanted_loads_are_asked_for_a_few_at_a_time_and_each_once() -> None
     assert sorted(taken) == sorted(names)
 
 
+@pytest.mark.parametrize("others_send", [None, False, True])
+def test_a_load_tells_whether_any_request_that_waits_for_it_has_the_picture(others_send: bool | None) -> None:
+    drive = tiered_drive("cat", loads=False)
+    drive.add(make_request("a", 3, "cat", 2, "dog", unsent_media=("cat",)))
+    if others_send is not None:
+        drive.add(make_request("b", 3, "cat", unsent_media=() if others_send else ("cat",)))
+    loads = drive.scheduler.media.loads.take_wanted()
+    assert {load.media_hash: load.can_be_made for load in loads} == {"cat": bool(others_send), "dog": True}
+
+
 def test_a_load_that_is_not_wanted_any_more_is_not_asked_for() -> None:
     drive = tiered_drive("cat", loads=False)
     drive.add(make_request("a", 3, "cat"))

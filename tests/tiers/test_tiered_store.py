@@ -119,6 +119,21 @@ def test_a_read_that_takes_longer_than_recomputing_is_dropped(make: Make) -> Non
     assert loader.answers.empty()
 
 
+def test_a_read_is_waited_for_as_long_as_its_most_patient_caller_allows(make: Make) -> None:
+    tier = FakeTier()
+    tier.entries[key_of(1)] = array_of(1)
+    tier.may_read.clear()
+    loader = Loader(make(tier))
+    loader.start_load(1, 0.05)
+    loader.start_load(1)
+    loader.start_load(1, 0.05)
+    # Late after both short limits.
+    assert loader.load(2, 0.1) is None
+    tier.may_read.set()
+    for _ in range(3):
+        assert_equal(loader.answers.get(timeout=20)[1], array_of(1))
+
+
 def test_loads_that_timed_out_are_not_read(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()

@@ -88,10 +88,16 @@ class EmbeddingTiers:
         """Request a load for `take_loaded`: ready at once if in host memory or in no tier, else the loop is woken."""
         self._num_loading += 1
         self._loop_thread = threading.get_ident()
-        self._store.load(self._name(load.encoder_key), self._patience(), partial(self._take_answer, load, self._epoch))
+        on_loaded = partial(self._take_answer, load, self._epoch)
+        self._store.load(self._name(load.encoder_key), self._patience(load), on_loaded)
 
-    def _patience(self) -> float:
-        """Return the seconds that recomputing would take: all pending loads would be encoded one after the other."""
+    def _patience(self, load: Load) -> float:
+        """Return the seconds that recomputing would take: all pending loads would be encoded one after the other.
+
+        If it cannot be recomputed, return how long any operation of a tier may take.
+        """
+        if not load.can_be_made:
+            return self._store.stuck_seconds
         return PIXEL_SECONDS + self._num_loading * (self._encoding_cost.seconds or UNKNOWN_ENCODING_SECONDS)
 
     def _take_answer(self, load: Load, epoch: int, array: StoredArray | None, tier: str | None) -> None:

@@ -26,6 +26,8 @@ class Load(NamedTuple):
     encoder_key: str
     media_hash: str
     num_tokens: int
+    # False if no request that waits for them has the media item itself: if they are not found, these fail.
+    can_be_made: bool = True
 
 
 class LoadState(Enum):
@@ -107,7 +109,11 @@ class EmbeddingLoads:
         """Return the next loads to ask the tiers for; more may follow unless this is empty."""
         wanted = [load for key, load in self._wanted.items() if self._states.get(key) is LoadState.LOADING]
         self._wanted = {load.encoder_key: load for load in wanted[MAX_AT_ONCE:]}
-        return wanted[:MAX_AT_ONCE]
+        return [load._replace(can_be_made=self._can_be_made(load)) for load in wanted[:MAX_AT_ONCE]]
+
+    def _can_be_made(self, load: Load) -> bool:
+        askers = self._askers.get(load.encoder_key)
+        return not askers or any(load.media_hash not in state.request.unsent_media for state in askers)
 
     def take_unneeded(self) -> list[str]:
         taken, self._unneeded = self._unneeded, []

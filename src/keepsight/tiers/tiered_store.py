@@ -1,8 +1,8 @@
 """All tiers as one store, with write-behind and read-ahead: the caller never waits.
 
 Knows neither requests nor devices. The tiers are asked in order, nearest first; what a far one returns is put into the
-nearer ones. Invariant: each `load` is answered exactly once, with the array or None, at the latest when recomputing it
-would have taken as long; what comes later is dropped.
+nearer ones. Invariant: each `load` is answered exactly once, with the array or None, at the latest after the time that
+the most patient caller waiting for the entry allows; what comes later is dropped.
 """
 
 import heapq
@@ -56,6 +56,9 @@ class TieredStore:
         """
         # Number of loads answered, by the tier that had the entry.
         self.hits = Counter[str]()
+        limits = limits or GuardLimits()
+        # An operation of a tier that takes longer counts as never returning.
+        self.stuck_seconds = limits.stuck_seconds
         self._host = host
         self._workers = [
             TierWorker(
@@ -88,8 +91,12 @@ class TieredStore:
                 return tier.name
         return None
 
-    def load(self, key: str, recompute_seconds: float, on_loaded: OnLoaded) -> None:
-        """Load an entry and call back exactly once: immediately if in host memory, else on a thread of the tiers."""
+    def load(self, key: str, patience: float, on_loaded: OnLoaded) -> None:
+        """Load an entry and call back exactly once: immediately if in host memory, else on a thread of the tiers.
+
+        `patience`: the seconds to wait, usually those that recomputing the entry would take.
+        """
+        deadline = time.monotonic() + patience
         array = self._host.get(key) if self._host is not None else None
         if array is not None:
             with self._changed:
@@ -100,8 +107,9 @@ class TieredStore:
             joined = self._loadings.get(key)
             if joined is not None:
                 joined.waiting.append(on_loaded)
+                joined.deadline = max(joined.deadline, deadline)
                 return
-            loading = _Loading(key, time.monotonic() + recompute_seconds, [on_loaded], self._epoch)
+            loading = _Loading(key, deadline, [on_loaded], self._epoch)
             self._loadings[key] = loading
             heapq.heappush(self._deadlines, (loading.deadline, next(self._numbers), loading))
             if self._deadlines[0][2] is loading:
@@ -217,7 +225,11 @@ class TieredStore:
             while not self._is_closed:
                 late = []
                 while self._deadlines and self._is_over(self._deadlines[0]):
-                    late.append(heapq.heappop(self._deadlines)[2])
+                    placed_for, number, loading = heapq.heappop(self._deadlines)
+                    if loading.deadline > placed_for:  # a more patient caller has joined since
+                        heapq.heappush(self._deadlines, (loading.deadline, number, loading))
+                    else:
+                        late.append(loading)
                 if late:
                     return late
                 left = self._deadlines[0][0] - time.monotonic() if self._deadlines else None
