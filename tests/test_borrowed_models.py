@@ -10,6 +10,7 @@ import torch
 from PIL import Image
 
 from keepsight import LLM, SamplingParams
+from keepsight.cli.main import main
 from keepsight.errors import InvalidArgumentError, UnknownArchitectureError
 from keepsight.models.cpu_library import has_library
 from tests.dequantized import dequantize_products
@@ -18,7 +19,7 @@ from tests.frontend import borrowed_like as like
 from tests.models.borrowed import reference as ref
 from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, TURNING
 from tests.official_client import complete, connect
-from tests.place import placed
+from tests.place import FLAGS, placed
 from tests.random_checkpoint import copy_all_but_the_model
 from tests.real_server import serving
 
@@ -205,6 +206,16 @@ def test_quantization_changes_only_the_decoder(tmp_path: Path, caplog: pytest.Lo
     processor = like.load_reference(tmp_path, family)
     assert output.outputs[0].token_ids == by_transformers(reference, processor, output.prompt_token_ids, [1])
     assert "quantized to int8: 0.1 M of 0.2 M parameters" in caplog.text
+
+
+def test_warmed_pictures_are_found_and_pinned(tmp_path: Path) -> None:
+    """`pin` names entries without loading the model, so without its modules."""
+    folder, picture = tmp_path / "model", tmp_path / "picture.png"
+    make_checkpoint_of_pictures(folder, like.QWEN2_VL)
+    draw_picture(1).save(picture)
+    given = [str(picture), "--model", str(folder), *FLAGS, "--encoder-disk-cache", str(tmp_path / "kept")]
+    for command in ("warm", "pin"):
+        assert main(["cache", command, *given]) == 0
 
 
 @pytest.mark.parametrize("model", ["gemma4", "gemma4 seen whole"])

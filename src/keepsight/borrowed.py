@@ -39,6 +39,11 @@ def is_borrowed(directory: Path, model_impl: str = "auto") -> bool:
     return bool(architectures) and not any(name in OWN_ARCHITECTURES for name in architectures)
 
 
+def name_library(directory: Path, model_impl: str = "auto") -> str:
+    """Return the library, with its version, whose modules run the checkpoint; "" if it is ours."""
+    return f"transformers {_find_version(directory)}" if is_borrowed(directory, model_impl) else ""
+
+
 # The files that determine how a picture is prepared, and its tokens.
 PROCESSOR_FILES = (
     "processor_config.json",

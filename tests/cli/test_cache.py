@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.cache_traces import zipf
 from keepsight.cli.main import main
+from keepsight.runner import load_runner
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.pins import pins_in
 from keepsight.tiers.policies import POLICIES
@@ -164,6 +165,21 @@ def test_warmed_pictures_are_cached_and_can_be_pinned_with_the_same_flags(
     assert f"{other} is not kept in {tmp_path / 'kept'}; `keepsight cache warm`" in capsys.readouterr().err
     assert main(["cache", "unpin", str(picture), str(other), *options]) == 0
     assert capsys.readouterr().out == "4 embeddings unpinned\n"
+
+
+def test_pictures_warmed_with_other_kernels_are_neither_pinned_nor_taken_for_warm(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another kind of processor, whose results differ in the last bits."""
+    draw(3).picture.save(tmp_path / "picture.png")
+    given = [str(tmp_path / "picture.png"), "--encoder-disk-cache", str(tmp_path / "kept"), *FLAGS]
+    assert main(["cache", "warm", *given]) == 0
+    monkeypatch.setattr(load_runner, "describe_kernels", lambda _: "other kernels")
+    assert main(["cache", "pin", *given]) == 2
+    assert "is not kept in" in capsys.readouterr().err
+    assert main(["cache", "warm", *given]) == 0
+    assert "disk: 2 entries" in capsys.readouterr().out
+    assert main(["cache", "pin", *given]) == 0
 
 
 @pytest.mark.parametrize("kept_bytes", [20, 900])

@@ -96,6 +96,29 @@ def test_quantization_changes_only_the_decoder_s_matrices(stored: torch.dtype, t
     assert place.arithmetic_of_decoder != usual.arithmetic_of_decoder
 
 
+@pytest.mark.parametrize(
+    ("module", "name"), [(load_runner, "name_of_build"), (torch.backends.cpu, "get_cpu_capability")]
+)
+def test_results_of_other_kernels_for_the_cpu_have_other_names(
+    module: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where our kernels are missing, or leave something to torch, torch's depend on the processor too."""
+    config = Config(device="cpu")
+    place = load_runner.choose_place(config)
+    before = load_runner.describe_encoder(config, place), load_runner.describe_decoder(place)
+    monkeypatch.setattr(module, name, lambda: "another")
+    after = load_runner.describe_encoder(config, place), load_runner.describe_decoder(place)
+    assert all(one != other for one, other in zip(before, after, strict=True))
+
+
+def test_results_of_transformers_modules_have_other_names() -> None:
+    configs = [Config(device="cpu", model_impl=each) for each in ("auto", "transformers")]
+    place = load_runner.choose_place(configs[0])
+    ours, theirs = (load_runner.describe_encoder(config, place) for config in configs)
+    assert ours != theirs
+    assert load_runner.describe_encoder(configs[1], place._replace(modules="transformers")) == theirs
+
+
 def test_a_model_that_cannot_be_quantized_is_refused_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,7 +9,7 @@ from keepsight.config import Config
 from keepsight.engine.plan_tiers import describe_processor, plan_tiers
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.read_messages import PicturePart
-from keepsight.runner.load_runner import choose_place
+from keepsight.runner.load_runner import choose_place, describe_encoder
 
 
 def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, list[str]]:
@@ -26,7 +26,7 @@ def name_entries(config: Config, pictures: Mapping[str, bytes]) -> dict[str, lis
     finally:
         preparer.close()
     assert preparer.processor is not None, "what reads no pictures has refused them"
-    arithmetic = choose_place(config).arithmetic
-    name = plan_tiers(config).namer(describe_processor(preparer.processor), arithmetic)
+    encoder = describe_encoder(config, choose_place(config))
+    name = plan_tiers(config).namer(describe_processor(preparer.processor), encoder)
     # Without an adapter, an encoder key is the media hash.
     return {picture: [name(media_hash) for media_hash in hashes] for picture, hashes in media_hashes.items()}

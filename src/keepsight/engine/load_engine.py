@@ -23,7 +23,14 @@ from keepsight.models.layers import name_of
 from keepsight.models.model import Model
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
 from keepsight.runner.guide_tokens import GuideMaker
-from keepsight.runner.load_runner import choose_place, describe_kernels, load_adapters, load_model_for, load_runner
+from keepsight.runner.load_runner import (
+    choose_place,
+    describe_decoder,
+    describe_encoder,
+    load_adapters,
+    load_model_for,
+    load_runner,
+)
 from keepsight.runner.lock_pages import make_page_lock
 from keepsight.runner.openmp_team import keeping_team_size
 from keepsight.scheduling.scheduler import Scheduler
@@ -51,7 +58,7 @@ def load_engine(
     scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
     processor = describe_processor(processor_config or NO_PROCESSOR)
     with ExitStack() as undoing:  # if any step fails, the threads of earlier ones would stay, more with each try
-        if tiers := _open_tiers(tier_plan, model, processor, engine_config, inbox):
+        if tiers := _open_tiers(tier_plan, model, processor, config, engine_config, inbox):
             undoing.callback(tiers.close)
         if prefixes := _open_prefixes(tier_plan, model, processor, engine_config, inbox):
             undoing.callback(prefixes.close)
@@ -86,15 +93,15 @@ def load_engine(
 
 
 def _open_tiers(
-    plan: TierPlan, model: Model, processor: str, config: EngineConfig, inbox: Inbox
+    plan: TierPlan, model: Model, processor: str, config: Config, engine_config: EngineConfig, inbox: Inbox
 ) -> EmbeddingTiers | None:
-    if not config.scheduler.tokens_per_item:
+    if not engine_config.scheduler.tokens_per_item:
         return None
-    place, cache = model.place, config.encoder_cache
+    place, cache = model.place, engine_config.encoder_cache
     width = cache.bytes_per_embedding // place.dtype.itemsize
     embeddings = Embeddings(name_of(place.dtype), width, cache.bytes_per_embedding)
     lock = make_page_lock(place.device)
-    return plan.open(cache.host_bytes, embeddings, processor, place.arithmetic, inbox.wake, lock)
+    return plan.open(cache.host_bytes, embeddings, processor, describe_encoder(config, place), inbox.wake, lock)
 
 
 def _open_prefixes(
@@ -103,8 +110,7 @@ def _open_prefixes(
     shape, place, blocks = model.shape, model.place, config.kv_cache
     numbers_of_block = blocks.block_size * shape.numbers_per_position
     pages = Pages(name_of(place.kv_dtype), (blocks.blocks_per_stretch, numbers_of_block))
-    computed = f"{place.arithmetic_of_decoder}, {describe_kernels(place.device)}"
-    return plan.open_prefixes(pages, processor, computed, inbox.wake)
+    return plan.open_prefixes(pages, processor, describe_decoder(place), inbox.wake)
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:

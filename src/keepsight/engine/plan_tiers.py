@@ -59,7 +59,10 @@ class TierPlan:
         wake: Callable[[], object],
         move_in_host: Callable[[StoredArray], StoredArray] | None = None,
     ) -> EmbeddingTiers | None:
-        """Open the tiers; None if there are none and no trace. `place`: device and precision of the embeddings."""
+        """Open the tiers; None if there are none and no trace.
+
+        `place`: what computes the embeddings, and how: no bit of an answer may depend on which engine computed it.
+        """
         if not (host_bytes or self.disk or self.remote or self.trace):
             return None
         # Steps that may fail come first, because a store starts threads.
@@ -77,7 +80,7 @@ class TierPlan:
         return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
 
     def open_prefixes(self, pages: Pages, processor: str, place: str, wake: Callable[[], object]) -> PrefixTiers | None:
-        """`place`: as in `open`, and the kernels used: no bit of an answer may depend on which engine computed it."""
+        """`place`: as in `open`, for keys and values."""
         if self.prefix_disk is None:
             return None
         num_blocks, numbers = pages.shape

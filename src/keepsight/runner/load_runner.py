@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from keepsight.borrowed import name_library
 from keepsight.config import Config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import CheckpointError, InvalidArgumentError
@@ -126,9 +127,22 @@ def _make_normalizer(model: Model, config: ProcessorConfig | None) -> Normalizer
     return PixelNormalizer(config.image, device, dtype) if model.shape.patch_size else None
 
 
+def describe_encoder(config: Config, place: Placement) -> str:
+    """Describe what the bits of embeddings depend on besides weights and preprocessing.  Loads no model."""
+    place = place._replace(modules=name_library(config.directory, config.model_impl))
+    return f"{place.arithmetic}, {describe_kernels(place.device)}"
+
+
+def describe_decoder(place: Placement) -> str:
+    """Describe what the bits of keys and values depend on besides weights.  `place`: of the loaded model."""
+    return f"{place.arithmetic_of_decoder}, {describe_kernels(place.device)}"
+
+
 def describe_kernels(device: torch.device) -> str:
     """Name the kernels or GPU on which the last bits of computed numbers also depend."""
-    return name_of_build() if device.type == "cpu" else torch.cuda.get_device_name(device)
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{name_of_build()}, {torch.backends.cpu.get_cpu_capability()} in torch"
 
 
 def choose_place(config: Config) -> Placement:
