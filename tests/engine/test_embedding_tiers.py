@@ -152,6 +152,57 @@ def test_media_are_held_as_long_as_a_tier_is_known_to_hold_them(bench: Bench) ->
     assert bench.tiers.take_changes() == ([], ["media of a", "media of c"])
 
 
+class SlowMove:
+    """Moves arrays for a host tier, and takes until a test says so."""
+
+    def __init__(self) -> None:
+        self.has_begun, self.may_end, self.has_ended = (threading.Event() for _ in range(3))
+
+    def __call__(self, array: StoredArray) -> StoredArray:
+        self.has_begun.set()
+        self.may_end.wait(SOON)
+        self.has_ended.set()
+        return array
+
+
+def test_the_loop_does_not_wait_while_an_entry_is_moved_and_a_reset_meanwhile_drops_it() -> None:
+    move = SlowMove()
+    tiers = EmbeddingTiers(TieredStore(HostTier(10**6, move=move), []), name, EMBEDDINGS, lambda: None)
+    keeping = threading.Thread(target=tiers.keeping(), args=(encoding("a"), 0.01, lambda: array_of(0)))
+    keeping.start()
+    assert move.has_begun.wait(SOON)
+    tiers._note_place("b", "media of b")
+    assert tiers.take_changes() == ([], [])
+    tiers.clear()
+    assert not move.has_ended.is_set(), "the loop waited"
+    move.may_end.set()
+    keeping.join()
+    assert tiers.take_changes() == ([], [])
+    tiers.load(load("a"))
+    assert tiers.take_loaded() == [("a", None, None)]
+    tiers.close()
+
+
+def test_the_loop_does_not_wait_while_evicted_entries_are_freed(bench: Bench) -> None:
+    """Unlocking their pages takes a while."""
+    has_begun, may_end, has_ended = (threading.Event() for _ in range(3))
+
+    def free(key: str, array: StoredArray) -> None:
+        has_begun.set()
+        may_end.wait(SOON)
+        has_ended.set()
+
+    bench.keep("a")
+    bench.store.store = free  # type: ignore[method-assign]
+    keeping = threading.Thread(target=bench.keep, args=("b",))
+    keeping.start()
+    assert has_begun.wait(SOON)
+    assert bench.tiers.take_changes() == (["media of a"], [])
+    assert not has_ended.is_set(), "the loop waited"
+    may_end.set()
+    keeping.join()
+
+
 def fail(far: FakeTier) -> None:
     far.error = OSError("the disk is full")
 

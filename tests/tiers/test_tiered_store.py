@@ -320,6 +320,29 @@ def test_an_entry_read_before_a_clear_is_not_promoted_after_it(make: Make, monke
     assert store.find(key_of(1)) is None
 
 
+def test_clearing_does_not_wait_while_a_found_entry_is_moved_in_host_memory(make: Make) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+    moved = list[StoredArray]()
+
+    def move(array: StoredArray) -> StoredArray:
+        has_begun.set()
+        may_end.wait(20)
+        moved.append(array)
+        return array
+
+    far = FakeTier()
+    far.entries[key_of(1)] = array_of(1)
+    store = make(far, host=HostTier(10**6, move=move))
+    assert_equal(Loader(store).load(1), array_of(1))
+    assert has_begun.wait(20)
+    store.clear()
+    assert not moved, "it waited"
+    may_end.set()
+    # Read by the same thread, after the entry was moved.
+    assert Loader(store).load(2) is None
+    assert store.find(key_of(1)) is None
+
+
 def test_closing_answers_all_waiting_loads(make: Make) -> None:
     tier = FakeTier()
     tier.may_read.clear()

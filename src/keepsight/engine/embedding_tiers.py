@@ -62,7 +62,10 @@ class EmbeddingTiers:
     ) -> None:
         """`name` maps an encoder key to an entry name; the store appends the names it drops to `dropped`."""
         self._store, self._name, self._embeddings, self._wake, self._trace = store, name, embeddings, wake, trace
+        # Of `_media` and `_held`: the loop waits for it often.
         self._lock = threading.Lock()
+        # Held while storing, which frees evicted entries, and while clearing: nothing is stored for an earlier epoch.
+        self._storing = threading.Lock()
         # Each with the epoch (the number of clears so far) at which it was requested.
         self._answers: deque[tuple[Load, int, StoredArray | None, str | None]] = deque()
         self._loop_thread = 0
@@ -144,9 +147,10 @@ class EmbeddingTiers:
         return kept, dropped
 
     def clear(self) -> None:
-        with self._lock:
+        with self._storing:
             self._epoch += 1
             self._store.clear()
+        with self._lock:
             self._changed.extend(self._media)
 
     def note_uses(self, request: EngineRequest) -> None:
@@ -176,11 +180,12 @@ class EmbeddingTiers:
         self._encoding_cost.note(seconds)
         if not self._tier_names:
             return
-        array = make_array()
-        with self._lock:
+        name = self._name(encoding.encoder_key)
+        array = self._store.prepare(name, make_array())
+        with self._storing:
             if epoch != self._epoch:
                 return
-            self._store.store(self._name(encoding.encoder_key), array)
+            self._store.store(name, array)
         self._note_place(encoding.encoder_key, encoding.media_hash)
 
     def _note_place(self, encoder_key: str, media_hash: str) -> None:

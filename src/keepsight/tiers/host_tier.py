@@ -40,11 +40,15 @@ class HostTier:
                 self._policy.use(key)
             return array
 
+    def prepare(self, key: str, array: StoredArray) -> StoredArray:
+        """Move an array that is to be put here. This takes a while, so hold no lock that others wait for."""
+        if self._move is None or array.num_bytes > self._max_bytes or self.has(key):
+            return array
+        return self._move(array)
+
     def put(self, key: str, array: StoredArray) -> bool:
         if self._fullness.turns_away(array.num_bytes):
             return False
-        if self._move is not None and not self.has(key):
-            array = self._move(array)
         # Freed after the lock is released, as the engine loop waits for it: unlocking their pages takes a while.
         evicted: list[StoredArray] = []
         with self._lock:

@@ -116,6 +116,10 @@ class TieredStore:
                 self._changed.notify_all()
         self._ask_next(loading)
 
+    def prepare(self, key: str, array: StoredArray) -> StoredArray:
+        """Return the array as `store` should get it. This may take a while; storing it does not."""
+        return array if self._host is None else self._host.prepare(key, array)
+
     def store(self, key: str, array: StoredArray) -> None:
         """Put an array into all tiers. Its memory belongs to them from now on, and must not be changed."""
         for tier in self._tiers:
@@ -206,6 +210,7 @@ class TieredStore:
         return array is not None
 
     def _promote(self, loading: _Loading, array: StoredArray, source: TierWorker) -> None:
+        array = self.prepare(loading.key, array)
         with self._filling:
             if loading.epoch != self._epoch:
                 return
