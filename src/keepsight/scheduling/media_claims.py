@@ -27,7 +27,7 @@ class MediaClaims:
         self.pixels = PixelRequests()
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
-        # The sequence that found too little room for the item it needs next.  Sequences behind it leave freed room to it,
+        # The sequence that found too little room for the item it needs next.  Those behind it leave freed room to it,
         # or it could starve; those before it claim nothing ahead, or it would wait for the end of somebody else's book.
         self._short_of_room: RequestState | None = None
         self._has_awaited_changed = False
