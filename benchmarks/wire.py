@@ -31,6 +31,7 @@ from keepsight.requests import (
     FromEngine,
     MediaArrived,
     MediaHeld,
+    Received,
     ResetCaches,
     ToEngine,
     TokenOutput,
@@ -50,7 +51,7 @@ Contestants = dict[str, Callable[[int], object]]
 
 
 def echo(endpoint: str) -> None:
-    def answer(frontend_id: str, message: ToEngine) -> None:
+    def answer(frontend_id: str, message: Received) -> None:
         if isinstance(message, ResetCaches):
             for _ in range(STEPS):
                 listener.send(frontend_id, STEP)

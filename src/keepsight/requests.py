@@ -17,6 +17,9 @@ from keepsight.sampling_params import SamplingParams
 # [samples, 1, 4]: see `pixels.py`.
 Pixels = npt.NDArray[np.uint8]
 Shape = tuple[int, int, int]
+# The most bytes of one item's pixels, or of what travels like them, on the whole way from their maker to the engine.
+# Qwen2-VL's processor makes 308 MB of a photograph of 13 megapixels or more.
+MAX_PIXEL_BYTES = 2**30
 # "stop": a token ended the answer; stop strings are handled by the frontend.
 FinishReason = Literal["stop", "length"]
 # The limit of integers in messages between processes.
@@ -148,6 +151,18 @@ class ResetCaches:
 
 
 ToEngine = EngineRequest | AbortRequest | MediaArrived | ResetCaches
+
+
+@dataclass(frozen=True, slots=True)
+class UnreadableMedia:
+    """A `MediaArrived` could not be read: never sent, but put in its place where it was received."""
+
+    media_hash: str
+    reason: str
+
+
+# What an engine's end of a connection hands on.
+Received = ToEngine | UnreadableMedia
 
 # From the engine ----------------------------------------------------------------------------------------------
 

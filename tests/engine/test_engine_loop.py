@@ -23,12 +23,13 @@ from keepsight.requests import (
     MediaHeld,
     MediaNeeded,
     Pixels,
+    Received,
     RequestBegun,
     RequestFailed,
     ResetCaches,
     StoredPixels,
-    ToEngine,
     TokenOutput,
+    UnreadableMedia,
 )
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
@@ -50,7 +51,7 @@ class ClosingInbox(Inbox):
         super().__init__()
         self.waits: list[bool] = []
 
-    def take(self, *, waits: bool) -> list[ToEngine]:
+    def take(self, *, waits: bool) -> list[Received]:
         self.waits.append(waits)
         if waits and not self._messages and not self._is_awake:
             self.close()
@@ -93,6 +94,9 @@ class Parts:
     def lose(self, media_hash: str) -> None:
         if (request_id := self.waiting.get(media_hash)) is not None:
             self.needed.append(MediaNeeded(request_id, (media_hash,), inline=True))
+
+    def give_up(self, media_hash: str) -> list[str]:
+        return [self.waiting[media_hash]] if media_hash in self.waiting else []
 
     def hold_stretch(self, stretch: bytes, array: StoredArray) -> None:
         self.story.append(("stretch", stretch))
@@ -214,7 +218,7 @@ def _next(values: list[T | Exception], otherwise: T) -> T:
     return value
 
 
-def make_loop(parts: Parts, *received: ToEngine, source: Source | None = None) -> tuple[EngineLoop, ClosingInbox]:
+def make_loop(parts: Parts, *received: Received, source: Source | None = None) -> tuple[EngineLoop, ClosingInbox]:
     inbox = ClosingInbox()
     for message in received:
         inbox.try_put(message)
@@ -286,6 +290,14 @@ def test_a_stale_handle_leads_to_a_request_for_inline_pixels_if_needed() -> None
     loop.step()
     assert parts.sent == [MediaNeeded("a", ("x",), inline=True)]
     assert not any(event[0] == "hold" for event in parts.story)
+
+
+def test_pixels_that_cannot_be_read_fail_the_requests_that_wait_for_them() -> None:
+    parts = Parts(waiting={"x": "a"})
+    loop, _ = make_loop(parts, UnreadableMedia("x", "too many bytes"), UnreadableMedia("y", "too many bytes"))
+    loop.step()
+    assert parts.sent == [RequestFailed("a", "too many bytes")]
+    assert ("abort", "a", None) in parts.story
 
 
 def test_without_a_processor_cache_any_handle_is_stale() -> None:

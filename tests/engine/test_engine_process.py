@@ -13,6 +13,7 @@ from keepsight.engine import engine_process
 from keepsight.engine.engine_process import HAND_OVER_SECONDS, EngineProcess
 from keepsight.engine.inbox import Inbox
 from keepsight.ipc.channel import FrontendChannel
+from keepsight.ipc.codec import encode_to_engine
 from keepsight.ipc.control import Drain, FrontendLost, StartEngine
 from keepsight.requests import (
     AbortRequest,
@@ -134,6 +135,17 @@ def test_a_late_frontend_learns_what_is_held(engine: Engine, frontends: list[Fro
         assert late.outputs.get(timeout=SOON) == MediaHeld(("cat",))
     finally:
         late.channel.close()
+
+
+def test_pixels_that_cannot_be_read_fail_their_request_instead_of_being_waited_for(frontends: list[Frontend]) -> None:
+    one, _ = frontends
+    assert one.channel.send(make_request("a", 2, "cat", 3))
+    assert one.outputs.get(timeout=SOON) == MediaNeeded("a", ("cat",))
+    kind, body, _ = encode_to_engine(MediaArrived("cat", pixels_like("cat")))
+    assert one.channel._io.outbox.try_put([kind, body, b"too few"], 0)
+    failed = one.outputs.get(timeout=SOON)
+    assert isinstance(failed, RequestFailed)
+    assert failed.message.startswith("the engine could not read the pixels of cat: 7 bytes of pixels of the shape")
 
 
 @pytest.mark.parametrize("computes_on_cores", [False, True])

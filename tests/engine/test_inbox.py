@@ -6,12 +6,12 @@ from collections.abc import Callable
 import pytest
 
 from keepsight.engine.inbox import Inbox
-from keepsight.requests import AbortRequest, ToEngine
+from keepsight.requests import AbortRequest, Received
 
 SOON = 10  # seconds, for operations that take milliseconds
 
 
-def messages(*names: str) -> list[ToEngine]:
+def messages(*names: str) -> list[Received]:
     return [AbortRequest(name) for name in names]
 
 
@@ -33,10 +33,10 @@ def test_messages_are_taken_once_and_in_their_order() -> None:
     ids=["a message", "a waking", "the closing"],
 )
 @pytest.mark.parametrize("is_early", [True, False])
-def test_a_wait_ends_with(end_wait: Callable[[Inbox], None], expected: list[ToEngine], is_early: bool) -> None:
+def test_a_wait_ends_with(end_wait: Callable[[Inbox], None], expected: list[Received], is_early: bool) -> None:
     """Also if it happened before the wait began."""
     inbox = Inbox()
-    taken: list[list[ToEngine]] = []
+    taken: list[list[Received]] = []
     waiting = threading.Thread(target=lambda: taken.append(inbox.take(waits=True)), daemon=True)
     if is_early:
         end_wait(inbox)

@@ -12,7 +12,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, PictureError, ServerOverloadedError, WireError
+from keepsight.errors import (
+    EngineLostError,
+    InvalidArgumentError,
+    PictureError,
+    RequestFailedError,
+    ServerOverloadedError,
+    WireError,
+)
 from keepsight.frontend.choose_engine import SLACK_TOKENS
 from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient, Outputs
 from keepsight.frontend.media_hints import MAX_PROMISES
@@ -185,6 +192,35 @@ def test_a_request_that_cannot_be_sent_for_lack_of_memory_leaves_nothing(client:
     with pytest.raises(MemoryError):
         ask(prepared("0"))
     assert not client.leave("0")
+    client.check_invariants()
+
+
+def test_pixels_that_no_message_can_hold_are_a_refusal_with_the_reason(client: EngineClient, ask: Ask) -> None:
+    told: list[ToEngine] = []
+
+    def send(message: ToEngine) -> bool:
+        if isinstance(message, MediaArrived):
+            raise WireError("pixels of 9 bytes; at most 8")
+        told.append(message)
+        return True
+
+    client.connect(send)
+    [error] = ask(prepared("0", "cat")).answer()
+    assert isinstance(error, RequestFailedError)
+    assert (error.status, str(error)) == (400, "media cannot be sent: pixels of 9 bytes; at most 8")
+    assert told[1:] == [AbortRequest("0")]
+    client.check_invariants()
+
+
+def test_a_request_whose_pixels_cannot_be_sent_fails(client: EngineClient, ask: Ask) -> None:
+    def send(message: ToEngine) -> bool:
+        if isinstance(message, MediaArrived):
+            raise MemoryError("no room for a copy")
+        return True
+
+    client.connect(send)
+    [error] = ask(prepared("0", "cat")).answer()
+    assert isinstance(error, MemoryError)
     client.check_invariants()
 
 

@@ -22,6 +22,7 @@ from keepsight.requests import (
     MediaNeeded,
     MediaReport,
     PromptPin,
+    Received,
     RequestBegun,
     RequestFailed,
     ResetCaches,
@@ -136,7 +137,7 @@ outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
 )
 
 
-def comparable(message: ToEngine) -> object:
+def comparable(message: Received) -> object:
     """Return the message in a form that `==` can compare: arrays have no `==` that is true or false."""
     if isinstance(message, MediaArrived) and isinstance(message.pixels, np.ndarray):
         return message.media_hash, message.pixels.shape, message.pixels.tobytes()

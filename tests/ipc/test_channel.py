@@ -15,19 +15,23 @@ import pytest
 import zmq
 
 from keepsight.errors import HandshakeError
-from keepsight.ipc.channel import EngineListener, FrontendChannel
+from keepsight.ipc.channel import MAX_OUTBOX_BYTES_TO_ENGINE, EngineListener, FrontendChannel
 from keepsight.ipc.codec import encode_to_engine
 from keepsight.ipc.handshake import PROTOCOL_VERSION, Hello, Welcome, encode_hello
+from keepsight.ipc.outbox import Outbox
 from keepsight.requests import (
+    MAX_PIXEL_BYTES,
     AbortRequest,
     EngineRequest,
     FromEngine,
     MediaArrived,
     MediaHeld,
+    Received,
     RequestFailed,
     ResetCaches,
     ToEngine,
     TokenOutput,
+    UnreadableMedia,
 )
 from keepsight.sampling_params import SamplingParams
 from tests.ipc.drawn_messages import comparable
@@ -41,7 +45,7 @@ class Engine:
     """A listener that records the messages it receives."""
 
     def __init__(self, endpoint: str, **options: Any) -> None:
-        self.received = queue.Queue[tuple[str, ToEngine]]()
+        self.received = queue.Queue[tuple[str, Received]]()
         self.lost = queue.Queue[str]()
         self.listener = EngineListener(
             endpoint,
@@ -171,9 +175,9 @@ class TestMessages:
     def test_messages_queued_for_a_busy_engine_keep_their_order(
         self, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
-        may_continue, received = threading.Event(), queue.Queue[ToEngine]()
+        may_continue, received = threading.Event(), queue.Queue[Received]()
 
-        def wait(_name: str, message: ToEngine) -> None:
+        def wait(_name: str, message: Received) -> None:
             may_continue.wait(LIMIT)
             received.put(message)
 
@@ -282,6 +286,18 @@ class TestStrangers:
         assert engine.received.get(timeout=LIMIT) == ("b", REQUEST)
         assert sum("unreadable message" in record.message for record in caplog.records) == 1
 
+    def test_media_that_cannot_be_read_are_handed_on_as_such(
+        self, engine: Engine, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        stranger: Stranger = opened(Stranger(endpoint))
+        stranger.socket.send_multipart(encode_hello(Hello("b")))
+        assert stranger.socket.recv_multipart()[0] == b"W"
+        stranger.socket.send_multipart([b"P", msgspec.msgpack.encode(("cat", (2, 2, 5))), b"x" * 20])
+        reason = "the engine could not read the pixels of cat: not a shape of pixels: (2, 2, 5)"
+        assert engine.received.get(timeout=LIMIT) == ("b", UnreadableMedia("cat", reason))
+        stranger.socket.send_multipart(encode_to_engine(REQUEST))
+        assert engine.received.get(timeout=LIMIT) == ("b", REQUEST)
+
     def test_an_engine_that_sends_an_unreadable_message_counts_as_lost(
         self, endpoint: str, opened: Callable[[Any], Any]
     ) -> None:
@@ -316,10 +332,15 @@ class TestBounds:
             pass
         assert frames == [b"X", b"it did not read what the engine sent"]
 
+    def test_behind_the_largest_item_there_is_room_for_more(self) -> None:
+        outbox = Outbox[str](MAX_OUTBOX_BYTES_TO_ENGINE)
+        assert outbox.try_put("largest", MAX_PIXEL_BYTES + 4096)
+        assert outbox.try_put("more", 512 * 2**20)
+
     def test_the_queue_for_a_busy_engine_is_bounded(self, endpoint: str, opened: Callable[[Any], Any]) -> None:
         may_continue = threading.Event()
 
-        def wait(_name: str, _message: ToEngine) -> None:
+        def wait(_name: str, _message: Received) -> None:
             may_continue.wait(LIMIT)
 
         listener: EngineListener = opened(EngineListener(endpoint, WELCOME, wait, lambda _: None))

@@ -24,9 +24,11 @@ from keepsight.ipc.codec import (
     decode_to_engine,
     encode_from_engine,
     encode_to_engine,
+    try_read_media_hash,
     try_read_request_id,
 )
 from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.pixels import shape_of_arrays
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -88,6 +90,7 @@ def assert_round_trips_or_is_refused(frames: Sequence[Frame]) -> None:
     else:
         assert encode_from_engine(outputs) == list(frames)
     assert isinstance(try_read_request_id(frames), str | None)
+    assert isinstance(try_read_media_hash(frames), str | None)
 
 
 def test_outputs_with_prompt_logprobs_are_sent_alone_and_in_order() -> None:
@@ -120,6 +123,14 @@ class TestRoundTrip:
         arrived = decode_to_engine(encode_to_engine(MediaArrived("hash", turned)))
         assert comparable(arrived) == comparable(MediaArrived("hash", turned))
 
+    def test_what_a_borrowed_processor_makes_of_a_photograph_at_its_limit_arrives(self) -> None:
+        # Qwen2-VL's: 65,536 patches of 14 x 14 pixels, 3 channels and 2 moments, in float32.
+        made = np.zeros(shape_of_arrays(65_536 * 14 * 14 * 3 * 2 * 4 + 4096), np.uint8)
+        arrived = decode_to_engine(encode_to_engine(MediaArrived("hash", made)))
+        assert isinstance(arrived, MediaArrived)
+        assert isinstance(arrived.pixels, np.ndarray)
+        assert np.shares_memory(arrived.pixels, made)
+
     def test_a_log_probability_may_be_minus_infinity(self) -> None:
         step: list[FromEngine] = [TokenOutput("7", 0, 1, (TokenLogprob(1, float("-inf"), 1),))]
         assert decode_from_engine(encode_from_engine(step)) == step
@@ -136,7 +147,7 @@ class TestEncodingErrors:
         with pytest.raises(WireError, match="surrogate"):
             encode_to_engine(replace(REQUEST, cache_salt="\ud800"))
 
-    @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 3, 5), (2, 3), (MAX_SIDE + 1, 1, 3), (2**14, 2**14, 3)])
+    @pytest.mark.parametrize("shape", [(0, 3, 3), (2, 3, 5), (2, 3), (MAX_SIDE + 1, 1, 3), (2**15, 2**14, 3)])
     def test_pixels_that_the_other_side_would_refuse(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(WireError, match="pixels"):
             encode_to_engine(MediaArrived("hash", np.broadcast_to(np.uint8(0), shape)))
@@ -279,6 +290,20 @@ def test_the_request_id_of_an_invalid_request_can_still_be_read() -> None:
     assert try_read_request_id([b"Q", b"\x81"]) is None
     assert try_read_request_id(encode_to_engine(AbortRequest("7"))) is None
     assert try_read_request_id([]) is None
+
+
+def test_the_hash_of_media_that_cannot_be_read_can_still_be_read() -> None:
+    ring = RingPlace("r", 1, 2, 3, (1, 1, 3), b"")
+    for pixels, place in ((PIXELS, (1, 0)), (StoredPixels((1, 1, 3)), (1, "shape", 0)), (ring, (1, "shape", 0))):
+        frames = edited(MediaArrived("hash", pixels), *place, value=2**40)
+        with pytest.raises(WireError, match="not a shape"):
+            decode_to_engine(frames)
+        assert try_read_media_hash(frames) == "hash"
+    assert try_read_media_hash(edited(MediaArrived("hash", PIXELS), 0, value=7)) is None
+    assert try_read_media_hash([b"P", b"\x81"]) is None
+    assert try_read_media_hash([b"P"]) is None
+    assert try_read_media_hash(encode_to_engine(REQUEST)) is None
+    assert try_read_media_hash([]) is None
 
 
 def test_invalid_messages_are_refused_with_asserts_disabled_too() -> None:

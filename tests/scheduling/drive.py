@@ -201,6 +201,14 @@ class Drive:
             self.needed += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
         return asked
 
+    def give_up(self, media_hash: str) -> list[str]:
+        """Report pixels that could not be read, and drop the requests that wait for them, as the engine loop does."""
+        self._ask_frontend()
+        waiting = self.scheduler.media.pixels.give_up(media_hash)
+        for request_id in waiting:
+            self.abort(request_id)
+        return waiting
+
     def step(self) -> StepPlan:
         if self.delivers:
             self._keep_promises()

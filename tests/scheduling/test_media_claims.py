@@ -493,6 +493,29 @@ def test_if_the_request_asked_for_inline_pixels_leaves_the_next_is_asked() -> No
     drive.expect_all_answered()
 
 
+# Unreadable pixels --------------------------------------------------------------------------------------------
+
+
+def test_all_requests_that_wait_for_unreadable_pixels_end_and_no_other_is_asked_in_vain() -> None:
+    drive = quiet_drive()
+    step_with(drive, make_request("a", 3, "cat", n=2), make_request("b", 4, "cat"), make_request("c", 5, "dog"))
+    assert drive.give_up("cat") == ["a", "b"]
+    drive.step()
+    assert drive.needed == [("a", "cat"), ("c", "dog")]
+    drive.deliver("dog")
+    drive.expect_all_answered()
+
+
+def test_a_request_that_does_not_wait_yet_for_unreadable_pixels_is_asked_for_them() -> None:
+    drive = quiet_drive()
+    drive.add(promising("a", 3, "cat"))
+    assert drive.give_up("cat") == []
+    drive.step()
+    assert drive.needed == [("a", "cat")], "the promise was used up"
+    drive.deliver("cat")
+    drive.expect_all_answered()
+
+
 @pytest.mark.parametrize("has_tiers", [False, True])
 def test_a_waiting_request_is_not_compared_with_all_that_wait_for_the_same(
     has_tiers: bool, monkeypatch: pytest.MonkeyPatch

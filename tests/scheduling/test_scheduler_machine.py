@@ -133,6 +133,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         _, media_hash = sent.pop(data.draw(st.integers(0, len(sent) - 1)))
         self.drive.lose(media_hash)
 
+    @precondition(lambda self: self.drive.needed or self.drive.promised)
+    @rule(data=st.data())
+    def send_pixels_that_cannot_be_read(self, data: st.DataObject) -> None:
+        sent = self.drive.needed or self.drive.promised
+        _, media_hash = sent.pop(data.draw(st.integers(0, len(sent) - 1)))
+        self.drive.give_up(media_hash)
+
     @precondition(lambda self: self.drive.loading)
     @rule(data=st.data(), is_late=st.booleans())
     def end_a_load(self, data: st.DataObject, is_late: bool) -> None:

@@ -23,9 +23,10 @@ from keepsight.requests import (
     MediaArrived,
     MediaNeeded,
     Pixels,
+    Received,
     RequestFailed,
     ResetCaches,
-    ToEngine,
+    UnreadableMedia,
 )
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult
@@ -108,7 +109,7 @@ class EngineLoop:
         self._load_stretches()
         self._load_embeddings()
 
-    def _act_on(self, message: ToEngine) -> None:
+    def _act_on(self, message: Received) -> None:
         match message:
             case EngineRequest():
                 self._add(message)
@@ -116,6 +117,8 @@ class EngineLoop:
                 self._scheduler.abort(request_id, choice)
             case MediaArrived():
                 self._take_pixels(message)
+            case UnreadableMedia():
+                self._fail_waiting(message)
             case ResetCaches(prefix, encoder, processor):
                 self._reset(prefix=prefix, encoder=encoder, processor=processor)
 
@@ -145,6 +148,13 @@ class EngineLoop:
         elif self._scheduler.media_arrived(message.media_hash):
             self._runner.hold_pixels(message.media_hash, pixels)
             self._meter.note_pixels(message.media_hash, was_cached=was_cached)
+
+    def _fail_waiting(self, message: UnreadableMedia) -> None:
+        """Fail the requests that wait for unreadable pixels: they would be sent the same way again."""
+        waiting = self._scheduler.media.pixels.give_up(message.media_hash)
+        for request_id in waiting:
+            self._scheduler.abort(request_id)
+        self._send([RequestFailed(request_id, message.reason) for request_id in waiting])
 
     def _load_stretches(self) -> None:
         """Request the stretches that newly arrived prompts want, and give blocks to those that were found."""

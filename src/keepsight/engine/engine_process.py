@@ -24,7 +24,7 @@ from keepsight.ipc.channel import EngineListener
 from keepsight.ipc.control import Drain, FrontendLost, ProcessEnd, Ready, StartEngine, ToProcess, run_process
 from keepsight.ipc.handshake import Welcome
 from keepsight.observe.counters import Counters
-from keepsight.requests import EngineRequest, FromEngine, RequestBegun, RequestFailed, ToEngine
+from keepsight.requests import EngineRequest, FromEngine, Received, RequestBegun, RequestFailed
 
 logger = logging.getLogger(__name__)
 # Long enough for a socket's thread and a frontend to pass a token on. While a step computes on all cores, they would
@@ -76,7 +76,7 @@ class EngineProcess:
         if self._reporter is not None:
             self._reporter.report_again()
 
-    def _take(self, frontend_id: str, message: ToEngine) -> None:
+    def _take(self, frontend_id: str, message: Received) -> None:
         refusal = self._router.take(frontend_id, message)
         # While a failed loop is closing, send no refusal: the end of the connection says to ask the next engine.
         has_failed = self._inbox.is_closed and not self._is_asked_to_end

@@ -6,13 +6,13 @@ that each message is either read or known not to be.
 
 import threading
 
-from keepsight.requests import ToEngine
+from keepsight.requests import Received
 
 
 class Inbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._messages: list[ToEngine] = []
+        self._messages: list[Received] = []
         self._is_awake = False
         self._is_closed = False
 
@@ -25,7 +25,7 @@ class Inbox:
         """Return whether a wait would end at once."""
         return bool(self._messages) or self._is_awake or self._is_closed
 
-    def try_put(self, message: ToEngine) -> bool:
+    def try_put(self, message: Received) -> bool:
         """Add a message. Return False if the inbox is closed and the message will never be read."""
         with self._changed:
             if self._is_closed:
@@ -34,7 +34,7 @@ class Inbox:
             self._changed.notify()
             return True
 
-    def holds(self, message: ToEngine) -> bool:
+    def holds(self, message: Received) -> bool:
         """Return whether the message has not been handed out yet."""
         with self._changed:
             return message in self._messages
@@ -50,7 +50,7 @@ class Inbox:
             self._is_closed = True
             self._changed.notify()
 
-    def take(self, *, waits: bool) -> list[ToEngine]:
+    def take(self, *, waits: bool) -> list[Received]:
         """Return all messages in order of arrival. With `waits`, first wait for a message, `wake` or `close`."""
         with self._changed:
             while waits and not self.has_news:

@@ -17,8 +17,8 @@ from keepsight.requests import (
     FromEngine,
     MediaDropped,
     MediaHeld,
+    Received,
     TiersChanged,
-    ToEngine,
 )
 
 
@@ -46,7 +46,7 @@ class OutputRouter:
         # Those of them that were made again before it had: its outputs may still belong to the first request.
         self._resubmitted: dict[str, EngineRequest] = {}
 
-    def take(self, frontend_id: str, message: ToEngine) -> str | None:
+    def take(self, frontend_id: str, message: Received) -> str | None:
         """Put a message into the inbox. Return why the engine will not see it; None if it will."""
         with self._lock:
             refusal = self._refuse(frontend_id, message)
@@ -99,7 +99,7 @@ class OutputRouter:
             del self._resubmitted[request_id]
         return self._routes.get(request_id)
 
-    def _refuse(self, frontend_id: str, message: ToEngine) -> str | None:
+    def _refuse(self, frontend_id: str, message: Received) -> str | None:
         """Return why a message is refused, if it is: no frontend may touch another's requests."""
         match message:
             case EngineRequest(request_id) if request_id in self._routes:
@@ -108,7 +108,7 @@ class OutputRouter:
                 return f"there is no request {request_id!r}"
         return None
 
-    def _note_asked(self, frontend_id: str, message: ToEngine) -> None:
+    def _note_asked(self, frontend_id: str, message: Received) -> None:
         self._unanswered.note_asked(message)
         match message:
             case EngineRequest(request_id):

@@ -5,7 +5,7 @@ Knows nothing of how they are computed. A request is in here from its arrival un
 
 from collections.abc import Iterator
 
-from keepsight.requests import AbortRequest, EngineRequest, FromEngine, RequestFailed, ToEngine, TokenOutput
+from keepsight.requests import AbortRequest, EngineRequest, FromEngine, Received, RequestFailed, TokenOutput
 
 
 class Unanswered:
@@ -18,7 +18,7 @@ class Unanswered:
     def __iter__(self) -> Iterator[str]:
         return iter(tuple(self._choices))
 
-    def note_asked(self, message: ToEngine) -> None:
+    def note_asked(self, message: Received) -> None:
         if isinstance(message, EngineRequest):
             self._choices[message.request_id] = set(range(message.sampling_params.n))
         elif isinstance(message, AbortRequest):

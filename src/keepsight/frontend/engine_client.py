@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, ServerOverloadedError
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, ServerOverloadedError, WireError
 from keepsight.frontend.choose_engine import EngineView, choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -364,7 +364,12 @@ class EngineClient:
     def _take_pixels(self, caller: _Caller, media_hash: str, pixels: CarriedPixels) -> None:
         """Send the pixels to the engine that has the request by now."""
         caller.account.note_sent(media_hash)
-        _try_send(caller, MediaArrived(media_hash, pixels))
+        try:
+            _try_send(caller, MediaArrived(media_hash, pixels))
+        except WireError as error:  # they are too large for any message
+            self._fail_media(caller, RequestFailedError(f"media cannot be sent: {error}", is_refusal=True))
+        except Exception as error:
+            self._fail_media(caller, error)
 
     def _fail_media(self, caller: _Caller, error: Exception) -> None:
         """Fail a request whose media cannot be made: the engine would wait for them forever."""

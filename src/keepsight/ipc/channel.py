@@ -18,6 +18,7 @@ from keepsight.ipc.codec import (
     decode_to_engine,
     encode_from_engine,
     encode_to_engine,
+    try_read_media_hash,
     try_read_request_id,
 )
 from keepsight.ipc.handshake import (
@@ -33,18 +34,20 @@ from keepsight.ipc.handshake import (
 )
 from keepsight.ipc.peers import Peer, Peers, Source
 from keepsight.ipc.zmq_socket import ConnectionLostError, NobodyThereError, UnreadError, ZmqSocket
-from keepsight.requests import FromEngine, RequestFailed, ToEngine
+from keepsight.requests import MAX_PIXEL_BYTES, FromEngine, Received, RequestFailed, ToEngine, UnreadableMedia
 
 logger = logging.getLogger(__name__)
 
 # The recipient's id (None: all) and the frames (None: drop the recipient).
 _Outgoing = tuple[str | None, list[Frame] | None]
 
-# Messages queued per connection and side. Few to the engine: pixels are large, and wait in the outbox, which counts
-# bytes. Many from it: outputs are small, and a frontend that lags this far behind is cut off.
-MAX_MESSAGES_TO_ENGINE = 16
+# Messages queued per connection and side. Few to the engine: each may have `MAX_PIXEL_BYTES`, and others wait in the
+# outbox, which counts bytes. Many from it: outputs are small, and a frontend that lags this far behind is cut off.
+MAX_MESSAGES_TO_ENGINE = 4
 MAX_MESSAGES_FROM_ENGINE = 4096
 MAX_OUTBOX_BYTES = 2**30
+# The largest item leaves room for others: one that found none would end the connection.
+MAX_OUTBOX_BYTES_TO_ENGINE = MAX_PIXEL_BYTES + MAX_OUTBOX_BYTES
 # Approximate memory that a waiting message takes besides its frames.
 MESSAGE_OVERHEAD_BYTES = 512
 # Pause between attempts to tell a frontend that it was cut off, if it does not read.
@@ -62,7 +65,7 @@ class FrontendChannel:
         on_outputs: Callable[[Sequence[FromEngine]], None],
         on_lost: Callable[[str], None],
         on_welcome: Callable[[Welcome], None] = lambda _: None,
-        max_outbox_bytes: int = MAX_OUTBOX_BYTES,
+        max_outbox_bytes: int = MAX_OUTBOX_BYTES_TO_ENGINE,
     ) -> None:
         """All callbacks run on the channel's thread: `on_welcome` before all outputs, perhaps even if `connect` raises.
 
@@ -145,7 +148,7 @@ class EngineListener:
         self,
         endpoint: str,
         welcome: Welcome,
-        on_message: Callable[[str, ToEngine], None],
+        on_message: Callable[[str, Received], None],
         on_lost: Callable[[str], None],
         max_messages_from_engine: int = MAX_MESSAGES_FROM_ENGINE,
         on_welcomed: Callable[[], None] = lambda: None,
@@ -258,6 +261,9 @@ class EngineListener:
         if (request_id := try_read_request_id(frames)) is not None:
             failed = RequestFailed(request_id, f"the engine could not read the request: {error}")
             self._send_to(peer, encode_from_engine([failed]))
+        if (media_hash := try_read_media_hash(frames)) is not None:
+            unreadable = UnreadableMedia(media_hash, f"the engine could not read the pixels of {media_hash}: {error}")
+            self._on_message(peer.frontend_id, unreadable)
 
     def _send(self, outgoing: _Outgoing) -> bool:
         """Send to one frontend or all. Always returns True: the message is done with, whether sent or not."""

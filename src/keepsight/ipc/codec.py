@@ -16,6 +16,7 @@ import numpy as np
 
 from keepsight.errors import InvalidArgumentError, WireError
 from keepsight.requests import (
+    MAX_PIXEL_BYTES,
     MAX_PRIORITY,
     AbortRequest,
     EngineRequest,
@@ -40,7 +41,6 @@ from keepsight.sampling_params import MAX_CHOICES, MAX_COUNT
 Frame = bytes | memoryview
 
 MAX_BODY_BYTES = 64 * 2**20
-MAX_PIXEL_BYTES = 256 * 2**20
 # A sound's side is its number of samples: 480,000 are 30 s.
 MAX_SIDE = 2**20
 
@@ -121,6 +121,14 @@ def try_read_request_id(frames: Sequence[Frame]) -> str | None:
         return None
 
 
+def try_read_media_hash(frames: Sequence[Frame]) -> str | None:
+    """Return the hash of media that could not be decoded, if at least that can be read."""
+    try:
+        return _FIRST_FIELD.decode(frames[1])[0] if frames[0] in (PIXELS, RING_PLACE, STORED_PIXELS) else None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, IndexError):
+        return None
+
+
 # Reading ------------------------------------------------------------------------------------------------------
 
 
@@ -129,6 +137,7 @@ class _Named(msgspec.Struct):
 
 
 _NAMED = msgspec.msgpack.Decoder(_Named)
+_FIRST_FIELD = msgspec.msgpack.Decoder(tuple[str, msgspec.Raw])
 
 
 def _open(frames: Sequence[Frame], num_payloads: int) -> tuple[bytes, bytes, list[Frame]]:

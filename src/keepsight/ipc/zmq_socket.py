@@ -16,9 +16,10 @@ from typing import Generic, Literal, NamedTuple, TypeVar
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from keepsight.ipc.codec import MAX_PIXEL_BYTES, Frame
+from keepsight.ipc.codec import Frame
 from keepsight.ipc.outbox import Outbox
 from keepsight.ipc.peers import Source
+from keepsight.requests import MAX_PIXEL_BYTES
 
 T = TypeVar("T")
 # Plain integers, which are faster to combine and to query with than pyzmq's enums.

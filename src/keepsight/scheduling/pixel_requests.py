@@ -85,6 +85,14 @@ class PixelRequests:
         if media_hash in self._askers:
             self._ask_first(media_hash, inline=True)
 
+    def give_up(self, media_hash: str) -> list[str]:
+        """Note that pixels came and cannot be read.  Return the requests that wait: all of them must be aborted.
+
+        One that does not wait yet is asked if it comes to that.
+        """
+        self._makers.pop(media_hash, None)
+        return list(dict.fromkeys(state.request.request_id for state in self._askers.get(media_hash, ())))
+
     def drop(self, media_hash: str) -> None:
         if media_hash in self._here:
             self._here.remove(media_hash)

@@ -7,6 +7,7 @@ from keepsight.errors import PictureTooLargeError, UnsupportedPictureError
 from keepsight.frontend.identity import borrowed_layouts
 from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
 from keepsight.media import Geometry, PictureLayout
+from keepsight.requests import MAX_PIXEL_BYTES
 
 PROCESSOR = BorrowedProcessor("/folder", "digest", 7)
 
@@ -14,15 +15,16 @@ PROCESSOR = BorrowedProcessor("/folder", "digest", 7)
 class Processor:
     """Lays out a picture as one token per pixel of width; rejects a height of 13 pixels."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int = 10) -> None:
         self.asked: list[Geometry] = []
+        self.num_bytes = num_bytes
 
     def __call__(self, processor: BorrowedProcessor, geometry: Geometry, field: str) -> PictureLayout:
         assert processor == PROCESSOR
         self.asked.append(geometry)
         if geometry.height == 13:
             raise UnsupportedPictureError(field, "13 is no height")
-        return PictureLayout(geometry.width, token_ids=(7,) * geometry.width, num_bytes=10)
+        return PictureLayout(geometry.width, token_ids=(7,) * geometry.width, num_bytes=self.num_bytes)
 
 
 def test_a_size_is_asked_about_once() -> None:
@@ -50,6 +52,13 @@ def test_a_picture_of_more_tokens_than_an_engine_has_room_for_is_refused_with_bo
     assert layouts.of(Geometry(MAX_TOKENS_OF_BORROWED, 100), "picture").num_tokens == MAX_TOKENS_OF_BORROWED
     with pytest.raises(PictureTooLargeError, match=r"16385 x 100 pixels has 16385 tokens .* at most 16384 are allowed"):
         layouts.of(Geometry(MAX_TOKENS_OF_BORROWED + 1, 100), "picture")
+
+
+def test_a_picture_whose_arrays_could_not_be_sent_is_refused_with_both_sizes() -> None:
+    assert BorrowedLayouts(PROCESSOR, Processor(MAX_PIXEL_BYTES)).of(Geometry(3, 2), "picture").num_bytes == 2**30
+    layouts = BorrowedLayouts(PROCESSOR, Processor(MAX_PIXEL_BYTES + 4096))
+    with pytest.raises(PictureTooLargeError, match=r"3 x 2 pixels takes 1073745920 bytes .* at most 1073741824 are"):
+        layouts.of(Geometry(3, 2), "picture")
 
 
 @pytest.mark.parametrize("size", [Geometry(201, 1), Geometry(2, 401)])

@@ -35,7 +35,6 @@ from keepsight.frontend.pixels.make_pixels import (
     SoundLook,
 )
 from keepsight.frontend.pixels.picture_wire import (
-    MAX_BORROWED_BYTES,
     MAX_HEADER_BYTES,
     MAX_MESSAGE_CHARACTERS,
     receive_answer,
@@ -218,7 +217,7 @@ def test_the_longest_text_that_a_document_may_have_comes_back() -> None:
         replace(LAYOUT, columns=2),
         replace(LAYOUT, columns=-3),
         replace(LAYOUT, num_bytes=0),
-        replace(LAYOUT, num_bytes=MAX_BORROWED_BYTES + 1),
+        replace(LAYOUT, num_bytes=-1),
         Geometry(640, 480),
     ],
 )

@@ -11,6 +11,7 @@ from keepsight.frontend.identity.single_flight import SingleFlight
 from keepsight.frontend.pixels.readers import LayOutBorrowed
 from keepsight.lru_cache import LruCache
 from keepsight.media import Geometry, PictureLayout
+from keepsight.requests import MAX_PIXEL_BYTES
 from keepsight.shown_sizes import check_can_show
 
 # Enough for some hundreds of sizes with thousands of tokens each.
@@ -36,6 +37,9 @@ class BorrowedLayouts:
         if layout.num_tokens > (most := self._processor.max_tokens):
             of_size = f"a picture of {geometry.width} x {geometry.height} pixels has {layout.num_tokens} tokens"
             raise PictureTooLargeError(field, f"{of_size} in this model; at most {most} are allowed")
+        if layout.num_bytes > MAX_PIXEL_BYTES:
+            of_size = f"a picture of {geometry.width} x {geometry.height} pixels takes {layout.num_bytes} bytes"
+            raise PictureTooLargeError(field, f"{of_size} in this model; at most {MAX_PIXEL_BYTES} are allowed")
         return layout
 
     def _recall(self, geometry: Geometry) -> PictureLayout | None:

@@ -43,8 +43,6 @@ from keepsight.requests import Pixels
 MAX_HEADER_BYTES = 4 * 2**20
 MAX_MESSAGE_CHARACTERS = 2000
 Seen = TypeVar("Seen", Geometry, Document)
-# For the result of a checkpoint's own processor: 40 tiles of 448 x 448, more than models take, make 100 MB.
-MAX_BORROWED_BYTES = 2**30
 _ERRORS = {
     error.__name__: error
     for error in (PictureError, UnreadablePictureError, UnsupportedPictureError, PictureTooLargeError)
@@ -152,7 +150,7 @@ def _believable(found: Seen | None, check: Callable[[Seen], object], what: str) 
 def _believable_layout(layout: PictureLayout | None) -> PictureLayout:
     if layout is None or not 0 < layout.tokens_per_part == len(layout.token_ids) or min(layout.token_ids) < 0:
         raise ConnectionError("a picture that was laid out in no tokens")
-    if not 0 < layout.num_bytes <= MAX_BORROWED_BYTES:
+    if layout.num_bytes <= 0:  # too many are refused where layouts are kept
         raise ConnectionError(f"a picture of {layout.num_bytes} bytes")
     columns = layout.columns
     if columns and (columns < 0 or layout.tokens_per_part % columns):
