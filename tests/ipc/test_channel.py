@@ -136,6 +136,22 @@ class TestMessages:
         assert other.received.get(timeout=LIMIT) == [TokenOutput("8", 0, 3)]
         assert frontend.received.get(timeout=LIMIT) == other.received.get(timeout=LIMIT) == [MediaHeld(("hash",))]
 
+    def test_a_long_list_of_held_media_reaches_all_frontends(
+        self, engine: Engine, frontend: Frontend, endpoint: str, opened: Callable[[Any], Any]
+    ) -> None:
+        other: Frontend = opened(Frontend(endpoint, "b")).connect()
+        # One message of these would exceed the limit.
+        names = tuple(f"{number:0128x}" for number in range(520_000))
+        engine.listener.send_to_all([MediaHeld(names), MediaHeld(("last",))])
+        for each in (frontend, other):
+            told: list[str] = []
+            while not told or told[-1] != "last":
+                for output in each.received.get(timeout=LIMIT):
+                    assert isinstance(output, MediaHeld)
+                    told += output.media_hashes
+            assert tuple(told) == (*names, "last")
+            assert each.lost.empty()
+
     def test_many_threads_may_send_without_loss(self, engine: Engine, frontend: Frontend) -> None:
         def send(sender: int) -> None:
             for number in range(100):

@@ -34,6 +34,7 @@ from keepsight.requests import (
     EngineRequest,
     FromEngine,
     MediaArrived,
+    MediaDropped,
     MediaHeld,
     PromptPin,
     RequestFailed,
@@ -98,6 +99,22 @@ def test_outputs_with_prompt_logprobs_are_sent_alone_and_in_order() -> None:
     outputs: list[FromEngine] = [short, MediaHeld(("a",)), long, long, short]
     assert list(cut_into_messages(outputs)) == [[short, MediaHeld(("a",))], [long], [long], [short]]
     assert list(cut_into_messages([])) == [[]]
+
+
+@pytest.mark.parametrize("kind", [MediaHeld, MediaDropped])
+def test_more_names_than_one_message_can_hold_are_sent_in_several_in_their_order(
+    kind: type[MediaHeld | MediaDropped],
+) -> None:
+    # The longest names: sha512's.
+    names = tuple(f"{number:0128x}" for number in range(520_000))
+    before, after = TokenOutput("7", 0, 1), TokenOutput("7", 0, 2)
+    messages = list(cut_into_messages([before, kind(names), kind(("more",)), after]))
+    read = [output for message in messages for output in decode_from_engine(encode_from_engine(message))]
+    assert (read[0], read[-1]) == (before, after)
+    assert tuple(name for each in read[1:-1] if isinstance(each, kind) for name in each.media_hashes) == (
+        *names,
+        "more",
+    )
 
 
 class TestRoundTrip:

@@ -178,7 +178,10 @@ class EngineListener:
         return self._io.send_or_keep((frontend_id, frames), _num_bytes(frames), try_send)
 
     def send_to_all(self, outputs: Sequence[FromEngine]) -> bool:
-        frames = encode_from_engine(outputs)
+        """Send to all frontends. False: the listener is closed or too far behind, and not all of it is sent."""
+        return all(self._put_for_all(encode_from_engine(each)) for each in cut_into_messages(outputs))
+
+    def _put_for_all(self, frames: list[Frame]) -> bool:
         return self._io.outbox.try_put((None, frames), _num_bytes(frames))
 
     def forget(self, frontend_id: str) -> None:

@@ -7,7 +7,7 @@ raises WireError.
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 from math import inf
 from typing import Any
 
@@ -41,6 +41,8 @@ from keepsight.sampling_params import MAX_CHOICES, MAX_COUNT
 Frame = bytes | memoryview
 
 MAX_BODY_BYTES = 64 * 2**20
+# Names of media in one message: 1.3 MB of the longest.
+MAX_NAMES = 10_000
 # A sound's side is its number of samples: 480,000 are 30 s.
 MAX_SIDE = 2**20
 
@@ -80,19 +82,30 @@ def decode_to_engine(frames: Sequence[Frame]) -> ToEngine:
 
 
 def cut_into_messages(outputs: Sequence[FromEngine]) -> Iterator[Sequence[FromEngine]]:
-    """Split outputs into messages. Prompt logprobs may be megabytes: an output with them goes alone, as a message of
-    several could exceed the size limit.
+    """Split outputs into messages below the size limit. Outputs that may be megabytes, as those with prompt logprobs,
+    go alone, and a long list of names in pieces.
     """
-    if not any(map(_has_prompt_logprobs, outputs)):
+    if not any(map(_may_be_large, outputs)):
         yield outputs
         return
-    for is_large, run in groupby(outputs, _has_prompt_logprobs):
+    for is_large, run in groupby(chain.from_iterable(map(_cut, outputs)), _may_be_large):
         together = list(run)
         yield from ([each] for each in together) if is_large else [together]
 
 
-def _has_prompt_logprobs(output: FromEngine) -> bool:
+def _may_be_large(output: FromEngine) -> bool:
+    if isinstance(output, MediaHeld | MediaDropped):
+        return len(output.media_hashes) >= MAX_NAMES
     return isinstance(output, TokenOutput) and output.prompt_logprobs is not None
+
+
+def _cut(output: FromEngine) -> Iterator[FromEngine]:
+    if not isinstance(output, MediaHeld | MediaDropped):
+        yield output
+        return
+    names = output.media_hashes
+    for first in range(0, len(names), MAX_NAMES):
+        yield type(output)(names[first : first + MAX_NAMES])
 
 
 def encode_from_engine(outputs: Sequence[FromEngine]) -> list[Frame]:
