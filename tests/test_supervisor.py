@@ -23,7 +23,7 @@ from tests.wait_until import wait_until
 FAKE = Path(__file__).parent / "fake_process.py"
 PATIENCE = 20  # seconds
 SUPERVISE = """
-import ctypes, logging, socket, sys
+import ctypes, json, logging, socket, sys
 from pathlib import Path
 from keepsight import supervisor
 from keepsight.api_settings import ApiSettings
@@ -38,8 +38,8 @@ ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 logging.basicConfig(level=logging.INFO, format=LOG_FORMAT)
 path, num_frontends, num_engines, shutdown_seconds, *command = sys.argv[1:]
 settings = ServerSettings(
-    options={"model": "some/model"}, model_name="mine", files={}, run_directory=Path(path), pixel_mode="shared",
-    num_frontends=int(num_frontends), num_engines=int(num_engines), api=ApiSettings(),
+    options=json.loads((Path(path) / "options").read_text()), model_name="mine", files={}, run_directory=Path(path),
+    pixel_mode="shared", num_frontends=int(num_frontends), num_engines=int(num_engines), api=ApiSettings(),
     shutdown_seconds=float(shutdown_seconds),
 )
 with socket.create_server(("127.0.0.1", 0)) as listener, take_signals() as signals:
@@ -89,6 +89,7 @@ def has_zombies(parent: int) -> bool:
 class Stage:
     def __init__(self, path: Path) -> None:
         self.path, self.log_path = path, path / "log"
+        self.options: dict[str, object] = {"model": "some/model"}
         self._socket = socket.socket(socket.AF_UNIX)
         self._socket.bind(str(path / "stage"))
         self._socket.listen()
@@ -107,6 +108,7 @@ class Stage:
         return sorted(actors, key=lambda actor: (actor.kind, actor.start["rank"]))
 
     def supervise(self, *arguments: object) -> None:
+        (self.path / "options").write_text(json.dumps(self.options))
         with self.log_path.open("w") as log:
             command = [sys.executable, "-c", SUPERVISE, *map(str, (self.path, *arguments))]
             self._supervisor = subprocess.Popen(command, stderr=log)
@@ -194,6 +196,17 @@ def test_all_processes_start_at_once_and_get_their_start_parameters(stage: Stage
     assert engine.start["endpoint"] == f"ipc://{stage.path}/engine-1"
     assert {frontend.start["frontend_id"] for frontend in frontends} == {"frontend-1", "frontend-2"}
     assert all(frontend.start["model_name"] == "mine" for frontend in frontends)
+
+
+def test_options_longer_than_a_socket_holds_reach_all_processes(stage: Stage) -> None:
+    # Twice: the second engine begins when the server runs.
+    stage.options["allowed_media_domains"] = [f"images-{number:05}.example.org" for number in range(30_000)]
+    engine, frontend = stage.start_serving()
+    engine.kill()
+    again = stage.next()
+    again.do("ready")
+    assert engine.start["options"] == frontend.start["options"] == again.start["options"] == stage.options
+    assert kinds([frontend.hear(), frontend.hear()]) == ["EngineLost", "EngineReady"]
 
 
 def test_the_server_is_announced_when_engine_and_frontends_are_ready(stage: Stage) -> None:

@@ -52,6 +52,7 @@ FRONTEND = (sys.executable, "-P", "-m", "keepsight.frontend.frontend_process")
 MAX_FAILED_STARTS = 3
 # A process that exits by itself this soon after it was ready counts as a failed start: the next would hardly do better.
 SETTLING_SECONDS = 3.0
+READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 # select() cannot wait longer than some weeks at once.
 MAX_WAIT_SECONDS = 86400.0
 # Time for telling callers that there will be no answer, and for an engine that has nothing left to do.
@@ -155,7 +156,7 @@ class Supervisor:
         Raise ServerStartError if the first start fails by the user's mistake, or for lack of descriptors or memory.
         """
         with self._selector:
-            self._selector.register(self._signals, selectors.EVENT_READ, self._handle_signals)
+            self._selector.register(self._signals, READ, self._handle_signals)
             try:
                 for rank in range(self._settings.num_engines):
                     self._start_engine(rank)
@@ -221,7 +222,7 @@ class Supervisor:
         except OSError as error:  # no descriptors are left, or no memory
             raise ServerStartError(f"the {kind} cannot be started: {error}") from error
         self._children.append(child)
-        self._selector.register(child.control.connection, selectors.EVENT_READ, partial(self._receive, child))
+        self._selector.register(child.control.connection, READ, partial(self._exchange, child))
         return child
 
     def _endpoint_of(self, engine: _Child) -> str:
@@ -233,9 +234,15 @@ class Supervisor:
 
     # Watching -------------------------------------------------------------------------------------------------
 
-    def _receive(self, child: _Child) -> None:
+    def _exchange(self, child: _Child) -> None:
+        """Send what can be sent by now, and receive."""
         if child not in self._children:  # it was reaped earlier in the same round of events
             return
+        if child.control.has_unsent:
+            self._note_sent(child, is_alive=child.control.try_flush())
+        self._receive(child)
+
+    def _receive(self, child: _Child) -> None:
         messages, is_open = child.control.take()
         for message in messages:
             self._act_on(child, message)
@@ -384,9 +391,16 @@ class Supervisor:
             self._selector.unregister(child.control.connection)
 
     def _send(self, child: _Child, message: ToProcess) -> None:
-        if not child.control.try_send(message):
+        self._note_sent(child, is_alive=child.control.try_send(message))
+
+    def _note_sent(self, child: _Child, *, is_alive: bool) -> None:
+        """Go on when the socket takes more, if anything is left to send."""
+        if not is_alive:
             # It is dead, as SIGCHLD will tell, or stuck: in either case of no more use.
             child.process.kill()
+        if (key := self._selector.get_map().get(child.control.connection.fileno())) is not None:
+            is_left = is_alive and child.control.has_unsent
+            self._selector.modify(key.fileobj, READ | WRITE if is_left else READ, key.data)
 
     def _send_to_all(self, kind: str, *messages: ToProcess) -> None:
         for child in self._of_kind(kind):

@@ -2,7 +2,9 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 
+import msgspec
 import pytest
 
 from keepsight.ipc.control import (
@@ -13,6 +15,7 @@ from keepsight.ipc.control import (
     GiveUp,
     Ready,
     SupervisorEnd,
+    ToProcess,
 )
 
 SOON = 20  # seconds
@@ -86,6 +89,32 @@ def test_a_process_that_does_not_read_is_detected_without_blocking(pair: tuple[S
         raise AssertionError("it was never noticed")
     connection.close()
     assert not supervisor.try_send(Drain())
+
+
+def test_a_message_longer_than_the_socket_holds_waits_and_later_ones_follow_it(
+    pair: tuple[SupervisorEnd, socket.socket],
+) -> None:
+    supervisor, connection = pair
+    sent: list[ToProcess] = [GiveUp("x" * 5_000_000), Drain(), GiveUp("last")]
+    for message in sent:
+        assert supervisor.try_send(message)
+    assert supervisor.has_unsent
+    received = b""
+    while supervisor.has_unsent:
+        received += connection.recv(100_000)
+        assert supervisor.try_flush()
+    connection.setblocking(False)
+    with suppress(BlockingIOError):
+        while chunk := connection.recv(100_000):
+            received += chunk
+    assert [msgspec.json.decode(line, type=ToProcess) for line in received.splitlines()] == sent
+
+
+def test_what_waits_for_a_process_that_has_ended_is_given_up(pair: tuple[SupervisorEnd, socket.socket]) -> None:
+    supervisor, connection = pair
+    assert supervisor.try_send(GiveUp("x" * 5_000_000))
+    connection.close()
+    assert not supervisor.try_flush()
 
 
 def test_a_process_ends_when_its_supervisor_closes() -> None:

@@ -27,6 +27,8 @@ LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # Exit statuses: a user's mistake, the same as argparse's; a process whose supervisor is gone.
 MISTAKEN, ORPHANED = 2, 70
 _CHUNK_BYTES = 65536
+# Far more than the options of any command line: a process with so much to read is beyond hope.
+MAX_UNSENT_BYTES = 64 * 2**20
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -108,20 +110,33 @@ _to_process: msgspec.json.Decoder[ToProcess] = msgspec.json.Decoder(ToProcess)
 
 
 class SupervisorEnd:
-    """The supervisor's end. Never waits: unread messages fit into the socket, or the process is beyond hope."""
+    """The supervisor's end. Never waits: what does not fit into the socket is kept until `try_flush` can send it."""
 
     def __init__(self, connection: socket.socket) -> None:
         connection.setblocking(False)
         self.connection = connection
         self._unread = b""
+        self._unsent = bytearray()
+
+    @property
+    def has_unsent(self) -> bool:
+        return bool(self._unsent)
 
     def try_send(self, message: ToProcess) -> bool:
-        """Send a message; return False if the process can no longer receive it."""
-        line = msgspec.json.encode(message) + b"\n"
+        """Send a message, or keep it; return False if the process can no longer receive it."""
+        self._unsent += msgspec.json.encode(message) + b"\n"
+        return self.try_flush()
+
+    def try_flush(self) -> bool:
+        """Send what the socket takes of what was kept; return False if the process can no longer receive it."""
         try:
-            return self.connection.send(line) == len(line)
+            while self._unsent:
+                del self._unsent[: self.connection.send(self._unsent)]
+        except BlockingIOError:
+            return len(self._unsent) <= MAX_UNSENT_BYTES
         except OSError:
             return False
+        return True
 
     def take(self) -> tuple[list[FromProcess], bool]:
         """Return the messages that have come, and whether more may come."""
