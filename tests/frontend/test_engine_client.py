@@ -534,6 +534,27 @@ def test_a_reset_that_reaches_no_engine_is_an_error() -> None:
     client.close()
 
 
+def test_a_reset_that_an_engine_does_not_get_is_an_error_but_reaches_the_others(client: EngineClient) -> None:
+    client.connect(lambda _: False, 0)
+    client.connect((other := Engine()).send, 1)
+    with pytest.raises(EngineLostError, match="did not reach all engines: reset again"):
+        client.reset_caches(prefix=True)
+    assert other.told == [ResetCaches(prefix=True)]
+
+
+def test_a_reset_while_a_living_engine_is_not_connected_is_an_error(client: EngineClient) -> None:
+    for rank in range(2):
+        client.expect(rank, lives=True)
+        client.connect((engine := Engine()).send, rank)
+    client.disconnect("it was not read from", 0)
+    with pytest.raises(EngineLostError, match="did not reach all engines"):
+        client.reset_caches(encoder=True)
+    assert engine.told == [ResetCaches(encoder=True)]
+    # The next one of this rank begins with empty caches.
+    client.expect(0, lives=False)
+    client.reset_caches(encoder=True)
+
+
 def test_a_processor_cache_that_cannot_be_cleared_is_not_said_to_be() -> None:
     class Stuck(PixelCache):
         def clear(self) -> None:

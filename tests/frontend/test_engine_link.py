@@ -27,6 +27,10 @@ class Client:
         self.heard = SimpleQueue[Any]()
         self.send: Send | None = None
         self.was_connected = threading.Event()
+        self.expected: list[bool] = []
+
+    def expect(self, rank: int, *, lives: bool) -> None:
+        self.expected.append(lives)
 
     def connect(self, send: Send, rank: int, *, accepts_unrequested_pixels: bool) -> None:
         self.send = send
@@ -96,6 +100,12 @@ def test_the_client_is_connected_once_an_engine_has_welcomed_it(
     assert client.send(ResetCaches())
     first.send("one", [TokenOutput("r", 0, 5)])
     assert client.next() == [TokenOutput("r", 0, 5)]
+
+
+def test_the_client_is_told_whether_an_engine_lives(first: EngineListener, link: EngineLink, client: Client) -> None:
+    assert client.expected == [True]
+    link.engine_is_lost()
+    assert client.expected == [True, False]
 
 
 def test_a_dying_engine_s_last_message_comes_before_its_disconnect(

@@ -82,6 +82,8 @@ class EngineClient:
         self._callers: dict[str, _Caller] = {}
         # By rank.
         self._engines: dict[int, _Engine] = {}
+        # Ranks of engines that are known to live, connected or not.
+        self._living_ranks: set[int] = set()
         self._reason_of_end: str | None = None
 
     # The engines ----------------------------------------------------------------------------------------------
@@ -93,6 +95,11 @@ class EngineClient:
     def list_tiers(self) -> dict[int, tuple[TierStatus, ...]]:
         """Return the last reported tiers of each engine that has any, by rank."""
         return {rank: engine.tiers for rank, engine in sorted(self._engines.items()) if engine.tiers}
+
+    def expect(self, rank: int, *, lives: bool) -> None:
+        """Note whether an engine of this rank lives: if it does, it is about to be connected, or connected again."""
+        with self._lock:
+            (self._living_ranks.add if lives else self._living_ranks.discard)(rank)
 
     def connect(self, send: Send, rank: int = 0, *, accepts_unrequested_pixels: bool = True) -> None:
         """Add an engine that is ready, and give it the waiting requests.
@@ -213,10 +220,13 @@ class EngineClient:
             if not self._engines:
                 # The next engine begins with empty caches, except for those that outlive an engine.
                 raise EngineLostError("no engine is ready: reset again once one is")
-            for engine in self._engines.values():
-                engine.send(ResetCaches(prefix, encoder, processor))
-                if prefix:
+            reset = ResetCaches(prefix, encoder, processor)
+            is_told = [engine.send(reset) for engine in self._engines.values()]
+            if prefix:
+                for engine in self._engines.values():
                     engine.forget_prefixes()
+            if not all(is_told) or not self._living_ranks <= self._engines.keys():
+                raise EngineLostError("the reset did not reach all engines: reset again")
 
     def engine_holds(self, media_hash: str) -> bool:
         """Return whether any engine is believed to hold something made from this media item."""

@@ -42,6 +42,7 @@ class EngineLink:
     def engine_is_ready(self, endpoint: str) -> None:
         with self._changed:
             self._endpoint, self._has_failed = endpoint, False
+            self._client.expect(self._rank, lives=True)
             channel = self._channel
             self._changed.notify()
         if channel is not None:  # its engine is gone, even if the channel has not noticed
@@ -53,6 +54,7 @@ class EngineLink:
         """Forget the endpoint. The channel stays open, to read what has arrived and find the connection's end."""
         with self._changed:
             self._endpoint = None
+            self._client.expect(self._rank, lives=False)
 
     def close(self) -> None:
         with self._changed:
