@@ -121,8 +121,9 @@ class RingWriter:
         with self._lock:
             if known := self._index.get(media_hash):
                 return known.place
-            num_bytes = _HEADER_BYTES + -(-pixels.nbytes // _UNIT) * _UNIT
-            start = self._make_room(num_bytes) if self._may_hold(pixels.nbytes, num_bytes) else None
+            num_bytes = _entry_bytes(pixels)
+            may_hold = pixels.nbytes > 0 and self._descriptor >= 0 and not self.is_too_large(pixels)
+            start = self._make_room(num_bytes) if may_hold else None
             if start is None:
                 return None
             entry = _Entry(media_hash, self._name_place(start, pixels), num_bytes)
@@ -131,6 +132,10 @@ class RingWriter:
             self._index[media_hash] = entry
             self._next_start = entry.end
             return entry.place
+
+    def is_too_large(self, pixels: Pixels) -> bool:
+        """Return whether there is never room for so many bytes."""
+        return pixels.nbytes > self._max_object_bytes or _entry_bytes(pixels) > self.num_bytes - _FIRST
 
     def size(self) -> CacheSize:
         with self._lock:
@@ -159,10 +164,6 @@ class RingWriter:
             self._reader.close()
             self._entries.clear()
             self._index.clear()
-
-    def _may_hold(self, num_payload_bytes: int, num_bytes: int) -> bool:
-        fits = num_payload_bytes <= self._max_object_bytes and num_bytes <= self.num_bytes - _FIRST
-        return fits and num_payload_bytes > 0 and self._descriptor >= 0
 
     def _make_room(self, num_bytes: int) -> int | None:
         """Return where `num_bytes` may be written; None if an entry there is being read."""
@@ -289,6 +290,10 @@ def remove_dead_rings(directory: Path) -> None:
             # A reader may still have it mapped: its pages read as zeros from now on, and their memory is freed.
             with mmap.mmap(descriptor, 0) as content:
                 content.madvise(mmap.MADV_REMOVE)
+
+
+def _entry_bytes(pixels: Pixels) -> int:
+    return _HEADER_BYTES + -(-pixels.nbytes // _UNIT) * _UNIT
 
 
 def _path_of(directory: Path, ring_id: str) -> Path:

@@ -15,6 +15,7 @@ from keepsight.engine.pixel_source import PixelSource, open_pixel_source
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
+from keepsight.ipc.shm_ring import RingWriter
 from keepsight.pixels import carry_embeddings
 from keepsight.requests import CarriedPixels, MediaArrived, Pixels, RingPlace
 from tests.names import name_of
@@ -127,6 +128,22 @@ def test_one_larger_than_the_cache_is_carried_and_warned_of_once(
         assert not sides.is_kept(number)
     assert sides.is_kept(2) == (sides.mode in KEEPING)
     assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == (sides.mode != "none")
+
+
+@of("shm")
+def test_a_picture_that_found_no_place_this_once_is_not_said_to_be_too_large(
+    sides: Sides, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    large, too_large = picture(1, (512, 512, 3)), picture(2, (1024, 1024, 3))
+    assert isinstance(sides.cache.put(name_of(0), large), RingPlace)
+    with monkeypatch.context() as patched:
+        patched.setattr(RingWriter, "_is_being_read", lambda *_: True)
+        assert isinstance(sides.cache.put(name_of(1), large), np.ndarray)
+    assert not caplog.records
+    assert isinstance(sides.cache.put(name_of(1), large), RingPlace)
+    sides.cache.put(name_of(2), too_large)
+    [warning] = caplog.records
+    assert warning.getMessage().startswith("3145728 bytes do not fit into the ring")
 
 
 @of(*KEEPING)

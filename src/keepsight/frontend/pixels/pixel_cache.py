@@ -290,7 +290,7 @@ class RingCache(_CacheInFiles[RingWriter]):
 
     def put(self, media_hash: str, pixels: Pixels) -> CarriedPixels:
         place = self._files.put(media_hash, pixels)
-        if place is None and not self._has_warned:
+        if place is None and self._files.is_too_large(pixels) and not self._has_warned:
             self._has_warned = True
             logger.warning("%d bytes do not fit into the ring: such items are served, but not cached", pixels.nbytes)
         return pixels if place is None else place
