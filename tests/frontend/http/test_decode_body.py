@@ -11,7 +11,7 @@ from keepsight.frontend.api.read_upload import read_upload
 from keepsight.frontend.api.tokenize_request import parse_tokenize_request
 from keepsight.frontend.http.decode_body import MAX_MARKS_IN_BODY, BodyDecoder, Buffer
 
-SEPARATED = {b",": b"1,", b"[": b"[],", b"{": b"{},"}
+SEPARATED = {b",": b"1,", b"[": b"[],", b"{": b"{},", b":": b'{"a":1},'}
 
 
 def chat(value: bytes) -> bytes:
@@ -31,6 +31,13 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_decoded(
 def test_an_upload_of_too_many_values_is_refused_too() -> None:
     with pytest.raises(InvalidArgumentError, match="too many values"):
         read_upload("application/json", b'{"url":[' + b"[]," * 2**18 + b"1]}", {})
+
+
+@pytest.mark.parametrize("field", ["logit_bias", "metadata"])
+def test_an_object_of_too_many_members_is_refused_before_it_is_decoded(field: str) -> None:
+    members = b",".join(b'"%d":1' % number for number in range(2**20))
+    with pytest.raises(InvalidArgumentError, match=r"body: has more than 1048576 of ':'.*too many values"):
+        parse_chat_request(b'{"messages":[{"role":"user","content":"a"}],"%s":{%s}}' % (field.encode(), members))
 
 
 def test_nested_lists_count_without_commas_between_them() -> None:
@@ -54,7 +61,7 @@ def test_a_batch_of_long_prompts_of_token_ids_passes() -> None:
 
 
 def test_a_long_text_passes_whatever_characters_it_has() -> None:
-    table = "1.5, -2.25, [3], {4}\n" * 200_000
+    table = "1.5, -2.25, [3], {4}, 5:30:00\n" * 200_000
     body = json.dumps({"messages": [{"role": "user", "content": table}]}).encode()
     assert parse_chat_request(body).messages.messages
 

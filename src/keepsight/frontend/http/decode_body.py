@@ -17,9 +17,10 @@ Refused = Annotated[Any, msgspec.Meta(description="Not supported: only values wi
 # The type of a struct's `NEUTRAL_VALUES`: for each such field, the values besides null that ask for nothing.
 NeutralValues = Mapping[str, tuple[Any, ...]]
 MAX_SHOWN_CHARACTERS = 80
-# Each value needs a comma or a bracket, and becomes an object of 50 bytes or more before it can be checked.  Commas and
-# brackets in strings count too, so the limits leave room for those of any prompt; token ids are cheap, and may be many.
-MAX_MARKS_IN_BODY = {b",": 2**23, b"[": 2**18, b"{": 2**18}
+# Each value needs a comma, a bracket or a colon, and becomes an object of 50 bytes or more before it can be checked; no
+# other request is served meanwhile.  Those in strings count too, so the limits leave room for those of any prompt.
+# Token ids are cheap, and may be many; a member of an object takes 30 times as long.
+MAX_MARKS_IN_BODY = {b",": 2**23, b"[": 2**18, b"{": 2**18, b":": 2**20}
 # Bytes to scan at a time: they stay in the processor's cache.
 PIECE_BYTES = 2**16
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
