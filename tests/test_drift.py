@@ -122,7 +122,7 @@ class SentRequest:
                 self.tokens.setdefault(output.choice, []).append(output.token_id)
 
     def stop(self, choice: int) -> None:
-        self.client.stop_choice(self.request_id, choice)
+        self.client.note_read(self.request_id, choice, "stop")
         self.stopped.add(choice)
 
     def assert_right_answer(self, max_model_len: int) -> None:

@@ -461,6 +461,21 @@ def test_an_answer_ends_before_a_stop_string_and_says_which(llm: LLM, drawn: Dra
         assert (choice.text, choice.finish_reason, choice.stop_reason) == (expected, "stop", " at the")
 
 
+def test_metrics_count_the_tokens_that_choices_with_stop_strings_have(llm: LLM) -> None:
+    def count() -> float:
+        return sum(
+            each.value
+            for each in llm.get_metrics()
+            if isinstance(each, Counter) and each.name == "keepsight_generation_tokens_total"
+        )
+
+    before = count()
+    params = SamplingParams(n=16, temperature=2, seed=1, max_tokens=40, stop=["e", " "])
+    [output] = llm.generate(["a"], params)
+    assert {choice.finish_reason for choice in output.outputs} >= {"stop"}
+    assert count() - before == sum(len(choice.token_ids) for choice in output.outputs)
+
+
 def test_an_answer_ends_at_a_stop_token_at_the_end_token_or_at_its_length(llm: LLM, drawn: Drawn) -> None:
     messages = ask(by_object(drawn.picture), drawn.questions[0].text)
     whole = llm.chat(messages, GREEDY)[0].outputs[0]

@@ -377,7 +377,7 @@ def test_a_choice_that_is_stopped_ends_and_the_others_go_on() -> None:
         async for token in made.engine.generate(asked):
             heard[token.choice].append(token.token_id)
             if token.choice == 0:
-                made.engine.stop_choice("a", 0)
+                made.engine.note_read("a", 0, "stop")
                 made.runner.steps_one_by_one = False
             made.runner.may_step.set()
         assert heard[1] == made.alone("a", 1)
@@ -393,9 +393,9 @@ def test_a_choice_that_is_stopped_ends_and_the_others_go_on() -> None:
 def test_an_answer_ends_when_its_last_choice_is_stopped() -> None:
     async def story(made: Bench) -> None:
         async for token in made.engine.generate(made.prepare("a", 5, **ENDLESS)):
-            made.engine.stop_choice("a", token.choice)
-            made.engine.stop_choice("a", token.choice)
-        made.engine.stop_choice("a", 0)
+            made.engine.note_read("a", token.choice, "stop")
+            made.engine.note_read("a", token.choice, "stop")
+        made.engine.note_read("a", 0, "stop")
         made.runner.steps_one_by_one = False
         made.runner.may_step.set()
 

@@ -27,6 +27,8 @@ from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.observe.counters import Counters
+from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, PROMPT_TOKENS, RequestObserver
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
@@ -439,9 +441,74 @@ def test_a_request_of_two_choices_ends_as_the_last_of_them_or_as_its_client_leav
 def test_stopping_one_choice_does_not_end_the_other(client: EngineClient, ask: Ask) -> None:
     client.connect(Engine().send)
     ask(asked := asked_for_two())
-    client.stop_choice("1", 0)
+    client.note_read("1", 0, "stop")
     client.leave("1")
     assert asked.account.end_reason == "abort"
+
+
+# Stop strings: only the reader of the answer finds where it ends --------------------------------------------------
+
+
+def asked_with_stop_string(num_choices: int = 2) -> Prepared:
+    request = prepared("1").engine_request
+    return Prepared(replace(request, sampling_params=SamplingParams(max_tokens=4, n=num_choices, stop="x")))
+
+
+def count_tokens(counters: Counters) -> float:
+    return counters.numbers()[ANSWER_TOKENS]
+
+
+def test_only_tokens_that_are_part_of_the_answer_are_counted(pool: MediaPool) -> None:
+    counters, engine, caller = Counters(), Engine(), Caller()
+    client, asked = EngineClient(pool, RequestObserver(counters)), asked_with_stop_string()
+    client.connect(engine.send)
+    client.submit(cast(PreparedRequest, asked), caller.hear)
+    client.receive([choice(0), choice(0), choice(1)])
+    client.note_read("1", 0, "stop")  # the second token, which came with the first, is behind the stop string
+    client.note_read("1", 1, None)
+    assert engine.of(AbortRequest) == [AbortRequest("1", 0)]
+    client.receive([choice(0), choice(1, "length")])  # a step had begun before the engine read the abort
+    client.note_read("1", 1, "length")
+    assert [each.choice for each in caller.outputs if isinstance(each, TokenOutput)] == [0, 0, 1, 1]
+    assert (asked.account.num_tokens, count_tokens(counters)) == (3, 3)
+    assert counters.numbers()[PROMPT_TOKENS] == 8
+    assert not client.leave("1")
+
+
+@pytest.mark.parametrize(("last", "reason"), [("stop", "stop"), ("length", "length")])
+def test_a_request_ends_as_its_reader_says_and_not_as_its_engine_does(
+    client: EngineClient, ask: Ask, last: FinishReason, reason: str
+) -> None:
+    client.connect(Engine().send)
+    ask(asked := asked_with_stop_string(1))
+    client.receive([choice(0, "length")])
+    assert asked.account.end_reason is None
+    client.note_read("1", 0, last)
+    client.leave("1")
+    assert asked.account.end_reason == reason
+
+
+@pytest.mark.parametrize(
+    ("heard", "reason"),
+    [
+        ([choice(0), choice(1)], "abort"),
+        ([choice(0, "stop"), choice(1, "length")], "length"),
+        ([choice(0), RequestFailed("1", "broken")], "error"),
+    ],
+)
+def test_a_reader_that_leaves_before_the_end_ends_the_request_as_it_ended_for_the_engine(
+    pool: MediaPool, heard: list[FromEngine], reason: str
+) -> None:
+    counters, asked = Counters(), asked_with_stop_string()
+    client = EngineClient(pool, RequestObserver(counters))
+    client.connect(Engine().send)
+    client.submit(cast(PreparedRequest, asked), Caller().hear)
+    client.receive(heard)
+    client.note_read("1", 0, None)
+    client.leave("1")
+    client.leave("1")
+    assert asked.account.end_reason == reason
+    assert count_tokens(counters) == sum(counters.numbers()[each] for each in ENDS.values()) == 1
 
 
 # Several engines --------------------------------------------------------------------------------------------------
@@ -460,7 +527,7 @@ def test_requests_pixels_aborts_and_stops_go_to_the_engine_with_the_picture(clie
     ask(prepared("1", "a"))
     client.receive([MediaNeeded("1", ("a",))], rank=1)
     holder.await_pixels("a")
-    client.stop_choice("1", 0)
+    client.note_read("1", 0, "stop")
     assert [type(each) for each in holder.told] == [EngineRequest, MediaArrived, AbortRequest]
     assert not other.told
 

@@ -149,14 +149,16 @@ def test_a_request_resubmitted_to_another_engine_starts_a_new_account() -> None:
     account = make_account("a")
     account.note("identify", 1.0, 1.004)
     account.note_begun(make_begun(MADE))
-    account.note_tokens(1, 0, 1.1)
+    account.note_tokens(0, 1.1)
+    account.num_tokens = 1
     account.note_end("error")
     account.begin_again()
     account.note_begun(make_begun(MediaReport("device")))
-    assert account.note_tokens(1, 0, 1.3) is None
+    assert account.note_tokens(0, 1.3) is None
+    assert account.had_tokens
     body = account.describe()
     assert [each.stage for each in body.stages] == ["identify", "wait", "prefill"]
-    assert (body.status, body.completion_tokens, work_counts(body)) == ("running", 1, (0, 0, 0, 0))
+    assert (body.status, body.completion_tokens, work_counts(body)) == ("running", 0, (0, 0, 0, 0))
 
 
 def test_the_header_and_the_log_sum_stages_and_name_the_answering_caches() -> None:
@@ -241,8 +243,9 @@ def test_an_account_of_very_many_pictures_is_truncated() -> None:
     ring, account = AccountRing(), make_account(*(f"{number:064}" for number in range(100)))
     account.note("identify", 1.0, 1.004)
     account.note_begun(make_begun(*[MADE] * 100))
-    account.note_tokens(1, 0, 1.1)
-    account.note_tokens(1, 0, 1.2)
+    account.note_tokens(0, 1.1)
+    account.note_tokens(0, 1.2)
+    account.num_tokens = 2
     account.note_end("stop")
     ring.put(account.describe())
     [read] = read_accounts([ring.content()])

@@ -33,11 +33,6 @@ class AnswerPiece:
     def choice(self) -> int:
         return self.token.choice
 
-    @property
-    def ends_before_engine(self) -> bool:
-        """True if a stop string ended the choice, so that the engine has to be told."""
-        return self.finish_reason is not None and self.token.finish_reason is None
-
 
 class AnswerAssembler:
     def __init__(

@@ -24,6 +24,7 @@ from keepsight.observe.request_observer import RequestObserver
 from keepsight.requests import (
     AbortRequest,
     CarriedPixels,
+    FinishReason,
     FromEngine,
     MediaArrived,
     MediaDropped,
@@ -61,7 +62,14 @@ class _Caller:
     ) -> None:
         self.prepared, self.on_outputs, self.event_loop = prepared, on_outputs, event_loop
         self.request_id, self.account = prepared.engine_request.request_id, prepared.account
-        self.unfinished = set(range(prepared.engine_request.sampling_params.n))
+        params = prepared.engine_request.sampling_params
+        self.unfinished = set(range(params.n))
+        # The engine does not know stop strings: the reader finds the ends, and tells which tokens are of the answer.
+        self.has_stop_strings = bool(params.stop)
+        # With stop strings: the choices of which the reader has not read the end.
+        self.unread = set(self.unfinished)
+        # How the request ended for the engine.
+        self.end_reason = ""
         # The engine that has the request; None: there is no engine.
         self.engine: _Engine | None = None
         self.has_begun = False
@@ -80,6 +88,8 @@ class EngineClient:
         # Guards the set of engines and which request is with which; never held while callbacks run.
         self._lock = threading.RLock()
         self._callers: dict[str, _Caller] = {}
+        # With stop strings: the requests that the engine has ended and whose readers have not.
+        self._unread: dict[str, _Caller] = {}
         # By rank.
         self._engines: dict[int, _Engine] = {}
         # Ranks of engines that are known to live, connected or not.
@@ -198,14 +208,28 @@ class EngineClient:
 
     def leave(self, request_id: str) -> bool:
         """Abort a request. Return False if it had already ended."""
-        return self._leave(request_id, "abort")
+        had_to_be_aborted = self._leave(request_id, "abort")
+        self._end_reading(request_id)
+        return had_to_be_aborted
 
-    def stop_choice(self, request_id: str, choice: int) -> None:
-        """Stop one choice of a request early; do nothing if it has ended."""
-        caller = self._callers.get(request_id)
-        if caller is not None and choice in caller.unfinished:
-            _try_send(caller, AbortRequest(request_id, choice))
-            self._note_end(caller, choice, "stop")
+    def note_read(self, request_id: str, choice: int, finish_reason: FinishReason | None) -> None:
+        """Called for each token that is part of an answer, in order: those behind a stop string are not.
+
+        `finish_reason`: how the choice ends with this token, if it does; if the engine has not ended it, it is stopped.
+        Call it before the client gets the token, so that a delivered answer has been counted.
+        """
+        caller = self._callers.get(request_id) or self._unread.get(request_id)
+        if caller is None:
+            return
+        if caller.has_stop_strings:
+            self._observer.count_tokens(caller.account, 1)
+        if finish_reason is not None:
+            if choice in caller.unfinished:
+                _try_send(caller, AbortRequest(request_id, choice))
+            self._note_end(caller, choice, finish_reason)
+            caller.unread.discard(choice)
+            if not caller.unread:
+                self._end_reading(request_id, finish_reason)
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
         """Reset caches for all later requests. Raises an error if one of them may still be found afterwards."""
@@ -243,6 +267,7 @@ class EngineClient:
 
     def check_invariants(self) -> None:
         with self._lock:
+            assert not self._unread.keys() & self._callers.keys()
             for engine in self._engines.values():
                 engine.check_invariants()
                 theirs = {caller.request_id for caller in self._callers.values() if caller.engine is engine}
@@ -265,6 +290,7 @@ class EngineClient:
                 coming = self._send_request(caller)
             except Exception:
                 self._take_out(caller.request_id, "error")
+                self._end_reading(caller.request_id)
                 raise
         self._make_media(caller, coming)
 
@@ -316,7 +342,11 @@ class EngineClient:
 
     def _hand_out(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
         now = time.monotonic()
-        for caller, outputs in deliveries:
+        for caller, delivered in deliveries:
+            # An engine goes on with a choice until it reads that the choice was stopped.
+            outputs = [each for each in delivered if isinstance(each, Exception) or each.choice in caller.unfinished]
+            if not outputs:
+                continue
             self._observe(caller, outputs, now)
             for output in outputs:
                 if isinstance(output, Exception):
@@ -329,14 +359,20 @@ class EngineClient:
         """Count the tokens before the caller gets them, so that a delivered answer has been counted."""
         first, last = outputs[0], outputs[-1]
         if isinstance(first, TokenOutput):
-            num_tokens = len(outputs) - isinstance(last, Exception)
+            num_tokens = 0 if caller.has_stop_strings else len(outputs) - isinstance(last, Exception)
             self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now)
 
     def _note_end(self, caller: _Caller, choice: int, reason: str) -> None:
         """Mark a choice as ended. The request ends as the last of its choices."""
-        caller.unfinished.discard(choice)
-        if not caller.unfinished:
-            self._take_out(caller.request_id, reason)
+        with self._lock:  # a reader on another thread must find the request either running or unread
+            caller.unfinished.discard(choice)
+            if not caller.unfinished:
+                self._take_out(caller.request_id, reason)
+
+    def _end_reading(self, request_id: str, reason: str | None = None) -> None:
+        """Report the end of a request with stop strings; without `reason`, the end that it had for the engine."""
+        if (caller := self._unread.pop(request_id, None)) is not None:
+            self._observer.note_end(caller.account, reason or caller.end_reason)
 
     def _leave(self, request_id: str, reason: str) -> bool:
         caller = self._take_out(request_id, reason)
@@ -353,8 +389,11 @@ class EngineClient:
                 return None
             if caller.engine is not None:
                 caller.engine.note_ended(request_id)
+            if caller.has_stop_strings:
+                caller.end_reason, self._unread[request_id] = reason, caller
         self._media_pool.forget(request_id)
-        self._observer.note_end(caller.account, reason)
+        if not caller.has_stop_strings:
+            self._observer.note_end(caller.account, reason)
         return caller
 
     # Media ----------------------------------------------------------------------------------------------------

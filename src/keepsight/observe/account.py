@@ -103,9 +103,11 @@ class RequestAccount:
     # When the frontend had finished its part and the request was ready for an engine, even if there was none.
     submitted_at: float | None = None
     num_cached_tokens: int = 0
+    # Tokens of the answer: none behind a stop string.
     num_tokens: int = 0
     # False: only the prompt is of interest; the one token sampled for it does not count as an answer.
     wants_answer: bool = True
+    # 0: none has come.
     first_token_at: float = 0.0
     last_token_at: float = 0.0
     ended: float = 0.0
@@ -179,12 +181,11 @@ class RequestAccount:
             self.spans.append(Span("transfer", sent, report.arrived, index))
         self.spans.append(Span("encode", report.began, report.ended, index, report.num_together))
 
-    def note_tokens(self, count: int, num_cached: int, now: float) -> float | None:
-        """Record tokens.  Return the seconds since the previous ones; None if these are the first."""
-        gap = now - self.last_token_at if self.num_tokens else None
+    def note_tokens(self, num_cached: int, now: float) -> float | None:
+        """Record that tokens came.  Return the seconds since the previous ones; None if these are the first."""
+        gap = now - self.last_token_at if self.last_token_at else None
         if gap is None:
             self.first_token_at, self.num_cached_tokens = now, num_cached
-        self.num_tokens += count
         self.last_token_at = now
         return gap
 
@@ -197,8 +198,8 @@ class RequestAccount:
         """Discard what the lost engine did; the request goes to another one."""
         self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
         self._work = dict.fromkeys(WORK, 0)
-        self.had_tokens = self.had_tokens or self.num_tokens > 0
-        self._reports, self.num_tokens, self.end_reason = (), 0, None
+        self.had_tokens = self.had_tokens or self.last_token_at > 0
+        self._reports, self.num_tokens, self.last_token_at, self.end_reason = (), 0, 0.0, None
 
     # Reading --------------------------------------------------------------------------------------------------
 

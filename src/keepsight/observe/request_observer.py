@@ -1,7 +1,8 @@
 """Counts a frontend's requests as they run, and exports the account of each request that has ended.
 
-Tokens are counted without a lock, on the one thread that delivers them; ends, one for each request, are counted under
-a lock.  A request that is generated again because its answer was lost with an engine still counts as one.
+When tokens come is recorded without a lock, on the one thread that delivers them; how many there are, and the ends, one
+for each request, are counted under a lock.  A request that is generated again because its answer was lost with an
+engine still counts as one.
 """
 
 import threading
@@ -30,14 +31,24 @@ class RequestObserver:
         self._lock = threading.Lock()
 
     def note_tokens(self, account: RequestAccount, count: int, num_cached: int, now: float) -> None:
-        gap = account.note_tokens(count, num_cached, now)
-        if account.wants_answer:
-            self.counters.add(ANSWER_TOKENS, count)
+        """Record tokens that come together.
+
+        `count` may be 0: the reader of the answer finds out how many are part of it (`count_tokens`).
+        """
+        gap = account.note_tokens(num_cached, now)
+        self.count_tokens(account, count)
         if gap is not None:
             self.counters.observe(NEXT_TOKEN, gap)
         elif not account.had_tokens:
             self.counters.add(PROMPT_TOKENS, account.num_prompt_tokens)
             self.counters.observe(FIRST_TOKEN, now - account.began)
+
+    def count_tokens(self, account: RequestAccount, count: int) -> None:
+        """Count tokens of an answer, on any thread."""
+        with self._lock:
+            account.num_tokens += count
+            if account.wants_answer:
+                self.counters.add(ANSWER_TOKENS, count)
 
     def note_end(self, account: RequestAccount, reason: str) -> None:
         """`reason` is the finish reason sent to the client, "abort" if it left, "error" if it was sent an error."""

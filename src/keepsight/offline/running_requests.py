@@ -134,10 +134,8 @@ class RunningRequests:
             if isinstance(output, Exception):
                 with self._items.naming(answer.index):
                     raise output
-            piece = answer.push(output)
-            if piece is not None and piece.finish_reason is not None:
-                # Has an effect only after a stop string, which the engine does not check for.
-                self._engine.stop_choice(answer.request.request_id, piece.choice)
+            if piece := answer.push(output):
+                self._engine.note_read(answer.request.request_id, piece.choice, piece.finish_reason)
         if answer.is_finished:
             del self._unfinished[answer.request.request_id]
             if self._bar is not None:

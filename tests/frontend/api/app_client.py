@@ -41,7 +41,11 @@ class FakeEngine:
     num_cached_tokens: dict[int, int] = field(default_factory=dict)
     num_guessed: dict[int, int] = field(default_factory=dict)
     requests: list[EngineRequest] = field(default_factory=list)
+    # The choices that the engine has ended, and those that the reader stopped before.
+    ended: set[tuple[str, int]] = field(default_factory=set)
     stopped: list[tuple[str, int]] = field(default_factory=list)
+    # Tokens that are part of answers.
+    num_read: int = 0
     resets: list[dict[str, bool]] = field(default_factory=list)
     tiers: dict[int, tuple[TierStatus, ...]] = field(default_factory=dict)
     num_abandoned: int = 0
@@ -62,8 +66,10 @@ class FakeEngine:
     def reset_caches(self, **caches: bool) -> None:
         self.resets.append(caches)
 
-    def stop_choice(self, request_id: str, choice: int) -> None:
-        self.stopped.append((request_id, choice))
+    def note_read(self, request_id: str, choice: int, finish_reason: FinishReason | None) -> None:
+        self.num_read += 1
+        if finish_reason is not None and (request_id, choice) not in self.ended:
+            self.stopped.append((request_id, choice))
 
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]:
         return nullcontext()
@@ -83,6 +89,8 @@ class FakeEngine:
                         raise self.failure
                     count += 1
                     await asyncio.sleep(0)
+                    if token.finish_reason is not None:
+                        self.ended.add((request.request_id, choice))
                     yield token
         except (asyncio.CancelledError, GeneratorExit):
             self.num_abandoned += 1

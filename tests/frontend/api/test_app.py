@@ -158,6 +158,8 @@ def test_a_choice_that_ends_at_a_stop_string_is_stopped_in_the_engine(
     client.chat(n=2, stop=[" Blue"], stream=stream)
     [request] = engine.requests
     assert engine.stopped == [(request.request_id, 0), (request.request_id, 1)]
+    stopped_at = engine.preparer.tokenizer.encode("Red. Blue.").index(engine.preparer.tokenizer.encode("Red. Blue")[-1])
+    assert engine.num_read == 2 * (stopped_at + 1)
 
 
 def test_a_choice_that_the_engine_ended_is_not_stopped_again(client: Client, engine: FakeEngine) -> None:

@@ -26,7 +26,7 @@ from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.account import RequestAccount
-from keepsight.requests import TierStatus, TokenLogprob, TokenOutput
+from keepsight.requests import FinishReason, TierStatus, TokenLogprob, TokenOutput
 
 logger = logging.getLogger(__name__)
 # An answer that is not streamed is given up once this many engines have been lost while generating it.
@@ -55,7 +55,7 @@ class Engine(Protocol):
 
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> AbstractContextManager[None]: ...
 
-    def stop_choice(self, request_id: str, choice: int) -> None: ...
+    def note_read(self, request_id: str, choice: int, finish_reason: FinishReason | None) -> None: ...
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None: ...
 
@@ -226,8 +226,7 @@ class Answer(AskedPrompts, ABC):
                             piece = dataclasses.replace(piece, thought="")
                         least = self._num_cached_tokens.get(number, token.num_cached_tokens)
                         self._num_cached_tokens[number] = min(least, token.num_cached_tokens)
-                        if piece.ends_before_engine:
-                            engine.stop_choice(engine_request.request_id, piece.choice)
+                        engine.note_read(engine_request.request_id, piece.choice, piece.finish_reason)
                         yield number * self._num_choices + piece.choice, piece
                     if assembler.is_finished:
                         return
