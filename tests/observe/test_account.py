@@ -197,6 +197,16 @@ def test_an_observer_counts_tokens_ends_and_stage_times() -> None:
     assert account.describe().cached_tokens == 16
 
 
+def test_a_request_that_wants_no_answer_has_no_tokens_and_no_time_to_the_first() -> None:
+    observer, account = RequestObserver(counters := Counters()), make_account()
+    account.wants_answer = False
+    observer.note_tokens(account, 1, 16, 1.2)
+    observer.note_end(account, "length")
+    numbers = counters.numbers()
+    assert [numbers[slot] for slot in (PROMPT_TOKENS, ANSWER_TOKENS, ENDS["length"])] == [300, 0, 1]
+    assert numbers[FIRST_TOKEN + SUM] == 0
+
+
 def test_ends_are_exported_when_the_last_hold_is_released_and_then_at_once() -> None:
     exported = list[RequestAccount]()
     observer, ended, running = RequestObserver(export=exported.append), make_account(), make_account()

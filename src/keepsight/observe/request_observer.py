@@ -41,7 +41,8 @@ class RequestObserver:
             self.counters.observe(NEXT_TOKEN, gap)
         elif not account.had_tokens:
             self.counters.add(PROMPT_TOKENS, account.num_prompt_tokens)
-            self.counters.observe(FIRST_TOKEN, now - account.began)
+            if account.wants_answer:
+                self.counters.observe(FIRST_TOKEN, now - account.began)
 
     def count_tokens(self, account: RequestAccount, count: int) -> None:
         """Count tokens of an answer, on any thread."""

@@ -13,6 +13,7 @@ from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.observe.account import RequestAccount
 from keepsight.requests import TokenOutput
 from tests.drawn import ask, draw, to_png
 from tests.frontend.api.app_client import MODEL, FakeEngine
@@ -29,9 +30,11 @@ class KeepingEngine(FakeEngine, PixelCache):
     held: set[str] = field(default_factory=set)
     pins: dict[str, float] = field(default_factory=dict)
     cache_keys: list[str | None] = field(default_factory=list)
+    accounts: list[RequestAccount] = field(default_factory=list)
 
     async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
         self.cache_keys.append(prepared.cache_key)
+        self.accounts.append(prepared.account)
         async for token in super().generate(prepared):
             self.held |= {item.media_hash for item in prepared.engine_request.media}
             yield token

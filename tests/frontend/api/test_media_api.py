@@ -3,6 +3,7 @@
 import asyncio
 import base64
 import hashlib
+import re
 import threading
 from collections.abc import AsyncGenerator
 from contextlib import closing
@@ -17,7 +18,7 @@ from PIL import Image
 from keepsight.api_settings import ApiSettings
 from keepsight.config import Config
 from keepsight.errors import EngineLostError, MediaStoreError, UnknownHandleError
-from keepsight.frontend.api import prepare_answer
+from keepsight.frontend.api import prepare_answer, request_log
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.api.media_api import MAX_UPLOADS_NAMED_AT_ONCE
 from keepsight.frontend.intake.media_handles import MediaHandles
@@ -182,6 +183,27 @@ def test_a_warm_upload_is_preprocessed_before_its_first_use(server: Server) -> N
     server.chat(by_handle(uploaded["id"]), "What is it?")
     assert server.engine.requests[1].media[0].media_hash == request.media[0].media_hash
     assert server.get(f"/v1/media/{uploaded['id']}")["saved"]["preprocessings"] == 1
+
+
+@pytest.mark.parametrize("path", ["/v1/media?warm=true", "/v1/media/{}/pin?warm=true"])
+def test_warming_is_no_client_s_answer_and_is_found_by_the_request_s_id(server: Server, path: str) -> None:
+    path = path.format(server.upload()["id"])
+    trace = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
+    headers = {**PNG, "x-request-id": "mine", "traceparent": trace}
+    response = server.send("POST", path, content=b"" if "pin" in path else PICTURE, headers=headers)
+    [account] = server.engine.accounts
+    assert (account.id, account.trace_parent, account.wants_answer) == ("mine", trace, False)
+    assert "identify;dur=" in response.headers["server-timing"]
+
+
+def test_an_upload_that_is_not_warmed_has_no_stages(server: Server) -> None:
+    assert "server-timing" not in server.send("POST", "/v1/media", content=PICTURE, headers=PNG).headers
+
+
+def test_the_log_line_of_a_warm_upload_has_its_stages(server: Server, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO", logger=request_log.__name__):
+        server.upload(warm=True)
+    assert re.search(r"POST /v1/media 200 in .*; ms: .*identify", caplog.text)
 
 
 @pytest.mark.parametrize(("content", "failure"), [(PICTURE[:-300], None), (PICTURE, EngineLostError("gone"))])

@@ -34,6 +34,7 @@ from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.read_messages import Conversation, DocumentPart, PicturePart, show_to_template
 from keepsight.media import Geometry
+from keepsight.observe.format_account import format_for_header
 from keepsight.sampling_params import SamplingParams
 
 DEFAULT_PAGE, MAX_PAGE = 20, 100
@@ -201,7 +202,7 @@ class MediaApi:
             content_type = http.headers.get("content-type", "")
             upload = await run_in_threadpool(read_upload, content_type, body, http.query_params)
             handle, named = await self.take_in(http, upload)
-            return json_response(MediaObject.of(handle, self._tiers_of(named)))
+            return _respond(http, MediaObject.of(handle, self._tiers_of(named)))
 
     async def take_in(self, http: Request, upload: Upload, label: FileLabel = NO_LABEL) -> tuple[MediaHandle, _Named]:
         part = PicturePart(upload.source, upload.field)
@@ -214,7 +215,7 @@ class MediaApi:
         handle = await run_in_threadpool(self._keep, http, named, upload.options, label)
         if upload.options.warm:
             try:
-                await unless_client_leaves(http.receive, self._warm(named, salt, label.filename))
+                await unless_client_leaves(http.receive, self._warm(http, named, salt, label.filename))
             except Exception:
                 await run_in_threadpool(self._handles.delete, tenant_of(http), handle.id)
                 raise
@@ -249,14 +250,14 @@ class MediaApi:
         found, named = await self._find(http, options.cache_salt)
         if options.warm:
             salt = self._salt_of(http, options.cache_salt)
-            warming = self._warm(named, salt, found.filename, options.ttl_seconds)
+            warming = self._warm(http, named, salt, found.filename, options.ttl_seconds)
             await unless_client_leaves(http.receive, warming)
             # Warming may have proved it an alias of another picture, whose media hash it then has.
             found, named = await self._find(http, options.cache_salt)
         handle, pinned = await run_in_threadpool(
             self._pin, tenant_of(http), found.id, named.media_hashes, options.ttl_seconds
         )
-        return json_response(MediaObject.of(handle, self._tiers_of(named), pinned))
+        return _respond(http, MediaObject.of(handle, self._tiers_of(named), pinned))
 
     # For requests that name handles ---------------------------------------------------------------------------
 
@@ -344,11 +345,16 @@ class MediaApi:
                 if not self._handles.is_marked(media_hash):
                     self._pixel_cache.unpin(media_hash)
 
-    async def _warm(self, named: _Named, salt: str | None, filename: str | None, pin_seconds: float = 0) -> None:
+    async def _warm(
+        self, http: Request, named: _Named, salt: str | None, filename: str | None, pin_seconds: float = 0
+    ) -> None:
         """Fill the caches by running an ordinary request for one token, pinned for at least `pin_seconds`."""
         params, conversation = SamplingParams(max_tokens=1, temperature=0), named.as_conversation(filename)
         prepared = await run_in_threadpool(self._preparer.prepare_chat, conversation, params, None, salt, WARM_PRIORITY)
         prepared = prepared.pinned(pin_seconds) if pin_seconds else prepared
+        http.state.warming = account = prepared.account
+        account.name(http.state.request_id, http.state.began, http.headers.get("traceparent"))
+        account.wants_answer = False
         async with aclosing(self._engine.generate(prepared)) as tokens:
             async for _ in tokens:
                 pass
@@ -359,6 +365,14 @@ class MediaApi:
             processor_cache=all(map(self._pixel_cache.is_held, named.media_hashes)),
             engine=all(map(self._engine.engine_holds, named.media_hashes)),
         )
+
+
+def _respond(http: Request, body: msgspec.Struct) -> Response:
+    """Return the answer to a request that may have warmed caches, with the stages of that."""
+    response = json_response(body)
+    if (account := getattr(http.state, "warming", None)) is not None:
+        response.headers["server-timing"] = format_for_header([account])
+    return response
 
 
 def tenant_of(http: Request) -> str:

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.frontend.api.access import path_within
 from keepsight.frontend.api.response_parts import Usage
+from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
 from keepsight.observe.format_account import format_for_log
@@ -89,13 +90,19 @@ class _Record:
         line = f"{self._request_line} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
         answer = self._state.get("answer")
         if answer is None:
-            return line
+            return "; ".join(filter(None, (line, format_for_log(self._warming))))
         parts = (
             f"{line}, {self._first_ms:.1f} to the first byte",
             _describe_usage(answer.usage),
             format_for_log(answer.accounts),
         )
         return "; ".join(filter(None, parts))
+
+    @property
+    def _warming(self) -> list[RequestAccount]:
+        """What an upload or a pin asked of the engine, if anything."""
+        account = self._state.get("warming")
+        return [] if account is None else [account]
 
     def _elapsed_ms(self) -> float:
         return (time.monotonic() - self._begin) * 1e3
