@@ -62,6 +62,10 @@ class PreparedRequest:
         """Return the hashes of the picture that the caller sent at `field`, as requests that come now would name it."""
         return tuple(each for named in self._pictures if named.picture.field == field for each in named.current_names())
 
+    def had_to_make(self, field: str) -> bool:
+        """Return whether anything had to be made, so far, for the picture that the caller sent at `field`."""
+        return any(self.account.had_to_make(named.parts) for named in self._pictures if named.picture.field == field)
+
     def forget_names(self) -> None:
         """Free the uuids of media that could not be made, unless they named something before."""
         for named in self._pictures:

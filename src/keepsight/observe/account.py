@@ -7,7 +7,7 @@ Holds no content of the request.
 
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -223,6 +223,11 @@ class RequestAccount:
             media=[self._describe_item(index, stages[index]) for index in range(len(self.media))],
             stages=[self._describe_stage(each) for each in spans],
         )
+
+    def had_to_make(self, media_hashes: Container[str]) -> bool:
+        """Return whether a picture had to be decoded for any of these items."""
+        decoded = (span.item for span in self.spans if span.stage == "decode" and span.item is not None)
+        return any(self.media[item][0] in media_hashes for item in decoded)
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """Return the cache that answered for each item, and its tier; empty until there is a token."""

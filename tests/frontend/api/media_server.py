@@ -28,6 +28,8 @@ class KeepingEngine(FakeEngine, PixelCache):
     """Holds every item that a request has had, and is also the processor cache, with the pixels of those items."""
 
     held: set[str] = field(default_factory=set)
+    # Held only where no frontend knows of it.
+    found_in_tiers: set[str] = field(default_factory=set)
     pins: dict[str, float] = field(default_factory=dict)
     cache_keys: list[str | None] = field(default_factory=list)
     accounts: list[RequestAccount] = field(default_factory=list)
@@ -35,6 +37,9 @@ class KeepingEngine(FakeEngine, PixelCache):
     async def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]:
         self.cache_keys.append(prepared.cache_key)
         self.accounts.append(prepared.account)
+        for media_hash in prepared.makeable_media:
+            if media_hash not in self.held and media_hash not in self.found_in_tiers:
+                prepared.account.note_made(0, 0, 0, [media_hash])
         async for token in super().generate(prepared):
             self.held |= {item.media_hash for item in prepared.engine_request.media}
             yield token

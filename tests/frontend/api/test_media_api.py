@@ -174,6 +174,31 @@ def test_uses_and_skipped_preprocessings_are_counted(server: Server) -> None:
     assert retrieved["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
 
 
+def test_a_request_that_shows_one_handle_many_times_uses_it_once(server: Server) -> None:
+    media_id = server.upload()["id"]
+    shown = {"type": "image", "media_id": media_id}
+    assert server.chat(by_handle(media_id), shown, shown, "How many?").status_code == 200
+    used = server.get(f"/v1/media/{media_id}")
+    assert (used["uses"], used["saved"]) == (1, {"upload_bytes": len(PICTURE), "preprocessings": 0})
+
+
+def test_what_only_a_tier_held_was_not_preprocessed_again(server: Server) -> None:
+    media_id, other = server.upload()["id"], server.upload(OTHER)["id"]
+    server.chat(by_handle(media_id), "What is it?")
+    [request] = server.engine.requests
+    server.engine.found_in_tiers, server.engine.held = {request.media[0].media_hash}, set()  # as after a restart
+    assert server.chat(by_handle(media_id), by_handle(other), "What are these?").status_code == 200
+    saved = [server.get(f"/v1/media/{each}")["saved"]["preprocessings"] for each in (media_id, other)]
+    assert saved == [1, 0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_that_failed_before_its_answer_began_used_nothing(server: Server, stream: bool) -> None:
+    media_id, server.engine.fails_after = server.upload()["id"], 0
+    assert server.chat(by_handle(media_id), "What is it?", stream=stream).status_code == 500
+    assert server.get(f"/v1/media/{media_id}")["uses"] == 0
+
+
 def test_a_warm_upload_is_preprocessed_before_its_first_use(server: Server) -> None:
     uploaded = server.upload(warm=True)
     assert uploaded["tiers"]["engine"]

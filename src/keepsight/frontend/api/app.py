@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asynccontextmanager, suppress
 from functools import partial
 from http import HTTPStatus
@@ -33,7 +33,7 @@ from keepsight.frontend.api.embeddings_request import parse_embeddings_request
 from keepsight.frontend.api.files_api import FilesApi
 from keepsight.frontend.api.held_pictures import HeldPictures
 from keepsight.frontend.api.kept_responses import KeptResponses
-from keepsight.frontend.api.media_api import MediaApi, PixelPin
+from keepsight.frontend.api.media_api import NOTHING_USED, MediaApi, UsedMedia
 from keepsight.frontend.api.message_object import MessageTokens
 from keepsight.frontend.api.messages_request import parse_count_tokens_request, parse_messages_request
 from keepsight.frontend.api.metrics_api import MetricsApi
@@ -83,7 +83,7 @@ SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()
 ParsedRequest = TypeVar("ParsedRequest", bound=msgspec.Struct)
 # An answer, and the pins of those of its pictures that are to be kept after it.
-_Prepared = tuple[Answer | EmbeddingsAnswer, Sequence[PixelPin]]
+_Prepared = tuple[Answer | EmbeddingsAnswer, UsedMedia]
 _Prepare = Callable[[Request, Buffer], Awaitable[_Prepared]]
 
 
@@ -139,10 +139,10 @@ class Api:
     async def answer(self, prepare: _Prepare, http: Request) -> Response:
         """Answer a generation or embeddings request."""
         with ExitStack() as waiting:
-            answer, pins = await self._read_and_prepare(prepare, http, waiting)
+            answer, used = await self._read_and_prepare(prepare, http, waiting)
             response = await self._answer(http, answer)
-            if pins and self.media is not None:
-                await self.media.pin_pixels(http, pins, *answer.prompts)
+            if used and self.media is not None:
+                await self.media.note_uses(http, used, *answer.prompts)
             return response
 
     async def _read_and_prepare(self, prepare: _Prepare, http: Request, waiting: ExitStack) -> _Prepared:
@@ -157,11 +157,11 @@ class Api:
     async def prepare_response(self, http: Request, body: Buffer) -> _Prepared:
         request = parse_responses_request(body)
         async with self._continuing(http, request) as (chat, num_bytes):
-            answer, pins = await self._prepare_messages(http, chat, len(body) + num_bytes)
+            answer, used = await self._prepare_messages(http, chat, len(body) + num_bytes)
         assert isinstance(answer, ResponsesAnswer)
         if self.kept is not None and request.store is not False:
             self.kept.keep(http, body, answer)
-        return answer, pins
+        return answer, used
 
     @asynccontextmanager
     async def _continuing(
@@ -182,27 +182,27 @@ class Api:
         """`num_bytes`: size of what the messages were read from."""
         salt, downloaded = await self._fetch(http, request)
         answer = await self._answers.chat(request, salt, downloaded, num_bytes)
-        return answer, await self._note_uses(http, request.messages, *answer.prompts)
+        return answer, await self._pin_handles(http, request.messages, *answer.prompts)
 
-    async def _note_uses(self, http: Request, messages: Conversation, prepared: PreparedRequest) -> list[PixelPin]:
-        """Note the uses of handles.  Return the pins of pictures that are to be kept after the answer."""
+    async def _pin_handles(self, http: Request, messages: Conversation, prepared: PreparedRequest) -> UsedMedia:
         if self.media is None:
-            return []
+            return NOTHING_USED
         with prepared.free_names_if_refused():
-            await self.media.note_uses(http, messages.pictures, prepared)
-        return self.media.find_pins(messages.pictures)
+            return await self.media.pin_handles(http, messages.pictures)
 
     async def prepare_completion(self, http: Request, body: Buffer) -> _Prepared:
         request = await _parse(parse_completion_request, body)
         self.served.check(request.model)
-        return await self._answers.completion(request, isolate_salt(self._settings, http, request.cache_salt)), []
+        salt = isolate_salt(self._settings, http, request.cache_salt)
+        return await self._answers.completion(request, salt), NOTHING_USED
 
     async def prepare_embeddings(self, http: Request, body: Buffer) -> _Prepared:
         request = await _parse(parse_embeddings_request, body)
         salt, downloaded = await self._fetch(http, request)
         answer = await self._answers.embeddings(request, salt, downloaded)
-        pins = [] if request.messages is None else await self._note_uses(http, request.messages, *answer.prompts)
-        return answer, pins
+        if request.messages is None:
+            return answer, NOTHING_USED
+        return answer, await self._pin_handles(http, request.messages, *answer.prompts)
 
     async def _answer(self, http: Request, answer: Answer | EmbeddingsAnswer) -> Response:
         http.state.answer = answer

@@ -7,9 +7,10 @@ callers are one tenant.
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import msgspec
@@ -76,6 +77,21 @@ class PixelPin:
     seconds: float
     # A handle already counts against the tenant's quota; without one, the pin itself does.
     has_handle: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UsedMedia:
+    """What is recorded of a request's media once its answer has begun."""
+
+    pins: Sequence[PixelPin] = ()
+    # By the handle's id: where the request shows it.
+    handles: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.pins or self.handles)
+
+
+NOTHING_USED = UsedMedia()
 
 
 class MediaObject(msgspec.Struct, frozen=True, kw_only=True):
@@ -266,20 +282,29 @@ class MediaApi:
         parts = self._preparer.intake.find_handles(pictures)
         return await run_in_threadpool(self._read, tenant_of(http), parts) if parts else NOTHING_DOWNLOADED
 
-    async def note_uses(self, http: Request, pictures: Sequence[PicturePart], prepared: PreparedRequest) -> None:
-        """Record that a request about to be answered uses its handles, and pin those that it asks to keep."""
-        if parts := self._preparer.intake.find_handles(pictures):
-            await run_in_threadpool(self._note_uses, tenant_of(http), parts, prepared)
+    async def pin_handles(self, http: Request, pictures: Sequence[PicturePart]) -> UsedMedia:
+        """Pin the handles that a request about to be answered asks to keep.
 
-    def find_pins(self, pictures: Sequence[PicturePart]) -> list[PixelPin]:
-        """Return a pin for each picture before a breakpoint."""
-        parts = [part for part in pictures if part.pin_seconds]
-        handles = {part.field for part in self._preparer.intake.find_handles(parts)}
-        return [PixelPin(part.field, part.pin_seconds, part.field in handles) for part in parts]
+        Returns what is to be recorded by `note_uses` once the answer has begun.
+        """
+        pinned = [part for part in pictures if part.pin_seconds]
+        parts = self._preparer.intake.find_handles(pictures)
+        fields = defaultdict[str, list[str]](list)
+        for part in parts:
+            fields[_id_of(part)].append(part.field)
+        of_handles = {part.field for part in parts}
+        if kept := [part for part in parts if part.pin_seconds]:
+            await run_in_threadpool(self._pin_handles, tenant_of(http), kept)
+        pins = [PixelPin(part.field, part.pin_seconds, part.field in of_handles) for part in pinned]
+        return UsedMedia(pins, fields)
 
-    async def pin_pixels(self, http: Request, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
-        """Pin pixels.  Call it once the answer has begun: by then they are cached, if ever, and their names known."""
-        await run_in_threadpool(self._pin_pixels, tenant_of(http), pins, prepared)
+    async def note_uses(self, http: Request, used: UsedMedia, prepared: PreparedRequest) -> None:
+        """Count a request's use of handles, and pin pixels.
+
+        Call it once the answer has begun: by then it is known what had to be made; pixels are cached, if ever, and
+        their names known.
+        """
+        await run_in_threadpool(self._note_uses, tenant_of(http), used, prepared)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> Downloaded:
         budget = self._preparer.intake.count_bytes()
@@ -293,25 +318,22 @@ class MediaApi:
                 held[url] = HeldFile(self._handles.read(tenant, media_id, part.field), handle.filename)
         return held
 
-    def _note_uses(self, tenant: str, parts: Sequence[PicturePart], prepared: PreparedRequest) -> None:
+    def _pin_handles(self, tenant: str, parts: Sequence[PicturePart]) -> None:
         for part in parts:
-            was_spared = all(map(self._is_spared, prepared.hashes_at(part.field)))
-            # A failed pin or count must not fail the request; the handle may have expired since it was read.
+            # A failed pin must not fail the request; the handle may have expired since it was read.
             with suppress(MediaStoreError, UnknownHandleError):
-                if part.pin_seconds:
-                    self._handles.pin(tenant, _id_of(part), part.pin_seconds)
-                self._handles.note_use(_id_of(part), was_spared=was_spared)
+                self._handles.pin(tenant, _id_of(part), part.pin_seconds)
 
-    def _pin_pixels(self, tenant: str, pins: Sequence[PixelPin], prepared: PreparedRequest) -> None:
-        for pin in pins:
+    def _note_uses(self, tenant: str, used: UsedMedia, prepared: PreparedRequest) -> None:
+        for media_id, fields in used.handles.items():
+            was_spared = not any(map(prepared.had_to_make, fields))
+            with suppress(MediaStoreError):  # only a count is lost
+                self._handles.note_use(media_id, was_spared=was_spared)
+        for pin in used.pins:
             for media_hash in prepared.hashes_at(pin.field):
                 with suppress(MediaStoreError):  # only a pin is lost
                     if pin.has_handle or self._handles.mark(tenant, media_hash, pin.seconds):
                         self._pixel_cache.pin(media_hash, pin.seconds)
-
-    def _is_spared(self, media_hash: str) -> bool:
-        """Return whether nothing has to be made from the item's bytes."""
-        return self._engine.engine_holds(media_hash) or self._pixel_cache.is_held(media_hash)
 
     # Steps ----------------------------------------------------------------------------------------------------
 
