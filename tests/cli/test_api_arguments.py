@@ -76,6 +76,20 @@ def test_an_empty_key_is_refused(flag: str, key: str) -> None:
         read(flag, key)
 
 
+@pytest.mark.parametrize("names", [("",), (" ",), ("a", "")])
+def test_an_empty_name_of_the_model_is_refused(names: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^--served-model-name: must not be empty"):
+        read("--served-model-name", *names)
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"), [("inf", "must be a finite number, not inf"), ("-1", "must be at least 0, not -1")]
+)
+def test_a_number_out_of_range_is_refused_for_what_is_wrong_with_it(value: str, reason: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^--media-quota-mb: {reason}"):
+        read("--media-quota-mb", value)
+
+
 @pytest.mark.parametrize("variable", ["KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"])
 @pytest.mark.parametrize("value", ["", " , "])
 def test_a_variable_without_a_key_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:

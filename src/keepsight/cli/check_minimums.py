@@ -13,4 +13,5 @@ def check_minimums(arguments: argparse.Namespace, least: Mapping[str, int]) -> N
     for name, lowest in least.items():
         value = getattr(arguments, name, lowest)
         if not lowest <= value < math.inf:
-            raise InvalidArgumentError(flag_of(name), f"must be at least {lowest}, not {value}")
+            needed = f"at least {lowest}" if math.isfinite(value) else "a finite number"
+            raise InvalidArgumentError(flag_of(name), f"must be {needed}, not {value}")
