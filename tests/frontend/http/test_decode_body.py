@@ -72,6 +72,18 @@ def test_an_invalid_utf_8_byte_is_reported_with_its_position() -> None:
         parse_chat_request(body)
 
 
+@pytest.mark.parametrize("text", [rb"\ud800", rb"\uDBFF", rb"\ud83d\ude00\ud83d"])
+def test_half_of_a_surrogate_pair_is_not_called_truncation_even_near_the_end(text: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="body: cannot be read as JSON: half of a surrogate pair"):
+        parse_chat_request(b'{"messages":[{"role":"user","content":"%s"}]}\n' % text)
+
+
+@pytest.mark.parametrize("end", [rb"\ud83d\ude00", rb"\ud83d", rb'\ud83d\ude00"}'])
+def test_a_truncated_body_is_called_truncated_whatever_surrogates_it_has(end: bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="body: cannot be read as JSON: Input data was truncated"):
+        parse_chat_request(b'{"messages":[{"role":"user","content":"%s' % end)
+
+
 @pytest.mark.parametrize(
     ("field", "message"),
     [

@@ -23,6 +23,9 @@ MAX_SHOWN_CHARACTERS = 80
 MAX_MARKS_IN_BODY = {b",": 2**23, b"[": 2**18, b"{": 2**18, b":": 2**20}
 # Bytes to scan at a time: they stay in the processor's cache.
 PIECE_BYTES = 2**16
+# Two escapes and a little more: behind one half, msgspec expects the six bytes of the other.
+MAX_BYTES_OF_END = 16
+_HALF_OF_PAIR = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _MISSING_FIELD = re.compile(r"Object missing required field `(?P<name>.*?)`(?: - at `\$\.?(?P<at>.*)`)?", re.DOTALL)
 _AT_PATH = re.compile(r"(?P<message>.*) - at `\$\.?(?P<path>.*)`", re.DOTALL)
@@ -42,7 +45,9 @@ class BodyDecoder(Generic[Body]):
         except UnicodeDecodeError as error:
             raise InvalidArgumentError("body", f"is not UTF-8: {_find_foreign(body) or error}") from error
         except (msgspec.DecodeError, RecursionError) as error:
-            raise InvalidArgumentError("body", f"cannot be read as JSON: {error}") from error
+            is_half = "truncated" in str(error) and _ends_with_half_of_pair(body)
+            reason = "half of a surrogate pair, which is no character" if is_half else str(error)
+            raise InvalidArgumentError("body", f"cannot be read as JSON: {reason}") from error
 
 
 def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place: str = "") -> InvalidArgumentError:
@@ -95,6 +100,12 @@ def _refuse_unknown(name: str, parent: str, structs: Sequence[type[msgspec.Struc
     meant = propose_field(name, [field for each in structs for field in _served_fields(each)])
     hint = f"; did you mean {meant!r}?" if meant else ""
     return UnsupportedFieldError(_join(parent, name), f"is not a field of this API{hint}")
+
+
+def _ends_with_half_of_pair(body: Buffer) -> bool:
+    """Return whether a body is whole but for a surrogate near its end: msgspec calls it truncated within the pair."""
+    end = bytes(body[-MAX_BYTES_OF_END:]).rstrip()
+    return end.endswith(b"}") and _HALF_OF_PAIR.search(end) is not None
 
 
 def _find_foreign(body: Buffer) -> UnicodeDecodeError | None:
