@@ -584,6 +584,7 @@ def test_an_invalid_upload_is_refused_by_field_name(
         (f"/v1/media?limit=000000001{9 * '9'}", (400, "limit", "invalid_argument")),
         ("/v1/media?limit=x", (400, "limit", "invalid_argument")),
         ("/v1/media?order=up", (400, "order", "invalid_argument")),
+        ("/v1/media?foo=1", (400, "foo", "unsupported_field")),
         ("/v1/media?after=media_0", (404, "after", "media_not_found")),
         ("/v1/media/%ed%a0%80", (404, "id", "media_not_found")),
     ],

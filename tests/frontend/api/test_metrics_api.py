@@ -16,7 +16,7 @@ from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR, RESPONSES, 
 from keepsight.observe.counters import Counters
 from keepsight.observe.server_view import ServerView
 from keepsight.requests import TierStatus
-from tests.frontend.api.app_client import MODEL, Client, FakeEngine
+from tests.frontend.api.app_client import MODEL, Client, FakeEngine, error_of
 
 
 @dataclass
@@ -98,6 +98,12 @@ def test_an_invalid_number_is_refused_before_anything_is_read(watched: Watched, 
 
     watched.view = ServerView(never, never)
     assert watched.send("GET", f"{path}?limit=0").status_code == 400
+
+
+@pytest.mark.parametrize("path", ["/debug/state", "/debug/requests"])
+def test_an_unknown_parameter_is_refused_and_the_known_are_named(watched: Watched, path: str) -> None:
+    response = watched.send("GET", f"{path}?limt=5")
+    assert (error_of(response), "known: limit" in response.text) == ((400, "limt", "unsupported_field"), True)
 
 
 def test_metrics_and_state_require_the_right_key(watched: Watched) -> None:

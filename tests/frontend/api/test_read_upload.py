@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.api.read_upload import (
     MAX_TTL_SECONDS,
     UploadOptions,
@@ -107,3 +107,19 @@ def test_options_are_read_from_query_and_body_and_the_body_takes_precedence(
 def test_a_time_to_live_is_a_number_of_seconds_within_a_week(value: Any) -> None:
     with pytest.raises(InvalidArgumentError, match="ttl_seconds"):
         read_ttl(value)
+
+
+@pytest.mark.parametrize(
+    ("content_type", "body", "sources"),
+    [
+        ("application/json", b'{"data":"YQ==","x":1}', "url, data, "),
+        ("multipart/form-data; boundary=limit", form(part("file", b"abc"), part("x", b"1")), "file, "),
+        ("image/png", b"abc", ""),
+    ],
+)
+def test_an_unknown_field_s_error_names_all_that_such_a_body_may_have(
+    content_type: str, body: bytes, sources: str
+) -> None:
+    query = {} if sources else {"x": "1"}
+    with pytest.raises(UnsupportedFieldError, match=f"^x: is unknown; known: {sources}ttl_seconds, warm, cache_salt$"):
+        read_upload(content_type, body, query)

@@ -22,7 +22,7 @@ from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.api.answer import Engine
-from keepsight.frontend.api.read_limit import read_limit
+from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
@@ -238,6 +238,7 @@ class MediaApi:
         return handle, named
 
     async def list_page(self, http: Request) -> Response:
+        refuse_unknown_parameters(http, ("limit", "after", "order"))
         limit, after = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("after")
         is_ascending = read_order(http) == "asc"
         found = await run_in_threadpool(

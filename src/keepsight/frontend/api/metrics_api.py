@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.frontend.api.answer import Engine
-from keepsight.frontend.api.read_limit import read_limit
+from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
 from keepsight.frontend.http.error_response import json_response
 from keepsight.observe.account import AccountBody
 from keepsight.observe.catalogue import (
@@ -102,7 +102,7 @@ class MetricsApi:
         return Response(write_prometheus(totals), headers={"content-type": CONTENT_TYPE})
 
     async def state(self, http: Request) -> Response:
-        limit = read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
+        limit = _read_limit(http)
         totals = await run_in_threadpool(self._view.read_totals)
         accounts = await run_in_threadpool(self._view.read_accounts)
         running, waiting = _whole(totals, RUNNING, WAITING)
@@ -118,7 +118,7 @@ class MetricsApi:
         )
 
     async def requests(self, http: Request) -> Response:
-        limit = read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
+        limit = _read_limit(http)
         accounts = await run_in_threadpool(self._view.read_accounts)
         return json_response(AccountList(accounts[:limit]))
 
@@ -130,6 +130,11 @@ class MetricsApi:
         if not found:
             raise HTTPException(404, f"request {request_id!r} is not among the last that ended")
         return json_response(AccountList(found))
+
+
+def _read_limit(http: Request) -> int:
+    refuse_unknown_parameters(http, ("limit",))
+    return read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
 
 
 def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:

@@ -1,13 +1,20 @@
-"""Reads the query parameter `limit`: how many entries of a list the caller wants."""
+"""Reads the query of a list: `limit`, how many entries the caller wants; refuses parameters that the list lacks."""
 
 import re
+from collections.abc import Sequence
 
 from starlette.requests import Request
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 
 # Limited to 9 digits, as Python refuses to parse thousands.
 _NUMBER = re.compile(r"[0-9]{1,9}")
+
+
+def refuse_unknown_parameters(http: Request, known: Sequence[str]) -> None:
+    for name in http.query_params:
+        if name not in known:
+            raise UnsupportedFieldError(name[:80], f"is unknown; known: {', '.join(known)}")
 
 
 def read_limit(http: Request, default: int, maximum: int) -> int:

@@ -3,7 +3,7 @@
 Options may also be in the query; those in the body take precedence.  Unknown names are refused.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from keepsight.frontend.intake.media_handles import DEFAULT_TTL_SECONDS
 # Other media types of bodies that are the upload itself.
 _OTHER_KINDS = ("application/pdf", "application/octet-stream")
 _BASE64 = "data:application/octet-stream;base64,"
+# What an upload itself may be named in each kind of body with named fields.
+_SOURCES = {"application/json": ("url", "data"), "multipart/form-data": ("file",)}
 MAX_TTL_SECONDS = 7 * 24 * 3600.0
 
 
@@ -50,7 +52,7 @@ def read_upload(content_type: str, body: Buffer, query: Mapping[str, str]) -> Up
     else:
         kinds = ", ".join(("image/*", "video/*", "audio/*", *_OTHER_KINDS, "multipart/form-data"))
         raise UnsupportedBodyError("Content-Type", f"must be {kinds} or application/json, not {kind[:80]!r}")
-    return Upload(source, field, _as_options(_read_texts(query) | fields))
+    return Upload(source, field, _as_options(_read_texts(query) | fields, _SOURCES.get(kind, ())))
 
 
 def read_options(body: bytes, query: Mapping[str, str]) -> UploadOptions:
@@ -60,7 +62,7 @@ def read_options(body: bytes, query: Mapping[str, str]) -> UploadOptions:
 
 def _read_json(body: bytes) -> tuple[str, str, dict[str, Any]]:
     fields = _decode(body)
-    given = {name: fields.pop(name, None) for name in ("url", "data")}
+    given = {name: fields.pop(name, None) for name in _SOURCES["application/json"]}
     sources = {name: source for name, source in given.items() if source is not None}
     if len(sources) != 1:
         raise InvalidArgumentError("url", "exactly one of url and data (base64) must be given")
@@ -110,10 +112,12 @@ def _read_switch(text: str) -> object:
 _TEXT_READERS: dict[str, Callable[[str], object]] = {"ttl_seconds": _read_number, "warm": _read_switch}
 
 
-def _as_options(fields: Mapping[str, Any]) -> UploadOptions:
+def _as_options(fields: Mapping[str, Any], sources: Sequence[str] = ()) -> UploadOptions:
+    """`sources`: the other fields that such a body may have, for the error."""
     for name in fields:
         if name not in UploadOptions.__slots__:
-            raise UnsupportedFieldError(name[:80], f"is unknown; known: {', '.join(UploadOptions.__slots__)}")
+            known = ", ".join((*sources, *UploadOptions.__slots__))
+            raise UnsupportedFieldError(name[:80], f"is unknown; known: {known}")
     warm, salt = fields.get("warm"), fields.get("cache_salt")
     if warm is not None and not isinstance(warm, bool):
         raise InvalidArgumentError("warm", f"must be true or false, not {warm!r}"[:200])
