@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from keepsight.frontend.pixels.make_pixels import MakePixels, run_job
 from keepsight.media import Modality
-from keepsight.observe.account import RequestAccount
+from keepsight.observe.account import RequestAccount, ShownItem
 from keepsight.requests import EngineRequest, Pixels
 from keepsight.testing import pixels_like
 
@@ -19,7 +19,7 @@ class MadeUpRequest:
 
     def __post_init__(self) -> None:
         request = self.engine_request
-        media = [(item.media_hash, item.span.length) for item in request.media]
+        media = [ShownItem(item.media_hash, item.span.length, item.modality) for item in request.media]
         self.account = RequestAccount(request.request_id, media, len(request.token_ids))
 
     @property

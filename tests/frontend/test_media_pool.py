@@ -25,7 +25,7 @@ from keepsight.ipc import shared_store
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.media import Geometry, MediaItem, Modality, TokenSpan
-from keepsight.observe.account import WORK, RequestAccount
+from keepsight.observe.account import WORK, RequestAccount, ShownItem
 from keepsight.observe.catalogue import DECODED, MISMATCHED, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.requests import MediaReport, Pixels, RequestBegun
@@ -144,7 +144,7 @@ class Asker:
     def answered_by(self, *media_hashes: str) -> list[str]:
         """Return which cache answered each item by the request's account, once an engine has encoded them."""
         account, stories = self.prepared.account, [MediaReport(None, 2.0, 3.0)] * len(media_hashes)
-        account.media = [(each, 1) for each in media_hashes]
+        account.media = [ShownItem(each, 1) for each in media_hashes]
         account.note_begun(RequestBegun(self.prepared.request_id, 1.0, 2.0, 4.0, tuple(stories)))
         return [answered_by for answered_by, _ in account.answers()]
 
@@ -596,7 +596,7 @@ def test_media_that_an_engine_found_itself_count_as_saved_time(studio: Studio) -
     counters = Counters()
     pool = MediaPool(1, LocalCache(9 * BYTES), lambda job: Made(studio.work(job.parts), (0.0, 0.0)), counters=counters)
     asker = Asker(pool, studio, "0")
-    asker.prepared = ByJob("0", studio, account=RequestAccount("0", [("a", 1)], 1))
+    asker.prepared = ByJob("0", studio, account=RequestAccount("0", [ShownItem("a", 1)], 1))
     asker.ask("a").await_heard(1)
     item = MediaItem("a", TokenSpan(0, 1), Geometry(1, 1))
     pool.note_spared([item])

@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from keepsight.observe.account import AccountBody, RequestAccount, Span
+from keepsight.media import Modality
+from keepsight.observe.account import AccountBody, RequestAccount, ShownItem, Span
 from keepsight.observe.account_ring import NUM_SLOTS, SLOT_BYTES, AccountRing, read_accounts, read_rings
 from keepsight.observe.catalogue import BOUNDS, STAGE
 from keepsight.observe.counters import Counters
-from keepsight.observe.format_account import format_for_header, format_for_log
+from keepsight.observe.format_account import format_for_header, format_for_log, format_media_tokens
 from keepsight.observe.request_observer import (
     ANSWER_TOKENS,
     ENDS,
@@ -27,7 +28,7 @@ SUM = len(BOUNDS) + 1
 
 
 def make_account(*hashes: str, request_id: str = "r") -> RequestAccount:
-    return RequestAccount(request_id, [(each, 256) for each in hashes], 300, began=1.0)
+    return RequestAccount(request_id, [ShownItem(each, 256) for each in hashes], 300, began=1.0)
 
 
 def make_begun(*stories: MediaReport) -> RequestBegun:
@@ -169,6 +170,19 @@ def test_the_header_and_the_log_sum_stages_and_name_the_answering_caches() -> No
     pictures = "pictures: 1 made, 1 from encoder (host)"
     assert format_for_log([account]) == f"{pictures}; ms: wait 10.0, load 5.0, encode 20.0, prefill 80.0"
     assert format_for_log([make_account()]) == format_for_header([make_account()]) == ""
+
+
+def test_the_log_calls_items_and_their_tokens_what_they_are() -> None:
+    modalities: tuple[Modality, ...] = ("image", "video", "video", "audio", "image_embeds", "prompt_embeds")
+    items = [ShownItem(each, 2**index, each) for index, each in enumerate(modalities)]
+    account = RequestAccount("r", items, 300, began=1.0)
+    assert format_media_tokens([account, account]) == "34 of pictures, 12 of films, 16 of sounds"
+    assert format_media_tokens([make_account()]) == "0 of pictures"
+    assert [each.modality for each in account.describe().media] == list(modalities)
+    assert "made" not in format_for_log([account])
+    account.note_begun(make_begun(*[MADE] * 5, MediaReport("prefix")))
+    items_of = "pictures: 1 made; moments of films: 2 made; sounds: 1 made; embeddings: 1 made, 1 from prefix; "
+    assert format_for_log([account]).startswith(items_of)
 
 
 def test_the_header_is_cut_to_the_first_pictures_so_that_clients_accept_it() -> None:

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from keepsight.observe.account import RequestAccount
+from keepsight.observe.account import RequestAccount, ShownItem
 from keepsight.requests import MediaReport, RequestBegun
 from tests.clock import Clock
 
@@ -21,7 +21,7 @@ def test_a_request_s_span_joins_the_caller_s_trace_and_contains_its_stages() -> 
     collected = memory.InMemorySpanExporter()
     export = SpanExport(collected)
     now = time.monotonic()
-    account = RequestAccount("r", [("hash", 256)], 300, began=now - 1)
+    account = RequestAccount("r", [ShownItem("hash", 256)], 300, began=now - 1)
     account.name("mine", now - 1, f"00-{TRACE}-{CALLER}-01")
     account.note_begun(
         RequestBegun("r", now - 0.9, now - 0.8, now - 0.5, (MediaReport("disk", now - 0.75, now - 0.7),))
@@ -59,7 +59,7 @@ def test_a_span_has_the_finish_reason_and_an_error_status_only_for_errors(reason
 def test_a_span_of_very_many_pictures_drops_only_later_pictures() -> None:
     from keepsight.observe.export_spans import SpanExport
 
-    account = RequestAccount("r", [(f"{index}", 1) for index in range(200)], 300)
+    account = RequestAccount("r", [ShownItem(f"{index}", 1) for index in range(200)], 300)
     account.note_begun(RequestBegun("r", 0.0, 0.0, 0.0, tuple(MediaReport(found_in="disk") for _ in range(200))))
     account.note_end("stop")
     collected = memory.InMemorySpanExporter()

@@ -48,7 +48,7 @@ from keepsight.frontend.prompt.unfold_documents import unfold_documents
 from keepsight.image_processor_config import check_options, prefixing_option_errors
 from keepsight.media import KINDS, TokenSpan
 from keepsight.model_limits import ModelLimits
-from keepsight.observe.account import RequestAccount
+from keepsight.observe.account import RequestAccount, ShownItem
 from keepsight.processor_config import NO_PROCESSOR, ProcessorConfig
 from keepsight.requests import MAX_PRIORITY, Adapter, EngineRequest, PromptPin, ThoughtTokens
 from keepsight.sampling_params import SamplingParams
@@ -426,7 +426,7 @@ class RequestPreparer:
 
 def _open_account(request: EngineRequest, began: float, fetched: float) -> RequestAccount:
     """Return the account of a request that has just been prepared."""
-    media = [(item.media_hash, item.span.length) for item in request.media]
+    media = [ShownItem(item.media_hash, item.span.length, item.modality) for item in request.media]
     account = RequestAccount(request.request_id, media, len(request.token_ids), began)
     if media:
         account.note("fetch", began, fetched)

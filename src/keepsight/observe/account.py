@@ -9,10 +9,11 @@ import time
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import msgspec
 
+from keepsight.media import Modality
 from keepsight.observe.catalogue import Stage
 from keepsight.requests import MediaReport, RequestBegun
 
@@ -57,8 +58,17 @@ class StageBody(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     together: int = 1
 
 
+class ShownItem(NamedTuple):
+    """An item of the prompt: a picture or crop, a moment of a film, a sound, embeddings."""
+
+    media_hash: str
+    num_tokens: int
+    modality: Modality = "image"
+
+
 class MediaBody(msgspec.Struct, frozen=True, kw_only=True):
     media_hash: str
+    modality: Modality
     tokens: int
     # Null until the request has a token.
     answered_by: AnsweredBy | None
@@ -90,8 +100,7 @@ class AccountBody(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(slots=True, eq=False)
 class RequestAccount:
     id: str
-    # Hash and number of tokens of each item.
-    media: Sequence[tuple[str, int]]
+    media: Sequence[ShownItem]
     num_prompt_tokens: int
     began: float = field(default_factory=time.monotonic)
     began_at: float = field(default_factory=time.time)
@@ -177,7 +186,7 @@ class RequestAccount:
         self._work["encoded"] += 1
         # Counted for each encoding, even if the time of the transfer is unknown.
         self._work["transferred"] += 1
-        if report.arrived and (sent := self._sent.get(self.media[index][0])):
+        if report.arrived and (sent := self._sent.get(self.media[index].media_hash)):
             self.spans.append(Span("transfer", sent, report.arrived, index))
         self.spans.append(Span("encode", report.began, report.ended, index, report.num_together))
 
@@ -227,7 +236,7 @@ class RequestAccount:
     def had_to_make(self, media_hashes: Container[str]) -> bool:
         """Return whether a picture had to be decoded for any of these items."""
         decoded = (span.item for span in self.spans if span.stage == "decode" and span.item is not None)
-        return any(self.media[item][0] in media_hashes for item in decoded)
+        return any(self.media[item].media_hash in media_hashes for item in decoded)
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """Return the cache that answered for each item, and its tier; empty until there is a token."""
@@ -246,12 +255,18 @@ class RequestAccount:
         return StageBody(stage=span.stage, begin_ms=begin_ms, ms=ms, item=span.item, together=span.num_together)
 
     def _describe_item(self, index: int, done: Set[Stage]) -> MediaBody:
-        media_hash, num_tokens = self.media[index]
-        if index >= len(self._reports):
-            return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=None, tier=None, skipped=[])
-        answered_by, tier = self._answer_of(index, done)
-        skipped: list[str] = [stage for stage in STAGES_SPARED_BY[answered_by] if stage not in done]
-        return MediaBody(media_hash=media_hash, tokens=num_tokens, answered_by=answered_by, tier=tier, skipped=skipped)
+        item, answered_by, tier, skipped = self.media[index], None, None, list[str]()
+        if index < len(self._reports):
+            answered_by, tier = self._answer_of(index, done)
+            skipped += (stage for stage in STAGES_SPARED_BY[answered_by] if stage not in done)
+        return MediaBody(
+            media_hash=item.media_hash,
+            modality=item.modality,
+            tokens=item.num_tokens,
+            answered_by=answered_by,
+            tier=tier,
+            skipped=skipped,
+        )
 
     def _answer_of(self, index: int, done: Set[Stage]) -> tuple[AnsweredBy, str | None]:
         report = self._reports[index]
@@ -259,12 +274,12 @@ class RequestAccount:
             return "prefix", "device"
         if report.found_in is not None:
             return "encoder", report.found_in
-        if "decode" not in done and (report.was_cached or self.media[index][0] in self._found_pixels):
+        if "decode" not in done and (report.was_cached or self.media[index].media_hash in self._found_pixels):
             return "processor", "host"
         return "nobody", None
 
     def _index_of(self, media_hash: str) -> int:
-        return next(index for index, (known, _) in enumerate(self.media) if known == media_hash)
+        return next(index for index, item in enumerate(self.media) if item.media_hash == media_hash)
 
 
 def _ms(seconds: float) -> float:

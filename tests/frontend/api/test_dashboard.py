@@ -40,8 +40,9 @@ def request(name: str, media: list[dict[str, Any]], *stages: tuple[str, float, f
     }
 
 
-def found(answered_by: str, *skipped: str, tier: str | None = None) -> dict[str, Any]:
-    return {"media_hash": name_of(1), "tokens": 256, "answered_by": answered_by, "tier": tier, "skipped": list(skipped)}
+def found(answered_by: str, *skipped: str, tier: str | None = None, modality: str = "image") -> dict[str, Any]:
+    item = {"media_hash": name_of(1), "modality": modality, "tokens": 256}
+    return item | {"answered_by": answered_by, "tier": tier, "skipped": list(skipped)}
 
 
 COLD = request(
@@ -234,6 +235,26 @@ def test_very_many_pictures_are_shown_as_a_number(shown: Page, server: Server) -
     look_again(shown)
     expect(lines(shown)).to_have_count(1)
     expect(lines(shown)).to_contain_text("40 pictures: 1 made anew, 39 not told")
+
+
+@pytest.mark.parametrize(
+    ("modalities", "line", "opened"),
+    [
+        (("video", "video"), "2 film moments: made anew", "Film moment 2: made anew"),
+        (("audio", "audio"), "2 sounds: made anew", "Sound 1: made anew"),
+        (("image", "audio"), "2 items: made anew", "Picture 1: made anew"),
+        (("image_embeds", "prompt_embeds"), "2 embeddings: made anew", "Embedding 2: made anew"),
+    ],
+)
+def test_items_are_called_what_they_are(
+    shown: Page, server: Server, modalities: tuple[str, ...], line: str, opened: str
+) -> None:
+    server.state["requests"] = [request("r", [found("nobody", modality=each) for each in modalities])]
+    look_again(shown)
+    expect(lines(shown)).to_have_count(1)
+    expect(lines(shown)).to_contain_text(line)
+    lines(shown).locator("summary").click()
+    expect(lines(shown)).to_contain_text(opened)
 
 
 def test_a_failed_request_is_shown_as_failed_with_its_duration(shown: Page, server: Server) -> None:

@@ -10,7 +10,7 @@ from starlette.types import ASGIApp
 
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import SEES_NOTHING, create_app
-from keepsight.observe.account import RequestAccount
+from keepsight.observe.account import RequestAccount, ShownItem
 from keepsight.observe.account_ring import AccountRing
 from keepsight.observe.catalogue import DECODED, ENCODER, PROCESSOR, RESPONSES, slot_of
 from keepsight.observe.counters import Counters
@@ -39,7 +39,7 @@ def watched(engine: FakeEngine, tmp_path: Path) -> Watched:
         counters.add(ENCODER["disk"].hits["video"], 1)
         counters.set(slot_of("num_requests_waiting"), rank + 1)
         ring = AccountRing.open(tmp_path, f"frontend-{rank}")
-        ring.put(RequestAccount(f"request-{rank}", [("hash", 256)], 300).describe())
+        ring.put(RequestAccount(f"request-{rank}", [ShownItem("hash", 256)], 300).describe())
     return Watched(engine.preparer, engine, view=ServerView.of_server(tmp_path, lambda: {PROCESSOR.entries: 7}))
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import time
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +19,7 @@ from keepsight.frontend.api.response_parts import Usage
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
-from keepsight.observe.format_account import format_for_log
+from keepsight.observe.format_account import format_for_log, format_media_tokens
 
 logger = logging.getLogger(__name__)
 HEADER = "x-request-id"
@@ -93,7 +94,7 @@ class _Record:
             return "; ".join(filter(None, (line, format_for_log(self._warming))))
         parts = (
             f"{line}, {self._first_ms:.1f} to the first byte",
-            _describe_usage(answer.usage),
+            _describe_usage(answer.usage, answer.accounts),
             format_for_log(answer.accounts),
         )
         return "; ".join(filter(None, parts))
@@ -108,9 +109,6 @@ class _Record:
         return (time.monotonic() - self._begin) * 1e3
 
 
-def _describe_usage(usage: Usage) -> str:
-    details = usage.prompt_tokens_details
-    parts = f"{details.cached_tokens} cached, {details.image_tokens} of pictures"
-    if details.audio_tokens:
-        parts += f", {details.audio_tokens} of sounds"
+def _describe_usage(usage: Usage, accounts: Sequence[RequestAccount]) -> str:
+    parts = f"{usage.prompt_tokens_details.cached_tokens} cached, {format_media_tokens(accounts)}"
     return f"{usage.prompt_tokens} tokens of prompt ({parts}), {usage.completion_tokens} of answer"

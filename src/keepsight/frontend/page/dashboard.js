@@ -49,7 +49,7 @@ async function refresh() {
 }
 
 function describeWork({ fetched, decoded, preprocessed, encoded }) {
-  return `Work done on pictures so far: ${fetched} fetched, ${decoded} decoded, ${preprocessed} resized, ${encoded} encoded.`;
+  return `Work done on media so far: ${fetched} fetched, ${decoded} decoded, ${preprocessed} resized, ${encoded} encoded.`;
 }
 
 // Not each time: the server reads a folder for it.

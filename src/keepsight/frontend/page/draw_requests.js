@@ -10,6 +10,8 @@ const kindOf = (stage) => KINDS[stage] ?? "prepare";
 const FOUND_IN = { prefix: "prefix cache", encoder: "encoder cache", processor: "processor cache", nobody: "made anew" };
 // What did not go as it was asked.
 const ENDS = { error: "failed", abort: "its client left" };
+// What each entry of a request's media is.
+const ITEMS = { image: "picture", video: "film moment", audio: "sound", image_embeds: "embedding", prompt_embeds: "embedding" };
 const TIERS = { host: " (host memory)", disk: " (disk)", remote: " (Redis)" };
 
 export function drawRequests(parent, requests) {
@@ -49,15 +51,21 @@ function updateRequest(item, request, longest) {
   fill(item.querySelector(".opened"), request, open);
 }
 
-// Of very many pictures the server has kept only what became of the first.
+// Of very many items the server has kept only what became of the first.
 function describeMedia({ media, num_media: number }) {
   if (!number) return "Text";
   const found = new Map();
   for (const each of media) found.set(foundIn(each), (found.get(foundIn(each)) ?? 0) + 1);
   if (number > media.length) found.set("not told", number - media.length);
-  if (found.size === 1) return `${count(number, "picture")}: ${[...found.keys()][0]}`;
-  return `${count(number, "picture")}: ${[...found].map(([where, times]) => `${times} ${where}`).join(", ")}`;
+  const kinds = new Set(media.map(kindOfItem));
+  const shown = count(number, kinds.size === 1 ? [...kinds][0] : "item");
+  if (found.size === 1) return `${shown}: ${[...found.keys()][0]}`;
+  return `${shown}: ${[...found].map(([where, times]) => `${times} ${where}`).join(", ")}`;
 }
+
+const kindOfItem = ({ modality }) => ITEMS[modality] ?? "item";
+
+const capitalize = (text) => text[0].toUpperCase() + text.slice(1);
 
 const foundIn = ({ answered_by: cache, tier }) =>
   cache ? FOUND_IN[cache] + (cache === "encoder" ? TIERS[tier] ?? "" : "") : "not answered";
@@ -103,6 +111,6 @@ function bars(spans, until) {
 
 function describeEach(media) {
   if (media.length < 2) return [];
-  const items = media.map((each, index) => make("li", { textContent: `Picture ${index + 1}: ${foundIn(each)}` }));
+  const items = media.map((each, index) => make("li", { textContent: `${capitalize(kindOfItem(each))} ${index + 1}: ${foundIn(each)}` }));
   return [make("ul", { className: "each faint" }, ...items)];
 }
