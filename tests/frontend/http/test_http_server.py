@@ -121,6 +121,22 @@ def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
         assert status.split()[1] in (b"431", b"400")
 
 
+@pytest.mark.parametrize(
+    ("asked", "status"),
+    [(b"no request\r\n\r\n", b"400"), (b"GET / HTTP/1.1\r\n" + b"a:\r\n" * (MAX_HEADERS + 1) + b"\r\n", b"431")],
+)
+def test_an_answer_to_what_is_no_request_has_an_id_of_its_own(engine: FakeEngine, asked: bytes, status: bytes) -> None:
+    answers = []
+    with serving(engine, slow_client_seconds=PATIENCE) as port:
+        for _ in range(2):
+            with connected(port, asked) as connection:
+                answers.append(read_to_end(connection))
+    ids = [re.findall(rb"\r\nx-request-id: ([0-9a-f]{32})\r\n", each) for each in answers]
+    assert [each.split()[1] for each in answers] == [status] * 2
+    assert [len(each) for each in ids] == [1, 1]
+    assert ids[0] != ids[1]
+
+
 def test_a_body_that_does_not_come_times_out(engine: FakeEngine) -> None:
     with serving(engine) as port, connected(port, ask("/tokenize", b"{", 10)) as connection:
         assert b" 408 " in read_to_end(connection).split(b"\r\n")[0]

@@ -7,6 +7,7 @@ request then ends like that of any client that disconnects.  (`read_body` limits
 import asyncio
 import fcntl
 import logging
+import os
 import sys
 import termios
 from collections.abc import Callable
@@ -150,7 +151,10 @@ class _SlowClientLimits(asyncio.Protocol):
         self.on_refused()
         detail = ErrorDetail(message=message, type="invalid_request_error")
         body = msgspec.json.encode(ErrorResponse(error=detail))
-        headers = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d" % len(body)
+        headers = b"content-type: application/json\r\nconnection: close\r\nx-request-id: %s\r\ncontent-length: %d" % (
+            os.urandom(16).hex().encode(),
+            len(body),
+        )
         self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, headers, body))
         self.transport.close()
 
