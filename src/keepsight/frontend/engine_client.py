@@ -366,8 +366,9 @@ class EngineClient:
         """Mark a choice as ended. The request ends as the last of its choices."""
         with self._lock:  # a reader on another thread must find the request either running or unread
             caller.unfinished.discard(choice)
-            if not caller.unfinished:
-                self._take_out(caller.request_id, reason)
+            is_over = not caller.unfinished and self._remove(caller.request_id, reason) is not None
+        if is_over:
+            self._tell_of_end(caller, reason)
 
     def _end_reading(self, request_id: str, reason: str | None = None) -> None:
         """Report the end of a request with stop strings; without `reason`, the end that it had for the engine."""
@@ -384,17 +385,26 @@ class EngineClient:
     def _take_out(self, request_id: str, reason: str) -> _Caller | None:
         """Remove a request; return None if it is gone already. `reason`: how it ends."""
         with self._lock:
-            caller = self._callers.pop(request_id, None)
-            if caller is None:
-                return None
-            if caller.engine is not None:
-                caller.engine.note_ended(request_id)
-            if caller.has_stop_strings:
-                caller.end_reason, self._unread[request_id] = reason, caller
-        self._media_pool.forget(request_id)
+            caller = self._remove(request_id, reason)
+        if caller is not None:
+            self._tell_of_end(caller, reason)
+        return caller
+
+    def _remove(self, request_id: str, reason: str) -> _Caller | None:
+        """Called with the lock held."""
+        caller = self._callers.pop(request_id, None)
+        if caller is None:
+            return None
+        if caller.engine is not None:
+            caller.engine.note_ended(request_id)
+        if caller.has_stop_strings:
+            caller.end_reason, self._unread[request_id] = reason, caller
+        return caller
+
+    def _tell_of_end(self, caller: _Caller, reason: str) -> None:
+        self._media_pool.forget(caller.request_id)
         if not caller.has_stop_strings:
             self._observer.note_end(caller.account, reason)
-        return caller
 
     # Media ----------------------------------------------------------------------------------------------------
 
