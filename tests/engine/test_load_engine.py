@@ -13,7 +13,7 @@ from keepsight.demo import checkpoint_path
 from keepsight.engine import load_engine, machine_part
 from keepsight.engine.load_engine import load_engine_alone
 from keepsight.engine.resolve_config import Machine
-from keepsight.errors import CheckpointError, ModelTooLargeError
+from keepsight.errors import CheckpointError, ModelTooLargeError, PagesTooLargeError
 from keepsight.runner import load_runner
 from keepsight.runner.model_runner import ModelRunner
 from keepsight.runner.openmp_team import keeping_team_size, set_team_size
@@ -90,6 +90,12 @@ def test_a_weight_that_no_memory_could_hold_is_reported_in_one_line(tmp_path: Pa
         CheckpointError, match=r"demo: does not fit into the device's memory: .*can't allocate memory.*$"
     ):
         load_engine_alone(Config(device="cpu", model=str(folder)))
+
+
+@pytest.mark.parametrize("num_blocks", [10**12, 10**18])
+def test_blocks_that_no_memory_could_hold_are_refused_with_their_size(num_blocks: int) -> None:
+    with pytest.raises(PagesTooLargeError, match=rf"^{num_blocks} KV blocks take \d+\.\d GiB"):
+        load_engine_alone(Config(device="cpu", num_gpu_blocks_override=num_blocks))
 
 
 def test_an_engine_that_cannot_be_loaded_leaves_no_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -55,7 +55,7 @@ def load_engine(
     machine = part.of_memory(measure_machine(place.device))
     size = _measure_model(model, config, processor_config, max_model_len)
     engine_config = resolve_config(config, size, machine)
-    scheduler, inbox = Scheduler(engine_config, end_ids), Inbox()
+    inbox = Inbox()
     processor = describe_processor(processor_config or NO_PROCESSOR)
     with ExitStack() as undoing:  # if any step fails, the threads of earlier ones would stay, more with each try
         if tiers := _open_tiers(tier_plan, model, processor, config, engine_config, inbox):
@@ -74,6 +74,8 @@ def load_engine(
             None if prefixes is None else prefixes.keep,
             adapters,
         )
+        # After the runner, which refuses more blocks than there is memory for: lists of them would take it up.
+        scheduler = Scheduler(engine_config, end_ids)
         if prefixes:
             prefixes.wait_opened()
         undoing.pop_all()
