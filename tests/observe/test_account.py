@@ -149,6 +149,7 @@ def test_pictures_encoded_in_one_batch_show_its_whole_time_and_sum_to_it_once() 
 def test_a_request_resubmitted_to_another_engine_starts_a_new_account() -> None:
     account = make_account("a")
     account.note("identify", 1.0, 1.004)
+    account.note_made(1.01, 1.02, 1.03, ["a"])
     account.note_begun(make_begun(MADE))
     account.note_tokens(0, 1.1)
     account.num_tokens = 1
@@ -160,6 +161,8 @@ def test_a_request_resubmitted_to_another_engine_starts_a_new_account() -> None:
     body = account.describe()
     assert [each.stage for each in body.stages] == ["identify", "wait", "prefill"]
     assert (body.status, body.completion_tokens, work_counts(body)) == ("running", 0, (0, 0, 0, 0))
+    assert account.had_to_make(["a"])
+    assert not account.had_to_make(["b"])
 
 
 def test_the_header_and_the_log_sum_stages_and_name_the_answering_caches() -> None:

@@ -43,6 +43,11 @@ class PreparedRequest:
         self.account.adapter = adapter.name
         return replace(self, engine_request=replace(self.engine_request, adapter=adapter))
 
+    def asked_again(self) -> "PreparedRequest":
+        """Return this request under another id, by which late outputs for the lost one are not taken for its own."""
+        request = self.engine_request
+        return replace(self, engine_request=replace(request, request_id=f"{request.request_id}'"))
+
     def as_vector(self) -> "PreparedRequest":
         """Return this request, asking for the prompt's vector instead of an answer."""
         self.account.wants_answer = False

@@ -130,6 +130,8 @@ class RequestAccount:
     _sent: dict[str, float] = field(default_factory=dict)
     # Media hashes whose pixels were found and did not have to be made.
     _found_pixels: set[str] = field(default_factory=set)
+    # Media hashes that were decoded for engines that were lost.
+    _decoded_before: set[str] = field(default_factory=set)
     _reports: Sequence[MediaReport] = ()
 
     # Writing --------------------------------------------------------------------------------------------------
@@ -205,6 +207,7 @@ class RequestAccount:
 
     def begin_again(self) -> None:
         """Discard what the lost engine did; the request goes to another one."""
+        self._decoded_before |= self._find_decoded()
         self.spans = [span for span in self.spans if span.stage in ("fetch", "identify")]
         self._work = dict.fromkeys(WORK, 0)
         self.had_tokens = self.had_tokens or self.last_token_at > 0
@@ -234,9 +237,12 @@ class RequestAccount:
         )
 
     def had_to_make(self, media_hashes: Container[str]) -> bool:
-        """Return whether a picture had to be decoded for any of these items."""
+        """Return whether a picture had to be decoded for any of these items, for a lost engine, too."""
+        return any(media_hash in media_hashes for media_hash in self._decoded_before | self._find_decoded())
+
+    def _find_decoded(self) -> set[str]:
         decoded = (span.item for span in self.spans if span.stage == "decode" and span.item is not None)
-        return any(self.media[item].media_hash in media_hashes for item in decoded)
+        return {self.media[item].media_hash for item in decoded}
 
     def answers(self) -> list[tuple[AnsweredBy, str | None]]:
         """Return the cache that answered for each item, and its tier; empty until there is a token."""

@@ -161,6 +161,7 @@ class Answer(AskedPrompts, ABC):
             except EngineLostError as lost:
                 if attempt == MAX_ATTEMPTS or not lost.had_begun:
                     raise
+                self.prompts = [each.asked_again() for each in self.prompts]
             else:
                 break
         return choices
