@@ -17,7 +17,8 @@ from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.errors import EngineLostError
-from keepsight.frontend.engine_client import EngineClient, Outputs
+from keepsight.frontend.caller import Outputs
+from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.frontend.prepared_request import PreparedRequest

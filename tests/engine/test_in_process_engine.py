@@ -20,7 +20,7 @@ from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import KeptPixels, PixelSource
 from keepsight.errors import PictureError, RequestFailedError
-from keepsight.frontend.engine_client import Outputs
+from keepsight.frontend.caller import Outputs
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.ipc.run_directory import RunDirectory

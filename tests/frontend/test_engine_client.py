@@ -20,8 +20,9 @@ from keepsight.errors import (
     ServerOverloadedError,
     WireError,
 )
+from keepsight.frontend.caller import Outputs
 from keepsight.frontend.choose_engine import SLACK_TOKENS
-from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient, Outputs
+from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient
 from keepsight.frontend.media_hints import MAX_PROMISES
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache

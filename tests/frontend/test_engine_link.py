@@ -11,7 +11,8 @@ import pytest
 
 from keepsight.errors import HandshakeError
 from keepsight.frontend import engine_link
-from keepsight.frontend.engine_client import EngineClient, Send
+from keepsight.frontend.caller import Send
+from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.engine_link import EngineLink
 from keepsight.ipc.channel import EngineListener, FrontendChannel
 from keepsight.ipc.handshake import Welcome

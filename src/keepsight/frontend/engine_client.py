@@ -16,7 +16,8 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, ServerOverloadedError, WireError
-from keepsight.frontend.choose_engine import EngineView, choose_engine
+from keepsight.frontend.caller import Caller, ConnectedEngine, OnOutputs, Outputs, Send
+from keepsight.frontend.choose_engine import choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
@@ -35,46 +36,12 @@ from keepsight.requests import (
     ResetCaches,
     TiersChanged,
     TierStatus,
-    ToEngine,
     TokenOutput,
 )
 
 # Engines that end within this time of each other are assumed to have one cause, such as lack of memory. A request that
 # loses another engine later than that may itself be the cause: it is not given to a further one.
 SAME_CAUSE_SECONDS = 1.0
-# Delivered to a caller: tokens as they come; an exception is always the last.
-Outputs = list[TokenOutput | Exception]
-OnOutputs = Callable[[Outputs], None]
-# Returns False if the message will never be read.
-Send = Callable[[ToEngine], bool]
-
-
-class _Engine(EngineView):
-    def __init__(self, send: Send, rank: int, *, accepts_unrequested_pixels: bool) -> None:
-        super().__init__(rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
-        self.send = send
-        self.tiers: tuple[TierStatus, ...] = ()
-
-
-class _Caller:
-    def __init__(
-        self, prepared: PreparedRequest, on_outputs: OnOutputs, event_loop: asyncio.AbstractEventLoop | None
-    ) -> None:
-        self.prepared, self.on_outputs, self.event_loop = prepared, on_outputs, event_loop
-        self.request_id, self.account = prepared.engine_request.request_id, prepared.account
-        params = prepared.engine_request.sampling_params
-        self.unfinished = set(range(params.n))
-        # The engine does not know stop strings: the reader finds the ends, and tells which tokens are of the answer.
-        self.has_stop_strings = bool(params.stop)
-        # With stop strings: the choices of which the reader has not read the end.
-        self.unread = set(self.unfinished)
-        # How the request ended for the engine.
-        self.end_reason = ""
-        # The engine that has the request; None: there is no engine.
-        self.engine: _Engine | None = None
-        self.has_begun = False
-        # When the request lost its first engine.
-        self.first_loss = float("inf")
 
 
 class EngineClient:
@@ -87,11 +54,11 @@ class EngineClient:
         self._media_pool, self._observer, self._clock = media_pool, observer or RequestObserver(), clock
         # Guards the set of engines and which request is with which; never held while callbacks run.
         self._lock = threading.RLock()
-        self._callers: dict[str, _Caller] = {}
+        self._callers: dict[str, Caller] = {}
         # With stop strings: the requests that the engine has ended and whose readers have not.
-        self._unread: dict[str, _Caller] = {}
+        self._unread: dict[str, Caller] = {}
         # By rank.
-        self._engines: dict[int, _Engine] = {}
+        self._engines: dict[int, ConnectedEngine] = {}
         # Ranks of engines that are known to live, connected or not.
         self._living_ranks: set[int] = set()
         self._reason_of_end: str | None = None
@@ -119,7 +86,7 @@ class EngineClient:
         """
         with self._lock:
             assert rank not in self._engines, rank
-            self._engines[rank] = _Engine(send, rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
+            self._engines[rank] = ConnectedEngine(send, rank, accepts_unrequested_pixels=accepts_unrequested_pixels)
             waiting = [caller for caller in self._callers.values() if caller.engine is None]
             making = [(caller, self._send_request(caller)) for caller in waiting]
         for caller, coming in making:
@@ -183,7 +150,7 @@ class EngineClient:
         Raises the error that making its pixels raised (before the first token), and RequestFailedError.
         """
         arrived: asyncio.Queue[Outputs] = asyncio.Queue()
-        caller = _Caller(prepared, arrived.put_nowait, asyncio.get_running_loop())
+        caller = Caller(prepared, arrived.put_nowait, asyncio.get_running_loop())
         self._admit(caller)
         try:
             while caller.unfinished or not arrived.empty():
@@ -204,7 +171,7 @@ class EngineClient:
 
     def submit(self, prepared: PreparedRequest, on_outputs: OnOutputs) -> None:
         """Start a request. `on_outputs` is called on the thread that receives the outputs, and must not block it."""
-        self._admit(_Caller(prepared, on_outputs, None))
+        self._admit(Caller(prepared, on_outputs, None))
 
     def leave(self, request_id: str) -> bool:
         """Abort a request. Return False if it had already ended."""
@@ -225,7 +192,7 @@ class EngineClient:
             self._observer.count_tokens(caller.account, 1)
         if finish_reason is not None:
             if choice in caller.unfinished:
-                _try_send(caller, AbortRequest(request_id, choice))
+                caller.try_send(AbortRequest(request_id, choice))
             self._note_end(caller, choice, finish_reason)
             caller.unread.discard(choice)
             if not caller.unread:
@@ -278,7 +245,7 @@ class EngineClient:
 
     # Between callers and engines ------------------------------------------------------------------------------
 
-    def _admit(self, caller: _Caller) -> None:
+    def _admit(self, caller: Caller) -> None:
         with self._lock:
             if self._reason_of_end is not None:
                 raise EngineLostError(self._reason_of_end)
@@ -294,7 +261,7 @@ class EngineClient:
                 raise
         self._make_media(caller, coming)
 
-    def _send_request(self, caller: _Caller) -> Sequence[str]:
+    def _send_request(self, caller: Caller) -> Sequence[str]:
         """Give the request to an engine. Return the media that the engine was told are coming.
 
         Without an engine the request waits: the next engine is given all that wait.
@@ -321,7 +288,7 @@ class EngineClient:
             case TiersChanged(tiers):
                 engine.tiers = tiers
 
-    def _deliver(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
+    def _deliver(self, deliveries: Sequence[tuple[Caller, Outputs]]) -> None:
         """Deliver outputs, waking each event loop only once: waking it costs more than a token."""
         by_event_loop = defaultdict(list)
         for caller, outputs in deliveries:
@@ -333,14 +300,14 @@ class EngineClient:
             else:
                 self._cross_to(event_loop, event_loop_deliveries)
 
-    def _cross_to(self, event_loop: asyncio.AbstractEventLoop, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
+    def _cross_to(self, event_loop: asyncio.AbstractEventLoop, deliveries: Sequence[tuple[Caller, Outputs]]) -> None:
         try:
             event_loop.call_soon_threadsafe(self._hand_out, deliveries)
         except RuntimeError:  # the event loop was closed before its callers left
             for caller, _ in deliveries:
                 self.leave(caller.request_id)
 
-    def _hand_out(self, deliveries: Sequence[tuple[_Caller, Outputs]]) -> None:
+    def _hand_out(self, deliveries: Sequence[tuple[Caller, Outputs]]) -> None:
         now = time.monotonic()
         for caller, delivered in deliveries:
             # An engine goes on with a choice until it reads that the choice was stopped.
@@ -355,14 +322,14 @@ class EngineClient:
                     self._note_end(caller, output.choice, output.finish_reason)
             caller.on_outputs(outputs)
 
-    def _observe(self, caller: _Caller, outputs: Outputs, now: float) -> None:
+    def _observe(self, caller: Caller, outputs: Outputs, now: float) -> None:
         """Count the tokens before the caller gets them, so that a delivered answer has been counted."""
         first, last = outputs[0], outputs[-1]
         if isinstance(first, TokenOutput):
             num_tokens = 0 if caller.has_stop_strings else len(outputs) - isinstance(last, Exception)
             self._observer.note_tokens(caller.account, num_tokens, first.num_cached_tokens, now)
 
-    def _note_end(self, caller: _Caller, choice: int, reason: str) -> None:
+    def _note_end(self, caller: Caller, choice: int, reason: str) -> None:
         """Mark a choice as ended. The request ends as the last of its choices."""
         with self._lock:  # a reader on another thread must find the request either running or unread
             caller.unfinished.discard(choice)
@@ -379,10 +346,10 @@ class EngineClient:
         caller = self._take_out(request_id, reason)
         if caller is None:
             return False
-        _try_send(caller, AbortRequest(request_id))
+        caller.try_send(AbortRequest(request_id))
         return True
 
-    def _take_out(self, request_id: str, reason: str) -> _Caller | None:
+    def _take_out(self, request_id: str, reason: str) -> Caller | None:
         """Remove a request; return None if it is gone already. `reason`: how it ends."""
         with self._lock:
             caller = self._remove(request_id, reason)
@@ -390,7 +357,7 @@ class EngineClient:
             self._tell_of_end(caller, reason)
         return caller
 
-    def _remove(self, request_id: str, reason: str) -> _Caller | None:
+    def _remove(self, request_id: str, reason: str) -> Caller | None:
         """Called with the lock held."""
         caller = self._callers.pop(request_id, None)
         if caller is None:
@@ -401,14 +368,14 @@ class EngineClient:
             caller.end_reason, self._unread[request_id] = reason, caller
         return caller
 
-    def _tell_of_end(self, caller: _Caller, reason: str) -> None:
+    def _tell_of_end(self, caller: Caller, reason: str) -> None:
         self._media_pool.forget(caller.request_id)
         if not caller.has_stop_strings:
             self._observer.note_end(caller.account, reason)
 
     # Media ----------------------------------------------------------------------------------------------------
 
-    def _make_media(self, caller: _Caller, media_hashes: Sequence[str], *, inline: bool = False) -> None:
+    def _make_media(self, caller: Caller, media_hashes: Sequence[str], *, inline: bool = False) -> None:
         if not media_hashes:
             return
         fail = partial(self._fail_media, caller)
@@ -420,24 +387,24 @@ class EngineClient:
         if caller.request_id not in self._callers:  # it left meanwhile, before there was anything to forget
             self._media_pool.forget(caller.request_id)
 
-    def _take_pixels(self, caller: _Caller, media_hash: str, pixels: CarriedPixels) -> None:
+    def _take_pixels(self, caller: Caller, media_hash: str, pixels: CarriedPixels) -> None:
         """Send the pixels to the engine that has the request by now."""
         caller.account.note_sent(media_hash)
         try:
-            _try_send(caller, MediaArrived(media_hash, pixels))
+            caller.try_send(MediaArrived(media_hash, pixels))
         except WireError as error:  # they are too large for any message
             self._fail_media(caller, RequestFailedError(f"media cannot be sent: {error}", is_refusal=True))
         except Exception as error:
             self._fail_media(caller, error)
 
-    def _fail_media(self, caller: _Caller, error: Exception) -> None:
+    def _fail_media(self, caller: Caller, error: Exception) -> None:
         """Fail a request whose media cannot be made: the engine would wait for them forever."""
         caller.prepared.forget_names()
         if self._leave(caller.request_id, "error"):
             self._deliver([(caller, [error])])
 
 
-def _promise_pictures(engine: _Engine, prepared: PreparedRequest) -> tuple[str, ...]:
+def _promise_pictures(engine: ConnectedEngine, prepared: PreparedRequest) -> tuple[str, ...]:
     """Promise each picture with all its parts or not at all: parts asked for later would cost a second decoding."""
     pictures = prepared.group_by_picture(prepared.makeable_media)
     return tuple(each for parts in pictures for each in engine.hints.promise(prepared.engine_request.request_id, parts))
@@ -447,8 +414,3 @@ def _to_error(failed: RequestFailed) -> Exception:
     if failed.field is not None:
         return InvalidArgumentError(failed.field, failed.message)
     return RequestFailedError(failed.message, is_refusal=failed.is_refusal)
-
-
-def _try_send(caller: _Caller, message: ToEngine) -> None:
-    if (engine := caller.engine) is not None:
-        engine.send(message)

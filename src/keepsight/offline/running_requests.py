@@ -10,7 +10,7 @@ from tqdm import tqdm
 
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
-from keepsight.frontend.engine_client import Outputs
+from keepsight.frontend.caller import Outputs
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.frontend.read_vector import read_vector
