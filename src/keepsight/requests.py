@@ -150,7 +150,16 @@ class ResetCaches:
     processor: bool = False
 
 
-ToEngine = EngineRequest | AbortRequest | MediaArrived | ResetCaches
+@dataclass(frozen=True, slots=True)
+class FindMedia:
+    """Asks where all of these media items are held together; answered by one `MediaFound`, to the asker alone."""
+
+    # Unguessable and unique among those of all frontends.
+    query_id: str
+    media_hashes: tuple[str, ...]
+
+
+ToEngine = EngineRequest | AbortRequest | MediaArrived | ResetCaches | FindMedia
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +257,19 @@ class MediaDropped:
     media_hashes: tuple[str, ...]
 
 
+# Where embeddings may be held, nearest first.
+EMBEDDING_TIERS = ("device", "host", "disk", "remote")
+
+
+@dataclass(frozen=True, slots=True)
+class MediaFound:
+    query_id: str
+    # The tiers known to hold the embeddings, without an adapter, of every item.
+    embeddings: tuple[str, ...]
+    # Whether keys and values on the device can be found that cover tokens of every item.
+    is_in_prefixes: bool
+
+
 CacheWithTiers = Literal["encoder", "prefix"]
 
 
@@ -290,4 +312,6 @@ class RequestFailed:
     field: str | None = None
 
 
-FromEngine = TokenOutput | RequestBegun | MediaNeeded | MediaHeld | MediaDropped | TiersChanged | RequestFailed
+FromEngine = (
+    TokenOutput | RequestBegun | MediaNeeded | MediaHeld | MediaDropped | MediaFound | TiersChanged | RequestFailed
+)

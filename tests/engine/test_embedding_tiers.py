@@ -103,6 +103,15 @@ def test_failed_writes_show_in_a_tier_s_status(bench: Bench) -> None:
     assert [(tier.name, tier.num_left_out) for tier in bench.tiers.status()] == [("host", 0), ("disk", 1)]
 
 
+def test_a_tier_holds_several_embeddings_only_if_it_holds_each_of_them(bench: Bench) -> None:
+    bench.keep("a", "b", "c")
+    assert bench.store.wait_written(SOON)
+    assert bench.tiers.list_holders(["b", "c"]) == ("host", "disk")
+    assert bench.tiers.list_holders(["a", "c"]) == ("disk",)
+    assert bench.tiers.list_holders(["c", "d"]) == ()
+    assert bench.far.num_gets == 0
+
+
 def test_an_entry_that_was_never_kept_is_not_found(bench: Bench) -> None:
     assert bench.find("a") is None
 

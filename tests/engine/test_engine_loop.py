@@ -17,9 +17,11 @@ from keepsight.observe.counters import Counters
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
+    FindMedia,
     FromEngine,
     MediaArrived,
     MediaDropped,
+    MediaFound,
     MediaHeld,
     MediaNeeded,
     Pixels,
@@ -269,6 +271,41 @@ def test_every_message_reaches_its_receiver() -> None:
         ("reset", False, True),
     ]
     assert parts.sent == [RequestFailed("b", "too long", is_refusal=True)]
+
+
+def test_a_question_is_answered_between_steps_in_its_order_among_the_other_messages() -> None:
+    scheduler, inbox, sent = Scheduler(make_config(), END_IDS), ClosingInbox(), list[FromEngine]()
+    source = PixelSource()
+    meter = EngineMeter(Counters(), scheduler, 100, source, None, None)
+    loop = EngineLoop(scheduler, FakeRunner(64, 4), inbox, sent.extend, source, None, meter)
+
+    def answers() -> list[FromEngine]:
+        return [each for each in sent if isinstance(each, MediaFound)]
+
+    inbox.try_put(FindMedia("early", ("cat",)))
+    inbox.try_put(make_request("a", 3, "cat", 9))
+    inbox.try_put(MediaArrived("cat", pixels_like("cat")))
+    inbox.try_put(FindMedia("before the first step", ("cat",)))
+    loop.step()
+    assert answers() == [MediaFound("early", (), False), MediaFound("before the first step", (), False)]
+    while not any(isinstance(each, TokenOutput) and each.finish_reason for each in sent):
+        loop.step()
+    for message in (
+        FindMedia("afterwards", ("cat",)),
+        FindMedia("of two", ("cat", "dog")),
+        ResetCaches(encoder=True),
+        FindMedia("without embeddings", ("cat",)),
+        ResetCaches(prefix=True),
+        FindMedia("after all", ("cat",)),
+    ):
+        inbox.try_put(message)
+    loop.step()
+    assert answers()[2:] == [
+        MediaFound("afterwards", ("device",), True),
+        MediaFound("of two", (), False),
+        MediaFound("without embeddings", (), True),
+        MediaFound("after all", (), False),
+    ]
 
 
 def test_pixels_the_source_finds_are_not_asked_for_but_arrive_with_the_next_step() -> None:

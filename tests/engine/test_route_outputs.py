@@ -11,8 +11,10 @@ from keepsight.engine.route_outputs import OutputRouter
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
+    FindMedia,
     FromEngine,
     MediaArrived,
+    MediaFound,
     MediaHeld,
     MediaNeeded,
     RequestFailed,
@@ -72,6 +74,26 @@ def test_hints_go_to_all_frontends_and_media_are_accepted_from_any(router: Outpu
     assert (sent.to, sent.to_all) == ({}, [MediaHeld(("h",))])
     assert router.take("one", arrived) is None
     assert inbox.take(waits=False) == [arrived]
+
+
+def test_a_question_is_answered_once_to_the_frontend_that_asked(router: OutputRouter, inbox: Inbox) -> None:
+    asked, found, sent = FindMedia("q", ("h",)), MediaFound("q", ("disk",), False), Sent()
+    assert router.take("one", asked) is None
+    assert router.take("two", asked) == "question 'q' exists already"
+    assert inbox.take(waits=False) == [asked]
+    router.send([found], sent)
+    router.send([found], sent)
+    assert (sent.to, sent.to_all) == ({"one": [found]}, [])
+
+
+def test_a_frontend_that_comes_again_gets_no_answer_to_what_it_had_asked_before(router: OutputRouter) -> None:
+    sent = Sent()
+    router.take("one", FindMedia("q", ("h",)))
+    router.take("two", FindMedia("r", ("h",)))
+    router.lose("one")
+    router.take("one", request("a"))
+    router.send([MediaFound("q", (), False), MediaFound("r", (), False)], sent)
+    assert sent.to == {"two": [MediaFound("r", (), False)]}
 
 
 def test_a_request_is_known_until_its_last_choice_has_ended(router: OutputRouter) -> None:

@@ -15,9 +15,11 @@ from keepsight.requests import (
     AbortRequest,
     Adapter,
     EngineRequest,
+    FindMedia,
     FromEngine,
     MediaArrived,
     MediaDropped,
+    MediaFound,
     MediaHeld,
     MediaNeeded,
     MediaReport,
@@ -98,6 +100,7 @@ def requests(draw: st.DrawFn) -> EngineRequest:
     )
 
 
+hashes = st.lists(texts, max_size=3).map(tuple)
 pixels = shapes.flatmap(
     lambda shape: st.binary(min_size=math.prod(shape), max_size=math.prod(shape)).map(
         lambda content: np.frombuffer(content, np.uint8).reshape(shape)
@@ -109,11 +112,11 @@ to_engine: st.SearchStrategy[ToEngine] = (
     | st.builds(AbortRequest, texts, st.none() | st.integers(0, MAX_CHOICES - 1))
     | st.builds(MediaArrived, texts, pixels | ring_places | st.builds(StoredPixels, shapes))
     | st.builds(ResetCaches, st.booleans(), st.booleans(), st.booleans())
+    | st.builds(FindMedia, texts, hashes)
 )
 
 logprobs = st.builds(TokenLogprob, token_ids, st.floats(allow_nan=False), counts)
 some_logprobs = st.lists(logprobs, max_size=3).map(tuple)
-hashes = st.lists(texts, max_size=3).map(tuple)
 moments = st.floats(allow_nan=False)
 media_stories = st.builds(MediaReport, st.none() | texts, moments, moments, moments, st.booleans(), st.integers(1, 99))
 outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
@@ -132,6 +135,7 @@ outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
     | st.builds(MediaNeeded, texts, hashes, st.booleans())
     | st.builds(MediaHeld, hashes)
     | st.builds(MediaDropped, hashes)
+    | st.builds(MediaFound, texts, st.lists(texts, max_size=3).map(tuple), st.booleans())
     | st.builds(RequestFailed, texts, texts, st.booleans()),
     max_size=8,
 )
@@ -172,7 +176,7 @@ def _swap_frames(frames: list[bytes], rng: random.Random) -> None:
 
 
 def _change_kind(frames: list[bytes], rng: random.Random) -> None:
-    frames[0] = rng.choice([b"Q", b"A", b"C", b"P", b"R", b"S", b"O", rng.randbytes(1)])
+    frames[0] = rng.choice([b"Q", b"A", b"C", b"F", b"P", b"R", b"S", b"O", rng.randbytes(1)])
 
 
 def _add_frame(frames: list[bytes], rng: random.Random) -> None:

@@ -71,6 +71,17 @@ class TestUsing:
         assert cache.is_ready("x")
         assert (cache.num_entries, cache.num_bytes) == (1, 20)
 
+    def test_an_entry_is_held_for_others_from_the_end_of_its_encoding_until_it_is_forgotten(self) -> None:
+        cache = manager()
+        assert not cache.is_held("x")
+        cache.try_begin(A, "x", 2)
+        assert not cache.is_held("x")
+        cache.finish("x")
+        assert cache.is_held("x")
+        cache.forget()
+        assert cache.is_ready("x")
+        assert not cache.is_held("x")
+
     def test_an_idle_entry_is_used_again_and_cannot_be_evicted_then(self) -> None:
         cache = manager(2)
         keep(cache, "x")

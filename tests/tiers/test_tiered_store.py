@@ -93,6 +93,20 @@ def test_an_entry_in_no_tier_is_a_miss(make: Make) -> None:
     assert not store.hits
 
 
+def test_all_tiers_known_to_hold_an_entry_are_listed_nearest_first(make: Make) -> None:
+    near, far = FakeTier(), FakeTier("remote")
+    store = make(near, far, host=HostTier(10**6))
+    store.store(key_of(1), array_of(1))
+    assert store.wait_written(20)
+    assert store.list_holders(key_of(1)) == ("host", "disk", "remote")
+    del near.entries[key_of(1)]
+    assert store.list_holders(key_of(1)) == ("host", "remote")
+    far.is_known = False
+    assert store.list_holders(key_of(1)) == ("host",)
+    assert store.list_holders(key_of(2)) == ()
+    assert near.num_gets == far.num_gets == 0
+
+
 def test_concurrent_loads_of_one_key_cause_one_read_and_are_all_answered(make: Make) -> None:
     tier = FakeTier()
     tier.entries[key_of(1)] = array_of(1)

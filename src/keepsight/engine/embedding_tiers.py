@@ -153,6 +153,11 @@ class EmbeddingTiers:
         with self._lock:
             self._changed.extend(self._media)
 
+    def list_holders(self, encoder_keys: Sequence[str]) -> tuple[str, ...]:
+        """Return the tiers that are each known to hold all of these embeddings, nearest first."""
+        holders = [self._store.list_holders(self._name(key)) for key in encoder_keys]
+        return tuple(tier for tier in self._tier_names if all(tier in its for its in holders))
+
     def note_uses(self, request: EngineRequest) -> None:
         """Record the request's uses of media in the trace, each at the mean cost of an encoding so far."""
         if self._trace is None:

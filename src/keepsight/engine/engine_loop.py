@@ -19,8 +19,10 @@ from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
+    FindMedia,
     FromEngine,
     MediaArrived,
+    MediaFound,
     MediaNeeded,
     Pixels,
     Received,
@@ -121,6 +123,8 @@ class EngineLoop:
                 self._fail_waiting(message)
             case ResetCaches(prefix, encoder, processor):
                 self._reset(prefix=prefix, encoder=encoder, processor=processor)
+            case FindMedia():
+                self._send([self._find_media(message)])
 
     def _add(self, request: EngineRequest) -> None:
         if refusal := self._scheduler.add(request):
@@ -138,6 +142,14 @@ class EngineLoop:
             self._tiers.clear()
         if processor:
             self._source.clear()
+
+    def _find_media(self, query: FindMedia) -> MediaFound:
+        encoder_cache, prefixes = self._scheduler.media.encoder_cache, self._scheduler.held_prefixes
+        on_device = ("device",) if all(map(encoder_cache.is_held, query.media_hashes)) else ()
+        # Without an adapter, embeddings are named by the media hash alone.
+        below = () if self._tiers is None else self._tiers.list_holders(query.media_hashes)
+        is_in_prefixes = all(each in prefixes for each in query.media_hashes)
+        return MediaFound(query.query_id, (*on_device, *below), is_in_prefixes)
 
     def _take_pixels(self, message: MediaArrived) -> None:
         # Receive pixels even if they are no longer wanted: this frees their place, and they may be kept for others.

@@ -1,7 +1,8 @@
 """Routes outputs to the frontends that made the requests.
 
 Knows neither sockets nor what is computed. Invariants: a request has a route from its arrival until its last output is
-sent, its client leaves, or its frontend is lost; a frontend only gets outputs of requests that it made since it came.
+sent, its client leaves, or its frontend is lost; a question, until it is answered or its frontend is lost. A frontend
+only gets outputs of what it asked since it came.
 """
 
 import threading
@@ -14,8 +15,10 @@ from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
     AbortRequest,
     EngineRequest,
+    FindMedia,
     FromEngine,
     MediaDropped,
+    MediaFound,
     MediaHeld,
     Received,
     TiersChanged,
@@ -40,6 +43,8 @@ class OutputRouter:
         # Also held while putting and sending: a lost frontend may reconnect at once, with the same requests.
         self._lock = threading.Lock()
         self._routes: dict[str, str] = {}
+        # By the id of each unanswered question: who asked it.
+        self._askers: dict[str, str] = {}
         self._unanswered = Unanswered()
         # Requests of lost frontends, whose aborts the engine may not have read yet.
         self._lost: set[str] = set()
@@ -63,6 +68,9 @@ class OutputRouter:
             for output in outputs:
                 if isinstance(output, MediaHeld | MediaDropped | TiersChanged):
                     hints.append(output)
+                elif isinstance(output, MediaFound):
+                    if (asker := self._askers.pop(output.query_id, None)) is not None:
+                        by_frontend[asker].append(output)
                 elif (frontend_id := self._find_route(output.request_id)) is not None:
                     by_frontend[frontend_id].append(output)
                     self._note_answered(output.request_id, output)
@@ -86,6 +94,7 @@ class OutputRouter:
             assert set(self._resubmitted) <= set(self._routes)
 
     def _forget(self, frontend_id: str) -> None:
+        self._askers = {query_id: asker for query_id, asker in self._askers.items() if asker != frontend_id}
         self._lost = {request_id for request_id in self._lost if self._inbox.holds(AbortRequest(request_id))}
         for request_id in [request_id for request_id, its in self._routes.items() if its == frontend_id]:
             self._note_asked(frontend_id, AbortRequest(request_id))
@@ -106,6 +115,8 @@ class OutputRouter:
                 return f"request {request_id!r} exists already"
             case AbortRequest(request_id) if self._routes.get(request_id) != frontend_id:
                 return f"there is no request {request_id!r}"
+            case FindMedia(query_id) if query_id in self._askers:
+                return f"question {query_id!r} exists already"
         return None
 
     def _note_asked(self, frontend_id: str, message: Received) -> None:
@@ -117,6 +128,8 @@ class OutputRouter:
                     self._resubmitted[request_id] = message
             case AbortRequest(request_id):
                 self._drop_ended(request_id)
+            case FindMedia(query_id):
+                self._askers[query_id] = frontend_id
 
     def _note_answered(self, request_id: str, output: FromEngine) -> None:
         self._unanswered.note_answered(output)

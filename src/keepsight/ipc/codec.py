@@ -20,9 +20,11 @@ from keepsight.requests import (
     MAX_PRIORITY,
     AbortRequest,
     EngineRequest,
+    FindMedia,
     FromEngine,
     MediaArrived,
     MediaDropped,
+    MediaFound,
     MediaHeld,
     MediaNeeded,
     Pixels,
@@ -46,7 +48,8 @@ MAX_NAMES = 10_000
 # A sound's side is its number of samples: 480,000 are 30 s.
 MAX_SIDE = 2**20
 
-REQUEST, ABORT, RESET, PIXELS, RING_PLACE, STORED_PIXELS, OUTPUTS = b"Q", b"A", b"C", b"P", b"R", b"S", b"O"
+REQUEST, ABORT, RESET, FIND, PIXELS, RING_PLACE, STORED_PIXELS = b"Q", b"A", b"C", b"F", b"P", b"R", b"S"
+OUTPUTS = b"O"
 
 _ENCODER = msgspec.msgpack.Encoder()
 
@@ -60,6 +63,8 @@ def encode_to_engine(message: ToEngine) -> list[Frame]:
             return [ABORT, _pack(message)]
         case ResetCaches():
             return [RESET, _pack(message)]
+        case FindMedia():
+            return [FIND, _pack(message)]
         case MediaArrived(media_hash, RingPlace() as place):
             return [RING_PLACE, _pack((media_hash, place))]
         case MediaArrived(media_hash, StoredPixels() as stored):
@@ -162,11 +167,12 @@ def _open(frames: Sequence[Frame], num_payloads: int) -> tuple[bytes, bytes, lis
 
 
 # A decoded body; for media, the hash and the pixels' shape or place.
-_Body = EngineRequest | AbortRequest | ResetCaches | tuple[str, Shape | RingPlace | StoredPixels]
+_Body = EngineRequest | AbortRequest | ResetCaches | FindMedia | tuple[str, Shape | RingPlace | StoredPixels]
 _DECODERS: dict[bytes, msgspec.msgpack.Decoder[Any]] = {
     REQUEST: msgspec.msgpack.Decoder(EngineRequest),
     ABORT: msgspec.msgpack.Decoder(AbortRequest),
     RESET: msgspec.msgpack.Decoder(ResetCaches),
+    FIND: msgspec.msgpack.Decoder(FindMedia),
     PIXELS: msgspec.msgpack.Decoder(tuple[str, Shape]),
     RING_PLACE: msgspec.msgpack.Decoder(tuple[str, RingPlace]),
     STORED_PIXELS: msgspec.msgpack.Decoder(tuple[str, StoredPixels]),
@@ -182,7 +188,7 @@ def _as_message(body: _Body, payload: list[Frame]) -> ToEngine:
         case AbortRequest(_, choice):
             _check(choice is None or 0 <= choice < MAX_CHOICES, "a choice out of range")
             return body
-        case ResetCaches():
+        case ResetCaches() | FindMedia():
             return body
         case media_hash, RingPlace() as place:
             _check_shape(place.shape)
@@ -256,6 +262,7 @@ _OUTPUT_TYPES: tuple[type[FromEngine], ...] = (
     RequestFailed,
     TiersChanged,
     RequestBegun,
+    MediaFound,
 )
 _RUNS = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _RUN_READERS = [msgspec.msgpack.Decoder(list[type_]) for type_ in _OUTPUT_TYPES]  # type: ignore[valid-type]

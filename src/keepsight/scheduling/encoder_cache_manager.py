@@ -81,6 +81,10 @@ class EncoderCacheManager:
         entry = self._entries.get(key)
         return entry is not None and entry.is_findable
 
+    def is_held(self, key: str) -> bool:
+        """Return whether the embeddings are held and would be found."""
+        return self.can_find(key) and self.is_ready(key)
+
     def is_used(self, key: str) -> bool:
         return bool(self._entries[key].users)
 

@@ -46,10 +46,11 @@ class Scheduler:
         self._engine_config = config
         self._block_size = config.kv_cache.block_size
         self._end_ids = end_ids
-        # The media items for which any cache holds data, and those for which embeddings are held, in whatever place.
+        # The media items of which any cache holds data; embeddings, in whatever place; or keys and values.
         self.holdings = Holdings()
         self.held_embeddings = Holdings(within=self.holdings)
-        self.kv_cache = KvCacheManager(config.kv_cache, self.holdings)
+        self.held_prefixes = Holdings(within=self.holdings)
+        self.kv_cache = KvCacheManager(config.kv_cache, self.held_prefixes)
         encoder_cache = EncoderCacheManager(config.encoder_cache, self.held_embeddings)
         self.lineup = Lineup()
         self.stretches = StretchLoads(self.kv_cache, self.lineup, config.kv_cache.blocks_per_stretch)
@@ -444,4 +445,6 @@ class Scheduler:
         self.media.check_invariants(self._states.values())
         embeddings = [*self.media.encoder_cache.held_media(), *self.reported.held_embeddings()]
         self.held_embeddings.check_invariants(embeddings)
-        self.holdings.check_invariants([*embeddings, *self.kv_cache.pool.held_media(), *self.reported.held_pixels()])
+        prefixes = [*self.kv_cache.pool.held_media()]
+        self.held_prefixes.check_invariants(prefixes)
+        self.holdings.check_invariants([*embeddings, *prefixes, *self.reported.held_pixels()])

@@ -91,6 +91,10 @@ class TieredStore:
                 return tier.name
         return None
 
+    def list_holders(self, key: str) -> tuple[str, ...]:
+        """Return all tiers that are known to hold the key, nearest first, without I/O."""
+        return tuple(tier.name for tier in self._tiers if tier.has(key))
+
     def load(self, key: str, patience: float, on_loaded: OnLoaded) -> None:
         """Load an entry and call back exactly once: immediately if in host memory, else on a thread of the tiers.
 
