@@ -10,7 +10,7 @@ import pytest
 
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.redis_tier import RedisTier
-from tests.drawn import Drawn, ask, by_url, draw
+from tests.drawn import Drawn, ask, by_url, draw, to_png
 from tests.official_client import answer, complete, connect
 from tests.real_server import run_directory_of, serving
 from tests.tiers.redis_servers import REAL, real_server
@@ -105,6 +105,30 @@ def test_after_kill_9_a_conversation_continues_from_the_prefix_disk_cache(tmp_pa
             assert num_kept_pixels(process.pid) == (len(pictures) if name == "first" else 0)
             process.kill()
     assert answers[0] == answers[1]
+
+
+def upload(port: int, drawn: Drawn, **query: Any) -> dict[str, Any]:
+    url, headers = f"http://127.0.0.1:{port}/v1/media", {"content-type": "image/png"}
+    response = httpx.post(url, content=to_png(drawn.picture), headers=headers, params=query, timeout=SOON)
+    assert response.status_code == 200, response.text
+    uploaded: dict[str, Any] = response.json()
+    return uploaded
+
+
+def test_after_kill_9_an_upload_is_said_to_be_on_disk_before_any_request(tmp_path: Path) -> None:
+    options, tier = ("--encoder-disk-cache", f"{tmp_path}/cache:1G"), DiskTier(tmp_path / "cache", 2**30)
+    known, unknown = draw(1), draw(2)
+    with serving(tmp_path / "first", *options) as (process, port):
+        tiers = upload(port, known, warm=True)["tiers"]
+        assert (tiers["embeddings"][0], tiers["embeddings"][-1], tiers["prefix"]) == ("device", "disk", True)
+        wait_until_written(tier, 1)
+        process.kill()
+    with serving(tmp_path / "second", *options) as (_, port):
+        assert upload(port, unknown)["tiers"]["embeddings"] == []
+        wait_until(lambda: upload(port, known)["tiers"]["embeddings"] == ["disk"])
+        tiers = upload(port, known)["tiers"]
+        assert (tiers["engine"], tiers["prefix"], tiers["processor_cache"]) == (True, False, False)
+        assert tiers_of(port)["disk"]["num_hits"] == 0
 
 
 @pytest.mark.skipif(REAL is None, reason="NO REAL REDIS: redis-server is not installed")

@@ -52,7 +52,9 @@ def test_every_frontend_accepts_an_uploaded_handle(url: str, drawn: Drawn) -> No
     shown = send("GET", f"{url}/media/{media_id}").json()
     assert shown["uses"] == NUM_REQUESTS
     assert shown["saved"]["preprocessings"] == NUM_REQUESTS
-    assert shown["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
+    held = {"bytes": True, "processor_cache": True, "engine": True, "prefix": True}
+    assert shown["tiers"] == {**held, "embeddings": shown["tiers"]["embeddings"]}
+    assert shown["tiers"]["embeddings"][0] == "device"
 
 
 def test_a_uuid_replaces_its_picture_on_every_frontend(url: str, drawn: Drawn) -> None:

@@ -1,5 +1,6 @@
 """Whole engines over tiers: one finds what another encoded, and every answer is right whatever happens to a tier."""
 
+import asyncio
 import threading
 import time
 from collections.abc import Iterator
@@ -95,6 +96,24 @@ def test_embeddings_of_one_engine_are_found_by_another() -> None:
             engine.expect_right_answer(3, "cat", 2, "dog")
             assert engine.runner.encoded == encoded
             assert engine.store.wait_written(SOON)
+
+
+def test_the_next_engine_tells_what_a_tier_holds_before_any_request_and_reads_nothing() -> None:
+    tier = FakeTier()
+
+    def find(engine: Engine, *media_hashes: str) -> tuple[tuple[str, ...], bool]:
+        return asyncio.run(engine.engine.find_media(media_hashes))
+
+    with engine_over(tier) as engine:
+        engine.expect_right_answer(3, "cat", 2, "dog")
+        assert engine.store.wait_written(SOON)
+    with engine_over(tier) as engine:
+        assert find(engine, "cat", "dog") == (("disk",), False)
+        assert find(engine, "cat", "cow") == ((), False)
+        assert tier.num_gets == 2  # those of the first engine, which encoded both
+        engine.expect_right_answer(3, "cat")
+        assert find(engine, "cat") == (("device", "disk"), False)
+        assert find(engine, "cat", "dog") == (("disk",), False)
 
 
 def test_the_loop_does_not_sleep_on_what_tiers_answered_while_a_step_was_planned() -> None:

@@ -11,7 +11,7 @@ import dataclasses
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
@@ -19,6 +19,7 @@ from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFaile
 from keepsight.frontend.caller import Caller, ConnectedEngine, OnOutputs, Outputs, Send
 from keepsight.frontend.choose_engine import choose_engine
 from keepsight.frontend.media_pool import MediaPool
+from keepsight.frontend.media_query import MediaPlaces, MediaQuery
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.request_observer import RequestObserver
@@ -29,6 +30,7 @@ from keepsight.requests import (
     FromEngine,
     MediaArrived,
     MediaDropped,
+    MediaFound,
     MediaHeld,
     MediaNeeded,
     RequestBegun,
@@ -57,6 +59,8 @@ class EngineClient:
         self._callers: dict[str, Caller] = {}
         # With stop strings: the requests that the engine has ended and whose readers have not.
         self._unread: dict[str, Caller] = {}
+        # By their ids, while someone waits for the answers.
+        self._queries: dict[str, MediaQuery] = {}
         # By rank.
         self._engines: dict[int, ConnectedEngine] = {}
         # Ranks of engines that are known to live, connected or not.
@@ -97,6 +101,8 @@ class EngineClient:
         now = self._clock()
         with self._lock:
             engine = self._engines.pop(rank, None)
+            for query in self._queries.values():
+                query.lose(rank)
             theirs = [caller for caller in self._callers.values() if caller.engine is engine is not None]
             for caller in theirs:
                 caller.engine = None
@@ -116,6 +122,8 @@ class EngineClient:
         with self._lock:
             self._reason_of_end = self._reason_of_end or reason
             self._engines.clear()
+            for query in self._queries.values():
+                query.give_up()
             callers = list(self._callers.values())
         lost = [caller for caller in callers if self._take_out(caller.request_id, "error") is not None]
         # One error object for each caller: a shared one would collect the traceback frames of all that raise it.
@@ -137,6 +145,9 @@ class EngineClient:
                 case MediaNeeded(request_id, media_hashes, inline):
                     if caller := self._callers.get(request_id):
                         self._make_media(caller, media_hashes, inline=inline)
+                case MediaFound(query_id):
+                    if query := self._queries.get(query_id):
+                        query.take(output, rank)
                 case MediaHeld() | MediaDropped() | TiersChanged():
                     self._take_hint(output, rank)
         callers = ((self._callers.get(request_id), own) for request_id, own in by_request.items())
@@ -218,6 +229,18 @@ class EngineClient:
                     engine.forget_prefixes()
             if not all(is_told) or not self._living_ranks <= self._engines.keys():
                 raise EngineLostError("the reset did not reach all engines: reset again")
+
+    async def find_media(self, media_hashes: Iterable[str]) -> MediaPlaces:
+        """Ask all connected engines where each holds all of these; one that does not answer soon is left out."""
+        query = MediaQuery(media_hashes)
+        try:
+            with self._lock:
+                self._queries[query.query_id] = query
+                query.ask(self._engines.values())
+            return await query.wait()
+        finally:
+            with self._lock:
+                del self._queries[query.query_id]
 
     def engine_holds(self, media_hash: str) -> bool:
         """Return whether any engine is believed to hold something made from this media item."""

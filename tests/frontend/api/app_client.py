@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +14,7 @@ from starlette.types import ASGIApp
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import DEFAULT_SETTINGS, create_app
 from keepsight.frontend.api.kept_responses import KeptResponses
+from keepsight.frontend.media_query import MediaPlaces
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.observe.account import RequestAccount
@@ -62,6 +63,9 @@ class FakeEngine:
 
     def engine_holds(self, media_hash: str) -> bool:
         return False
+
+    async def find_media(self, media_hashes: Iterable[str]) -> MediaPlaces:
+        return MediaPlaces()
 
     def reset_caches(self, **caches: bool) -> None:
         self.resets.append(caches)

@@ -1,7 +1,7 @@
 """The whole API with uploads, and a fake engine that also records what it is asked to keep."""
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import httpx
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.media_query import MediaPlaces
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
@@ -28,7 +29,7 @@ class KeepingEngine(FakeEngine, PixelCache):
     """Holds every item that a request has had, and is also the processor cache, with the pixels of those items."""
 
     held: set[str] = field(default_factory=set)
-    # Held only where no frontend knows of it.
+    # Held only on disk, of which no frontend is told unasked.
     found_in_tiers: set[str] = field(default_factory=set)
     pins: dict[str, float] = field(default_factory=dict)
     cache_keys: list[str | None] = field(default_factory=list)
@@ -46,6 +47,11 @@ class KeepingEngine(FakeEngine, PixelCache):
 
     def engine_holds(self, media_hash: str) -> bool:
         return media_hash in self.held
+
+    async def find_media(self, media_hashes: Iterable[str]) -> MediaPlaces:
+        asked = {*media_hashes}
+        places = {"device": self.held, "disk": self.found_in_tiers}
+        return MediaPlaces(tuple(tier for tier, held in places.items() if asked <= held), asked <= self.held)
 
     def is_held(self, media_hash: str) -> bool:
         return media_hash in self.held

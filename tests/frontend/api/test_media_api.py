@@ -35,6 +35,10 @@ OTHER = to_png(draw(2).picture)
 SOON = 10  # seconds; normally takes much less
 
 
+NOWHERE_ELSE = {"bytes": True, "processor_cache": False, "engine": False, "embeddings": [], "prefix": False}
+EVERYWHERE = {"bytes": True, "processor_cache": True, "engine": True, "embeddings": ["device"], "prefix": True}
+
+
 def by_handle(media_id: str) -> dict[str, Any]:
     return {"type": "image_url", "image_url": {"url": f"media://{media_id}"}}
 
@@ -55,7 +59,7 @@ def test_an_upload_is_described_and_found_again(server: Server) -> None:
         "pinned_until": None,
         "uses": 0,
         "saved": {"upload_bytes": 0, "preprocessings": 0},
-        "tiers": {"bytes": True, "processor_cache": False, "engine": False},
+        "tiers": NOWHERE_ELSE,
     }
     assert {name: uploaded[name] for name in expected} == expected
     assert 59 <= uploaded["expires_at"] - uploaded["created"] <= 61
@@ -171,7 +175,33 @@ def test_uses_and_skipped_preprocessings_are_counted(server: Server) -> None:
     retrieved = server.get(f"/v1/media/{media_id}")
     assert retrieved["uses"] == 3
     assert retrieved["saved"] == {"upload_bytes": 3 * len(PICTURE), "preprocessings": 2}
-    assert retrieved["tiers"] == {"bytes": True, "processor_cache": True, "engine": True}
+    assert retrieved["tiers"] == EVERYWHERE
+
+
+def test_what_only_an_engine_knows_of_is_reported_too(server: Server) -> None:
+    """As after a restart, when the first request has yet to come."""
+    media_id = server.upload(warm=True)["id"]
+    server.engine.found_in_tiers, server.engine.held = server.engine.held, set()
+    expected = NOWHERE_ELSE | {"engine": True, "embeddings": ["disk"]}
+    assert server.get(f"/v1/media/{media_id}")["tiers"] == expected
+    assert server.upload()["tiers"] == expected
+    assert server.send("POST", f"/v1/media/{media_id}/pin", json={}).json()["tiers"] == expected
+    assert server.upload(OTHER)["tiers"] == NOWHERE_ELSE
+
+
+def test_a_pdf_is_in_a_tier_only_if_all_its_pages_are(server: Server) -> None:
+    media_id = server.upload(DOCUMENT, warm=True)["id"]
+    [request] = server.engine.requests
+    first, second = (item.media_hash for item in request.media)
+    server.engine.found_in_tiers, server.engine.held = {first, second}, {second}
+    tiers = server.get(f"/v1/media/{media_id}")["tiers"]
+    assert (tiers["embeddings"], tiers["prefix"]) == (["disk"], False)
+
+
+def test_pins_and_warm_uploads_report_what_engines_hold(server: Server) -> None:
+    uploaded = server.upload(warm=True)
+    pinned = server.send("POST", f"/v1/media/{uploaded['id']}/pin", json={}).json()
+    assert uploaded["tiers"] == pinned["tiers"] == EVERYWHERE
 
 
 def test_a_request_that_shows_one_handle_many_times_uses_it_once(server: Server) -> None:

@@ -23,6 +23,7 @@ from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.response_parts import ContentLogprob, Extras, TopLogprob, Usage, show_bytes, to_finite
 from keepsight.frontend.api.tool_fields import NO_CALLS, CallTerms
 from keepsight.frontend.assemble_answer import AnswerAssembler, AnswerPiece
+from keepsight.frontend.media_query import MediaPlaces
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.frontend.prompt.tokenizer import Tokenizer
 from keepsight.observe.account import RequestAccount
@@ -50,6 +51,8 @@ class Engine(Protocol):
     def list_tiers(self) -> Mapping[int, Sequence[TierStatus]]: ...
 
     def engine_holds(self, media_hash: str) -> bool: ...
+
+    async def find_media(self, media_hashes: Iterable[str]) -> MediaPlaces: ...
 
     def generate(self, prepared: PreparedRequest) -> AsyncGenerator[TokenOutput, None]: ...
 

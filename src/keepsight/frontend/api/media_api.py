@@ -57,11 +57,14 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Tiers(msgspec.Struct, frozen=True):
-    """Where the item is held: its bytes; its pixels; its pixels, embeddings or keys and values.  The last is a hint."""
+    """Where it is held: its bytes; its pixels; anything made of it, which is partly a hint; what engines answered."""
 
     bytes: bool
     processor_cache: bool
     engine: bool
+    # The tiers that hold its embeddings, nearest first; and whether keys and values of it are held.
+    embeddings: tuple[str, ...]
+    prefix: bool
 
 
 class Pinned(msgspec.Struct, frozen=True):
@@ -218,7 +221,7 @@ class MediaApi:
             content_type = http.headers.get("content-type", "")
             upload = await run_in_threadpool(read_upload, content_type, body, http.query_params)
             handle, named = await self.take_in(http, upload)
-            return _respond(http, MediaObject.of(handle, self._tiers_of(named)))
+            return _respond(http, MediaObject.of(handle, await self._tiers_of(named)))
 
     async def take_in(self, http: Request, upload: Upload, label: FileLabel = NO_LABEL) -> tuple[MediaHandle, _Named]:
         part = PicturePart(upload.source, upload.field)
@@ -249,7 +252,7 @@ class MediaApi:
 
     async def retrieve(self, http: Request) -> Response:
         handle, named = await self._find(http, _read_salt(http))
-        return json_response(MediaObject.of(handle, self._tiers_of(named)))
+        return json_response(MediaObject.of(handle, await self._tiers_of(named)))
 
     async def delete(self, http: Request) -> Response:
         return json_response(DeletedMedia((await self.forget(http)).id))
@@ -274,7 +277,7 @@ class MediaApi:
         handle, pinned = await run_in_threadpool(
             self._pin, tenant_of(http), found.id, named.media_hashes, options.ttl_seconds
         )
-        return _respond(http, MediaObject.of(handle, self._tiers_of(named), pinned))
+        return _respond(http, MediaObject.of(handle, await self._tiers_of(named), pinned))
 
     # For requests that name handles ---------------------------------------------------------------------------
 
@@ -382,11 +385,15 @@ class MediaApi:
             async for _ in tokens:
                 pass
 
-    def _tiers_of(self, named: _Named) -> Tiers:
+    async def _tiers_of(self, named: _Named) -> Tiers:
+        places = await self._engine.find_media(named.media_hashes)
+        is_hinted = all(map(self._engine.engine_holds, named.media_hashes))
         return Tiers(
             bytes=True,
             processor_cache=all(map(self._pixel_cache.is_held, named.media_hashes)),
-            engine=all(map(self._engine.engine_holds, named.media_hashes)),
+            engine=is_hinted or bool(places.embeddings) or places.is_in_prefixes,
+            embeddings=places.embeddings,
+            prefix=places.is_in_prefixes,
         )
 
 
