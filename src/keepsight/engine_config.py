@@ -144,8 +144,11 @@ class EngineConfig:
 
 
 def count_reserved_slots(num_state_slots: int, *, keeps_states: bool) -> int:
-    """Return how many slots no sequence takes, so that states are kept however many sequences could run in them."""
-    return num_state_slots // 4 if keeps_states else 0
+    """Return how many slots no sequence takes, so that states are kept however many sequences could run in them.
+
+    A single one would hold the state of one prompt's end, not of what many have in common.
+    """
+    return num_state_slots // 4 if keeps_states and num_state_slots >= 8 else 0
 
 
 def _check_least(name: str, value: int, least: int) -> None:

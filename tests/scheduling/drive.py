@@ -225,7 +225,9 @@ class Drive:
         for output in self.scheduler.update(result):
             self._note(output)
         # What was released while planning is looked at when the work beside ends, which wakes the loop.
-        is_woken = self.runner.is_busy and self.scheduler.media._has_awaited_changed
+        is_woken = self.runner.is_busy and (
+            self.scheduler.media._has_awaited_changed or self.scheduler._turns.is_encoders
+        )
         if plan.is_empty and result.is_empty and not (asked or self.loading or self.stretch_loads or is_woken):
             self._expect_rest()
         if self.delivers:

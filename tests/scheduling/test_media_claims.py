@@ -352,17 +352,14 @@ def test_a_picture_behind_a_book_does_not_wait_for_its_end(num_pictures: int) ->
     drive.expect_all_answered()
 
 
-def test_two_books_and_a_picture_share_a_cache_that_is_smaller_than_either() -> None:
-    drive = Drive(make_config(num_blocks=400, num_pictures=3, max_num_batched_tokens=24, cuts_items=True))
-    for name in ("one", "two"):
-        drive.add(make_request(name, *frames(name, 20), 3, max_tokens=1))
-    for _ in range(5):
-        drive.step()
-    drive.add(make_request("question", 5, "picture", 3, max_tokens=1))
-    while "question" in claimed(drive):
-        drive.step()
-    assert claimed(drive).keys() == {"one", "two"}
+@pytest.mark.parametrize("num_pictures", [4, 8, 20])
+def test_of_several_books_each_page_is_encoded_once_however_few_the_cache_holds(num_pictures: int) -> None:
+    drive = Drive(make_config(num_blocks=800, num_pictures=num_pictures, cuts_items=True))
+    books = [frames(name, 30) for name in ("one", "two", "three", "four")]
+    for book in books:
+        drive.add(make_request(book[0], *book, 3, max_tokens=1))
     drive.expect_all_answered()
+    assert sorted(drive.runner.encoded) == sorted(page for book in books for page in book)
 
 
 def test_room_is_granted_in_the_usual_order_whoever_has_the_turn() -> None:

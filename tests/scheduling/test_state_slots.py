@@ -1,5 +1,6 @@
 """Who owns which slot of recurrent states, and which copies that takes."""
 
+import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -70,15 +71,18 @@ def test_a_promise_may_take_a_reserved_slot_however_many_sequences_wait() -> Non
     assert slots.promise(B, b"three", num_left=100) is None
 
 
-def test_promises_of_one_step_evict_at_most_half_of_the_kept_states() -> None:
-    slots = StateSlots(6, num_reserved=4)
+@pytest.mark.parametrize(("num_kept", "num_evicted"), [(1, 1), (2, 1), (3, 2), (4, 2), (5, 3)])
+def test_promises_evict_half_of_the_kept_states_rounded_up(num_kept: int, num_evicted: int) -> None:
+    slots, names = StateSlots(num_kept + 2, num_reserved=num_kept), [bytes([number]) for number in range(num_kept)]
     slots.try_begin(A, None)
-    for name in (b"common", b"1", b"2", b"3", b"4"):
+    for name in names:
         slots.promise(A, name)
         slots.keep(A, name)
-    slots.try_begin(B, b"common")
-    assert [slots.promise(B, name) is not None for name in (b"5", b"6", b"7")] == [True, True, False]
-    assert [name for name in (b"common", b"1", b"2", b"3", b"4") if slots.count_usable([name])] == [b"common", b"4"]
+    slots.try_begin(B, names[0])
+    promised = [slots.promise(B, b"another %d" % number) for number in range(num_kept)]
+    assert num_kept - promised.count(None) == num_evicted
+    by_use = [*names[1:], names[0]]
+    assert [name for name in by_use if slots.count_usable([name])] == by_use[num_evicted:]
 
 
 def test_a_promise_leaves_slots_to_sequences_that_may_begin() -> None:

@@ -28,7 +28,8 @@ class MediaClaims:
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
         # The sequence that found too little room for the item it needs next.  Those behind it leave freed room to it,
-        # or it could starve; those before it claim nothing ahead, or it would wait for the end of somebody else's book.
+        # or it could starve; if it needs no more than that item, those before it claim nothing ahead, or it would wait
+        # for the end of somebody else's book.
         self._short_of_room: RequestState | None = None
         self._has_awaited_changed = False
         # Items that were looked for, and those of them found on the device.
@@ -187,11 +188,11 @@ class MediaClaims:
 
     def _try_make_room(self, state: RequestState, index: int) -> bool:
         is_ahead, short = bool(state.claimed_items), self._short_of_room
-        if short is not None and (is_ahead or short.order < state.order):
+        if short is not None and (short.order < state.order or (is_ahead and _lacks_only_its_last(short))):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
         while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
-            if is_ahead:
+            if is_ahead:  # it can go on, and gets room by that; what others hold may be encoded already
                 return False
             if not self._take_from_later(state):
                 self._short_of_room = state
@@ -311,3 +312,7 @@ class MediaClaims:
         self.pixels.check_invariants(live, self._live.keys() | {each.media_hash for each in self.encodings.given()})
         self.encoder_cache.check_invariants()
         self.loads.check_invariants()
+
+
+def _lacks_only_its_last(state: RequestState) -> bool:
+    return state.next_item + 1 == len(state.media)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from keepsight.engine_config import SchedulerConfig
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
-from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.request_state import RequestState, Status
 from keepsight.scheduling.step_plan import KeptState, SequenceId
 
 # A milestone closer than this many blocks behind the place where the sequence begins spares others too little.
@@ -71,6 +71,8 @@ def expect_state(
     asked, furthest = None, 0
     for other_id, announced_end in kv_cache.announced_by(hashes[hit.num_tokens // size :]):
         other = states[other_id]
+        if other.status is Status.FINISHED:  # it goes no further than its slice
+            continue
         end = _num_common(other.hasher.hashes, hashes) * size
         may_ask = end > announced_end and _may_keep(other, end, config)
         coming = end if may_ask else _last_promised(other, min(end, announced_end), kv_cache)

@@ -88,7 +88,8 @@ class PixelRequests:
     def give_up(self, media_hash: str) -> list[str]:
         """Note that pixels came and cannot be read.  Return the requests that wait: all of them must be aborted.
 
-        One that does not wait yet is asked if it comes to that.
+        Others would make the same pixels, and another version's frontend is not connected.  One that does not wait yet
+        is asked if it comes to that.
         """
         self._makers.pop(media_hash, None)
         return list(dict.fromkeys(state.request.request_id for state in self._askers.get(media_hash, ())))

@@ -68,7 +68,7 @@ class StateSlots:
             self._use(block_hash)
             return None
         num_left = min(num_left, self._most_live - len(self._live))
-        if len(self._free) + len(self._kept) <= num_left or not (self._free or self._may_evict_for_another):
+        if len(self._free) + len(self._kept) <= num_left or not (self._free or self._may_evict_for_promise):
             return None
         slot = self._try_take()
         assert slot is not None
@@ -76,8 +76,8 @@ class StateSlots:
         return slot
 
     @property
-    def _may_evict_for_another(self) -> bool:
-        """The many states that a step will keep must not evict the one with which all its prompts began."""
+    def _may_evict_for_promise(self) -> bool:
+        """Promises take half of the kept states' slots, rounded up: not also that of the one with which all began."""
         return len(self._kept) > sum(map(len, self._promised.values()))
 
     def will_have(self, sequence_id: SequenceId, block_hash: bytes) -> bool:
