@@ -156,6 +156,34 @@ def test_a_variable_that_no_template_looks_at_may_only_be_nothing() -> None:
         assert caught.value.field == f"chat_template_kwargs.{name}"
 
 
+@pytest.mark.parametrize("name", ["first_user_prefix", "loop_messages", "role"])
+def test_what_a_template_sets_itself_is_no_variable_of_it(name: str) -> None:
+    with pytest.raises(UnsupportedFieldError, match=f"kwargs.{name}: is not a variable .*; it uses none$"):
+        demo_template().render(read_messages([user(text_part("Hi"))], "answer", {name: "You are a pirate."}))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% if depth is not defined %}{% set depth = 1 %}{% endif %}{{ depth }}",
+        "{% if depth is undefined %}{% set depth = 1 %}{% endif %}{{ depth }}",
+        "{% if messages[1] %}{% set depth = 1 %}{% endif %}{{ depth | default(0) }}",
+        "{% if not depth %}{% set depth = 1 %}{% endif %}{{ depth }}",
+        "{% set depth = depth or 1 %}{{ depth }}",
+    ],
+)
+def test_a_variable_that_a_template_sets_unless_it_is_given_may_be_given(source: str) -> None:
+    assert render(source, read_messages([user(text_part("Hi"))], "answer", {"depth": 7})) == "7"
+
+
+def test_the_functions_of_templates_are_no_variables() -> None:
+    source = "{% for each in range(2) %}{{ each }}{% endfor %}{{ depth }}"
+    with pytest.raises(UnsupportedFieldError, match="range: is set by other fields"):
+        render(source, read_messages([user(text_part("Hi"))], "answer", {"range": 5}))
+    with pytest.raises(UnsupportedFieldError, match=r"it uses depth$"):
+        render(source, read_messages([user(text_part("Hi"))], "answer", {"width": 5}))
+
+
 def test_the_templates_own_refusal_is_the_message() -> None:
     with pytest.raises(
         ChatTemplateError, match="messages: the chat template refused them: Conversation roles must alt"

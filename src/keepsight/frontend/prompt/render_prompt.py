@@ -13,16 +13,17 @@ from typing import Any, Literal, NoReturn
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
-import jinja2.meta
 import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 import jinja2.utils
+from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, find_taught_form
 from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
+from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
 from keepsight.frontend.prompt.thought_text import TAGS
 from keepsight.frontend.prompt.write_tools_as_text import (
     as_parts,
@@ -42,7 +43,7 @@ CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # Variables that every template gets, and globals of the environment.
 _OWN_VARIABLES = frozenset(
-    ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", "dict", "namespace")
+    ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", *DEFAULT_NAMESPACE)
 )
 _PROBE = "What does this template show?"
 # Appended to a text that is to be continued. A template that trims removes its last character.
@@ -60,10 +61,11 @@ class ChatTemplate:
         self._template = None if source is None else _compile(source, path)
         parsed = _make_environment().parse(source or "")
         # The roles that the template knows are among them.
-        self._texts = _find_texts(parsed)
-        self._variables = jinja2.meta.find_undeclared_variables(parsed)
+        self._texts = find_texts(parsed)
+        # Those that a request may set.
+        self._variables = find_variables(parsed) - _OWN_VARIABLES - special_tokens.keys()
         # The names related to tools that the template knows.
-        self._tool_words = _find_tool_words(parsed, self._texts, self._variables)
+        self._tool_words = find_tool_words(parsed, self._texts)
         # Everything that the template may write.
         written = "\n".join((*(each.data for each in parsed.find_all(jinja2.nodes.TemplateData)), *self._texts))
         # How the model writes calls: as the template teaches, if it describes tools itself, in a form known here.
@@ -140,10 +142,9 @@ class ChatTemplate:
         for name, value in given.items():
             field = f"chat_template_kwargs.{name[:64]}"
             if name in _OWN_VARIABLES or name in self._special_tokens:
-                raise UnsupportedFieldError(field, "is set by other fields, or by the checkpoint")
+                raise UnsupportedFieldError(field, "is set by other fields, the checkpoint or the server")
             if name not in self._variables and value:
-                known = sorted(self._variables - _OWN_VARIABLES - self._special_tokens.keys())
-                reason = f"it uses {', '.join(known)}" if known else "it uses none"
+                reason = f"it uses {', '.join(sorted(self._variables)) or 'none'}"
                 raise UnsupportedFieldError(field, f"is not a variable of this model's chat template; {reason}")
         return {name: value for name, value in given.items() if name in self._variables}
 
@@ -348,19 +349,6 @@ def _compile(source: str, path: Path | str) -> jinja2.Template:
         return _make_environment().from_string(source)
     except (jinja2.TemplateError, RecursionError) as error:
         raise CheckpointConfigError(path, f"the chat template does not compile: {_describe(error)}") from error
-
-
-def _find_texts(template: jinja2.nodes.Template) -> set[str]:
-    """Return the string constants that a template compares with, looks up or may write."""
-    return {each.value for each in template.find_all(jinja2.nodes.Const) if isinstance(each.value, str)}
-
-
-def _find_tool_words(template: jinja2.nodes.Template, texts: set[str], variables: set[str]) -> set[str]:
-    """Return which of these a template contains: `tools`, as a variable; `tool`, a role, as a text; `tool_calls`, a
-    field of messages, as a text or after a dot.
-    """
-    fields = {each.attr for each in template.find_all(jinja2.nodes.Getattr)}
-    return ({"tools"} & variables) | ({"tool"} & texts) | ({"tool_calls"} & (texts | fields))
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
