@@ -292,6 +292,14 @@ def test_a_prompt_may_be_written_by_the_tokenizer_of_the_model(llm: LLM, drawn: 
     assert text_of(output) == drawn.questions[0].answer
 
 
+@pytest.mark.parametrize("nothing", [{"image": None}, {"image": [], "video": None, "audio": None}])
+def test_a_prompt_may_say_that_it_has_no_media(llm: LLM, nothing: dict[str, Any]) -> None:
+    [plain] = llm.generate("Hello", GREEDY)
+    for uuids in ({}, {"multi_modal_uuids": None}, {"multi_modal_uuids": dict.fromkeys(nothing)}):
+        [output] = llm.generate({"prompt": "Hello", "multi_modal_data": nothing, **uuids}, GREEDY)
+        assert output.prompt_token_ids == plain.prompt_token_ids
+
+
 def test_bare_lists_of_token_ids_are_prompts(llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=4)
     [named] = llm.generate({"prompt_token_ids": [2, 30, 40]}, params)
@@ -1049,6 +1057,8 @@ def test_an_invalid_option_is_refused_by_name(options: dict[str, Any], message: 
         ({"prompt_token_ids": [2, 7, 909, 8]}, "prompt_token_ids: must not contain"),
         ({"prompt": "a", "multi_modal_data": {"smell": []}}, "multi_modal_data.smell: only image, video, audio"),
         ({"prompt": "a", "multi_modal_data": 5}, "multi_modal_data: must be a mapping"),
+        ({"prompt": "a", "multi_modal_data": {"image": [None]}}, r"data.image\[0\]: may be None only with a uuid"),
+        ({"prompt": "a", "multi_modal_data": {"audio": [None]}}, r"data.audio\[0\]: may be None only with a uuid"),
         ({"prompt": "a", "mm_processor_kwargs": [5]}, "mm_processor_kwargs: must be a mapping"),
         ({"prompt_token_ids": [5], "multi_modal_data": {"image": [b""]}}, "multi_modal_data: needs the prompt as text"),
         ({"prompt_token_ids": [5], "mm_processor_kwargs": {}}, "mm_processor_kwargs: needs the prompt as text"),

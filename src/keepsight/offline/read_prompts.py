@@ -10,7 +10,7 @@ from keepsight.frontend.intake.take_film import are_films
 from keepsight.frontend.intake.take_sound import are_sounds
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.frontend.prompt.media_of_prompt import NO_MEDIA
+from keepsight.frontend.prompt.media_of_prompt import NO_MEDIA, UuidsOfPrompt
 from keepsight.lora import LoRARequest
 from keepsight.media import KINDS, Kind
 from keepsight.sampling_params import SamplingParams
@@ -92,7 +92,8 @@ def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingPa
     _check_fields(prompt)
     if "prompt_embeds" in prompt:
         return _prepare_embeds(preparer, prompt, params, priority)
-    media, uuids = _media_of(prompt), _uuids_of(prompt)
+    uuids = _uuids_of(prompt)
+    media = _media_of(prompt, uuids)
     overrides, salt = prompt.get("mm_processor_kwargs"), prompt.get("cache_salt")
     if "prompt_token_ids" not in prompt:
         return preparer.prepare_text(_text_of(prompt), media, params, overrides, salt, priority, uuids)
@@ -129,10 +130,12 @@ def _prepare_embeds(
     return prepared
 
 
-def _media_of(prompt: Mapping[str, Any]) -> dict[Kind, Sequence[object]]:
+def _media_of(prompt: Mapping[str, Any], uuids: UuidsOfPrompt) -> dict[Kind, Sequence[object]]:
+    """Return the media by kind.  A bare None stands for one that its uuid names, or without uuids for none."""
     read = {
         kind: given if _IS_LIST[kind](given) else [given]
         for kind, given in _read_by_kind(prompt, "multi_modal_data").items()
+        if given is not None or uuids.get(kind)
     }
     return {kind: several for kind, several in read.items() if several}
 

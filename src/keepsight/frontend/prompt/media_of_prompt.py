@@ -27,6 +27,12 @@ def _as_parts(sources: Sequence[object], uuids: Sequence[object] | None, modalit
     if len(uuids) != len(sources):
         raise InvalidArgumentError(field, f"holds {len(uuids)} for {len(sources)} of multi_modal_data")
     return [
-        PicturePart(source, f"{data_field}[{index}]", read_label(uuid, f"{field}[{index}]"), modality=modality)
+        _as_part(source, f"{data_field}[{index}]", read_label(uuid, f"{field}[{index}]"), modality)
         for index, (source, uuid) in enumerate(zip(sources, uuids, strict=True))
     ]
+
+
+def _as_part(source: object, field: str, uuid: str | None, modality: Kind) -> PicturePart:
+    if source is None and uuid is None:
+        raise InvalidArgumentError(field, "may be None only with a uuid; else it must be a URL, bytes or an object")
+    return PicturePart(source, field, uuid, modality=modality)
