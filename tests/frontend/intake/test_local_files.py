@@ -1,6 +1,8 @@
+import io
 import os
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
@@ -8,6 +10,7 @@ from hypothesis import strategies as st
 
 from keepsight.errors import MediaFetchError, MediaRefusedError, MediaTooLargeError, PictureError
 from keepsight.frontend.intake.local_files import LocalFiles
+from keepsight.frontend.intake.media_limits import RequestBytes
 
 
 @pytest.fixture
@@ -22,8 +25,13 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
+class UnreadFile(io.FileIO):
+    def read(self, size: int | None = -1) -> NoReturn:
+        raise AssertionError(f"{size} bytes were read")
+
+
 def read(folder: Path, url: str) -> bytes:
-    return LocalFiles(folder, 100).read(url, "url")
+    return LocalFiles(folder, 100).read(url, "url", RequestBytes(10**6))
 
 
 def test_files_below_the_folder_are_read(folder: Path) -> None:
@@ -56,7 +64,7 @@ def test_no_way_leads_out_of_the_folder_and_none_tells_what_is_there(folder: Pat
 
 def test_without_a_folder_no_file_is_read(folder: Path) -> None:
     with pytest.raises(MediaRefusedError, match="allowed_local_media_path"):
-        LocalFiles(None, 100).read(f"file://{folder}/a.png", "url")
+        LocalFiles(None, 100).read(f"file://{folder}/a.png", "url", RequestBytes(100))
 
 
 def test_only_regular_files_are_read_and_nobody_waits_for_a_pipe(folder: Path) -> None:
@@ -67,6 +75,17 @@ def test_only_regular_files_are_read_and_nobody_waits_for_a_pipe(folder: Path) -
         assert type(caught.value) in (MediaRefusedError, MediaFetchError)
     with pytest.raises(MediaRefusedError, match="not a regular file"):
         read(Path("/dev"), "file:///dev/null")
+
+
+def test_a_file_that_the_request_has_no_room_for_is_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    budget, files, url = RequestBytes(10), LocalFiles(folder, 100), f"file://{folder}/a.png"
+    budget.add(3, "first")
+    assert files.read(url, "second", budget) == b"picture"
+    budget.add(1, "second")
+    monkeypatch.setattr(os, "fdopen", UnreadFile)
+    with pytest.raises(MediaTooLargeError, match="more than the 10 bytes that all may have") as caught:
+        files.read(url, "third", budget)
+    assert caught.value.field == "third"
 
 
 @pytest.mark.parametrize("num_bytes", [100, 101])
@@ -119,4 +138,4 @@ def test_what_names_no_file_is_the_caller_s_mistake(
 @given(path=st.text(max_size=30))
 def test_any_path_is_read_or_refused(path: str) -> None:
     with suppress(PictureError):
-        LocalFiles(Path(__file__).parent, 10**6).read(f"file:{path}", "url")
+        LocalFiles(Path(__file__).parent, 10**6).read(f"file:{path}", "url", RequestBytes(10**6))

@@ -3,6 +3,7 @@ threads."""
 
 import asyncio
 import gc
+import itertools
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from keepsight.errors import (
     TooManyPicturesError,
 )
 from keepsight.frontend.intake.downloads import MAX_DOWNLOADS_AT_ONCE
+from keepsight.frontend.intake.local_files import LocalFiles
 from keepsight.frontend.intake.media_intake import MediaIntake
 from keepsight.frontend.intake.media_limits import RequestBytes
 from keepsight.frontend.prompt.read_messages import PicturePart
@@ -89,6 +91,33 @@ def test_parts_come_back_with_their_bytes_in_their_order(server: PictureServer, 
     texts = [b"from the network", b"from the text", b"from a file", b"as it is"]
     assert fetched == [picture, *texts, None, b"from the network"]
     assert server.num_asked("/a") == 1
+
+
+def test_a_request_reads_a_file_once_and_counts_it_wherever_it_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url, read, num_read = (tmp_path / "a.png").as_uri(), LocalFiles.read, itertools.count()
+
+    def count_read(files: LocalFiles, *args: Any) -> bytes:
+        next(num_read)
+        return read(files, *args)
+
+    monkeypatch.setattr(LocalFiles, "read", count_read)
+    (tmp_path / "a.png").write_bytes(b"from a file")
+    with intake_with(allowed_local_media_path=tmp_path, max_request_media_bytes=2 * 11) as intake:
+        assert fetch(intake, url, url) == [b"from a file"] * 2
+        with pytest.raises(MediaTooLargeError, match="more than the 22 bytes that all may have") as caught:
+            fetch(intake, url, url, url)
+    assert (caught.value.field, next(num_read)) == ("part[2]", 2)
+
+
+def test_nothing_is_read_once_a_request_has_too_many_bytes(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"from a file")
+    with intake_with(allowed_local_media_path=tmp_path, max_request_media_bytes=20) as intake:
+        missing = (tmp_path / "missing.png").as_uri()
+        with pytest.raises(MediaTooLargeError, match="more than the 20 bytes that all may have") as caught:
+            fetch(intake, b"sent along", (tmp_path / "a.png").as_uri(), missing)
+    assert caught.value.field == "part[1]"
 
 
 def download_threads() -> set[threading.Thread]:

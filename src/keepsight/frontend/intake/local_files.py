@@ -6,6 +6,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from keepsight.errors import MediaFetchError, MediaRefusedError, MediaTooLargeError
+from keepsight.frontend.intake.media_limits import RequestBytes
 
 # Do not wait for the writer of a pipe; do not follow a link that has replaced the file since it was checked.
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -17,14 +18,21 @@ class LocalFiles:
         self._folder = None if folder is None else Path(folder).resolve()
         self._max_bytes = max_bytes
 
-    def read(self, url: str, field: str) -> bytes:
+    def read(self, url: str, field: str, budget: RequestBytes) -> bytes:
+        """Read a file that is not too large, by itself and beside what `budget` has counted; count nothing."""
         if self._folder is None:
             raise MediaRefusedError(field, "file: URLs are not allowed here: allowed_local_media_path is not set")
         try:
             path = self._find(_path_of(url, field), self._folder, field)
             with os.fdopen(os.open(path, _FLAGS), "rb") as file:
-                self._check(path, os.fstat(file.fileno()), field)
-                return self._read_at_most(file.read(self._max_bytes + 1), field)
+                opened = os.fstat(file.fileno())
+                self._check(path, opened, field)
+                self._check_size(opened.st_size, field)
+                budget.check_room(opened.st_size, field)
+                # It may have grown since.
+                content = file.read(self._max_bytes + 1)
+                self._check_size(len(content), field)
+                return content
         except (OSError, RuntimeError, ValueError) as error:  # symlink loops; characters that no path may have
             raise MediaFetchError(field, f"the file could not be read: {_reason(error)}") from error
 
@@ -42,11 +50,10 @@ class LocalFiles:
         if path.resolve() != path or not os.path.samestat(opened, path.stat()):
             raise MediaRefusedError(field, "the file was replaced while it was being opened")
 
-    def _read_at_most(self, content: bytes, field: str) -> bytes:
-        if len(content) > self._max_bytes:
+    def _check_size(self, num_bytes: int, field: str) -> None:
+        if num_bytes > self._max_bytes:
             message = f"the file has more than the {self._max_bytes} bytes that a picture may have"
             raise MediaTooLargeError(field, message)
-        return content
 
 
 def _path_of(url: str, field: str) -> str:

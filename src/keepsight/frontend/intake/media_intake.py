@@ -6,7 +6,7 @@ used from several threads.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -70,12 +70,17 @@ class MediaIntake:
     def fetch_all(
         self, parts: Sequence[PicturePart], cache_salt: str | None, downloaded: Downloaded = NOTHING_DOWNLOADED
     ) -> list[PicturePart]:
-        """Return the parts with bytes in place of URLs.  Downloads URLs that are not in `downloaded`."""
+        """Return the parts with bytes in place of URLs.  Downloads URLs that are not in `downloaded`.
+
+        Nothing is read any more once the request's media have more bytes than all may have.
+        """
         missing = [part for part in self.find_remote(parts) if part.source not in downloaded]
         if missing:
             downloaded = {**downloaded, **self._wait_for(missing, cache_salt)}
-        fetched = [self._fetch(part, downloaded) for part in parts]
-        self._check_sizes((part.field, part.source) for part in fetched)
+        contents, budget, fetched = dict(downloaded), self.count_bytes(), []
+        for part in parts:
+            fetched.append(self._fetch(part, contents, budget))
+            self._count(fetched[-1].source, part.field, budget)
         return fetched
 
     def fetch_prompts(self, sources: Mapping[str, object]) -> dict[str, object]:
@@ -85,8 +90,10 @@ class MediaIntake:
                 raise UnsupportedFieldError(
                     field, "embeddings instead of a prompt are accepted only with --enable-prompt-embeds"
                 )
-        fetched = {field: fetch_embeds(each, field, self._limits.max_bytes) for field, each in sources.items()}
-        self._check_sizes(fetched.items())
+        budget, fetched = self.count_bytes(), dict[str, object]()
+        for field, source in sources.items():
+            fetched[field] = fetch_embeds(source, field, self._limits.max_bytes)
+            self._count(fetched[field], field, budget)
         return fetched
 
     def close(self) -> None:
@@ -100,14 +107,12 @@ class MediaIntake:
         finally:
             future.cancel()  # if the wait is interrupted, the downloads are not needed any more
 
-    def _check_sizes(self, sources: Iterable[tuple[str, object]]) -> None:
-        """Check the sources of one request, each and all together."""
-        budget = self._limits.count_bytes()
-        for field, source in sources:
-            if isinstance(source, bytes | bytearray | memoryview):
-                num_bytes = memoryview(source).nbytes
-                self._limits.check_size(num_bytes, field)
-                budget.add(num_bytes, field)
+    def _count(self, source: object, field: str, budget: RequestBytes) -> None:
+        """Check the bytes of a source, by themselves and together with those counted before."""
+        if isinstance(source, bytes | bytearray | memoryview):
+            num_bytes = memoryview(source).nbytes
+            self._limits.check_size(num_bytes, field)
+            budget.add(num_bytes, field)
 
     def _check_embeds(self, parts: Sequence[PicturePart]) -> None:
         for part in parts:
@@ -116,19 +121,20 @@ class MediaIntake:
                     part.field, "embeddings instead of a picture are accepted only with --enable-mm-embeds"
                 )
 
-    def _fetch(self, part: PicturePart, downloaded: Downloaded) -> PicturePart:
+    def _fetch(self, part: PicturePart, contents: dict[str, bytes | HeldFile], budget: RequestBytes) -> PicturePart:
+        """`contents`: by URL; a file is added to it, so that a request reads each only once."""
         if part.modality == "image_embeds":
             return dataclasses.replace(part, source=fetch_embeds(part.source, part.field, self._limits.max_bytes))
         source = part.source
         if not isinstance(source, str):
             return part  # an object, or only a uuid
         scheme = scheme_of(source)
-        if scheme in ("http", "https", "media") and source in downloaded:
-            content: object = downloaded[source]
+        if scheme == "file" and source not in contents:
+            contents[source] = self._files.read(source, part.field, budget)
+        if scheme in ("http", "https", "media", "file") and source in contents:
+            content: object = contents[source]
             if isinstance(content, HeldFile):
                 part, content = _named_as(content, part), content.content
-        elif scheme == "file":
-            content = self._files.read(source, part.field)
         else:
             content = fetch_url(source, part.field, self._limits.max_bytes)
         return dataclasses.replace(part, source=content)

@@ -53,7 +53,11 @@ class RequestBytes:
         self._max_bytes, self._num_bytes = max_bytes, 0
 
     def add(self, num_bytes: int, field: str) -> None:
+        self.check_room(num_bytes, field)
         self._num_bytes += num_bytes
-        if self._num_bytes > self._max_bytes:
+
+    def check_room(self, num_bytes: int, field: str) -> None:
+        """Refuse so many bytes if they could not be added. For what is about to be read."""
+        if self._num_bytes + num_bytes > self._max_bytes:
             message = f"brings the request's media to more than the {self._max_bytes} bytes that all may have"
             raise MediaTooLargeError(field, message)
