@@ -1,5 +1,6 @@
 """Requests for a borrowed model: tokens and arrays equal those of transformers' processor; what is refused."""
 
+import base64
 import json
 import re
 import shutil
@@ -46,6 +47,7 @@ from tests.frontend.borrowed_like import (
     write_borrowed_checkpoint,
     write_tokenizer,
 )
+from tests.frontend.sample_documents import Page, write_pdf
 from tests.llama_like_tokenizer import write_llama_like_tokenizer
 
 PARAMS = SamplingParams()
@@ -67,6 +69,16 @@ def borrowed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
     preparer = RequestPreparer.from_config(Config(model=directory))
     yield Borrowed(family, preparer, load_reference(directory, family))
     preparer.close()
+
+
+def test_a_pdf_may_mention_the_marker_and_the_tokens_of_pictures(borrowed: Borrowed) -> None:
+    family, preparer, _ = borrowed
+    page = Page([f"The tag {family.image_token} and the token {family.soft_token or family.image_token} stand for it"])
+    content = base64.b64encode(write_pdf(page)).decode()
+    prepared = preparer.prepare_chat(ask({"type": "file", "file": {"file_data": content}}), PARAMS)
+    assert len({item.media_hash for item in prepared.engine_request.media}) == 1
+    assert prepared.text is not None
+    assert f"The tag {family.image_token[0]} {family.image_token[1:]} and the token" in prepared.text
 
 
 def noise(width: int, height: int, seed: int = 0) -> Image.Image:

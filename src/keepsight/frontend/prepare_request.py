@@ -36,6 +36,7 @@ from keepsight.frontend.prompt.check_grammar import check_structured_outputs
 from keepsight.frontend.prompt.expand_prompt import ExpandedPrompt, MediaPromptFormat, PromptExpander
 from keepsight.frontend.prompt.find_beginnings import Beginning, find_beginnings
 from keepsight.frontend.prompt.media_of_prompt import NO_UUIDS, MediaOfPrompt, UuidsOfPrompt, parts_of_prompt
+from keepsight.frontend.prompt.plain_text import PlainText
 from keepsight.frontend.prompt.prompt_limits import PromptLimits
 from keepsight.frontend.prompt.read_messages import Conversation, PicturePart, read_messages
 from keepsight.frontend.prompt.read_token_ids import read_token_ids
@@ -98,6 +99,8 @@ class RequestPreparer:
     ) -> None:
         self.tokenizer, self.template = tokenizer, template
         self.expander = PromptExpander(tokenizer, media_format)
+        # A marker need not be a token.
+        self._as_plain_text = PlainText([*tokenizer.structure, *(media_format.markers if media_format else ())])
         # The checkpoint's values for `SamplingParams` fields that a request leaves unset.
         self.sampling_defaults = sampling_defaults or {}
         # By the names that requests use for them.
@@ -203,7 +206,7 @@ class RequestPreparer:
         fetched = tuple(self.intake.fetch_all(conversation.pictures, cache_salt, downloaded))
         pages_of = partial(self._identifier.pages_of, cache_salt=cache_salt)
         return unfold_documents(
-            replace(conversation, pictures=fetched), pages_of, self.tokenizer.as_plain_text, self.intake.check_count
+            replace(conversation, pictures=fetched), pages_of, self._as_plain_text, self.intake.check_count
         )
 
     def split_off_thought(self, prepared: PreparedRequest, conversation: Conversation) -> PreparedRequest:

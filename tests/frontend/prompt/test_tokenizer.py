@@ -60,20 +60,24 @@ def test_token_ids_and_texts_are_those_of_transformers(directory: Path) -> None:
     check()
 
 
-@pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)
-def test_nothing_is_a_special_token_in_a_plain_text_and_all_else_of_it_is_there(directory: Path) -> None:
-    tokenizer = Tokenizer.from_checkpoint(directory)
+@pytest.mark.parametrize("token", ["<think>", "</tool_call>", "[INST]", "<｜User｜>", "<eos>"])
+def test_added_tokens_between_signs_give_structure_like_special_ones(tmp_path: Path, token: str) -> None:
+    assert token in tokenizer_with_added(tmp_path, token).structure
 
-    @settings(max_examples=150)
-    @given(TEXTS)
-    def check(text: str) -> None:
-        plain = tokenizer.as_plain_text(text)
-        assert plain.replace(" ", "") == text.replace(" ", "")
-        assert not any(map(tokenizer.is_special, tokenizer.encode(plain)))
-        if not any(map(tokenizer.is_special, tokenizer.encode(text))):
-            assert plain == text
 
-    check()
+@pytest.mark.parametrize("token", ["covid", "\n\n\n", "  ", "▁▁", "->", "...", " <b> ", "x>", "<x"])
+def test_words_signs_and_spaces_that_were_added_give_none(tmp_path: Path, token: str) -> None:
+    assert token not in tokenizer_with_added(tmp_path, token).structure
+
+
+def tokenizer_with_added(directory: Path, token: str) -> Tokenizer:
+    """Return a tokenizer with a further token, which is not special."""
+    write_byte_level_tokenizer(directory)
+    path = directory / "tokenizer.json"
+    backend = tokenizers.Tokenizer.from_file(str(path))
+    backend.add_tokens([tokenizers.AddedToken(token, special=False)])
+    backend.save(str(path))
+    return Tokenizer.from_checkpoint(directory)
 
 
 @pytest.mark.parametrize("directory", JUDGED, ids=JUDGED_NAMES)

@@ -72,6 +72,10 @@ class MediaPromptFormat:
             return (_read_format_of_qwen if follows else _read_format_of_gemma)(path, config, tokenizer)
         return None if config.get("audio_config") is None else _read_format_of_sounds(path, config, tokenizer)
 
+    @property
+    def markers(self) -> list[str]:
+        return [form.marker for form in self.forms.values()]
+
     def kind_of(self, marker: str) -> Kind:
         return next(kind for kind, form in self.forms.items() if form.marker == marker)
 
@@ -274,7 +278,7 @@ class PromptExpander:
 def _compile_markers(media_format: MediaPromptFormat | None) -> re.Pattern[str] | None:
     if media_format is None:
         return None
-    return re.compile(f"({'|'.join(re.escape(form.marker) for form in media_format.forms.values())})")
+    return re.compile(f"({'|'.join(map(re.escape, media_format.markers))})")
 
 
 def _write_around_crops(num_crops: int, margin: str) -> list[str]:

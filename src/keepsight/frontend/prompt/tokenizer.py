@@ -6,7 +6,6 @@ chat template writes its own `<bos>`, and `add_bos` is for prompts that have no 
 
 import itertools
 import logging
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ import tokenizers
 from keepsight.end_ids import read_end_ids
 from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.json_fields import read_optional_json_object
-from keepsight.made_once import made_once
 from keepsight.token_bytes import ByteRun, read_token_bytes
 
 logger = logging.getLogger(__name__)
@@ -47,7 +45,10 @@ class Tokenizer:
         added = backend.get_added_tokens_decoder()
         self._added = [token.content for token in added.values()]
         special = {token_id: token.content for token_id, token in added.items() if token.special}
-        self._special, self._special_ids = frozenset(special.values()), frozenset(special)
+        self._special_ids = frozenset(special)
+        # The tokens that can give a prompt its structure: those that are special, and others like `<think>`, `[INST]`.
+        # Added words and runs of spaces do not.
+        self.structure = frozenset((*special.values(), *filter(_is_between_signs, self._added)))
         self._bytes = read_token_bytes(backend)
 
     @classmethod
@@ -98,15 +99,6 @@ class Tokenizer:
         pieces = (text[begin : begin + PIECE_CHARACTERS] for begin in range(0, len(text), PIECE_CHARACTERS))
         counts = itertools.accumulate(len(self.encode(piece, field=field)) for piece in pieces)
         return any(num_tokens > 2 * max_tokens for num_tokens in counts)
-
-    def as_plain_text(self, text: str) -> str:
-        """Return a third party's text in which a space splits whatever would be read as a special token."""
-        return self._special_text.sub(lambda written: f"{written[0][:1]} {written[0][1:]}", text)
-
-    @made_once
-    def _special_text(self) -> re.Pattern[str]:
-        longest_first = sorted((token for token in self._special if token), key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         try:
@@ -276,6 +268,11 @@ def _adds_bos(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping
     if added not in ([], [bos_token_id]):
         raise CheckpointConfigError(path, f"post_processor: adds the tokens {added}; only bos_token is supported")
     return added != []
+
+
+def _is_between_signs(token: str) -> bool:
+    ends = token[:1] + token[-1:]
+    return any(map(str.isalnum, token)) and not any(each.isalnum() or each.isspace() for each in ends)
 
 
 def _can_swallow(other: str, token: str) -> bool:

@@ -30,8 +30,9 @@ def unfold_documents(
     as_plain: Callable[[str], str],
     check_count: Callable[[Sequence[PicturePart]], object],
 ) -> Conversation:
-    """Return the conversation with pages in place of documents. `as_plain` keeps a text from containing special tokens.
+    """Return the conversation with pages in place of documents.
 
+    `as_plain` keeps a text from giving the prompt structure.
     `check_count` refuses too many pictures before the next document is unfolded: a small file may have very many pages.
     """
     sent, num_characters = iter(conversation.pictures), 0
@@ -77,13 +78,14 @@ def _unfold(
     if not isinstance(sent, DocumentPart):
         yield part, sent
         return
-    pages, name = list(pages_of(sent)), as_plain(sent.name or "")
+    pages, name = list(pages_of(sent)), sent.name
     for number, (picture, text) in enumerate(pages, start=1):
         place = f"page {number} of {len(pages)}"
-        yield _text_part(f"[{name}, {place}]\n" if name else f"[{place}]\n"), None
+        # Made plain as a whole: with the bracket before it, a name may spell `[INST]`.
+        yield _text_part(as_plain(f"[{name}, {place}]\n") if name else f"[{place}]\n"), None
         yield show_to_template("image"), picture
         yield _text_part(f"\n{as_plain(text)}\n"), None
-    yield _text_part(f"[end of {name or 'the document'}]\n"), None
+    yield _text_part(as_plain(f"[end of {name or 'the document'}]\n")), None
 
 
 def _text_part(text: str) -> Fields:
