@@ -1,14 +1,19 @@
 """A geometry that one frontend learned is known to all; a half-written one is not."""
 
+import itertools
 from pathlib import Path
 
 import pytest
 
-from keepsight.frontend.identity.common_geometries import PLACE_BYTES, CommonGeometries
+from keepsight.frontend.identity.common_geometries import PLACE_BYTES, PLACES_PER_BUCKET, CommonGeometries
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.media import Geometry, Timeline
 
 SIZE, OTHER = Geometry(40, 30), Geometry(2**20, 1)
+
+
+def one_bucket() -> bytearray:
+    return bytearray(PLACES_PER_BUCKET * PLACE_BYTES)
 
 
 def opened(folder: Path) -> CommonGeometries:
@@ -38,21 +43,46 @@ def test_places_lie_beside_each_other(tmp_path: Path) -> None:
     assert {name: common.get(name) for name in sizes} == sizes
 
 
-def test_of_two_names_with_one_place_the_later_is_kept_and_the_other_does_not_forget_it() -> None:
-    common = CommonGeometries(bytearray(PLACE_BYTES), num_places=1)
+def test_another_frontend_knows_all_pictures_that_a_full_processor_cache_holds(tmp_path: Path) -> None:
+    one, two = opened(tmp_path), opened(tmp_path)
+    sizes = {f"picture {number}": Geometry(number, 1) for number in range(1, 1701)}
+    for name, size in sizes.items():
+        one.put(name, size)
+    assert {name: two.get(name) for name in sizes} == sizes
+
+
+def test_of_more_names_than_have_place_the_last_are_kept_and_others_do_not_forget_them() -> None:
+    seconds = itertools.count(1_800_000_000)
+    common = CommonGeometries(one_bucket(), PLACES_PER_BUCKET, lambda: next(seconds))
+    names = [f"picture {number}" for number in range(PLACES_PER_BUCKET + 3)]
+    for number, name in enumerate(names, start=1):
+        common.put(name, Geometry(number, 1))
+    common.forget(names[0])
+    assert [each for each in names if common.get(each)] == names[3:]
+    common.forget(names[5])
     common.put("cat", SIZE)
+    assert [each for each in [*names, "cat"] if common.get(each)] == [*names[3:5], *names[6:], "cat"]
+
+
+def test_a_name_that_is_put_again_keeps_its_place() -> None:
+    common = CommonGeometries(one_bucket(), PLACES_PER_BUCKET)
     common.put("dog", OTHER)
+    for width in range(1, 2 * PLACES_PER_BUCKET):
+        common.put("cat", Geometry(width, 1))
+        assert (common.get("cat"), common.get("dog")) == (Geometry(width, 1), OTHER)
     common.forget("cat")
-    assert (common.get("cat"), common.get("dog")) == (None, OTHER)
+    assert common.get("cat") is None
 
 
 @pytest.mark.parametrize("position", range(PLACE_BYTES))
 def test_a_partial_write_is_not_read(position: int) -> None:
-    page = bytearray(PLACE_BYTES)
-    common = CommonGeometries(page, num_places=1)
+    page = one_bucket()
+    common = CommonGeometries(page, PLACES_PER_BUCKET)
     common.put("cat", SIZE)
     page[position] ^= 1
     assert common.get("cat") is None
+    common.put("cat", OTHER)
+    assert common.get("cat") == OTHER
 
 
 def test_without_room_each_frontend_keeps_only_its_own(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

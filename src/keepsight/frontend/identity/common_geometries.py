@@ -1,13 +1,16 @@
 """Geometries of pictures, films and sounds by given name, for all frontends of a server and those that start later.
 
-A table in shared memory, in which a name has one slot: of two names with the same slot the later is kept, and the
-other's picture has to be sent again.  Lock-free; an entry that is read while it is written counts as absent.
+A table in shared memory, in which a name has one of the few places of its bucket: the last names of each bucket are
+kept, and other names' pictures have to be sent again.  Lock-free; an entry that is read while it is written counts as
+absent, and of two names that are put into one bucket at the same moment one may be lost.
 """
 
 import logging
 import mmap
 import struct
+import time
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -18,17 +21,26 @@ from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FILE = "geometries"
-# 176 KiB: some machines have little shared memory.
-NUM_PLACES = 2**12
-# Digest of the name, width, height, samples of a sound, frames and frames per second, 0 where there are none; then a
-# checksum of these.
-_ENTRY, _CHECKSUM = struct.Struct("<16sIIIId"), struct.Struct("<I")
+# As many as a frontend itself remembers, in 1.5 MiB: some machines have little shared memory.
+NUM_PLACES = 2**15
+# With so many, a bucket overflows only once more than half of the table is full.
+PLACES_PER_BUCKET = 8
+# Digest of the name, width, height, samples of a sound, frames and frames per second, 0 where there are none, and the
+# second at which it was put here; then a checksum of these.
+_ENTRY, _CHECKSUM = struct.Struct("<16sIIIIdI"), struct.Struct("<I")
 PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
+_DIGEST_BYTES = 16
 
 
 class CommonGeometries:
-    def __init__(self, page: mmap.mmap | bytearray, num_places: int = NUM_PLACES) -> None:
-        self._page, self._num_places = page, num_places
+    def __init__(
+        self,
+        page: mmap.mmap | bytearray,
+        num_places: int = NUM_PLACES,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._page, self._clock = page, clock
+        self._num_buckets = num_places // PLACES_PER_BUCKET
 
     @classmethod
     def open(cls, run_directory: Path) -> Self | None:
@@ -40,26 +52,49 @@ class CommonGeometries:
             return None
 
     def get(self, name: str) -> Geometry | None:
-        digest, place = self._locate(name)
-        entry = self._page[place : place + _ENTRY.size]
-        [checksum] = _CHECKSUM.unpack_from(self._page, place + _ENTRY.size)
-        held, width, height, num_samples, *frames = _ENTRY.unpack(entry)
-        if held != digest or checksum != zlib.crc32(entry):
+        digest, places = self._locate(name)
+        place = self._find(digest, places)
+        entry = None if place is None else self._read(place)
+        if entry is None:
             return None
-        return Geometry(width, height, Timeline(*frames) if frames[0] else None, num_samples)
+        _, width, height, num_samples, num_frames, frames_per_second, _ = entry
+        timeline = Timeline(num_frames, frames_per_second) if num_frames else None
+        return Geometry(width, height, timeline, num_samples)
 
     def put(self, name: str, geometry: Geometry) -> None:
-        digest, place = self._locate(name)
+        digest, places = self._locate(name)
+        place = self._find(digest, places)
+        if place is None:
+            place = min(places, key=self._put_at)
         timeline = geometry.timeline or Timeline(0, 0.0)
         frames = (timeline.num_frames, timeline.frames_per_second)
-        entry = _ENTRY.pack(digest, geometry.width, geometry.height, geometry.num_samples, *frames)
+        size = (geometry.width, geometry.height, geometry.num_samples)
+        entry = _ENTRY.pack(digest, *size, *frames, int(self._clock()))
         self._page[place : place + PLACE_BYTES] = entry + _CHECKSUM.pack(zlib.crc32(entry))
 
     def forget(self, name: str) -> None:
-        if self.get(name) is not None:
-            _, place = self._locate(name)
+        place = self._find(*self._locate(name))
+        if place is not None:
             self._page[place : place + PLACE_BYTES] = bytes(PLACE_BYTES)
 
-    def _locate(self, name: str) -> tuple[bytes, int]:
-        digest = blake3(name.encode()).digest(16)
-        return digest, int.from_bytes(digest[:8], "little") % self._num_places * PLACE_BYTES
+    def _locate(self, name: str) -> tuple[bytes, range]:
+        """Return the name's digest, and the places of its bucket."""
+        digest, bucket_bytes = blake3(name.encode()).digest(_DIGEST_BYTES), PLACES_PER_BUCKET * PLACE_BYTES
+        begin = int.from_bytes(digest[:8], "little") % self._num_buckets * bucket_bytes
+        return digest, range(begin, begin + bucket_bytes, PLACE_BYTES)
+
+    def _find(self, digest: bytes, places: range) -> int | None:
+        held = (place for place in places if self._page[place : place + _DIGEST_BYTES] == digest)
+        return next(filter(self._read, held), None)
+
+    def _put_at(self, place: int) -> int:
+        """Return the second at which a place was written, 0 if it is free."""
+        entry = self._read(place)
+        return 0 if entry is None else int(entry[-1])
+
+    def _read(self, place: int) -> tuple[bytes, int, int, int, int, float, int] | None:
+        """Return a place's entry; None if it is free, or being written."""
+        entry = self._page[place : place + _ENTRY.size]
+        [checksum] = _CHECKSUM.unpack_from(self._page, place + _ENTRY.size)
+        # The bytes of a free place are all 0, of which the checksum is not.
+        return _ENTRY.unpack(entry) if checksum == zlib.crc32(entry) else None
