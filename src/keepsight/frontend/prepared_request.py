@@ -72,7 +72,7 @@ class PreparedRequest:
         return any(self.account.had_to_make(named.parts) for named in self._pictures if named.picture.field == field)
 
     def forget_names(self) -> None:
-        """Free the uuids of media that could not be made, unless they named something before."""
+        """Free the uuids of media that could not be made, unless they named something before, or do by now."""
         for named in self._pictures:
             named.forget()
 

@@ -96,5 +96,5 @@ def test_known_media_asks_what_others_know_and_tells_what_it_learns(tmp_path: Pa
     assert one.remember_geometry("cat", SIZE) is SIZE
     assert two.geometry_of("cat") == SIZE
     assert two.remember_geometry("cat", OTHER) == SIZE
-    two.forget_geometry("cat")
+    one.forget_geometry("cat")
     assert KnownMedia(common=opened(tmp_path)).geometry_of("cat") is None

@@ -336,6 +336,18 @@ def test_a_request_that_is_refused_or_whose_picture_cannot_be_made_binds_no_uuid
     preparer.prepare_text(MARKER, {"image": [None]}, PARAMS, uuids={"image": ["free"]})
 
 
+def test_a_request_that_fails_leaves_a_uuid_bound_that_was_made_for_others_meanwhile(preparer: RequestPreparer) -> None:
+    png = to_png(draw(3).picture)
+    failing = preparer.prepare_text(
+        MARKER * 2, {"image": [png, to_png(draw(4).picture)[:-400]]}, PARAMS, uuids={"image": ["used", None]}
+    )
+    make_all(preparer.prepare_text(MARKER, {"image": [png]}, PARAMS, uuids={"image": ["used"]}))
+    with pytest.raises(UnreadablePictureError):
+        make_all(failing)
+    failing.forget_names()
+    assert preparer.prepare_text(MARKER, {"image": [None]}, PARAMS, uuids={"image": ["used"]}).engine_request.media
+
+
 def test_a_film_that_is_sent_as_a_picture_is_told_from_a_broken_one(preparer: RequestPreparer) -> None:
     with pytest.raises(UnsupportedPictureError, match="is a film, not a picture; send its frames"):
         preparer.prepare_text(MARKER, {"image": [b"\0\0\0\x18ftypisom"]}, PARAMS)

@@ -1,15 +1,18 @@
 """Names of the same pixels are merged, in whatever order they are learned and forgotten."""
 
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.media import Geometry
 
 CONTENTS = st.sampled_from("abcdefgh")
+SIZE = Geometry(40, 30)
 
 
 def pixels_of(media_hash: str) -> str:
@@ -51,6 +54,20 @@ class KnownMediaMachine(RuleBasedStateMachine):
         held = self.known.geometry_of(given_name)
         remembered = self.known.remember_geometry(given_name, Geometry(width, 1))
         assert remembered == (held or Geometry(width, 1)) == self.known.geometry_of(given_name)
+
+    @rule(given_name=CONTENTS)
+    def forget_if_nothing_was_made(self, given_name: str) -> None:
+        held = self.known.geometry_of(given_name)
+        self.known.forget_geometry(given_name)
+        assert self.known.geometry_of(given_name) in (held, None)
+
+    @rule(given_name=CONTENTS, width=st.integers(1, 3))
+    def make(self, given_name: str, width: int) -> None:
+        self.known.prove_geometry(given_name, Geometry(width, 1))
+        held = self.known.geometry_of(given_name)
+        if held == Geometry(width, 1):
+            self.known.forget_geometry(given_name)
+            assert self.known.geometry_of(given_name) == held
 
     @invariant()
     def is_sound(self) -> None:
@@ -102,6 +119,37 @@ def test_what_is_held_under_its_own_name_alone_goes_by_it_and_so_does_the_other(
     held.clear()
     assert [known.canonical_name(name) for name in ("webp", "png")] == ["png", "png"]
     known.check_invariants()
+
+
+def test_a_failed_request_forgets_a_name_until_pixels_were_made_under_it() -> None:
+    known = KnownMedia()
+    for _ in range(2):
+        known.remember_geometry("cat", SIZE)
+        known.forget_geometry("cat")
+        assert known.geometry_of("cat") is None
+    known.remember_geometry("cat", SIZE)
+    known.prove_geometry("cat", SIZE)
+    known.forget_geometry("cat")
+    assert known.geometry_of("cat") == SIZE
+
+
+def test_a_name_that_was_forgotten_while_its_pixels_were_made_is_known_again(tmp_path: Path) -> None:
+    common = CommonGeometries.open(tmp_path)
+    known, other = KnownMedia(common=common), KnownMedia(common=common)
+    known.remember_geometry("cat", SIZE)
+    known.forget_geometry("cat")
+    known.prove_geometry("cat", SIZE)
+    known.forget_geometry("cat")
+    assert known.geometry_of("cat") == other.geometry_of("cat") == SIZE
+
+
+def test_pixels_of_another_size_prove_nothing() -> None:
+    known = KnownMedia()
+    known.remember_geometry("cat", SIZE)
+    known.prove_geometry("cat", Geometry(30, 40))
+    assert known.geometry_of("cat") == SIZE
+    known.forget_geometry("cat")
+    assert known.geometry_of("cat") is None
 
 
 def test_recently_used_names_are_remembered_longest() -> None:

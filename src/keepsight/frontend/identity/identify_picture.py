@@ -87,7 +87,7 @@ class Picture:
     content_name: str | None = None
     # Only of a film.
     moments: tuple[Moment, ...] = ()
-    # Its uuid was not known before this request, and is forgotten if the request fails.
+    # Its uuid was not known before this request, and is forgotten if the request fails before its pixels are made.
     introduced_uuid: bool = False
 
     @property
@@ -137,7 +137,12 @@ class NamedPicture:
         return map(self._known.canonical_name, self.parts)
 
     def learn(self, media_hash: str, pixels: Pixels) -> None:
-        """Record the pixels of a part.  Other content with the same pixels goes by the same name from then on."""
+        """Record the pixels of a part.  Other content with the same pixels goes by the same name from then on.
+
+        A uuid stays bound from then on, whatever becomes of the request that brought it.
+        """
+        if self.picture.uuid is not None and self.picture.given_name is not None:
+            self._known.prove_geometry(self.picture.given_name, self.picture.geometry)
         if self.picture.given_name is None and self.picture.modality in ENCODED:
             pixel_hash = self._hasher.hash_pixels(pixels, self.picture.geometry, self.parts[media_hash])
             self._known.learn_pixels(media_hash, pixel_hash)

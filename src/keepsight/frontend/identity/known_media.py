@@ -7,7 +7,7 @@ used first, and is then learned again.  Invariant: a name that has aliases is no
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, Literal, TypeVar
 
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.media import Geometry
@@ -52,6 +52,8 @@ class KnownMedia:
         # Geometries by given name, and by the name of content that was looked at.
         self._geometries = _Table[Geometry](max_entries)
         self._looked_at = _Table[Geometry](max_entries)
+        # The given names of which no pixels were made yet, as far as is known.
+        self._unproven = _Table[Literal[True]](max_entries)
         # Returns whether anything made under a name is still held, as far as is known.
         self.is_held: Callable[[str], bool] = lambda _media_hash: True
 
@@ -93,16 +95,30 @@ class KnownMedia:
     def remember_geometry(self, given_name: str, geometry: Geometry) -> Geometry:
         """Remember a geometry, unless an earlier one is known; return the one that is remembered."""
         with self._lock:
-            known = self._find_geometry(given_name)
-            if known is None and self._common is not None:
-                self._common.put(given_name, geometry)
-            return self._geometries.get_or_put(given_name, known or geometry)
+            return self._remember(given_name, geometry)
+
+    def prove_geometry(self, given_name: str, geometry: Geometry) -> None:
+        """Record that pixels of this geometry were made under the name. It may have been forgotten meanwhile."""
+        with self._lock:
+            if self._remember(given_name, geometry) == geometry:
+                self._unproven.entries.pop(given_name, None)
 
     def forget_geometry(self, given_name: str) -> None:
+        """Forget the geometry of a name that failed, unless it was made for another request that gave the name, too."""
         with self._lock:
+            if self._unproven.entries.pop(given_name, None) is None:
+                return
             self._geometries.entries.pop(given_name, None)
             if self._common is not None:
                 self._common.forget(given_name)
+
+    def _remember(self, given_name: str, geometry: Geometry) -> Geometry:
+        known = self._find_geometry(given_name)
+        if known is None:
+            self._unproven.get_or_put(given_name, True)
+            if self._common is not None:
+                self._common.put(given_name, geometry)
+        return self._geometries.get_or_put(given_name, known or geometry)
 
     def _find_geometry(self, given_name: str) -> Geometry | None:
         geometry = self._geometries.get(given_name)
@@ -112,7 +128,7 @@ class KnownMedia:
 
     def check_invariants(self) -> None:
         with self._lock:
-            for table in (self._pixel_hashes, self._first_names, self._geometries, self._looked_at):
+            for table in (self._pixel_hashes, self._first_names, self._geometries, self._looked_at, self._unproven):
                 assert len(table.entries) <= self._max_entries
             for pixel_hash, first_name in self._first_names.entries.items():
                 # Its own pixel hash may have been forgotten, but is never a different one.
