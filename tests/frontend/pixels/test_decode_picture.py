@@ -227,6 +227,13 @@ def test_grey_deeper_than_eight_bits_is_refused(mode: str) -> None:
         assert "8 bits" in str(refusal)
 
 
+def test_premultiplied_gray_is_refused_with_the_mode_to_send_instead() -> None:
+    refusal = refusal_of(Image.new("La", SIZE))
+    assert isinstance(refusal, UnsupportedPictureError)
+    assert "mode La" in str(refusal)
+    read_geometry(Image.new("La", SIZE).convert("LA"), "picture")
+
+
 def test_too_many_pixels_are_refused_with_the_numbers() -> None:
     sources: list[PictureSource] = [Image.new("L", (40, 30)), encode(Image.new("L", (40, 30)), "PNG")]
     for source in sources:

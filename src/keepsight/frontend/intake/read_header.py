@@ -17,7 +17,7 @@ from keepsight.frontend.intake.open_picture import (
 from keepsight.frontend.intake.picture_array import view_as_rgb
 from keepsight.media import DEFAULT_MAX_PIXELS, Geometry
 
-MODES = frozenset({"1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
+MODES = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBa", "RGBX", "CMYK", "YCbCr", "LAB", "HSV"})
 
 
 def read_geometry(source: PictureSource, field: str, max_pixels: int = DEFAULT_MAX_PIXELS) -> Geometry:
@@ -35,6 +35,8 @@ def read_geometry(source: PictureSource, field: str, max_pixels: int = DEFAULT_M
         with translating_parser_errors(field, len(source)):
             geometry, mode = _parse_header(source, field, max_pixels)
     check_size(geometry, field, max_pixels)
+    if mode == "La":
+        raise UnsupportedPictureError(field, "Pillow cannot convert pixels of mode La to RGB; convert them to LA")
     if mode not in MODES:
         raise UnsupportedPictureError(
             field, f"pixels of mode {mode} are deeper than the 8 bits that a channel can have"

@@ -18,6 +18,7 @@ CMYK, YCbCr, LAB   Pillow's conversion to RGB, color      the same
                    profiles ignored
 16-bit RGB(A), LA  Pillow keeps the upper 8 bits          (no such mode)
 I, I;16, F         refused: the reference clips to white  refused
+La                 (no such mode)                         refused: the reference fails
 =================  =====================================  ===========================================
 
 A PIL image with several frames stands for its current frame. An array is taken as it is, gray in three channels.
