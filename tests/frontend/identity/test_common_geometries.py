@@ -74,6 +74,17 @@ def test_a_name_that_is_put_again_keeps_its_place() -> None:
     assert common.get("cat") is None
 
 
+def test_a_name_that_two_processes_put_at_once_is_forgotten_whole() -> None:
+    page = one_bucket()
+    common = CommonGeometries(page, PLACES_PER_BUCKET)
+    common.put("cat", SIZE)
+    page[:] = page[:PLACE_BYTES] * PLACES_PER_BUCKET
+    assert common.get("cat") == SIZE
+    common.forget("cat")
+    assert common.get("cat") is None
+    assert not any(page)
+
+
 @pytest.mark.parametrize("position", range(PLACE_BYTES))
 def test_a_partial_write_is_not_read(position: int) -> None:
     page = one_bucket()

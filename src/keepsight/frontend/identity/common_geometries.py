@@ -10,7 +10,7 @@ import mmap
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -30,6 +30,7 @@ PLACES_PER_BUCKET = 8
 _ENTRY, _CHECKSUM = struct.Struct("<16sIIIIdI"), struct.Struct("<I")
 PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
 _DIGEST_BYTES = 16
+_Entry = tuple[bytes, int, int, int, int, float, int]
 
 
 class CommonGeometries:
@@ -52,18 +53,15 @@ class CommonGeometries:
             return None
 
     def get(self, name: str) -> Geometry | None:
-        digest, places = self._locate(name)
-        place = self._find(digest, places)
-        entry = None if place is None else self._read(place)
-        if entry is None:
-            return None
-        _, width, height, num_samples, num_frames, frames_per_second, _ = entry
-        timeline = Timeline(num_frames, frames_per_second) if num_frames else None
-        return Geometry(width, height, timeline, num_samples)
+        for _, entry in self._find(*self._locate(name)):
+            _, width, height, num_samples, num_frames, frames_per_second, _ = entry
+            timeline = Timeline(num_frames, frames_per_second) if num_frames else None
+            return Geometry(width, height, timeline, num_samples)
+        return None
 
     def put(self, name: str, geometry: Geometry) -> None:
         digest, places = self._locate(name)
-        place = self._find(digest, places)
+        place = next((own for own, _ in self._find(digest, places)), None)
         if place is None:
             place = min(places, key=self._put_at)
         timeline = geometry.timeline or Timeline(0, 0.0)
@@ -73,8 +71,8 @@ class CommonGeometries:
         self._page[place : place + PLACE_BYTES] = entry + _CHECKSUM.pack(zlib.crc32(entry))
 
     def forget(self, name: str) -> None:
-        place = self._find(*self._locate(name))
-        if place is not None:
+        # Two processes may have put it at the same moment.
+        for place, _ in self._find(*self._locate(name)):
             self._page[place : place + PLACE_BYTES] = bytes(PLACE_BYTES)
 
     def _locate(self, name: str) -> tuple[bytes, range]:
@@ -83,16 +81,19 @@ class CommonGeometries:
         begin = int.from_bytes(digest[:8], "little") % self._num_buckets * bucket_bytes
         return digest, range(begin, begin + bucket_bytes, PLACE_BYTES)
 
-    def _find(self, digest: bytes, places: range) -> int | None:
-        held = (place for place in places if self._page[place : place + _DIGEST_BYTES] == digest)
-        return next(filter(self._read, held), None)
+    def _find(self, digest: bytes, places: range) -> Iterator[tuple[int, _Entry]]:
+        """Yield the places that hold a name, each with its entry as read at one moment: others may write there."""
+        for place in places:
+            entry = self._read(place)
+            if entry is not None and entry[0] == digest:
+                yield place, entry
 
     def _put_at(self, place: int) -> int:
         """Return the second at which a place was written, 0 if it is free."""
         entry = self._read(place)
         return 0 if entry is None else int(entry[-1])
 
-    def _read(self, place: int) -> tuple[bytes, int, int, int, int, float, int] | None:
+    def _read(self, place: int) -> _Entry | None:
         """Return a place's entry; None if it is free, or being written."""
         entry = self._page[place : place + _ENTRY.size]
         [checksum] = _CHECKSUM.unpack_from(self._page, place + _ENTRY.size)
