@@ -396,7 +396,7 @@ class Supervisor:
     def _note_sent(self, child: _Child, *, is_alive: bool) -> None:
         """Go on when the socket takes more, if anything is left to send."""
         if not is_alive:
-            # It is dead, as SIGCHLD will tell, or stuck: in either case of no more use.
+            # It is dead, as SIGCHLD will tell, or has long read nothing: in either case of no more use.
             child.process.kill()
         if (key := self._selector.get_map().get(child.control.connection.fileno())) is not None:
             is_left = is_alive and child.control.has_unsent

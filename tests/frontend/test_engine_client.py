@@ -20,7 +20,7 @@ from keepsight.errors import (
     ServerOverloadedError,
     WireError,
 )
-from keepsight.frontend.caller import Outputs
+from keepsight.frontend.caller import ConnectedEngine, Outputs
 from keepsight.frontend.choose_engine import SLACK_TOKENS
 from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient
 from keepsight.frontend.media_hints import MAX_PROMISES
@@ -28,6 +28,7 @@ from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
+from keepsight.observe.account import RequestAccount
 from keepsight.observe.counters import Counters
 from keepsight.observe.request_observer import ANSWER_TOKENS, ENDS, PROMPT_TOKENS, RequestObserver
 from keepsight.requests import (
@@ -459,6 +460,39 @@ def count_tokens(counters: Counters) -> float:
     return counters.numbers()[ANSWER_TOKENS]
 
 
+def test_an_end_is_read_while_the_engine_s_end_is_being_noted(pool: MediaPool, monkeypatch: pytest.MonkeyPatch) -> None:
+    counters = Counters()
+    client, note_ended = EngineClient(pool, RequestObserver(counters)), ConnectedEngine.note_ended
+    client.connect(Engine().send)
+    client.submit(cast(PreparedRequest, asked_with_stop_string(1)), Caller().hear)
+    client.receive([choice(0)])
+
+    def read_meanwhile(engine: ConnectedEngine, request_id: str) -> None:
+        client.note_read("1", 0, "stop")
+        note_ended(engine, request_id)
+
+    monkeypatch.setattr(ConnectedEngine, "note_ended", read_meanwhile)
+    client.receive([choice(0, "length")])
+    assert (count_tokens(counters), counters.numbers()[ENDS["stop"]]) == (1, 1)
+    assert not client._unread
+
+
+def test_ends_are_reported_without_the_lock(pool: MediaPool) -> None:
+    held = []
+
+    class Observer(RequestObserver):
+        def note_end(self, account: RequestAccount, reason: str) -> None:
+            held.append(client._lock._is_owned())  # type: ignore[attr-defined]
+            super().note_end(account, reason)
+
+    client = EngineClient(pool, Observer())
+    client.connect(Engine().send)
+    client.submit(cast(PreparedRequest, prepared("1")), Caller().hear)
+    client.receive([TokenOutput("1", 0, 7)])
+    client.disconnect("killed")
+    assert held == [False]
+
+
 def test_only_tokens_that_are_part_of_the_answer_are_counted(pool: MediaPool) -> None:
     counters, engine, caller = Counters(), Engine(), Caller()
     client, asked = EngineClient(pool, RequestObserver(counters)), asked_with_stop_string()
@@ -652,6 +686,8 @@ class ManyEngines(RuleBasedStateMachine):
         self.engines: dict[int, Engine] = {}
         self.callers: dict[str, Caller] = {}
         self.has_left: set[str] = set()
+        # Requests with stop strings whose end has not been read.
+        self.unread: set[str] = set()
         # Requests that have begun, and when each lost its first engine.
         self.begun: set[str] = set()
         self.first_losses: dict[str, float] = {}
@@ -663,12 +699,30 @@ class ManyEngines(RuleBasedStateMachine):
         for request_id, caller in self.callers.items():
             if request_id not in self.has_left:
                 assert caller.num_ends == 1
+                self.client.leave(request_id)  # as its reader does in any case
+        assert not self.client._unread
 
-    @rule(media=st.lists(st.sampled_from("abcd"), max_size=2, unique=True))
-    def ask(self, media: list[str]) -> None:
+    @rule(media=st.lists(st.sampled_from("abcd"), max_size=2, unique=True), stop=st.sampled_from(["", "x"]))
+    def ask(self, media: list[str], stop: str) -> None:
         request_id = f"{len(self.callers)}"
-        caller = self.callers[request_id] = Caller()
-        self.client.submit(cast(PreparedRequest, prepared(request_id, *media)), caller.hear)
+        caller, asked = Caller(), prepared(request_id, *media)
+        params = SamplingParams(max_tokens=4, stop=stop or ())
+        asked.engine_request = replace(asked.engine_request, sampling_params=params)
+        self.callers[request_id] = caller
+        if stop:
+            self.unread.add(request_id)
+        self.client.submit(cast(PreparedRequest, asked), caller.hear)
+
+    @precondition(lambda self: self.unread)
+    @rule(data=st.data(), reason=st.sampled_from([None, "stop"]))
+    def read(self, data: st.DataObject, reason: FinishReason | None) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.unread)))
+        self.client.note_read(request_id, 0, reason)
+        if reason is not None:
+            self.unread.remove(request_id)
+            assert request_id not in self.client._unread
+            if request_id in self.running():
+                self.has_left.add(request_id)
 
     @rule(rank=st.integers(0, 2))
     def come(self, rank: int) -> None:
@@ -707,6 +761,7 @@ class ManyEngines(RuleBasedStateMachine):
         request_id = data.draw(st.sampled_from(self.running()))
         assert self.client.leave(request_id)
         self.has_left.add(request_id)
+        self.unread.discard(request_id)
 
     def running(self) -> list[str]:
         return [each for each in self.callers if not self.callers[each].num_ends and each not in self.has_left]

@@ -137,7 +137,7 @@ def _add_uploads(group: argparse._ArgumentGroup) -> None:
 
 def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
     _check_numbers(arguments)
-    names = arguments.served_model_name or ["the checkpoint's"]
+    names = arguments.served_model_name or []
     if not all(name.strip() for name in names):
         # As with keys: an unset shell variable must not leave the model without the name that clients ask for.
         raise InvalidArgumentError("--served-model-name", "must not be empty")

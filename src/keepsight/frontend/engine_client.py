@@ -2,8 +2,9 @@
 
 Delivers outputs to their callers, on an event loop or on the thread that receives them. What it believes an engine to
 hold is a hint: a wrong one costs a round trip. Each request is in `_callers` until its last output or until its caller
-leaves; whichever side removes it notifies the others. A request is with one engine at a time, and with none only while
-there is none.
+leaves; whichever side removes it notifies the others. One with stop strings is then in `_unread` until its reader has
+read to the end, which only the reader finds. A request is with one engine at a time, and with none only while there is
+none.
 """
 
 import asyncio
@@ -79,8 +80,9 @@ class EngineClient:
 
     def expect(self, rank: int, *, lives: bool) -> None:
         """Note whether an engine of this rank lives: if it does, it is about to be connected, or connected again."""
+        change = self._living_ranks.add if lives else self._living_ranks.discard
         with self._lock:
-            (self._living_ranks.add if lives else self._living_ranks.discard)(rank)
+            change(rank)
 
     def connect(self, send: Send, rank: int = 0, *, accepts_unrequested_pixels: bool = True) -> None:
         """Add an engine that is ready, and give it the waiting requests.
@@ -110,9 +112,11 @@ class EngineClient:
                 self._media_pool.forget(caller.request_id)
             lost = [caller for caller in theirs if caller.has_begun or now - caller.first_loss > SAME_CAUSE_SECONDS]
             for caller in lost:
-                self._take_out(caller.request_id, "error")
+                self._remove(caller.request_id, "error")
             others = [caller for caller in theirs if caller.request_id in self._callers]
             making = [(caller, self._send_request(caller)) for caller in others]
+        for caller in lost:
+            self._tell_of_end(caller, "error")
         self._deliver([(caller, [EngineLostError(reason, had_begun=caller.has_begun)]) for caller in lost])
         for caller, coming in making:
             self._make_media(caller, coming)
@@ -269,19 +273,19 @@ class EngineClient:
     # Between callers and engines ------------------------------------------------------------------------------
 
     def _admit(self, caller: Caller) -> None:
-        with self._lock:
-            if self._reason_of_end is not None:
-                raise EngineLostError(self._reason_of_end)
-            if caller.account.end_reason is not None:
-                caller.account.begin_again()
-            caller.account.note_submitted()
-            self._callers[caller.request_id] = caller
-            try:
+        try:
+            with self._lock:
+                if self._reason_of_end is not None:
+                    raise EngineLostError(self._reason_of_end)
+                if caller.account.end_reason is not None:
+                    caller.account.begin_again()
+                caller.account.note_submitted()
+                self._callers[caller.request_id] = caller
                 coming = self._send_request(caller)
-            except Exception:
-                self._take_out(caller.request_id, "error")
-                self._end_reading(caller.request_id)
-                raise
+        except Exception:
+            self._take_out(caller.request_id, "error")
+            self._end_reading(caller.request_id)
+            raise
         self._make_media(caller, coming)
 
     def _send_request(self, caller: Caller) -> Sequence[str]:
@@ -354,7 +358,7 @@ class EngineClient:
 
     def _note_end(self, caller: Caller, choice: int, reason: str) -> None:
         """Mark a choice as ended. The request ends as the last of its choices."""
-        with self._lock:  # a reader on another thread must find the request either running or unread
+        with self._lock:
             caller.unfinished.discard(choice)
             is_over = not caller.unfinished and self._remove(caller.request_id, reason) is not None
         if is_over:
@@ -382,13 +386,14 @@ class EngineClient:
 
     def _remove(self, request_id: str, reason: str) -> Caller | None:
         """Called with the lock held."""
-        caller = self._callers.pop(request_id, None)
+        caller = self._callers.get(request_id)
         if caller is None:
             return None
+        if caller.has_stop_strings:  # first: a reader looks for it in `_callers`, then here, without the lock
+            caller.end_reason, self._unread[request_id] = reason, caller
+        del self._callers[request_id]
         if caller.engine is not None:
             caller.engine.note_ended(request_id)
-        if caller.has_stop_strings:
-            caller.end_reason, self._unread[request_id] = reason, caller
         return caller
 
     def _tell_of_end(self, caller: Caller, reason: str) -> None:

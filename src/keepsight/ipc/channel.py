@@ -41,12 +41,14 @@ logger = logging.getLogger(__name__)
 # The recipient's id (None: all) and the frames (None: drop the recipient).
 _Outgoing = tuple[str | None, list[Frame] | None]
 
-# Messages queued per connection and side. Few to the engine: each may have `MAX_PIXEL_BYTES`, and others wait in the
-# outbox, which counts bytes. Many from it: outputs are small, and a frontend that lags this far behind is cut off.
+# Messages queued per connection and side. Few to the engine, though small ones are then slower: each may have
+# `MAX_PIXEL_BYTES`, and others wait in the outbox, which counts bytes. Many from it: outputs are small, and a frontend
+# that lags this far behind is cut off.
 MAX_MESSAGES_TO_ENGINE = 4
 MAX_MESSAGES_FROM_ENGINE = 4096
 MAX_OUTBOX_BYTES = 2**30
-# The largest item leaves room for others: one that found none would end the connection.
+# The largest item leaves room for others: one that found none would end the connection.  So would several of that size
+# sent at once, faster than the engine reads them.
 MAX_OUTBOX_BYTES_TO_ENGINE = MAX_PIXEL_BYTES + MAX_OUTBOX_BYTES
 # Approximate memory that a waiting message takes besides its frames.
 MESSAGE_OVERHEAD_BYTES = 512

@@ -10,8 +10,6 @@ from keepsight.observe.catalogue import STAGES, Stage
 
 # The most items described in a header: many clients and proxies accept no header of more than 4 or 8 KiB.
 MAX_MEDIA = 40
-
-
 # What items are called, and what tokens are of.
 ITEMS: dict[Modality, str] = {
     "image": "pictures",

@@ -82,7 +82,7 @@ DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()
 ParsedRequest = TypeVar("ParsedRequest", bound=msgspec.Struct)
-# An answer, and the pins of those of its pictures that are to be kept after it.
+# An answer, and what is to be recorded of its media once it has begun.
 _Prepared = tuple[Answer | EmbeddingsAnswer, UsedMedia]
 _Prepare = Callable[[Request, Buffer], Awaitable[_Prepared]]
 
