@@ -172,6 +172,7 @@ class Source(PixelSource):
     found: dict[str, Pixels] = field(default_factory=dict)
     changes: tuple[tuple[str, ...], tuple[str, ...]] = ((), ())
     received: list[str] = field(default_factory=list)
+    touched: list[str] = field(default_factory=list)
     embeddings: list[tuple[Sequence[str], Sequence[str]]] = field(default_factory=list)
     is_closed: bool = False
 
@@ -181,6 +182,9 @@ class Source(PixelSource):
     def receive(self, message: MediaArrived) -> Pixels | None:
         self.received.append(message.media_hash)
         return message.pixels if isinstance(message.pixels, np.ndarray) else None
+
+    def touch(self, media_hashes: Iterable[str]) -> None:
+        self.touched += media_hashes
 
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         changes, self.changes = self.changes, ((), ())
@@ -352,6 +356,13 @@ def test_the_source_hears_of_pixels_that_are_no_longer_wanted() -> None:
     loop, _ = make_loop(Parts(), MediaArrived("unwanted", pixels_like("unwanted")), source=source)
     loop.step()
     assert source.received == ["unwanted"]
+
+
+def test_the_source_hears_which_media_a_request_shows_unless_it_is_refused() -> None:
+    source = Source()
+    requests = (make_request("a", 3, "x", 2, "y"), make_request("b", 3, "z"))
+    make_loop(Parts(refused={"b"}), *requests, source=source)[0].step()
+    assert source.touched == ["x", "y"]
 
 
 def test_a_reset_of_the_processor_cache_clears_the_source_and_only_that_does() -> None:

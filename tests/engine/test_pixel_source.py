@@ -83,6 +83,15 @@ def test_lru_drops_the_least_recently_found_and_reports_it() -> None:
     assert source.find(name_of(2)) is None
 
 
+def test_lru_keeps_what_a_new_request_shows_when_the_request_s_other_pictures_arrive() -> None:
+    source = kept(1, 2, 3, 4)
+    source.touch(names(1, 11, 12))
+    for number in (11, 12):
+        source.receive(MediaArrived(name_of(number), picture(number)))
+    source.check_invariants()
+    assert [number for number in range(13) if source.find(name_of(number)) is not None] == [1, 4, 11, 12]
+
+
 def test_lru_reports_only_the_final_state_of_pixels_that_came_and_went() -> None:
     source = kept(1)
     source.clear()

@@ -130,6 +130,7 @@ class EngineLoop:
         if refusal := self._scheduler.add(request):
             self._send([refusal])
             return
+        self._source.touch(item.media_hash for item in request.media)
         self._meter.note_arrived(request)
         if self._tiers is not None:
             self._tiers.note_uses(request)

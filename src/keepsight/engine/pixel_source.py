@@ -37,6 +37,12 @@ class PixelSource:
         """Return the pixels that have arrived; None if they are not where the message says."""
         return message.pixels if isinstance(message.pixels, np.ndarray) else None
 
+    def touch(self, media_hashes: Iterable[str]) -> None:
+        """Evict what is kept of a new request last, or pixels that arrive for it would evict others that it needs.
+
+        Nothing to do where frontends keep the pixels: they touch them there.
+        """
+
     def take_changes(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return the media hashes that `find` has come to know, and those it no longer knows, since the last call."""
         return (), ()
@@ -97,6 +103,10 @@ class KeptPixels(PixelSource):
         if self._cache.put_if_fits(message.media_hash, kept):
             self._changes[message.media_hash] = True
         return kept
+
+    def touch(self, media_hashes: Iterable[str]) -> None:
+        for media_hash in media_hashes:
+            self._cache.touch(media_hash)
 
     def _agrees(self, media_hash: str, held: Pixels, pixels: Pixels) -> bool:
         """Return False if `held` was compared and differs. The engine loop has time to compare held-back hits only."""
