@@ -10,7 +10,7 @@ from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import Adapter, EngineRequest, MediaHeld, MediaNeeded, RequestFailed, TokenOutput
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BlockHasher, extra_keys_by_block
-from keepsight.scheduling.encoder_cache_manager import encoder_key
+from keepsight.scheduling.encoder_cache_manager import EncoderUser, encoder_key
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, KeptStretch, StepPlan
 from keepsight.scheduling.stretch_loads import StretchLoad
@@ -100,6 +100,10 @@ class Drive:
     # Pixels the engine asked for, and pixels that were promised: (request, media hash).
     needed: list[tuple[str, str]] = field(default_factory=list)
     promised: list[tuple[str, str]] = field(default_factory=list)
+    # Pixels that a frontend still has: all that it ever sent, unless a test drops some.
+    kept_pixels: set[str] = field(default_factory=set)
+    # Embeddings that were held for sequences which could not get them again, after the last plan.
+    protected: set[tuple[EncoderUser, str]] = field(default_factory=set)
     # Media of which a frontend believes the engine holds something, according to its hints.
     believed: set[str] = field(default_factory=set)
     requests: dict[str, EngineRequest] = field(default_factory=dict)
@@ -182,7 +186,16 @@ class Drive:
     def is_live(self, request_id: str) -> bool:
         return request_id in self.scheduler._choices
 
+    def answer(self, request_id: str, media_hash: str) -> None:
+        """Answer a request for pixels as a frontend does: the request fails if it neither has nor can make them."""
+        can_be_sent = media_hash not in self.requests[request_id].unsent_media or media_hash in self.kept_pixels
+        if can_be_sent:
+            self.deliver(media_hash)
+        elif self.is_live(request_id):
+            self.abort(request_id)
+
     def deliver(self, media_hash: str) -> bool:
+        self.kept_pixels.add(media_hash)
         is_wanted = self.scheduler.media_arrived(media_hash)
         if is_wanted:
             self.runner.hold_pixels(media_hash, pixels_like(media_hash))
@@ -214,7 +227,9 @@ class Drive:
             self._keep_promises()
         # Same order as in the engine's loop: what is asked for while planning is answered before the next plan.
         self._load()
+        before = self._expect_protected()
         plan = self.scheduler.schedule()
+        self._expect_no_needless_loss(before)
         self._expect_encoder_at_work(plan)
         self._expect_small_step(plan)
         self._expect_slots(plan)
@@ -235,6 +250,30 @@ class Drive:
         self.scheduler.check_invariants()
         self._believe()
         return plan
+
+    def _expect_protected(self) -> dict[str, int]:
+        """Between plans nothing is lost to a sequence that could not get it again.
+
+        Return the sizes of those protected embeddings that others may find, too, and so do not replace.
+        """
+        cache, held = self.scheduler.media.encoder_cache, self._held_protected()
+        assert self.protected.intersection(cache.protections()) <= held.keys()
+        return {key: size for (_, key), size in held.items() if cache.can_find(key)}
+
+    def _held_protected(self) -> dict[tuple[EncoderUser, str], int]:
+        """Return the size of what is protected and held, without what is never kept because it exceeds the cache."""
+        cache = self.scheduler.media.encoder_cache
+        ready = {(user, key): cache._entries[key] for user, key in cache.protections() if cache.is_ready(key)}
+        return {each: entry.num_bytes for each, entry in ready.items() if not entry.is_oversized}
+
+    def _expect_no_needless_loss(self, before: dict[str, int]) -> None:
+        """Protected embeddings are evicted only if they leave others too little."""
+        by_user = self._held_protected()
+        held = {key: size for (_, key), size in by_user.items()}
+        lost = {key: size for key, size in before.items() if not self.scheduler.media.encoder_cache.is_ready(key)}
+        num_bytes = self.config.encoder_cache.max_bytes
+        assert not lost or sum((lost | held).values()) > min(num_bytes // 2, num_bytes - TOKENS_PER_PICTURE * 8)
+        self.protected = set(by_user)
 
     def _expect_encoder_at_work(self, plan: StepPlan) -> None:
         """Something is being encoded if anything could be, unless prompts have their turn."""
@@ -295,7 +334,7 @@ class Drive:
     def _answer(self, asked: list[tuple[str, str]]) -> None:
         for request_id, media_hash in asked:
             if self.is_live(request_id):
-                self.deliver(media_hash)
+                self.answer(request_id, media_hash)
 
     def _believe(self) -> None:
         for hint in self.scheduler.holdings.take_changes():

@@ -332,6 +332,97 @@ class TestPins:
         assert cache.num_entries == 0
 
 
+class TestProtection:
+    def test_protected_entries_are_evicted_after_all_others_and_never_while_anything_is_in_use(self) -> None:
+        cache = manager(6)
+        keep(cache, "x", "y")
+        cache.protect(A, "x")
+        hold(cache, B, "z")
+        assert cache.try_begin(C, "new", 2)
+        assert cache.take_evicted() == ("y",)
+        cache.finish("new")
+        cache.release(C, "new")
+        assert not cache.try_begin(C, "large", 5), "what B uses will be released"
+        cache.release(B, "z")
+        assert cache.try_begin(C, "large", 5)
+        assert cache.take_evicted() == ("new", "z", "x")
+
+    def test_what_is_claimed_ahead_leaves_protected_entries_their_room(self) -> None:
+        cache = manager(4)
+        cache.protect(A, "x")
+        keep(cache, "x")
+        assert cache.num_free_embeddings == 2
+        assert not cache.try_begin(B, "y", 3, spares_protected=True)
+        assert cache.try_begin(B, "y", 3)
+
+    def test_half_of_the_budget_is_never_kept_by_protected_entries(self) -> None:
+        cache = manager(6)
+        for key in ("x", "y", "z"):
+            cache.protect(A, key)
+        keep(cache, "x", "y", "z")
+        assert cache.num_free_embeddings == 3
+        assert cache.try_begin(B, "new", 2, spares_protected=True)
+        assert cache.take_evicted() == ("x",)
+        assert cache.try_begin(B, "newer", 1, spares_protected=True)
+        assert cache.take_evicted() == ("y",)
+        assert not cache.try_begin(B, "newest", 2)
+
+    def test_protection_lasts_until_its_last_user_ends_it(self) -> None:
+        cache = manager(4)
+        keep(cache, "x", "y")
+        for user in (A, B):
+            cache.protect(user, "x")
+        cache.end_protection(A, "x")
+        assert cache.try_begin(C, "new", 2)
+        assert cache.take_evicted() == ("y",)
+        for _ in range(2):
+            cache.end_protection(B, "x")
+        assert cache.try_begin(C, "newer", 1)
+        assert cache.take_evicted() == ("x",)
+
+    def test_a_protected_entry_that_was_forgotten_serves_only_those_for_whom_it_is_protected(self) -> None:
+        cache = manager()
+        keep(cache, "x", "y")
+        cache.protect(A, "x")
+        cache.forget()
+        assert cache.take_evicted() == ("y",)
+        assert [*cache.held_media()] == []
+        assert not cache.can_find("x")
+        assert not cache.try_use(B, "x")
+        assert cache.try_use(A, "x")
+        cache.release(A, "x")
+        cache.end_protection(A, "x")
+        assert cache.take_evicted() == ("x",)
+
+    def test_a_new_entry_takes_the_place_of_a_forgotten_one_that_is_protected(self) -> None:
+        cache = manager(4)
+        cache.protect(A, "x")
+        keep(cache, "x")
+        hold(cache, A, "y")
+        cache.forget()
+        assert cache.try_begin(B, "x", 2)
+        assert cache.take_evicted() == ("x",)
+        assert cache.try_use(A, "x")
+
+    def test_without_sharing_protected_entries_are_kept_and_dropped_with_their_protection(self) -> None:
+        cache = manager(is_shared=False)
+        cache.protect(A, "x")
+        hold(cache, A, "x")
+        cache.release(A, "x")
+        assert cache.try_use(A, "x")
+        cache.release(A, "x")
+        cache.end_protection(A, "x")
+        assert cache.take_evicted() == ("x",)
+
+    def test_an_oversized_item_is_dropped_although_it_is_protected(self) -> None:
+        cache = manager(1)
+        cache.protect(A, "x")
+        hold(cache, A, "x")
+        cache.release(A, "x")
+        cache.check_invariants()
+        assert cache.num_entries == 0
+
+
 SIZES = {"p": 1, "q": 1, "r": 2, "s": 3, "t": 4, "u": 9}
 SEQUENCES = [("a", 0), ("a", 1), ("b", 0)]
 USERS = [(sequence_id, item) for sequence_id in SEQUENCES for item in range(2)]
@@ -356,6 +447,7 @@ class EncoderMachine(RuleBasedStateMachine):
         self.idle: list[str] = []
         self.told: list[str] = []
         self.pinned: set[str] = set()
+        self.protected: set[tuple[EncoderUser, str]] = set()
         self.num_evictions = 0
 
     def size_in_budget(self, keys: list[str]) -> int:
@@ -370,28 +462,42 @@ class EncoderMachine(RuleBasedStateMachine):
     def ask(self, data: st.DataObject, key: str) -> None:
         user = data.draw(st.sampled_from(self.waiting_users()))
         entry = self.entries.get(key)
-        is_there = entry is not None and not entry.is_forgotten
+        is_there = entry is not None and (not entry.is_forgotten or (user, key) in self.protected)
         assert self.cache.try_use(user, key) == is_there
         if entry is not None and is_there:
             entry.users.add(user)
             self.idle = [other for other in self.idle if other != key]
         elif not is_there:
-            self.expect_begun(self.cache.try_begin(user, key, SIZES[key]), user, key)
+            spares = data.draw(st.booleans())
+            self.expect_begun(self.cache.try_begin(user, key, SIZES[key], spares_protected=spares), user, key, spares)
 
-    def expect_begun(self, has_begun: bool, user: EncoderUser, key: str) -> None:
+    def is_protected(self, key: str) -> bool:
+        return any(key == other for _, other in self.protected)
+
+    def expect_begun(self, has_begun: bool, user: EncoderUser, key: str, spares_protected: bool) -> None:
+        if key in self.idle:
+            self.idle.remove(key)
+            self.drop(key)
         if SIZES[key] > self.budget:
             can_begin = not any(SIZES[other] > self.budget for other in self.entries)
         else:
             busy = [other for other in self.entries if other not in self.idle]
-            can_begin = key not in self.entries and self.size_in_budget(busy) + SIZES[key] <= self.budget
+            kept = [other for other in self.idle if self.is_protected(other)]
+            num_fixed: float = self.size_in_budget(busy)
+            if spares_protected or num_fixed:
+                num_fixed += min(self.size_in_budget(kept), self.budget / 2)
+            can_begin = key not in self.entries and num_fixed + SIZES[key] <= self.budget
         assert has_begun == can_begin
         if not can_begin:
             return
-        self.idle.sort(key=self.pinned.__contains__)
+        self.sort_idle()
         while SIZES[key] <= self.budget < self.size_in_budget(list(self.entries)) + SIZES[key]:
             self.drop(self.idle.pop(0))
             self.num_evictions += 1
         self.entries[key] = Held({user})
+
+    def sort_idle(self) -> None:
+        self.idle.sort(key=lambda key: 2 if self.is_protected(key) else key in self.pinned)
 
     def drop(self, key: str) -> None:
         del self.entries[key]
@@ -403,7 +509,8 @@ class EncoderMachine(RuleBasedStateMachine):
         entry = self.entries[key]
         if entry.users or not entry.is_ready:
             return
-        if self.is_shared and not entry.is_forgotten and SIZES[key] <= self.budget:
+        is_kept = self.is_protected(key) or (self.is_shared and not entry.is_forgotten)
+        if is_kept and SIZES[key] <= self.budget:
             self.idle.append(key)
         else:
             self.drop(key)
@@ -440,9 +547,9 @@ class EncoderMachine(RuleBasedStateMachine):
     def forget(self, is_wanted: bool) -> None:
         if is_wanted:
             self.cache.forget()
-            self.idle.sort(key=self.pinned.__contains__)
+            self.sort_idle()
             self.pinned = set()
-            while self.idle:
+            while self.idle and not self.is_protected(self.idle[0]):
                 self.drop(self.idle.pop(0))
             for entry in self.entries.values():
                 entry.is_forgotten = True
@@ -454,9 +561,22 @@ class EncoderMachine(RuleBasedStateMachine):
         if not self.cache.can_find(key) or not self.is_shared or not has_room or key in self.pinned:
             return
         self.pinned |= {key}
-        if key in self.idle:
+        if key in self.idle and not self.is_protected(key):
             self.idle.remove(key)
             self.idle.insert(0, key)
+
+    @rule(user=st.sampled_from(USERS), key=st.sampled_from(sorted(SIZES)), is_wanted=st.booleans())
+    def protect(self, user: EncoderUser, key: str, is_wanted: bool) -> None:
+        was_protected = self.is_protected(key)
+        if is_wanted:
+            self.cache.protect(user, key)
+            self.protected.add((user, key))
+        else:
+            self.cache.end_protection(user, key)
+            self.protected.discard((user, key))
+        if key in self.idle and self.is_protected(key) != was_protected:
+            self.idle.remove(key)
+            self.settle(key)
 
     @rule()
     def tell(self) -> None:
@@ -475,6 +595,7 @@ class EncoderMachine(RuleBasedStateMachine):
             assert self.cache.is_ready(key) == (key in self.entries and self.entries[key].is_ready)
         uses = {(user, key) for key, entry in self.entries.items() for user in entry.users}
         assert set(self.cache.uses()) == uses
+        assert set(self.cache.protections()) == self.protected
 
 
 def test_the_manager_does_what_a_naive_model_does() -> None:

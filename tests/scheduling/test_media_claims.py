@@ -555,7 +555,9 @@ def test_an_item_waiting_to_be_encoded_is_not_encoded_after_its_request_left() -
 # Room ---------------------------------------------------------------------------------------------------------
 
 
-def with_lengths(request_id: str, *lengths: int, priority: int = 0, shares: bool = False) -> EngineRequest:
+def with_lengths(
+    request_id: str, *lengths: int, priority: int = 0, shares: bool = False, leaves_out: bool = False
+) -> EngineRequest:
     """Items of these lengths, in order; if it `shares` them, they equal other requests' items of the same length."""
     starts = [sum(lengths[:index]) for index in range(len(lengths))]
     media = tuple(
@@ -563,7 +565,8 @@ def with_lengths(request_id: str, *lengths: int, priority: int = 0, shares: bool
         for start, length in zip(starts, lengths, strict=True)
     )
     params = SamplingParams(temperature=0, max_tokens=2)
-    return EngineRequest(request_id, (1,) * sum(lengths) + (30,), media, params, priority)
+    unsent = tuple({item.media_hash: None for item in media}) if leaves_out else ()
+    return EngineRequest(request_id, (1,) * sum(lengths) + (30,), media, params, priority, unsent_media=unsent)
 
 
 @pytest.mark.parametrize("steps_per_encoding", [2, 3, 4])
@@ -606,7 +609,7 @@ def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_
 
 @given(
     films=st.lists(
-        st.tuples(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(-1, 1), st.booleans()),
+        st.tuples(st.lists(st.integers(1, 6), min_size=1, max_size=12), st.integers(-1, 1), *[st.booleans()] * 2),
         min_size=1,
         max_size=8,
     ),
@@ -619,7 +622,7 @@ def test_shorter_items_that_keep_coming_do_not_take_the_encoder_s_budget_from_a_
 )
 @thorough(100)
 def test_however_little_room_there_is_every_request_ends(
-    films: list[tuple[list[int], int, bool]],
+    films: list[tuple[list[int], int, bool, bool]],
     num_pictures: int,
     shares_embeddings: bool,
     takes_turns: bool,
@@ -637,14 +640,101 @@ def test_however_little_room_there_is_every_request_ends(
         max_num_seqs=max_num_seqs,
     )
     drive = Drive(config, is_done=lambda: chance.random() < 0.3)
-    for number, (lengths, priority, shares) in enumerate(films):
-        drive.add(with_lengths(f"{number}", *lengths, priority=priority, shares=shares))
+    for number, (lengths, priority, shares, leaves_out) in enumerate(films):
+        request = with_lengths(f"{number}", *lengths, priority=priority, shares=shares, leaves_out=leaves_out)
+        drive.kept_pixels.update(item.media_hash for item in request.media)
+        drive.add(request)
         for _ in range(chance.randrange(4)):
             drive.step()
     drive.run(max_steps=5000)
     drive.expect_right_answers()
     drive.expect_nothing_left()
     assert drive.finished.keys() == {(f"{number}", 0) for number in range(len(films))}
+
+
+# Media that were left out -------------------------------------------------------------------------------------
+
+
+def drive_with_an_answer_about(*pictures: str, **config: Any) -> Drive:
+    """Another request sent the pictures before; the one that answers left them out, and nobody can make them again."""
+    drive = Drive(make_config(**{"num_blocks": 12, "num_pictures": 2, **config}))
+    drive.run(make_request("sent", 3, *pictures, max_tokens=1))
+    drive.kept_pixels.clear()
+    drive.add(make_request("left out", 3, *pictures, unsent_media=pictures, max_tokens=20, ignore_eos=True, priority=1))
+    drive.step()
+    assert drive.tokens["left out", 0]
+    return drive
+
+
+def preempt_it(drive: Drive, *pictures: str) -> None:
+    """Let more urgent answers about other pictures take all of its pages."""
+    pages_before = drive.scheduler.pages.num_preemptions
+    for number, picture in enumerate(pictures):
+        drive.add(make_request(f"urgent {number}", number + 1, picture, max_tokens=25, ignore_eos=True))
+    drive.run()
+    assert drive.scheduler.pages.num_preemptions > pages_before
+
+
+def expect_it_went_on(drive: Drive) -> None:
+    assert drive.finished["left out", 0] == "length"
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+@pytest.mark.parametrize("caches_prefixes", [True, False], ids=["found as a prefix", "computed"])
+def test_a_preempted_answer_about_a_picture_that_was_left_out_goes_on(caches_prefixes: bool) -> None:
+    drive = drive_with_an_answer_about("cat", caches_prefixes=caches_prefixes)
+    preempt_it(drive, "dog", "owl", "elk")
+    expect_it_went_on(drive)
+    assert drive.runner.encoded.count("cat") == 1
+
+
+def test_after_resets_it_goes_on_and_new_requests_find_nothing_of_its_picture() -> None:
+    drive = drive_with_an_answer_about("cat")
+    drive.scheduler.reset(prefix=True, encoder=True)
+    drive.add(make_request("too late", 3, "cat", unsent_media=("cat",)))
+    drive.step()
+    assert ("too late", 0) in drive.aborted
+    preempt_it(drive, "dog", "owl", "elk")
+    expect_it_went_on(drive)
+
+
+def test_after_a_reset_a_request_that_sends_its_picture_does_not_wait_for_its_end() -> None:
+    drive = drive_with_an_answer_about("cat", num_blocks=20)
+    drive.scheduler.reset(prefix=True, encoder=True)
+    drive.add(make_request("sent again", 5, "cat", max_tokens=2))
+    for _ in range(4):
+        drive.step()
+    assert ("sent again", 0) in drive.finished
+    assert drive.runner.encoded.count("cat") == 2
+    preempt_it(drive, "dog", "owl", "elk")
+    expect_it_went_on(drive)
+    assert drive.runner.encoded.count("cat") == 2
+
+
+def test_the_pictures_are_not_kept_once_it_has_ended() -> None:
+    drive = drive_with_an_answer_about("cat")
+    assert drive.scheduler.media.encoder_cache.num_free_embeddings == TOKENS_PER_PICTURE
+    drive.run()
+    assert drive.scheduler.media.encoder_cache.num_free_embeddings == 2 * TOKENS_PER_PICTURE
+
+
+def test_others_get_room_even_if_it_then_cannot_go_on() -> None:
+    drive = drive_with_an_answer_about("cat", "dog", num_blocks=13, caches_prefixes=False)
+    preempt_it(drive, "owl", "elk")
+    assert drive.finished.keys() == {("sent", 0), ("urgent 0", 0), ("urgent 1", 0)}
+    assert ("left out", 0) in drive.aborted
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
+
+
+def test_one_whose_pictures_do_not_fit_together_is_computed_all_the_same() -> None:
+    drive = Drive(make_config(num_pictures=2))
+    pictures = ("cat", "dog", "owl", "elk")
+    drive.kept_pixels.update(pictures)
+    drive.run(make_request("left out", 3, *pictures, unsent_media=pictures), max_steps=20)
+    drive.expect_right_answers()
+    drive.expect_nothing_left()
 
 
 # Reports and counters -----------------------------------------------------------------------------------------

@@ -74,21 +74,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         cache_salt=st.sampled_from([None, "x", "y"]),
         glasses=st.sampled_from([None, adapter("1"), adapter("2"), adapter("2", changes_encoder=True)]),
         promised=st.sets(st.sampled_from(PICTURES + FRAMES)),
+        unsent=st.one_of(st.just(set()), st.sets(st.sampled_from(PICTURES + FRAMES))),
         prompt_logprobs=st.sampled_from([None, None, 0]),
         wants_vector=st.sampled_from([False, False, True]),
         predicted=st.lists(st.integers(0, 6), max_size=12).map(tuple),
         pins=st.lists(st.builds(PromptPin, st.integers(1, 40), st.floats(1, 1000)), max_size=2).map(tuple),
     )
-    def add(self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], **options: Any) -> None:
+    def add(
+        self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], unsent: set[str], **options: Any
+    ) -> None:
         options["adapter"] = options.pop("glasses")
         # As in the frontend: a salt is part of a picture's name.
         salted = [f"{part}/{options['cache_salt']}" if isinstance(part, str) else part for part in parts]
-        options["coming_media"] = tuple(f"{part}/{options['cache_salt']}" for part in sorted(promised & set(parts)))
+        for name, which in (("unsent_media", unsent), ("coming_media", promised - unsent)):
+            options[name] = tuple(f"{part}/{options['cache_salt']}" for part in sorted(which & set(parts)))
         self._add(make_request(str(self.num_requests), *salted, max_tokens=max_tokens, n=n, **options))
 
     @precondition(lambda self: self.drive.requests)
-    @rule(data=st.data(), more=PARTS)
-    def go_on_with_a_conversation(self, data: st.DataObject, more: list[int | str]) -> None:
+    @rule(data=st.data(), more=PARTS, sends_media_again=st.booleans())
+    def go_on_with_a_conversation(self, data: st.DataObject, more: list[int | str], sends_media_again: bool) -> None:
         """An earlier request's prompt and answer, followed by a new question, as chat clients send."""
         earlier = data.draw(st.sampled_from(sorted(self.drive.requests)))
         request = self.drive.requests[earlier]
@@ -102,23 +106,27 @@ class SchedulerMachine(RuleBasedStateMachine):
                 added.sampling_params,
                 cache_salt=request.cache_salt,
                 adapter=request.adapter,
+                unsent_media=() if sends_media_again else tuple({item.media_hash: None for item in request.media}),
             )
         )
 
     @precondition(lambda self: self.drive.needed)
     @rule(data=st.data())
     def deliver_pixels(self, data: st.DataObject) -> None:
-        _, media_hash = self.drive.needed.pop(data.draw(st.integers(0, len(self.drive.needed) - 1)))
-        self.drive.deliver(media_hash)
+        self.drive.answer(*self.drive.needed.pop(data.draw(st.integers(0, len(self.drive.needed) - 1))))
 
     @precondition(lambda self: self.drive.needed or self.drive.promised)
     @rule()
     def deliver_all_pixels(self) -> None:
         """As for a film: the encoder has more work than it is given at a time."""
         for sent in (self.drive.needed, self.drive.promised):
-            for _, media_hash in sent:
-                self.drive.deliver(media_hash)
+            for request_id, media_hash in sent:
+                self.drive.answer(request_id, media_hash)
             sent.clear()
+
+    @rule(media_hashes=st.sets(st.sampled_from(PICTURES + FRAMES), min_size=1), salt=st.sampled_from([None, "x", "y"]))
+    def drop_pixels_that_a_frontend_kept(self, media_hashes: set[str], salt: str | None) -> None:
+        self.drive.kept_pixels -= {f"{media_hash}/{salt}" for media_hash in media_hashes}
 
     @precondition(lambda self: self.drive.promised)
     @rule(data=st.data())
@@ -225,8 +233,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         # Aborted requests send nothing more.
         self.forget_the_media_of_those_who_left()
         drive.delivers = drive.loads = True
-        for _, media_hash in drive.needed:
-            drive.deliver(media_hash)
+        for request_id, media_hash in drive.needed:
+            drive.answer(request_id, media_hash)
         drive.run(max_steps=5000)
         drive.expect_right_answers()
         drive.expect_nothing_left()

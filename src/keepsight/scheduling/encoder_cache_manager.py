@@ -1,8 +1,11 @@
 """Tracks which media items' embeddings are held, which sequences use them, and which are evicted to make room.
 
 An entry is *being encoded* or *ready*; it is *in use* by (sequence, item) pairs or *idle* (ready, kept for later
-requests, evictable).  Holds no tensors: the next plan tells the runner what was evicted.  Invariant: an entry is
-evicted whole and never while it is in use or being encoded, and the entries never exceed the budget.
+requests, evictable).  It is *protected* while a sequence could not get it again: then it becomes idle even if it is
+neither shared nor findable, and is evicted after all else.  Protected entries leave others a part of the budget, and
+all of it to a single item once nothing is in use.  Holds no tensors: the next plan tells the runner what was evicted.
+Invariant: an entry is evicted whole and never while it is in use or being encoded, and the entries never exceed the
+budget.
 """
 
 import json
@@ -11,6 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from keepsight.engine_config import EncoderCacheConfig
+from keepsight.lru_cache import PINNABLE_PART
 from keepsight.media import MediaItem
 from keepsight.requests import Adapter
 from keepsight.scheduling.eviction_order import EvictionOrder
@@ -52,6 +56,13 @@ class EncoderCacheManager:
         self._entries: dict[str, _Entry] = {}
         self._idle: EvictionOrder[str] = EvictionOrder(config.max_bytes)
         self._num_idle_bytes = 0
+        # Idle entries that are protected, least recently released first; they are not in `_idle`.
+        self._protected: dict[str, None] = {}
+        self._num_protected_bytes = 0
+        # With more of them, they are evicted like others, or nothing could be encoded ahead of its need.
+        self._max_protected_bytes = int(config.max_bytes * PINNABLE_PART)
+        # For whom each key is protected, whether or not it is held.
+        self._protectors: dict[str, set[EncoderUser]] = {}
         self._evicted: list[str] = []
         self._has_warned = False
 
@@ -61,8 +72,13 @@ class EncoderCacheManager:
 
     @property
     def num_free_embeddings(self) -> int:
-        """The number of embeddings for which there is free or evictable room."""
-        return (self._config.max_bytes - self.num_bytes + self._num_idle_bytes) // self._config.bytes_per_embedding
+        """The number of embeddings for which there is free or evictable room, whatever is in use."""
+        return self._num_free_bytes // self._config.bytes_per_embedding
+
+    @property
+    def _num_free_bytes(self) -> int:
+        num_unprotected_bytes = max(0, self._num_protected_bytes - self._max_protected_bytes)
+        return self._config.max_bytes - self.num_bytes + self._num_idle_bytes + num_unprotected_bytes
 
     @property
     def num_pinned_bytes(self) -> int:
@@ -76,10 +92,10 @@ class EncoderCacheManager:
         entry = self._entries.get(key)
         return entry is not None and entry.is_ready
 
-    def can_find(self, key: str) -> bool:
-        """Return whether `try_use` would succeed."""
+    def can_find(self, key: str, user: EncoderUser | None = None) -> bool:
+        """Return whether `try_use` would succeed; without a user, for one for whom nothing is protected."""
         entry = self._entries.get(key)
-        return entry is not None and entry.is_findable
+        return entry is not None and (entry.is_findable or user in self._protectors.get(key, ()))
 
     def is_held(self, key: str) -> bool:
         """Return whether the embeddings are held and would be found."""
@@ -92,28 +108,40 @@ class EncoderCacheManager:
 
     def try_use(self, user: EncoderUser, key: str) -> bool:
         """Add a user to an entry that is ready or being encoded.  Return False if there is none."""
-        if not self.can_find(key):
+        if not self.can_find(key, user):
             return False
-        entry = self._entries[key]
-        if key in self._idle:
-            self._idle.remove(key)
-            self._num_idle_bytes -= entry.num_bytes
-        entry.users.add(user)
+        self._take_from_idle(key)
+        self._entries[key].users.add(user)
         return True
 
-    def try_begin(self, user: EncoderUser, key: str, num_embeddings: int, media_hash: str | None = None) -> bool:
+    def try_begin(
+        self,
+        user: EncoderUser,
+        key: str,
+        num_embeddings: int,
+        media_hash: str | None = None,
+        *,
+        spares_protected: bool = False,
+    ) -> bool:
         """Create an entry to be encoded, with one user.  Return False, changing nothing, if there can be no room now.
 
-        `media_hash` names the media item, if the key is not that hash.
+        `media_hash` names the media item, if the key is not that hash.  With `spares_protected`, protected entries keep
+        their part of the budget even if nothing is in use.
         """
-        forgotten = self._entries.get(key)
-        if forgotten is not None:
+        if (forgotten := self._entries.get(key)) is not None:
             # The runner knows embeddings by key alone, so the new entry waits until the one with its key is dropped.
             assert not forgotten.is_findable, f"{key} is held already"
-            return False
+            if key not in self._protected:
+                return False
+            # It leaves room for the new entry, which those for whom it was protected find in its place.
+            self._drop_idle(key)
         entry = _Entry(media_hash or key, num_embeddings * self._config.bytes_per_embedding, {user})
         entry.is_oversized = entry.num_bytes > self._config.max_bytes
-        if not (self._can_hold_oversized(entry) if entry.is_oversized else self._try_make_room(entry.num_bytes)):
+        if entry.is_oversized:
+            has_room = self._can_hold_oversized(entry)
+        else:
+            has_room = self._try_make_room(entry.num_bytes, spares_protected=spares_protected)
+        if not has_room:
             return False
         self._entries[key] = entry
         self._holdings.add(entry.media_hash)
@@ -132,12 +160,14 @@ class EncoderCacheManager:
             )
         return True
 
-    def _try_make_room(self, num_bytes: int) -> bool:
-        num_spare_bytes = self._config.max_bytes - self.num_bytes
-        if num_bytes > num_spare_bytes + self._num_idle_bytes:
-            return False
+    def _try_make_room(self, num_bytes: int, *, spares_protected: bool) -> bool:
+        if num_bytes > self._num_free_bytes:
+            # While anything is in use, it is released sooner or later, and leaves its room instead.
+            is_any_in_use = self.num_bytes > self._num_idle_bytes + self._num_protected_bytes
+            if spares_protected or is_any_in_use:
+                return False
         while num_bytes > self._config.max_bytes - self.num_bytes:
-            self._drop_idle(self._idle.first())
+            self._drop_idle(self._idle.first() if self._idle else next(iter(self._protected)))
             self.num_evictions += 1
         return True
 
@@ -169,11 +199,31 @@ class EncoderCacheManager:
             self._retire(key, entry)
 
     def _retire(self, key: str, entry: _Entry) -> None:
-        if self._config.is_shared and entry.is_findable and not entry.is_oversized:
+        if key in self._protectors and not entry.is_oversized:
+            self._protected[key] = None
+            self._num_protected_bytes += entry.num_bytes
+        elif self._config.is_shared and entry.is_findable and not entry.is_oversized:
             self._idle.add(key)
             self._num_idle_bytes += entry.num_bytes
         else:
             self._drop(key)
+
+    def protect(self, user: EncoderUser, key: str) -> None:
+        """Keep embeddings, if they are held now or later, for a user who could not get them again."""
+        self._protectors.setdefault(key, set()).add(user)
+        if key in self._idle:
+            self._take_from_idle(key)
+            self._retire(key, self._entries[key])
+
+    def end_protection(self, user: EncoderUser, key: str) -> None:
+        """End one user's protection of a key, if there is any."""
+        protectors = self._protectors.get(key, set())
+        protectors.discard(user)
+        if protectors or self._protectors.pop(key, None) is None:
+            return
+        if key in self._protected:
+            self._take_from_idle(key)
+            self._retire(key, self._entries[key])
 
     def pin(self, key: str, until: float) -> None:
         """Pin an entry, so that unpinned ones are evicted before it, if it can be found and not too much is pinned."""
@@ -184,7 +234,7 @@ class EncoderCacheManager:
         self._idle.end_pins(now)
 
     def forget(self) -> None:
-        """Make all entries unfindable; users of an entry keep it as long as they need it."""
+        """Make all entries unfindable, but for those who use them or for whom they are protected."""
         while self._idle:
             self._drop_idle(self._idle.first())
         for entry in self._entries.values():
@@ -197,8 +247,17 @@ class EncoderCacheManager:
         entry.is_findable = False
 
     def _drop_idle(self, key: str) -> None:
-        self._num_idle_bytes -= self._entries[key].num_bytes
+        self._take_from_idle(key)
         self._drop(key)
+
+    def _take_from_idle(self, key: str) -> None:
+        """Take an entry out of those that are idle, protected or not, if it is one of them."""
+        if key in self._idle:
+            self._idle.remove(key)
+            self._num_idle_bytes -= self._entries[key].num_bytes
+        elif key in self._protected:
+            del self._protected[key]
+            self._num_protected_bytes -= self._entries[key].num_bytes
 
     def _drop(self, key: str) -> None:
         self._remove(key)
@@ -219,6 +278,10 @@ class EncoderCacheManager:
         """Yield each (user, key) pair, for recounts."""
         return ((user, key) for key, entry in self._entries.items() for user in entry.users)
 
+    def protections(self) -> Iterator[tuple[EncoderUser, str]]:
+        """Yield each (user, key) pair for which there is protection, for recounts."""
+        return ((user, key) for key, users in self._protectors.items() for user in users)
+
     def held_media(self) -> Iterator[str]:
         """Yield the media hash of each findable entry, for recounts."""
         return (each.media_hash for each in self._entries.values() if each.is_findable and self._config.is_shared)
@@ -229,8 +292,13 @@ class EncoderCacheManager:
         assert self.num_bytes <= self._config.max_bytes
         assert len(self._entries) - len(in_budget) <= 1
         idle = {key: entry for key, entry in self._entries.items() if entry.is_ready and not entry.users}
-        assert set(self._idle) == idle.keys()
-        assert self._num_idle_bytes == sum(entry.num_bytes for entry in idle.values())
-        assert all(entry.is_findable and not entry.is_oversized for entry in idle.values())
+        protected = {key: entry for key, entry in idle.items() if key in self._protectors}
+        assert all(self._protectors.values())
+        assert self._protected.keys() == protected.keys()
+        assert set(self._idle) == idle.keys() - protected.keys()
+        assert self._num_protected_bytes == sum(entry.num_bytes for entry in protected.values())
+        assert self._num_idle_bytes == sum(idle[key].num_bytes for key in self._idle)
+        assert all(idle[key].is_findable for key in self._idle)
+        assert not any(entry.is_oversized for entry in idle.values())
         assert self._config.is_shared or not self._idle
         self._idle.check_invariants()

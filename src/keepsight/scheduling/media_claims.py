@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from keepsight.engine_config import EngineConfig
 from keepsight.media import Modality
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
-from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
+from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager, EncoderUser
 from keepsight.scheduling.encodings import Encodings
 from keepsight.scheduling.lineup import Lineup, last_of
 from keepsight.scheduling.pixel_requests import PixelRequests
@@ -48,6 +48,9 @@ class MediaClaims:
         for index in [index for index in state.claimed_items if not self.is_ready(state, index)]:
             self._release(state, index)
         self.loads.remove(state)
+        for user, key in _unsent_items(state):
+            self.encoder_cache.end_protection(user, key)
+            self._has_awaited_changed = True
         for item in state.media:
             self._live[item.media_hash] -= 1
             self.pixels.stop_waiting(state, item.media_hash)
@@ -61,6 +64,14 @@ class MediaClaims:
         """Remove a sequence that has left, now that none of its slices is under way."""
         self.drop(state)
         self._has_awaited_changed = True
+
+    def protect_unsent(self, state: RequestState) -> None:
+        """Protect the embeddings of media that could not be made again, until the sequence ends.
+
+        Otherwise an answer that has begun would break off once it is preempted.
+        """
+        for user, key in _unsent_items(state):
+            self.encoder_cache.protect(user, key)
 
     def is_ready(self, state: RequestState, index: int) -> bool:
         return index in state.claimed_items and self.encoder_cache.is_ready(state.encoder_keys[index])
@@ -84,7 +95,7 @@ class MediaClaims:
     def look_ahead(self, state: RequestState, first_item: int) -> None:
         """Ask the tiers for what the request will lack, long before it has its turn."""
         for index in range(first_item, len(state.media)):
-            if not self.encoder_cache.can_find(state.encoder_keys[index]):
+            if not self._can_find(state, index):
                 self.loads.ask(state, index)
 
     def take_awaited_change(self) -> bool:
@@ -123,9 +134,12 @@ class MediaClaims:
         return bool(state.claimed_items) and has_all and not self.is_ready(state, first)
 
     def _lacks_only_room(self, state: RequestState) -> bool:
-        key = state.encoder_keys[state.next_item]
-        has_source = self.pixels.are_here(state.media[state.next_item].media_hash) or self.loads.is_ready(key)
-        return has_source and not self.encoder_cache.can_find(key)
+        index = state.next_item
+        is_loaded = self.loads.is_ready(state.encoder_keys[index])
+        return (is_loaded or self.pixels.are_here(state.media[index].media_hash)) and not self._can_find(state, index)
+
+    def _can_find(self, state: RequestState, index: int) -> bool:
+        return self.encoder_cache.can_find(state.encoder_keys[index], (state.sequence_id, index))
 
     def _try_claim(self, state: RequestState, index: int) -> ParkedFor | None:
         if index in state.claimed_items:
@@ -191,7 +205,8 @@ class MediaClaims:
         if short is not None and (short.order < state.order or (is_ahead and _lacks_only_its_last(short))):
             return False
         user, key, item = (state.sequence_id, index), state.encoder_keys[index], state.media[index]
-        while not self.encoder_cache.try_begin(user, key, item.span.length, item.media_hash):
+        length, media_hash = item.span.length, item.media_hash
+        while not self.encoder_cache.try_begin(user, key, length, media_hash, spares_protected=is_ahead):
             if is_ahead:  # it can go on, and gets room by that; what others hold may be encoded already
                 return False
             if not self._take_from_later(state):
@@ -217,7 +232,7 @@ class MediaClaims:
         A picture's pixels are asked for once no load of its parts is pending, as each ask decodes the picture.
         """
         indices = range(first_item, len(state.media))
-        lacking = [index for index in indices if not self.encoder_cache.can_find(state.encoder_keys[index])]
+        lacking = [index for index in indices if not self._can_find(state, index)]
         loads = {index: self.loads.ask(state, index) for index in lacking}
         loading = {state.pictures[index] for index in lacking if loads[index] is LoadState.LOADING}
         for index in lacking:
@@ -305,6 +320,7 @@ class MediaClaims:
         claims = [(state, index) for state in states for index in state.claimed_items]
         uses = [((state.sequence_id, index), state.encoder_keys[index]) for state, index in claims]
         assert sorted(uses) == sorted(self.encoder_cache.uses())
+        assert set(self.encoder_cache.protections()) <= {each for state in live for each in _unsent_items(state)}
         claimed = {state.encoder_keys[index] for state in live for index in state.claimed_items}
         lacking = {key for key in claimed if not self.encoder_cache.is_ready(key)}
         assert all(key in self.encodings for key in lacking)
@@ -316,3 +332,11 @@ class MediaClaims:
 
 def _lacks_only_its_last(state: RequestState) -> bool:
     return state.next_item + 1 == len(state.media)
+
+
+def _unsent_items(state: RequestState) -> Iterator[tuple[EncoderUser, str]]:
+    """Yield each item that cannot be made from its request, as a user of the encoder cache, with its key."""
+    unsent = frozenset(state.request.unsent_media)
+    for index, item in enumerate(state.media if unsent else ()):
+        if item.media_hash in unsent:
+            yield (state.sequence_id, index), state.encoder_keys[index]

@@ -305,6 +305,7 @@ class Scheduler:
             return False
         draft.add_recall(state.sequence_id, kept_as)
         draft.introduce(state)
+        self.media.protect_unsent(state)
         note_hit(state, hit, self.kv_cache)
         return True
 
@@ -313,6 +314,7 @@ class Scheduler:
         state.advance(hit.num_tokens)
         state.state_slot = self.kv_cache.slots.slot_of(state.sequence_id)
         self.lineup.seat(state)
+        self.media.protect_unsent(state)
 
     # Prompts, running or waiting ------------------------------------------------------------------------------
 
