@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from keepsight.engine_config import SchedulerConfig
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
+from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.request_state import RequestState, Status
 from keepsight.scheduling.step_plan import KeptState, SequenceId
 
@@ -32,12 +33,11 @@ def find_milestones(state: RequestState, hit: PrefixHit, block_size: int) -> tup
 
 
 def promise_states(
-    state: RequestState, end: int, kv_cache: KvCacheManager, config: SchedulerConfig, num_left: int
+    state: RequestState, end: int, kv_cache: KvCacheManager, config: SchedulerConfig, lineup: Lineup
 ) -> tuple[KeptState, ...]:
-    """Take slots for the states that a slice up to `end` will keep, the last ones first, as they spare most.
-
-    `num_left`: slots to be left for sequences that may begin.
-    """
+    """Take slots for the states that a slice up to `end` will keep, the last ones first, as they spare most."""
+    # As many as there are sequences that may begin.
+    num_left = min(len(lineup.waiting), config.max_num_seqs - len(lineup.running))
     kept = []
     for milestone in reversed(state.milestones_between(state.num_computed, end)):
         if _may_keep(state, milestone, config):

@@ -327,8 +327,7 @@ class Scheduler:
             self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
         slot, wanted = state.state_slot, state.wants_prompt_logprobs
-        num_left = min(len(self.lineup.waiting), self.config.max_num_seqs - len(self.lineup.running))
-        kept = promise_states(state, end, self.kv_cache, self.config, num_left)
+        kept = promise_states(state, end, self.kv_cache, self.config, self.lineup)
         keep_as = name_end(state, self.kv_cache) if samples else None
         prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, wanted, kept)
         draft.add_prompt(prompt, joins=piece.joins)
@@ -447,6 +446,5 @@ class Scheduler:
         self.media.check_invariants(self._states.values())
         embeddings = [*self.media.encoder_cache.held_media(), *self.reported.held_embeddings()]
         self.held_embeddings.check_invariants(embeddings)
-        prefixes = [*self.kv_cache.pool.held_media()]
-        self.held_prefixes.check_invariants(prefixes)
+        self.held_prefixes.check_invariants(prefixes := [*self.kv_cache.pool.held_media()])
         self.holdings.check_invariants([*embeddings, *prefixes, *self.reported.held_pixels()])
