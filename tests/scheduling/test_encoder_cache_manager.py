@@ -347,6 +347,15 @@ class TestProtection:
         assert cache.try_begin(C, "large", 5)
         assert cache.take_evicted() == ("new", "z", "x")
 
+    def test_nobody_waits_for_what_is_in_use_if_that_would_not_leave_enough_room(self) -> None:
+        cache = manager(8)
+        keep(cache, "x", num_embeddings=4)
+        cache.protect(A, "x")
+        keep(cache, "y")
+        hold(cache, B, "z")
+        assert cache.try_begin(C, "large", 5)
+        assert cache.take_evicted() == ("y", "x")
+
     def test_what_is_claimed_ahead_leaves_protected_entries_their_room(self) -> None:
         cache = manager(4)
         cache.protect(A, "x")

@@ -28,7 +28,7 @@ SHARED_MEMORY = Path("/dev/shm")
 # Room for the table of handles, and for the folders themselves.
 MIN_FREE_BYTES = 256 * 1024
 # Room for what a server writes as it starts, mostly the two databases, and enough more to keep something in them.
-MIN_FREE_BYTES_OF_SERVER = 5 * 2**19
+MIN_FREE_BYTES_OF_SERVER = 11 * 2**18
 # Room for the accounts of its last requests.
 MIN_FREE_BYTES_OF_FRONTEND = 2**19
 # The number of those files, with a few for each process. Kept pixels take more; with too few left, fewer are kept.

@@ -162,9 +162,11 @@ class EncoderCacheManager:
 
     def _try_make_room(self, num_bytes: int, *, spares_protected: bool) -> bool:
         if num_bytes > self._num_free_bytes:
-            # While anything is in use, it is released sooner or later, and leaves its room instead.
-            is_any_in_use = self.num_bytes > self._num_idle_bytes + self._num_protected_bytes
-            if spares_protected or is_any_in_use:
+            num_idle_bytes = self._num_idle_bytes + self._num_protected_bytes
+            num_kept_bytes = min(self._num_protected_bytes, self._max_protected_bytes)
+            # What is in use is released sooner or later, and may leave its room instead.
+            may_wait = self.num_bytes > num_idle_bytes and num_bytes <= self._config.max_bytes - num_kept_bytes
+            if spares_protected or may_wait or num_bytes > self._config.max_bytes - self.num_bytes + num_idle_bytes:
                 return False
         while num_bytes > self._config.max_bytes - self.num_bytes:
             self._drop_idle(self._idle.first() if self._idle else next(iter(self._protected)))

@@ -5,7 +5,7 @@ import base64
 import hashlib
 import re
 import threading
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from keepsight.frontend.api import prepare_answer, request_log
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.api.media_api import MAX_UPLOADS_NAMED_AT_ONCE
 from keepsight.frontend.intake.media_handles import MediaHandles
+from keepsight.frontend.media_query import MediaPlaces
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.requests import PromptPin, TokenOutput
@@ -355,6 +356,32 @@ def test_a_request_that_warms_counts_as_a_waiting_request(server: Server, path: 
             return refused
 
     assert error_of(asyncio.run(ask_meanwhile())) == (503, None, "server_overloaded")
+
+
+@pytest.mark.parametrize("path", ["/v1/media", "/v1/media/{id}/pin"])
+def test_a_request_that_asks_engines_for_their_tiers_does_not_count_as_a_waiting_one(server: Server, path: str) -> None:
+    path = path.format(id=server.upload()["id"])
+    find_media, is_asked, may_answer = server.engine.find_media, asyncio.Event(), asyncio.Event()
+
+    async def find_slowly(media_hashes: Iterable[str]) -> MediaPlaces:
+        is_asked.set()
+        await may_answer.wait()
+        return await find_media(media_hashes)
+
+    async def ask_meanwhile() -> httpx.Response:
+        server.engine.find_media = find_slowly  # type: ignore[method-assign]
+        settings = ApiSettings(max_waiting_requests=1)
+        app = create_app(server.preparer, server.engine, MODEL, settings, server.handles, server.engine)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            content = PICTURE if path == "/v1/media" else b""
+            uploading = asyncio.create_task(client.post(path, content=content, headers=PNG))
+            await is_asked.wait()
+            answered = await client.post("/tokenize", json={"prompt": "Hello"})
+            may_answer.set()
+            assert (await uploading).status_code == 200
+            return answered
+
+    assert asyncio.run(ask_meanwhile()).status_code == 200
 
 
 def test_deleting_one_of_two_pinned_handles_of_a_picture_leaves_its_pixels_pinned(server: Server) -> None:

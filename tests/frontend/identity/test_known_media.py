@@ -143,6 +143,26 @@ def test_a_name_that_was_forgotten_while_its_pixels_were_made_is_known_again(tmp
     assert known.geometry_of("cat") == other.geometry_of("cat") == SIZE
 
 
+def test_a_name_that_failed_is_free_for_every_frontend(tmp_path: Path) -> None:
+    common = CommonGeometries.open(tmp_path)
+    one, two = KnownMedia(common=common), KnownMedia(common=common)
+    one.remember_geometry("cat", SIZE)
+    assert two.remember_geometry("cat", SIZE) == two.geometry_of("cat") == SIZE
+    one.forget_geometry("cat")
+    assert two.geometry_of("cat") is None
+    assert two.remember_geometry("cat", Geometry(50, 60)) == one.geometry_of("cat") == Geometry(50, 60)
+
+
+def test_a_name_proven_by_one_frontend_outlives_its_failure_at_another(tmp_path: Path) -> None:
+    common = CommonGeometries.open(tmp_path)
+    one, two = KnownMedia(common=common), KnownMedia(common=common)
+    one.remember_geometry("cat", SIZE)
+    two.prove_geometry("cat", SIZE)
+    one.forget_geometry("cat")
+    assert two.geometry_of("cat") == SIZE
+    assert one.geometry_of("cat") == SIZE
+
+
 def test_pixels_of_another_size_prove_nothing() -> None:
     known = KnownMedia()
     known.remember_geometry("cat", SIZE)

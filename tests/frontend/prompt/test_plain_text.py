@@ -27,9 +27,9 @@ def test_nothing_gives_a_plain_text_structure_and_all_else_of_it_is_there(direct
     check()
 
 
-def test_of_two_markers_the_longer_is_split() -> None:
-    as_plain = PlainText(["<image>", "<image><image>", "(x)", ""])
-    assert as_plain("<image><image>, <image> and (x)") == "< image><image>, < image> and ( x)"
+def test_markers_that_overlap_or_contain_each_other_are_all_split() -> None:
+    as_plain = PlainText(["<image>", "<image><image>", "(x)", "ab", "bc", ""])
+    assert as_plain("<image><image>, <image> and (x) abc") == "< image>< image>, < image> and ( x) a b c"
 
 
 @given(st.text())

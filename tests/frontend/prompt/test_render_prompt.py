@@ -170,6 +170,8 @@ def test_what_a_template_sets_itself_is_no_variable_of_it(name: str) -> None:
         "{% if messages[1] %}{% set depth = 1 %}{% endif %}{{ depth | default(0) }}",
         "{% if not depth %}{% set depth = 1 %}{% endif %}{{ depth }}",
         "{% set depth = depth or 1 %}{{ depth }}",
+        "{% macro show() %}{% set depth = 1 %}{% endmacro %}{{ show() }}{{ depth }}",
+        "{% for each in messages %}{% set depth = 1 %}{% endfor %}{{ depth }}",
     ],
 )
 def test_a_variable_that_a_template_sets_unless_it_is_given_may_be_given(source: str) -> None:

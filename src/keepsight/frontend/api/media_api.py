@@ -221,7 +221,8 @@ class MediaApi:
             content_type = http.headers.get("content-type", "")
             upload = await run_in_threadpool(read_upload, content_type, body, http.query_params)
             handle, named = await self.take_in(http, upload)
-            return _respond(http, MediaObject.of(handle, await self._tiers_of(named)))
+        # Without a place among the requests that wait: an engine may be asked for a second.
+        return _respond(http, MediaObject.of(handle, await self._tiers_of(named)))
 
     async def take_in(self, http: Request, upload: Upload, label: FileLabel = NO_LABEL) -> tuple[MediaHandle, _Named]:
         part = PicturePart(upload.source, upload.field)
@@ -264,9 +265,10 @@ class MediaApi:
 
     async def pin(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
-            return await self._pin_for(http, read_options(bytes(body), http.query_params))
+            handle, named, pinned = await self._pin_for(http, read_options(bytes(body), http.query_params))
+        return _respond(http, MediaObject.of(handle, await self._tiers_of(named), pinned))
 
-    async def _pin_for(self, http: Request, options: UploadOptions) -> Response:
+    async def _pin_for(self, http: Request, options: UploadOptions) -> tuple[MediaHandle, _Named, Pinned]:
         found, named = await self._find(http, options.cache_salt)
         if options.warm:
             salt = self._salt_of(http, options.cache_salt)
@@ -277,7 +279,7 @@ class MediaApi:
         handle, pinned = await run_in_threadpool(
             self._pin, tenant_of(http), found.id, named.media_hashes, options.ttl_seconds
         )
-        return _respond(http, MediaObject.of(handle, await self._tiers_of(named), pinned))
+        return handle, named, pinned
 
     # For requests that name handles ---------------------------------------------------------------------------
 

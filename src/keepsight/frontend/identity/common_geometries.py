@@ -21,8 +21,9 @@ from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FILE = "geometries"
-# As many as a frontend itself remembers, in 1.5 MiB: some machines have little shared memory.
-NUM_PLACES = 2**15
+# Several times as many as the pictures that the default cache of pixels holds, in 384 KiB: some machines have little
+# shared memory.
+NUM_PLACES = 2**13
 # With so many, a bucket overflows only once more than half of the table is full.
 PLACES_PER_BUCKET = 8
 # Digest of the name, width, height, samples of a sound, frames and frames per second, 0 where there are none, and the

@@ -101,6 +101,7 @@ class KnownMedia:
         """Record that pixels of this geometry were made under the name. It may have been forgotten meanwhile."""
         with self._lock:
             if self._remember(given_name, geometry) == geometry:
+                self._geometries.get_or_put(given_name, geometry)
                 self._unproven.entries.pop(given_name, None)
 
     def forget_geometry(self, given_name: str) -> None:
@@ -114,17 +115,23 @@ class KnownMedia:
 
     def _remember(self, given_name: str, geometry: Geometry) -> Geometry:
         known = self._find_geometry(given_name)
-        if known is None:
-            self._unproven.get_or_put(given_name, True)
-            if self._common is not None:
-                self._common.put(given_name, geometry)
-        return self._geometries.get_or_put(given_name, known or geometry)
+        if known is not None:
+            return known
+        self._unproven.get_or_put(given_name, True)
+        if self._common is not None:
+            self._common.put(given_name, geometry)
+        return self._geometries.get_or_put(given_name, geometry)
 
     def _find_geometry(self, given_name: str) -> Geometry | None:
-        geometry = self._geometries.get(given_name)
-        if geometry is None and self._common is not None:
-            geometry = self._common.get(given_name)
-        return geometry
+        """Return the geometry introduced or proven here, or else that of another frontend, which may yet forget it."""
+        own = self._geometries.get(given_name)
+        if self._common is None:
+            return own
+        common = self._common.get(given_name)
+        if own is not None and common is None:
+            # The request that introduced it elsewhere has failed, or other names took its place.
+            self._common.put(given_name, own)
+        return common if own is None else own
 
     def check_invariants(self) -> None:
         with self._lock:

@@ -14,10 +14,11 @@ class PlainText:
         self._live = frozenset(filter(None, live))
 
     def __call__(self, text: str) -> str:
-        """Return the text with a space that splits whatever would be read as one of them."""
-        return self._pattern.sub(lambda written: f"{written[0][:1]} {written[0][1:]}", text)
+        """Return the text with a space behind the first character of whatever would be read as one of them."""
+        return self._first_characters.sub(r"\1 ", text)
 
     @made_once
-    def _pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self._live, key=len, reverse=True)
-        return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
+    def _first_characters(self) -> re.Pattern[str]:
+        # Looked for at each character, as they may overlap or contain each other.
+        live = "|".join(map(re.escape, sorted(self._live))) or "(?!)"
+        return re.compile(f"(?={live})(.)", re.DOTALL)

@@ -6,6 +6,8 @@ import jinja2.meta
 import jinja2.nodes
 
 _TESTS_OF_BEING_DEFINED = frozenset(("defined", "undefined"))
+# What is set within them is not set outside.
+_SCOPES = (jinja2.nodes.Macro, jinja2.nodes.CallBlock, jinja2.nodes.For)
 _FILTERS_FOR_UNDEFINED = frozenset(("default", "d"))
 
 
@@ -27,23 +29,26 @@ def find_variables(template: jinja2.nodes.Template) -> set[str]:
     """Return the variables that a template takes from outside.
 
     jinja2 also reports those that are set in each of several branches.  Here a variable that the template sets counts
-    only if it is read further up in the template, or if the template asks whether it is defined.
+    only if it is read where it is not set yet, or if the template asks whether it is defined.
     """
-    first_uses: dict[str, str] = {}
-    for name in _names_in_order(template):
-        first_uses.setdefault(name.name, name.ctx)
-    inner = {name for name, use in first_uses.items() if use == "store"} - _find_asked_about(template)
-    return jinja2.meta.find_undeclared_variables(template) - inner
+    taken = {*_names_read(template, set()), *_find_asked_about(template)}
+    return jinja2.meta.find_undeclared_variables(template) & taken
 
 
-def _names_in_order(node: jinja2.nodes.Node) -> Iterator[jinja2.nodes.Name]:
-    """Yield the names in the order in which they are evaluated: what is assigned before what it is assigned to."""
+def _names_read(node: jinja2.nodes.Node, are_set: set[str]) -> Iterator[str]:
+    """Yield the names that are read where none of `are_set` covers them; add to it those that are set here."""
     if isinstance(node, jinja2.nodes.Name):
-        yield node
+        if node.ctx == "store":
+            are_set.add(node.name)
+        elif node.name not in are_set:
+            yield node.name
+    if isinstance(node, _SCOPES):
+        are_set = set(are_set)
+    # What is assigned is read before it has its name.
     for child in node.iter_child_nodes(exclude=("target",)):
-        yield from _names_in_order(child)
+        yield from _names_read(child, are_set)
     for child in node.iter_child_nodes(only=("target",)):
-        yield from _names_in_order(child)
+        yield from _names_read(child, are_set)
 
 
 def _find_asked_about(template: jinja2.nodes.Template) -> set[str]:
