@@ -2,6 +2,8 @@
 
 import re
 from collections.abc import Iterable
+from itertools import groupby
+from operator import itemgetter
 
 from keepsight.made_once import made_once
 
@@ -15,10 +17,14 @@ class PlainText:
 
     def __call__(self, text: str) -> str:
         """Return the text with a space behind the first character of whatever would be read as one of them."""
-        return self._first_characters.sub(r"\1 ", text)
+        return self._first_characters.sub(r"\g<0> ", text)
 
     @made_once
     def _first_characters(self) -> re.Pattern[str]:
-        # Looked for at each character, as they may overlap or contain each other.
-        live = "|".join(map(re.escape, sorted(self._live))) or "(?!)"
-        return re.compile(f"(?={live})(.)", re.DOTALL)
+        # Only the first character is consumed, as they may overlap or contain each other.  Each branch begins with it,
+        # so that a text is searched by it alone: a vocabulary may have thousands of tokens, a document a megabyte.
+        branches = []
+        for first, live in groupby(sorted(self._live), key=itemgetter(0)):
+            rests = "|".join(re.escape(each[1:]) for each in live)
+            branches.append(f"{re.escape(first)}(?={rests})")
+        return re.compile("|".join(branches) or "(?!)")
