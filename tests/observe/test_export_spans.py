@@ -34,6 +34,7 @@ def test_a_request_s_span_joins_the_caller_s_trace_and_contains_its_stages() -> 
     assert f"{request_span.context.trace_id:032x}" == TRACE
     assert f"{request_span.parent.span_id:016x}" == CALLER
     assert {each.parent.span_id for each in stages} == {request_span.context.span_id}
+    assert request_span.attributes["keepsight.media.0.modality"] == "image"
     assert request_span.attributes["keepsight.media.0.answered_by"] == "encoder"
     assert request_span.attributes["keepsight.media.0.tier"] == "disk"
     assert stages[1].attributes["keepsight.media_hash"] == "hash"

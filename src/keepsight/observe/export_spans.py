@@ -22,8 +22,8 @@ SERVICE = "keepsight"
 MAX_SECONDS_TO_CLOSE = 2.0
 # The exporter logs each batch that a collector does not take, several a second on a busy server.
 SECONDS_BETWEEN_COMPLAINTS = 60.0
-# The most pictures described in one span: a span holds 128 attributes, and drops its first ones if there are more.
-MAX_MEDIA = 40
+# The most items described in one span: a span holds 128 attributes, and drops its first ones if there are more.
+MAX_MEDIA = 30
 Value = str | int | Sequence[str]
 
 
@@ -90,12 +90,10 @@ class Seldom(logging.Filter):
 
 def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
     body = account.describe()
-    media = {
-        f"keepsight.media.{index}.{name}": value
-        for index, item in enumerate(body.media[:MAX_MEDIA])
-        for name, value in (("answered_by", item.answered_by), ("tier", item.tier), ("hash", item.media_hash))
-        if value is not None
-    }
+    media: dict[str, str | None] = {}
+    for index, item in enumerate(body.media[:MAX_MEDIA]):
+        told = {"modality": item.modality, "hash": item.media_hash, "answered_by": item.answered_by, "tier": item.tier}
+        media |= {f"keepsight.media.{index}.{name}": value for name, value in told.items()}
     return {
         "gen_ai.response.id": body.id,
         "gen_ai.response.finish_reasons": (body.status,),
@@ -103,5 +101,5 @@ def _attributes_of(account: RequestAccount) -> Mapping[str, Value]:
         "gen_ai.usage.output_tokens": body.completion_tokens,
         "keepsight.cached_tokens": body.cached_tokens,
         "keepsight.num_media": body.num_media,
-        **media,
+        **{name: value for name, value in media.items() if value is not None},
     }
