@@ -5,7 +5,7 @@ as used. Invariant: `num_bytes` is the size of what is held, and never more than
 """
 
 import logging
-from collections import Counter, OrderedDict
+from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -52,7 +52,7 @@ class LruCache(Generic[K, V]):
         self._max_bytes, self._size_of, self._on_drop = max_bytes, size_of, on_drop
         # The least recently used first.
         self._entries: OrderedDict[K, _Entry[V]] = OrderedDict()
-        self._pins: Counter[K] = Counter()
+        self._pins: set[K] = set()
         # Keys to evict before all others, the last of them first.
         self._first: dict[K, None] = {}
         self.num_bytes = 0
@@ -125,20 +125,16 @@ class LruCache(Generic[K, V]):
         return True
 
     def pin(self, key: K) -> None:
-        """Keep an entry until it is unpinned as often. Raise KeyError if it is not held."""
+        """Keep an entry until it is unpinned, however often it was pinned. Raise KeyError if it is not held."""
         entry = self._entries[key]
         if key not in self._pins:
+            self._pins.add(key)
             self.num_pinned_bytes += entry.num_bytes
-        self._pins[key] += 1
 
     def unpin(self, key: K) -> None:
-        """Undo one `pin`. Raise KeyError if it is not pinned."""
-        if key not in self._pins:
-            raise KeyError(key)
-        self._pins[key] -= 1
-        if not self._pins[key]:
-            del self._pins[key]
-            self.num_pinned_bytes -= self._entries[key].num_bytes
+        """Undo `pin`. Raise KeyError if it is not pinned."""
+        self._pins.remove(key)
+        self.num_pinned_bytes -= self._entries[key].num_bytes
 
     def evict_first(self, key: K) -> None:
         """Evict this entry before all that are not so marked, however they are used; pins hold. No-op if not held."""
@@ -158,7 +154,7 @@ class LruCache(Generic[K, V]):
 
     def clear(self) -> None:
         """Drop all entries that are not pinned."""
-        for key in self._entries.keys() - self._pins.keys():
+        for key in self._entries.keys() - self._pins:
             self._drop(key)
 
     def _make_room(self, num_bytes: int) -> None:
@@ -183,9 +179,8 @@ class LruCache(Generic[K, V]):
             )
 
     def check_invariants(self) -> None:
-        assert self._pins.keys() <= self._entries.keys()
+        assert self._pins <= self._entries.keys()
         assert self._first.keys() <= self._entries.keys()
-        assert all(self._pins.values())
         assert self.num_bytes == sum(self._size_of(entry.value) for entry in self._entries.values())
         assert self.num_pinned_bytes == sum(self._entries[key].num_bytes for key in self._pins)
         assert self.num_pinned_bytes <= self.num_bytes <= self._max_bytes
