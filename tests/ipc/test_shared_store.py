@@ -136,7 +136,21 @@ def test_pixels_larger_than_the_store_are_refused_with_one_warning_and_evict_not
         assert not store.put(name_of(number), picture(number, 11))
     assert store.put(name_of(4), picture(4, 10))
     assert held(store) == [4]
-    assert len(caplog.records) == 1
+    sizes = f"an item of {11 * PAGE} bytes exceeds the store of {MAX_BYTES} bytes"
+    assert caplog.messages == [f"{sizes}: such items are served but not stored"]
+
+
+def test_a_pin_that_cannot_be_written_is_refused_with_one_warning_and_the_pixels_stay_stored(
+    store: SharedStore, folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    put(store, 1)
+    (folder / "pins").touch()
+    assert not store.pin(name_of(1), 100)
+    assert not store.pin(name_of(1), 100)
+    (message,) = caplog.messages
+    assert message.startswith("a pin cannot be written: ")
+    assert "not stored" not in message
+    assert held(store) == [1]
 
 
 @pytest.mark.parametrize("name", ["", "../x", "A" * 64, "ledger", "a" * 31, "a" * 129, "a" * 63 + "/", "a" * 64 + "\n"])
@@ -185,8 +199,9 @@ def test_in_a_full_or_removed_folder_nothing_is_stored(
     assert not store.put(name_of(2), picture(2))
     assert not store.put(name_of(3), picture(3))
     monkeypatch.undo()
-    assert "No space left" in caplog.text
-    assert len(caplog.records) == 1
+    (message,) = caplog.messages
+    assert "No space left" in message
+    assert message.endswith(": such items are served but not stored")
     assert held(store) == [1]
     assert store.num_bytes == PAGE
     (store._directory / name_of(1)).unlink()

@@ -125,13 +125,14 @@ class SharedStore:
             return True
         num_bytes = -(-(_HEADER.size + pixels.nbytes) // _PAGE) * _PAGE
         if num_bytes > self._max_bytes:
-            self._warn_once("an item of %d bytes exceeds the store of %d bytes", num_bytes, self._max_bytes)
+            message = "an item of %d bytes exceeds the store of %d bytes: such items are served but not stored"
+            self._warn_once(message, num_bytes, self._max_bytes)
             return False
         try:
             with self._changing() as is_held:
                 return is_held and self._add(media_hash, pixels, num_bytes)
         except OSError as error:
-            self._warn_once("the store cannot be written: %s", error)
+            self._warn_once("the store cannot be written: %s: such items are served but not stored", error)
             return False
 
     def pin(self, media_hash: str, seconds: float) -> bool:
@@ -301,7 +302,7 @@ class SharedStore:
     def _warn_once(self, message: str, *arguments: object) -> None:
         if message not in self._warned:
             self._warned.add(message)
-            logger.warning(f"{message}: such items are served but not stored", *arguments)
+            logger.warning(message, *arguments)
 
 
 def _add_up(files: Collection[_File]) -> Held:
