@@ -21,6 +21,7 @@ from keepsight.ipc.ledger import Held
 from keepsight.ipc.record_lock import opened, try_lock
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
+from keepsight.lru_cache import CacheSize
 from keepsight.requests import Pixels
 from tests.ipc.killed import kill, stopped_process
 from tests.names import name_of
@@ -71,6 +72,7 @@ def test_pixels_put_by_one_process_are_seen_by_all(store: SharedStore, folder: P
     put(other, 2)
     assert held(store) == held(other) == [1, 2]
     assert store.num_bytes == other.num_bytes == 2 * PAGE
+    assert store.size() == other.size() == CacheSize(2 * PAGE, MAX_BYTES, 2, 0)
     other.clear()
     assert store.read(name_of(1)) is None
     assert store.num_bytes == 0
@@ -125,7 +127,7 @@ def test_a_count_during_an_eviction_misses_only_the_evicted(
         gone.rename(found[0].path)
 
     monkeypatch.setattr(os, "scandir", scan_and_lose_one)
-    assert store.size().num_entries == 4
+    assert len(store.newest(40)) == 4
 
 
 def test_pixels_larger_than_the_store_are_refused_with_one_warning_and_evict_nothing(
@@ -244,6 +246,7 @@ def test_closing_empties_the_store(folder: Path) -> None:
     store.close()
     store.close()
     assert not store.put(name_of(1), picture(1))
+    assert store.size() == CacheSize(0, MAX_BYTES, 0, 0)
     with pytest.raises(OSError, match="closed"):
         store.clear()
 

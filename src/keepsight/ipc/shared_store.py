@@ -111,8 +111,10 @@ class SharedStore:
         return self._ledger.held.num_bytes
 
     def size(self) -> CacheSize:
-        """Return the store's size. Evictions are those of this process."""
-        held = _add_up(self._count())
+        """Return the store's size; 0 once it is closed. Evictions are those of this process."""
+        held = Held(0, 0)
+        with suppress(OSError):
+            held = self._ledger.held
         return CacheSize(held.num_bytes, self._max_bytes, held.num_files, self.num_evictions)
 
     # Adding and removing --------------------------------------------------------------------------------------

@@ -99,6 +99,8 @@ class RingWriter:
         # a reader that is about to increment the count would write into the entry that came next.
         self._entries: deque[_Entry] = deque()
         self._index: dict[str, _Entry] = {}
+        # Of the entries in `_index`.
+        self._num_held_bytes = 0
         self._next_start, self._next_id = _FIRST, 1
 
     def find(self, media_hash: str) -> RingPlace | None:
@@ -130,6 +132,7 @@ class RingWriter:
             self._write(entry.place, pixels)
             self._entries.append(entry)
             self._index[media_hash] = entry
+            self._num_held_bytes += entry.num_bytes
             self._next_start = entry.end
             return entry.place
 
@@ -139,20 +142,20 @@ class RingWriter:
 
     def size(self) -> CacheSize:
         with self._lock:
-            held = sum(entry.num_bytes for entry in self._index.values())
-            return CacheSize(held, self.num_bytes, len(self._index), self.num_evictions)
+            return CacheSize(self._num_held_bytes, self.num_bytes, len(self._index), self.num_evictions)
 
     def drop(self, media_hash: str) -> None:
         """Invalidate an entry. A reader of it finds out afterwards."""
         with self._lock:
-            if entry := self._index.pop(media_hash, None):
+            if entry := self._index.get(media_hash):
                 self._invalidate(entry)
+                self._forget(entry)
 
     def clear(self) -> None:
         with self._lock:
-            for entry in self._index.values():
+            for entry in tuple(self._index.values()):
                 self._invalidate(entry)
-            self._index.clear()
+                self._forget(entry)
 
     def close(self) -> None:
         with self._lock:
@@ -164,6 +167,11 @@ class RingWriter:
             self._reader.close()
             self._entries.clear()
             self._index.clear()
+            self._num_held_bytes = 0
+
+    def _forget(self, entry: _Entry) -> None:
+        del self._index[entry.media_hash]
+        self._num_held_bytes -= entry.num_bytes
 
     def _make_room(self, num_bytes: int) -> int | None:
         """Return where `num_bytes` may be written; None if an entry there is being read."""
@@ -182,7 +190,7 @@ class RingWriter:
                 return False
             entry = self._entries.popleft()
             if self._index.get(entry.media_hash) is entry:
-                del self._index[entry.media_hash]
+                self._forget(entry)
                 self.num_evictions += 1
         return True
 
@@ -227,6 +235,7 @@ class RingWriter:
                 is_known = self._index.get(entry.media_hash) is entry
                 assert is_known == (_count_of(self._descriptor, entry.place) is not None)
             assert all(self._index[entry.media_hash] in self._entries for entry in self._index.values())
+            assert self._num_held_bytes == sum(entry.num_bytes for entry in self._index.values())
             assert self._descriptor < 0 or os.fstat(self._descriptor).st_blocks * 512 >= self.num_bytes
 
 
