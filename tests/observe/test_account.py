@@ -1,7 +1,9 @@
 """The account of a request: which cache answered, the work saved, and how it is reported."""
 
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -233,6 +235,37 @@ def test_ends_are_exported_when_the_last_hold_is_released_and_then_at_once() -> 
     assert exported == [ended]
     observer.note_end(running, "abort")
     assert exported == [ended, running]
+
+
+def test_tokens_of_other_requests_are_counted_while_an_ended_one_is_exported() -> None:
+    other, counted = make_account(), threading.Event()
+
+    def count() -> None:
+        observer.count_tokens(other, 1)
+        counted.set()
+
+    def export(_: RequestAccount) -> None:
+        counting = threading.Thread(target=count, daemon=True)
+        counting.start()
+        counting.join(10)
+
+    observer = RequestObserver(counters := Counters(), export=export)
+    observer.note_end(make_account(), "stop")
+    assert counted.is_set()
+    counted.clear()
+    with observer.holding_ends([held := make_account()]):
+        observer.note_end(held, "stop")
+    assert counted.is_set()
+    assert [counters.numbers()[slot] for slot in (ANSWER_TOKENS, ENDS["stop"])] == [2, 2]
+
+
+def test_ends_on_several_threads_each_have_their_slot() -> None:
+    observer = RequestObserver(counters := Counters(), ring := AccountRing())
+    accounts = [make_account("a", request_id=str(number)) for number in range(NUM_SLOTS)]
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(lambda account: observer.note_end(account, "stop"), accounts))
+    assert sorted(int(each.id) for each in read_accounts([ring.content()])) == list(range(NUM_SLOTS))
+    assert counters.numbers()[ENDS["stop"]] == NUM_SLOTS
 
 
 def test_accounts_of_all_frontends_are_read_newest_first(tmp_path: Path) -> None:

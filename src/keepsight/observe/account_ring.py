@@ -6,6 +6,7 @@ being written), from the monotonic clock, which all processes of a machine share
 
 import mmap
 import struct
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -28,6 +29,7 @@ class AccountRing:
     def __init__(self, memory: mmap.mmap | bytearray | None = None) -> None:
         """Without `memory`, the ring is private to this process."""
         self._memory = bytearray(RING_BYTES) if memory is None else memory
+        self._lock = threading.Lock()
         written = [_HEADER.unpack_from(self._memory, slot * SLOT_BYTES)[0] for slot in range(NUM_SLOTS)]
         self._next = (written.index(max(written)) + 1) % NUM_SLOTS if any(written) else 0
 
@@ -38,13 +40,15 @@ class AccountRing:
         return cls(share_or_keep(path, RING_BYTES, "nobody else will tell of this process's requests"))
 
     def put(self, account: AccountBody) -> None:
-        """Add an account.  Not thread-safe: called from one thread at a time."""
-        body, begin = _fit(account), self._next * SLOT_BYTES
-        self._next = (self._next + 1) % NUM_SLOTS
-        _HEADER.pack_into(self._memory, begin, 0, len(body))
-        start = begin + _HEADER.size
-        self._memory[start : start + len(body)] = body
-        _HEADER.pack_into(self._memory, begin, time.monotonic_ns(), len(body))
+        """Add an account, on any thread."""
+        body = _fit(account)
+        with self._lock:
+            begin = self._next * SLOT_BYTES
+            self._next = (self._next + 1) % NUM_SLOTS
+            _HEADER.pack_into(self._memory, begin, 0, len(body))
+            start = begin + _HEADER.size
+            self._memory[start : start + len(body)] = body
+            _HEADER.pack_into(self._memory, begin, time.monotonic_ns(), len(body))
 
     def content(self) -> bytes:
         return bytes(self._memory)

@@ -55,7 +55,9 @@ class RequestObserver:
         """`reason` is the finish reason sent to the client, "abort" if it left, "error" if it was sent an error."""
         with self._lock:
             account.note_end(reason)
-            self._report_end(account)
+            is_over = self._count_end(account)
+        if is_over:
+            self._report(account)
 
     @contextmanager
     def holding_ends(self, accounts: Sequence[RequestAccount]) -> Iterator[None]:
@@ -68,16 +70,22 @@ class RequestObserver:
             for account in accounts:
                 with self._lock:
                     account.is_held = False
-                    self._report_end(account)
+                    is_over = self._count_end(account)
+                if is_over:
+                    self._report(account)
 
-    def _report_end(self, account: RequestAccount) -> None:
-        """Report the end if there is one and it is not held."""
+    def _count_end(self, account: RequestAccount) -> bool:
+        """Count the end if there is one and it is not held; return whether it was. Called with the lock held."""
         if account.end_reason is None or account.is_held:
-            return
+            return False
         self.counters.add(ENDS[account.end_reason])
         self.counters.observe(WHOLE, account.ended - account.began)
         for span in account.spans:
             self.counters.observe(STAGE[span.stage], span.own_seconds)
+        return True
+
+    def _report(self, account: RequestAccount) -> None:
+        """Report an end that was counted: without the lock, as describing hundreds of items takes milliseconds."""
         if self._ring is not None:
             self._ring.put(account.describe())
         if self._export is not None:
