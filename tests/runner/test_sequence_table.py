@@ -20,19 +20,26 @@ def make_table(**shape: Any) -> SequenceTable:
 
 
 def test_the_choices_of_a_request_share_constraints_as_long_as_one_of_them_is_remembered() -> None:
-    table = make_table()
+    table, requests = make_table(), {each: EngineRequest(each, (2, 3), (), SamplingParams(n=3)) for each in "ab"}
 
     def remember(request_id: str, choice: int) -> int:
-        request = EngineRequest(request_id, (2, 3), (), SamplingParams(n=3))
-        table.remember(NewSequence((request_id, choice), request, choice, ()))
+        table.remember(NewSequence((request_id, choice), requests[request_id], choice, ()))
         return id(table[request_id, choice].sampling.constraints)
 
     first, other = remember("a", 0), remember("b", 0)
     assert remember("a", 1) == first != other
     table.forget([("a", 0)])
     assert remember("a", 2) == first
-    table.forget([("a", 1), ("a", 2), ("b", 0)])
-    assert not table._constraints
+    assert remember("b", 1) == other
+
+
+def test_a_request_under_the_id_of_an_aborted_one_whose_sequence_still_runs_has_its_own_constraints() -> None:
+    table, mine = make_table(), SamplingParams(allowed_token_ids=[3])
+    former = EngineRequest("a", (5, 6, 7), (), SamplingParams(repetition_penalty=1.3))
+    table.remember(NewSequence(("a", 0), former, 0, ()))
+    table.remember(NewSequence(("a", 1), EngineRequest("a", (8, 9), (), mine), 0, ()))
+    table.forget([("a", 0)])
+    assert table["a", 1].sampling.params is mine
 
 
 def test_the_guide_of_a_request_that_thinks_first_waits_for_the_end_of_the_thought() -> None:

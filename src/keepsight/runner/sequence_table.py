@@ -5,7 +5,6 @@ A sequence that loses its pages keeps its tokens and its random generator, so it
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from weakref import WeakValueDictionary
 
 import torch
 
@@ -52,7 +51,6 @@ class SequenceTable:
         self._block_size, self._end_ids, self._device, self._guides = block_size, end_ids, device, guides
         self._shape, self._adapters = shape, adapters
         self._sequences: dict[SequenceId, RunningSequence] = {}
-        self._constraints = WeakValueDictionary[str, TokenConstraints]()
 
     def __len__(self) -> int:
         return len(self._sequences)
@@ -90,13 +88,11 @@ class SequenceTable:
 
     def _find_constraints(self, request: EngineRequest) -> TokenConstraints:
         """Return the request's constraints, which its choices share as long as one of them is remembered."""
-        constraints = self._constraints.get(request.request_id)
-        if constraints is None:
-            constraints = TokenConstraints(
-                request.sampling_params, request.known_token_ids, self._end_ids, request.banned_runs
-            )
-            self._constraints[request.request_id] = constraints
-        return constraints
+        for sequence in self._sequences.values():
+            # Its id would not do: an aborted request's sequence may still run when another comes under that id.
+            if sequence.request is request:
+                return sequence.sampling.constraints
+        return TokenConstraints(request.sampling_params, request.known_token_ids, self._end_ids, request.banned_runs)
 
     def forget(self, sequence_ids: Iterable[SequenceId]) -> None:
         for sequence_id in sequence_ids:
