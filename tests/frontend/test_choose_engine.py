@@ -63,6 +63,19 @@ def test_a_picture_in_flight_to_an_engine_attracts_other_requests() -> None:
     assert choose_engine(request("a"), [each for each in engines if each is not chosen] + [chosen]) is not chosen
 
 
+def test_media_are_in_flight_until_the_last_request_that_shows_them_ends() -> None:
+    engine, twice, once = EngineView(), request("a", "b", "a"), request("a")
+    engine.note_sent(twice)
+    engine.note_sent(once)
+    engine.note_ended(twice.request_id)
+    assert (engine.holds("a"), engine.holds("b")) == (True, False)
+    engine.check_invariants()
+    engine.note_ended(once.request_id)
+    engine.note_ended(once.request_id)
+    assert not engine.holds("a")
+    engine.check_invariants()
+
+
 def test_the_engine_that_holds_more_media_is_chosen() -> None:
     one, two = EngineView(), busy(500)
     one.hints.note_held(["a"])

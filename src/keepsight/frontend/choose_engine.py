@@ -56,7 +56,11 @@ class EngineView:
         """Remove the request, and the promises made for it."""
         self.hints.forget(request_id)
         if (request := self._requests.pop(request_id, None)) is not None:
-            self._media -= Counter(item.media_hash for item in request.media)
+            # `Counter.__isub__` would look at the media of all requests in flight.
+            for item in request.media:
+                self._media[item.media_hash] -= 1
+                if not self._media[item.media_hash]:
+                    del self._media[item.media_hash]
             self.num_tokens_in_flight -= count_tokens(request)
 
     def forget_prefixes(self) -> None:
@@ -77,7 +81,7 @@ class EngineView:
     def check_invariants(self) -> None:
         requests = self._requests.values()
         assert self.num_tokens_in_flight == sum(map(count_tokens, requests))
-        assert self._media == Counter(item.media_hash for request in requests for item in request.media)
+        assert dict(self._media) == Counter(item.media_hash for request in requests for item in request.media)
         assert len(self._prefixes) <= MAX_PREFIXES
         self.hints.check_invariants()
 
