@@ -20,7 +20,7 @@ from keepsight import demo
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.image_processor_config import RESAMPLES, check_options
 from keepsight.lora import check_adapter_name
-from keepsight.media import DEFAULT_MAX_PIXELS, MAX_PIXELS
+from keepsight.media import DEFAULT_MAX_PIXELS, KINDS, MAX_PIXELS
 from keepsight.processor_config import OPERATOR_OPTIONS
 
 logger = logging.getLogger(__name__)
@@ -30,8 +30,6 @@ MAX_LORA_RANK = 512
 HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")
 # Read if the option is not set: a site that allows only certified algorithms sets it once for all servers.
 HASHER_VARIABLE = "KEEPSIGHT_MM_HASHER_ALGORITHM"
-
-MODALITIES = ("image", "video", "audio")
 
 # The allowed values of each option. None is also allowed where it is the default.
 CHOICES: Mapping[str, tuple[object, ...]] = {
@@ -352,11 +350,11 @@ def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None
 def _check_limits(name: str, limits: object) -> None:
     if not isinstance(limits, Mapping):
         raise InvalidArgumentError(name, f"must be a mapping such as {{'image': 8}}, not {limits!r}")
-    for modality, limit in limits.items():
-        if modality not in MODALITIES:
-            raise InvalidArgumentError(name, f"must be for {', '.join(MODALITIES)}, not for {modality!r}")
+    for kind, limit in limits.items():
+        if kind not in KINDS:
+            raise InvalidArgumentError(name, f"must be for {', '.join(KINDS)}, not for {kind!r}")
         if type(limit) is not int or limit < 0:
-            raise InvalidArgumentError(name, f"for {modality} must be an integer of at least 0, not {limit!r}")
+            raise InvalidArgumentError(name, f"for {kind} must be an integer of at least 0, not {limit!r}")
 
 
 def _check_each(name: str, values: object, holds: Callable[[object], bool], described: str) -> None:
