@@ -18,10 +18,10 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.in_turn import time_in_turn
-from keepsight.config import Config
+from keepsight.config import GIB, Config
 from keepsight.engine.pixel_source import KeptPixels, PixelSource, open_pixel_source
 from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache, open_pixel_cache
-from keepsight.ipc.pixel_mode import GIB, PixelMode
+from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingWriter

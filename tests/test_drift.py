@@ -11,7 +11,7 @@ from typing import Any, cast, get_args
 
 import pytest
 
-from keepsight.config import Config
+from keepsight.config import GIB, Config
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
@@ -22,7 +22,7 @@ from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import PixelCache, open_pixel_cache
 from keepsight.frontend.prepared_request import PreparedRequest
-from keepsight.ipc.pixel_mode import GIB, PixelMode
+from keepsight.ipc.pixel_mode import PixelMode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.observe.counters import Counters
 from keepsight.requests import (

@@ -25,6 +25,8 @@ from keepsight.processor_config import OPERATOR_OPTIONS
 
 logger = logging.getLogger(__name__)
 
+# What options in GB count in.
+GIB = 2**30
 MAX_LORA_RANK = 512
 # The first is the default.
 HASHER_ALGORITHMS = ("blake3", "sha256", "sha512")

@@ -18,6 +18,8 @@ Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 # Plurals for error messages.
 SEVERAL: Mapping[Kind, str] = {"image": "pictures", "video": "videos", "audio": "sounds"}
+# Where embeddings may be held, nearest first.
+EMBEDDING_TIERS = ("device", "host", "disk", "remote")
 # Number of frames in a moment; in its pixels they are stacked vertically.
 FRAMES_PER_MOMENT = 2
 # Default limit of pixels per picture.

@@ -257,10 +257,6 @@ class MediaDropped:
     media_hashes: tuple[str, ...]
 
 
-# Where embeddings may be held, nearest first.
-EMBEDDING_TIERS = ("device", "host", "disk", "remote")
-
-
 @dataclass(frozen=True, slots=True)
 class MediaFound:
     query_id: str

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from keepsight.config import Config
-from keepsight.engine.resolve_config import GIB, Machine, ModelSize, resolve_config
+from keepsight.config import GIB, Config
+from keepsight.engine.resolve_config import Machine, ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import InvalidArgumentError
 

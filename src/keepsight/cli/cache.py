@@ -6,12 +6,12 @@ from pathlib import Path
 
 from keepsight.cli import cache_contents, cache_pins
 from keepsight.cli.add_command import add_command
+from keepsight.config import GIB
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
 from keepsight.tiers.trace import Access, read_trace
 
-_GIB = 2**30
 _SHARES = (0.05, 0.1, 0.2, 0.4, 0.8)
 _MULTIPLES = (0.5, 1, 2, 4, 8)
 
@@ -48,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 def table(trace: Sequence[Access], budgets: Sequence[int]) -> list[list[str]]:
     """Return the share of seconds saved, by policy and memory.  `belady` and `bound` know the future."""
-    rows = [["memory", *(f"{budget / _GIB:.3g} GiB" for budget in budgets)]]
+    rows = [["memory", *(f"{budget / GIB:.3g} GiB" for budget in budgets)]]
     rows += [[name, *(f"{simulate(trace, name, budget):.1%}" for budget in budgets)] for name in POLICIES]
     rows.append(["belady", *(f"{simulate_belady(trace, budget):.1%}" for budget in budgets)])
     rows.append(["bound", *(f"{offline_bound(trace, budget):.1%}" for budget in budgets)])
@@ -59,12 +59,12 @@ def _describe(trace: Sequence[Access]) -> str:
     num_keys = len({access.key for access in trace})
     seconds = sum(access.seconds for access in trace)
     return (
-        f"{len(trace)} uses of {num_keys} entries, {distinct_bytes(trace) / _GIB:.3g} GiB, "
+        f"{len(trace)} uses of {num_keys} entries, {distinct_bytes(trace) / GIB:.3g} GiB, "
         f"{seconds:.1f} s without a cache; the share of that which is saved:"
     )
 
 
 def _budgets(trace: Sequence[Access], cache_gb: float | None) -> list[int]:
     if cache_gb is not None:
-        return [max(1, int(multiple * cache_gb * _GIB)) for multiple in _MULTIPLES]
+        return [max(1, int(multiple * cache_gb * GIB)) for multiple in _MULTIPLES]
     return [max(1, int(share * distinct_bytes(trace))) for share in _SHARES]

@@ -12,7 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
 
-from keepsight.config import Config
+from keepsight.config import GIB, Config
 from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
 from keepsight.engine.prefix_tiers import Pages, PrefixTiers
 from keepsight.errors import InvalidArgumentError
@@ -108,7 +108,7 @@ def plan_tiers(config: Config) -> TierPlan:
     if url is not None:
         parse_address(url, "encoder_remote_cache")
         size = config.encoder_remote_cache_gb
-        remote = RemotePlace(url, None if size is None else int(size * 2**30))
+        remote = RemotePlace(url, None if size is None else int(size * GIB))
     trace = None if config.record_cache_trace is None else Path(config.record_cache_trace)
     digest = _digest_beside(config.directory) if config.has_far_tiers else None
     return TierPlan(disk, remote, prefix_disk, config.encoder_cache_policy, trace, digest)

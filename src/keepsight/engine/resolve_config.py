@@ -8,7 +8,7 @@ import logging
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from keepsight.config import Config
+from keepsight.config import GIB, Config
 from keepsight.engine_config import (
     SPARE_STATE_SLOTS,
     EncoderCacheConfig,
@@ -21,7 +21,6 @@ from keepsight.engine_config import (
 from keepsight.errors import InvalidArgumentError
 
 logger = logging.getLogger(__name__)
-GIB = 2**30
 DEFAULT_MAX_NUM_SEQS = 256
 DEFAULT_GUESS_UP_TO = 8
 # A full step takes about the same time on both.

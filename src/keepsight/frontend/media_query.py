@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from keepsight.frontend.caller import ConnectedEngine
-from keepsight.requests import EMBEDDING_TIERS, FindMedia, MediaFound
+from keepsight.media import EMBEDDING_TIERS
+from keepsight.requests import FindMedia, MediaFound
 
 # Engines answer between two steps. One whose step takes longer is left out.
 ANSWER_SECONDS = 1.0

@@ -6,12 +6,11 @@ Knows the configuration and the machine's resources; the two sides (`pixel_cache
 import logging
 from typing import Literal
 
-from keepsight.config import Config
+from keepsight.config import GIB, Config
 from keepsight.ipc.run_directory import RunDirectory
 
 logger = logging.getLogger(__name__)
 
-GIB = 1 << 30
 
 # none: nowhere. processor_only: in each frontend. lru: in the engine. shm: in a ring that the only frontend writes.
 # shared: in files that all processes read.

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, get_args
 
-from keepsight.media import Modality
+from keepsight.media import EMBEDDING_TIERS, Modality
 
 Labels = tuple[tuple[str, str], ...]
 Kind = Literal["counter", "gauge", "histogram"]
@@ -27,10 +27,7 @@ MODALITIES: tuple[Modality, ...] = get_args(Modality)
 ALL = "all"
 CACHES = (
     ("processor", "host"),
-    ("encoder", "device"),
-    ("encoder", "host"),
-    ("encoder", "disk"),
-    ("encoder", "remote"),
+    *(("encoder", tier) for tier in EMBEDDING_TIERS),
     ("prefix", "device"),
     ("prefix", "disk"),
 )
