@@ -6,14 +6,14 @@ not end inside one.
 
 from keepsight.scheduling.media_claims import MediaClaims
 from keepsight.scheduling.request_state import ParkedFor, RequestState
-from keepsight.scheduling.step_draft import Piece, StepDraft
+from keepsight.scheduling.step_draft import Cut, StepDraft
 
 # A shorter piece of text before a picture that is not ready is not worth a step of its own.
 MIN_TEXT_BEFORE_MEDIA = 32
 
 
-def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaClaims) -> Piece | ParkedFor:
-    """Return the next piece of a prompt that is computed up to `start`, or what it has to wait for."""
+def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaClaims) -> Cut | ParkedFor:
+    """Return how far to compute a prompt that is computed up to `start`, or what it has to wait for."""
     lacks = media.claim(state, state.first_item_after(start))
     most = _ready_end(state, start, media)
     if not _is_worth_a_step(state, start, most):
@@ -24,7 +24,7 @@ def cut_piece(state: RequestState, start: int, draft: StepDraft, media: MediaCla
         return ParkedFor.LANE
     cuts_items = draft.config.cuts_items
     end = min(most, start + draft.tokens_left(state.num_tokens - start, joins=joins))
-    return Piece(end if cuts_items else _whole_items_end(state, start, end), joins, lacks_room=end < most)
+    return Cut(end if cuts_items else _whole_items_end(state, start, end), joins, lacks_room=end < most)
 
 
 def _ready_end(state: RequestState, start: int, media: MediaClaims) -> int:
@@ -56,5 +56,5 @@ def _why_parked(state: RequestState, end: int, lacks: ParkedFor | None) -> Parke
 
 def _whole_items_end(state: RequestState, start: int, end: int) -> int:
     """Return the last position up to `end` that cuts no media item."""
-    cut = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
-    return end if cut is None else max(start, cut.start)
+    split = next((item.span for item in state.media if item.span.is_cut_by(end)), None)
+    return end if split is None else max(start, split.start)

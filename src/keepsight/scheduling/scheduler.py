@@ -23,7 +23,7 @@ from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.reported_holdings import ReportedHoldings
 from keepsight.scheduling.request_state import FOR_MEDIA, Begun, ParkedFor, RequestState, Status
-from keepsight.scheduling.step_draft import Piece, StepDraft, room_to_join
+from keepsight.scheduling.step_draft import Cut, StepDraft, room_to_join
 from keepsight.scheduling.step_plan import (
     Computed,
     Fault,
@@ -216,17 +216,17 @@ class Scheduler:
                 self._continue_stream(state, draft)
 
     def _continue_prompt(self, state: RequestState, draft: StepDraft) -> None:
-        piece = cut_piece(state, state.num_computed, draft, self.media)
-        if isinstance(piece, ParkedFor):
-            self.lineup.park(state, piece)
+        cut = cut_piece(state, state.num_computed, draft, self.media)
+        if isinstance(cut, ParkedFor):
+            self.lineup.park(state, cut)
             return
-        if piece.end == state.num_computed or draft.is_for_encodings:
+        if cut.end == state.num_computed or draft.is_for_encodings:
             return
-        added = self.pages.try_extend(state, piece.end)
+        added = self.pages.try_extend(state, cut.end)
         if added is None:
             self._give_way(state)
         else:
-            self._plan_prompt(state, piece, added, draft)
+            self._plan_prompt(state, cut, added, draft)
 
     def _continue_stream(self, state: RequestState, draft: StepDraft) -> None:
         start, num_blocks = state.num_computed, self.kv_cache.num_blocks_of(state.sequence_id)
@@ -277,22 +277,22 @@ class Scheduler:
         if self._try_recall(state, hit, draft):
             return True
         start = hit.num_tokens
-        piece = cut_piece(state, start, draft, self.media)
-        if isinstance(piece, ParkedFor):
-            self.lineup.park(state, piece)
+        cut = cut_piece(state, start, draft, self.media)
+        if isinstance(cut, ParkedFor):
+            self.lineup.park(state, cut)
             return True
         if draft.is_for_encodings:
-            draft.now_tokens_left -= piece.end - start
+            draft.now_tokens_left -= cut.end - start
             return draft.now_tokens_left > 0
-        if draft.waits_for_room(piece, start, state.num_tokens, self._block_size):
+        if draft.waits_for_room(cut, start, state.num_tokens, self._block_size):
             return draft.now_tokens_left > 0
-        added = self.pages.try_extend(state, piece.end, hit)
+        added = self.pages.try_extend(state, cut.end, hit)
         if added is None:
             return False
         if hit.alike is not None:
             draft.copy.append(PageCopy(hit.alike, added[len(hit.block_ids)]))
         self._seat(state, hit)
-        self._plan_prompt(state, piece, added, draft)
+        self._plan_prompt(state, cut, added, draft)
         return True
 
     def _try_recall(self, state: RequestState, hit: PrefixHit, draft: StepDraft) -> bool:
@@ -318,11 +318,11 @@ class Scheduler:
 
     # Prompts, running or waiting ------------------------------------------------------------------------------
 
-    def _plan_prompt(self, state: RequestState, piece: Piece, added: tuple[int, ...], draft: StepDraft) -> None:
-        start, end = state.num_computed, piece.end
+    def _plan_prompt(self, state: RequestState, cut: Cut, added: tuple[int, ...], draft: StepDraft) -> None:
+        start, end = state.num_computed, cut.end
         first_block = self.kv_cache.num_blocks_of(state.sequence_id) - len(added)
         draft.introduce(state)
-        if not piece.joins:
+        if not cut.joins:
             state.is_under_way = True
             self._beside.add(state.sequence_id)
         samples = end == state.num_tokens
@@ -330,7 +330,7 @@ class Scheduler:
         kept = promise_states(state, end, self.kv_cache, self.config, self.lineup)
         keep_as = name_end(state, self.kv_cache) if samples else None
         prompt = Slice(state.sequence_id, start, end - start, first_block, added, samples, slot, keep_as, wanted, kept)
-        draft.add_prompt(prompt, joins=piece.joins)
+        draft.add_prompt(prompt, joins=cut.joins)
         self.kv_cache.announce(state.sequence_id, state.hasher.hashes, end)
 
     # Results of the runner ------------------------------------------------------------------------------------

@@ -54,12 +54,12 @@ def room_to_join(config: SchedulerConfig, num_streams: int, lineup: Lineup) -> R
     return Room(usual, usual, is_for_all=False)
 
 
-class Piece(NamedTuple):
-    """The part of a prompt to compute next: up to `end`, in the lane `now` (if it joins) or `beside`."""
+class Cut(NamedTuple):
+    """How far to compute a prompt next: up to `end`, in the lane `now` (if it joins) or `beside`."""
 
     end: int
     joins: bool
-    # True if it would be longer if the step had more room.
+    # True if `end` would be farther if the step had more room.
     lacks_room: bool
 
 
@@ -114,21 +114,21 @@ class StepDraft:
     def has_prompts(self, *, joins: bool) -> bool:
         return bool(self._num_joining if joins else self.beside)
 
-    def waits_for_room(self, piece: Piece, start: int, end_of_prompt: int, block_size: int) -> bool:
+    def waits_for_room(self, cut: Cut, start: int, end_of_prompt: int, block_size: int) -> bool:
         """Return whether a waiting prompt should wait because the step has too little room left for it to begin.
 
         Prompts behind it that fit whole may still be planned.  A piece of less than a block would announce none, so
         all prompts with the same beginning would start like that and each compute all of it.  One that is short for
         another reason, such as a picture that is not ready, would be as short in any step.
         """
-        if piece.end == end_of_prompt:
+        if cut.end == end_of_prompt:
             return False
-        if piece.end == start and self.left_by_long and self._is_long(end_of_prompt - start):
+        if cut.end == start and self.left_by_long and self._is_long(end_of_prompt - start):
             return True  # what is left is reserved for others
-        is_scrap = piece.lacks_room and piece.end - start < block_size and self.has_prompts(joins=piece.joins)
-        if piece.end == start or is_scrap:
-            self._lanes_waited_for.add(piece.joins)
-        return piece.joins in self._lanes_waited_for
+        is_scrap = cut.lacks_room and cut.end - start < block_size and self.has_prompts(joins=cut.joins)
+        if cut.end == start or is_scrap:
+            self._lanes_waited_for.add(cut.joins)
+        return cut.joins in self._lanes_waited_for
 
     def has_no_room_to_join(self, length: int) -> bool:
         """Return whether another prompt waits to join, and one with this length left can only wait behind it."""
