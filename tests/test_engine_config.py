@@ -84,7 +84,7 @@ def test_the_longest_sequence_must_fit_into_the_blocks() -> None:
     fits = EngineConfig(
         scheduler=scheduler_config(), kv_cache=KvCacheConfig(num_blocks=64, block_size=16), encoder_cache=encoder_cache
     )
-    assert fits.kv_cache.num_slots == fits.scheduler.max_model_len == 1024
+    assert fits.kv_cache.num_positions == fits.scheduler.max_model_len == 1024
     with pytest.raises(
         InvalidArgumentError, match=r"max_model_len: must be at most 1008, not 1024: that is what the 63 KV blocks"
     ):

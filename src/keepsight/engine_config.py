@@ -103,7 +103,7 @@ class KvCacheConfig:
             )
 
     @property
-    def num_slots(self) -> int:
+    def num_positions(self) -> int:
         """The number of positions for whose keys and values there is room."""
         return self.num_blocks * self.block_size
 
@@ -134,10 +134,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         only_pages = self.kv_cache.blocks_per_stretch or self.scheduler.guess_up_to
         assert not (self.kv_cache.num_state_slots and only_pages), "a state is in no tier, and cannot be taken back"
-        if self.scheduler.max_model_len > self.kv_cache.num_slots:
+        if self.scheduler.max_model_len > self.kv_cache.num_positions:
             raise InvalidArgumentError(
                 "max_model_len",
-                f"must be at most {self.kv_cache.num_slots}, not {self.scheduler.max_model_len}: that is what the "
+                f"must be at most {self.kv_cache.num_positions}, not {self.scheduler.max_model_len}: that is what the "
                 f"{self.kv_cache.num_blocks} KV blocks of {self.kv_cache.block_size} positions hold; lower it, or give "
                 "them more memory (kv_cache_memory_bytes, gpu_memory_utilization)",
             )

@@ -320,10 +320,10 @@ def _kv_bytes_on_cuda(config: Config, machine: Machine, bytes_of_embeddings: int
 
 
 def _fit_model_len(size: ModelSize, kv_cache: KvCacheConfig) -> int:
-    if size.max_model_len <= kv_cache.num_slots:
+    if size.max_model_len <= kv_cache.num_positions:
         return size.max_model_len
     return _derive(
         "max_model_len",
-        kv_cache.num_slots,
+        kv_cache.num_positions,
         f"what the {kv_cache.num_blocks} KV blocks hold, fewer than the {size.max_model_len} of the checkpoint",
     )
