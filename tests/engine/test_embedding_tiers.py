@@ -11,7 +11,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from keepsight.engine.embedding_tiers import MAX_UNRECORDED_USES, Embeddings, EmbeddingTiers
+from keepsight.engine.embedding_tiers import MAX_UNRECORDED_USES, EmbeddingFormat, EmbeddingTiers
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.requests import EngineRequest
 from keepsight.sampling_params import SamplingParams
@@ -28,7 +28,7 @@ from tests.tiers.fake_tier import FakeTier
 
 SOON = 20
 NUM_TOKENS, WIDTH = 4, 8
-EMBEDDINGS = Embeddings("float32", WIDTH, 4 * WIDTH)
+EMBEDDINGS = EmbeddingFormat("float32", WIDTH, 4 * WIDTH)
 
 
 def array_of(number: int, num_tokens: int = NUM_TOKENS) -> StoredArray:

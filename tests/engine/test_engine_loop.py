@@ -12,7 +12,7 @@ from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import PixelSource
-from keepsight.engine.prefix_tiers import Pages, PrefixTiers
+from keepsight.engine.prefix_tiers import PrefixTiers, StretchFormat
 from keepsight.observe.counters import Counters
 from keepsight.requests import (
     AbortRequest,
@@ -447,7 +447,10 @@ def test_the_runner_prepares_before_the_loop_sleeps_and_new_messages_do_not_wait
 def test_a_prompt_whose_stretches_found_no_room_does_not_wait_for_another_s_pixels() -> None:
     """The other one's load leaves room once that prompt has been parked, which no message follows."""
     scheduler, inbox, sent = Scheduler(make_config(blocks_per_stretch=2), END_IDS), ClosingInbox(), list[FromEngine]()
-    prefixes, source = PrefixTiers(TieredStore(None, []), bytes.hex, Pages("int64", (2, 4)), inbox.wake), PixelSource()
+    prefixes, source = (
+        PrefixTiers(TieredStore(None, []), bytes.hex, StretchFormat("int64", (2, 4)), inbox.wake),
+        PixelSource(),
+    )
     meter = EngineMeter(Counters(), scheduler, 100, source, None, prefixes)
     inbox.try_put(make_request("a", 1, "cat", 190))
     inbox.try_put(make_request("b", 200))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.engine.embedding_tiers import EmbeddingFormat, EmbeddingTiers
 from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import (
     BLOCKS,
@@ -26,7 +26,7 @@ from keepsight.engine.engine_meter import (
 )
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import KeptPixels, PixelSource
-from keepsight.engine.prefix_tiers import Pages, PrefixTiers
+from keepsight.engine.prefix_tiers import PrefixTiers, StretchFormat
 from keepsight.observe.catalogue import (
     ENCODED,
     ENCODER,
@@ -82,7 +82,7 @@ class Engine:
         self._ticks = count(1)
         prefixes = None
         if prefix_store is not None:
-            prefixes = PrefixTiers(prefix_store, bytes.hex, Pages("int64", (2, 4)), self.inbox.wake)
+            prefixes = PrefixTiers(prefix_store, bytes.hex, StretchFormat("int64", (2, 4)), self.inbox.wake)
         keep_stretch = (lambda *_: None) if prefixes is None else prefixes.keep
         num_slots = made.kv_cache.num_state_slots
         self.runner = FakeRunner(
@@ -273,7 +273,9 @@ def test_tokens_from_a_tier_count_as_its_hits_and_not_as_the_device_s() -> None:
 def in_host_memory(max_bytes: int = 1 << 20) -> EmbeddingTiers:
     name = partial(entry_key, model_digest="model", processor="", dtype="fake")
     width = 48 // TOKENS_PER_PICTURE
-    return EmbeddingTiers(TieredStore(HostTier(max_bytes), []), name, Embeddings("uint8", width, width), lambda: None)
+    return EmbeddingTiers(
+        TieredStore(HostTier(max_bytes), []), name, EmbeddingFormat("uint8", width, width), lambda: None
+    )
 
 
 def test_embeddings_from_a_tier_are_reported_with_its_name() -> None:
@@ -338,7 +340,7 @@ def test_embeddings_that_a_nearer_tier_lost_are_reported_with_the_tier_that_gave
     name = partial(entry_key, model_digest="model", processor="", dtype="fake")
     width, near, far = 48 // TOKENS_PER_PICTURE, FakeTier("disk"), FakeTier("remote")
     store = TieredStore(None, [near, far])
-    tiers = EmbeddingTiers(store, name, Embeddings("uint8", width, width), lambda: engine.inbox.wake())
+    tiers = EmbeddingTiers(store, name, EmbeddingFormat("uint8", width, width), lambda: engine.inbox.wake())
     engine = Engine(tiers=tiers, num_pictures=1)
     engine.ask("a", 3, "x", 4)
     engine.ask("b", 5, "y", 4)

@@ -11,7 +11,7 @@ from typing import cast
 
 import pytest
 
-from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.engine.embedding_tiers import EmbeddingFormat, EmbeddingTiers
 from keepsight.engine.in_process_engine import InProcessEngine
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import PixelSource
@@ -43,7 +43,7 @@ class Engine:
         name = partial(entry_key, model_digest="model", processor="", dtype="fake")
         self.store = TieredStore(None, [tier])
         width = 48 // TOKENS_PER_PICTURE
-        tiers = EmbeddingTiers(self.store, name, Embeddings("uint8", width, width), inbox.wake)
+        tiers = EmbeddingTiers(self.store, name, EmbeddingFormat("uint8", width, width), inbox.wake)
         self.tiers = tiers
         kv_cache = self.config.kv_cache
         self.runner = FakeRunner(kv_cache.num_blocks, kv_cache.block_size, None, lambda *given: tiers.keeping()(*given))

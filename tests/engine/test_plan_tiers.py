@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from keepsight.config import Config
-from keepsight.engine.embedding_tiers import Embeddings
+from keepsight.engine.embedding_tiers import EmbeddingFormat
 from keepsight.engine.plan_tiers import RemotePlace, plan_tiers
-from keepsight.engine.prefix_tiers import LoadedStretches, Pages
+from keepsight.engine.prefix_tiers import LoadedStretches, StretchFormat
 from keepsight.errors import InvalidArgumentError
 from keepsight.scheduling.step_plan import KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
@@ -19,7 +19,7 @@ from keepsight.tiers.disk_place import DiskPlace
 from keepsight.tiers.tier import StoredArray
 from tests.wait_until import wait_until
 
-EMBEDDINGS = Embeddings("float32", 8, 32)
+EMBEDDINGS = EmbeddingFormat("float32", 8, 32)
 
 
 @pytest.fixture
@@ -72,7 +72,7 @@ def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     plan = plan_tiers(Config(model=checkpoint, prefix_disk_cache=f"{tmp_path}/kept"))
-    pages, shorter, larger = (Pages("uint8", shape) for shape in ((4, 16), (1, 16), (4, 32)))
+    pages, shorter, larger = (StretchFormat("uint8", shape) for shape in ((4, 16), (1, 16), (4, 32)))
     first = (pages, "processor", "float32 on cpu, avx2")
     for arguments in (
         first,
@@ -100,7 +100,7 @@ def test_prefixes_are_found_only_by_engines_with_the_same_arithmetic(
     assert "ignored" not in caplog.text, "stretches of other shapes have the same name"
 
 
-def array_of(pages: Pages) -> StoredArray:
+def array_of(pages: StretchFormat) -> StoredArray:
     return StoredArray(pages.dtype, pages.shape, memoryview(bytes(math.prod(pages.shape))))
 
 
@@ -111,7 +111,7 @@ def test_the_log_says_which_of_two_disk_tiers_cannot_be_used(
     broken = f"{tmp_path}/file/kept"
     plan = plan_tiers(Config(model=checkpoint, encoder_disk_cache=broken, prefix_disk_cache=f"{broken}/too"))
     embeddings = plan.open(0, EMBEDDINGS, "processor", "float32 on cpu", lambda: None)
-    prefixes = plan.open_prefixes(Pages("uint8", (4, 16)), "processor", "float32 on cpu", lambda: None)
+    prefixes = plan.open_prefixes(StretchFormat("uint8", (4, 16)), "processor", "float32 on cpu", lambda: None)
     assert embeddings is not None
     assert prefixes is not None
     wait_until(lambda: all(tiers.status()[0].reason for tiers in (embeddings, prefixes)))

@@ -10,8 +10,8 @@ from keepsight.engine.prefix_tiers import (
     LOADS_AT_ONCE,
     STRETCHES_AT_ONCE,
     LoadedStretches,
-    Pages,
     PrefixTiers,
+    StretchFormat,
 )
 from keepsight.scheduling.step_plan import KeptStretch
 from keepsight.scheduling.stretch_loads import StretchLoad
@@ -22,7 +22,7 @@ from tests.tiers.fake_tier import FakeTier
 from tests.wait_until import wait_until
 
 SOON = 20
-PAGES = Pages("uint8", (1, 8))
+PAGES = StretchFormat("uint8", (1, 8))
 
 
 def stretch(number: int) -> StoredArray:

@@ -33,7 +33,7 @@ UNKNOWN_ENCODING_SECONDS = 1.0
 MAX_UNRECORDED_USES = 10_000
 
 
-class Embeddings(NamedTuple):
+class EmbeddingFormat(NamedTuple):
     """Properties shared by all entries of this model."""
 
     dtype: str
@@ -54,14 +54,14 @@ class EmbeddingTiers:
         self,
         store: TieredStore,
         name: Callable[[str], str],
-        embeddings: Embeddings,
+        format_: EmbeddingFormat,
         wake: Callable[[], object],
         *,
         trace: TraceRecorder | None = None,
         dropped: deque[str] | None = None,
     ) -> None:
         """`name` maps an encoder key to an entry name; the store appends the names it drops to `dropped`."""
-        self._store, self._name, self._embeddings, self._wake, self._trace = store, name, embeddings, wake, trace
+        self._store, self._name, self._format, self._wake, self._trace = store, name, format_, wake, trace
         # Of `_media` and `_held`: the loop waits for it often.
         self._lock = threading.Lock()
         # Held while storing, which frees evicted entries, and while clearing: nothing is stored for an earlier epoch.
@@ -121,7 +121,7 @@ class EmbeddingTiers:
         return taken
 
     def _fits(self, load: Load, array: StoredArray) -> bool:
-        expected = (self._embeddings.dtype, (load.num_tokens, self._embeddings.width))
+        expected = (self._format.dtype, (load.num_tokens, self._format.width))
         if (array.dtype, array.shape) == expected:
             return True
         logger.error("a tier returned an entry of %s %s instead of %s %s: ignored", array.dtype, array.shape, *expected)
@@ -164,7 +164,7 @@ class EmbeddingTiers:
             return
         now, seconds = time.time(), self._encoding_cost.seconds
         for item in request.media:
-            num_bytes = item.span.length * self._embeddings.num_bytes
+            num_bytes = item.span.length * self._format.num_bytes
             self._unrecorded_uses.append(Access(now, encoder_key(item, request.adapter), num_bytes, seconds))
         while seconds and self._unrecorded_uses:
             use = self._unrecorded_uses.popleft()

@@ -6,13 +6,13 @@ from contextlib import ExitStack
 from keepsight.checkpoint_folder import check_is_folder
 from keepsight.config import Config
 from keepsight.end_ids import read_end_ids
-from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
+from keepsight.engine.embedding_tiers import EmbeddingFormat, EmbeddingTiers
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.loaded_engine import LoadedEngine
 from keepsight.engine.machine_part import WHOLE_MACHINE, MachinePart
 from keepsight.engine.measure_machine import measure_machine
 from keepsight.engine.plan_tiers import TierPlan, describe_processor, plan_tiers
-from keepsight.engine.prefix_tiers import Pages, PrefixTiers
+from keepsight.engine.prefix_tiers import PrefixTiers, StretchFormat
 from keepsight.engine.resolve_config import ModelSize, resolve_config
 from keepsight.engine_config import EngineConfig
 from keepsight.errors import InvalidArgumentError
@@ -101,9 +101,9 @@ def _open_tiers(
         return None
     place, cache = model.place, engine_config.encoder_cache
     width = cache.bytes_per_embedding // place.dtype.itemsize
-    embeddings = Embeddings(name_of(place.dtype), width, cache.bytes_per_embedding)
+    format_ = EmbeddingFormat(name_of(place.dtype), width, cache.bytes_per_embedding)
     lock = make_page_lock(place.device)
-    return plan.open(cache.host_bytes, embeddings, processor, describe_encoder(config, place), inbox.wake, lock)
+    return plan.open(cache.host_bytes, format_, processor, describe_encoder(config, place), inbox.wake, lock)
 
 
 def _open_prefixes(
@@ -111,8 +111,8 @@ def _open_prefixes(
 ) -> PrefixTiers | None:
     shape, place, blocks = model.shape, model.place, config.kv_cache
     numbers_of_block = blocks.block_size * shape.numbers_per_position
-    pages = Pages(name_of(place.kv_dtype), (blocks.blocks_per_stretch, numbers_of_block))
-    return plan.open_prefixes(pages, processor, describe_decoder(place), inbox.wake)
+    format_ = StretchFormat(name_of(place.kv_dtype), (blocks.blocks_per_stretch, numbers_of_block))
+    return plan.open_prefixes(format_, processor, describe_decoder(place), inbox.wake)
 
 
 def load_engine_alone(config: Config, part: MachinePart = WHOLE_MACHINE) -> LoadedEngine:

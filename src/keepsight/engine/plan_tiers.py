@@ -13,8 +13,8 @@ from functools import lru_cache
 from pathlib import Path
 
 from keepsight.config import GIB, Config
-from keepsight.engine.embedding_tiers import Embeddings, EmbeddingTiers
-from keepsight.engine.prefix_tiers import Pages, PrefixTiers
+from keepsight.engine.embedding_tiers import EmbeddingFormat, EmbeddingTiers
+from keepsight.engine.prefix_tiers import PrefixTiers, StretchFormat
 from keepsight.errors import InvalidArgumentError
 from keepsight.processor_config import ProcessorConfig
 from keepsight.tiers.disk_place import DiskPlace, parse_disk_place
@@ -53,20 +53,20 @@ class TierPlan:
     def open(
         self,
         host_bytes: int,
-        embeddings: Embeddings,
+        format_: EmbeddingFormat,
         processor: str,
-        place: str,
+        computed_by: str,
         wake: Callable[[], object],
         move_in_host: Callable[[StoredArray], StoredArray] | None = None,
     ) -> EmbeddingTiers | None:
         """Open the tiers; None if there are none and no trace.
 
-        `place`: what computes the embeddings, and how: no bit of an answer may depend on which engine computed it.
+        `computed_by`: by what, and how, embeddings are computed: no bit of an answer may depend on which engine it was.
         """
         if not (host_bytes or self.disk or self.remote or self.trace):
             return None
         # Steps that may fail come first, because a store starts threads.
-        name = self.namer(processor, place)
+        name = self.namer(processor, computed_by)
         trace = None if self.trace is None else _open_trace(self.trace)
         dropped: deque[str] = deque()
         host = HostTier(host_bytes, self.policy, on_drop=dropped.append, move=move_in_host) if host_bytes else None
@@ -77,23 +77,25 @@ class TierPlan:
             others.append(RedisTier(self.remote.url, self.remote.max_bytes))
         store = TieredStore(host, others, on_drop=dropped.append)
         logger.info("tiers of embeddings: %s", ", ".join(store.stats()) or "none")
-        return EmbeddingTiers(store, name, embeddings, wake, trace=trace, dropped=dropped)
+        return EmbeddingTiers(store, name, format_, wake, trace=trace, dropped=dropped)
 
-    def open_prefixes(self, pages: Pages, processor: str, place: str, wake: Callable[[], object]) -> PrefixTiers | None:
-        """`place`: as in `open`, for keys and values."""
+    def open_prefixes(
+        self, format_: StretchFormat, processor: str, computed_by: str, wake: Callable[[], object]
+    ) -> PrefixTiers | None:
+        """`computed_by`: as in `open`, for keys and values."""
         if self.prefix_disk is None:
             return None
-        num_blocks, numbers = pages.shape
-        name = self.namer(f"stretches of {num_blocks} blocks of {numbers} numbers, pictures {processor}", place)
+        num_blocks, numbers = format_.shape
+        name = self.namer(f"stretches of {num_blocks} blocks of {numbers} numbers, pictures {processor}", computed_by)
         tier = DiskTier(self.prefix_disk.directory, self.prefix_disk.max_bytes)
         store = TieredStore(None, [tier], keeps_first=True, content="prefixes")
-        return PrefixTiers(store, lambda stretch: name(stretch.hex()), pages, wake)
+        return PrefixTiers(store, lambda stretch: name(stretch.hex()), format_, wake)
 
-    def namer(self, processor: str, place: str) -> Callable[[str], str]:
+    def namer(self, processor: str, computed_by: str) -> Callable[[str], str]:
         """Return a function that maps encoder keys or block hashes to entry names; wait for the model's digest."""
         digest = "" if self.model_digest is None else self.model_digest.result()
         # Each name is needed several times while the engine handles its picture or prompt.
-        return lru_cache(MAX_REMEMBERED_NAMES)(lambda key: entry_key(key, digest, processor, place))
+        return lru_cache(MAX_REMEMBERED_NAMES)(lambda key: entry_key(key, digest, processor, computed_by))
 
 
 def plan_tiers(config: Config) -> TierPlan:

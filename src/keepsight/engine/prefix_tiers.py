@@ -34,7 +34,7 @@ STRETCHES_AT_ONCE = 16
 LOADS_AT_ONCE = 4
 
 
-class Pages(NamedTuple):
+class StretchFormat(NamedTuple):
     """Properties shared by all stretches of this model."""
 
     dtype: str
@@ -71,12 +71,12 @@ class PrefixTiers:
         self,
         store: TieredStore,
         name: Callable[[bytes], str],
-        pages: Pages,
+        format_: StretchFormat,
         wake: Callable[[], object],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`name` maps a stretch's hash to an entry name."""
-        self._store, self._name, self._pages, self._wake, self._clock = store, name, pages, wake, clock
+        self._store, self._name, self._format, self._wake, self._clock = store, name, format_, wake, clock
         # Each with the index in the load and the epoch (the number of clears so far) at which it was requested.
         self._answers: deque[tuple[_Reading, int, int, StoredArray | None]] = deque()
         self._readings: list[_Reading] = []
@@ -160,10 +160,10 @@ class PrefixTiers:
             self._wake()
 
     def _fits(self, array: StoredArray) -> bool:
-        if (array.dtype, array.shape) == self._pages:
+        if (array.dtype, array.shape) == self._format:
             return True
         logger.error(
-            "a tier returned a stretch of %s %s instead of %s %s: ignored", array.dtype, array.shape, *self._pages
+            "a tier returned a stretch of %s %s instead of %s %s: ignored", array.dtype, array.shape, *self._format
         )
         return False
 

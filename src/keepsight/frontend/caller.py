@@ -44,6 +44,7 @@ class Caller:
         # When the request lost its first engine.
         self.first_loss = float("inf")
 
-    def try_send(self, message: ToEngine) -> None:
+    def send(self, message: ToEngine) -> None:
+        """Send a message to the engine that has the request; without one there is nobody who needs it."""
         if (engine := self.engine) is not None:
             engine.send(message)

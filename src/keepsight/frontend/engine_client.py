@@ -207,7 +207,7 @@ class EngineClient:
             self._observer.count_tokens(caller.account, 1)
         if finish_reason is not None:
             if choice in caller.unfinished:
-                caller.try_send(AbortRequest(request_id, choice))
+                caller.send(AbortRequest(request_id, choice))
             self._note_end(caller, choice, finish_reason)
             caller.unread.discard(choice)
             if not caller.unread:
@@ -373,7 +373,7 @@ class EngineClient:
         caller = self._take_out(request_id, reason)
         if caller is None:
             return False
-        caller.try_send(AbortRequest(request_id))
+        caller.send(AbortRequest(request_id))
         return True
 
     def _take_out(self, request_id: str, reason: str) -> Caller | None:
@@ -419,7 +419,7 @@ class EngineClient:
         """Send the pixels to the engine that has the request by now."""
         caller.account.note_sent(media_hash)
         try:
-            caller.try_send(MediaArrived(media_hash, pixels))
+            caller.send(MediaArrived(media_hash, pixels))
         except WireError as error:  # they are too large for any message
             self._fail_media(caller, RequestFailedError(f"media cannot be sent: {error}", is_refusal=True))
         except Exception as error:
