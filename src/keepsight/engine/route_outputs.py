@@ -20,9 +20,16 @@ from keepsight.requests import (
     MediaDropped,
     MediaFound,
     MediaHeld,
+    MediaNeeded,
     Received,
+    RequestBegun,
+    RequestFailed,
     TiersChanged,
+    TokenOutput,
 )
+
+# Outputs for the one frontend that asked; all others are hints for every frontend.
+ForOne = TokenOutput | RequestBegun | MediaNeeded | MediaFound | RequestFailed
 
 
 class Frontends(Protocol):
@@ -68,12 +75,8 @@ class OutputRouter:
             for output in outputs:
                 if isinstance(output, MediaHeld | MediaDropped | TiersChanged):
                     hints.append(output)
-                elif isinstance(output, MediaFound):
-                    if (asker := self._askers.pop(output.query_id, None)) is not None:
-                        by_frontend[asker].append(output)
-                elif (frontend_id := self._find_route(output.request_id)) is not None:
-                    by_frontend[frontend_id].append(output)
-                    self._note_answered(output.request_id, output)
+                elif (recipient := self._take_recipient(output)) is not None:
+                    by_frontend[recipient].append(output)
             for frontend_id, its in by_frontend.items():
                 if not frontends.send(frontend_id, its):
                     # Better to send no more tokens than to leave a gap.
@@ -100,6 +103,15 @@ class OutputRouter:
             self._note_asked(frontend_id, AbortRequest(request_id))
             self._inbox.try_put(AbortRequest(request_id))
             self._lost.add(request_id)
+
+    def _take_recipient(self, output: ForOne) -> str | None:
+        """Return who gets the output, and note that it is answered; None: nobody is left who asked for it."""
+        if isinstance(output, MediaFound):
+            return self._askers.pop(output.query_id, None)
+        frontend_id = self._find_route(output.request_id)
+        if frontend_id is not None:
+            self._note_answered(output.request_id, output)
+        return frontend_id
 
     def _find_route(self, request_id: str) -> str | None:
         if (again := self._resubmitted.get(request_id)) is not None:

@@ -223,11 +223,8 @@ class Answer(AskedPrompts, ABC):
         try:
             async with aclosing(engine.generate(prepared)) as tokens:
                 async for token in tokens:
-                    if piece := assembler.push(token):
-                        if not self._request.wants_answer:
-                            piece = AnswerPiece(token, "", "length")
-                        if not self._is_shown(piece):
-                            piece = dataclasses.replace(piece, thought="")
+                    if found := assembler.push(token):
+                        piece = self._as_shown(found)
                         least = self._num_cached_tokens.get(number, token.num_cached_tokens)
                         self._num_cached_tokens[number] = min(least, token.num_cached_tokens)
                         engine.note_read(engine_request.request_id, piece.choice, piece.finish_reason)
@@ -236,6 +233,12 @@ class Answer(AskedPrompts, ABC):
                         return
         except InvalidArgumentError as error:
             raise type(error)(self._request.client_field_name(error.field), error.message) from error
+
+    def _as_shown(self, piece: AnswerPiece) -> AnswerPiece:
+        """Return the piece without the texts that the client did not ask for."""
+        if not self._request.wants_answer:
+            return AnswerPiece(piece.token, "", "length")
+        return piece if self._is_shown(piece) else dataclasses.replace(piece, thought="")
 
     def _is_shown(self, piece: AnswerPiece) -> bool:
         return not piece.is_of_thought or self._request.shows_thoughts
