@@ -1,7 +1,8 @@
 import numpy as np
+import pytest
 
 from keepsight.ipc.codec import decode_to_engine, encode_to_engine
-from keepsight.pixels import carried_arrays, carry_arrays, show_a_picture
+from keepsight.pixels import agree, carried_arrays, carry_arrays, show_a_picture
 from keepsight.requests import MediaArrived
 
 
@@ -29,3 +30,12 @@ def test_large_arrays_are_sent_like_pixels() -> None:
     assert isinstance(arrived, MediaArrived)
     assert isinstance(arrived.pixels, np.ndarray)
     assert np.array_equal(arrived.pixels, carried)
+
+
+def test_only_kept_pixels_that_differ_from_their_picture_are_logged(caplog: pytest.LogCaptureFixture) -> None:
+    held = np.zeros((2, 2, 3), np.uint8)
+    assert agree("a", held, held.copy())
+    assert not caplog.messages
+    assert not agree("a", held, held + 1)
+    assert not agree("b", held, held[:1])
+    assert [message.split(" under ")[1][0] for message in caplog.messages] == ["a", "b"]

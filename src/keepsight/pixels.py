@@ -5,6 +5,7 @@ last axis of 4 instead of 3 tells both from pixels, and an item's modality tells
 processor is several arrays, which are carried as such bytes, too.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ import safetensors.numpy
 
 from keepsight.requests import CarriedPixels, Pixels, Shape
 
+logger = logging.getLogger(__name__)
 _ROW_BYTES, _LENGTH_BYTES = 4096, 8
 
 
@@ -83,6 +85,14 @@ def as_kept(pixels: Pixels) -> Pixels:
     kept = pixels if held_bytes(pixels) == pixels.nbytes else pixels.copy()
     kept.flags.writeable = False
     return kept
+
+
+def agree(media_hash: str, held: Pixels, made: Pixels) -> bool:
+    """Return whether kept pixels are those that their picture gives; if not, log it: the caller drops what it held."""
+    is_equal = np.array_equal(held, made)
+    if not is_equal:
+        logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
+    return is_equal
 
 
 def held_bytes(pixels: Pixels) -> int:

@@ -5,7 +5,6 @@ what lies there proves it: a stale or forged handle gives None, never other pixe
 not needed, but may be again: where this side has a say in eviction (`lru`, `shared`), they are evicted first.
 """
 
-import logging
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -17,10 +16,8 @@ from keepsight.ipc.pixel_mode import PixelMode, cache_bytes
 from keepsight.ipc.shared_store import SharedStore
 from keepsight.ipc.shm_ring import RingReader
 from keepsight.lru_cache import CacheSize, LruCache
-from keepsight.pixels import as_kept, held_bytes
+from keepsight.pixels import agree, as_kept, held_bytes
 from keepsight.requests import MediaArrived, Pixels, RingPlace, StoredPixels
-
-logger = logging.getLogger(__name__)
 
 
 class PixelSource:
@@ -114,10 +111,9 @@ class KeptPixels(PixelSource):
             return True
         self._held_back.remove(media_hash)
         self.num_verified += 1
-        if np.array_equal(held, pixels):
+        if agree(media_hash, held, pixels):
             return True
         self.num_mismatched += 1
-        logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
         self._cache.drop(media_hash)
         return False
 

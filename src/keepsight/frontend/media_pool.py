@@ -15,8 +15,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 
-import numpy as np
-
 from keepsight.errors import UnknownMediaError
 from keepsight.frontend.media_waiters import MediaWaiters
 from keepsight.frontend.pixels.make_pixels import Made, MakePixels, MakingJob, run_job
@@ -27,6 +25,7 @@ from keepsight.media import ENCODED, MediaItem, Modality
 from keepsight.observe.catalogue import DECODED, MISMATCHED, MODALITIES, PREPROCESSED, PROCESSOR, VERIFIED
 from keepsight.observe.counters import Counters
 from keepsight.observe.mean_cost import MeanCost
+from keepsight.pixels import agree
 from keepsight.requests import CarriedPixels, Pixels
 
 logger = logging.getLogger(__name__)
@@ -288,12 +287,11 @@ class MediaPool:
         held = self._cache.read(media_hash)
         if held is None:
             return
-        is_equal = np.array_equal(held, pixels)
+        is_right = agree(media_hash, held, pixels)
         with self._lock:
             self._counters.add(VERIFIED)
-            self._counters.add(MISMATCHED, not is_equal)
-        if not is_equal:
-            logger.error("the processor cache held OTHER PIXELS under %s than its picture gives: dropped", media_hash)
+            self._counters.add(MISMATCHED, not is_right)
+        if not is_right:
             self._cache.drop(media_hash)
 
     def _fail(self, job: _Job, error: Exception) -> None:
