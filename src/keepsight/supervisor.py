@@ -348,7 +348,8 @@ class Supervisor:
                 self._send_to_all("frontend", Drain())
                 self._deadline = time.monotonic() + seconds
             case _Stage.GIVING_UP:
-                self._send_to_all("frontend", GiveUp("the server is shutting down"), Drain())
+                reason = "the engine failed for good" if self._status == 1 else "the server is shutting down"
+                self._send_to_all("frontend", GiveUp(reason), Drain())
                 self._deadline = time.monotonic() + GOODBYE_SECONDS
             case _Stage.KILLING:
                 self._kill_all()
@@ -370,10 +371,9 @@ class Supervisor:
             self._send_to_all("frontend", EngineLost(child.rank))
 
     def _kill_all(self) -> None:
-        children = tuple(self._children)
-        for child in children:
+        for child in self._children:
             child.process.kill()
-        for child in children:
+        for child in tuple(self._children):
             child.process.wait()
             self._remove_ended(child)
 
