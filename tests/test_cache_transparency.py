@@ -262,7 +262,7 @@ class Engine:
 
     def step(self) -> None:
         plan = self.scheduler.schedule()
-        self.needed += [each for needed in self.scheduler.media.pixels.take_needed() for each in needed.media_hashes]
+        self.needed += [each for needed in self.scheduler.media.take_needed() for each in needed.media_hashes]
         self.loading += [load.encoder_key for load in self.scheduler.media.loads.take_wanted()]
         self.stretch_loads += self.scheduler.stretches.take_wanted()
         result = self.runner.run(plan)

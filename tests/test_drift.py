@@ -312,7 +312,7 @@ def open_simulated_server(seed: int, mode: PixelMode, *, loses_hints: bool) -> I
 @pytest.mark.parametrize("loses_hints", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_frontends_and_engine_never_drift_apart(mode: PixelMode, loses_hints: bool) -> None:
-    with open_simulated_server(1, mode, loses_hints=loses_hints) as server:
+    with open_simulated_server(2, mode, loses_hints=loses_hints) as server:
         server.run_requests(200 * LONG_FACTOR)
         server.assert_nothing_left()
         if not loses_hints:

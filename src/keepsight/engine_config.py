@@ -46,6 +46,11 @@ class SchedulerConfig:
         """The number of a media item's tokens that one step must be able to compute; 0 if items may be split."""
         return 0 if self.cuts_items else self.tokens_per_item
 
+    @property
+    def max_embeddings_of_pixels(self) -> int:
+        """Limit of embeddings whose pixels are held or being made: enough for the encoder never to wait for others."""
+        return 4 * self.max_num_encoder_input_tokens
+
     def __post_init__(self) -> None:
         for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len", "max_num_encoder_input_tokens"):
             _check_least(name, getattr(self, name), 1)

@@ -206,7 +206,7 @@ class Drive:
         self._ask_frontend()
         for media_hash in media_hashes:
             self.scheduler.media.pixels.lose(media_hash)
-        asked = self.scheduler.media.pixels.take_needed()
+        asked = self.scheduler.media.take_needed()
         for needed in asked:
             assert needed.inline
             assert self.is_live(needed.request_id)
@@ -299,7 +299,7 @@ class Drive:
         plan = self.scheduler.schedule()
         assert plan.is_empty
         assert not plan.copy_states
-        assert not self.scheduler.media.pixels.take_needed()
+        assert not self.scheduler.media.take_needed()
         assert not self.scheduler.media.loads.take_wanted()
         assert not self.scheduler.stretches.take_wanted()
 
@@ -325,7 +325,7 @@ class Drive:
 
     def _ask_frontend(self) -> list[tuple[str, str]]:
         asked: list[tuple[str, str]] = []
-        for needed in self.scheduler.media.pixels.take_needed():
+        for needed in self.scheduler.media.take_needed():
             assert not needed.inline
             asked += [(needed.request_id, media_hash) for media_hash in needed.media_hashes]
         self.needed += asked

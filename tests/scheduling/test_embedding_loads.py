@@ -134,7 +134,7 @@ def test_pixels_are_asked_for_once_it_is_known_which_parts_need_them() -> None:
     assert drive.needed == [("a", "cat")]
     # While it waits for the pixels of another picture.
     for part in ("+top", "+right", "+left"):
-        assert drive.scheduler.media.pixels.take_needed() == []
+        assert drive.scheduler.media.take_needed() == []
         drive.end_load(part)
         drive.step()
     assert drive.needed == [("a", each) for each in ("cat", "dog", "+left", "+top")]
@@ -153,7 +153,7 @@ def test_the_parts_of_a_picture_are_asked_for_together_however_few_loads_there_a
         for load in loads:
             drive.end_load(load.encoder_key)
         drive.scheduler.schedule()
-        asked += [list(needed.media_hashes) for needed in drive.scheduler.media.pixels.take_needed()]
+        asked += [list(needed.media_hashes) for needed in drive.scheduler.media.take_needed()]
     assert asked == [parts[:15], parts[15:]]
 
 

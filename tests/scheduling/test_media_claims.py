@@ -379,7 +379,7 @@ def test_a_claim_not_yet_given_returns_its_room_when_its_request_leaves() -> Non
     drive.step()
     drive.abort("film")
     assert drive.step().unwanted == ["film 0", "film 1"]
-    assert claimed(drive) == {"other": 10}
+    assert claimed(drive) == {"other": 4}, "as many as their pixels had found room beside the film's"
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
     assert drive.runner.encoded == frames("other", 10)
@@ -390,10 +390,11 @@ def test_room_taken_from_a_claim_not_yet_given_is_free_at_once_and_pixels_stay()
     drive.add(make_request("urgent", *frames("other", 10), 3, max_tokens=1, priority=-1))
     drive.step()
     drive.step()
-    assert claimed(drive) == {"film": 0, "urgent": 10}
+    assert claimed(drive) == {"film": 0, "urgent": 4}, "as many pixels as found room beside the film's"
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
-    assert drive.runner.encoded == [*frames("film", 2), *frames("other", 10), *frames("film", 12)[2:]]
+    assert drive.runner.encoded[:6] == [*frames("film", 2), *frames("other", 4)]
+    assert sorted(drive.runner.encoded) == sorted([*frames("film", 12), *frames("other", 10)])
     assert len(drive.needed) == 22, "asked for once"
 
 
@@ -777,3 +778,60 @@ def test_room_returned_when_another_prefix_is_found_is_reported_at_once(claimed_
     media.take_awaited_change()
     media.claim(state, found)
     assert media.take_awaited_change()
+
+
+# The limit of pixels -------------------------------------------------------------------------------------------
+
+
+def asked_since(drive: Drive, num_before: int) -> list[str]:
+    return [media_hash for _, media_hash in drive.needed[num_before:]]
+
+
+def test_a_burst_of_new_pictures_is_asked_for_only_as_fast_as_they_are_encoded() -> None:
+    """At most what the encoder takes four times; the config's encoder takes four pictures."""
+    drive = Drive(make_config(num_pictures=100, num_blocks=400), is_done=lambda: False)
+    for index in range(50):
+        drive.add(make_request(f"r{index:02}", f"picture {index:02}", 2, max_tokens=1))
+    for _ in range(5):
+        drive.step()
+    assert [media_hash for _, media_hash in drive.needed] == [f"picture {index:02}" for index in range(16)]
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert len(drive.needed) == 50, "asked for once"
+
+
+def test_a_picture_is_asked_for_before_the_rest_of_an_earlier_book() -> None:
+    drive = Drive(make_config(num_pictures=100, num_blocks=400), is_done=lambda: False)
+    drive.add(make_request("book", *frames("page", 40), 2, max_tokens=1))
+    drive.step()
+    drive.add(make_request("question", "picture", 2, max_tokens=1))
+    drive.step()
+    assert asked_since(drive, 0) == frames("page", 16)
+    drive.runner.set_pace(lambda: True)
+    drive.expect_all_answered()
+    assert asked_since(drive, 0).index("picture") == 16
+
+
+def test_the_parts_of_a_picture_are_asked_for_together_although_they_exceed_the_limit() -> None:
+    drive = quiet_drive(num_pictures=100, num_blocks=400)
+    step_with(drive, make_request("a", *frames("other", 15), "whole", *(f"+part {n}" for n in range(9)), 2))
+    assert len(drive.needed) == 25
+    step_with(drive, make_request("b", "more", 2))
+    assert len(drive.needed) == 25
+
+
+def test_the_first_sequence_gets_its_pixels_though_others_that_need_its_pages_fill_the_limit() -> None:
+    """Those behind it hold all room of pixels and wait for the end of the sequence that is first."""
+    drive = quiet_drive(num_blocks=20, num_pictures=100, max_num_seqs=1)
+    for index in range(16):
+        drive.add(promising(f"r{index:02}", f"picture {index:02}", 2, max_tokens=1))
+    step_with(drive, make_request("first", *frames("page", 2), 2, max_tokens=1, priority=-1))
+    assert drive.needed == [("first", "page 0")]
+    drive.deliver("page 0")
+    for _ in range(4):
+        drive.step()
+    assert drive.needed == [("first", "page 0"), ("first", "page 1")]
+    drive.deliver("page 1")
+    for index in range(16):
+        drive.deliver(f"picture {index:02}")
+    drive.expect_all_answered()

@@ -212,7 +212,7 @@ class EngineLoop:
         if self._tiers is not None:
             # Embeddings evicted since they were requested, or not requested yet.
             self._ask_tiers(self._tiers)
-        missing = [self._find_pixels(needed) for needed in self._scheduler.media.pixels.take_needed()]
+        missing = [self._find_pixels(needed) for needed in self._scheduler.media.take_needed()]
         self._send([needed for needed in missing if needed.media_hashes])
         return plan
 

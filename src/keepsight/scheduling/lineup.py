@@ -67,6 +67,10 @@ class Lineup:
         for state in [state for state in self.parked if state.parked_for is reason]:
             self.unpark(state)
 
+    def first(self) -> RequestState | None:
+        """Return the first of all sequences in order."""
+        return min((*self.waiting[:1], *self.running[:1], *self.parked), key=by_order, default=None)
+
     def finish(self, state: RequestState) -> None:
         self._take_out(state)
         state.change_to(Status.FINISHED)

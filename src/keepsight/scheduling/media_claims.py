@@ -8,9 +8,11 @@ of tokens or pages.
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
+from itertools import groupby
 
 from keepsight.engine_config import EngineConfig
 from keepsight.media import Modality
+from keepsight.requests import MediaNeeded
 from keepsight.scheduling.embedding_loads import EmbeddingLoads, LoadState
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager, EncoderUser
 from keepsight.scheduling.encodings import Encodings
@@ -24,7 +26,7 @@ class MediaClaims:
     def __init__(self, config: EngineConfig, encoder_cache: EncoderCacheManager, lineup: Lineup) -> None:
         self.encoder_cache, self._lineup = encoder_cache, lineup
         self.loads = EmbeddingLoads(has_tiers=config.encoder_cache.has_tiers)
-        self.pixels = PixelRequests()
+        self.pixels = PixelRequests(config.scheduler.max_embeddings_of_pixels)
         self.encodings = Encodings(config.scheduler)
         self._to_place: list[str] = []
         # The sequence that found too little room for the item it needs next.  Those behind it leave freed room to it,
@@ -40,7 +42,7 @@ class MediaClaims:
     def add(self, state: RequestState) -> None:
         self._live.update(item.media_hash for item in state.media)
         self.loads.add(state)
-        self.pixels.note_promises(state.request)
+        self.pixels.add(state.request)
 
     def leave(self, state: RequestState, *, is_last: bool) -> None:
         """End the waits of a finished sequence, and of its request if `is_last`.  It may still read what it holds."""
@@ -56,6 +58,7 @@ class MediaClaims:
             self.pixels.stop_waiting(state, item.media_hash)
             if not self._live[item.media_hash]:
                 del self._live[item.media_hash]
+                self.pixels.forget(item.media_hash)
                 self._drop_pixels(item.media_hash)
         if is_last:
             self.pixels.remove_maker(state.request)
@@ -193,7 +196,7 @@ class MediaClaims:
         return None
 
     def _turn_of(self, state: RequestState, first_item: int) -> EncoderTurn:
-        """Return the sequence's turn: fixed at the first item to be encoded for it, and kept even if items are lost."""
+        """Return the sequence's turn: fixed once it lacks an item's pixels or encoding, kept even if items are lost."""
         if state.encoder_turn is None:
             items = zip(state.media[first_item:], state.encoder_keys[first_item:], strict=True)
             num_needed = sum(item.span.length for item, key in items if not self.encoder_cache.is_ready(key))
@@ -235,9 +238,25 @@ class MediaClaims:
         lacking = [index for index in indices if not self._can_find(state, index)]
         loads = {index: self.loads.ask(state, index) for index in lacking}
         loading = {state.pictures[index] for index in lacking if loads[index] is LoadState.LOADING}
-        for index in lacking:
-            if loads[index] is LoadState.ABSENT and state.pictures[index] not in loading:
-                self.pixels.ask(state, state.media[index].media_hash)
+        absent = [index for index in lacking if loads[index] is LoadState.ABSENT]
+        for picture, parts in groupby(absent, state.pictures.__getitem__):
+            if picture not in loading:
+                media_hashes = [state.media[index].media_hash for index in parts]
+                self.pixels.ask(state, media_hashes, self._turn_of(state, first_item))
+
+    def take_needed(self) -> list[MediaNeeded]:
+        """Return which pixels are to be made now.
+
+        The first sequence of all gets on whatever the limit: pixels of others may fill it and need what it holds.
+        """
+        first = self._lineup.first() if self.pixels.ask_queued() else None
+        if first is not None and self._waits_only_for_pixels(first):
+            self.pixels.ask_beyond_limit(first)
+        return self.pixels.take_needed()
+
+    def _waits_only_for_pixels(self, state: RequestState) -> bool:
+        has_what_it_claimed = all(self.is_ready(state, index) for index in state.claimed_items)
+        return state.parked_for is ParkedFor.PIXELS and has_what_it_claimed
 
     def release_computed(self, state: RequestState) -> None:
         """Release the embeddings of items that are wholly computed."""

@@ -1,39 +1,86 @@
 """Tracks which pixels are here, which sequences wait for others, and which requests were asked for or promised them.
 
-While one request is making a media item's pixels, no other is asked.  Invariant: whatever is waited for has a maker.
+While one request is making a media item's pixels, no other is asked.  Pixels are asked for as far as those here and on
+their way leave room: a burst of requests would otherwise fill the memory with what the encoder takes up much later.
+Invariant: whatever is waited for has a maker, or is queued until there is room.
 """
 
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence, Set
+from heapq import heappop, heappush
+from itertools import count
 
 from keepsight.requests import EngineRequest, MediaNeeded
-from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.request_state import EncoderTurn, RequestState
 
 
 class PixelRequests:
-    def __init__(self) -> None:
+    def __init__(self, max_embeddings: int) -> None:
+        """`max_embeddings`: what pixels that are here or on their way may give at most, apart from the last picture."""
+        self._max_embeddings = max_embeddings
+        # Of the media of live sequences, the number of embeddings.
+        self._lengths: dict[str, int] = {}
         self._here: set[str] = set()
         self._unneeded: list[str] = []
         # Hash -> the sequences that wait for it, longest wait first.
         self._askers: dict[str, dict[RequestState, None]] = {}
         # Hash -> ids of the requests that were asked for it or promised it.
         self._makers: dict[str, set[str]] = {}
+        # A heap of pictures to be asked for, by turn.  Parts that got a maker since then, or lost their askers, stay.
+        self._queue: list[tuple[EncoderTurn, int, list[str]]] = []
+        self._numbers = count()
         # Asks not handed out yet, by request id and whether the pixels themselves must be sent.
         self._needed: dict[tuple[str, bool], list[str]] = {}
 
     def are_here(self, media_hash: str) -> bool:
         return media_hash in self._here
 
-    def note_promises(self, request: EngineRequest) -> None:
-        own = {item.media_hash for item in request.media}
+    def add(self, request: EngineRequest) -> None:
+        own = {item.media_hash: item.span.length for item in request.media}
+        self._lengths |= own
         # Pixels that are here already need not come again.
-        for media_hash in own.intersection(request.coming_media) - self._here:
+        for media_hash in (own.keys() & request.coming_media) - self._here:
             self._makers.setdefault(media_hash, set()).add(request.request_id)
 
-    def ask(self, state: RequestState, media_hash: str) -> None:
-        if media_hash in self._here:
-            return
-        self._askers.setdefault(media_hash, {}).setdefault(state)
-        if media_hash not in self._makers:
+    def forget(self, media_hash: str) -> None:
+        """Forget an item that no live sequence has; for an encoding that has begun, its pixels may still be here."""
+        del self._lengths[media_hash]
+
+    def ask(self, state: RequestState, picture: Sequence[str], turn: EncoderTurn) -> None:
+        """Ask for parts of a picture, together: each ask decodes the picture."""
+        new = [each for each in picture if each not in self._here and state not in self._askers.get(each, ())]
+        for media_hash in new:
+            self._askers.setdefault(media_hash, {})[state] = None
+        if new:
+            heappush(self._queue, (turn, next(self._numbers), new))
+
+    def ask_queued(self) -> bool:
+        """Ask for what is queued, turn by turn, while there is room.  Return whether anything is left."""
+        room: int | None = None
+        while self._queue:
+            if picture := self._list_unasked(self._queue[0][-1]):
+                room = self._count_room() if room is None else room
+                if room <= 0:
+                    return True
+                room -= sum(map(self._lengths.__getitem__, picture))
+                self._ask_all(picture)
+            heappop(self._queue)
+        return False
+
+    def ask_beyond_limit(self, state: RequestState) -> None:
+        """Ask for the first picture that the sequence waits for, unless something of it is on its way."""
+        waited = [index for index, item in enumerate(state.media) if state in self._askers.get(item.media_hash, ())]
+        if not any(state.media[index].media_hash in self._makers for index in waited):
+            first = [index for index in waited if state.pictures[index] == state.pictures[waited[0]]]
+            self._ask_all(dict.fromkeys(state.media[index].media_hash for index in first))
+
+    def _count_room(self) -> int:
+        return self._max_embeddings - sum(self._lengths.get(each, 0) for each in (*self._makers, *self._here))
+
+    def _list_unasked(self, media_hashes: Iterable[str]) -> list[str]:
+        return [each for each in media_hashes if each in self._askers and each not in self._makers]
+
+    def _ask_all(self, media_hashes: Iterable[str]) -> None:
+        for media_hash in media_hashes:
             self._ask_first(media_hash)
 
     def _ask_first(self, media_hash: str, *, inline: bool = False) -> None:
@@ -109,11 +156,13 @@ class PixelRequests:
 
     def check_invariants(self, live: Set[RequestState], usable_media: Set[str]) -> None:
         assert self._here <= usable_media
+        assert self._lengths.keys() == {item.media_hash for state in live for item in state.media}
+        queued = {media_hash for *_, picture in self._queue for media_hash in picture}
         for media_hash, askers in self._askers.items():
             assert askers, media_hash
             assert media_hash not in self._here, media_hash
             assert askers.keys() <= live, media_hash
-            assert media_hash in self._makers, f"nobody makes {media_hash}"
+            assert media_hash in self._makers or media_hash in queued, f"nobody makes {media_hash}"
         request_ids = {state.request.request_id for state in live}
         for media_hash, makers in self._makers.items():
             assert makers, media_hash

@@ -101,7 +101,7 @@ class RequestState:
     num_to_join: int = 0
     # The first media item whose span is not wholly computed.
     next_item: int = 0
-    # Set once something has to be encoded for it.
+    # Set once something has to be made for it.
     encoder_turn: EncoderTurn | None = None
     # The slot of its state, once seated, and where that is to be kept; none if the model has no recurrent layers.
     state_slot: int | None = None
