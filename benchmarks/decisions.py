@@ -62,7 +62,7 @@ def answer(scheduler: Scheduler, requests: Sequence[EngineRequest]) -> int:
         refusal = scheduler.add(request)
         assert refusal is None, refusal
     num_steps = 0
-    while scheduler.has_requests:
+    while scheduler.lineup:
         step(scheduler)
         num_steps += 1
     return num_steps

@@ -273,7 +273,7 @@ class Engine:
             self.logprobs.setdefault(output.request_id, []).append(output.logprobs[0].logprob)
             if output.prompt_logprobs is not None:
                 self.prompt_logprobs[output.request_id] = [own.logprob for own, _ in output.prompt_logprobs]
-        if plan.is_empty and result.is_empty and not self.is_owed and self.scheduler.has_requests:
+        if plan.is_empty and result.is_empty and not self.is_owed and self.scheduler.lineup:
             assert self.finished.acquire(timeout=WAIT_SECONDS)
 
     @property
@@ -308,8 +308,8 @@ def run_workload(
     """Run requests with random arrivals, late pixels and aborts. Return the ids of aborted requests."""
     left: set[str] = set()
     waiting = list(enumerate(names))
-    while waiting or engine.scheduler.has_requests:
-        if waiting and (chance.random() < 0.4 or not engine.scheduler.has_requests):
+    while waiting or engine.scheduler.lineup:
+        if waiting and (chance.random() < 0.4 or not engine.scheduler.lineup):
             number, name = waiting.pop(0)
             engine.tokens[str(number)] = []
             priority, wants_prompt_logprobs = chance.choice([0, 0, 1]), chance.random() < 0.3
@@ -373,7 +373,7 @@ class ReferenceAnswers:
         engine = Engine(self.judge, engine_config(nothing, self.judge.small, longest))
         engine.tokens[name] = []
         assert engine.scheduler.add(self.judge.request(name, name, wants_prompt_logprobs=True)) is None
-        while engine.scheduler.has_requests:
+        while engine.scheduler.lineup:
             for needed in engine.needed:
                 engine.deliver(needed)
             engine.needed.clear()

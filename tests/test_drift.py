@@ -266,7 +266,7 @@ class SimulatedServer:
 
     def settle(self) -> None:
         for _ in range(1000):
-            if not (self.running or self.runner.is_busy or self.scheduler.has_requests) and self.channel.is_empty:
+            if not (self.running or self.runner.is_busy or self.scheduler.lineup) and self.channel.is_empty:
                 break
             self.turn()
         for _ in range(6):  # longer than the longest delay
@@ -276,7 +276,7 @@ class SimulatedServer:
         assert not self.running, "a request was never finished"
         assert self.runner.num_held_pixels == 0
         assert self.runner.num_sequences == 0
-        assert not self.scheduler.has_requests
+        assert not self.scheduler.lineup
         assert self.scheduler.kv_cache.pool.num_free == self.config.kv_cache.num_blocks
         for pool in self.pools:
             pool.cache.check_invariants()

@@ -9,8 +9,10 @@ import struct
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -34,6 +36,7 @@ from keepsight.scheduling.step_plan import (
     StepPlan,
     StepResult,
 )
+from keepsight.structured_outputs import StructuredOutputsParams
 from keepsight.tiers.tier import StoredArray
 
 VOCAB_SIZE = 50
@@ -174,6 +177,8 @@ class FakeRunner:
         # Media hashes in the order of encoding: the work that was really done.
         self.encoded: list[str] = []
         self.num_computed_tokens = 0
+        # By grammar, compilations that were asked for.
+        self.grammars: dict[str, Future[Any]] = {}
         # Simulated failures: media whose encoding fails, and requests on which the model fails.
         self.bad_media: set[str] = set()
         self.bad_requests: set[str] = set()
@@ -186,6 +191,10 @@ class FakeRunner:
 
     def hold_stretch(self, stretch: bytes, array: StoredArray) -> None:
         self._stretches[stretch] = array
+
+    def compile(self, form: StructuredOutputsParams) -> Future[Any]:
+        """A test ends a grammar's compilation; the answer is not constrained."""
+        return self.grammars.setdefault(form.to_grammar(), Future())
 
     @property
     def num_held_pixels(self) -> int:

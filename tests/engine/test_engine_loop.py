@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
@@ -35,6 +36,7 @@ from keepsight.requests import (
 )
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
+from keepsight.structured_outputs import StructuredOutputsParams
 from keepsight.testing import FakeRunner, pixels_like
 from keepsight.tiers.tier import StoredArray
 from keepsight.tiers.tiered_store import TieredStore
@@ -79,7 +81,10 @@ class Parts:
     story: list[Any] = field(default_factory=list)
     sent: list[FromEngine] = field(default_factory=list)
 
-    def add(self, request: EngineRequest) -> RequestFailed | None:
+    def compile(self, form: StructuredOutputsParams) -> Future[Any]:
+        return Future()
+
+    def add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> RequestFailed | None:
         self.story.append(("add", request.request_id))
         is_refused = request.request_id in self.refused
         return RequestFailed(request.request_id, "too long", is_refusal=True) if is_refused else None
@@ -457,6 +462,48 @@ def test_a_prompt_whose_stretches_found_no_room_does_not_wait_for_another_s_pixe
     EngineLoop(scheduler, FakeRunner(64, 4), inbox, sent.extend, source, None, meter, prefixes).run()
     assert [each.request_id for each in sent if isinstance(each, MediaNeeded | RequestFailed)] == ["a", "a"]
     assert {each.request_id for each in sent if isinstance(each, TokenOutput)} == {"b"}
+
+
+def test_streams_go_on_while_a_grammar_is_compiled_and_its_request_begins_then() -> None:
+    scheduler, runner, inbox, sent = Scheduler(make_config(), END_IDS), FakeRunner(64, 4), Inbox(), list[FromEngine]()
+    source = PixelSource()
+    loop = EngineLoop(
+        scheduler, runner, inbox, sent.extend, source, None, EngineMeter(Counters(), scheduler, 100, source)
+    )
+    form = StructuredOutputsParams(regex="a+")
+
+    def finished() -> set[str]:
+        return {each.request_id for each in sent if isinstance(each, TokenOutput) and each.finish_reason}
+
+    def step_until_answered(request_id: str) -> None:
+        while request_id not in finished():
+            loop.step()
+
+    inbox.try_put(make_request("guided", 5, structured_outputs=form))
+    inbox.try_put(make_request("plain", 9, max_tokens=20))
+    step_until_answered("plain")
+    assert finished() == {"plain"}
+    runner.grammars[form.to_grammar()].set_exception(ValueError("its guide tells"))
+    step_until_answered("guided")
+    inbox.try_put(make_request("again", 6, structured_outputs=form))  # its grammar is compiled
+    step_until_answered("again")
+
+
+def test_the_grammar_of_a_request_that_left_may_still_be_compiled() -> None:
+    scheduler, runner, inbox = Scheduler(make_config(), END_IDS), FakeRunner(64, 4), Inbox()
+    source = PixelSource()
+    loop = EngineLoop(
+        scheduler, runner, inbox, lambda _: None, source, None, EngineMeter(Counters(), scheduler, 100, source)
+    )
+    form = StructuredOutputsParams(regex="a+")
+    inbox.try_put(make_request("guided", 5, structured_outputs=form))
+    loop.step()
+    inbox.try_put(AbortRequest("guided"))
+    loop.step()
+    assert not scheduler.lineup
+    runner.grammars[form.to_grammar()].set_result(None)
+    loop.step()
+    scheduler.check_invariants()
 
 
 def test_an_empty_plan_is_carried_out_too() -> None:

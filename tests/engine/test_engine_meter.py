@@ -114,7 +114,7 @@ class Engine:
 
     def step_until_answered(self) -> None:
         self.loop.step()
-        while self.scheduler.has_requests:
+        while self.scheduler.lineup:
             self.loop.step()
 
     def compute(self, seconds: float, *lengths: int) -> None:
@@ -245,7 +245,7 @@ def test_items_made_for_the_rest_of_a_known_prompt_are_reported_when_made() -> N
     engine.sent.clear()
     engine.inbox.try_put(make_request("b", 1, "x", 6, "y", max_tokens=4))
     engine.loop.step()
-    while engine.scheduler.has_requests:
+    while engine.scheduler.lineup:
         engine.loop.step()
     sent = [each for each in engine.sent if isinstance(each, RequestBegun | TokenOutput)]
     reports = [each for each in sent if isinstance(each, RequestBegun)]

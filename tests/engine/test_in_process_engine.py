@@ -149,7 +149,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 def settle(made: Bench) -> None:
     """Return when the engine has read all its messages and holds no request any more."""
-    run(until(lambda: not made.scheduler.has_requests and made.runner.num_sequences == 0))
+    run(until(lambda: not made.scheduler.lineup and made.runner.num_sequences == 0))
 
 
 def test_requests_at_once_are_all_answered_as_if_alone() -> None:

@@ -322,10 +322,40 @@ def test_a_prepared_tokenizer_is_not_read_again(tmp_path: Path) -> None:
     maker.close()
 
 
+def test_an_object_may_have_a_thousand_optional_properties() -> None:
+    maker = GuideMaker(DEMO, END)
+    properties = {f"field_{index}": {"type": "string"} for index in range(1000)}
+    guide = maker.begin(StructuredOutputsParams(json={"type": "object", "properties": properties}))
+    guide.mask()
+    for token_id in tokenizers.Tokenizer.from_file(str(DEMO)).encode('{"field_9', add_special_tokens=False).ids:
+        guide.follow(token_id)
+        guide.mask()
+    assert guide.fault is None
+    maker.close()
+
+
+def _begin_compiled(maker: GuideMaker, pattern: str) -> Guide:
+    maker.compile(regex(pattern)).result()
+    return maker.begin(regex(pattern))
+
+
+def test_grammars_that_are_being_compiled_are_kept_as_requests_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_COMPILED", 2)
+    maker, go_on = GuideMaker(DEMO, END), threading.Event()
+    maker._thread.submit(go_on.wait, 60)
+    compiled = [maker.compile(regex(each)) for each in "ABCD"]
+    assert [maker.compile(regex(each)) for each in "ABCD"] == compiled
+    go_on.set()
+    compiled[-1].result()
+    maker.compile(regex("E"))
+    assert regex("A").to_grammar() not in maker._compiled
+    maker.close()
+
+
 def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_COMPILED", 2)
     maker = GuideMaker(DEMO, END)
-    first, again, other, third = (maker.begin(regex(each)) for each in ("A", "A", "B", "C"))
+    first, again, other, third = (_begin_compiled(maker, each) for each in ("A", "A", "B", "C"))
     assert list(maker._compiled) == [regex(each).to_grammar() for each in ("B", "C")]
     # A guide in use keeps its grammar.
     assert allowed_by(first) == allowed_by(again)
@@ -333,7 +363,7 @@ def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch
     maker.close()
 
 
-def test_a_grammar_is_waited_for_with_the_first_token_only() -> None:
+def test_a_grammar_whose_compilation_was_dropped_is_waited_for_with_the_first_token() -> None:
     compiled: Future[LLMatcher] = Future()
     guide, asked = Guide(compiled, "structured_outputs.regex"), threading.Event()
 

@@ -156,8 +156,8 @@ class Drive:
             self.runner.hold_embeddings(key, array)
         return is_wanted
 
-    def add(self, request: EngineRequest) -> RequestFailed | None:
-        refusal = self.scheduler.add(request)
+    def add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> RequestFailed | None:
+        refusal = self.scheduler.add(request, awaits_grammar=awaits_grammar)
         if refusal is None:
             self._set_aside(request.request_id)
             self.requests[request.request_id] = request
@@ -376,7 +376,7 @@ class Drive:
             assert self.add(request) is None
         plans: list[StepPlan] = []
         for _ in range(max_steps):
-            if not self.scheduler.has_requests:
+            if not self.scheduler.lineup:
                 return plans
             plan = self.step()
             if not plan.is_empty:
@@ -418,7 +418,7 @@ class Drive:
         while self.runner.is_busy:
             self.step()
         self.step()
-        assert not self.scheduler.has_requests
+        assert not self.scheduler.lineup
         assert self.runner.num_sequences == 0
         assert self.runner.num_held_pixels == 0
         assert self.runner.num_loaded == 0

@@ -249,7 +249,7 @@ def test_nobody_waits_for_a_state_inside_a_picture_whose_tokens_see_later_ones()
     drive = recurrent(cuts_items=False, sees_items_whole=True, max_num_seqs=2, max_num_batched_tokens=10)
     drive.add(ask("first", 9, "cat", 9))
     drive.add(ask("other", 9, "cat", 9, end=2))
-    while drive.scheduler.has_requests:
+    while drive.scheduler.lineup:
         drive.step()
         assert drive.scheduler.lineup.parked_for(ParkedFor.PREFIX) == []
     drive.expect_right_answers()
@@ -282,7 +282,7 @@ def test_a_sequence_with_pages_does_not_wait_for_one_that_is_not_as_far() -> Non
     drive.scheduler.reset(prefix=True, encoder=False)
     drive.add(ask("other", 32, 9, priority=-1, end=2))
     drive.deliver("cat")
-    while drive.scheduler.has_requests:
+    while drive.scheduler.lineup:
         drive.step()
         assert drive.scheduler.lineup.parked_for(ParkedFor.PREFIX) == []
     assert spans(drive, "waits")[:2] == [(0, 24), (24, 36)]

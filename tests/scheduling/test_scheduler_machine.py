@@ -57,13 +57,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         chance = random.Random(seed)
         self.drive = Drive(config, is_done=lambda: chance.random() < pace, delivers=False, loads=False)
         self.num_requests = 0
+        self.compiling: set[str] = set()
         self.kept: set[str] = set()
         self.now = 0.0
 
-    def _add(self, request: EngineRequest) -> None:
+    def _add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> None:
         self.num_requests += 1
         longest = self.drive.config.scheduler.max_model_len
-        refusal = self.drive.add(request)
+        refusal = self.drive.add(request, awaits_grammar=awaits_grammar)
+        if awaits_grammar:
+            self.compiling.add(request.request_id)
         assert (refusal is not None) == (len(request.token_ids) >= longest)
 
     @rule(
@@ -79,16 +82,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         wants_vector=st.sampled_from([False, False, True]),
         predicted=st.lists(st.integers(0, 6), max_size=12).map(tuple),
         pins=st.lists(st.builds(PromptPin, st.integers(1, 40), st.floats(1, 1000)), max_size=2).map(tuple),
+        awaits_grammar=st.sampled_from([False, False, True]),
     )
     def add(
-        self, parts: list[int | str], max_tokens: int, n: int, promised: set[str], unsent: set[str], **options: Any
+        self,
+        parts: list[int | str],
+        max_tokens: int,
+        n: int,
+        promised: set[str],
+        unsent: set[str],
+        awaits_grammar: bool,
+        **options: Any,
     ) -> None:
         options["adapter"] = options.pop("glasses")
         # As in the frontend: a salt is part of a picture's name.
         salted = [f"{part}/{options['cache_salt']}" if isinstance(part, str) else part for part in parts]
         for name, which in (("unsent_media", unsent), ("coming_media", promised - unsent)):
             options[name] = tuple(f"{part}/{options['cache_salt']}" for part in sorted(which & set(parts)))
-        self._add(make_request(str(self.num_requests), *salted, max_tokens=max_tokens, n=n, **options))
+        request = make_request(str(self.num_requests), *salted, max_tokens=max_tokens, n=n, **options)
+        self._add(request, awaits_grammar=awaits_grammar)
+
+    @precondition(lambda self: self.compiling)
+    @rule(data=st.data())
+    def compile_a_grammar(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.compiling)))
+        self.compiling.remove(request_id)
+        self.drive.scheduler.grammar_compiled(request_id)
 
     @precondition(lambda self: self.drive.requests)
     @rule(data=st.data(), more=PARTS, sends_media_again=st.booleans())
@@ -235,6 +254,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         drive.delivers = drive.loads = True
         for request_id, media_hash in drive.needed:
             drive.answer(request_id, media_hash)
+        for request_id in self.compiling:
+            drive.scheduler.grammar_compiled(request_id)
         drive.run(max_steps=5000)
         drive.expect_right_answers()
         drive.expect_nothing_left()

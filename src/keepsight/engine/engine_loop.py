@@ -6,9 +6,11 @@ owed an answer gets one. With nothing to compute, it sleeps until a message or t
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from keepsight.engine.embedding_tiers import EmbeddingTiers
 from keepsight.engine.engine_meter import EngineMeter
@@ -32,6 +34,7 @@ from keepsight.requests import (
 )
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import StepPlan, StepResult
+from keepsight.structured_outputs import StructuredOutputsParams
 from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
@@ -45,6 +48,10 @@ class Runner(Protocol):
     def hold_embeddings(self, encoder_key: str, array: StoredArray) -> None: ...
 
     def hold_stretch(self, stretch: bytes, array: StoredArray) -> None: ...
+
+    def compile(self, form: StructuredOutputsParams) -> Future[Any]:
+        """Begin to compile the grammar that a request's answer keeps to. What it gives stays with the runner."""
+        ...
 
     def run(self, plan: StepPlan) -> StepResult: ...
 
@@ -72,6 +79,8 @@ class EngineLoop:
         self._unanswered = Unanswered()
         # Media whose pixels the source had, and whose `MediaArrived` has not been read from the inbox yet.
         self._found: set[str] = set()
+        # Requests whose grammars have been compiled meanwhile.
+        self._compiled: deque[str] = deque()
         self._is_idle = True
         # True while a new frontend has not been told which media are held.
         self._has_new_listener = False
@@ -107,6 +116,8 @@ class EngineLoop:
         for message in self._inbox.take(waits=self._is_idle):
             self._unanswered.note_asked(message)
             self._act_on(message)
+        while self._compiled:
+            self._scheduler.grammar_compiled(self._compiled.popleft())
         # Stretches first: media in prefixes found there need no embeddings.
         self._load_stretches()
         self._load_embeddings()
@@ -127,13 +138,23 @@ class EngineLoop:
                 self._send([self._find_media(message)])
 
     def _add(self, request: EngineRequest) -> None:
-        if refusal := self._scheduler.add(request):
+        form = request.sampling_params.structured_outputs
+        compiled = None if form is None else self._runner.compile(form)
+        awaited = None if compiled is None or compiled.done() else compiled
+        if refusal := self._scheduler.add(request, awaits_grammar=awaited is not None):
             self._send([refusal])
             return
+        if awaited is not None:
+            awaited.add_done_callback(lambda _: self._note_compiled(request.request_id))
         self._source.touch(item.media_hash for item in request.media)
         self._meter.note_arrived(request)
         if self._tiers is not None:
             self._tiers.note_uses(request)
+
+    def _note_compiled(self, request_id: str) -> None:
+        """Note that the request's grammar is compiled, or cannot be. Called from the thread that compiles."""
+        self._compiled.append(request_id)
+        self._inbox.wake()
 
     def _reset(self, *, prefix: bool, encoder: bool, processor: bool) -> None:
         self._scheduler.reset(prefix=prefix, encoder=encoder)

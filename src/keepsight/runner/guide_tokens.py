@@ -1,9 +1,9 @@
 """Keeps answers to a grammar (structured outputs): tells which tokens each guided sequence may say next.
 
-Grammars are compiled on a separate thread, beginning when their sequence is announced, and are waited for only at the
-first token.  A guide follows one sequence and its errors fail that sequence alone; `fault` says whether the grammar or
-the server is to blame.  A thought before the answer is not constrained.  Knows nothing of how a token is chosen.
-llguidance is imported with the first grammar, or by `prepare`.
+Grammars are compiled on a separate thread, and a request is computed once its grammar is compiled: all streams would
+otherwise wait for it in the step of its first token.  A guide follows one sequence and its errors fail that sequence
+alone; `fault` says whether the grammar or the server is to blame.  A thought before the answer is not constrained.
+Knows nothing of how a token is chosen.  llguidance is imported with the first grammar, or by `prepare`.
 """
 
 import itertools
@@ -34,6 +34,8 @@ logger = logging.getLogger(__name__)
 MAX_COMPILED = 64
 # Each takes one or two kilobytes; a malicious pattern could need any number of them.
 MAX_LEXER_STATES = 50_000
+# An object with optional properties has about four for each, as any of them may come next.
+MAX_ITEMS_IN_ROW = 50_000
 
 
 class GrammarError(Exception):
@@ -81,7 +83,7 @@ class Guide:
             self._note_fault(matcher)
 
     def _find_matcher(self) -> "LLMatcher | None":
-        """Wait for the compiled grammar.  Return this guide's matcher; None if there is a fault."""
+        """Return this guide's matcher, which rarely has to be waited for; None if there is a fault."""
         if self._matcher is None and self.fault is None:
             try:
                 self._matcher = self._compiled.result().deep_copy()
@@ -118,14 +120,20 @@ class GuideMaker:
         """
         return self._thread.submit(self._find_tokenizer)
 
-    def begin(self, form: StructuredOutputsParams, thought: ThoughtTokens | None = None) -> Guide:
+    def compile(self, form: StructuredOutputsParams) -> "Future[LLMatcher]":
+        """Begin to compile a form's grammar unless it is kept, or being compiled."""
         grammar = form.to_grammar()
         if grammar not in self._compiled:
             self._compiled[grammar] = self._thread.submit(self._compile, grammar)
         self._compiled.move_to_end(grammar)
         if len(self._compiled) > MAX_COMPILED:
-            self._compiled.popitem(last=False)
-        return Guide(self._compiled[grammar], form.path, thought)
+            # Requests wait for those that are being compiled.
+            done = (each for each, compiled in self._compiled.items() if compiled.done() and each != grammar)
+            self._compiled.pop(next(done, ""), None)
+        return self._compiled[grammar]
+
+    def begin(self, form: StructuredOutputsParams, thought: ThoughtTokens | None = None) -> Guide:
+        return Guide(self.compile(form), form.path, thought)
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
@@ -143,7 +151,7 @@ class GuideMaker:
     def _compile(self, grammar: str) -> "LLMatcher":
         from llguidance import LLMatcher, LLParserLimits
 
-        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES)
+        limits = LLParserLimits(max_lexer_states=MAX_LEXER_STATES, max_items_in_row=MAX_ITEMS_IN_ROW)
         matcher = LLMatcher(self._find_tokenizer(), grammar, log_level=0, limits=limits)
         if matcher.is_error():
             raise GrammarError(_short_error(matcher))

@@ -11,7 +11,9 @@ import logging
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +53,7 @@ from keepsight.scheduling.step_plan import (
     StepPlan,
     StepResult,
 )
+from keepsight.structured_outputs import StructuredOutputsParams
 from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
@@ -147,6 +150,9 @@ class ModelRunner:
         self._copy(plan)
         results = [placed, self._recall(plan.recall), self._begin_beside(plan.beside), self._compute_now(plan.now)]
         return _merge((*results, *self._beside.take_finished()))
+
+    def compile(self, form: StructuredOutputsParams) -> "Future[Any]":
+        return self._guides.compile(form)
 
     def prepare(self) -> bool:
         """Do a moment's work ahead of later runs, while there is nothing to run.  Return False if none is left."""

@@ -63,9 +63,15 @@ class Lineup:
         """Return the sequences parked for this reason, in order."""
         return sorted((state for state in self.parked if state.parked_for is reason), key=by_order)
 
-    def unpark_all(self, reason: ParkedFor) -> None:
-        for state in [state for state in self.parked if state.parked_for is reason]:
+    def unpark_these(self, states: Iterable[RequestState], *reasons: ParkedFor) -> list[RequestState]:
+        """Unpark those of the sequences that are parked for one of the reasons, and return them."""
+        parked = [state for state in states if state.parked_for in reasons]
+        for state in parked:
             self.unpark(state)
+        return parked
+
+    def unpark_all(self, reason: ParkedFor) -> None:
+        self.unpark_these(self.parked, reason)
 
     def first(self) -> RequestState | None:
         """Return the first of all sequences in order."""

@@ -95,9 +95,9 @@ class MediaClaims:
                 return lacks
         return None
 
-    def look_ahead(self, state: RequestState, first_item: int) -> None:
-        """Ask the tiers for what the request will lack, long before it has its turn."""
-        for index in range(first_item, len(state.media)):
+    def look_ahead(self, state: RequestState, num_found: int) -> None:
+        """Ask the tiers for what the request will lack behind `num_found` tokens, long before it has its turn."""
+        for index in range(state.first_item_after(num_found), len(state.media)):
             if not self._can_find(state, index):
                 self.loads.ask(state, index)
 

@@ -46,6 +46,8 @@ class ParkedFor(Enum):
     PREFIX = "prefix"
     # The lane beside the streams, which another prompt occupies.
     LANE = "lane"
+    # The compilation of the grammar that its answer keeps to.
+    GRAMMAR = "grammar"
 
 
 FOR_MEDIA = (ParkedFor.PIXELS, ParkedFor.TIERS, ParkedFor.ENCODER)

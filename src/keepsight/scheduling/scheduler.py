@@ -70,7 +70,7 @@ class Scheduler:
 
     # Input ----------------------------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest) -> RequestFailed | None:
+    def add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> RequestFailed | None:
         """Add a request.  Return a refusal if it can never run or its id is already in use; otherwise None."""
         request_id = request.request_id
         refusal = refusal_reason(request, self.config)
@@ -84,15 +84,18 @@ class Scheduler:
             self._states[state.sequence_id] = state
             self.media.add(state)
             self.lineup.add(state)
-            hit = find_beginning(state, self.kv_cache)
-            if self.stretches.ask(state, hit):
-                self.lineup.park(state, ParkedFor.STRETCHES)
+            if awaits_grammar:
+                self.lineup.park(state, ParkedFor.GRAMMAR)
             else:
-                self._look_ahead(state, hit)
+                self._look_up(state)
         return None
 
-    def _look_ahead(self, state: RequestState, hit: PrefixHit) -> None:
-        self.media.look_ahead(state, state.first_item_after(hit.num_tokens))
+    def _look_up(self, state: RequestState) -> None:
+        hit = find_beginning(state, self.kv_cache)
+        if self.stretches.ask(state, hit):
+            self.lineup.park(state, ParkedFor.STRETCHES)
+        else:
+            self.media.look_ahead(state, hit.num_tokens)
 
     def abort(self, request_id: str, choice: int | None = None) -> None:
         """Drop a request or one of its choices, at any time.  Unknown ids are ignored: those have already ended."""
@@ -103,18 +106,14 @@ class Scheduler:
     def media_arrived(self, media_hash: str) -> bool:
         """Note that a media item's pixels have arrived.  Return False if they are not needed."""
         askers = self.media.arrived(media_hash)
-        for state in askers or ():
-            if state.parked_for is ParkedFor.PIXELS:
-                self.lineup.unpark(state)
+        self.lineup.unpark_these(askers or (), ParkedFor.PIXELS)
         return askers is not None
 
     def embeddings_loaded(self, encoder_key: str, *, is_found: bool) -> bool:
         """Note the outcome of a load.  Return whether embeddings were found and are still wanted."""
         askers = self.media.loads.end(encoder_key, is_found=is_found)
-        for state in askers or ():
-            # Unpark sequences that wait for another item, too: they can ask for this one's pixels in the meantime.
-            if state.parked_for in FOR_MEDIA:
-                self.lineup.unpark(state)
+        # Unpark sequences that wait for another item, too: they can ask for this one's pixels in the meantime.
+        self.lineup.unpark_these(askers or (), *FOR_MEDIA)
         return is_found and askers is not None
 
     def stretches_loaded(self, load: StretchLoad, places: range, *, is_last: bool) -> None:
@@ -123,7 +122,11 @@ class Scheduler:
             self.stretches.take_in(load, places)
         for state in self.stretches.end(load, places.stop) if is_last else ():
             self.lineup.unpark(state)
-            self._look_ahead(state, find_beginning(state, self.kv_cache))
+            self.media.look_ahead(state, find_beginning(state, self.kv_cache).num_tokens)
+
+    def grammar_compiled(self, request_id: str) -> None:
+        for state in self.lineup.unpark_these(self._choices.get(request_id, ()), ParkedFor.GRAMMAR):
+            self._look_up(state)
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         if prefix:
@@ -133,10 +136,6 @@ class Scheduler:
             self.media.loads.forget()
 
     # Output ---------------------------------------------------------------------------------------------------
-
-    @property
-    def has_requests(self) -> bool:
-        return bool(self._choices)
 
     def take_begun(self) -> list[Begun]:
         """Return, once each, requests whose first choice got its first token or has had more media made since then."""
