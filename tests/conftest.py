@@ -6,10 +6,12 @@ One thread per test process: small models gain nothing from more, and parallel t
 import gc
 import os
 import signal
+import socket
 import warnings
 from collections.abc import Callable, Generator, Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -48,6 +50,19 @@ def set_default_dtype() -> Iterator[Callable[[str], None]]:
 
     yield lambda name: torch.set_default_dtype(getattr(torch, name))
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def without_a_resolver(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find no host under .invalid without asking this machine's resolver, which may be slow or answer for any name."""
+    resolve = socket.getaddrinfo
+
+    def find(host: Any, *args: Any, **options: Any) -> Any:
+        if str(host).endswith(".invalid"):
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return resolve(host, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", find)
 
 
 @pytest.fixture(scope="session")

@@ -175,6 +175,7 @@ def post(preparer: RequestPreparer, url: str) -> httpx.Response:
     return asyncio.run(send())
 
 
+@pytest.mark.usefixtures("without_a_resolver")
 def test_every_refused_url_has_its_status_code_and_field(preparer: RequestPreparer, server: PictureServer) -> None:
     server.serve("/large", response(bytes(1001)))
     server.serve("/inner", response(b"", 302, Location="http://169.254.169.254/"))

@@ -129,6 +129,7 @@ def test_an_invalid_command_line_is_reported_in_one_line_and_exits_with_2(
         (["demo-picture", "-o", "x.png", "--things", "9"], "keepsight demo-picture: --things: must be from 1 to 4"),
     ],
 )
+@pytest.mark.usefixtures("without_a_resolver")
 def test_a_usage_error_is_one_line_on_standard_error_and_exit_status_2(
     arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from keepsight.tiers.tier import StoredArray
 from keepsight.tiers.tier_guard import GuardLimits
 from keepsight.tiers.tiered_store import TieredStore
 from keepsight.tiers.trace import TraceRecorder, read_trace
+from tests.clock import Clock
 from tests.tiers.any_order import check_any_order
 from tests.tiers.fake_tier import FakeTier
 
@@ -295,18 +296,21 @@ def test_a_far_tier_has_as_long_as_making_all_that_is_loading_anew_would_take(be
     assert bench.tiers._patience(load("x")) < waiting
 
 
-def test_a_trace_names_each_use_by_its_entry_and_records_encoding_times(tmp_path: Path) -> None:
-    path = tmp_path / "trace"
+def test_a_trace_names_each_use_by_its_entry_and_records_encoding_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, clock = tmp_path / "trace", Clock(1000)
+    monkeypatch.setattr(time, "time", clock)
     tiers = EmbeddingTiers(TieredStore(None, []), name, EMBEDDINGS, lambda: None, trace=TraceRecorder(path))
     media = tuple(MediaItem(key, TokenSpan(4 * place, 4), Geometry(9, 9)) for place, key in enumerate("ab"))
     request = EngineRequest("r", (1,) * 8, media, SamplingParams())
     tiers.note_uses(request)
-    asked_by = time.time()
+    clock.now = 2000
     tiers.keeping()(encoding("a"), 0.25, lambda: pytest.fail("nothing keeps it"))
     tiers.note_uses(request)
     tiers.close()
     uses = list(read_trace(path))
-    assert uses[0].time <= uses[1].time <= asked_by <= uses[2].time, "not when it was known what it takes"
+    assert [use.time for use in uses] == [1000, 1000, 2000, 2000], "not when it was known what it takes"
     assert [use.key for use in uses] == [name("a"), name("b")] * 2
     assert {(use.num_bytes, use.seconds) for use in uses} == {(4 * EMBEDDINGS.num_bytes, 0.25)}
     assert "media" not in json.dumps([use.key for use in uses])

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import socket
 import ssl
 from collections.abc import Iterator
 from pathlib import Path
@@ -406,5 +407,7 @@ def test_a_body_that_ends_too_soon_is_no_picture(server: PictureServer, head: st
 def test_nobody_listening_is_told_without_the_address() -> None:
     error = fault_of("http://pictures.test:9/", guard_of("127.0.0.1"))
     assert isinstance(error, MediaFetchError | MediaRefusedError)
-    error = fault_of("http://pictures.test:1029/", guard_of("127.0.0.1"))
+    with socket.socket() as unheard:
+        unheard.bind(("127.0.0.1", 0))  # nobody else can listen there meanwhile
+        error = fault_of(f"http://pictures.test:{unheard.getsockname()[1]}/", guard_of("127.0.0.1"))
     assert error.message == "could not be downloaded: its server could not be reached (ConnectError)"
