@@ -2,6 +2,7 @@
 
 import gc
 import io
+import itertools
 import math
 import subprocess
 import sys
@@ -12,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -698,8 +699,8 @@ def test_prompts_with_different_salts_share_no_cache_entries(llm: LLM) -> None:
 def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None:
     finished: list[str] = []
     with LLM(**placed(max_num_seqs=1)) as llm:
-        hold = threading.Event()
-        loop: Any = llm.engine._loop
+        hold, num_submitted, engine = threading.Event(), itertools.count(1), cast(Any, llm.engine)
+        loop, submit = engine._loop, engine.submit
         run = loop._runner.run
 
         def run_when_all_have_arrived(plan: StepPlan) -> Any:
@@ -707,8 +708,12 @@ def test_the_smallest_priority_goes_first_and_answers_keep_their_order() -> None
             finished.extend(request_id for request_id, _ in plan.ended)
             return run(plan)
 
-        loop._runner.run = run_when_all_have_arrived
-        threading.Timer(0.2, hold.set).start()
+        def submit_and_count(*arguments: Any) -> None:
+            submit(*arguments)
+            if next(num_submitted) == 4:
+                hold.set()
+
+        loop._runner.run, engine.submit = run_when_all_have_arrived, submit_and_count
         params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
         outputs = llm.generate(["a", "b", "c", "d"], params, use_tqdm=False, priority=[0, 3, 2, 1])
         llm.generate("the end", params)

@@ -3,6 +3,7 @@
 import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,11 @@ def on_another_thread(look: Callable[[], None]) -> None:
 
 
 def cores_of_threads() -> list[set[int]]:
-    return [os.sched_getaffinity(int(path.name)) for path in Path("/proc/self/task").iterdir()]
+    found = []
+    for path in Path("/proc/self/task").iterdir():
+        with suppress(ProcessLookupError):  # it has ended meanwhile
+            found.append(os.sched_getaffinity(int(path.name)))
+    return found
 
 
 def test_each_thread_of_a_team_has_a_core_of_its_own_until_it_leaves() -> None:

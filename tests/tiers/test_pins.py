@@ -19,6 +19,7 @@ from keepsight.tiers.tier import ignore_drop
 from tests.tiers.any_order import check_any_order
 from tests.tiers.arrays import array_of, assert_equal, key_of
 from tests.tiers.policy_calls import MAX_BYTES, PolicyCalls
+from tests.wait_until import wait_until
 
 PAGE = 4096
 
@@ -80,22 +81,25 @@ def test_an_entry_present_after_its_pin_stays_while_servers_are_busy(tmp_path: P
             server.put(key_of(number), array_of(number))
 
     pins, pinned = pins_in(tmp_path), set[str]()
+
+    def five_are_pinned() -> bool:
+        keys = list(observer.list_sizes())
+        if not keys:
+            return False
+        pins.add(key := random.choice(keys))
+        if key in observer.list_sizes():
+            pinned.add(key)
+        else:
+            pins.remove(key)
+        return len(pinned) == 5
+
     with ThreadPoolExecutor() as threads:
         serving = [threads.submit(serve, each, 10 + place) for place, each in enumerate(servers)]
         try:
-            for _ in range(200):
-                key = random.choice(list(observer.list_sizes()))
-                pins.add(key)
-                if key in observer.list_sizes():
-                    pinned.add(key)
-                else:
-                    pins.remove(key)
-                if len(pinned) == 5:
-                    break
+            wait_until(five_are_pinned)
         finally:
             is_over.set()
     assert [each.result() for each in serving] == [None, None]
-    assert len(pinned) == 5
     assert pinned <= observer.list_sizes().keys()
     servers[0].check_invariants()
     for tier in (*servers, observer):

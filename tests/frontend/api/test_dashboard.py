@@ -178,6 +178,7 @@ def test_the_page_updates_in_place_while_visible(shown: Page, server: Server) ->
 
 
 def test_a_hidden_page_sends_no_requests(shown: Page, server: Server) -> None:
+    expect(shown.get_by_role("img", name="Picture")).to_have_count(2)  # the last that it asks for
     shown.evaluate("""() => {
         Object.defineProperty(document, "hidden", { value: true, configurable: true });
         document.dispatchEvent(new Event("visibilitychange"));

@@ -31,6 +31,7 @@ from tests.frontend.api.app_client import MODEL, Client, error_of
 from tests.frontend.api.media_server import PICTURE, PNG, QUOTA, KeepingEngine, Server
 from tests.frontend.sample_documents import Page, write_pdf
 from tests.frontend.sample_pictures import encode
+from tests.wait_until import wait_until
 
 OTHER = to_png(draw(2).picture)
 SOON = 10  # seconds; normally takes much less
@@ -290,7 +291,7 @@ def test_a_client_that_leaves_while_its_upload_is_warmed_leaves_nothing(server: 
         scope = {"type": "http", "method": "POST", "path": "/v1/media", "query_string": b"warm=true"}
         headers = [(b"content-type", b"image/png")]
         await asyncio.wait_for(app({**scope, "headers": headers}, receive, send), timeout=10)
-        await asyncio.sleep(0.05)
+        await asyncio.to_thread(wait_until, lambda: server.engine.num_abandoned)
         assert server.engine.num_abandoned == 1  # checked here, as closing the loop would cancel whatever still runs
 
     asyncio.run(call_and_leave())
