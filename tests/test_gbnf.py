@@ -135,4 +135,4 @@ def test_a_hostile_grammar_takes_bounded_time() -> None:
         began = time.process_time()
         with suppress(InvalidArgumentError):
             StructuredOutputsParams(grammar=hostile).to_grammar()
-        assert time.process_time() - began < 2, hostile[:30]
+        assert time.process_time() - began < 6, hostile[:30]

@@ -39,6 +39,7 @@ from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_p
 from tests.frontend.picture_server import picture_server, response
 from tests.place import DEVICE, placed
 from tests.random_checkpoint import make_checkpoint
+from tests.real_server import START_SECONDS
 from tests.wait_until import wait_until
 
 NUM_TOKENS = 64
@@ -869,7 +870,9 @@ print(before, running, measure())
 
 
 def test_closing_returns_memory_to_the_system() -> None:
-    ended = subprocess.run([sys.executable, "-c", CLOSING], capture_output=True, text=True, timeout=60, check=True)
+    ended = subprocess.run(
+        [sys.executable, "-c", CLOSING], capture_output=True, text=True, timeout=START_SECONDS, check=True
+    )
     before, running, after = map(int, ended.stdout.split())
     assert after - before < (running - before) / 2
 
@@ -932,7 +935,7 @@ print(f"this LLM belongs to process {{os.getpid()}}, but this is {{child}}: {{ad
 def test_calls_in_a_forked_child_fail_and_the_parent_s_engine_still_works() -> None:
     # Some Python versions warn about forking with threads.
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKING]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=START_SECONDS)
     assert (ended.returncode, ended.stderr) == (0, "")
     assert len(ended.stdout.splitlines()) == 4
     assert len(set(ended.stdout.splitlines())) == 1

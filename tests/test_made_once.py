@@ -29,16 +29,16 @@ def test_objects_do_not_wait_for_one_another() -> None:
 
     def make_slowly() -> str:
         is_making.set()
-        assert may_end.wait(10)
+        assert may_end.wait(60)  # longer than the quick one is waited for
         return "slow"
 
     slow = Maker(make_slowly)
     thread = threading.Thread(target=lambda: slow.value)
     thread.start()
-    assert is_making.wait(10)
+    assert is_making.wait(20)
     quick = threading.Thread(target=lambda: Maker(lambda: "quick").value)
     quick.start()
-    quick.join(5)
+    quick.join(20)
     is_blocked = quick.is_alive()
     may_end.set()
     thread.join()

@@ -15,7 +15,7 @@ from tests.drawn import ask, say
 from tests.frontend.sample_sounds import RATE, as_floats, drawn, sound, wav
 from tests.models.qwen2_audio import reference as ref
 from tests.place import placed
-from tests.real_server import real_server
+from tests.real_server import START_SECONDS, real_server
 from tests.sound_checkpoint import make_sound_checkpoint
 
 SEED, NUM_TOKENS = 1, 6
@@ -76,7 +76,8 @@ def test_a_server_recognizes_a_sound_however_it_is_sent(checkpoint: tuple[Path, 
     with real_server(model) as server:
         client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
         headers = {"Content-Type": "audio/wav"}
-        handle = httpx.post(f"{server.url}/v1/media", content=recorded, headers=headers).raise_for_status().json()
+        uploaded = httpx.post(f"{server.url}/v1/media", content=recorded, headers=headers, timeout=START_SECONDS)
+        handle = uploaded.raise_for_status().json()
         assert (handle["num_samples"], "width" in handle) == (9_001, False)
         for part in (as_openai, as_url, {"type": "audio", "media_id": handle["id"]}):
             content: Any = [part, say("What is that?")]
@@ -88,7 +89,7 @@ def test_a_server_recognizes_a_sound_however_it_is_sent(checkpoint: tuple[Path, 
                 extra_body={"ignore_eos": True, "return_token_ids": True},
             )
             answers.append(answer.model_dump())
-        metrics = httpx.get(f"{server.url}/metrics").text
+        metrics = httpx.get(f"{server.url}/metrics", timeout=START_SECONDS).text
         _check_other_endpoints(client, server.url, model, as_openai)
     # That both files hold the same sound is known only after decoding the second, and helps later requests.
     for name, expected in (("decoded", "2"), ("encoded", "2")):
@@ -101,7 +102,7 @@ def test_a_server_recognizes_a_sound_however_it_is_sent(checkpoint: tuple[Path, 
 def _check_other_endpoints(client: OpenAI, url: str, model: str, part: dict[str, Any]) -> None:
     """Check that each endpoint counts the same tokens."""
     body = {"messages": [{"role": "user", "content": [part, say("What is that?")]}]}
-    counted = httpx.post(f"{url}/tokenize", json=body).raise_for_status().json()
+    counted = httpx.post(f"{url}/tokenize", json=body, timeout=START_SECONDS).raise_for_status().json()
     assert (counted["audio_tokens"], counted["image_tokens"]) == (14, 0)
     content: Any = [part, {"type": "input_text", "text": "What is that?"}]
     response = client.responses.create(
@@ -109,7 +110,8 @@ def _check_other_endpoints(client: OpenAI, url: str, model: str, part: dict[str,
     )
     assert response.usage is not None
     assert response.usage.input_tokens == counted["count"]
-    wrong = httpx.post(f"{url}/v1/chat/completions", json=body | {"messages": [_with(wav(RATE + 160))]})
+    too_long = body | {"messages": [_with(wav(RATE + 160))]}
+    wrong = httpx.post(f"{url}/v1/chat/completions", json=too_long, timeout=START_SECONDS)
     assert (wrong.status_code, wrong.json()["error"]["code"]) == (413, "picture_too_large")
     assert "has 1.01 seconds, this model takes at most 1 seconds" in wrong.json()["error"]["message"]
 

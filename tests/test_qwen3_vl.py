@@ -22,7 +22,7 @@ from tests.frontend.sample_documents import Page, write_pdf
 from tests.place import placed
 from tests.qwen_checkpoint import MAX_PIXELS, make_qwen_checkpoint, reference_answer
 from tests.qwen_turns import GREEDY, expect_reference_answers_in_turns, film, picture, shown
-from tests.real_server import real_server
+from tests.real_server import START_SECONDS, real_server
 
 SIZES = [(40, 30), (200, 90), (17, 300), (1, 1), (64, 64)]
 
@@ -174,7 +174,8 @@ def test_pictures_and_films_are_found_on_disk_after_a_restart(checkpoint: tuple[
     for questions_now in (questions[:3], questions[3:]):
         with real_server(str(directory), *disk_caches) as server:
             client = OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
-            handle = httpx.post(f"{server.url}/v1/media", content=video, headers={"Content-Type": "video/mp4"}).json()
+            headers = {"Content-Type": "video/mp4"}
+            handle = httpx.post(f"{server.url}/v1/media", content=video, headers=headers, timeout=START_SECONDS).json()
             by_handle = {"type": "video", "media_id": handle["id"]}
             for question in questions_now:
                 content: Any = [url, by_bytes if question == questions[0] else by_handle, say(question)]
@@ -186,7 +187,7 @@ def test_pictures_and_films_are_found_on_disk_after_a_restart(checkpoint: tuple[
                     extra_body={"ignore_eos": True},
                 )
                 answers.append(answer.choices[0].message.content)
-            metrics = httpx.get(f"{server.url}/metrics").text
+            metrics = httpx.get(f"{server.url}/metrics", timeout=START_SECONDS).text
             encoded += re.findall(r'^keepsight_media_encoded_total\{modality="(?:image|video)"\} (\S+)', metrics, re.M)
     # Two moments of the film: its minimum is four frames.
     assert list(map(float, encoded)) == [1, 2, 0, 0]

@@ -21,7 +21,7 @@ from keepsight.observe.totals import Totals
 from tests.wait_until import wait_until
 
 FAKE = Path(__file__).parent / "fake_process.py"
-PATIENCE = 20  # seconds
+PATIENCE = 60  # seconds; normally takes far less
 SUPERVISE = """
 import ctypes, json, logging, socket, sys
 from pathlib import Path

@@ -16,6 +16,7 @@ import pytest
 from keepsight.cli.main import main
 from tests.cli.scripted_server import DONE, Script, answer, event, scripted_server
 from tests.drawn import draw, to_data_url
+from tests.real_server import START_SECONDS
 
 HELLO = {"role": "user", "content": "Hello"}
 
@@ -236,7 +237,7 @@ def test_ctrl_c_stops_the_answer_but_not_the_chat(script: Script) -> None:
         assert chat.stdout.read(4) == b"Once"
         chat.send_signal(signal.SIGINT)
         assert script.client_left.wait(20)
-        out, err = chat.communicate(b"Again\n", timeout=20)
+        out, err = chat.communicate(b"Again\n", timeout=START_SECONDS)
     assert out == b"\nTwice\n"
     assert b"stopped]" in err
     assert script.messages[1] == {"role": "assistant", "content": "Once"}
@@ -253,7 +254,7 @@ def test_a_closed_standard_stream_is_treated_as_empty(closed: str, script: Scrip
 
 def test_undecodable_input_is_reported_in_one_line(script: Script) -> None:
     with run_chat(script.url) as chat:
-        out, err = chat.communicate(b"caf\xe9\n", timeout=20)
+        out, err = chat.communicate(b"caf\xe9\n", timeout=START_SECONDS)
     assert (chat.returncode, out, script.bodies) == (2, b"", [])
     assert err.splitlines()[-1] == b"keepsight chat: standard input: is not utf-8: invalid continuation byte"
     assert b"Traceback" not in err
@@ -263,7 +264,7 @@ def test_with_surrogateescape_a_question_must_be_utf8_and_a_file_name_need_not(s
     picture = bytes(tmp_path) + b"/caf\xe9.png"
     draw(1).picture.save(picture)
     with run_chat(script.url, encoding="utf-8:surrogateescape") as chat:
-        out, err = chat.communicate(b"caf\xe9\n/image %b\nHello\n" % picture, timeout=20)
+        out, err = chat.communicate(b"caf\xe9\n/image %b\nHello\n" % picture, timeout=START_SECONDS)
     assert (chat.returncode, out, len(script.bodies)) == (1, b"Hello!\n", 1)
     assert b"\nerror: standard input: is not UTF-8\n1 attached to the next message\n" in err
 
@@ -283,7 +284,7 @@ def test_characters_that_standard_output_cannot_encode_do_not_end_the_conversati
         [json.dumps({"choices": [{"delta": {"content": shown}}]}).join(("data: ", "\n\n")).encode(), DONE]
     ]
     with run_chat(script.url, encoding=encoding) as chat:
-        out, _err = chat.communicate(b"Hello\nAgain\n", timeout=20)
+        out, _err = chat.communicate(b"Hello\nAgain\n", timeout=START_SECONDS)
     assert out == 2 * (shown.encode(encoding, "backslashreplace") + b"\n")
     assert chat.returncode == 0
 
@@ -293,7 +294,7 @@ def test_a_terminal_is_prompted_for_lines_until_ctrl_d(script: Script) -> None:
     with run_chat(script.url, stdin=slave) as chat:
         os.close(slave)
         os.write(master, b"Hello\n\x04")
-        out, err = chat.communicate(timeout=20)
+        out, err = chat.communicate(timeout=START_SECONDS)
     os.close(master)
     # Standard output may be redirected to a file while the user types.
     assert out == b"Hello!\n"

@@ -224,7 +224,7 @@ def test_the_ipv6_wildcard_address_accepts_ipv4_too() -> None:
     with serve._listen("::", 0) as listener:
         port = listener.getsockname()[1]
         for host in ("127.0.0.1", "::1"):
-            socket.create_connection((host, port), timeout=5).close()
+            socket.create_connection((host, port), timeout=20).close()
 
 
 INTERRUPTED_SERVER = """

@@ -11,7 +11,7 @@ import pytest
 
 from tests.drawn import ask, by_url, draw
 from tests.official_client import answer, complete
-from tests.real_server import END_SECONDS, serving
+from tests.real_server import END_SECONDS, START_SECONDS, serving
 
 OPTIONS = (
     *("--api-key", "one", "two", "--admin-api-key", "admin", "--cache-isolation", "api-key"),
@@ -27,7 +27,8 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         # Guarantees a log line to check, whichever tests were selected.
         body = {"model": "mine", "prompt": "Hello", "max_tokens": 1}
         headers = {"Authorization": "Bearer one"}
-        assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body, headers=headers).status_code == 200
+        completions = f"http://127.0.0.1:{port}/v1/completions"
+        assert httpx.post(completions, json=body, headers=headers, timeout=START_SECONDS).status_code == 200
         process.send_signal(signal.SIGTERM)
         assert process.wait(END_SECONDS) == 0
     text = log.read_text()
@@ -50,7 +51,8 @@ def num_cached(client: openai.OpenAI, key: str) -> int:
 
 
 def reset(url: str, key: str) -> int:
-    return httpx.post(f"{url}/reset_prefix_cache", headers={"Authorization": f"Bearer {key}"}).status_code
+    headers = {"Authorization": f"Bearer {key}"}
+    return httpx.post(f"{url}/reset_prefix_cache", headers=headers, timeout=START_SECONDS).status_code
 
 
 def test_callers_with_different_keys_share_no_cache_entries(client: openai.OpenAI, url: str) -> None:
@@ -75,6 +77,7 @@ def test_a_streamed_completion_equals_the_whole_one(client: openai.OpenAI) -> No
         f"{client.base_url}".replace("/v1/", "/tokenize"),
         json={"prompt": "Hello"},
         headers={"Authorization": "Bearer one"},
+        timeout=START_SECONDS,
     ).json()["tokens"]
     both = create(**options | {"prompt": [tokens, tokens]})
     assert [choice.text for choice in both.choices] == [whole.choices[0].text] * 2
@@ -115,4 +118,4 @@ def test_errors_are_the_official_client_s_exceptions(client: openai.OpenAI, url:
     assert (large.value.status_code, large.value.code) == (413, "body_too_large")
     assert client.models.retrieve("mine").id == "mine"
     assert [model.id for model in client.models.list()] == ["mine", "keepsight-demo"]
-    assert httpx.get(f"{url}/ready").status_code == 200
+    assert httpx.get(f"{url}/ready", timeout=START_SECONDS).status_code == 200

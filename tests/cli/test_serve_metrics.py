@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.drawn import ask, by_url, draw
+from tests.real_server import START_SECONDS
 
 WORK = ("decoded", "preprocessed", "transferred", "encoded")
 
@@ -18,7 +19,7 @@ def url(server_port: int) -> str:
 
 
 def read_counter(url: str, name: str, **labels: str) -> float:
-    families = text_string_to_metric_families(httpx.get(f"{url}/metrics").text)
+    families = text_string_to_metric_families(httpx.get(f"{url}/metrics", timeout=START_SECONDS).text)
     [value] = (
         sample.value
         for family in families
@@ -34,7 +35,7 @@ def work_done(url: str) -> dict[str, float]:
 
 def request_account(url: str, messages: Any) -> dict[str, Any]:
     body = {"messages": messages, "max_tokens": 3, "keepsight": {"account": True}}
-    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=START_SECONDS)
     [account] = response.json()["keepsight"]["accounts"]
     assert isinstance(account, dict)
     return account
@@ -59,8 +60,8 @@ def test_a_known_picture_is_neither_decoded_nor_encoded_again_until_the_caches_a
     assert {"decode", "resize", "transfer", "encode"} <= set(second["media"][0]["skipped"])
     assert work_done(url) == {work: count + 1 for work, count in before.items()}
     for cache in ("prefix", "encoder", "mm"):
-        assert httpx.post(f"{url}/reset_{cache}_cache").status_code == 200
+        assert httpx.post(f"{url}/reset_{cache}_cache", timeout=START_SECONDS).status_code == 200
     assert request_account(url, ask(picture, "And now?"))["work"] == dict.fromkeys(WORK, 1)
     assert work_done(url) == {work: count + 2 for work, count in before.items()}
-    shown = httpx.get(f"{url}/debug/requests/{second['id']}").json()["data"]
+    shown = httpx.get(f"{url}/debug/requests/{second['id']}", timeout=START_SECONDS).json()["data"]
     assert [each["id"] for each in shown] == [second["id"]]

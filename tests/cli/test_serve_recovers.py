@@ -139,5 +139,5 @@ def test_a_signal_to_end_lets_a_running_answer_finish(server: Server) -> None:
     assert server.supervisor.stdout is not None
     assert server.supervisor.stdout.read() == ""
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.port), timeout=5)
+        socket.create_connection(("127.0.0.1", server.port), timeout=END_SECONDS)
     assert "Traceback" not in server.log.read_text()

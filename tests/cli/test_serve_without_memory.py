@@ -18,7 +18,7 @@ from keepsight.ipc.run_directory import MIN_FREE_BYTES_OF_FRONTEND, MIN_FREE_BYT
 from tests import real_server
 from tests.drawn import ask, by_url, draw, to_png
 from tests.official_client import answer, connect
-from tests.real_server import COMMAND, serving
+from tests.real_server import COMMAND, START_SECONDS, serving
 from tests.wait_until import wait_until
 
 PNG = {"content-type": "image/png"}
@@ -79,7 +79,8 @@ def test_the_required_shared_memory_suffices_for_the_start_and_an_upload(
 ) -> None:
     log, size = tmp_path / "log", MIN_FREE_BYTES_OF_SERVER + 2 * MIN_FREE_BYTES_OF_FRONTEND
     with serving_with(f"size={size}", log, monkeypatch, "--api-server-count", "2") as (_, client):
-        uploaded = httpx.post(f"{client.base_url}media", content=to_png(draw(1).picture), headers=PNG)
+        picture = to_png(draw(1).picture)
+        uploaded = httpx.post(f"{client.base_url}media", content=picture, headers=PNG, timeout=START_SECONDS)
         assert uploaded.status_code == 200, uploaded.text
     assert "shared memory has" in log.read_text()
     assert " WARNING " not in log.read_text()

@@ -581,7 +581,7 @@ def test_requests_that_compile_grammars_leave_threads_for_others(
         bodies = [{**prompt, "guided_regex": f"{path}{number}"} for number in range(60)]
         slow = [asyncio.ensure_future(http.post(path, json=body)) for body in bodies]
         try:
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(20):
                 await asyncio.sleep(0.2)
                 assert (await http.post("/tokenize", json={"prompt": "Hello"})).status_code == 200
         finally:

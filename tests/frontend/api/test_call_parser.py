@@ -275,4 +275,4 @@ def test_a_long_text_that_is_held_back_is_read_as_fast() -> None:
         parse_parameters([text * 500])
     for name in ("at", "times", "other"):
         parse_parameters(list(f"<tool_call>\n<function=look>\n<parameter={name}>\n[{'x' * 10_000}"))
-    assert time.process_time() - began < 5
+    assert time.process_time() - began < 15

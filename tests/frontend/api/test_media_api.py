@@ -34,7 +34,7 @@ from tests.frontend.sample_pictures import encode
 from tests.wait_until import wait_until
 
 OTHER = to_png(draw(2).picture)
-SOON = 10  # seconds; normally takes much less
+SOON = 20  # seconds; normally takes much less
 
 
 NOWHERE_ELSE = {"bytes": True, "processor_cache": False, "engine": False, "embeddings": [], "prefix": False}

@@ -35,12 +35,13 @@ from tests.frontend.api.app_client import MODEL, FakeEngine
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
 PATIENCE = 20  # seconds
+SLOW = {"slow_client_seconds": 0.3}  # for tests of clients that are too slow
 
 
 @contextmanager
 def serving(engine: FakeEngine, **settings: Any) -> Iterator[int]:
     """Run a server; yield its port."""
-    api = ApiSettings(**{"slow_client_seconds": 0.3} | settings)
+    api = ApiSettings(**{"slow_client_seconds": PATIENCE} | settings)
     with running(create_app(engine.preparer, engine, MODEL, api), api) as port:
         yield port
 
@@ -92,7 +93,7 @@ ENDLESS = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "strea
 
 @pytest.mark.parametrize("sent", [b"", b"GET /health HTTP/1.1\r\nHost: x\r\n", b"GET /hea"])
 def test_a_client_that_does_not_finish_its_request_is_disconnected(engine: FakeEngine, sent: bytes) -> None:
-    with serving(engine) as port, connected(port, sent) as connection:
+    with serving(engine, **SLOW) as port, connected(port, sent) as connection:
         assert read_to_end(connection) == b""
 
 
@@ -101,13 +102,13 @@ def test_an_unfinished_second_request_is_disconnected_like_an_idle_connection(
 ) -> None:
     monkeypatch.setattr(http_server, "IDLE_SECONDS", 1)
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    with serving(engine) as port, connected(port, request + request[:-2]) as connection:
+    with serving(engine, **SLOW) as port, connected(port, request + request[:-2]) as connection:
         assert read_to_end(connection).count(b"HTTP/1.1 200") == 1
 
 
 def test_a_connection_may_be_idle_for_longer_than_clients_keep_theirs(engine: FakeEngine) -> None:
     request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-    with serving(engine) as port, connected(port, request) as connection:
+    with serving(engine, **SLOW) as port, connected(port, request) as connection:
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
         time.sleep(5.5)  # longer than httpx keeps an idle connection, or uvicorn by default: a race
         connection.sendall(request)
@@ -116,7 +117,7 @@ def test_a_connection_may_be_idle_for_longer_than_clients_keep_theirs(engine: Fa
 
 def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
     long = b"GET /health HTTP/1.1\r\nHost: x\r\nX: " + b"a" * (MAX_HEADER_BYTES + 1)
-    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, long) as connection:
+    with serving(engine) as port, connected(port, long) as connection:
         status = read_to_end(connection).split(b"\r\n")[0]
         assert status.split()[1] in (b"431", b"400")
 
@@ -127,7 +128,7 @@ def test_headers_without_end_are_refused(engine: FakeEngine) -> None:
 )
 def test_an_answer_to_what_is_no_request_has_an_id_of_its_own(engine: FakeEngine, asked: bytes, status: bytes) -> None:
     answers = []
-    with serving(engine, slow_client_seconds=PATIENCE) as port:
+    with serving(engine) as port:
         for _ in range(2):
             with connected(port, asked) as connection:
                 answers.append(read_to_end(connection))
@@ -138,7 +139,7 @@ def test_an_answer_to_what_is_no_request_has_an_id_of_its_own(engine: FakeEngine
 
 
 def test_a_body_that_does_not_come_times_out(engine: FakeEngine) -> None:
-    with serving(engine) as port, connected(port, ask("/tokenize", b"{", 10)) as connection:
+    with serving(engine, **SLOW) as port, connected(port, ask("/tokenize", b"{", 10)) as connection:
         assert b" 408 " in read_to_end(connection).split(b"\r\n")[0]
 
 
@@ -146,7 +147,7 @@ def test_a_client_that_does_not_read_is_disconnected_and_its_request_ends(engine
     engine.is_endless = True
     has_ended = threading.Event()
     engine.on_abandoned = has_ended.set
-    with serving(engine) as port, connected(port, ask("/v1/chat/completions", ENDLESS)):
+    with serving(engine, **SLOW) as port, connected(port, ask("/v1/chat/completions", ENDLESS)):
         assert has_ended.wait(PATIENCE)
 
 
@@ -155,7 +156,8 @@ def test_a_client_that_reads_slowly_is_not_disconnected() -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"x" * 8_000_000})
 
-    with running(tell_much, ApiSettings(slow_client_seconds=0.5)) as port, connected(port, LAST) as connection:
+    # Shorter than the reading takes, and longer than a busy machine stands still.
+    with running(tell_much, ApiSettings(slow_client_seconds=1.5)) as port, connected(port, LAST) as connection:
         for _ in range(20):
             time.sleep(0.1)
             assert connection.recv(4096)
@@ -204,7 +206,7 @@ def test_writes_to_a_client_that_left_are_not_logged_one_by_one(
 
 
 def test_a_body_that_is_too_large_is_answered_even_while_it_is_sent(engine: FakeEngine) -> None:
-    with serving(engine, max_body_bytes=1000, slow_client_seconds=PATIENCE) as port:
+    with serving(engine, max_body_bytes=1000) as port:
         response = httpx.post(f"http://127.0.0.1:{port}/tokenize", content=b"a" * 5_000_000, timeout=PATIENCE)
         assert response.status_code == 413
         assert response.json()["error"]["code"] == "body_too_large"
@@ -264,7 +266,7 @@ def test_a_large_chunked_body_is_read_too() -> None:
 
 def test_a_stalled_large_body_times_out_and_its_rest_is_no_request(engine: FakeEngine) -> None:
     head = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n"
-    with serving(engine) as port, connected(port, head + b" " * 1_000_000) as connection:
+    with serving(engine, **SLOW) as port, connected(port, head + b" " * 1_000_000) as connection:
         assert connection.recv(65536).split()[1] == b"408"
         connection.sendall(b" " * 1_000_000 + b"GET /health HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         answers = read_to_end(connection)
@@ -295,7 +297,7 @@ CHUNKED = b"POST /tokenize HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n
     "endless", [b"0\r\n" + b"a: b\r\n" * 60_000, b"0\r\na: " + b"b" * 400_000, b"1;" + b"a" * 400_000]
 )
 def test_endless_trailers_and_chunk_headers_are_refused(engine: FakeEngine, endless: bytes) -> None:
-    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, CHUNKED) as connection:
+    with serving(engine) as port, connected(port, CHUNKED) as connection:
         with suppress(ConnectionError):
             connection.sendall(endless)
         assert read_to_end(connection)[:13] in (b"HTTP/1.1 431 ", b"")  # the reset may outrun the answer
@@ -304,7 +306,7 @@ def test_endless_trailers_and_chunk_headers_are_refused(engine: FakeEngine, endl
 @pytest.mark.parametrize("is_one_too_many", [False, True])
 def test_too_many_headers_are_refused(engine: FakeEngine, is_one_too_many: bool) -> None:
     headers = LAST[:-2] + b"a:\r\n" * (MAX_HEADERS - 2 + is_one_too_many) + b"\r\n"
-    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, headers) as connection:
+    with serving(engine) as port, connected(port, headers) as connection:
         statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
     assert statuses == [b"431" if is_one_too_many else b"200"]
 
@@ -316,7 +318,7 @@ def test_headers_that_become_too_long_with_their_last_piece_are_refused(
 ) -> None:
     # These are sent first, and are not too long on their own.
     headers = LAST[:-2] + header * ((MAX_HEADER_BYTES - len(LAST)) // len(header))
-    with serving(engine, slow_client_seconds=PATIENCE) as port, connected(port, headers) as connection:
+    with serving(engine) as port, connected(port, headers) as connection:
         connection.sendall(header * is_too_long * 9 + b"\r\n")
         statuses = re.findall(rb"HTTP/1.1 (\d+)", read_to_end(connection))
     assert statuses == [b"431" if is_too_long else b"200"]
@@ -399,32 +401,34 @@ def test_an_http_1_0_stream_ends_with_the_connection(
 
 def test_head_is_get_without_a_body(engine: FakeEngine) -> None:
     with serving(engine) as port:
-        response = httpx.head(f"http://127.0.0.1:{port}/health")
+        response = httpx.head(f"http://127.0.0.1:{port}/health", timeout=PATIENCE)
         assert (response.status_code, response.content) == (200, b"")
 
 
 def test_a_path_prefix_removed_by_a_proxy_leaves_paths_protected(engine: FakeEngine) -> None:
-    with serving(engine, root_path="/keepsight", api_keys=("one",)) as port:
-        base = f"http://127.0.0.1:{port}"
-        assert httpx.get(f"{base}/health").status_code == 200
-        assert httpx.get(f"{base}/v1/models").status_code == 401
-        assert httpx.get(f"{base}/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200
+    with (
+        serving(engine, root_path="/keepsight", api_keys=("one",)) as port,
+        httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=PATIENCE) as client,
+    ):
+        assert client.get("/health").status_code == 200
+        assert client.get("/v1/models").status_code == 401
+        assert client.get("/v1/models", headers={"Authorization": "Bearer one"}).status_code == 200
 
 
 def test_monitoring_through_a_proxy_is_not_logged(engine: FakeEngine, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "keepsight.frontend.api.request_log")
     with serving(engine, root_path="/keepsight") as port:
         for path in ("/health", "/ready", "/metrics", "/v1/models"):
-            httpx.get(f"http://127.0.0.1:{port}{path}")
+            httpx.get(f"http://127.0.0.1:{port}{path}", timeout=PATIENCE)
     [line] = [record.getMessage() for record in caplog.records if record.name == "keepsight.frontend.api.request_log"]
     assert line.startswith("GET /keepsight/v1/models 200")
 
 
 def test_https_is_spoken_with_a_certificate(engine: FakeEngine) -> None:
-    with serving(engine, ssl_certfile=str(PEM), slow_client_seconds=PATIENCE) as port:
+    with serving(engine, ssl_certfile=str(PEM)) as port:
         context = ssl.create_default_context(cafile=str(PEM))
         context.check_hostname = False
-        with httpx.Client(verify=context) as client:
+        with httpx.Client(verify=context, timeout=PATIENCE) as client:
             assert client.get(f"https://127.0.0.1:{port}/ready").json() == {"status": "ok"}
 
 
