@@ -2,6 +2,7 @@
 
 import gc
 import mmap
+import sys
 import threading
 import time
 import weakref
@@ -9,12 +10,16 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from types import FrameType
 from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from keepsight.config import Config
+from keepsight.frontend import media_pool, media_waiters
 from keepsight.frontend.intake.read_embeds import Embeds
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.make_pixels import Made, MakePixels, MakingJob, PictureJob, run_job
@@ -122,9 +127,13 @@ class Asker:
         self._news = threading.Condition()
 
     def ask(self, *media_hashes: str) -> "Asker":
+        self.ask_unchecked(*media_hashes)
+        self.pool.check_invariants()
+        return self
+
+    def ask_unchecked(self, *media_hashes: str) -> "Asker":
         prepared: Any = self.prepared
         self.pool.make(prepared, media_hashes, lambda media_hash, _: self._hear(media_hash), self._hear)
-        self.pool.check_invariants()
         return self
 
     def forget(self) -> None:
@@ -344,6 +353,66 @@ def test_cancelled_pixels_can_be_requested_again(ask: Ask, studio: Studio) -> No
     studio.door.set()
     assert again.await_heard(1) == ["b"]
     assert studio.made == [("a",), ("b",)]
+
+
+def is_interrupted(line: int, method: str, call: Callable[[], object]) -> bool:
+    """Call, and raise KeyboardInterrupt like Ctrl-C at the given line of those that a method, with all it calls, runs.
+
+    Return False if it has fewer lines.  Python itself raises it in fewer places than between any two lines.
+    """
+    files, lines = {media_pool.__file__, media_waiters.__file__}, count()
+    outermost: FrameType | None = None
+
+    def trace(frame: FrameType, event: str, _: object) -> Any:
+        nonlocal outermost
+        if outermost is None and frame.f_code.co_name == method:
+            outermost = frame
+        if outermost is None or frame.f_code.co_filename not in files:
+            return None
+        if event == "line" and next(lines) == line:
+            raise KeyboardInterrupt
+        if event == "return" and frame is outermost:
+            sys.settrace(None)
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_pictures_whose_first_request_was_interrupted_are_made_for_the_next() -> None:
+    for line in count():
+        studio = Studio()
+        with open_pool(studio) as pool:
+            interrupted = Asker(pool, studio, "interrupted")
+            if not is_interrupted(line, "_queue_new", partial(interrupted.ask, "a", "a/1", "F")):
+                break
+            interrupted.forget()
+            following = Asker(pool, studio, "next").ask("a", "a/1", "F")
+            studio.door.set()
+            assert following.await_heard(3) == ["F", "a", "a/1"], line
+    assert line > 10
+
+
+def test_pictures_of_a_request_that_was_interrupted_while_it_left_are_made_for_the_next() -> None:
+    for line in count():
+        studio = Studio()
+        with open_pool(studio) as pool:
+            Asker(pool, studio, "running").ask("b")
+            studio.await_begun()
+            interrupted = Asker(pool, studio, "interrupted").ask("a", "a/1")
+            if not is_interrupted(line, "_drop_waiter", interrupted.forget):
+                break
+            following = Asker(pool, studio, "next").ask_unchecked("a", "a/1")
+            studio.door.set()
+            assert following.await_heard(2) == ["a", "a/1"], line
+    assert line > 10
 
 
 def test_leaving_does_not_look_at_pictures_of_other_requests(pool: MediaPool, studio: Studio, ask: Ask) -> None:

@@ -2,7 +2,8 @@
 
 Films, which may take minutes, have threads of their own, so that no picture waits for one. Knows neither engine nor
 event loop: callers pass callbacks. Invariant: a hash is in `_waiters` (perhaps without any waiter left) exactly while
-it is queued or being made, and a queued hash has at least one waiter.
+it is queued or being made, and a queued hash has at least one waiter. Ctrl-C may break it between any two steps, until
+the interrupted request is forgotten; so only the queues and `_being_made` say that a hash need not be queued.
 """
 
 import logging
@@ -86,6 +87,7 @@ class MediaPool:
         self._lanes = (self._pictures, self._films)
         self._lock = threading.Lock()
         self._waiters = MediaWaiters[_Waiter]()
+        self._being_made: set[str] = set()
         self._cache = cache or PixelCache()
         self._make_pixels, self._verify_hits = make_pixels, verify_hits
         # Changed only under the lock.
@@ -161,6 +163,7 @@ class MediaPool:
     def check_invariants(self) -> None:
         with self._lock:
             self._waiters.check_invariants()
+            assert all(map(self._is_coming, self._waiters))
             for lane in self._lanes:
                 for media_hash, job in lane.queue.items():
                     assert media_hash in job.media_hashes
@@ -181,32 +184,37 @@ class MediaPool:
         Do neither and return the error if a picture to be made was not sent.
         """
         prepared = waiter.prepared
-        new = [media_hash for media_hash in missing if media_hash not in self._waiters]
+        new = [media_hash for media_hash in missing if not self._is_coming(media_hash)]
         # Not left to a job: requests that joined it meanwhile would fail too, even one that sent the picture.
         if (unknown := prepared.find_unknown(new)) is not None:
             return unknown
-        for media_hash in missing:
-            self._waiters.add(media_hash, prepared.engine_request.request_id, waiter)
         groups = prepared.group_by_picture(new)
         lanes = [self._films if prepared.modality_of(group[0]) == "video" else self._pictures for group in groups]
-        # All are queued before submitting, which may fail: every hash with a waiter is then in a queue, and droppable.
-        for group, lane in zip(groups, lanes, strict=True):
-            job = _Job(prepared, list(group), is_anew=waiter.inline or any(each in checked for each in group))
-            lane.queue.update(dict.fromkeys(group, job))
+        # Submitted first, as that may fail: a queued job always has a thread to come, which waits for the lock.
         for lane in lanes:
             # The job itself is not submitted: a canceled one would stay in the executor, with all its bytes.
             lane.threads.submit(self._run_next, lane)
+        for media_hash in missing:
+            self._waiters.add(media_hash, prepared.engine_request.request_id, waiter)
+        for group, lane in zip(groups, lanes, strict=True):
+            job = _Job(prepared, list(group), is_anew=waiter.inline or any(each in checked for each in group))
+            lane.queue.update(dict.fromkeys(group, job))
         return None
+
+    def _is_coming(self, media_hash: str) -> bool:
+        return media_hash in self._being_made or any(media_hash in lane.queue for lane in self._lanes)
 
     def _is_checked(self) -> bool:
         return self._verify_hits > 0 and random.random() < self._verify_hits
 
     def _drop_waiter(self, request_id: str) -> None:
         for media_hash in self._waiters.leave(request_id):
+            if media_hash in self._being_made:
+                continue
             job = self._pictures.queue.pop(media_hash, None) or self._films.queue.pop(media_hash, None)
             if job is not None:
                 job.media_hashes.remove(media_hash)
-                self._waiters.take(media_hash)
+            self._waiters.take(media_hash)
 
     def _run_next(self, lane: _Lane) -> None:
         with self._lock:
@@ -214,7 +222,8 @@ class MediaPool:
                 return
             job = next(iter(lane.queue.values()))
             for media_hash in job.media_hashes:
-                del lane.queue[media_hash]
+                lane.queue.pop(media_hash, None)  # gone already if dropping it was interrupted
+            self._being_made.update(job.media_hashes)
         try:
             with self._cache.making(job.media_hashes):
                 carried, made = self._carry_out(job)
@@ -297,6 +306,7 @@ class MediaPool:
     def _fail(self, job: _Job, error: Exception) -> None:
         failed: dict[str, tuple[str, _Waiter]] = {}
         with self._lock:
+            self._being_made.difference_update(job.media_hashes)
             for media_hash in job.media_hashes:
                 for request_id, waiter in self._waiters.take(media_hash).items():
                     failed.setdefault(request_id, (media_hash, waiter))
@@ -308,6 +318,7 @@ class MediaPool:
     def _deliver(self, job: _Job, carried: Mapping[str, CarriedPixels], made: Mapping[str, Pixels]) -> None:
         """Deliver to all waiters. The pixels are cached before this takes the waiters: no request begins them anew."""
         with self._lock:
+            self._being_made.difference_update(job.media_hashes)
             waiters = {media_hash: self._waiters.take(media_hash) for media_hash in carried}
         for media_hash, pixels in carried.items():
             for waiter in waiters[media_hash].values():
