@@ -38,6 +38,23 @@ def test_a_table_is_aligned_markdown() -> None:
     assert set(lines[1]) == {"|", "-"}
 
 
+@pytest.mark.parametrize(
+    ("written", "name"),
+    [
+        ('"requests_per_second": 1.0', "requests_per_second"),
+        ('"p50": 100.0', "p50"),
+        ('"prompt_tokens": 100', "prompt_tokens"),
+    ],
+)
+def test_a_report_whose_number_is_a_text_is_refused(tmp_path: Path, written: str, name: str) -> None:
+    path = tmp_path / "c.json"
+    report(0.1, "cold").save(path)
+    assert written in path.read_text()
+    path.write_text(path.read_text().replace(written, f'"{name}": "x"'))
+    with pytest.raises(InvalidArgumentError, match=rf"c\.json.*{name} is 'x', not a number"):
+        Report.load(path)
+
+
 def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
     saved = report(0.1, "cold")
     saved.save(tmp_path / "a.json")
@@ -48,6 +65,7 @@ def test_a_saved_report_is_read_back(tmp_path: Path) -> None:
     "content",
     [
         *("", "null", "{}", "[]", '{"format": 1}', '{"format": 2, "facts": {}, "workloads": {"a": {}}}'),
+        *('{"format": 2, "facts": [1], "workloads": {}}', '{"format": 2, "facts": 5, "workloads": {}}'),
         *('{"format": 2, "facts": {}, "workloads": []}', '{"format": 2, "facts": {}, "workloads": null}'),
     ],
 )

@@ -36,7 +36,7 @@ class Report:
             if content["format"] != FORMAT:
                 raise InvalidArgumentError(str(path), f"must have format {FORMAT}, not {content['format']}")
             summaries = {name: Summary.from_json(fields) for name, fields in content["workloads"].items()}
-            return cls(content["facts"], summaries)
+            return cls(dict(content["facts"]), summaries)
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             raise InvalidArgumentError(str(path), f"is not a report of keepsight bench: {error}") from error
 

@@ -4,7 +4,7 @@ Spreads are in milliseconds.  A value that no answer reports is None, never 0.
 """
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, final
@@ -51,9 +51,18 @@ class Summary:
 
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> "Summary":
-        """Build a summary from its fields, as `asdict` returns them."""
-        spreads = {name: fields[name] and Spread(**fields[name]) for name in ("first_token", "gap", "whole")}
+        """Build a summary from its fields, as `asdict` returns them. Raise TypeError if one is not a number."""
+        given = {name: fields[name] for name in ("first_token", "gap", "whole")}
+        spreads = {name: None if each is None else Spread(**each) for name, each in given.items()}
+        for values in (fields, *(each for each in given.values() if each is not None)):
+            _check_numbers({name: each for name, each in values.items() if name not in {"first_error", *given}})
         return cls(**fields | spreads)
+
+
+def _check_numbers(values: Mapping[str, object]) -> None:
+    for name, value in values.items():
+        if not isinstance(value, int | float | None):
+            raise TypeError(f"{name} is {value!r:.80}, not a number")
 
 
 def summarize(measurement: Measurement) -> Summary:
