@@ -120,6 +120,12 @@ def test_a_lost_connection_has_the_same_error_with_any_transfer_encoding(
     assert result.error == "the connection ended before the answer did"
 
 
+def test_a_server_that_does_not_stream_is_not_reported_as_a_lost_connection(script: Script) -> None:
+    whole = b'{"choices": [{"index": 0, "message": {"content": "Hi"}, "finish_reason": "stop"}]}'
+    script.headers, script.answers = {"Content-Type": "application/json"}, [[whole]]
+    assert asyncio.run(ask(server_of(script), [])).error == "the answer is not streamed, but application/json"
+
+
 def test_a_refusal_is_an_error_with_the_server_s_message(script: Script) -> None:
     script.status, script.refusal = 503, b"busy"
     assert asyncio.run(ask(server_of(script), [])).error == "503: busy"

@@ -64,11 +64,18 @@ async def ask(server: Server, messages: Sequence[bytes]) -> Answer:
                 raise NoAnswerError(f"{response.status}: {refusal}")
             events, is_done = await _note_events(response)
             seconds = time.perf_counter() - started
+            if not (events or is_done or _is_stream(response)):
+                raise NoAnswerError(f"the answer is not streamed, but {response.headers['content-type']}")
             return _understand([(when - started, json.loads(data)) for when, data in events], seconds, is_done)
     except EOFError:
         return Answer(time.perf_counter() - started, error="the connection ended before the answer did")
     except (OSError, ValueError, LookupError, RecursionError, NoAnswerError) as error:
         return Answer(time.perf_counter() - started, error=str(error) or type(error).__name__)
+
+
+def _is_stream(response: Response) -> bool:
+    """Return whether the answer is a stream of events; one whose type is not given counts as one."""
+    return "text/event-stream" in response.headers.get("content-type", "text/event-stream").lower()
 
 
 async def _note_events(response: Response) -> tuple[list[tuple[float, bytes]], bool]:
