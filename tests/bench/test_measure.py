@@ -74,6 +74,13 @@ def test_an_answer_with_a_finish_reason_is_complete_without_done(script: Script)
     assert (result.error, result.text) == (None, "Hello")
 
 
+def test_counts_that_are_null_count_as_not_reported(script: Script) -> None:
+    usage = b'{"prompt_tokens": null, "completion_tokens": null, "prompt_tokens_details": {"cached_tokens": null}}'
+    script.answers = [[OPENING, *map(event, ("Hel", "lo")), b'data: {"choices": [], "usage": %b}\n\n' % usage, DONE]]
+    result = asyncio.run(ask(server_of(script), []))
+    assert (result.error, result.num_tokens, result.num_prompt_tokens, result.num_cached_tokens) == (None, 2, 0, None)
+
+
 @pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning"])
 def test_text_or_reasoning_is_a_token_even_in_an_event_with_the_role(script: Script, name: str) -> None:
     event = b'data: {"choices": [{"delta": {"role": "assistant", "%b": "t"}}]}\n\n' % name.encode()
@@ -92,7 +99,7 @@ def test_text_or_reasoning_is_a_token_even_in_an_event_with_the_role(script: Scr
         ([b'data: {"choices": null}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
         ([b'data: {"choices": [{"delta": null}]}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
         ([b'data: {"choices": [{"delta": {"content": 5}}]}\n\n', event("Hi"), DONE], "not in OpenAI's format"),
-        ([event("Hi"), b'data: {"choices": [], "usage": {"prompt_tokens": null}}\n\n', DONE], "None is not a number"),
+        ([event("Hi"), b'data: {"choices": [], "usage": {"prompt_tokens": []}}\n\n', DONE], "[] is not a number"),
         ([event("Hi"), b'data: {"choices": [], "usage": {"completion_tokens": "3"}}\n\n', DONE], "'3' is not a number"),
     ],
 )

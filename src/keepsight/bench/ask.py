@@ -8,12 +8,14 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from keepsight.bench.address import Address
 from keepsight.bench.event_stream import DONE, EventReader
 from keepsight.bench.http_connection import Response, connecting
 from keepsight.errors import NoAnswerError
+
+T = TypeVar("T")
 
 LIMIT_SECONDS = 1800.0
 # Fields with text of the answer, and of the reasoning before it, whose name is not standardized.
@@ -120,19 +122,22 @@ def _read(events: Sequence[tuple[float, dict[str, Any]]], seconds: float, is_don
     if not (times or end_times):
         raise NoAnswerError("the answer has no token")
     details = usage.get("prompt_tokens_details") or {}
-    num_tokens = _count(usage.get("completion_tokens", len(times) or 1))
+    num_tokens = _count(usage, "completion_tokens", len(times) or 1)
     return Answer(
         seconds,
         # An end without text is a token only if the server counts one more: most send it right after the last token.
         (times + end_times)[: max(1, num_tokens)],
         "".join(texts),
         num_tokens,
-        _count(usage.get("prompt_tokens", 0)),
-        None if (cached := details.get("cached_tokens")) is None else _count(cached),
+        _count(usage, "prompt_tokens", 0),
+        _count(details, "cached_tokens", None),
     )
 
 
-def _count(value: object) -> int:
+def _count(usage: Mapping[str, Any], name: str, unreported: T) -> int | T:
+    value = usage.get(name)
+    if value is None:
+        return unreported
     if not isinstance(value, int):
         raise TypeError(f"{value!r} is not a number of tokens")
     return value
