@@ -229,7 +229,14 @@ def test_a_header_that_promises_too_much_is_refused(rewrite: Callable[..., Path]
 def test_a_missing_weights_file_is_named(rewrite: Callable[..., Path]) -> None:
     directory = rewrite(lambda tensors: tensors)
     (directory / WEIGHTS).unlink()
-    with pytest.raises(CheckpointError, match=r"model\.safetensors: no such file"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: no such file$"):
+        state_of(directory)
+
+
+def test_shards_without_their_index_are_not_overlooked(rewrite: Callable[..., Path]) -> None:
+    directory = rewrite(lambda tensors: tensors)
+    (directory / WEIGHTS).rename(directory / "model-00001-of-00002.safetensors")
+    with pytest.raises(CheckpointError, match=r"no such file, and no model\.safetensors\.index\.json"):
         state_of(directory)
 
 

@@ -109,7 +109,10 @@ def _open(path: Path) -> Any:
     try:
         path.open("rb").close()  # safe_open reports files that it may not open as missing
     except FileNotFoundError:
-        raise CheckpointError(path, "no such file") from None
+        # A single file is looked for only where there is no index.
+        is_sharded = path.name == SINGLE_FILE and any(path.parent.glob("*.safetensors"))
+        hint = f", and no {INDEX_FILE}, which would list the folder's other .safetensors files" if is_sharded else ""
+        raise CheckpointError(path, f"no such file{hint}") from None
     except OSError as error:
         raise CheckpointError(path, f"cannot be read: {error.strerror}") from error
     try:
