@@ -170,6 +170,12 @@ def test_a_quantized_model_needs_room_for_what_is_kept_of_it(saved: Path) -> Non
             Gemma3.from_checkpoint(saved, place, num_bytes - 1)
 
 
+def test_tensors_that_are_missing_altogether_are_named_as_keepsight_does(rewrite: Callable[..., Path]) -> None:
+    with pytest.raises(TensorMismatchError) as caught:
+        state_of(rewrite(lambda _: {}))
+    assert "decoder.norm.weight" in caught.value.missing
+
+
 def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[..., Path]) -> None:
     def spoil(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         tensors.pop("language_model.model.norm.weight")
@@ -180,7 +186,7 @@ def test_missing_surplus_and_misshapen_tensors_are_all_listed(rewrite: Callable[
 
     with pytest.raises(TensorMismatchError) as caught:
         state_of(rewrite(spoil))
-    assert caught.value.missing == ("decoder.norm.weight", "tower.post_layernorm.bias")
+    assert caught.value.missing == ("language_model.model.norm.weight", "vision_tower.post_layernorm.bias")
     assert caught.value.surplus == ("language_model.model.layers.99.mlp.up_proj.weight",)
     assert len(caught.value.misshapen) == 1
     assert "mm_soft_emb_norm.weight (is [5, 2], must be [" in str(caught.value)

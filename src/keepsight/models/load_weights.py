@@ -6,7 +6,7 @@ Names, shapes and dtypes are compared before anything is read, so a wrong checkp
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
-from itertools import chain
+from itertools import chain, takewhile
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,7 @@ def load_weights(
     to_read = {name: weight for name, weight in found.items() if not is_never_read(name)}
     to_compare = {copy: wanted[original] for copy, original in copies.items() if copy in to_read}
     unwanted = [to_read.pop(name) for name in _unwanted_biases(to_read, wanted)]
-    _account(directory, wanted | to_compare, to_read)
+    _account(directory, wanted | to_compare, to_read, canonical_name)
     if room is not None:
         _check_room(directory, wanted.values(), room)
     for copy in to_compare:
@@ -149,8 +149,14 @@ def _unwanted_biases(found: Mapping[str, StoredWeight], wanted: Collection[str])
     return [name for name in packed if name in found and name not in wanted]
 
 
-def _account(directory: Path, wanted: Mapping[str, WeightSlot], found: Mapping[str, StoredWeight]) -> None:
-    missing = sorted(wanted.keys() - found.keys())
+def _account(
+    directory: Path,
+    wanted: Mapping[str, WeightSlot],
+    found: Mapping[str, StoredWeight],
+    canonical_name: Callable[[str], str],
+) -> None:
+    prefixes = {_split_prefixes(name, weight.tensor.name) for name, weight in found.items()}
+    missing = [_as_stored(name, prefixes, canonical_name) for name in sorted(wanted.keys() - found.keys())]
     surplus = sorted(found[name].tensor.name for name in found.keys() - wanted.keys())
     misfits = [found[name].misfits(wanted[name]) for name in sorted(found.keys() & wanted.keys())]
     by_kind = [list(chain.from_iterable(kind)) for kind in zip(*misfits, strict=True)]
@@ -158,3 +164,19 @@ def _account(directory: Path, wanted: Mapping[str, WeightSlot], found: Mapping[s
     missing += of_parts
     if missing or surplus or misshapen or mistyped:
         raise TensorMismatchError(directory, missing, surplus, misshapen, mistyped)
+
+
+def _split_prefixes(name: str, stored: str) -> tuple[str, str]:
+    """Return both names without their common end."""
+    from_ends = zip(reversed(name), reversed(stored), strict=False)
+    num_common = len(list(takewhile(lambda pair: pair[0] == pair[1], from_ends)))
+    return name[: len(name) - num_common], stored[: len(stored) - num_common]
+
+
+def _as_stored(name: str, prefixes: Iterable[tuple[str, str]], canonical_name: Callable[[str], str]) -> str:
+    """Return the name by which a checkpoint whose other names have these prefixes would store it; ours if unknown."""
+    for own, stored in sorted(prefixes, key=lambda each: len(each[0]), reverse=True):
+        candidate = stored + name.removeprefix(own)
+        if name.startswith(own) and canonical_name(candidate) == name:
+            return candidate
+    return name
