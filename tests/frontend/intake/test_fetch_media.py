@@ -1,4 +1,5 @@
 import base64
+from pathlib import Path
 from urllib.parse import quote
 
 import numpy as np
@@ -79,6 +80,18 @@ def test_a_text_that_is_no_url_is_not_called_one(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match=r"not a URL.*data:") as caught:
         fetch_url(text, FIELD)
     assert caught.value.field == FIELD
+
+
+def test_a_path_is_named_in_full_with_the_ways_to_send_a_file() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'/tmp/pictures/of/the/cat\.png' is not a URL.*as its bytes"):
+        fetch_url("/tmp/pictures/of/the/cat.png", FIELD)
+    with pytest.raises(InvalidArgumentError, match="must be a URL, a file's bytes, a PIL image"):
+        take_source(Path("cat.png"), FIELD)
+
+
+def test_a_long_text_that_is_no_url_is_cut() -> None:
+    with pytest.raises(InvalidArgumentError, match=r"'aaaaaaaaaaaaaaaaaaaa'\.\.\. is not a URL"):
+        fetch_url("a" * 1_000_000, FIELD)
 
 
 @pytest.mark.parametrize("source", [None, 5, ["data:,"], object()])

@@ -21,10 +21,16 @@ def fetch_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
     """Return the content of a `data:` URL; one larger than `max_bytes` is refused before it is decoded."""
     scheme = scheme_of(url)
     if scheme is None:
-        raise InvalidArgumentError(field, f"{url[:20]!r} is not a URL; send it as a data: URL")
+        raise InvalidArgumentError(
+            field, f"{_begin(url)} is not a URL; send a file as a data: URL, or to LLM as its bytes"
+        )
     if scheme != "data":
         raise UnsupportedFieldError(field, f"{scheme}: URLs are not supported, send it as a data: URL")
     return read_data_url(url, field, max_bytes)
+
+
+def _begin(url: str) -> str:
+    return repr(url) if len(url) <= 80 else f"{url[:20]!r}..."
 
 
 def take_source(source: object, field: str) -> PictureSource:
@@ -35,7 +41,7 @@ def take_source(source: object, field: str) -> PictureSource:
         return source
     array = try_freeze_array(source, field)
     if array is None:
-        kinds = "a URL, bytes, a PIL image, an array or a tensor"
+        kinds = "a URL, a file's bytes, a PIL image, an array or a tensor"
         raise InvalidArgumentError(field, f"must be {kinds}, not {type(source).__name__}")
     return array
 
