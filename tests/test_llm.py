@@ -4,6 +4,7 @@ import gc
 import io
 import itertools
 import math
+import re
 import subprocess
 import sys
 import threading
@@ -1091,10 +1092,22 @@ def test_sampling_parameters_of_wrong_number_or_type_are_refused(llm: LLM, param
         llm.generate(["a", "b"], params, use_tqdm=False)
 
 
-@pytest.mark.parametrize("priority", [[1], 5, [1, "2"], [1, True]])
-def test_priorities_of_wrong_number_or_type_are_refused(llm: LLM, priority: Any) -> None:
-    with pytest.raises(InvalidArgumentError, match="priority: must be"):
+@pytest.mark.parametrize(
+    ("priority", "field"), [([1], "priority"), (5, "priority"), ([1, "2"], "priority[1]"), ([True, 1], "priority[0]")]
+)
+def test_priorities_of_wrong_number_or_type_are_refused(llm: LLM, priority: Any, field: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{re.escape(field)}: must be"):
         llm.generate(["a", "b"], SamplingParams(max_tokens=1), use_tqdm=False, priority=priority)
+
+
+def test_a_wrong_priority_of_the_only_conversation_is_named_as_the_caller_wrote_it(llm: LLM) -> None:
+    with pytest.raises(InvalidArgumentError, match=r"^priority\[0\]: must be"):
+        llm.chat([{"role": "user", "content": "a"}], SamplingParams(max_tokens=1), priority=cast(Any, [1.5]))
+
+
+def test_priorities_may_be_numpy_integers(llm: LLM) -> None:
+    params, given = SamplingParams(max_tokens=1), cast(Any, [np.int64(1), np.int64(0)])
+    assert len(llm.generate(["a", "b"], params, use_tqdm=False, priority=given)) == 2
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ class ListedItems:
     number: int
     # Other arguments, which apply to all items.
     shared: tuple[str, ...] = ()
+    # Other arguments, which are lists with a value for each item.
+    beside: tuple[str, ...] = ("priority",)
 
     @contextmanager
     def naming(self, index: int) -> Iterator[None]:
@@ -25,6 +27,8 @@ class ListedItems:
 
     def _place(self, index: int, field: str) -> str:
         """Return the full path of a field: `messages[0].role` of the second conversation is `messages[1][0].role`."""
+        if field in self.beside:
+            return f"{field}[{index}]"
         if self.number == 1 or field.startswith(self.shared):
             return field
         own = field.removeprefix(self.argument) if field.startswith(self.argument) else f".{field}"

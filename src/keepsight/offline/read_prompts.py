@@ -59,8 +59,13 @@ def zip_with_terms(
 ) -> list[tuple[Any, SamplingParams, int]]:
     if priority is not None and (not isinstance(priority, list | tuple) or len(priority) != len(prompts)):
         raise InvalidArgumentError("priority", f"must be a list of {len(prompts)} integers, one for each prompt")
-    places = [0] * len(prompts) if priority is None else priority
+    places = [0] * len(prompts) if priority is None else [_without_numpy(each) for each in priority]
     return list(zip(prompts, _params_for_each(params, len(prompts)), places, strict=True))
+
+
+def _without_numpy(number: int) -> int:
+    """Return numpy's integers as Python's, and anything else as it is, to be validated with the prompt."""
+    return int(number) if isinstance(number, numbers.Integral) and not isinstance(number, bool) else number
 
 
 def _params_for_each(params: SamplingParams | Sequence[SamplingParams], num_prompts: int) -> Sequence[SamplingParams]:
