@@ -348,6 +348,7 @@ def test_output_fields_can_be_assigned_and_no_others_added(llm: LLM) -> None:
 
 def test_no_prompts_give_no_answers(llm: LLM) -> None:
     assert llm.generate([]) == []
+    assert llm.chat([]) == []
 
 
 def test_a_conversation_continues_after_an_answer(llm: LLM, drawn: Drawn) -> None:
@@ -1113,7 +1114,7 @@ def test_priorities_may_be_numpy_integers(llm: LLM) -> None:
 @pytest.mark.parametrize(
     ("messages", "message"),
     [
-        ([], "messages: must be a list of messages"),
+        ([[]], "messages: must be a list of messages, not an empty one"),
         (5, "messages: must be a list of messages"),
         ("hello", "messages: must be a list of messages"),
         ([{"role": "user"}], r"messages\[0\].content"),

@@ -48,8 +48,11 @@ def _are_token_ids(prompt: object) -> TypeGuard[list[int]]:
 
 
 def are_conversations(messages: object) -> bool:
-    """Return whether these are several conversations.  Invalid input counts as one, whose parser rejects it."""
-    return isinstance(messages, list | tuple) and bool(messages) and not isinstance(messages[0], Mapping)
+    """Return whether these are several conversations.  Invalid input counts as one, whose parser rejects it.
+
+    An empty list is an empty batch, as it is for prompts.
+    """
+    return isinstance(messages, list | tuple) and not (messages and isinstance(messages[0], Mapping))
 
 
 def zip_with_terms(
