@@ -50,6 +50,11 @@ def test_invalid_or_conflicting_fields_are_refused_by_name(fields: dict[str, Any
     assert catch_refusal(**fields).field == field
 
 
+def test_a_class_in_place_of_a_schema_is_refused_with_the_way_to_its_schema() -> None:
+    refusal = catch_refusal(json=SamplingParams)
+    assert "as a mapping or a string (of a pydantic model: its model_json_schema())" in refusal.message
+
+
 def test_a_schema_may_be_given_as_an_object_or_as_its_text() -> None:
     schema = {"type": "integer", "description": "größer"}
     assert StructuredOutputsParams(json=schema) == StructuredOutputsParams(json=json.dumps(schema))

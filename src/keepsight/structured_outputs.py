@@ -187,6 +187,9 @@ def _check_schema(field: str, schema: object) -> str:
             raise InvalidArgumentError(field, f"cannot be written as JSON: {error}") from error
         _check_length(field, len(written))
         return written
+    if not isinstance(schema, str):
+        kinds = "a JSON schema, as a mapping or a string (of a pydantic model: its model_json_schema())"
+        raise InvalidArgumentError(field, f"must be {kinds}, not {schema!r:.80}")
     text = _check_text(field, schema)
     try:
         is_object = isinstance(json.loads(text), dict)
