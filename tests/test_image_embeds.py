@@ -219,7 +219,7 @@ def test_embeddings_are_accepted_only_if_enabled_and_count_as_pictures(embeds: l
     preparer = RequestPreparer.from_config(Config())
     conversation = read_messages(ask(part, "What?"))
     for refuse in (preparer.pictures_to_download, lambda messages: preparer.prepare_chat(messages, GREEDY)):
-        with pytest.raises(UnsupportedFieldError, match="--enable-mm-embeds") as caught:
+        with pytest.raises(UnsupportedFieldError, match=r"--enable-mm-embeds .*enable_mm_embeds=True") as caught:
             refuse(conversation)
         assert caught.value.field == AT
     preparer = RequestPreparer.from_config(Config(enable_mm_embeds=True, limit_mm_per_prompt={"image": 1}))

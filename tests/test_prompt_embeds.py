@@ -193,6 +193,8 @@ def test_invalid_prompt_embeds_are_refused_by_field() -> None:
             assert beside.value.field == other
     with (
         LLM(**placed()) as closed,
-        pytest.raises(UnsupportedFieldError, match=r"prompt_embeds.*--enable-prompt-embeds"),
+        pytest.raises(
+            UnsupportedFieldError, match=r"prompt_embeds.*--enable-prompt-embeds .*enable_prompt_embeds=True"
+        ),
     ):
         closed.generate({"prompt_embeds": good})

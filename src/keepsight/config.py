@@ -291,7 +291,7 @@ class Config:
             if name not in known:
                 # A high cutoff, to suggest typos only: trust_remote_code must not yield trust_exif_image_id.
                 close = get_close_matches(name, known, n=1, cutoff=0.75)
-                hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
+                hint = f"did you mean {close[0]!r}?" if close else f"{_ON_VLLM}; known are {', '.join(known)}"
                 raise UnsupportedFieldError(name, f"is not an option; {hint}")
         return cls(**options)
 
@@ -303,6 +303,8 @@ class Config:
     def model_name(self) -> str:
         return "keepsight-demo" if self.model is None else str(self.model)
 
+
+_ON_VLLM = "docs/quickstart.md, Coming from vLLM, says what stands for vLLM's"
 
 SWITCHES = frozenset(field.name for field in dataclasses.fields(Config) if field.type is bool)
 

@@ -218,7 +218,7 @@ def _check_is_known(name: str) -> None:
     if name in known:
         return
     if name in _NOT_IMPLEMENTED:
-        raise UnsupportedFieldError(name, "is not supported by this server")
+        raise UnsupportedFieldError(name, "is not supported")
     close = get_close_matches(name, known, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"known are {', '.join(known)}"
     raise UnsupportedFieldError(name, f"is not a sampling parameter; {hint}")

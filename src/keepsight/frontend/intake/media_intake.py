@@ -88,7 +88,9 @@ class MediaIntake:
         for field in sources:
             if not self._takes_prompt_embeds:
                 raise UnsupportedFieldError(
-                    field, "embeddings instead of a prompt are accepted only with --enable-prompt-embeds"
+                    field,
+                    "embeddings instead of a prompt are accepted only with --enable-prompt-embeds "
+                    "(LLM: enable_prompt_embeds=True)",
                 )
         budget, fetched = self.count_bytes(), dict[str, object]()
         for field, source in sources.items():
@@ -118,7 +120,9 @@ class MediaIntake:
         for part in parts:
             if part.modality == "image_embeds" and not self._takes_embeds:
                 raise UnsupportedFieldError(
-                    part.field, "embeddings instead of a picture are accepted only with --enable-mm-embeds"
+                    part.field,
+                    "embeddings instead of a picture are accepted only with --enable-mm-embeds "
+                    "(LLM: enable_mm_embeds=True)",
                 )
 
     def _fetch(self, part: PicturePart, contents: dict[str, bytes | HeldFile], budget: RequestBytes) -> PicturePart:
