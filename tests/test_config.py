@@ -14,6 +14,12 @@ def test_the_default_model_is_the_demo() -> None:
     assert (config.directory, config.model_name) == (checkpoint_path(), "keepsight-demo")
 
 
+def test_a_model_s_folder_may_be_under_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    assert Config(model="~/models/gemma").directory == Path("/home/me/models/gemma")
+    assert Config(model="~no-such-user/gemma").directory == Path("~no-such-user/gemma")
+
+
 def test_the_model_name_is_the_given_path() -> None:
     for model in ("models/gemma", Path("models/gemma")):
         config = Config.from_options(model=model)

@@ -297,7 +297,8 @@ class Config:
 
     @property
     def directory(self) -> Path:
-        return demo.checkpoint_path() if self.model is None else Path(self.model)
+        # Not `Path.expanduser`, which raises for an unknown user.
+        return demo.checkpoint_path() if self.model is None else Path(os.path.expanduser(self.model))  # noqa: PTH111
 
     @property
     def model_name(self) -> str:
