@@ -153,6 +153,15 @@ def test_a_bad_value_is_refused_with_field_value_and_range(name: str, values: li
         assert len(str(caught.value)) < 300
 
 
+def test_a_clone_is_equal_and_changes_apart() -> None:
+    params = SamplingParams(temperature=0.5, logit_bias={1: 2.0})
+    cloned = params.clone()
+    assert cloned == params
+    cloned.temperature = 1.0  # type: ignore[misc]
+    assert params.temperature == 0.5
+    assert cloned.logit_bias is not params.logit_bias
+
+
 def test_an_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UnsupportedFieldError, match="did you mean 'temperature'"):
         SamplingParams(temprature=1)  # type: ignore[call-arg]

@@ -136,6 +136,10 @@ class SamplingParams:
             _check_is_known(name)
         return object.__new__(cls)
 
+    def clone(self) -> "SamplingParams":
+        """Return a copy, as vLLM's method does."""
+        return replace(self)
+
     def __post_init__(self) -> None:
         for name, accepted in _RANGES.items():
             self._set(name, accepted.accept(name, getattr(self, name)))
