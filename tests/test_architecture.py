@@ -26,6 +26,7 @@ SMALL_NOUNS = {
     "keepsight.film_processors",
     "keepsight.film_sizes",
     "keepsight.gbnf",
+    "keepsight.host_memory",
     "keepsight.image_processor_config",
     "keepsight.json_fields",
     "keepsight.lora",

@@ -171,8 +171,8 @@ class Config:
     disable_chunked_mm_input: bool = False
     # The fraction of the machine that encoding may take while answers stream.
     encoder_share: float = 0.5
-    # Size of the processor cache in GiB of pixels; 0: none are kept for other requests.
-    mm_processor_cache_gb: float = 4
+    # Size of the processor cache in GiB of pixels (None: by available memory); 0: none are kept for other requests.
+    mm_processor_cache_gb: float | None = None
     # Where they are stored (None: the fastest way available), and MiB of the largest picture in the ring of `shm`.
     mm_processor_cache_type: str | None = None
     mm_shm_cache_max_object_size_mb: float = 128

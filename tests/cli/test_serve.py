@@ -232,18 +232,18 @@ import os, shutil, sys
 from keepsight.cli import serve
 from keepsight.cli.main import main
 
-choose_mode, rmtree = serve.choose_mode, shutil.rmtree
+choose_size_and_mode, rmtree = serve.choose_size_and_mode, shutil.rmtree
 
-def interrupted_choose_mode(*arguments, run_directory, **options):
+def interrupted_choose_size_and_mode(*arguments, run_directory, **options):
     print(run_directory.path)
     os.kill(os.getpid(), int(sys.argv[1]))
-    return choose_mode(*arguments, run_directory=run_directory, **options)
+    return choose_size_and_mode(*arguments, run_directory=run_directory, **options)
 
 def interrupted_rmtree(*arguments, **options):
     os.kill(os.getpid(), int(sys.argv[1]))
     rmtree(*arguments, **options)
 
-serve.choose_mode, shutil.rmtree = interrupted_choose_mode, interrupted_rmtree
+serve.choose_size_and_mode, shutil.rmtree = interrupted_choose_size_and_mode, interrupted_rmtree
 sys.exit(main(["serve", "--port", "0"]))
 """
 

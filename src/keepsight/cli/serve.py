@@ -20,7 +20,7 @@ from keepsight.cli.vllm_variables import warn_of_vllm_variables
 from keepsight.config import Config
 from keepsight.errors import InvalidArgumentError, ServerStartError
 from keepsight.ipc.control import LOG_FORMAT
-from keepsight.ipc.pixel_mode import choose_mode
+from keepsight.ipc.pixel_mode import choose_size_and_mode
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.supervisor import ServerSettings, Supervisor, take_signals
 
@@ -75,17 +75,15 @@ def run(arguments: argparse.Namespace) -> int:
         take_signals() as signals,
         RunDirectory.create(num_frontends=arguments.api_server_count) as directory,
     ):
+        config, pixel_mode = choose_size_and_mode(
+            config, arguments.api_server_count, run_directory=directory, num_engines=arguments.data_parallel_size
+        )
         settings = ServerSettings(
             options=_options_of(config),
             model_name=model_name,
             files=list_files(config.directory, *config.adapter_folders.values()),
             run_directory=directory.path,
-            pixel_mode=choose_mode(
-                config,
-                arguments.api_server_count,
-                run_directory=directory,
-                num_engines=arguments.data_parallel_size,
-            ),
+            pixel_mode=pixel_mode,
             num_frontends=arguments.api_server_count,
             num_engines=arguments.data_parallel_size,
             shutdown_seconds=arguments.shutdown_timeout,

@@ -11,7 +11,7 @@ from keepsight.engine.pixel_source import open_pixel_source
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.pixels.pixel_cache import open_pixel_cache
 from keepsight.frontend.prepare_request import RequestPreparer
-from keepsight.ipc.pixel_mode import cache_bytes, choose_mode
+from keepsight.ipc.pixel_mode import PixelMode, choose_size_and_mode
 from keepsight.ipc.run_directory import RunDirectory, clean_dead
 from keepsight.observe.catalogue import FETCHED
 from keepsight.observe.counters import Counters
@@ -27,11 +27,13 @@ def open_engine(config: Config, preparer: RequestPreparer) -> InProcessEngine:
     with ExitStack() as undoing:  # if this fails, threads and files would stay, more with each try
         undoing.callback(engine.close)
         # Only pixels in files need a directory that processes share.
-        is_in_files = config.mm_processor_cache_type in ("shm", "shared") and cache_bytes(config) > 0
+        is_in_files = config.mm_processor_cache_type in ("shm", "shared") and config.mm_processor_cache_gb != 0
         run_directory = RunDirectory.create() if is_in_files and engine.takes_media else None
         if run_directory is not None:
             undoing.callback(run_directory.close)
-        mode = choose_mode(config, 1, run_directory) if engine.takes_media else "none"
+        mode: PixelMode = "none"
+        if engine.takes_media:
+            config, mode = choose_size_and_mode(config, 1, run_directory)
         folder = None if run_directory is None else run_directory.path
         cache = open_pixel_cache(mode, config, folder)
         undoing.callback(cache.close)
