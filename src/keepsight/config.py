@@ -255,7 +255,6 @@ class Config:
         if self.keeps_embeddings_for_others:
             return
         for name in ("encoder_host_cache_gb", "encoder_disk_cache", "encoder_remote_cache"):
-            # The flag without a value gives "": the default folder.
             if (value := getattr(self, name)) not in (None, False):
                 raise InvalidArgumentError(
                     name, f"is {value!r}, but an encoder cache of 0 keeps nothing for other requests, not even in tiers"

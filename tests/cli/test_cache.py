@@ -136,6 +136,22 @@ def test_a_folder_with_other_content_is_left_unchanged(
     assert [each.name for each in tmp_path.iterdir()] == ["x.png"]
 
 
+@pytest.mark.parametrize("typed", [["clear", "--disk"], ["unpin", "--all", "--encoder-disk-cache"]])
+def test_an_empty_path_does_not_mean_the_default_folder(
+    typed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    tier = DiskTier(tmp_path / "keepsight" / "embeddings", 2**30)
+    assert tier.put(key_of(1), array_of(1))
+    pins_in(tmp_path / "keepsight" / "embeddings").add(key_of(1))
+    assert main(["cache", *typed, ""]) == 2
+    assert f"{typed[-1]}: must not be empty" in capsys.readouterr().err
+    assert tier.has(key_of(1))
+    assert set(pins_in(tmp_path / "keepsight" / "embeddings")) == {key_of(1)}
+    assert set(tier.list_sizes()) == {key_of(1)}
+    tier.close()
+
+
 def test_an_unreachable_server_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["cache", "clear", "--remote", f"unix://{tmp_path}/none"]) == 2
     assert "--remote" in capsys.readouterr().err

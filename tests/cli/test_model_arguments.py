@@ -119,9 +119,9 @@ def test_prefix_caching_may_be_enabled_explicitly() -> None:
 
 
 def test_a_disk_cache_flag_needs_no_path() -> None:
-    assert parse("--encoder-disk-cache").encoder_disk_cache == ""
+    assert parse("--encoder-disk-cache").encoder_disk_cache is True
     assert parse("--encoder-disk-cache").has_far_embeddings
-    assert parse("--prefix-disk-cache").prefix_disk_cache == ""
+    assert parse("--prefix-disk-cache").prefix_disk_cache is True
     assert parse("--prefix-disk-cache").has_far_tiers
 
 

@@ -141,8 +141,8 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "prefix_disk_cache: must be PATH, PATH:SIZE, :SIZE or True",
     ),
     "no prefixes": (
-        lambda _: {"prefix_disk_cache": "", "enable_prefix_caching": False},
-        "prefix_disk_cache: is '', but nothing is kept without enable_prefix_caching",
+        lambda _: {"prefix_disk_cache": True, "enable_prefix_caching": False},
+        "prefix_disk_cache: is True, but nothing is kept without enable_prefix_caching",
     ),
     "one folder for both by another spelling": (
         lambda path: {"prefix_disk_cache": f"{path}/../{path.name}", "encoder_disk_cache": str(path)},
@@ -157,8 +157,8 @@ WRONG: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
         "encoder_disk_cache: is True, but an encoder cache of 0 keeps nothing for other requests",
     ),
     "nothing is kept, not in the usual folder either": (
-        lambda _: {"encoder_cache_gb": 0, "encoder_disk_cache": ""},
-        "encoder_disk_cache: is '', but an encoder cache of 0 keeps nothing for other requests",
+        lambda _: {"encoder_disk_cache": ""},
+        "encoder_disk_cache: must not be empty",
     ),
 }
 

@@ -1,6 +1,7 @@
 """Parsing the folder and size of a disk cache."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -23,7 +24,7 @@ def test_a_path_and_size_are_parsed(text: str, place: DiskPlace) -> None:
 
 def test_the_path_may_be_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
-    assert parse_disk_place("") == DiskPlace(Path("/cache/keepsight/embeddings"), DEFAULT_DISK_BYTES)
+    assert parse_disk_place(True) == DiskPlace(Path("/cache/keepsight/embeddings"), DEFAULT_DISK_BYTES)
     assert parse_disk_place(":2T") == DiskPlace(Path("/cache/keepsight/embeddings"), 2**41)
 
 
@@ -33,6 +34,11 @@ def test_an_invalid_size_is_refused(text: str) -> None:
         parse_disk_place(text)
 
 
+def test_an_empty_path_is_refused() -> None:
+    with pytest.raises(InvalidArgumentError, match="encoder-disk-cache: must not be empty"):
+        parse_disk_place("")
+
+
 @pytest.mark.parametrize("size", ["", ":1G"])
 def test_a_model_s_folder_is_refused(size: str, tmp_path: Path) -> None:
     (tmp_path / "config.json").touch()
@@ -40,8 +46,8 @@ def test_a_model_s_folder_is_refused(size: str, tmp_path: Path) -> None:
         parse_disk_place(f"{tmp_path}{size}")
 
 
-@pytest.mark.parametrize("text", ["", ":1G", "~/x", "~nobody.of.this.name/x"])
-def test_without_a_home_a_folder_must_be_given(text: str, without_home: None) -> None:
+@pytest.mark.parametrize("text", [True, ":1G", "~/x", "~nobody.of.this.name/x"])
+def test_without_a_home_a_folder_must_be_given(text: str | Literal[True], without_home: None) -> None:
     with pytest.raises(InvalidArgumentError, match=r"encoder-disk-cache: .* give a full path"):
         parse_disk_place(text)
     assert parse_disk_place("/x:1G") == DiskPlace(Path("/x"), 2**30)

@@ -36,7 +36,7 @@ def add_commands(commands: Commands) -> None:
         command = add_command(commands, name, summary)
         place = command.add_mutually_exclusive_group()
         help_text = "folder of embeddings or prompts (default: ~/.cache/keepsight/embeddings)"
-        place.add_argument("--disk", default="", metavar="PATH", help=help_text)
+        place.add_argument("--disk", default=True, metavar="PATH", help=help_text)
         place.add_argument("--remote", metavar="URL", help="server that speaks Redis's protocol, in place of a folder")
         if name == "inspect":
             command.add_argument(
@@ -138,7 +138,7 @@ def _clear(tier: FarTier) -> tuple[list[str], int]:
 def _warm(arguments: argparse.Namespace) -> int:
     """Encode pictures by asking about each; those already kept are not encoded again."""
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is None:
-        arguments.encoder_disk_cache = ""
+        arguments.encoder_disk_cache = True
     # A prompt found in the prefix cache would make it unnecessary to encode its picture.
     arguments.prefix_disk_cache = None
     config = config_from(arguments)

@@ -41,7 +41,8 @@ def add_commands(commands: Commands) -> None:
 def run(arguments: argparse.Namespace) -> int:
     if arguments.encoder_disk_cache is None and arguments.encoder_remote_cache is not None:
         raise InvalidArgumentError("--encoder-remote-cache", "has no pins: a Redis server evicts by its own policy")
-    arguments.encoder_disk_cache = arguments.encoder_disk_cache or ""
+    if arguments.encoder_disk_cache is None:
+        arguments.encoder_disk_cache = True
     place = parse_disk_place(arguments.encoder_disk_cache)
     return (_pin if arguments.cache_command == "pin" else _unpin)(arguments, place)
 

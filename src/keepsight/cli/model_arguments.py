@@ -167,8 +167,8 @@ _SEVERAL: dict[str, Any] = {"nargs": "+", "action": "extend"}
 # Further argparse options, by flag.
 _EXTRA_OPTIONS: dict[str, dict[str, Any]] = {
     "mm_processor_kwargs": {"metavar": "JSON", "default": "{}"},
-    "encoder_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
-    "prefix_disk_cache": {"nargs": "?", "const": "", "metavar": "PATH[:SIZE]"},
+    "encoder_disk_cache": {"nargs": "?", "const": True, "metavar": "PATH[:SIZE]"},
+    "prefix_disk_cache": {"nargs": "?", "const": True, "metavar": "PATH[:SIZE]"},
     "encoder_remote_cache": {"metavar": "URL"},
     "record_cache_trace": {"metavar": "FILE"},
     "lora_modules": {**_SEVERAL, "metavar": "NAME=PATH", "type": _read_adapter},

@@ -119,7 +119,7 @@ def plan_tiers(config: Config) -> TierPlan:
 def _plan_disk(value: str | Path | bool | None, option: str, content: str) -> DiskPlace | None:
     if value is None or value is False:
         return None
-    place = parse_disk_place("" if value is True else str(value), option, content)
+    place = parse_disk_place(value if value is True else str(value), option, content)
     logger.info("%s on disk: in %s, up to %d bytes", content, place.directory, place.max_bytes)
     return place
 

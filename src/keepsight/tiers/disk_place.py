@@ -3,6 +3,7 @@
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from keepsight.checkpoint_folder import is_checkpoint
 from keepsight.errors import InvalidArgumentError
@@ -23,8 +24,14 @@ def default_disk_directory(content: str) -> Path:
     return cache_home() / content
 
 
-def parse_disk_place(text: str, field: str = "--encoder-disk-cache", content: str = "embeddings") -> DiskPlace:
-    """Parse PATH, PATH:SIZE or :SIZE, as in /var/cache/keepsight:64G; the default path depends on `content`."""
+def parse_disk_place(
+    named: str | Literal[True], field: str = "--encoder-disk-cache", content: str = "embeddings"
+) -> DiskPlace:
+    """Parse PATH, PATH:SIZE or :SIZE, as in /var/cache/keepsight:64G; True: the default path, by `content`."""
+    if named == "":
+        # As with keys: an unset shell variable must not name a folder, which may be about to be cleared.
+        raise InvalidArgumentError(field, "must not be empty")
+    text = "" if named is True else named
     path, colon, size = text.rpartition(":")
     if not colon:
         path, size = text, ""
