@@ -69,6 +69,11 @@ def test_keys_come_from_the_environment_unless_given_by_flag(monkeypatch: pytest
     assert read("--api-key", "other").api_keys == ("other",)
 
 
+def test_the_administrator_s_key_may_have_commas_in_the_environment_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KEEPSIGHT_ADMIN_API_KEY", "x,verysecret")
+    assert read().admin_api_key == read("--admin-api-key", "x,verysecret").admin_api_key == "x,verysecret"
+
+
 @pytest.mark.parametrize("flag", ["--api-key", "--admin-api-key"])
 @pytest.mark.parametrize("key", ["", " "])
 def test_an_empty_key_is_refused(flag: str, key: str) -> None:
@@ -90,8 +95,15 @@ def test_a_number_out_of_range_is_refused_for_what_is_wrong_with_it(value: str, 
         read("--media-quota-mb", value)
 
 
-@pytest.mark.parametrize("variable", ["KEEPSIGHT_API_KEY", "KEEPSIGHT_ADMIN_API_KEY"])
-@pytest.mark.parametrize("value", ["", " , "])
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("KEEPSIGHT_API_KEY", ""),
+        ("KEEPSIGHT_API_KEY", " , "),
+        ("KEEPSIGHT_ADMIN_API_KEY", ""),
+        ("KEEPSIGHT_ADMIN_API_KEY", " "),
+    ],
+)
 def test_a_variable_without_a_key_is_refused(variable: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, value)
     with pytest.raises(InvalidArgumentError, match=f"^{variable}: "):

@@ -146,7 +146,7 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         adapter_parents={
             each["name"]: each["base_model_name"] for each in arguments.lora_modules if "base_model_name" in each
         },
-        api_keys=tuple(_keys_of(arguments.api_key, "--api-key", KEY_VARIABLE)),
+        api_keys=tuple(_keys_of(arguments.api_key)),
         admin_api_key=_admin_key_of(arguments.admin_api_key),
         cache_isolation=arguments.cache_isolation,
         allowed_origins=tuple(arguments.allowed_origins),
@@ -169,24 +169,28 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
     return settings
 
 
-def _keys_of(given: list[str], flag: str, variable: str) -> list[str]:
-    """Return the keys of the flag, or else those in the environment variable, separated by commas.
-
-    An empty key is an error: an unset shell variable (`--api-key "$UNSET"`) must not leave the server open.
-    """
-    if not all(key.strip() for key in given):
-        raise InvalidArgumentError(flag, "must not be empty")
-    if given or variable not in os.environ:
-        return given
-    keys = [key.strip() for key in os.environ[variable].split(",") if key.strip()]
+def _keys_of(given: list[str]) -> list[str]:
+    """Return the keys of the flag, or else those in the environment variable, separated by commas."""
+    if given or KEY_VARIABLE not in os.environ:
+        return _check_keys(given, "--api-key")
+    keys = [key for key in os.environ[KEY_VARIABLE].split(",") if key.strip()]
     if not keys:
-        raise InvalidArgumentError(variable, "is set in the environment, but holds no key")
-    return keys
+        raise InvalidArgumentError(KEY_VARIABLE, "is set in the environment, but holds no key")
+    return _check_keys(keys, KEY_VARIABLE)
+
+
+def _check_keys(keys: list[str], source: str) -> list[str]:
+    """Refuse empty keys: an unset shell variable (`--api-key "$UNSET"`) must not leave the server open."""
+    if not all(key.strip() for key in keys):
+        raise InvalidArgumentError(source, "must not be empty")
+    return [key.strip() for key in keys]
 
 
 def _admin_key_of(given: str | None) -> str | None:
-    keys = _keys_of([] if given is None else [given], "--admin-api-key", ADMIN_KEY_VARIABLE)
-    return next(iter(keys), None)
+    """Return the key of the flag, or else the whole value of the variable: a part of it would be easier to guess."""
+    if given is None and (found := os.environ.get(ADMIN_KEY_VARIABLE)) is not None:
+        return _check_keys([found], ADMIN_KEY_VARIABLE)[0]
+    return None if given is None else _check_keys([given], "--admin-api-key")[0]
 
 
 def _absolute(path: str | None) -> str | None:
