@@ -81,6 +81,20 @@ def test_an_empty_key_is_refused(flag: str, key: str) -> None:
         read(flag, key)
 
 
+@pytest.mark.parametrize("key", [" k1", "k1\r", "k1\n"])
+def test_white_space_around_a_key_is_dropped_as_from_a_header(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read("--api-key", key, "--admin-api-key", "k2 ").api_keys == ("k1",)
+    monkeypatch.setenv("KEEPSIGHT_ADMIN_API_KEY", key)
+    assert read().admin_api_key == "k1"
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--admin-api-key"])
+@pytest.mark.parametrize("key", ["\N{LATIN SMALL LETTER A WITH DIAERESIS}", "k\n1", "k\x7f1"])
+def test_a_key_that_clients_cannot_send_is_refused(flag: str, key: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=f"^{flag}: must be printable ASCII"):
+        read(flag, key)
+
+
 @pytest.mark.parametrize("names", [("",), (" ",), ("a", "")])
 def test_an_empty_name_of_the_model_is_refused(names: tuple[str, ...]) -> None:
     with pytest.raises(InvalidArgumentError, match=r"^--served-model-name: must not be empty"):

@@ -180,10 +180,16 @@ def _keys_of(given: list[str]) -> list[str]:
 
 
 def _check_keys(keys: list[str], source: str) -> list[str]:
-    """Refuse empty keys: an unset shell variable (`--api-key "$UNSET"`) must not leave the server open."""
-    if not all(key.strip() for key in keys):
+    """Return the keys as headers carry them; refuse what none can carry, and without showing it.
+
+    An empty key is refused, too: an unset shell variable (`--api-key "$UNSET"`) must not leave the server open.
+    """
+    keys = [key.strip() for key in keys]
+    if not all(keys):
         raise InvalidArgumentError(source, "must not be empty")
-    return [key.strip() for key in keys]
+    if not all(key.isascii() and key.isprintable() for key in keys):
+        raise InvalidArgumentError(source, "must be printable ASCII: clients send other characters in different ways")
+    return keys
 
 
 def _admin_key_of(given: str | None) -> str | None:
