@@ -89,6 +89,14 @@ def test_kept_entries_are_counted_verified_and_cleared(tier_folder: Path, capsys
     assert lines[3:] == ["2 entries removed", "0 entries, 0.0 MiB"]
 
 
+def test_entries_of_a_read_only_folder_are_not_reported_as_removed(
+    tier_folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("keepsight.tiers.disk_tier.os.access", lambda *_: False)
+    assert main(["cache", "clear", "--disk", str(tier_folder)]) == 1
+    assert capsys.readouterr().out == "0 entries removed, 3 could not be\n"
+
+
 def test_a_closed_output_is_not_reported_as_a_cache_error(tier_folder: Path) -> None:
     for number in range(2000):  # more lines than the output buffer holds
         (tier_folder / "entries" / key_of(number)).touch()

@@ -130,9 +130,12 @@ def _verify(tier: FarTier) -> tuple[list[str], int]:
 
 
 def _clear(tier: FarTier) -> tuple[list[str], int]:
-    num_entries = len(tier.list_sizes())
+    before = tier.list_sizes()
     tier.clear()
-    return [f"{num_entries} entries removed"], 0
+    # A folder may be read-only; entries that a server has stored since do not count.
+    num_left = len(before.keys() & tier.list_sizes().keys())
+    summary = f"{len(before) - num_left} entries removed"
+    return ([f"{summary}, {num_left} could not be"], 1) if num_left else ([summary], 0)
 
 
 def _warm(arguments: argparse.Namespace) -> int:

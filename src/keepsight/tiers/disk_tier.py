@@ -216,7 +216,7 @@ class DiskTier:
             for file in self._files(self._entries):
                 self._ignore(file.name)
             logger.warning(
-                "%s can only be read: what was to be cleared is ignored until the next start", self._directory
+                "%s can only be read: what was to be cleared stays there; this process ignores it", self._directory
             )
             return
         with self._changing():
