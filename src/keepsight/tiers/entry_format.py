@@ -7,7 +7,7 @@ damage: anyone who can write entries could also write a valid one, of whatever k
 
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from xxhash import xxh3_128
@@ -54,28 +54,40 @@ def read_entry(key: str, num_bytes: int, read_into: ReadInto) -> StoredArray:
     """Read an entry. `num_bytes` is the size of all that there is to read."""
     if num_bytes < HEADER_BYTES:
         raise DamagedEntryError(f"{num_bytes} bytes are not an entry")
-    # Of the actual size, not of one that a damaged header claims; not zeroed first, which a bytearray would be.
-    entry = np.empty(num_bytes, np.uint8).data
-    hasher = xxh3_128()
+    header = memoryview(bytearray(HEADER_BYTES))
+    for _ in _pieces_of(header, read_into):
+        pass
+    _, _, _, _, _, claimed, *_ = _HEADER.unpack_from(header)
+    # Both must say so before that much memory is taken: a header may be damaged, and a file may be of any size.
+    if num_bytes != HEADER_BYTES + claimed:
+        raise DamagedEntryError(f"{num_bytes} bytes are not those of its header")
+    # Not zeroed first, which a bytearray would be.
+    payload = np.empty(claimed, np.uint8).data
+    hasher = xxh3_128(header[_CHECKED_FROM:])
+    for piece in _pieces_of(payload, read_into):
+        hasher.update(piece)
+    if hasher.digest() != header[len(_MAGIC) : _CHECKED_FROM]:
+        raise DamagedEntryError("checksum")
+    return _as_array(key, header, payload.toreadonly())
+
+
+def _pieces_of(target: memoryview, read_into: ReadInto) -> Iterator[memoryview]:
+    """Fill `target`, yielding what was read: if that is in pieces, each is hashed while the next one arrives."""
     num_read = 0
-    while num_read < num_bytes:
-        # If the reader returns pieces, each is hashed while the next one arrives.
-        end = num_read + read_into(entry[num_read:])
+    while num_read < len(target):
+        end = num_read + read_into(target[num_read:])
         if end <= num_read:
             raise DamagedEntryError("it ends too early")
-        hasher.update(entry[max(num_read, _CHECKED_FROM) : end])
+        yield target[num_read:end]
         num_read = end
-    if hasher.digest() != entry[len(_MAGIC) : _CHECKED_FROM]:
-        raise DamagedEntryError("checksum")
-    return _as_array(key, entry.toreadonly())
 
 
-def _as_array(key: str, entry: memoryview) -> StoredArray:
+def _as_array(key: str, header: memoryview, payload: memoryview) -> StoredArray:
     """Parse an undamaged entry. Raises DamagedEntryError if it belongs to another key or version."""
-    magic, _, found, dtype, seconds, num_bytes, rank, *sizes = _HEADER.unpack_from(entry)
+    magic, _, found, dtype, seconds, _, rank, *sizes = _HEADER.unpack_from(header)
     name = dtype.rstrip(b"\0").decode("ascii", "replace")
-    array = StoredArray(name, tuple(sizes[:rank]), entry[HEADER_BYTES:], seconds)
+    array = StoredArray(name, tuple(sizes[:rank]), payload, seconds)
     is_known = magic == _MAGIC and found.hex() == key and rank <= _MAX_RANK and 0 <= seconds < math.inf
-    if not is_known or num_bytes != array.num_bytes or not array.is_whole:
+    if not is_known or not array.is_whole:
         raise DamagedEntryError("header")
     return array
