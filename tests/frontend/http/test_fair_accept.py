@@ -2,6 +2,8 @@
 
 import asyncio
 import errno
+import logging
+import re
 import socket
 import threading
 from collections import Counter
@@ -135,6 +137,27 @@ def test_a_connection_accepted_just_before_shutdown_is_closed(listener: socket.s
             assert client.recv(1) == b""
 
     asyncio.run(run())
+
+
+def test_clients_that_leave_during_the_handshake_are_logged_once_a_minute(
+    listener: socket.socket, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, fair_accept.__name__)
+
+    async def run() -> None:
+        server = await started(listener, ssl_certfile=PEM)
+        [acceptor] = server._acceptors
+        for _ in range(3):
+            ours, theirs = socket.socketpair()
+            theirs.close()
+            ours.setblocking(False)
+            await acceptor._hand_over(ours)
+        await server.shutdown()
+
+    asyncio.run(run())
+    found = [each for each in caplog.records if each.name == fair_accept.__name__]
+    assert [each.levelno for each in found] == [logging.INFO, logging.DEBUG, logging.DEBUG]
+    assert all(re.search(r"could not be set up: \w+Error\(", each.message) for each in found)
 
 
 def test_a_server_told_to_exit_wakes_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

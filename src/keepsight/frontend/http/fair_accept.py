@@ -24,6 +24,8 @@ TICK_SECONDS = 1.0
 GOODBYE_SECONDS = 1.0
 # How long a shutdown waits for accepted connections to finish their TLS handshake and be handed over.
 HAND_OVER_SECONDS = 0.1
+# Probes of load balancers connect and leave every few seconds, and so may any stranger.
+SECONDS_BETWEEN_COMPLAINTS = 60.0
 
 
 class FairAcceptServer(uvicorn.Server):
@@ -86,6 +88,7 @@ class Acceptor:
         # Connections that were accepted but not yet handed to their protocols.
         self._handshakes = set[asyncio.Task[None]]()
         self._retry: asyncio.TimerHandle | None = None
+        self._quiet_until = float("-inf")
         self._listen()
 
     def close(self) -> None:
@@ -127,4 +130,11 @@ class Acceptor:
                 self._make_protocol, connection, ssl=self._tls, ssl_shutdown_timeout=patience
             )
         except OSError as error:  # includes TLS errors
-            logger.info("a connection could not be set up: %s", error)
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        now = self._event_loop.time()
+        if is_loud := now >= self._quiet_until:
+            self._quiet_until = now + SECONDS_BETWEEN_COMPLAINTS
+        # Its type, too: a client that leaves gives an error without a text.
+        logger.log(logging.INFO if is_loud else logging.DEBUG, "a connection could not be set up: %r", error)
