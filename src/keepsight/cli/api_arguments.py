@@ -107,8 +107,8 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--slow-client-timeout",
         type=float,
         default=DEFAULTS.slow_client_seconds,
-        help="seconds that a client may take to send its headers, or may pause while sending or receiving "
-        "(default: %(default)g)",
+        help="seconds that a client may take for the TLS handshake and for its headers, or may pause while sending "
+        "or receiving (default: %(default)g)",
     )
 
 

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import uvicorn
 
+from keepsight.api_settings import ApiSettings
 from keepsight.frontend.http import fair_accept
 from keepsight.frontend.http.fair_accept import Acceptor, FairAcceptServer
+from keepsight.frontend.http.http_server import make_server
 
 PEM = Path(__file__).parents[1] / "pictures_test.pem"
 SOON = 20  # seconds; normally takes milliseconds
@@ -135,6 +137,26 @@ def test_a_connection_accepted_just_before_shutdown_is_closed(listener: socket.s
             accept_one_more(server, client, listener)
             await asyncio.wait_for(server.shutdown(), SOON)
             assert client.recv(1) == b""
+
+    asyncio.run(run())
+
+
+async def never_called(_scope: object, _receive: object, _send: object) -> None:
+    raise AssertionError
+
+
+def test_a_client_that_never_begins_the_handshake_is_cut_off(listener: socket.socket) -> None:
+    async def run() -> None:
+        server = make_server(never_called, ApiSettings(ssl_certfile=str(PEM), slow_client_seconds=0.01))
+        server.config.load()
+        server.lifespan = server.config.lifespan_class(server.config)
+        await server.startup([listener])
+        with socket.socket() as client:
+            accept_one_more(server, client, listener)
+            [handshake] = server._acceptors[0]._handshakes
+            await asyncio.wait_for(handshake, SOON)
+            assert client.recv(1) == b""
+        await server.shutdown()
 
     asyncio.run(run())
 

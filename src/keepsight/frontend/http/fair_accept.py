@@ -31,6 +31,8 @@ SECONDS_BETWEEN_COMPLAINTS = 60.0
 class FairAcceptServer(uvicorn.Server):
     # Called once connections are accepted: nothing else can fail at startup.
     on_accepting: Callable[[], None] = staticmethod(lambda: None)
+    # How long a client may take for the TLS handshake; None: asyncio's default.
+    handshake_seconds: float | None = None
     _should_exit = False
     # While `main_loop` runs: its event loop, and the event that ends it.
     _ending: tuple[asyncio.AbstractEventLoop, asyncio.Event] | None = None
@@ -65,7 +67,9 @@ class FairAcceptServer(uvicorn.Server):
         make_protocol = partial(
             protocol, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        self._acceptors = [Acceptor(each, make_protocol, self.config.ssl) for each in sockets or ()]
+        self._acceptors = [
+            Acceptor(each, make_protocol, self.config.ssl, self.handshake_seconds) for each in sockets or ()
+        ]
         self.on_accepting()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -80,10 +84,18 @@ class Acceptor:
     """Accepts connections on the running event loop until closed; does not own the socket."""
 
     def __init__(
-        self, listener: socket.socket, make_protocol: Callable[[], asyncio.Protocol], tls: ssl.SSLContext | None = None
+        self,
+        listener: socket.socket,
+        make_protocol: Callable[[], asyncio.Protocol],
+        tls: ssl.SSLContext | None = None,
+        handshake_seconds: float | None = None,
     ) -> None:
         listener.setblocking(False)
         self._listener, self._make_protocol, self._tls = listener, make_protocol, tls
+        # asyncio takes these only with TLS.
+        self._patience: dict[str, float | None] = {}
+        if tls is not None:
+            self._patience = {"ssl_handshake_timeout": handshake_seconds, "ssl_shutdown_timeout": GOODBYE_SECONDS}
         self._event_loop = asyncio.get_running_loop()
         # Connections that were accepted but not yet handed to their protocols.
         self._handshakes = set[asyncio.Task[None]]()
@@ -124,10 +136,9 @@ class Acceptor:
         handshake.add_done_callback(self._handshakes.discard)
 
     async def _hand_over(self, connection: socket.socket) -> None:
-        patience = None if self._tls is None else GOODBYE_SECONDS
         try:
             await self._event_loop.connect_accepted_socket(
-                self._make_protocol, connection, ssl=self._tls, ssl_shutdown_timeout=patience
+                self._make_protocol, connection, ssl=self._tls, **self._patience
             )
         except OSError as error:  # includes TLS errors
             self._complain(error)

@@ -66,7 +66,9 @@ def make_server(app: ASGIApp, settings: ApiSettings, on_refused: Callable[[], ob
         ssl_keyfile=settings.ssl_keyfile,
         ssl_keyfile_password=settings.ssl_keyfile_password,
     )
-    return FairAcceptServer(config)
+    server = FairAcceptServer(config)
+    server.handshake_seconds = settings.slow_client_seconds
+    return server
 
 
 def _is_not_suppressed(record: logging.LogRecord) -> bool:
