@@ -68,10 +68,18 @@ LEAST_INTEGERS = {
     "max_loras": 1,
     "max_lora_rank": 1,
 }
+# More than any machine has; as bytes these are still numbers that can be counted with.
+MOST_GIB = 2**33
+_TOO_MANY = "no machine has more"
 # Upper limits, with the reason.
-MOST_INTEGERS = {
+MOST: Mapping[str, tuple[int, str]] = {
     "max_image_pixels": (MAX_PIXELS, "no decoder takes more"),
     "max_lora_rank": (MAX_LORA_RANK, "a larger adapter costs as much as the model"),
+    "encoder_cache_gb": (MOST_GIB, _TOO_MANY),
+    "encoder_host_cache_gb": (MOST_GIB, _TOO_MANY),
+    "encoder_remote_cache_gb": (MOST_GIB, _TOO_MANY),
+    "mm_processor_cache_gb": (MOST_GIB, _TOO_MANY),
+    "mm_shm_cache_max_object_size_mb": (MOST_GIB * 1024, _TOO_MANY),
 }
 # For each number: the check, and how messages describe the valid range.
 NUMBERS: Mapping[str, tuple[Callable[[float], bool], str]] = {
@@ -330,19 +338,24 @@ def _check_value(name: str, value: object) -> None:
     elif name in LEAST_INTEGERS:
         if type(value) is not int or value < LEAST_INTEGERS[name]:
             raise InvalidArgumentError(name, f"must be an integer of at least {LEAST_INTEGERS[name]}, not {value!r}")
-        most, reason = MOST_INTEGERS.get(name, (math.inf, ""))
-        if value > most:
-            raise InvalidArgumentError(name, f"must be at most {most}, not {value}: {reason}")
+        _check_most(name, value)
     elif name in NUMBERS:
         holds, described = NUMBERS[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not holds(value):
             raise InvalidArgumentError(name, f"must be a number {described}, not {value!r}")
+        _check_most(name, value)
     elif name in PATHS:
         # An empty path would mean the current directory.
         if not isinstance(value, str | Path) or value == "":
             raise InvalidArgumentError(name, f"must be {PATHS[name]}, not {value!r}")
     elif name in SWITCHES and not isinstance(value, bool):
         raise InvalidArgumentError(name, f"must be True or False, not {value!r}")
+
+
+def _check_most(name: str, value: float) -> None:
+    most, reason = MOST.get(name, (math.inf, ""))
+    if value > most:
+        raise InvalidArgumentError(name, f"must be at most {most}, not {value}: {reason}")
 
 
 def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:

@@ -44,7 +44,7 @@ def test_every_policy_and_the_bounds_are_printed(
     assert all(share <= bound for cells in shares.values() for share, bound in zip(cells, shares["bound"], strict=True))
 
 
-@pytest.mark.parametrize("options", [["--cache-gb", "0"], ["--cache-gb", "nan"]])
+@pytest.mark.parametrize("options", [["--cache-gb", "0"], ["--cache-gb", "nan"], ["--cache-gb", "1e300"]])
 def test_invalid_sizes_are_refused(trace: Path, capsys: pytest.CaptureFixture[str], options: list[str]) -> None:
     assert main(["cache", "simulate", str(trace), *options]) == 2
     assert "--cache-gb" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from keepsight.cli import cache_contents, cache_pins
 from keepsight.cli.add_command import add_command
-from keepsight.config import GIB
+from keepsight.config import GIB, MOST_GIB
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.policies import POLICIES
 from keepsight.tiers.simulate import distinct_bytes, offline_bound, simulate, simulate_belady
@@ -38,8 +38,8 @@ def run(arguments: argparse.Namespace) -> int:
     trace = list(read_trace(arguments.trace))
     if not trace:
         raise InvalidArgumentError("trace", f"{arguments.trace} is empty")
-    if arguments.cache_gb is not None and not 0 < arguments.cache_gb < float("inf"):
-        raise InvalidArgumentError("--cache-gb", f"must be positive, not {arguments.cache_gb:g}")
+    if arguments.cache_gb is not None and not 0 < arguments.cache_gb <= MOST_GIB:
+        raise InvalidArgumentError("--cache-gb", f"must be above 0 and at most {MOST_GIB}, not {arguments.cache_gb:g}")
     print(_describe(trace))
     for row in table(trace, _budgets(trace, arguments.cache_gb)):
         print(f"{row[0]:<14}" + "".join(f"{cell:>14}" for cell in row[1:]))
