@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from keepsight.errors import TierError
+from keepsight.tiers import tiered_store
 from keepsight.tiers.disk_tier import DiskTier
 from keepsight.tiers.host_tier import HostTier
 from keepsight.tiers.redis_tier import RedisTier
@@ -403,6 +404,22 @@ def test_stats_cover_every_tier(make: Make, tmp_path: Path) -> None:
     stats = store.stats()
     assert (stats["host"].num_entries, stats["disk"].num_entries) == (1, 1)
     assert (stats["host"].num_bytes, stats["disk"].num_bytes) == (3000, 4096)
+
+
+def test_closing_does_not_wait_for_a_tier_that_is_set_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiered_store, "_CLOSING_SECONDS", 1000 * LONG)
+    tier = FakeTier()
+
+    def clear() -> None:
+        raise OSError("unreachable")
+
+    tier.clear = clear  # type: ignore[method-assign]
+    store = TieredStore(None, [tier], limits=GuardLimits(first_pause=1000 * LONG, longest_pause=1000 * LONG))
+    store.clear()
+    closing = threading.Thread(target=store.close, daemon=True)
+    closing.start()
+    closing.join(20)
+    assert not closing.is_alive()
 
 
 def test_a_tier_that_failed_to_clear_returns_nothing_until_cleared() -> None:

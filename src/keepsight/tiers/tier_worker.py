@@ -117,9 +117,14 @@ class TierWorker:
             return self._changed.wait_for(lambda: self._is_opened, seconds)
 
     def wait_written(self, seconds: float) -> bool:
-        """Wait until nothing is left to be written; for shutdown and tests."""
+        """Wait until nothing is left to be written; for tests."""
         with self._changed:
             return self._changed.wait_for(self._is_written, seconds)
+
+    def finish(self, seconds: float) -> None:
+        """Give what waits to be written some time, but none if the tier is set aside: it would be in vain."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_written() or not self.guard.is_usable, seconds)
 
     def close(self, seconds: float) -> None:
         """Close the tier. Waiting reads are answered with None. A thread that does not return in time is abandoned."""

@@ -164,7 +164,9 @@ class TieredStore:
 
     def close(self) -> None:
         """Close all tiers, after a little time for waiting writes."""
-        self.wait_written(_CLOSING_SECONDS)
+        end = time.monotonic() + _CLOSING_SECONDS
+        for worker in self._workers:
+            worker.finish(end - time.monotonic())
         with self._changed:
             self._is_closed = True
             self._changed.notify_all()
