@@ -57,6 +57,21 @@ def test_flags_become_settings() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("typed", "sent"),
+    [
+        ("https://A.example.org", "https://a.example.org"),
+        ("HTTPS://a.example.org:443", "https://a.example.org"),
+        ("http://a.example.org:80", "http://a.example.org"),
+        ("http://a.example.org:443", "http://a.example.org:443"),
+        ("https://[::1]:8443", "https://[::1]:8443"),
+        ("app://a.example.org:80", "app://a.example.org:80"),
+    ],
+)
+def test_origins_are_compared_as_browsers_send_them(typed: str, sent: str) -> None:
+    assert read("--allowed-origins", typed).allowed_origins == (sent,)
+
+
 def test_uploads_and_responses_may_be_disabled() -> None:
     assert read("--media-quota-mb", "0").media_quota_bytes == 0
     assert read("--response-quota-mb", "0").response_quota_bytes == 0

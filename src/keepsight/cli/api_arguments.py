@@ -149,7 +149,7 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         api_keys=tuple(_keys_of(arguments.api_key)),
         admin_api_key=_admin_key_of(arguments.admin_api_key),
         cache_isolation=arguments.cache_isolation,
-        allowed_origins=tuple(arguments.allowed_origins),
+        allowed_origins=tuple(map(_as_browsers_send, arguments.allowed_origins)),
         root_path=arguments.root_path.rstrip("/"),
         dashboard_thumbnails=arguments.dashboard_thumbnails,
         otlp_traces_endpoint=_read_traces_endpoint(arguments.otlp_traces_endpoint),
@@ -197,6 +197,13 @@ def _admin_key_of(given: str | None) -> str | None:
     if given is None and (found := os.environ.get(ADMIN_KEY_VARIABLE)) is not None:
         return _check_keys([found], ADMIN_KEY_VARIABLE)[0]
     return None if given is None else _check_keys([given], "--admin-api-key")[0]
+
+
+def _as_browsers_send(origin: str) -> str:
+    """Origins are compared as text; browsers send them in lower case, and without the default port."""
+    origin = origin.lower()
+    default_port = {"http": ":80", "https": ":443"}.get(origin.partition(":")[0], "")
+    return origin.removesuffix(default_port)
 
 
 def _absolute(path: str | None) -> str | None:
