@@ -173,6 +173,7 @@ def test_a_collector_url_without_a_path_gets_the_default_path(
         ("--allowed-origins a.example", "--allowed-origins"),
         ("--allowed-origins https://a.example/", "--allowed-origins"),
         ("--ssl-keyfile k.pem", "--ssl-keyfile"),
+        ("--ssl-keyfile-password p", "--ssl-keyfile-password"),
         ("--otlp-traces-endpoint collector:4318", "--otlp-traces-endpoint"),
         ("--otlp-traces-endpoint http://", "--otlp-traces-endpoint"),
         ("--otlp-traces-endpoint http://[::1", "--otlp-traces-endpoint"),

@@ -239,8 +239,10 @@ def _check_certificate(settings: ApiSettings) -> None:
     """Check the certificate and its key, before a model is loaded."""
     certfile, keyfile = settings.ssl_certfile, settings.ssl_keyfile
     if certfile is None:
-        if keyfile is not None:
-            raise InvalidArgumentError("--ssl-keyfile", "needs --ssl-certfile")
+        # Plain HTTP would be served to someone who meant to encrypt.
+        for flag, value in (("--ssl-keyfile", keyfile), ("--ssl-keyfile-password", settings.ssl_keyfile_password)):
+            if value is not None:
+                raise InvalidArgumentError(flag, "needs --ssl-certfile")
         return
     keyfile = keyfile or certfile
     for flag, file in (("--ssl-certfile", certfile), ("--ssl-keyfile", keyfile)):
