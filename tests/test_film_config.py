@@ -14,7 +14,7 @@ from keepsight.errors import CheckpointConfigError, InvalidArgumentError, Unsupp
 from keepsight.film_processors import Qwen3VLFilmConfig as FilmConfig
 from keepsight.film_sizes import SizesOfAllFrames as FilmSizes
 from keepsight.image_processor_config import BICUBIC, ImageProcessorConfig
-from keepsight.media import Geometry, Moment, Timeline
+from keepsight.media import Excerpt, Geometry, Moment, Timeline
 from keepsight.shown_sizes import ShownSizes
 from tests.frontend.reference_processor import PUBLISHED_FOR_FILMS
 
@@ -139,6 +139,26 @@ def test_two_frames_form_a_moment_and_an_odd_last_frame_is_repeated(published: F
     assert [(each.first, each.last) for each in plan.moments] == [(0, 6), (12, 17), (23, 29)]
     assert plan.layout.times == pytest.approx((0.3, 1.45, 2.6))
     assert published.with_overrides(num_frames=5).plan(film(9)).moments[-1] == Moment(8, 8)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.integers(0, 2000), min_size=2, max_size=20), st.floats(0.1, 240))
+def test_frames_that_were_sampled_already_are_all_shown_at_their_times(indices: list[int], rate: float) -> None:
+    from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
+
+    config = FilmConfig(FilmSizes(ShownSizes(16, 2, 4096, 25_165_824), False, 768), IMAGE_CONFIG)
+    timeline = Timeline(len(indices), rate, Excerpt(tuple(indices), 2001))
+    plan = config.plan(Geometry(64, 64, timeline))
+    assert [plan.moments[0].first, plan.moments[-1].last] == [0, len(indices) - 1]
+    assert len(plan.moments) == -(-len(indices) // 2)
+    itself: Any = None
+    assert list(plan.layout.times) == Qwen3VLProcessor._calculate_timestamps(itself, list(indices), rate)
+
+
+def test_more_sampled_frames_than_the_setting_allows_are_refused(published: FilmConfig) -> None:
+    setting = published.with_overrides(max_frames=4)
+    with pytest.raises(InvalidArgumentError, match=r"^here: has 5 frames that are not to be sampled; at most 4 are"):
+        setting.plan(Geometry(64, 64, Timeline(5, 24.0, Excerpt((0, 2, 4, 6, 8), 9))), "here")
 
 
 def test_frames_are_resized_with_the_reference_s_backend_and_filter(

@@ -18,7 +18,7 @@ from keepsight.film_processors import TIMED_BY_ROTARY, Qwen2VLFilmConfig, Qwen3V
 from keepsight.film_sizes import SizesOfEachFrame
 from keepsight.image_processor_config import DEFAULTS_WHERE_SIZES_FOLLOW, ImageProcessorConfig
 from keepsight.json_fields import JsonFields
-from keepsight.media import Geometry, Moment, Timeline
+from keepsight.media import Excerpt, Geometry, Moment, Timeline
 from keepsight.shown_sizes import ShownSizes
 from tests.test_film_config import film, films, limits, write
 from tests.video_processors import qwen2_vl_module
@@ -93,7 +93,7 @@ def reference_places(config: Qwen2VLFilmConfig, timeline: Timeline, num_shown: i
     from transformers.video_utils import VideoMetadata
 
     metadata = VideoMetadata(
-        total_num_frames=timeline.num_frames,
+        total_num_frames=timeline.num_frames_of_whole,
         fps=timeline.frames_per_second,
         frames_indices=list(range(num_shown)),
     )
@@ -175,6 +175,16 @@ def test_all_frames_are_shown_without_a_rate(published: Qwen2VLFilmConfig) -> No
 def test_a_film_with_fewer_frames_than_requested_is_shown_whole(published: Qwen2VLFilmConfig) -> None:
     plan = published.with_overrides(num_frames=32).plan(film(7))
     assert plan.moments == (Moment(0, 1), Moment(2, 3), Moment(4, 5))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(2, 40), st.integers(0, 2000), st.floats(0.1, 240))
+def test_frames_that_were_sampled_already_are_all_shown_at_their_times(shown: int, left_out: int, rate: float) -> None:
+    config = Qwen2VLFilmConfig(SizesOfEachFrame(ShownSizes(14, 2, 3136, 12_845_056), False, 128_000), IMAGE_CONFIG)
+    timeline = Timeline(shown, rate, Excerpt(tuple(range(shown)), shown + left_out))
+    plan = config.plan(Geometry(64, 64, timeline))
+    assert len(plan.moments) == -(-shown // 2)
+    assert list(plan.layout.places) == reference_places(config, timeline, shown)
 
 
 def test_a_film_too_long_for_exact_times_is_refused(published: Qwen2VLFilmConfig) -> None:

@@ -126,7 +126,7 @@ class FilmConfig(ABC):
     def plan(self, geometry: Geometry, field: str = "video") -> FilmPlan:
         """Return how to show a film. Refuse films that cannot be shown; `field` is the caller's name for the film."""
         assert geometry.timeline is not None, geometry
-        numbers = self._frame_numbers(geometry.timeline)
+        numbers = self._choose_numbers(geometry.timeline, field)
         if len(numbers) < FRAMES_PER_MOMENT:
             raise UnsupportedPictureError(field, "has only 1 frame; send it as a picture (image_url)")
         self.sizes.check_can_show(geometry, field)
@@ -138,6 +138,16 @@ class FilmConfig(ABC):
             dataclasses.replace(layout, **self._time_fields(numbers, geometry.timeline, field)),
             dataclasses.replace(self.frame, height=rows * side, width=columns * side),
         )
+
+    def _choose_numbers(self, timeline: Timeline, field: str) -> list[int]:
+        if timeline.excerpt is None:
+            return self._frame_numbers(timeline)
+        if timeline.num_frames > self.most_frames:
+            message = (
+                f"has {timeline.num_frames} frames that are not to be sampled; at most {self.most_frames} are shown"
+            )
+            raise InvalidArgumentError(field, message)
+        return list(range(timeline.num_frames))
 
     @abstractmethod
     def _frame_numbers(self, timeline: Timeline) -> list[int]:

@@ -68,8 +68,8 @@ class Qwen3VLFilmConfig(FilmConfig):
         return min(max(wanted, self.min_frames), self.max_frames, timeline.num_frames)
 
     def _time_fields(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
-        rate = timeline.frames_per_second
-        return {"times": tuple((moment.first / rate + moment.last / rate) / 2 for moment in in_pairs(numbers))}
+        rate, moments = timeline.frames_per_second, in_pairs([timeline.number_in_whole(each) for each in numbers])
+        return {"times": tuple((moment.first / rate + moment.last / rate) / 2 for moment in moments)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,11 +118,11 @@ class Qwen2VLFilmConfig(FilmConfig):
 
     def _time_fields(self, numbers: Sequence[int], timeline: Timeline, field: str) -> dict[str, Any]:
         """Return each moment's rotary position. Rounding matters, so the order of operations is the reference's."""
-        rate = len(numbers) / timeline.num_frames * timeline.frames_per_second
+        rate = len(numbers) / timeline.num_frames_of_whole * timeline.frames_per_second
         step = _float32(self.places_per_second * _float32(FRAMES_PER_MOMENT / rate))
         places = tuple(int(_float32(moment * step)) for moment in range(len(in_pairs(numbers))))
         if places[-1] > MAX_ROTARY_POSITION:
-            seconds = timeline.num_frames / timeline.frames_per_second
+            seconds = timeline.num_frames_of_whole / timeline.frames_per_second
             limit = f"this model distinguishes times up to {MAX_ROTARY_POSITION // self.places_per_second} seconds"
             raise UnsupportedPictureError(field, f"is {seconds:.0f} seconds long; {limit}")
         return {"places": places}

@@ -67,11 +67,28 @@ def find_runs(token_ids: Sequence[int], wanted: int, start: int = 0) -> Iterator
 
 
 @dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The frames that somebody has already chosen from a longer film: the number of each there, and how many it has."""
+
+    numbers: tuple[int, ...]
+    num_frames_of_whole: int
+
+
+@dataclass(frozen=True, slots=True)
 class Timeline:
     """A film's number of frames, and its frame rate."""
 
     num_frames: int
     frames_per_second: float
+    # If these frames were chosen from a longer film, whose rate this is; all of them are shown.
+    excerpt: Excerpt | None = None
+
+    @property
+    def num_frames_of_whole(self) -> int:
+        return self.num_frames if self.excerpt is None else self.excerpt.num_frames_of_whole
+
+    def number_in_whole(self, number: int) -> int:
+        return number if self.excerpt is None else self.excerpt.numbers[number]
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,7 +62,7 @@ def test_a_title_may_be_in_any_encoding(format_: str, codec: str) -> None:
 
 def test_an_array_is_a_film_of_24_frames_a_second_unless_somebody_says_otherwise() -> None:
     assert read_film(drawn_frames(), FIELD) == Geometry(WIDTH, HEIGHT, Timeline(20, 24.0))
-    assert read_film(drawn_frames(), FIELD, frames_per_second=30).timeline == Timeline(20, 30.0)
+    assert read_film(drawn_frames(), FIELD, timeline=Timeline(20, 30.0)).timeline == Timeline(20, 30.0)
 
 
 @pytest.mark.parametrize("shape", [(48, 64, 3), (9, 48, 64, 4), (9, 3, 48, 64)])
@@ -117,7 +117,7 @@ def test_a_frame_may_have_as_many_pixels_as_the_limit_says(format_: str, codec: 
 @pytest.mark.parametrize("rate", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_rate_that_is_none_is_refused(rate: float) -> None:
     with pytest.raises(UnreadablePictureError, match="frames per second"):
-        read_film(drawn_frames(), FIELD, frames_per_second=rate)
+        read_film(drawn_frames(), FIELD, timeline=Timeline(20, rate))
 
 
 def test_where_pyav_is_missing_files_are_refused_and_arrays_are_not(monkeypatch: pytest.MonkeyPatch) -> None:

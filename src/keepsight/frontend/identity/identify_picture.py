@@ -296,7 +296,7 @@ class PictureIdentifier:
     def _look_at_film(
         self, part: PicturePart, config: ProcessorConfig, given_name: str | None, cache_salt: str | None
     ) -> Picture:
-        source, rate = take_film(part.source, part.field)
+        source, timeline = take_film(part.source, part.field)
         # Hashing is faster than opening.
         name = hash_content(source, self._algorithm)
         if isinstance(source, bytes):
@@ -304,7 +304,7 @@ class PictureIdentifier:
             look = partial(self._readers.film, source, part.field, self._max_pixels)
             geometry = self._looks.get_or_compute(shown_as, part.field, look)
         else:
-            geometry = read_film(source, part.field, self._max_pixels, rate)
+            geometry = read_film(source, part.field, self._max_pixels, timeline)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
 
     def _look_at_sound(

@@ -39,14 +39,14 @@ def read_film(
     source: FilmSource,
     field: str,
     max_pixels: int = DEFAULT_MAX_PIXELS,
-    frames_per_second: float = ARRAY_FRAMES_PER_SECOND,
+    timeline: Timeline | None = None,
 ) -> Geometry:
     """Return the geometry; refuse a film that cannot be served.
 
-    `field` is the caller's name for the film, `frames_per_second` the rate of an array of frames.
+    `field` is the caller's name for the film, `timeline` that of an array of frames, if somebody states it.
     """
     if isinstance(source, np.ndarray):
-        geometry = _describe_array(source, field, frames_per_second)
+        geometry = _describe_array(source, field, timeline)
     else:
         with open_film(source, field, max_pixels) as (container, stream):
             geometry = _look_through(container, stream, field)
@@ -67,10 +67,10 @@ def check_film(geometry: Geometry, field: str, max_pixels: int) -> None:
         raise UnreadablePictureError(field, f"a film that claims {rate} frames per second")
 
 
-def _describe_array(array: FilmArray, field: str, frames_per_second: float) -> Geometry:
+def _describe_array(array: FilmArray, field: str, timeline: Timeline | None) -> Geometry:
     check_is_film(array, field)
     num_frames, height, width, _ = array.shape
-    return Geometry(width, height, Timeline(num_frames, float(frames_per_second)))
+    return Geometry(width, height, timeline or Timeline(num_frames, ARRAY_FRAMES_PER_SECOND))
 
 
 def _look_through(container: "InputContainer", stream: "VideoStream", field: str) -> Geometry:

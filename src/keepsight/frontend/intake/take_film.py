@@ -1,6 +1,7 @@
 """Accepts films that are objects of this process: bytes of a file, an array of frames, or a list of pictures."""
 
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any, TypeGuard
 
 import numpy as np
@@ -10,6 +11,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
 from keepsight.frontend.intake.open_film import FilmSource, check_is_film
 from keepsight.frontend.intake.picture_array import is_tensor, to_numpy
 from keepsight.frontend.intake.read_film import ARRAY_FRAMES_PER_SECOND, MAX_RATE, MIN_RATE
+from keepsight.media import Excerpt, Timeline
 
 KINDS = "a URL, a file's bytes, an array of frames, a list of pictures, or a pair of either and {'fps': ...}"
 
@@ -19,19 +21,19 @@ def are_films(value: object) -> bool:
     return isinstance(value, list | tuple) and not any(map(_is_frame, value[:1])) and not _has_metadata(value)
 
 
-def take_film(source: object, field: str) -> tuple[FilmSource, float]:
-    """Return a copy that never changes, so that its name stays valid, and the frame rate of an array."""
+def take_film(source: object, field: str) -> tuple[FilmSource, Timeline | None]:
+    """Return a copy that never changes, so that its name stays valid, and for an array its timeline."""
     if isinstance(source, bytes | bytearray | memoryview):
-        return bytes(source), ARRAY_FRAMES_PER_SECOND
-    rate = ARRAY_FRAMES_PER_SECOND
+        return bytes(source), None
+    metadata: Mapping[str, object] = {}
     if _has_metadata(source):
         source, metadata = source
-        rate = _read_rate(metadata, field)
     if isinstance(source, list | tuple) and source and all(map(_is_frame, source)):
         source = _stack(source, field)
     if not isinstance(source, np.ndarray) and not is_tensor(source):
         raise InvalidArgumentError(field, f"must be {KINDS}, not {type(source).__name__}")
-    return _freeze_frames(source, field), rate
+    frames = _freeze_frames(source, field)
+    return frames, _read_timeline(len(frames), metadata, field)
 
 
 def _has_metadata(value: object) -> TypeGuard[tuple[object, Mapping[str, object]]]:
@@ -39,12 +41,46 @@ def _has_metadata(value: object) -> TypeGuard[tuple[object, Mapping[str, object]
     return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], Mapping)
 
 
+def _read_timeline(num_frames: int, metadata: Mapping[str, object], field: str) -> Timeline:
+    """Read what the frames do not say themselves: their rate, and which frames of a longer film they are."""
+    return Timeline(num_frames, _read_rate(metadata, field), _read_excerpt(num_frames, metadata, field))
+
+
 def _read_rate(metadata: Mapping[str, object], field: str) -> float:
-    """Return the frame rate; everything else in the metadata is known from the frames."""
-    rate = metadata.get("fps", ARRAY_FRAMES_PER_SECOND)
+    rate = metadata.get("fps")
+    if rate is None:
+        return ARRAY_FRAMES_PER_SECOND
+    if isinstance(rate, np.integer | np.floating):
+        rate = rate.item()
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
         raise InvalidArgumentError(field, f"its metadata has an fps of {rate!r:.80}: it must be a number above 0")
     return float(rate)
+
+
+def _read_excerpt(num_frames: int, metadata: Mapping[str, object], field: str) -> Excerpt | None:
+    """Return None if these are all frames of a film, to be sampled here.  Sampled ones are shown as they are."""
+    every = tuple(range(num_frames))
+    indices, total = metadata.get("frames_indices"), _or_default(metadata.get("total_num_frames"), num_frames)
+    numbers = every if indices is None else _read_numbers(indices)
+    says_which = isinstance(total, Integral) and (indices is not None or total == num_frames)
+    if not says_which or len(numbers) != num_frames or not all(0 <= each < total for each in numbers):
+        message = f"which of total_num_frames ({total!r:.80}) each of its {num_frames} frames is"
+        raise InvalidArgumentError(field, f"its metadata must say in frames_indices {message}")
+    are_all = numbers == every and total == num_frames
+    if not _or_default(metadata.get("do_sample_frames"), are_all):
+        return Excerpt(numbers, int(total))
+    if not are_all:
+        raise InvalidArgumentError(field, "its metadata asks for do_sample_frames, of frames that were sampled already")
+    return None
+
+
+def _read_numbers(indices: object) -> tuple[int, ...]:
+    values = indices if isinstance(indices, Sequence | np.ndarray) else ()
+    return tuple(int(each) for each in values if isinstance(each, Integral))
+
+
+def _or_default(value: object, default: object) -> Any:
+    return default if value is None else value
 
 
 def _is_frame(value: object) -> bool:
