@@ -1,7 +1,9 @@
 """Small films in common formats, made on demand."""
 
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cache
 from typing import Any
 
@@ -43,6 +45,24 @@ def film(
             container.mux(stream.encode(av.VideoFrame.from_ndarray(kept).reformat(format=stream.pix_fmt)))
         container.mux(stream.encode())
     return encoded.getvalue()
+
+
+def recording(milliseconds: Sequence[int]) -> bytes:
+    """Return a WebM of frames at these times that, like those of browsers, states no duration of a frame."""
+    encoded = io.BytesIO()
+    with av.open(encoded, "w", format="webm") as container:
+        stream = container.add_stream("libvpx", rate=RATE, options={"threads": "1"})
+        assert isinstance(stream, av.VideoStream)
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        stream.time_base = stream.codec_context.time_base = Fraction(1, 1000)
+        for pixels, time in zip(drawn_frames(len(milliseconds)), milliseconds, strict=True):
+            frame = av.VideoFrame.from_ndarray(pixels).reformat(format="yuv420p")
+            frame.pts, frame.time_base = time, stream.time_base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    data, default_duration, void = encoded.getvalue(), b"\x23\xe3\x83\x84", b"\xec\x86" + bytes(6)
+    place = data.index(default_duration)
+    return data[:place] + void + data[place + len(void) :]
 
 
 # Format and codec.

@@ -12,7 +12,7 @@ from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePic
 from keepsight.frontend.intake import read_film as reading
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.media import Geometry, Timeline
-from tests.frontend.sample_films import HEIGHT, KINDS, RATE, WIDTH, covered, drawn_frames, film, trimmed
+from tests.frontend.sample_films import HEIGHT, KINDS, RATE, WIDTH, covered, drawn_frames, film, recording, trimmed
 from tests.frontend.sample_pictures import encode, random_picture
 
 FIELD = "messages[0].content[1]"
@@ -58,6 +58,12 @@ def test_a_title_may_be_in_any_encoding(format_: str, codec: str) -> None:
     in_latin = film(format_, codec, title="Gr_n").replace(b"Gr_n", b"Gr\xfcn")
     assert b"Gr\xfcn" in in_latin
     assert read_film(in_latin, FIELD) == read_film(film(format_, codec), FIELD)
+
+
+def test_a_film_whose_frames_come_irregularly_has_their_average_rate() -> None:
+    times = (0, 33, 71, 104, 150, 183, 5000, 5033, 5071, 9000)
+    assert read_film(recording(times), FIELD).timeline == Timeline(10, 1.0)
+    assert read_film(recording(times[:1]), FIELD).timeline == Timeline(1, 24.0)
 
 
 def test_an_array_is_a_film_of_24_frames_a_second_unless_somebody_says_otherwise() -> None:

@@ -4,7 +4,7 @@ Decodes only the first frame, since the rotation is found nowhere else.  Frames 
 will be decoded: some headers have no number of frames, and the others include frames that an editor cut off.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -32,7 +32,7 @@ MAX_FRAMES = 60 * 60 * 60
 # Frames a second: no film is faster, and a slower one has no second frame within a day.
 MAX_RATE, MIN_RATE = 1_000_000, 1e-5
 # What the reference assumes for a film without a frame rate.
-ARRAY_FRAMES_PER_SECOND = 24.0
+ASSUMED_FRAMES_PER_SECOND = 24.0
 
 
 def read_film(
@@ -70,24 +70,35 @@ def check_film(geometry: Geometry, field: str, max_pixels: int) -> None:
 def _describe_array(array: FilmArray, field: str, timeline: Timeline | None) -> Geometry:
     check_is_film(array, field)
     num_frames, height, width, _ = array.shape
-    return Geometry(width, height, timeline or Timeline(num_frames, ARRAY_FRAMES_PER_SECOND))
+    return Geometry(width, height, timeline or Timeline(num_frames, ASSUMED_FRAMES_PER_SECOND))
 
 
 def _look_through(container: "InputContainer", stream: "VideoStream", field: str) -> Geometry:
     first: VideoFrame | None = None
-    num_frames = 0
+    # One for each packet that has a frame; unknown in some files.
+    times: list[int | None] = []
     for packet in container.demux(stream):
         if first is None:
             first = next(iter(packet.decode()), None)
         if packet.is_corrupt:
             raise UnreadablePictureError(field, "a film that ends in the middle of a frame")
         # An edit list marks what an editor cut out as discarded.
-        num_frames += packet.size > 0 and not packet.is_discard
-        if num_frames > MAX_FRAMES:
+        if packet.size > 0 and not packet.is_discard:
+            times.append(packet.pts)
+        if len(times) > MAX_FRAMES:
             break
     if first is None:
         raise UnreadablePictureError(field, "a film without frames")
-    if not stream.average_rate:
-        raise UnreadablePictureError(field, "a film that does not say how many frames per second it has")
     width, height = (first.width, first.height) if turns_of(first) % 2 == 0 else (first.height, first.width)
-    return Geometry(width, height, Timeline(num_frames, float(stream.average_rate)))
+    return Geometry(width, height, Timeline(len(times), _rate_of(stream, times)))
+
+
+def _rate_of(stream: "VideoStream", times: Sequence[int | None]) -> float:
+    """Return the frames per second: on average where frames come irregularly, as in recordings of browsers."""
+    if stream.average_rate:
+        return float(stream.average_rate)
+    known = [time for time in times if time is not None]
+    ticks = max(known, default=0) - min(known, default=0)
+    if not ticks or not stream.time_base:
+        return ASSUMED_FRAMES_PER_SECOND
+    return (len(known) - 1) / float(ticks * stream.time_base)

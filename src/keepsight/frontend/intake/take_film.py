@@ -10,7 +10,7 @@ from PIL import Image
 from keepsight.errors import InvalidArgumentError, UnsupportedPictureError
 from keepsight.frontend.intake.open_film import FilmSource, check_is_film
 from keepsight.frontend.intake.picture_array import is_tensor, to_numpy
-from keepsight.frontend.intake.read_film import ARRAY_FRAMES_PER_SECOND, MAX_RATE, MIN_RATE
+from keepsight.frontend.intake.read_film import ASSUMED_FRAMES_PER_SECOND, MAX_RATE, MIN_RATE
 from keepsight.media import Excerpt, Timeline
 
 KINDS = "a URL, a file's bytes, an array of frames, a list of pictures, or a pair of either and {'fps': ...}"
@@ -49,7 +49,7 @@ def _read_timeline(num_frames: int, metadata: Mapping[str, object], field: str) 
 def _read_rate(metadata: Mapping[str, object], field: str) -> float:
     rate = metadata.get("fps")
     if rate is None:
-        return ARRAY_FRAMES_PER_SECOND
+        return ASSUMED_FRAMES_PER_SECOND
     if isinstance(rate, np.integer | np.floating):
         rate = rate.item()
     if isinstance(rate, bool) or not isinstance(rate, int | float) or not MIN_RATE <= rate <= MAX_RATE:
