@@ -1,7 +1,7 @@
 """Small films in common formats, made on demand."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache
@@ -63,6 +63,27 @@ def recording(milliseconds: Sequence[int]) -> bytes:
     data, default_duration, void = encoded.getvalue(), b"\x23\xe3\x83\x84", b"\xec\x86" + bytes(6)
     place = data.index(default_duration)
     return data[:place] + void + data[place + len(void) :]
+
+
+def repacked(data: bytes, format_: str, change: Callable[[int, bytes], bytes | None]) -> bytes:
+    """Return a film of what `change` makes of each packet, given its number; those that are None are left out."""
+    encoded = io.BytesIO()
+    with av.open(io.BytesIO(data), "r") as given, av.open(encoded, "w", format=format_) as container:
+        stream = container.add_stream_from_template(given.streams.video[0])
+        for number, packet in enumerate(given.demux(given.streams.video[0])):
+            if packet.size and (content := change(number, bytes(packet))) is not None:
+                made = av.Packet(content)
+                made.pts, made.dts, made.time_base = packet.pts, packet.dts, packet.time_base
+                made.duration, made.is_keyframe, made.stream = packet.duration, packet.is_keyframe, stream
+                container.mux(made)
+    return encoded.getvalue()
+
+
+def cut_between_key_frames(format_: str, num_between: int) -> bytes:
+    """Return a film whose first packets refer to frames that were cut off; `num_between` others are shown earlier."""
+    options = f"open-gop=1:keyint=10:min-keyint=10:scenecut=0:bframes={num_between}"
+    whole = film(format_, "libx264", **{"x264-params": options})
+    return repacked(whole, format_, lambda number, packet: packet if number > 3 else None)
 
 
 # Format and codec.

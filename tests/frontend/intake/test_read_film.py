@@ -12,7 +12,18 @@ from keepsight.errors import KeepsightError, PictureTooLargeError, UnreadablePic
 from keepsight.frontend.intake import read_film as reading
 from keepsight.frontend.intake.read_film import read_film
 from keepsight.media import Geometry, Timeline
-from tests.frontend.sample_films import HEIGHT, KINDS, RATE, WIDTH, covered, drawn_frames, film, recording, trimmed
+from tests.frontend.sample_films import (
+    HEIGHT,
+    KINDS,
+    RATE,
+    WIDTH,
+    covered,
+    cut_between_key_frames,
+    drawn_frames,
+    film,
+    recording,
+    trimmed,
+)
 from tests.frontend.sample_pictures import encode, random_picture
 
 FIELD = "messages[0].content[1]"
@@ -45,6 +56,12 @@ def test_frames_that_an_editor_cut_off_are_none_whatever_the_header_counts(group
     assert av.open(io.BytesIO(data)).streams.video[0].frames == 20
     assert read_film(data, FIELD) == by_reference(data)
     assert read_film(data, FIELD).timeline == Timeline(8, float(RATE))
+
+
+@pytest.mark.parametrize(("format_", "num_between"), [("matroska", 3), ("matroska", 0), ("avi", 0)])
+def test_packets_before_the_first_key_frame_are_no_frames(format_: str, num_between: int) -> None:
+    data = cut_between_key_frames(format_, num_between)
+    assert read_film(data, FIELD) == by_reference(data)
 
 
 def test_a_cover_is_no_film_though_it_comes_first() -> None:

@@ -89,6 +89,9 @@ def _look_through(container: "InputContainer", stream: "VideoStream", field: str
             break
     if first is None:
         raise UnreadablePictureError(field, "a film without frames")
+    if first.pts is not None:
+        # A film that was cut between key frames begins with packets that cannot be decoded, and give no frame.
+        times = [time for time in times if time is None or time >= first.pts]
     width, height = (first.width, first.height) if turns_of(first) % 2 == 0 else (first.height, first.width)
     return Geometry(width, height, Timeline(len(times), _rate_of(stream, times)))
 

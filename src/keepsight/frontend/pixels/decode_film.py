@@ -31,4 +31,6 @@ def decode_film(
                 yield number, np.rot90(frame.to_ndarray(format="rgb24", threads=1), turns)
             if number == last:
                 return
-    raise UnreadablePictureError(field, f"its header says that there is a frame {last}, its content ends at {number}")
+    raise UnreadablePictureError(
+        field, f"it has no frame {last}: only {number + 1} can be decoded of those it contains"
+    )
