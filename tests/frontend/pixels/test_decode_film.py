@@ -9,13 +9,23 @@ import pytest
 
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_film import FilmArray, FilmSource
+from keepsight.frontend.intake.read_film import read_film
 from keepsight.frontend.pixels.decode_film import decode_film
 from keepsight.frontend.pixels.make_pixels import FilmJob
 from keepsight.frontend.pixels.preprocess_image import resize_pixels
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.media import Moment
 from keepsight.requests import Pixels
-from tests.frontend.sample_films import HEIGHT, KINDS, WIDTH, drawn_frames, film, trimmed
+from tests.frontend.sample_films import (
+    HEIGHT,
+    KINDS,
+    WIDTH,
+    cut_between_key_frames,
+    drawn_frames,
+    film,
+    repacked,
+    trimmed,
+)
 
 FIELD = "messages[0].content[1]"
 
@@ -24,6 +34,15 @@ def all_frames(data: bytes) -> FilmArray:
     """Decode all frames as `read_video_pyav` of transformers does."""
     with av.open(io.BytesIO(data), "r") as container:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]).astype(np.uint8)
+
+
+# A packet of MPEG-4, in films of Xvid, that says: nothing has changed.
+NOT_CODED = b"\0\0\1\xb6\x50\x9f"
+
+
+def hidden(packet: bytes) -> bytes:
+    """Return a packet of VP8 whose frame others refer to, but which is not shown."""
+    return bytes([packet[0] & ~16]) + packet[1:]
 
 
 def decoded(source: FilmSource, *wanted: int) -> dict[int, Pixels]:
@@ -62,6 +81,26 @@ def test_nothing_is_decoded_behind_the_last_frame_that_is_wanted() -> None:
 def test_a_film_with_fewer_frames_than_it_said_is_refused() -> None:
     with pytest.raises(UnreadablePictureError, match="has no frame 19: only 8 can be decoded"):
         decoded(trimmed(film(codec="libx264"), 8), 3, 19)
+
+
+@pytest.mark.parametrize(
+    "lacking",
+    [
+        repacked(film("webm", "libvpx"), "webm", lambda number, packet: hidden(packet) if number == 7 else packet),
+        repacked(film("avi", bf="0"), "avi", lambda number, packet: NOT_CODED if number == 7 else packet),
+        cut_between_key_frames("avi", 3),
+    ],
+    ids=["a frame that is not shown", "a frame that is not coded", "a packet without its key frame"],
+)
+def test_the_last_frame_is_repeated_for_packets_that_give_none(lacking: bytes) -> None:
+    timeline = read_film(lacking, FIELD).timeline
+    assert timeline is not None
+    expected, counted = all_frames(lacking), range(timeline.num_frames)
+    assert len(expected) == len(counted) - 1
+    frames = decoded(lacking, *counted)
+    assert list(frames) == list(counted)
+    assert all(np.array_equal(frames[number], shown) for number, shown in enumerate(expected))
+    assert np.array_equal(frames[counted[-1]], expected[-1])
 
 
 def test_a_film_that_is_damaged_in_the_middle_is_refused_or_has_its_frames() -> None:

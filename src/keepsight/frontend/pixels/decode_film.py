@@ -5,6 +5,7 @@ depend on them, but not converted; no frame is kept here.
 """
 
 from collections.abc import Iterator, Set
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,11 +14,20 @@ from keepsight.frontend.intake.open_film import FilmSource, open_film, turns_of
 from keepsight.media import DEFAULT_MAX_PIXELS
 from keepsight.requests import Pixels
 
+if TYPE_CHECKING:
+    from av.video.frame import VideoFrame
+
+# The part of the frames counted in a file that may be missing at its end, as some packets give no frame.
+MOST_MISSING = 1 / 8
+
 
 def decode_film(
     source: FilmSource, wanted: Set[int], field: str = "video", max_pixels: int = DEFAULT_MAX_PIXELS
 ) -> Iterator[tuple[int, Pixels]]:
-    """Yield each frame's number and uint8 [height, width, 3]. Refuses a film that has fewer frames than it said."""
+    """Yield each frame's number and uint8 [height, width, 3].
+
+    If only a few frames are missing at the end, the last one is repeated; a film that lacks more is refused.
+    """
     if isinstance(source, np.ndarray):
         yield from ((number, source[number]) for number in sorted(wanted))
         return
@@ -27,10 +37,16 @@ def decode_film(
             if number == 0:
                 turns = turns_of(frame)
             if number in wanted:
-                # On one thread, like the decoding.
-                yield number, np.rot90(frame.to_ndarray(format="rgb24", threads=1), turns)
+                yield number, _to_upright(frame, turns)
             if number == last:
                 return
-    raise UnreadablePictureError(
-        field, f"it has no frame {last}: only {number + 1} can be decoded of those it contains"
-    )
+        if number < 0 or last - number > MOST_MISSING * (last + 1):
+            message = f"it has no frame {last}: only {number + 1} can be decoded of those it contains"
+            raise UnreadablePictureError(field, message)
+        pixels = _to_upright(frame, turns)
+        yield from ((missing, pixels) for missing in sorted(wanted) if missing > number)
+
+
+def _to_upright(frame: "VideoFrame", turns: int) -> Pixels:
+    # On one thread, like the decoding.
+    return np.rot90(frame.to_ndarray(format="rgb24", threads=1), turns)
