@@ -268,6 +268,15 @@ def test_no_request_may_have_more_frames_than_the_setting_allows(published: Film
     assert len(setting.with_overrides(fps=2**31 - 1).plan(film(2**31 - 1)).moments) == 16
 
 
+def test_a_number_of_frames_that_the_setting_fixes_is_the_most_that_a_request_may_have(published: FilmConfig) -> None:
+    setting = published.with_overrides(num_frames=4)
+    for name in ("num_frames", "max_frames"):
+        with pytest.raises(InvalidArgumentError, match=f"^{name}: must be at most 4 here, got 20"):
+            setting.with_overrides(**{name: 20})
+    assert len(setting.with_overrides(fps=24).plan(film(240)).moments) == 2
+    assert len(setting.with_overrides(num_frames=2).plan(film(240)).moments) == 1
+
+
 @pytest.mark.parametrize("options", [{"fps": 2**31}, {"fps": True}, {"fps": 1, "num_frames": 2}, {"num_frames": "all"}])
 def test_invalid_options_of_a_request_are_refused(published: FilmConfig, options: dict[str, Any]) -> None:
     with pytest.raises(InvalidArgumentError):

@@ -172,6 +172,12 @@ def test_all_frames_are_shown_without_a_rate(published: Qwen2VLFilmConfig) -> No
     assert plan.layout.places == (0, 0, 0)
 
 
+def test_a_request_may_have_the_number_of_frames_that_is_set_though_it_is_rounded(published: Qwen2VLFilmConfig) -> None:
+    setting = published.with_overrides(num_frames=5)
+    assert setting.with_overrides(num_frames=5).plan(film(240)) == setting.plan(film(240))
+    assert setting.with_overrides(fps=24).most_frames == 5
+
+
 def test_a_film_with_fewer_frames_than_requested_is_shown_whole(published: Qwen2VLFilmConfig) -> None:
     plan = published.with_overrides(num_frames=32).plan(film(7))
     assert plan.moments == (Moment(0, 1), Moment(2, 3), Moment(4, 5))

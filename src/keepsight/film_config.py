@@ -113,15 +113,16 @@ class FilmConfig(ABC):
         _check_names(overrides, FILM_REQUEST_OPTIONS)
         given = {name: value for name, value in overrides.items() if value is not None}
         changed = dataclasses.replace(self, **frame_options(given))
+        most = self.num_frames or self.max_frames
         for name in ("max_frames", "num_frames"):
-            if (requested := getattr(changed, name) or 0) > self.most_frames:
-                raise InvalidArgumentError(name, f"must be at most {self.most_frames} here, got {requested}")
-        return changed
+            if (requested := given.get(name, 0)) > most:
+                raise InvalidArgumentError(name, f"must be at most {most} here, got {requested}")
+        return dataclasses.replace(changed, max_frames=min(changed.max_frames, most))
 
     @property
     def most_frames(self) -> int:
         """The most frames that are shown of any film."""
-        return max(self.num_frames or 0, self.max_frames)
+        return self.num_frames or self.max_frames
 
     def plan(self, geometry: Geometry, field: str = "video") -> FilmPlan:
         """Return how to show a film. Refuse films that cannot be shown; `field` is the caller's name for the film."""

@@ -99,7 +99,7 @@ class Qwen2VLFilmConfig(FilmConfig):
     @property
     def most_frames(self) -> int:
         """The most frames that are shown of any film; `num_frames` is rounded."""
-        return max(_round(self.num_frames or 0), self.max_frames)
+        return _round(self.num_frames) if self.num_frames is not None else self.max_frames
 
     def _frame_numbers(self, timeline: Timeline) -> list[int]:
         num_shown = self._num_shown(timeline)
