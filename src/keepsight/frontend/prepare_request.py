@@ -27,9 +27,8 @@ from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
-from keepsight.frontend.intake.check_kinds import check_kinds, refuse_all
+from keepsight.frontend.intake.check_kinds import check_kinds, looks_like_a_document, refuse_all
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
-from keepsight.frontend.intake.open_document import looks_like_a_document
 from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
 from keepsight.frontend.prompt.check_grammar import check_structured_outputs

@@ -11,6 +11,7 @@ from tests.drawn import ask
 from tests.frontend.api.app_client import MODEL, error_of
 from tests.frontend.api.media_server import PICTURE, Server
 from tests.frontend.sample_documents import Page, write_pdf
+from tests.frontend.sample_pictures import encode, random_picture
 
 DOCUMENT = write_pdf(Page(["A report"]), Page(["of two pages"]))
 OF_ANTHROPIC = {"anthropic-version": "2023-06-01"}
@@ -168,6 +169,18 @@ def test_warming_a_pdf_warms_the_pages_that_are_shown(server: Server) -> None:
 def test_a_file_lives_as_long_as_its_sender_says(server: Server) -> None:
     file = create(server, anchor="created_at", seconds="3600")
     assert file["expires_at"] - file["created_at"] == pytest.approx(3600, abs=1)
+
+
+@pytest.mark.parametrize("before", [b"\xef\xbb\xbf", b"\r\n", b"\x1b%-12345X@PJL\n"])
+def test_a_pdf_may_begin_with_bytes_that_a_program_put_before_it(server: Server, before: bytes) -> None:
+    file = {"file_id": create(server, before + DOCUMENT)["id"]}
+    assert server.chat({"type": "file", "file": file}).status_code == 200
+
+
+def test_a_picture_that_mentions_a_pdf_is_a_picture(server: Server) -> None:
+    jpeg = encode(random_picture("RGB", (30, 20)), "JPEG")
+    file = create(server, jpeg[:2] + b"\xff\xfe" + (9).to_bytes(2) + b"%PDF-1." + jpeg[2:], "a.jpg")
+    assert server.get(f"/v1/media/{file['id']}")["width"] == 30
 
 
 def test_a_text_file_is_refused_with_advice(server: Server) -> None:

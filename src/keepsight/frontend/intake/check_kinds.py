@@ -6,8 +6,9 @@ Kinds are detected by a file's first bytes.  Clients that send the wrong kind ar
 from collections.abc import Sequence
 
 from keepsight.errors import PictureCountError, UnsupportedFieldError, UnsupportedPictureError
-from keepsight.frontend.intake.open_document import looks_like_a_document
+from keepsight.frontend.intake.open_document import may_be_a_document
 from keepsight.frontend.intake.open_film import looks_like_a_film
+from keepsight.frontend.intake.open_picture import find_format
 from keepsight.frontend.intake.open_sound import looks_like_a_sound
 from keepsight.frontend.intake.read_header import shows_several_frames
 from keepsight.frontend.prompt.read_messages import DocumentPart, PicturePart
@@ -42,6 +43,13 @@ def guess_kind(content: bytes, field: str, processor: ProcessorConfig, max_pixel
     may_move = processor.film is not None and content.startswith(b"GIF8")
     is_film = looks_like_a_film(content) or (may_move and shows_several_frames(content, field, max_pixels))
     return "video" if is_film else "image"
+
+
+def looks_like_a_document(content: bytes) -> bool:
+    """Return whether a file of unstated kind is a PDF.  It may begin with other bytes, such as a byte order mark."""
+    if not may_be_a_document(content):
+        return False
+    return find_format(content) is None and not looks_like_a_film(content) and not looks_like_a_sound(content)
 
 
 def check_is_picture(content: bytes, field: str, processor: ProcessorConfig) -> None:

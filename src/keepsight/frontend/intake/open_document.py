@@ -26,16 +26,16 @@ _ENCRYPTED = 4
 _alone = threading.Lock()
 
 
-def looks_like_a_document(data: bytes) -> bool:
-    """Return whether a file of unstated kind is a PDF."""
-    return data.startswith(b"%PDF-")
+def may_be_a_document(data: bytes) -> bool:
+    """Return whether this can be read as a PDF.  Files of other kinds may contain the same bytes by chance."""
+    return b"%PDF-" in data[:_MAX_BYTES_BEFORE]
 
 
 @contextmanager
 def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
     """Open a PDF, including the contents of its filled-in forms."""
     pdfium = _import_pdfium(field)
-    if b"%PDF-" not in data[:_MAX_BYTES_BEFORE]:
+    if not may_be_a_document(data):
         hint = TEXT_HINT if looks_like_text(data) else ": a picture? (image_url)"
         raise UnreadablePictureError(field, f"{len(data)} bytes that are not a PDF{hint}")
     with _alone, translating_parser_errors(field, len(data), "PDF"), closing(_open(pdfium, data, field)) as document:

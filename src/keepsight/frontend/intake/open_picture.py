@@ -56,12 +56,19 @@ def open_to_decode(data: bytes) -> ImageFile.ImageFile:
 def _format_of(data: bytes, field: str) -> str:
     if not data:
         raise UnreadablePictureError(field, "the picture has 0 bytes")
+    if (name := find_format(data)) is not None:
+        return name
+    hint = TEXT_HINT if looks_like_text(data) else ""
+    raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}{hint}")
+
+
+def find_format(data: bytes) -> str | None:
+    """Return the format of a picture by its first bytes, or None if it is of none that is read here."""
     for name in FORMATS:
         _, accept = Image.OPEN[name]
         if accept is not None and accept(data[:16]) is True:
             return name
-    hint = TEXT_HINT if looks_like_text(data) else ""
-    raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}{hint}")
+    return None
 
 
 def looks_like_text(data: bytes) -> bool:
