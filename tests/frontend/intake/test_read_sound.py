@@ -54,6 +54,14 @@ def test_a_title_may_be_in_any_encoding(format_: str, codec: str, rate: int) -> 
     assert read_sound(in_latin, FIELD, RATE) == read_sound(sound(format_, codec, rate=rate), FIELD, RATE)
 
 
+@pytest.mark.parametrize(("format_", "codec"), [("flac", "flac"), ("adts", "aac"), ("mp3", "libmp3lame")])
+def test_a_tag_may_come_before_the_sound(format_: str, codec: str) -> None:
+    data = sound(format_, codec, rate=48_000)
+    for size in (10, 300):
+        tag = b"ID3\4\0\0" + bytes([0, 0, size >> 7, size & 0x7F]) + bytes(size)
+        assert read_sound(tag + data, FIELD, RATE) == by_reference(tag + data) == read_sound(data, FIELD, RATE)
+
+
 # Refusals -----------------------------------------------------------------------------------------------------
 
 

@@ -30,7 +30,9 @@ FORMATS = {
     "matroska": "WebM, MKV",
 }
 DECODERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "vorbis")
-_STARTS = {b"fLaC": "flac", b"OggS": "ogg", b"ID3": "mp3"}
+_STARTS = {b"fLaC": "flac", b"OggS": "ogg"}
+# Of a tag with a title, which may come before the sound in several formats.
+_TAG, _TAG_HEADER_BYTES = b"ID3", 10
 _LAYER_BITS = 0x06
 # The number of plane pointers in the ffmpeg frame struct itself.
 MAX_CHANNELS = 8
@@ -62,9 +64,22 @@ def _format_of(data: bytes, field: str) -> str:
 
 
 def _find_own_format(data: bytes) -> str | None:
-    if data[:1] == b"\xff" and data[1:2] >= b"\xe0":  # a plain sequence of frames: each begins with eleven bits set
-        return "mp3" if data[1] & _LAYER_BITS else "aac"
-    return next((name for start, name in _STARTS.items() if data.startswith(start)), None)
+    place = _end_of_tag(data)
+    first, second = data[place : place + 1], data[place + 1 : place + 2]
+    if first == b"\xff" and second >= b"\xe0":  # a plain sequence of frames: each begins with eleven bits set
+        return "mp3" if second[0] & _LAYER_BITS else "aac"
+    found = next((name for start, name in _STARTS.items() if data.startswith(start, place)), None)
+    return "mp3" if found is None and place else found
+
+
+def _end_of_tag(data: bytes) -> int:
+    """Return the number of bytes of the tag before the sound, 0 if there is none."""
+    if not data.startswith(_TAG):
+        return 0
+    size = 0
+    for byte in data[6:_TAG_HEADER_BYTES]:
+        size = size << 7 | byte & 0x7F
+    return _TAG_HEADER_BYTES + size
 
 
 def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":
