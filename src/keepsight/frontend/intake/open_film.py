@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from keepsight.errors import PictureTooLargeError, UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_container import find_shared_format, open_container
+from keepsight.frontend.intake.open_picture import HEIC_BRANDS, brand_of
 from keepsight.media import MAX_PIXELS
 
 if TYPE_CHECKING:
@@ -24,7 +25,9 @@ FilmSource = bytes | FilmArray
 
 # By ffmpeg's demuxer names.
 FORMATS = {"mov": "MP4, MOV", "matroska": "WebM, MKV", "avi": "AVI", "gif": "GIF"}
-_BRANDS_OF_PICTURES = frozenset({b"avif", b"avis", b"heic", b"heix", b"mif1", b"msf1"})
+# Files of MP4 boxes that are pictures (the last is a camera's raw one), and those that are sounds.
+_BRANDS_OF_PICTURES = frozenset({b"avif", b"avis", b"mif1", b"msf1", b"miaf", b"crx "}) | HEIC_BRANDS
+BRANDS_OF_SOUNDS = frozenset({b"M4A ", b"M4B "})
 DECODERS = (
     "gif",
     "h263",
@@ -49,8 +52,8 @@ def open_film(data: bytes, field: str, max_pixels: int) -> Iterator[tuple["Input
 
 
 def looks_like_a_film(data: bytes) -> bool:
-    """Return whether this is a film and no picture.  GIFs may be pictures, as may files of MP4 boxes (AVIF, HEIC)."""
-    return _find_format(data) not in (None, "gif") and data[8:12] not in _BRANDS_OF_PICTURES
+    """Return whether this is a film and nothing else.  GIFs may be pictures; files of MP4 boxes pictures or sounds."""
+    return _find_format(data) not in (None, "gif") and brand_of(data) not in _BRANDS_OF_PICTURES | BRANDS_OF_SOUNDS
 
 
 def _format_of(data: bytes, field: str) -> str:

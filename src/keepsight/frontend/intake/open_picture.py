@@ -32,6 +32,9 @@ from keepsight.frontend.intake.png_chunks import with_metadata_first
 PictureSource = bytes | Image.Image | PictureArray
 
 TEXT_HINT = ", but look like text: send them as text"
+_HEIC_HINT = ", but a HEIC, as phones take: send it as JPEG"
+# After `ftyp`, of one picture and of several.
+HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "AVIF", "BMP", "TIFF", "JPEG2000", "PPM")
 
 
@@ -59,7 +62,14 @@ def _format_of(data: bytes, field: str) -> str:
     if (name := find_format(data)) is not None:
         return name
     hint = TEXT_HINT if looks_like_text(data) else ""
+    if brand_of(data) in HEIC_BRANDS:
+        hint = _HEIC_HINT
     raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}{hint}")
+
+
+def brand_of(data: bytes) -> bytes:
+    """Return what a file of MP4 boxes says it is: a picture, a film or a sound.  Empty for other files."""
+    return data[8:12] if data[4:8] == b"ftyp" else b""
 
 
 def find_format(data: bytes) -> str | None:

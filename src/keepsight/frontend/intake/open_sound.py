@@ -4,6 +4,7 @@ Formats are recognized by their first bytes, and the decoders are those of commo
 the sound is taken.
 """
 
+import codecs
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,8 @@ import numpy as np
 
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
 from keepsight.frontend.intake.open_container import find_shared_format, open_container
+from keepsight.frontend.intake.open_film import BRANDS_OF_SOUNDS
+from keepsight.frontend.intake.open_picture import brand_of
 from keepsight.frontend.intake.read_wav import is_wav
 from keepsight.frontend.intake.sound_samples import Mono, check_rate, mix_down
 
@@ -52,8 +55,12 @@ def decode_pieces(data: bytes, field: str) -> Iterator[tuple[int, Mono]]:
 
 
 def looks_like_a_sound(data: bytes) -> bool:
-    """Return whether this is a sound and nothing else: containers that may hold films count as films."""
-    return is_wav(data) or _find_own_format(data) is not None
+    """Return whether this is a sound and nothing else: containers count as films, except those that say what they are.
+
+    A text in UTF-16 begins like a frame of a kind that is hardly ever seen.
+    """
+    is_sound = is_wav(data) or brand_of(data) in BRANDS_OF_SOUNDS or _find_own_format(data) is not None
+    return is_sound and not data.startswith(codecs.BOM_UTF16_LE)
 
 
 def _format_of(data: bytes, field: str) -> str:
