@@ -59,6 +59,20 @@ def test_content_in_several_lines_is_told_so(space: str) -> None:
                 read_data_url(url, "url")
 
 
+@pytest.mark.parametrize(
+    ("encoded", "fault"),
+    [("AAA%3D", "percent-encoded"), ("AAA_", "URL-safe alphabet"), ("-AAA", "URL-safe alphabet")],
+)
+def test_another_encoding_than_plain_base64_is_told(encoded: str, fault: str) -> None:
+    with pytest.raises(UnreadablePictureError, match=fault):
+        read_data_url(f"data:;base64,{encoded}", "url")
+
+
+@pytest.mark.parametrize("head", ["data:image/png; base64", "data:image/png;charset=utf-8; BASE64", "data:; base64 "])
+def test_base64_may_be_announced_after_a_space(head: str) -> None:
+    assert read_data_url(f"{head},AAAA", "url") == bytes(3)
+
+
 def test_only_invalid_base64_is_searched_for_spaces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(module, "_find_fault")
     assert read_data_url("data:;base64,AAAA", "url") == bytes(3)

@@ -50,7 +50,7 @@ def test_words_that_another_space_parts_stay_parted(character: str, read: str) -
 @pytest.mark.parametrize(
     ("data", "error", "message"),
     [
-        (b"", UnreadablePictureError, "0 bytes that are not a PDF"),
+        (b"", UnreadablePictureError, "the PDF has 0 bytes"),
         (b"\x89PNG\r\n\x1a\n", UnreadablePictureError, "a picture?"),
         (b"%PDF-1.7 and nothing else", UnreadablePictureError, "damaged or truncated"),
         (write_pdf(), UnreadablePictureError, "damaged or truncated"),

@@ -35,6 +35,8 @@ def may_be_a_document(data: bytes) -> bool:
 def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
     """Open a PDF, including the contents of its filled-in forms."""
     pdfium = _import_pdfium(field)
+    if not data:
+        raise UnreadablePictureError(field, "the PDF has 0 bytes")
     if not may_be_a_document(data):
         hint = TEXT_HINT if looks_like_text(data) else ": a picture? (image_url)"
         raise UnreadablePictureError(field, f"{len(data)} bytes that are not a PDF{hint}")

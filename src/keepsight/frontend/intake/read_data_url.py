@@ -12,12 +12,21 @@ try:
 except ImportError:
     from base64 import b64decode
 
+# What is wrong with a text that has any of these characters.
+_FAULTS = {
+    ":": "it holds a colon: is it a URL itself?",
+    " \n\r\t": "it holds a line break or a space: send it in one line",
+    "%": "it is percent-encoded: send +, / and = as they are",
+    "-_": "it holds - or _ of the URL-safe alphabet: send + and / instead",
+}
+
 
 def read_data_url(url: str, field: str, max_bytes: int | None = None) -> bytes:
     head, comma, body = _split(url)
     if not comma:
         raise UnreadablePictureError(field, "the data: URL has no comma, so no content")
-    if head.lower().endswith(";base64"):
+    # Browsers accept a space here, too.
+    if head.lower().replace(" ", "").endswith(";base64"):
         return decode_base64(body, field, max_bytes, "the data: URL")
     _check_size(len(body) // 3, field, max_bytes)
     try:
@@ -40,10 +49,7 @@ def decode_base64(text: str | memoryview, field: str, max_bytes: int | None, wha
 def _find_fault(text: str | memoryview) -> str | None:
     """Describe a common mistake in the text; return None if it has none."""
     content = text if isinstance(text, str) else str(text, "latin-1")
-    if ":" in content:
-        return "it holds a colon: is it a URL itself?"
-    has_space = any(each in content for each in " \n\r\t")
-    return "it holds a line break or a space: send it in one line" if has_space else None
+    return next((fault for faulty, fault in _FAULTS.items() if any(each in content for each in faulty)), None)
 
 
 def _check_size(least: int, field: str, max_bytes: int | None) -> None:
