@@ -19,6 +19,8 @@ from keepsight.errors import (
     UnreadablePictureError,
     UnsupportedPictureError,
 )
+from keepsight.film_processors import Qwen3VLFilmConfig
+from keepsight.film_sizes import SizesOfAllFrames
 from keepsight.frontend.identity import identify_picture
 from keepsight.frontend.identity.identify_picture import NamedPicture, PictureIdentifier
 from keepsight.frontend.intake.open_picture import PictureSource
@@ -28,6 +30,7 @@ from keepsight.frontend.prompt.read_messages import PicturePart, read_messages
 from keepsight.image_processor_config import ImageProcessorConfig
 from keepsight.processor_config import ProcessorConfig
 from keepsight.sampling_params import SamplingParams
+from keepsight.shown_sizes import ShownSizes
 from tests.drawn import ask, by_object, by_url, draw, to_data_url, to_png
 from tests.frontend.sample_pictures import CROPPING, encode
 
@@ -346,6 +349,22 @@ def test_a_request_that_fails_leaves_a_uuid_bound_that_was_made_for_others_meanw
         make_all(failing)
     failing.forget_names()
     assert preparer.prepare_text(MARKER, {"image": [None]}, PARAMS, uuids={"image": ["used"]}).engine_request.media
+
+
+def test_a_film_of_another_rate_needs_another_uuid_and_is_told_why() -> None:
+    sizes = SizesOfAllFrames(ShownSizes(16, 2, 4096, 25_165_824), False, 768)
+    config = ProcessorConfig(CONFIG, film=Qwen3VLFilmConfig(sizes, CONFIG))
+    identifier, frames = PictureIdentifier("model", "blake3"), np.zeros((4, 64, 64, 3), np.uint8)
+
+    def look(**metadata: object) -> None:
+        identifier.look_at(PicturePart((frames, metadata), "film", "u", modality="video"), config, None)
+
+    look(fps=24)
+    message = r"has 4 frames of 64 x 64 pixels, 2\.5 a second, but .* one with 4 frames of 64 x 64 pixels, 24 a second"
+    with pytest.raises(MediaConflictError, match=message):
+        look(fps=2.5)
+    with pytest.raises(MediaConflictError, match="has 4 frames from a film of 9 of 64 x 64 pixels, 24 a second"):
+        look(fps=24, total_num_frames=9, frames_indices=[0, 2, 4, 6])
 
 
 def test_a_film_that_is_sent_as_a_picture_is_told_from_a_broken_one(preparer: RequestPreparer) -> None:

@@ -421,7 +421,10 @@ def _describe(geometry: Geometry) -> str:
     if geometry.num_samples:
         return f"{geometry.num_samples} samples"
     size, timeline = f"{geometry.width} x {geometry.height} pixels", geometry.timeline
-    return size if timeline is None else f"{timeline.num_frames} frames of {size}"
+    if timeline is None:
+        return size
+    whole = f" from a film of {timeline.num_frames_of_whole}" if timeline.excerpt else ""
+    return f"{timeline.num_frames} frames{whole} of {size}, {timeline.frames_per_second:g} a second"
 
 
 def _as_strip(values: Values, field: str, config: ImageProcessorConfig) -> Picture:
