@@ -101,8 +101,8 @@ def test_the_size_leaves_room_for_the_engine_within_a_container_s_limit(
     caplog.set_level(logging.INFO)
     with_memory_limit(1 << 30, tmp_path, monkeypatch)
     config, mode = choose_size_and_mode(Config(), 4, Folder())
-    assert (config.mm_processor_cache_gb, mode) == (1 / 16, "shared")
-    assert "mm_processor_cache_bytes is 67108864: an eighth of the 0.5 GiB that are available" in caplog.text
+    assert (config.mm_processor_cache_gb, mode) == (1 / 8, "shared")
+    assert "mm_processor_cache_bytes is 134217728: a quarter of the 0.5 GiB that are available" in caplog.text
 
 
 def test_with_much_memory_the_size_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

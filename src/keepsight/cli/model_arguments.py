@@ -81,7 +81,7 @@ _HELP = {
         "disable_chunked_mm_input": "compute each picture in one step; Gemma 3's always are",
         "encoder_share": "fraction of the machine that encoding may take while answers stream",
         "mm_processor_cache_gb": (
-            "GiB of decoded and resized pictures kept for later requests, 0: none (default: 4, at most an eighth of "
+            "GiB of decoded and resized pictures kept for later requests, 0: none (default: 4, at most a quarter of "
             "the available memory)"
         ),
         "mm_processor_cache_type": (

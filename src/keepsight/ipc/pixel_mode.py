@@ -72,10 +72,10 @@ def _derive_bytes() -> tuple[int, str]:
     must have room beside them: the kernel would kill it and each of its successors.
     """
     _, available = measure_host_memory()
-    part = available // 8
+    part = available // 4
     if part >= DEFAULT_BYTES:
         return DEFAULT_BYTES, "the default"
-    return part, f"an eighth of the {available / GIB:.1f} GiB that are available"
+    return part, f"a quarter of the {available / GIB:.1f} GiB that are available"
 
 
 def _with_bytes(config: Config, num_bytes: int) -> Config:
