@@ -125,7 +125,7 @@ def bare_contestants(socket: "zmq.Socket[bytes]") -> Contestants:
 
 def tokens_per_second(channel: FrontendChannel, received: "queue.Queue[Sequence[FromEngine]]") -> float:
     began = time.perf_counter()
-    channel.send(ResetCaches())
+    channel.send(ResetCaches("reset"))
     num_tokens = 0
     while (outputs := received.get()) != ANSWER:
         num_tokens += len(outputs)

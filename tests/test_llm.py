@@ -34,6 +34,7 @@ from keepsight.ipc.run_directory import PREFIX, RIGHTS, RunDirectory
 from keepsight.observe.catalogue import DECODED, PREPROCESSED
 from keepsight.observe.metric_values import Counter
 from keepsight.outputs import RequestOutput
+from keepsight.requests import ResetCaches
 from keepsight.scheduling.step_plan import StepPlan
 from tests.counted import counted
 from tests.drawn import Drawn, ask, by_object, by_url, draw, list_question, to_png
@@ -679,15 +680,19 @@ def test_after_a_reset_of_the_processor_cache_a_picture_is_decoded_again(drawn: 
 def test_a_late_reset_does_not_drop_pixels_sent_after_it(monkeypatch: Any, cache: str) -> None:
     with LLM(**placed(mm_processor_cache_type=cache)) as llm:
         loop: Any = llm.engine._loop
-        pool, reset = llm.engine._media_pool, loop._reset
+        pool, reset, is_resetting = llm.engine._media_pool, loop._reset, threading.Event()
 
-        def reset_late(**caches: bool) -> None:
+        def reset_late(message: ResetCaches) -> None:
+            is_resetting.set()
             wait_until(lambda: counted(pool, PREPROCESSED) != [0])
-            reset(**caches)
+            reset(message)
 
         monkeypatch.setattr(loop, "_reset", reset_late)
-        llm.reset_mm_cache()
-        llm.chat(ask(by_url(draw(7).picture), "What is this?"), GREEDY)
+        with ThreadPoolExecutor(1) as threads:
+            resetting = threads.submit(llm.reset_mm_cache)
+            assert is_resetting.wait(20)
+            llm.chat(ask(by_url(draw(7).picture), "What is this?"), GREEDY)
+            resetting.result(20)
         assert counted(pool, DECODED) == [1]
 
 

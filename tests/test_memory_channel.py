@@ -12,7 +12,7 @@ from tests.scheduling.drive import make_request
 
 def test_messages_arrive_in_order() -> None:
     channel, received = MemoryChannel(), list[ToEngine]()
-    sent: list[ToEngine] = [make_request("a", 3, "cat"), ResetCaches(prefix=True), AbortRequest("a")]
+    sent: list[ToEngine] = [make_request("a", 3, "cat"), ResetCaches("reset", prefix=True), AbortRequest("a")]
     assert all(channel.send_to_engine(message) for message in sent)
     assert not channel.is_empty
     channel.deliver_to_engine(received.append)

@@ -142,8 +142,13 @@ class MediaArrived:
 
 @dataclass(frozen=True, slots=True)
 class ResetCaches:
-    """Empty the chosen caches for later requests; running ones keep what they use."""
+    """Empty the chosen caches for later requests; running ones keep what they use.
 
+    Answered by one `CachesReset`, to the asker alone, once the tiers are empty, too: no later engine finds anything.
+    """
+
+    # As in `FindMedia`.
+    query_id: str
     prefix: bool = False
     encoder: bool = False
     # Pixels, if the engine caches any.
@@ -266,6 +271,11 @@ class MediaFound:
     is_in_prefixes: bool
 
 
+@dataclass(frozen=True, slots=True)
+class CachesReset:
+    query_id: str
+
+
 CacheWithTiers = Literal["encoder", "prefix"]
 
 
@@ -309,5 +319,13 @@ class RequestFailed:
 
 
 FromEngine = (
-    TokenOutput | RequestBegun | MediaNeeded | MediaHeld | MediaDropped | MediaFound | TiersChanged | RequestFailed
+    TokenOutput
+    | RequestBegun
+    | MediaNeeded
+    | MediaHeld
+    | MediaDropped
+    | MediaFound
+    | CachesReset
+    | TiersChanged
+    | RequestFailed
 )

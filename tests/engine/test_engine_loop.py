@@ -17,6 +17,7 @@ from keepsight.engine.prefix_tiers import PrefixTiers, StretchFormat
 from keepsight.observe.counters import Counters
 from keepsight.requests import (
     AbortRequest,
+    CachesReset,
     EngineRequest,
     FindMedia,
     FromEngine,
@@ -266,8 +267,8 @@ def test_every_message_reaches_its_receiver() -> None:
         *arrived,
         AbortRequest("a"),
         AbortRequest("a", 2),
-        ResetCaches(prefix=True),
-        ResetCaches(encoder=True),
+        ResetCaches("r", prefix=True),
+        ResetCaches("s", encoder=True),
     )
     loop.step()
     assert parts.story[:7] == [
@@ -279,7 +280,7 @@ def test_every_message_reaches_its_receiver() -> None:
         ("reset", True, False),
         ("reset", False, True),
     ]
-    assert parts.sent == [RequestFailed("b", "too long", is_refusal=True)]
+    assert parts.sent == [RequestFailed("b", "too long", is_refusal=True), CachesReset("r"), CachesReset("s")]
 
 
 def test_a_question_is_answered_between_steps_in_its_order_among_the_other_messages() -> None:
@@ -302,9 +303,9 @@ def test_a_question_is_answered_between_steps_in_its_order_among_the_other_messa
     for message in (
         FindMedia("afterwards", ("cat",)),
         FindMedia("of two", ("cat", "dog")),
-        ResetCaches(encoder=True),
+        ResetCaches("reset", encoder=True),
         FindMedia("without embeddings", ("cat",)),
-        ResetCaches(prefix=True),
+        ResetCaches("reset", prefix=True),
         FindMedia("after all", ("cat",)),
     ):
         inbox.try_put(message)
@@ -349,10 +350,13 @@ def test_pixels_that_cannot_be_read_fail_the_requests_that_wait_for_them() -> No
 def test_without_a_processor_cache_any_handle_is_stale() -> None:
     parts = Parts(waiting={"x": "a"}, wanted={"x", "y"})
     loop, _ = make_loop(
-        parts, MediaArrived("x", StoredPixels((4, 4, 3))), MediaArrived("y", pixels_like("y")), ResetCaches(False)
+        parts,
+        MediaArrived("x", StoredPixels((4, 4, 3))),
+        MediaArrived("y", pixels_like("y")),
+        ResetCaches("reset", False),
     )
     loop.step()
-    assert parts.sent == [MediaNeeded("a", ("x",), inline=True)]
+    assert parts.sent == [CachesReset("reset"), MediaNeeded("a", ("x",), inline=True)]
     assert ("hold", "y") in parts.story
 
 
@@ -372,10 +376,10 @@ def test_the_source_hears_which_media_a_request_shows_unless_it_is_refused() -> 
 
 def test_a_reset_of_the_processor_cache_clears_the_source_and_only_that_does() -> None:
     parts, source = Parts(), Source(found={"x": pixels_like("x")})
-    loop, inbox = make_loop(parts, ResetCaches(prefix=True, encoder=True), source=source)
+    loop, inbox = make_loop(parts, ResetCaches("reset", prefix=True, encoder=True), source=source)
     loop.step()
     assert source.found
-    inbox.try_put(ResetCaches(processor=True))
+    inbox.try_put(ResetCaches("reset", processor=True))
     loop.step()
     assert not source.found
 

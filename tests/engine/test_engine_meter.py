@@ -229,7 +229,7 @@ def _with_times(result: StepResult, took: EncodeTime) -> StepResult:
 def test_after_a_reset_everything_is_done_and_counted_again(has_tiers: bool) -> None:
     engine = Engine(tiers=in_host_memory() if has_tiers else None)
     engine.ask("a", 3, "x", 4)
-    engine.inbox.try_put(ResetCaches(prefix=True, encoder=True))
+    engine.inbox.try_put(ResetCaches("reset", prefix=True, encoder=True))
     story = engine.ask("b", 3, "x", 4)
     assert story is not None
     assert [each.found_in for each in story.media] == [None]
@@ -241,7 +241,7 @@ def test_items_made_for_the_rest_of_a_known_prompt_are_reported_when_made() -> N
     engine.ask("a", 1, "x", 6, "y", max_tokens=1)
     # It takes all free pages, and the one that holds what follows the last full block.
     engine.ask("crowd", 4 * 60, cache_salt="its own", max_tokens=1)
-    engine.inbox.try_put(ResetCaches(prefix=False, encoder=True, processor=False))
+    engine.inbox.try_put(ResetCaches("reset", prefix=False, encoder=True, processor=False))
     engine.sent.clear()
     engine.inbox.try_put(make_request("b", 1, "x", 6, "y", max_tokens=4))
     engine.loop.step()
@@ -370,14 +370,14 @@ def test_pixels_that_the_engine_kept_are_hits_of_the_processor_cache() -> None:
 def test_pixels_that_the_engine_found_once_are_no_hit_when_they_are_made_anew(who_found_them_leaves: bool) -> None:
     engine = Engine(KeptPixels(1 << 20))
     engine.ask("a", 3, "x", 4)
-    engine.inbox.try_put(ResetCaches(prefix=True, encoder=True, processor=False))
+    engine.inbox.try_put(ResetCaches("reset", prefix=True, encoder=True, processor=False))
     engine.inbox.try_put(make_request("b", 3, "x", 4))
     engine.loop.step()
     if who_found_them_leaves:
         engine.inbox.try_put(AbortRequest("b"))
     engine.step_until_answered()
     assert engine.counted(PROCESSOR.hits) == [1]
-    engine.inbox.try_put(ResetCaches(prefix=True, encoder=True, processor=True))
+    engine.inbox.try_put(ResetCaches("reset", prefix=True, encoder=True, processor=True))
     # As a client does that knows nothing is held, so the engine need not look.
     engine.inbox.try_put(make_request("c", 3, "x", 4, coming_media=("x",)))
     engine.inbox.try_put(MediaArrived("x", pixels_like("x")))

@@ -4,6 +4,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
 from queue import SimpleQueue
@@ -116,13 +117,49 @@ def test_the_next_engine_tells_what_a_tier_holds_before_any_request_and_reads_no
         assert find(engine, "cat", "dog") == (("disk",), False)
 
 
+class SlowToClear(FakeTier):
+    """Fails to clear once, then waits to be let."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.num_clears = 0
+        self.is_clearing, self.may_clear = threading.Event(), threading.Event()
+
+    def clear(self) -> None:
+        self.num_clears += 1
+        if self.num_clears == 1:
+            raise OSError("try again")
+        self.is_clearing.set()
+        assert self.may_clear.wait(SOON)
+        super().clear()
+
+
+def test_a_reset_is_confirmed_once_the_tiers_are_empty_and_holds_back_no_request() -> None:
+    tier = SlowToClear()
+    with engine_over(tier) as engine, ThreadPoolExecutor(1) as pool:
+        engine.expect_right_answer(3, "cat")
+        assert engine.store.wait_written(SOON)
+        before = set(tier.entries)
+        reset = pool.submit(engine.engine.reset_caches, encoder=True)
+        assert tier.is_clearing.wait(SOON)
+        engine.expect_right_answer(3, "dog")
+        assert not reset.done()
+        assert before
+        assert before <= set(tier.entries)
+        tier.may_clear.set()
+        reset.result(SOON)
+        assert not before & set(tier.entries)
+        engine.expect_right_answer(3, "cat")
+        assert engine.runner.encoded == ["cat", "dog", "cat"]
+
+
 def test_the_loop_does_not_sleep_on_what_tiers_answered_while_a_step_was_planned() -> None:
     tiers = in_host_memory()
     engine = SteppedEngine(tiers=tiers, caches_prefixes=False)
     engine.ask("a", 3, "cat", 4)
     # Held when the request arrives, so that no tier is asked, and gone when the step is planned.
     engine.inbox.try_put(make_request("b", 5, "cat", 4))
-    engine.inbox.try_put(ResetCaches(encoder=True))
+    engine.inbox.try_put(ResetCaches("reset", encoder=True))
     stepping = threading.Thread(target=engine.step_until_answered, daemon=True)
     stepping.start()
     stepping.join(SOON)

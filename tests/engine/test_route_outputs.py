@@ -10,6 +10,7 @@ from keepsight.engine.inbox import Inbox
 from keepsight.engine.route_outputs import OutputRouter
 from keepsight.requests import (
     AbortRequest,
+    CachesReset,
     EngineRequest,
     FindMedia,
     FromEngine,
@@ -18,6 +19,7 @@ from keepsight.requests import (
     MediaHeld,
     MediaNeeded,
     RequestFailed,
+    ResetCaches,
     StoredPixels,
     TokenOutput,
 )
@@ -76,8 +78,17 @@ def test_hints_go_to_all_frontends_and_media_are_accepted_from_any(router: Outpu
     assert inbox.take(waits=False) == [arrived]
 
 
-def test_a_question_is_answered_once_to_the_frontend_that_asked(router: OutputRouter, inbox: Inbox) -> None:
-    asked, found, sent = FindMedia("q", ("h",)), MediaFound("q", ("disk",), False), Sent()
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        (FindMedia("q", ("h",)), MediaFound("q", ("disk",), False)),
+        (ResetCaches("q", encoder=True), CachesReset("q")),
+    ],
+)
+def test_a_question_is_answered_once_to_the_frontend_that_asked(
+    router: OutputRouter, inbox: Inbox, asked: FindMedia | ResetCaches, found: MediaFound | CachesReset
+) -> None:
+    sent = Sent()
     assert router.take("one", asked) is None
     assert router.take("two", asked) == "question 'q' exists already"
     assert inbox.take(waits=False) == [asked]

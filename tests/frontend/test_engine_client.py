@@ -17,7 +17,6 @@ from keepsight.errors import (
     InvalidArgumentError,
     PictureError,
     RequestFailedError,
-    ServerOverloadedError,
     WireError,
 )
 from keepsight.frontend.caller import ConnectedEngine, Outputs
@@ -25,7 +24,7 @@ from keepsight.frontend.choose_engine import SLACK_TOKENS
 from keepsight.frontend.engine_client import SAME_CAUSE_SECONDS, EngineClient
 from keepsight.frontend.media_hints import MAX_PROMISES
 from keepsight.frontend.media_pool import MediaPool
-from keepsight.frontend.pixels.pixel_cache import LocalCache, PixelCache
+from keepsight.frontend.pixels.pixel_cache import LocalCache
 from keepsight.frontend.prepared_request import PreparedRequest
 from keepsight.media import Geometry, MediaItem, TokenSpan
 from keepsight.observe.account import RequestAccount
@@ -43,7 +42,6 @@ from keepsight.requests import (
     Pixels,
     RequestBegun,
     RequestFailed,
-    ResetCaches,
     ToEngine,
     TokenOutput,
 )
@@ -627,52 +625,6 @@ def test_a_request_that_loses_two_engines_at_once_is_answered_by_the_next(
     client.connect(Engine().send)
     client.receive([last("1")])
     assert caller.answer() == [last("1")]
-
-
-def test_a_reset_that_reaches_no_engine_is_an_error() -> None:
-    client = EngineClient(MediaPool(1))
-    with pytest.raises(EngineLostError, match="reset again"):
-        client.reset_caches(encoder=True)
-    client.close()
-
-
-def test_a_reset_that_an_engine_does_not_get_is_an_error_but_reaches_the_others(client: EngineClient) -> None:
-    client.connect(lambda _: False, 0)
-    client.connect((other := Engine()).send, 1)
-    with pytest.raises(EngineLostError, match="did not reach all engines: reset again"):
-        client.reset_caches(prefix=True)
-    assert other.told == [ResetCaches(prefix=True)]
-
-
-def test_a_reset_while_a_living_engine_is_not_connected_is_an_error(client: EngineClient) -> None:
-    for rank in range(2):
-        client.expect(rank, lives=True)
-        client.connect((engine := Engine()).send, rank)
-    client.disconnect("it was not read from", 0)
-    with pytest.raises(EngineLostError, match="did not reach all engines"):
-        client.reset_caches(encoder=True)
-    assert engine.told == [ResetCaches(encoder=True)]
-    # The next one of this rank begins with empty caches.
-    client.expect(0, lives=False)
-    client.reset_caches(encoder=True)
-
-
-def test_a_processor_cache_that_cannot_be_cleared_is_not_said_to_be() -> None:
-    class Stuck(PixelCache):
-        def clear(self) -> None:
-            raise TimeoutError("another process holds it")
-
-    client = EngineClient(MediaPool(1, Stuck()))
-    client.connect(Engine().send)
-    with pytest.raises(ServerOverloadedError, match="another process holds it"):
-        client.reset_caches(processor=True)
-    client.close()
-
-
-def test_a_reset_reaches_all_engines(client: EngineClient) -> None:
-    engines = connect_two(client)
-    client.reset_caches(prefix=True)
-    assert [engine.told for engine in engines] == [[ResetCaches(prefix=True)]] * 2
 
 
 class ManyEngines(RuleBasedStateMachine):

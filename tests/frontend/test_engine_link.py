@@ -98,7 +98,7 @@ def test_the_client_is_connected_once_an_engine_has_welcomed_it(
 ) -> None:
     assert welcomes == [1]
     assert client.send is not None
-    assert client.send(ResetCaches())
+    assert client.send(ResetCaches("reset"))
     first.send("one", [TokenOutput("r", 0, 5)])
     assert client.next() == [TokenOutput("r", 0, 5)]
 

@@ -14,6 +14,7 @@ from keepsight.requests import (
     MAX_PRIORITY,
     AbortRequest,
     Adapter,
+    CachesReset,
     EngineRequest,
     FindMedia,
     FromEngine,
@@ -111,7 +112,7 @@ to_engine: st.SearchStrategy[ToEngine] = (
     requests()
     | st.builds(AbortRequest, texts, st.none() | st.integers(0, MAX_CHOICES - 1))
     | st.builds(MediaArrived, texts, pixels | ring_places | st.builds(StoredPixels, shapes))
-    | st.builds(ResetCaches, st.booleans(), st.booleans(), st.booleans())
+    | st.builds(ResetCaches, texts, st.booleans(), st.booleans(), st.booleans())
     | st.builds(FindMedia, texts, hashes)
 )
 
@@ -136,6 +137,7 @@ outputs: st.SearchStrategy[list[FromEngine]] = st.lists(
     | st.builds(MediaHeld, hashes)
     | st.builds(MediaDropped, hashes)
     | st.builds(MediaFound, texts, st.lists(texts, max_size=3).map(tuple), st.booleans())
+    | st.builds(CachesReset, texts)
     | st.builds(RequestFailed, texts, texts, st.booleans()),
     max_size=8,
 )

@@ -117,7 +117,12 @@ def frontend(engine: Engine, endpoint: str, opened: Callable[[Any], Any]) -> Fro
 class TestMessages:
     def test_messages_of_a_frontend_arrive_in_order(self, engine: Engine, frontend: Frontend) -> None:
         pixels = np.arange(300 * 300 * 3, dtype=np.uint8).reshape(300, 300, 3)
-        messages: list[ToEngine] = [REQUEST, MediaArrived("hash", pixels), AbortRequest("7"), ResetCaches(prefix=True)]
+        messages: list[ToEngine] = [
+            REQUEST,
+            MediaArrived("hash", pixels),
+            AbortRequest("7"),
+            ResetCaches("reset", prefix=True),
+        ]
         for message in messages:
             assert frontend.channel.send(message)
         for message in messages:

@@ -25,7 +25,7 @@ from keepsight.requests import FromEngine, ToEngine
 from tests.ipc.drawn_messages import names, spoil
 
 # The protocol version, and the digest of all fields of its messages.
-EXPECTED_VERSION_AND_DIGEST = (14, "805de666f0e41162")
+EXPECTED_VERSION_AND_DIGEST = (15, "b2538e540b3a8081")
 
 
 @given(names)

@@ -291,7 +291,11 @@ def test_without_prefix_caching_everything_is_computed_and_nothing_encoded_twice
 
 def test_after_a_reset_everything_is_computed_again() -> None:
     drive = Drive(make_config())
-    for name, reset in {"a": ResetCaches(), "b": ResetCaches(prefix=True), "c": ResetCaches(True, True)}.items():
+    for name, reset in {
+        "a": ResetCaches("reset"),
+        "b": ResetCaches("reset", prefix=True),
+        "c": ResetCaches("reset", True, True),
+    }.items():
         drive.scheduler.reset(prefix=reset.prefix, encoder=reset.encoder)
         drive.run(make_request(name, 8, "cat", 6))
     assert [drive.cached[name, 0] for name in "abc"] == [0, 0, 0]

@@ -146,10 +146,15 @@ class EmbeddingTiers:
                         dropped.append(media_hash)
         return kept, dropped
 
+    @property
+    def is_cleared(self) -> bool:
+        return self._store.is_cleared
+
     def clear(self) -> None:
+        """Clear all tiers soon. The loop is woken whenever one is cleared."""
         with self._storing:
             self._epoch += 1
-            self._store.clear()
+            self._store.clear(self._wake)
         with self._lock:
             self._changed.extend(self._media)
 

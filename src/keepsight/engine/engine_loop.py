@@ -20,6 +20,7 @@ from keepsight.engine.prefix_tiers import PrefixTiers
 from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
     AbortRequest,
+    CachesReset,
     EngineRequest,
     FindMedia,
     FromEngine,
@@ -81,6 +82,8 @@ class EngineLoop:
         self._found: set[str] = set()
         # Requests whose grammars have been compiled meanwhile.
         self._compiled: deque[str] = deque()
+        # The ids of resets that the tiers may not have finished.
+        self._unfinished_resets: list[str] = []
         self._is_idle = True
         # True while a new frontend has not been told which media are held.
         self._has_new_listener = False
@@ -118,6 +121,7 @@ class EngineLoop:
             self._act_on(message)
         while self._compiled:
             self._scheduler.grammar_compiled(self._compiled.popleft())
+        self._send(self._end_resets())
         # Stretches first: media in prefixes found there need no embeddings.
         self._load_stretches()
         self._load_embeddings()
@@ -132,8 +136,8 @@ class EngineLoop:
                 self._take_pixels(message)
             case UnreadableMedia():
                 self._fail_waiting(message)
-            case ResetCaches(prefix, encoder, processor):
-                self._reset(prefix=prefix, encoder=encoder, processor=processor)
+            case ResetCaches():
+                self._reset(message)
             case FindMedia():
                 self._send([self._find_media(message)])
 
@@ -156,14 +160,24 @@ class EngineLoop:
         self._compiled.append(request_id)
         self._inbox.wake()
 
-    def _reset(self, *, prefix: bool, encoder: bool, processor: bool) -> None:
-        self._scheduler.reset(prefix=prefix, encoder=encoder)
-        if prefix and self._prefixes is not None:
+    def _reset(self, reset: ResetCaches) -> None:
+        self._scheduler.reset(prefix=reset.prefix, encoder=reset.encoder)
+        if reset.prefix and self._prefixes is not None:
             self._prefixes.clear()
-        if encoder and self._tiers is not None:
+        if reset.encoder and self._tiers is not None:
             self._tiers.clear()
-        if processor:
+        if reset.processor:
             self._source.clear()
+        self._unfinished_resets.append(reset.query_id)
+
+    def _end_resets(self) -> Sequence[FromEngine]:
+        """Return the answers to resets once all tiers are empty: what they held would outlive this engine."""
+        if not self._unfinished_resets:
+            return ()
+        if not all(tiers.is_cleared for tiers in (self._tiers, self._prefixes) if tiers is not None):
+            return ()
+        ended, self._unfinished_resets = self._unfinished_resets, []
+        return [CachesReset(query_id) for query_id in ended]
 
     def _find_media(self, query: FindMedia) -> MediaFound:
         encoder_cache, prefixes = self._scheduler.media.encoder_cache, self._scheduler.held_prefixes

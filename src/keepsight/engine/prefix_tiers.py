@@ -178,9 +178,14 @@ class PrefixTiers:
         for stretch in reversed(stretches):
             self._store.note_use(self._name(stretch))
 
+    @property
+    def is_cleared(self) -> bool:
+        return self._store.is_cleared
+
     def clear(self) -> None:
+        """Clear all tiers soon. The loop is woken whenever one is cleared."""
         self._epoch += 1
-        self._store.clear()
+        self._store.clear(self._wake)
 
     def close(self) -> None:
         self._store.close()

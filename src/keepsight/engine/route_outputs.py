@@ -14,6 +14,7 @@ from keepsight.engine.inbox import Inbox
 from keepsight.engine.unanswered import Unanswered
 from keepsight.requests import (
     AbortRequest,
+    CachesReset,
     EngineRequest,
     FindMedia,
     FromEngine,
@@ -24,12 +25,13 @@ from keepsight.requests import (
     Received,
     RequestBegun,
     RequestFailed,
+    ResetCaches,
     TiersChanged,
     TokenOutput,
 )
 
 # Outputs for the one frontend that asked; all others are hints for every frontend.
-ForOne = TokenOutput | RequestBegun | MediaNeeded | MediaFound | RequestFailed
+ForOne = TokenOutput | RequestBegun | MediaNeeded | MediaFound | CachesReset | RequestFailed
 
 
 class Frontends(Protocol):
@@ -106,7 +108,7 @@ class OutputRouter:
 
     def _take_recipient(self, output: ForOne) -> str | None:
         """Return who gets the output, and note that it is answered; None: nobody is left who asked for it."""
-        if isinstance(output, MediaFound):
+        if isinstance(output, MediaFound | CachesReset):
             return self._askers.pop(output.query_id, None)
         frontend_id = self._find_route(output.request_id)
         if frontend_id is not None:
@@ -127,7 +129,7 @@ class OutputRouter:
                 return f"request {request_id!r} exists already"
             case AbortRequest(request_id) if self._routes.get(request_id) != frontend_id:
                 return f"there is no request {request_id!r}"
-            case FindMedia(query_id) if query_id in self._askers:
+            case FindMedia(query_id) | ResetCaches(query_id) if query_id in self._askers:
                 return f"question {query_id!r} exists already"
         return None
 
@@ -140,7 +142,7 @@ class OutputRouter:
                     self._resubmitted[request_id] = message
             case AbortRequest(request_id):
                 self._drop_ended(request_id)
-            case FindMedia(query_id):
+            case FindMedia(query_id) | ResetCaches(query_id):
                 self._askers[query_id] = frontend_id
 
     def _note_answered(self, request_id: str, output: FromEngine) -> None:

@@ -23,6 +23,11 @@ class ConnectedEngine(EngineView):
         self.send = send
         self.tiers: tuple[TierStatus, ...] = ()
 
+    def promise_pictures(self, prepared: PreparedRequest) -> tuple[str, ...]:
+        """Promise each picture with all its parts or not at all: parts asked for later would cost a second decoding."""
+        pictures, request_id = prepared.group_by_picture(prepared.makeable_media), prepared.engine_request.request_id
+        return tuple(each for parts in pictures for each in self.hints.promise(request_id, parts))
+
 
 class Caller:
     def __init__(

@@ -12,8 +12,8 @@ import dataclasses
 import threading
 import time
 from collections import defaultdict
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 
 from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, ServerOverloadedError, WireError
@@ -22,10 +22,12 @@ from keepsight.frontend.choose_engine import choose_engine
 from keepsight.frontend.media_pool import MediaPool
 from keepsight.frontend.media_query import MediaPlaces, MediaQuery
 from keepsight.frontend.prepared_request import PreparedRequest
+from keepsight.frontend.reset_query import ResetQuery
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.request_observer import RequestObserver
 from keepsight.requests import (
     AbortRequest,
+    CachesReset,
     CarriedPixels,
     FinishReason,
     FromEngine,
@@ -36,7 +38,6 @@ from keepsight.requests import (
     MediaNeeded,
     RequestBegun,
     RequestFailed,
-    ResetCaches,
     TiersChanged,
     TierStatus,
     TokenOutput,
@@ -61,7 +62,7 @@ class EngineClient:
         # With stop strings: the requests that the engine has ended and whose readers have not.
         self._unread: dict[str, Caller] = {}
         # By their ids, while someone waits for the answers.
-        self._queries: dict[str, MediaQuery] = {}
+        self._queries: dict[str, MediaQuery | ResetQuery] = {}
         # By rank.
         self._engines: dict[int, ConnectedEngine] = {}
         # Ranks of engines that are known to live, connected or not.
@@ -149,7 +150,7 @@ class EngineClient:
                 case MediaNeeded(request_id, media_hashes, inline):
                     if caller := self._callers.get(request_id):
                         self._make_media(caller, media_hashes, inline=inline)
-                case MediaFound(query_id):
+                case MediaFound(query_id) | CachesReset(query_id):
                     if query := self._queries.get(query_id):
                         query.take(output, rank)
                 case MediaHeld() | MediaDropped() | TiersChanged():
@@ -214,7 +215,10 @@ class EngineClient:
                 self._end_reading(request_id, finish_reason)
 
     def reset_caches(self, *, prefix: bool = False, encoder: bool = False, processor: bool = False) -> None:
-        """Reset caches for all later requests. Raises an error if one of them may still be found afterwards."""
+        """Reset caches for all later requests, and wait until the engines have done it.
+
+        Raises an error if something from before may still be found afterwards.
+        """
         if processor:
             try:
                 self._media_pool.reset_cache()
@@ -226,25 +230,19 @@ class EngineClient:
             if not self._engines:
                 # The next engine begins with empty caches, except for those that outlive an engine.
                 raise EngineLostError("no engine is ready: reset again once one is")
-            reset = ResetCaches(prefix, encoder, processor)
-            is_told = [engine.send(reset) for engine in self._engines.values()]
+            ranks = self._living_ranks | self._engines.keys()
             if prefix:
                 for engine in self._engines.values():
                     engine.forget_prefixes()
-            if not all(is_told) or not self._living_ranks <= self._engines.keys():
-                raise EngineLostError("the reset did not reach all engines: reset again")
+        reset = ResetQuery(ranks, prefix=prefix, encoder=encoder, processor=processor)
+        with self._asking(reset):
+            reset.wait()
 
     async def find_media(self, media_hashes: Iterable[str]) -> MediaPlaces:
         """Ask all connected engines where each holds all of these; one that does not answer soon is left out."""
         query = MediaQuery(media_hashes)
-        try:
-            with self._lock:
-                self._queries[query.query_id] = query
-                query.ask(self._engines.values())
+        with self._asking(query):
             return await query.wait()
-        finally:
-            with self._lock:
-                del self._queries[query.query_id]
 
     def engine_holds(self, media_hash: str) -> bool:
         """Return whether any engine is believed to hold something made from this media item."""
@@ -269,6 +267,18 @@ class EngineClient:
             for caller in self._callers.values():
                 is_lost = caller.engine not in self._engines.values()
                 assert not is_lost or (caller.engine is None and not self._engines)
+
+    @contextmanager
+    def _asking(self, query: MediaQuery | ResetQuery) -> Iterator[None]:
+        """Ask all connected engines, and pass on their answers until the context exits."""
+        try:
+            with self._lock:
+                self._queries[query.query_id] = query
+                query.ask(self._engines.values())
+            yield
+        finally:
+            with self._lock:
+                del self._queries[query.query_id]
 
     # Between callers and engines ------------------------------------------------------------------------------
 
@@ -300,7 +310,7 @@ class EngineClient:
         engine = choose_engine(request, self._engines.values(), caller.prepared.cache_key, unmakeable)
         caller.engine = engine
         engine.note_sent(request)
-        coming = _promise_pictures(engine, caller.prepared)
+        coming = engine.promise_pictures(caller.prepared)
         engine.send(dataclasses.replace(request, coming_media=coming) if coming else request)
         return coming
 
@@ -430,12 +440,6 @@ class EngineClient:
         caller.prepared.forget_names()
         if self._leave(caller.request_id, "error"):
             self._deliver([(caller, [error])])
-
-
-def _promise_pictures(engine: ConnectedEngine, prepared: PreparedRequest) -> tuple[str, ...]:
-    """Promise each picture with all its parts or not at all: parts asked for later would cost a second decoding."""
-    pictures = prepared.group_by_picture(prepared.makeable_media)
-    return tuple(each for parts in pictures for each in engine.hints.promise(prepared.engine_request.request_id, parts))
 
 
 def _to_error(failed: RequestFailed) -> Exception:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from keepsight.frontend.caller import ConnectedEngine
 from keepsight.media import EMBEDDING_TIERS
-from keepsight.requests import FindMedia, MediaFound
+from keepsight.requests import CachesReset, FindMedia, MediaFound
 
 # Engines answer between two steps. One whose step takes longer is left out.
 ANSWER_SECONDS = 1.0
@@ -44,9 +44,9 @@ class MediaQuery:
         self._awaited.difference_update(unreached)
         self._end_if_answered()
 
-    def take(self, found: MediaFound, rank: int) -> None:
-        if rank in self._awaited:
-            self._found.append(found)
+    def take(self, answer: MediaFound | CachesReset, rank: int) -> None:
+        if rank in self._awaited and isinstance(answer, MediaFound):
+            self._found.append(answer)
             self.lose(rank)
 
     def lose(self, rank: int) -> None:

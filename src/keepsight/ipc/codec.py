@@ -19,6 +19,7 @@ from keepsight.requests import (
     MAX_PIXEL_BYTES,
     MAX_PRIORITY,
     AbortRequest,
+    CachesReset,
     EngineRequest,
     FindMedia,
     FromEngine,
@@ -263,6 +264,7 @@ _OUTPUT_TYPES: tuple[type[FromEngine], ...] = (
     TiersChanged,
     RequestBegun,
     MediaFound,
+    CachesReset,
 )
 _RUNS = msgspec.msgpack.Decoder(list[tuple[int, msgspec.Raw]])
 _RUN_READERS = [msgspec.msgpack.Decoder(list[type_]) for type_ in _OUTPUT_TYPES]  # type: ignore[valid-type]

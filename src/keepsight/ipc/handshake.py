@@ -16,7 +16,7 @@ from keepsight.errors import HandshakeError, WireError
 from keepsight.ipc.codec import Frame
 
 # Must go up with every change of a greeting, or of what codec.py writes, including the message types.
-PROTOCOL_VERSION = 14
+PROTOCOL_VERSION = 15
 _VERSION = b"%d" % PROTOCOL_VERSION
 HELLO, WELCOME, REFUSED = b"H", b"W", b"X"
 MAX_GREETING_BYTES = 2**16

@@ -48,6 +48,7 @@ class TierWorker:
         self._num_waiting_bytes = 0
         # The write in progress, whose entry is found, too.
         self._writing: tuple[str, StoredArray | None] | None = None
+        self._on_cleared: Callable[[], object] = lambda: None
         self._is_opened = self._must_clear = self._is_clearing = self._is_closed = False
         self._threads = [
             threading.Thread(target=target, name=f"{tier.name}-tier-{name}", daemon=True)
@@ -100,13 +101,21 @@ class TierWorker:
                 self._writes[key] = None
                 self._changed.notify_all()
 
-    def clear(self) -> None:
-        """Clear the tier soon; entries that wait to be written are left out."""
+    def clear(self, on_cleared: Callable[[], object]) -> None:
+        """Clear the tier soon; entries that wait to be written are left out.
+
+        `on_cleared` is called on the tier's thread whenever it has been cleared.
+        """
         with self._changed:
             self._writes.clear()
             self._num_waiting_bytes = 0
-            self._must_clear = True
+            self._must_clear, self._on_cleared = True, on_cleared
             self._changed.notify_all()
+
+    @property
+    def is_cleared(self) -> bool:
+        with self._changed:
+            return not self._is_to_be_cleared
 
     def stats(self) -> TierStats:
         return self._tier.stats()
@@ -176,12 +185,15 @@ class TierWorker:
                 if written is not None and written[1] is not None:
                     self.num_left_out += not is_done
                     self._report_unless_held(written[0])
+                is_cleared = self._is_clearing and is_done
                 if self._is_clearing and not is_done:
                     # Retry: nothing in the tier is found until it is cleared, so that old entries cannot come back.
                     self._must_clear = True
                     self._changed.wait(_CLEAR_AGAIN_SECONDS)
                 self._is_clearing = False
                 self._changed.notify_all()
+            if is_cleared:
+                self._on_cleared()
 
     def _take_write(self) -> bool:
         with self._changed:

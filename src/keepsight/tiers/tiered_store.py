@@ -134,14 +134,24 @@ class TieredStore:
         for tier in self._tiers:
             tier.note_use(key)
 
-    def clear(self) -> None:
-        """Clear all tiers soon. Loads in progress are answered with None."""
+    def clear(self, on_cleared: Callable[[], object] = lambda: None) -> None:
+        """Clear all tiers soon. Loads in progress are answered with None.
+
+        `on_cleared` is called on a thread of the tiers after each that took some time.
+        """
         with self._filling:
-            for tier in self._tiers:
-                tier.clear()
+            if self._host is not None:
+                self._host.clear()
+            for worker in self._workers:
+                worker.clear(on_cleared)
             self._epoch += 1
         for loading in list(self._loadings.values()):
             self._finish(loading)
+
+    @property
+    def is_cleared(self) -> bool:
+        """True if no tier is still to be cleared: what was there before the last `clear` is gone for good."""
+        return all(worker.is_cleared for worker in self._workers)
 
     def why_unused(self) -> dict[str, str | None]:
         """Return why each tier is not used, or None if it is; host memory is always used."""
