@@ -23,11 +23,10 @@ class PinnedFiles:
         return (pin.name for pin in self._folder.glob("*"))
 
     def add(self, name: str, seconds: float) -> None:
-        """Pin for `seconds` from now; an existing later end is kept. Raises OSError."""
+        """Pin for `seconds` from now, whatever its end was. Raises OSError."""
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        known = self._end_of(name)
-        end = max(known, time.monotonic_ns() + int(seconds * 1e9))
-        if known:
+        end = time.monotonic_ns() + int(seconds * 1e9)
+        if self._end_of(name):
             os.utime(self._folder / name, ns=(end, end))
             return
         descriptor = open_unnamed(self._folder)

@@ -138,7 +138,10 @@ class SharedStore:
             return False
 
     def pin(self, media_hash: str, seconds: float) -> bool:
-        """Pin it for `seconds`, for all processes; return False if it is not held, or too much is pinned already."""
+        """Pin it for `seconds` from now, for all processes, whatever was said before.
+
+        Returns False if it is not held, or too much is pinned already.
+        """
         with self._changing() as is_held:
             if not is_held or not self.touch(media_hash):
                 return False

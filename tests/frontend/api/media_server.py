@@ -58,7 +58,7 @@ class KeepingEngine(FakeEngine, PixelCache):
 
     def pin(self, media_hash: str, seconds: float) -> bool:
         if media_hash in self.held:
-            self.pins[media_hash] = seconds
+            self.pins[media_hash] = round(seconds)
         return media_hash in self.held
 
     def unpin(self, media_hash: str) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
-from keepsight.frontend.intake.media_handles import MediaHandles, MediaQuota
+from keepsight.frontend.intake.media_handles import ADMINISTRATOR, MediaHandles, MediaQuota, PinHolder
 from keepsight.ipc import shared_database
 from keepsight.ipc.run_directory import RunDirectory
 from keepsight.media import Geometry
@@ -113,13 +113,13 @@ def test_handles_and_marks_live_as_long_as_promised_however_the_wall_clock_is_se
         kept = handles.add("a", b"content", SIZE, 60)
         assert (kept.created, kept.expires) == (10**9, 10**9 + 60)
         wall_clock.now += step
-        assert handles.mark("a", "pixels", 60)
+        assert handles.hold_pin(PinHolder("a"), "pixels", 60)
         assert handles.pin("a", kept.id, 90).pinned_until == 10**9 + 90
         later = handles.add("a", b"content", SIZE, 90)
         assert (later.created, later.expires) == (wall_clock.now, wall_clock.now + 90)
         clock.now += 60
         assert {each.id for each in handles.page("a", 9)} == {kept.id, later.id}
-        assert not handles.is_marked("pixels")
+        assert handles.end_of_pins("pixels") is None
         clock.now += 30
         assert not handles.page("a", 9)
 
@@ -130,15 +130,39 @@ def test_a_pin_never_shortens_a_life(handles: MediaHandles) -> None:
     assert (pinned.pinned_until, pinned.expires) == (1060, 1600)
 
 
-def test_content_is_pinned_while_any_handle_of_it_is(handles: MediaHandles, clock: Clock) -> None:
-    ours, theirs = handles.add("a", b"content", SIZE), handles.add("b", b"content", SIZE)
-    assert not handles.is_pinned(ours.sha256)
-    handles.pin("a", ours.id, 60)
-    handles.pin("b", theirs.id, 90)
-    handles.delete("b", theirs.id)
-    assert handles.is_pinned(ours.sha256)
+def test_pixels_are_pinned_until_the_last_end_of_all_who_hold_them(handles: MediaHandles, clock: Clock) -> None:
+    ours, theirs = handles.add("a", b"content", SIZE), handles.add("b", b"other", SIZE)
+    assert handles.end_of_pins("pixels") is None
+    holders = (PinHolder("a", ours.id), PinHolder("b", theirs.id), PinHolder("a"), ADMINISTRATOR)
+    for holder, seconds in zip(holders, (60, 90, 80, 70), strict=True):
+        assert handles.hold_pin(holder, "pixels", seconds)
+        assert handles.hold_pin(holder, "pixels", 10), "of two ends the later counts"
+    assert handles.hold_pin(holders[0], "others", 60)
+    assert handles.end_of_pins("pixels") == 1090
+    assert handles.delete("b", theirs.id) == ["pixels"]
+    assert handles.end_of_pins("pixels") == 1080
+    handles.end_pin(PinHolder("a"), "pixels")
+    assert handles.end_of_pins("pixels") == 1070
+    clock.now += 65
+    handles.end_pin(ADMINISTRATOR, "pixels")
+    assert handles.end_of_pins("pixels") is None
+    assert handles.hold_pin(holders[0], "pixels", 60)
+    assert handles.hold_pin(ADMINISTRATOR, "pixels", 60)
+    handles.end_all_pins("pixels")
+    assert handles.end_of_pins("pixels") is None
+
+
+def test_a_handle_s_pins_end_with_it_and_one_that_has_gone_holds_none(handles: MediaHandles, clock: Clock) -> None:
+    kept = handles.add("a", b"content", SIZE, 60)
+    assert handles.hold_pin(PinHolder("a", kept.id), "pixels", 600)
+    assert handles.end_of_pins("pixels") == 1060
+    with pytest.raises(UnknownHandleError):
+        handles.hold_pin(PinHolder("b", kept.id), "pixels", 60)
     clock.now += 60
-    assert not handles.is_pinned(ours.sha256)
+    assert handles.end_of_pins("pixels") is None
+    handles.check_invariants()
+    with pytest.raises(UnknownHandleError):
+        handles.hold_pin(PinHolder("a", kept.id), "pixels", 60)
 
 
 def test_what_would_exceed_the_quota_is_refused_and_nothing_goes_for_it(handles: MediaHandles, clock: Clock) -> None:
@@ -226,7 +250,7 @@ def test_all_that_has_expired_goes_within_little_room(tmp_path: Path, clock: Clo
         sizes.append(sum(file.stat().st_size for file in tmp_path.iterdir()))
 
     handles._database.set_progress_handler(look, 1)
-    assert handles.mark("a", "hash", 10)
+    assert handles.hold_pin(PinHolder("a"), "hash", 10)
     assert sizes[-1] < 1 << 20
     assert max(sizes) < 12 << 20
     handles.close()
@@ -281,15 +305,6 @@ def test_what_cannot_be_written_as_another_frontend_is_stopped_is_told_so(
     other.close()
 
 
-def test_of_two_marks_the_later_end_counts(handles: MediaHandles, clock: Clock) -> None:
-    assert handles.mark("a", "hash", 60)
-    assert handles.mark("a", "hash", 10)
-    clock.now += 59
-    assert handles.is_marked("hash")
-    clock.now += 1
-    assert not handles.is_marked("hash")
-
-
 def test_what_a_killed_frontend_was_writing_is_undone(tmp_path: Path) -> None:
     handles = MediaHandles(tmp_path, MediaQuota(1 << 24, 9))
     kept = handles.add("a", b"content", SIZE)
@@ -319,7 +334,7 @@ class Handles(RuleBasedStateMachine):
         self.clock, self.folder = Clock(), Path(tempfile.mkdtemp())
         self.handles = MediaHandles(self.folder, MediaQuota(20, 4), self.clock)
         self.held: dict[str, tuple[str, int, float]] = {}
-        self.marks: dict[tuple[str, str], float] = {}
+        self.pins: dict[tuple[str, str], float] = {}
 
     def alive(self, tenant: str) -> dict[str, int]:
         return {
@@ -355,13 +370,13 @@ class Handles(RuleBasedStateMachine):
             self.held[media_id] = (owner, size, max(end, self.clock.now + ttl))
 
     @rule(tenant=TENANTS, media_hash=st.sampled_from("uvwxyz"), seconds=SECONDS)
-    def mark(self, tenant: str, media_hash: str, seconds: int) -> None:
-        its = {each for (owner, each), end in self.marks.items() if owner == tenant and end > self.clock.now}
+    def pin_pixels(self, tenant: str, media_hash: str, seconds: int) -> None:
+        its = {each for (owner, each), end in self.pins.items() if owner == tenant and end > self.clock.now}
         is_kept = len(its - {media_hash}) < 4
-        assert self.handles.mark(tenant, media_hash, seconds) == is_kept
+        assert self.handles.hold_pin(PinHolder(tenant), media_hash, seconds) == is_kept
         if is_kept:
-            end = self.marks.get((tenant, media_hash), 0)
-            self.marks[tenant, media_hash] = max(end, self.clock.now + seconds)
+            end = self.pins.get((tenant, media_hash), 0)
+            self.pins[tenant, media_hash] = max(end, self.clock.now + seconds)
 
     @rule(seconds=SECONDS)
     def wait(self, seconds: int) -> None:
@@ -373,8 +388,9 @@ class Handles(RuleBasedStateMachine):
             found = {each.id: each.num_bytes for each in self.handles.page(tenant, 99)}
             assert found == self.alive(tenant)
             assert all(self.handles.read(tenant, each) == bytes(size) for each, size in found.items())
-        marked = {media_hash for (_, media_hash), end in self.marks.items() if end > self.clock.now}
-        assert {each for each in "uvwxyz" if self.handles.is_marked(each)} == marked
+        for media_hash in "uvwxyz":
+            ends = [end for (_, each), end in self.pins.items() if each == media_hash and end > self.clock.now]
+            assert self.handles.end_of_pins(media_hash) == max(ends, default=None)
 
     def teardown(self) -> None:
         self.handles.check_invariants()

@@ -347,16 +347,14 @@ def test_pinned_pixels_outlast_those_used_later(sides: Sides) -> None:
 
 
 @pytest.mark.parametrize("sides", BY_USE, indirect=True)
-def test_a_pin_ends_by_itself_and_the_later_end_counts(sides: Sides) -> None:
-    for number in (0, 1):
+def test_a_pin_ends_by_itself_when_it_was_said_last(sides: Sides) -> None:
+    for number in range(3):
         sides.put(number)
-        assert sides.cache.pin(name_of(number), 0)
-    assert sides.cache.pin(name_of(1), 60)
-    assert sides.cache.pin(name_of(1), 0)
-    for number in range(2, 200):
+    for number, seconds in ((0, 0), (1, 0), (1, 60), (2, 60), (2, 0)):
+        assert sides.cache.pin(name_of(number), seconds)
+    for number in range(3, 200):
         sides.put(number)
-    assert not sides.is_kept(0)
-    assert sides.is_kept(1)
+    assert [sides.is_kept(number) for number in range(3)] == [False, True, False]
 
 
 @pytest.mark.parametrize("sides", BY_USE, indirect=True)

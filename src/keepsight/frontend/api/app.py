@@ -38,6 +38,7 @@ from keepsight.frontend.api.message_object import MessageTokens
 from keepsight.frontend.api.messages_request import parse_count_tokens_request, parse_messages_request
 from keepsight.frontend.api.metrics_api import MetricsApi
 from keepsight.frontend.api.openapi import describe_api
+from keepsight.frontend.api.pixel_pins import PixelPins
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, format_request_line
@@ -126,11 +127,12 @@ class Api:
         self.served = ServedModels(model_name, settings, preparer)
         self._answers = AnswerPreparer(preparer, self.served, settings.trust_request_mm_processor_kwargs)
         self._room = WaitingRoom(settings.max_waiting_requests, MAX_LARGEST_BODIES * settings.max_body_bytes)
+        self.pins = PixelPins(handles, pixel_cache)
         self.media: MediaApi | None = None
         self.files: FilesApi | None = None
         if handles is not None:
             salt_of = partial(isolate_salt, settings)
-            self.media = MediaApi(preparer, engine, handles, pixel_cache, self._admit_body, salt_of)
+            self.media = MediaApi(preparer, engine, handles, pixel_cache, self.pins, self._admit_body, salt_of)
             self.files = FilesApi(self.media, handles, self._admit_body)
         self.kept = None if kept is None else ResponsesApi(kept, self._room)
 
@@ -348,7 +350,7 @@ def create_app(
     more_routes += [] if api.files is None else api.files.routes
     more_routes += [] if api.kept is None else api.kept.routes
     if settings.dashboard_thumbnails:
-        more_routes += HeldPictures(pixel_cache).routes
+        more_routes += HeldPictures(pixel_cache, api.pins).routes
     app = Starlette(
         routes=[*_routes(api), *more_routes, *MetricsApi(view, engine).routes, *page_routes()],
         middleware=_middleware(settings),

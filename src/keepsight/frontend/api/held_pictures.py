@@ -13,7 +13,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from keepsight.frontend.api.pixel_pins import PixelPins
 from keepsight.frontend.http.error_response import json_response
+from keepsight.frontend.intake.media_handles import ADMINISTRATOR
 from keepsight.frontend.pixels.pixel_cache import PixelCache
 from keepsight.pixels import HeldPixels, show_a_picture
 from keepsight.requests import Pixels
@@ -30,8 +32,8 @@ class HeldList(msgspec.Struct, frozen=True):
 
 
 class HeldPictures:
-    def __init__(self, cache: PixelCache) -> None:
-        self._cache = cache
+    def __init__(self, cache: PixelCache, pins: PixelPins) -> None:
+        self._cache, self._pins = cache, pins
 
     @property
     def routes(self) -> list[Route]:
@@ -56,14 +58,14 @@ class HeldPictures:
 
     async def pin(self, http: Request) -> Response:
         """Pin the picture for an hour from now."""
-        is_pinned = await run_in_threadpool(self._cache.pin, http.path_params["media_hash"], PIN_SECONDS)
+        is_pinned = await run_in_threadpool(self._pins.pin, ADMINISTRATOR, http.path_params["media_hash"], PIN_SECONDS)
         if not is_pinned:
             raise HTTPException(409, "it is no longer cached, or its pin would leave too little room for others")
         return json_response({"is_pinned": True})
 
     async def unpin(self, http: Request) -> Response:
         """Unpin the picture, no matter who pinned it."""
-        await run_in_threadpool(self._cache.unpin, http.path_params["media_hash"])
+        await run_in_threadpool(self._pins.unpin, http.path_params["media_hash"])
         return json_response({"is_pinned": False})
 
     def _list(self) -> HeldList:

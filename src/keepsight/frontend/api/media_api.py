@@ -22,12 +22,13 @@ from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, MediaStoreError, UnknownHandleError
 from keepsight.frontend.api.answer import Engine
+from keepsight.frontend.api.pixel_pins import PixelPins
 from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.identity.identify_picture import NamedPicture
-from keepsight.frontend.intake.media_handles import NO_LABEL, FileLabel, MediaHandle, MediaHandles
+from keepsight.frontend.intake.media_handles import NO_LABEL, FileLabel, MediaHandle, MediaHandles, PinHolder
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, HeldFile
 from keepsight.frontend.intake.read_document import PageSource
 from keepsight.frontend.pixels.pixel_cache import PixelCache
@@ -78,8 +79,8 @@ class PixelPin:
 
     field: str
     seconds: float
-    # A handle already counts against the tenant's quota; without one, the pin itself does.
-    has_handle: bool
+    # Of the handle that the request shows there; "": none.
+    media_id: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +197,12 @@ class MediaApi:
         engine: Engine,
         handles: MediaHandles,
         pixel_cache: PixelCache,
+        pins: PixelPins,
         reading_body: ReadBody,
         salt_of: SaltOf,
     ) -> None:
-        self._preparer, self._engine, self._handles, self._pixel_cache = preparer, engine, handles, pixel_cache
+        self._preparer, self._engine, self._handles = preparer, engine, handles
+        self._pixel_cache, self._pins = pixel_cache, pins
         self._reading_body, self._salt_of = reading_body, salt_of
         self._naming = asyncio.Semaphore(MAX_UPLOADS_NAMED_AT_ONCE)
 
@@ -259,9 +262,8 @@ class MediaApi:
         return json_response(DeletedMedia((await self.forget(http)).id))
 
     async def forget(self, http: Request) -> MediaHandle:
-        handle, named = await self._find(http, _read_salt(http))
-        await run_in_threadpool(self._delete, http, handle, named)
-        return handle
+        _read_salt(http)  # accepted, but the handle's pins end under any salt
+        return await run_in_threadpool(self._delete, tenant_of(http), http.path_params["id"])
 
     async def pin(self, http: Request) -> Response:
         async with self._reading_body(http) as body:
@@ -298,10 +300,10 @@ class MediaApi:
         fields = defaultdict[str, list[str]](list)
         for part in parts:
             fields[_id_of(part)].append(part.field)
-        of_handles = {part.field for part in parts}
+        media_ids = {part.field: _id_of(part) for part in parts}
         if kept := [part for part in parts if part.pin_seconds]:
             await run_in_threadpool(self._pin_handles, tenant_of(http), kept)
-        pins = [PixelPin(part.field, part.pin_seconds, part.field in of_handles) for part in pinned]
+        pins = [PixelPin(part.field, part.pin_seconds, media_ids.get(part.field, "")) for part in pinned]
         return UsedMedia(pins, fields)
 
     async def note_uses(self, http: Request, used: UsedMedia, prepared: PreparedRequest) -> None:
@@ -336,10 +338,10 @@ class MediaApi:
             with suppress(MediaStoreError):  # only a count is lost
                 self._handles.note_use(media_id, was_spared=was_spared)
         for pin in used.pins:
+            holder = PinHolder(tenant, pin.media_id)
             for media_hash in prepared.hashes_at(pin.field):
-                with suppress(MediaStoreError):  # only a pin is lost
-                    if pin.has_handle or self._handles.mark(tenant, media_hash, pin.seconds):
-                        self._pixel_cache.pin(media_hash, pin.seconds)
+                with suppress(MediaStoreError, UnknownHandleError):  # only a pin is lost
+                    self._pins.pin(holder, media_hash, pin.seconds)
 
     # Steps ----------------------------------------------------------------------------------------------------
 
@@ -362,16 +364,14 @@ class MediaApi:
         self, tenant: str, media_id: str, media_hashes: Iterable[str], seconds: float
     ) -> tuple[MediaHandle, Pinned]:
         handle = self._handles.pin(tenant, media_id, seconds)
-        pinned = [self._pixel_cache.pin(media_hash, seconds) for media_hash in media_hashes]
+        holder = PinHolder(tenant, media_id)
+        pinned = [self._pins.pin(holder, media_hash, seconds) for media_hash in media_hashes]
         return handle, Pinned(bytes=True, pixels=all(pinned))
 
-    def _delete(self, http: Request, handle: MediaHandle, named: _Named) -> None:
-        self._handles.delete(tenant_of(http), handle.id)
-        # Others may have pinned the same picture.
-        if not self._handles.is_pinned(handle.sha256):
-            for media_hash in named.media_hashes:
-                if not self._handles.is_marked(media_hash):
-                    self._pixel_cache.unpin(media_hash)
+    def _delete(self, tenant: str, media_id: str) -> MediaHandle:
+        handle = self._handles.get(tenant, media_id)
+        self._pins.delete(PinHolder(tenant, media_id))
+        return handle
 
     async def _warm(
         self, http: Request, named: _Named, salt: str | None, filename: str | None, pin_seconds: float = 0

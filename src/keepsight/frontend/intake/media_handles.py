@@ -1,7 +1,7 @@
 """Uploaded pictures, films, sounds and PDFs, their bytes and metadata; each is named by a handle until it expires.
 
-Shared by all frontends of a server.  Knows neither HTTP nor pixels.  A handle belongs to its tenant; to others it does
-not exist.
+Shared by all frontends of a server, as is the table of who pins which pixels.  Knows neither HTTP nor the
+pixels themselves.  A handle belongs to its tenant; to others it does not exist.
 Invariants: each tenant stays within its quota, in bytes and in number, and nothing expired is ever found; handles live
 as long as promised however the wall clock is set; a new id is greater than all existing ones, so that listing can
 continue after an id that has since been deleted.
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from keepsight.errors import MediaQuotaError, MediaStoreError, UnknownHandleError
 from keepsight.ipc.shared_database import FAULTS, SharedDatabase
@@ -54,12 +54,14 @@ CREATE TABLE IF NOT EXISTS contents (
     id TEXT PRIMARY KEY REFERENCES media (id) ON DELETE CASCADE,
     content BLOB NOT NULL
 );
-CREATE TABLE IF NOT EXISTS marks (
+CREATE TABLE IF NOT EXISTS pins (
     tenant TEXT NOT NULL,
+    media_id TEXT NOT NULL,
     media_hash TEXT NOT NULL,
     expires REAL NOT NULL,
-    PRIMARY KEY (tenant, media_hash)
+    PRIMARY KEY (tenant, media_id, media_hash)
 );
+CREATE INDEX IF NOT EXISTS pins_by_hash ON pins (media_hash);
 """
 
 
@@ -99,6 +101,15 @@ class MediaHandle:
     num_spared: int
 
 
+class PinHolder(NamedTuple):
+    """Who pins pixels: a tenant's handle; its requests (`media_id` is ""), whose pins have a quota; `ADMINISTRATOR`."""
+
+    tenant: str
+    media_id: str = ""
+
+
+# No tenant's name.
+ADMINISTRATOR = PinHolder("administrator")
 NO_LABEL = FileLabel()
 _SHOWN = {"expires": "expires + ahead", "pinned_until": "pinned_until + ahead"}
 _COLUMNS = ", ".join(_SHOWN.get(field.name, field.name) for field in fields(MediaHandle))
@@ -164,13 +175,13 @@ class MediaHandles:
             )
             return [MediaHandle(*row) for row in rows]
 
-    def is_pinned(self, sha256: str) -> bool:
-        """Return whether any tenant has pinned this content."""
-        return self._is_there("SELECT 1 FROM media WHERE sha256 = ? AND pinned_until > ? LIMIT 1", sha256)
-
-    def is_marked(self, media_hash: str) -> bool:
-        """Return whether any tenant has marked these pixels."""
-        return self._is_there("SELECT 1 FROM marks WHERE media_hash = ? AND expires > ? LIMIT 1", media_hash)
+    def end_of_pins(self, media_hash: str) -> float | None:
+        """Return when the last pin of these pixels ends, whoever holds it; None if nobody does."""
+        query = "SELECT max(expires) FROM pins WHERE media_hash = ? AND expires > ?"
+        with self._reading():
+            [(end,)] = self._database.execute(query, (media_hash, self._clock()))
+        assert end is None or isinstance(end, float)
+        return end
 
     # Changes --------------------------------------------------------------------------------------------------
 
@@ -201,10 +212,14 @@ class MediaHandles:
             self._database.execute("INSERT INTO contents (id, content) VALUES (?, ?)", (media_id, content))
             return self._find(tenant, media_id, "id")
 
-    def delete(self, tenant: str, media_id: str) -> None:
+    def delete(self, tenant: str, media_id: str) -> list[str]:
+        """Delete a handle and its pins; return the media hashes that it had pinned."""
         with self._writing():
             self._find(tenant, media_id, "id")
+            pins = self._database.execute("DELETE FROM pins WHERE media_id = ? RETURNING media_hash", (media_id,))
+            media_hashes = [media_hash for (media_hash,) in pins.fetchall()]
             self._database.execute("DELETE FROM media WHERE id = ?", (media_id,))
+            return media_hashes
 
     def pin(self, tenant: str, media_id: str, ttl_seconds: float) -> MediaHandle:
         """Keep the handle for at least `ttl_seconds` from now."""
@@ -225,19 +240,33 @@ class MediaHandles:
                 (was_spared, media_id),
             )
 
-    def mark(self, tenant: str, media_hash: str, seconds: float) -> bool:
-        """Record that pixels without a handle are pinned for `seconds`; False if the quota of marks is used up."""
+    def hold_pin(self, holder: PinHolder, media_hash: str, seconds: float) -> bool:
+        """Record a pin for at least `seconds`, but no longer than its handle; False if the quota is used up.
+
+        Raises UnknownHandleError.
+        """
         with self._writing() as now:
-            [(others,)] = self._database.execute(
-                "SELECT count(*) FROM marks WHERE tenant = ? AND media_hash != ?", (tenant, media_hash)
-            )
-            if others >= self._quota.max_count:
+            end = now + seconds
+            if holder.media_id:
+                end = min(end, *self._find_row("expires", *holder, "id"))
+            elif holder != ADMINISTRATOR and self._count_other_pins(holder, media_hash) >= self._quota.max_count:
                 return False
             self._database.execute(
-                "INSERT INTO marks VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET expires = max(expires, excluded.expires)",
-                (tenant, media_hash, now + seconds),
+                "INSERT INTO pins VALUES (?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET expires = max(expires, excluded.expires)",
+                (*holder, media_hash, end),
             )
             return True
+
+    def end_pin(self, holder: PinHolder, media_hash: str) -> None:
+        with self._writing():
+            query = "DELETE FROM pins WHERE tenant = ? AND media_id = ? AND media_hash = ?"
+            self._database.execute(query, (*holder, media_hash))
+
+    def end_all_pins(self, media_hash: str) -> None:
+        """Remove the pins of these pixels, whoever holds them."""
+        with self._writing():
+            self._database.execute("DELETE FROM pins WHERE media_hash = ?", (media_hash,))
 
     def close(self) -> None:
         self._shared.close()
@@ -248,16 +277,19 @@ class MediaHandles:
                 "SELECT count(*), sum(num_bytes), sum(length(content)), min(expires) "
                 "FROM media FULL JOIN contents USING (id) GROUP BY tenant"
             ).fetchall()
-            marks = self._database.execute("SELECT count(*), min(expires) FROM marks GROUP BY tenant").fetchall()
-        assert all(count <= self._quota.max_count and first_end > now for count, first_end in marks)
+            pins = self._database.execute(
+                "SELECT count(*), min(expires) FROM pins WHERE media_id = '' AND tenant != ? GROUP BY tenant",
+                (ADMINISTRATOR.tenant,),
+            ).fetchall()
+            orphans = self._database.execute(
+                "SELECT 1 FROM pins WHERE media_id != '' AND media_id NOT IN (SELECT id FROM media)"
+            ).fetchall()
+        assert all(count <= self._quota.max_count and first_end > now for count, first_end in pins)
+        assert not orphans
         for count, num_bytes, num_held_bytes, first_end in held:
             assert count <= self._quota.max_count
             assert num_bytes == num_held_bytes <= self._quota.max_bytes
             assert first_end > now
-
-    def _is_there(self, query: str, name: str) -> bool:
-        with self._reading():
-            return self._database.execute(query, (name, self._clock())).fetchone() is not None
 
     # With the lock held ---------------------------------------------------------------------------------------
 
@@ -280,7 +312,7 @@ class MediaHandles:
 
     def _remove_expired(self, now: float) -> None:
         """Remove expired rows one per transaction, whose journal takes as much room as everything removed in it."""
-        for table in ("media", "marks"):
+        for table in ("pins", "media"):
             rows = self._database.execute(f"SELECT rowid FROM {table} WHERE expires <= ?", (now,)).fetchall()
             for (row,) in rows:  # another frontend may since have extended it or reused its rowid
                 self._database.execute(f"DELETE FROM {table} WHERE rowid = ? AND expires <= ?", (row, now))
@@ -301,6 +333,11 @@ class MediaHandles:
             raise MediaQuotaError("media", f"{num_bytes} bytes {beside} would exceed your {max_bytes}")
         if count >= max_count:
             raise MediaQuotaError("media", f"{count} handles are already stored for you, the most allowed")
+
+    def _count_other_pins(self, holder: PinHolder, media_hash: str) -> int:
+        query = "SELECT count(*) FROM pins WHERE tenant = ? AND media_id = ? AND media_hash != ?"
+        [(count,)] = self._database.execute(query, (*holder, media_hash))
+        return int(count)
 
     def _draw_id(self, created: float) -> str:
         """Return a new id, greater than all others even if the wall clock was set back."""

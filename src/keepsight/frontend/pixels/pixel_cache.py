@@ -81,7 +81,10 @@ class PixelCache:
         return []
 
     def pin(self, media_hash: str, seconds: float) -> bool:
-        """Keep an entry for this time, unless it is dropped; return False if that cannot be promised."""
+        """Keep an entry for this time from now, whatever was said before, unless it is dropped.
+
+        Returns False if that cannot be promised.
+        """
         return False
 
     def unpin(self, media_hash: str) -> None:
@@ -197,7 +200,7 @@ class LocalCache(PixelCache):
                 if self._cache.num_pinned_bytes + self._cache.bytes_of(media_hash) > self._max_pinned_bytes:
                     return False
                 self._cache.pin(media_hash)
-            self._pins[media_hash] = max(self._pins.get(media_hash, 0.0), time.monotonic() + seconds)
+            self._pins[media_hash] = time.monotonic() + seconds
             return True
 
     def unpin(self, media_hash: str) -> None:
