@@ -59,7 +59,7 @@ def write_until_full(path: Path) -> None:
     ("mount_options", "message"),
     [
         ("size=1m", "lru instead of shared: there is no shared memory"),
-        ("size=4m", "lru instead of shared: shared memory has"),
+        ("size=7m", "lru instead of shared: shared memory has"),
         ("size=64m,nr_inodes=20", "lru instead of shared: there is no shared memory"),
         ("ro", "lru instead of shared: there is no shared memory"),
     ],
@@ -103,7 +103,7 @@ def test_requests_are_answered_after_shared_memory_fills_up(
     fill: Callable[[Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log, options = tmp_path / "log", ("--mm-processor-cache-gb", "0.005")
-    with serving_with("size=8m,nr_inodes=100", log, monkeypatch, *options) as (pid, client):
+    with serving_with("size=11m,nr_inodes=100", log, monkeypatch, *options) as (pid, client):
         with pytest.raises(OSError, match="No space left"):
             fill(Path(f"/proc/{pid}/root/dev/shm/others"))
         assert_right_answers(client)

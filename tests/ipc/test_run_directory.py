@@ -110,9 +110,9 @@ def test_the_required_space_grows_with_a_server_and_each_frontend(
 
     assert fits(0, 1 << 18)
     assert not fits(1, 1 << 20)
-    assert fits(1, 13 << 18)
-    assert not fits(2, 3 << 20)
-    assert fits(3, 17 << 18)
+    assert fits(1, 24 << 18)
+    assert not fits(2, 6 << 20)
+    assert fits(3, 28 << 18)
 
 
 def test_a_folder_whose_path_is_too_long_for_sockets_is_not_used(

@@ -27,8 +27,9 @@ RIGHTS = 0o700 | stat.S_ISVTX
 SHARED_MEMORY = Path("/dev/shm")
 # Room for the table of handles, and for the folders themselves.
 MIN_FREE_BYTES = 256 * 1024
-# Room for what a server writes as it starts, mostly the two databases, and enough more to keep something in them.
-MIN_FREE_BYTES_OF_SERVER = 11 * 2**18
+# Room for what a server writes as it starts, mostly the table of uuids and the two databases, and enough more to keep
+# something in these.
+MIN_FREE_BYTES_OF_SERVER = 22 * 2**18
 # Room for the accounts of its last requests.
 MIN_FREE_BYTES_OF_FRONTEND = 2**19
 # The number of those files, with a few for each process. Kept pixels take more; with too few left, fewer are kept.

@@ -43,12 +43,14 @@ def test_places_lie_beside_each_other(tmp_path: Path) -> None:
     assert {name: common.get(name) for name in sizes} == sizes
 
 
-def test_another_frontend_knows_all_pictures_that_a_full_processor_cache_holds(tmp_path: Path) -> None:
+def test_another_frontend_knows_nearly_all_of_20_000_pictures(tmp_path: Path) -> None:
     one, two = opened(tmp_path), opened(tmp_path)
-    sizes = {f"picture {number}": Geometry(number, 1) for number in range(1, 1701)}
+    sizes = {f"picture {number}": Geometry(number, 1) for number in range(1, 20_001)}
     for name, size in sizes.items():
         one.put(name, size)
-    assert {name: two.get(name) for name in sizes} == sizes
+    found = {name: two.get(name) for name in sizes}
+    assert sum(found[name] == size for name, size in sizes.items()) > 0.998 * len(sizes)
+    assert all(found[name] in (size, None) for name, size in sizes.items())
 
 
 def test_of_more_names_than_have_place_the_last_are_kept_and_others_do_not_forget_them() -> None:

@@ -21,10 +21,9 @@ from keepsight.observe.shared_page import open_shared_page
 
 logger = logging.getLogger(__name__)
 FILE = "geometries"
-# Several times as many as the pictures that the default cache of pixels holds, in 384 KiB: some machines have little
-# shared memory.
-NUM_PLACES = 2**13
-# With so many, a bucket overflows only once more than half of the table is full.
+# In 3 MiB, as some machines have little shared memory. Of 20,000 names about one in a thousand lacks a place.
+NUM_PLACES = 2**16
+# With so many, few buckets overflow while less than a third of the table is full.
 PLACES_PER_BUCKET = 8
 # Digest of the name, width, height, samples of a sound, frames and frames per second, 0 where there are none, and the
 # second at which it was put here; then a checksum of these.
