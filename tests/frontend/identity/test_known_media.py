@@ -155,12 +155,11 @@ def test_a_name_that_failed_is_free_for_every_frontend(tmp_path: Path) -> None:
 
 def test_a_name_proven_by_one_frontend_outlives_its_failure_at_another(tmp_path: Path) -> None:
     common = CommonGeometries.open(tmp_path)
-    one, two = KnownMedia(common=common), KnownMedia(common=common)
+    one, two, later = (KnownMedia(common=common) for _ in range(3))
     one.remember_geometry("cat", SIZE)
     two.prove_geometry("cat", SIZE)
     one.forget_geometry("cat")
-    assert two.geometry_of("cat") == SIZE
-    assert one.geometry_of("cat") == SIZE
+    assert one.geometry_of("cat") == later.geometry_of("cat") == two.geometry_of("cat") == SIZE
 
 
 def test_pixels_of_another_size_prove_nothing() -> None:

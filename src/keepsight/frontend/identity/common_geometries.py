@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from blake3 import blake3
 
@@ -25,12 +25,18 @@ FILE = "geometries"
 NUM_PLACES = 2**16
 # With so many, few buckets overflow while less than a third of the table is full.
 PLACES_PER_BUCKET = 8
-# Digest of the name, width, height, samples of a sound, frames and frames per second, 0 where there are none, and the
-# second at which it was put here; then a checksum of these.
-_ENTRY, _CHECKSUM = struct.Struct("<16sIIIIdI"), struct.Struct("<I")
+# Digest of the name, width, height, samples of a sound, frames and frames per second, 0 where there are none, the
+# second at which it was put here, and whether it is proven; then a checksum of these.
+_ENTRY, _CHECKSUM = struct.Struct("<16sIIIIdI?"), struct.Struct("<I")
 PLACE_BYTES = _ENTRY.size + _CHECKSUM.size
 _DIGEST_BYTES = 16
-_Entry = tuple[bytes, int, int, int, int, float, int]
+_Entry = tuple[bytes, int, int, int, int, float, int, bool]
+
+
+class Known(NamedTuple):
+    geometry: Geometry
+    # Whether pixels of this geometry were made under the name.
+    is_proven: bool
 
 
 class CommonGeometries:
@@ -52,14 +58,14 @@ class CommonGeometries:
             logger.warning("only the frontend that was sent a picture will know its uuid: %s", error)
             return None
 
-    def get(self, name: str) -> Geometry | None:
+    def get(self, name: str) -> Known | None:
         for _, entry in self._find(*self._locate(name)):
-            _, width, height, num_samples, num_frames, frames_per_second, _ = entry
+            _, width, height, num_samples, num_frames, frames_per_second, _, is_proven = entry
             timeline = Timeline(num_frames, frames_per_second) if num_frames else None
-            return Geometry(width, height, timeline, num_samples)
+            return Known(Geometry(width, height, timeline, num_samples), is_proven)
         return None
 
-    def put(self, name: str, geometry: Geometry) -> None:
+    def put(self, name: str, geometry: Geometry, *, is_proven: bool = False) -> None:
         digest, places = self._locate(name)
         place = next((own for own, _ in self._find(digest, places)), None)
         if place is None:
@@ -67,12 +73,16 @@ class CommonGeometries:
         timeline = geometry.timeline or Timeline(0, 0.0)
         frames = (timeline.num_frames, timeline.frames_per_second)
         size = (geometry.width, geometry.height, geometry.num_samples)
-        entry = _ENTRY.pack(digest, *size, *frames, int(self._clock()))
+        entry = _ENTRY.pack(digest, *size, *frames, int(self._clock()), is_proven)
         self._page[place : place + PLACE_BYTES] = entry + _CHECKSUM.pack(zlib.crc32(entry))
 
-    def forget(self, name: str) -> None:
+    def forget_unproven(self, name: str) -> None:
+        """Forget a name, unless any frontend has proven it."""
         # Two processes may have put it at the same moment.
-        for place, _ in self._find(*self._locate(name)):
+        found = list(self._find(*self._locate(name)))
+        if any(is_proven for _, (*_, is_proven) in found):
+            return
+        for place, _ in found:
             self._page[place : place + PLACE_BYTES] = bytes(PLACE_BYTES)
 
     def _locate(self, name: str) -> tuple[bytes, range]:
@@ -91,7 +101,7 @@ class CommonGeometries:
     def _put_at(self, place: int) -> int:
         """Return the second at which a place was written, 0 if it is free."""
         entry = self._read(place)
-        return 0 if entry is None else int(entry[-1])
+        return 0 if entry is None else entry[-2]
 
     def _read(self, place: int) -> _Entry | None:
         """Return a place's entry; None if it is free, or being written."""

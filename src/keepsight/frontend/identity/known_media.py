@@ -103,6 +103,8 @@ class KnownMedia:
             if self._remember(given_name, geometry) == geometry:
                 self._geometries.get_or_put(given_name, geometry)
                 self._unproven.entries.pop(given_name, None)
+                if self._common is not None and self._common.get(given_name) != (geometry, True):
+                    self._common.put(given_name, geometry, is_proven=True)
 
     def forget_geometry(self, given_name: str) -> None:
         """Forget the geometry of a name that failed, unless it was made for another request that gave the name, too."""
@@ -111,7 +113,7 @@ class KnownMedia:
                 return
             self._geometries.entries.pop(given_name, None)
             if self._common is not None:
-                self._common.forget(given_name)
+                self._common.forget_unproven(given_name)
 
     def _remember(self, given_name: str, geometry: Geometry) -> Geometry:
         known = self._find_geometry(given_name)
@@ -130,8 +132,8 @@ class KnownMedia:
         common = self._common.get(given_name)
         if own is not None and common is None:
             # The request that introduced it elsewhere has failed, or other names took its place.
-            self._common.put(given_name, own)
-        return common if own is None else own
+            self._common.put(given_name, own, is_proven=given_name not in self._unproven.entries)
+        return own if own is not None or common is None else common.geometry
 
     def check_invariants(self) -> None:
         with self._lock:
