@@ -3,11 +3,12 @@
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from keepsight.frontend.identity.common_geometries import CommonGeometries
+from keepsight.frontend.identity.common_geometries import PLACE_BYTES, PLACES_PER_BUCKET, CommonGeometries
 from keepsight.frontend.identity.known_media import KnownMedia
 from keepsight.media import Geometry
 
@@ -160,6 +161,31 @@ def test_a_name_proven_by_one_frontend_outlives_its_failure_at_another(tmp_path:
     two.prove_geometry("cat", SIZE)
     one.forget_geometry("cat")
     assert one.geometry_of("cat") == later.geometry_of("cat") == two.geometry_of("cat") == SIZE
+
+
+@pytest.mark.parametrize(
+    ("is_old_proven", "is_new_proven"), [(True, True), (False, True), (False, False), (True, False)]
+)
+def test_frontends_go_by_one_size_after_the_common_table_has_lost_a_name(
+    is_old_proven: bool, is_new_proven: bool
+) -> None:
+    page = bytearray(PLACES_PER_BUCKET * PLACE_BYTES)
+    one, two, later = (KnownMedia(common=CommonGeometries(page, PLACES_PER_BUCKET)) for _ in range(3))
+    new = Geometry(50, 60)
+    one.remember_geometry("cat", SIZE)
+    if is_old_proven:
+        one.prove_geometry("cat", SIZE)
+    page[:] = bytes(len(page))
+    assert two.remember_geometry("cat", new) == new
+    if is_new_proven:
+        two.prove_geometry("cat", new)
+    expected = SIZE if is_old_proven and not is_new_proven else new
+    for _ in range(2):
+        assert [each.geometry_of("cat") for each in (one, two, later)] == [expected] * 3
+    one.prove_geometry("cat", SIZE)
+    two.prove_geometry("cat", new)
+    assert [each.geometry_of("cat") for each in (one, two, later)] == [expected] * 3
+    one.check_invariants()
 
 
 def test_pixels_of_another_size_prove_nothing() -> None:

@@ -109,9 +109,9 @@ class KnownMedia:
     def forget_geometry(self, given_name: str) -> None:
         """Forget the geometry of a name that failed, unless it was made for another request that gave the name, too."""
         with self._lock:
-            if self._unproven.entries.pop(given_name, None) is None:
+            if given_name not in self._unproven.entries:
                 return
-            self._geometries.entries.pop(given_name, None)
+            self._forget_own(given_name)
             if self._common is not None:
                 self._common.forget_unproven(given_name)
 
@@ -125,15 +125,24 @@ class KnownMedia:
         return self._geometries.get_or_put(given_name, geometry)
 
     def _find_geometry(self, given_name: str) -> Geometry | None:
-        """Return the geometry introduced or proven here, or else that of another frontend, which may yet forget it."""
+        """Return the geometry by which all frontends go. If it is another one's, that one may yet forget it."""
         own = self._geometries.get(given_name)
         if self._common is None:
             return own
-        common = self._common.get(given_name)
-        if own is not None and common is None:
+        common, is_proven = self._common.get(given_name), given_name not in self._unproven.entries
+        if own is None or (common is not None and common.geometry == own):
+            return None if common is None else common.geometry
+        if common is None or (is_proven and not common.is_proven):
             # The request that introduced it elsewhere has failed, or other names took its place.
-            self._common.put(given_name, own, is_proven=given_name not in self._unproven.entries)
-        return own if own is not None or common is None else common.geometry
+            self._common.put(given_name, own, is_proven=is_proven)
+            return own
+        # Other names took its place, and another frontend has accepted another picture under it.
+        self._forget_own(given_name)
+        return common.geometry
+
+    def _forget_own(self, given_name: str) -> None:
+        self._geometries.entries.pop(given_name, None)
+        self._unproven.entries.pop(given_name, None)
 
     def check_invariants(self) -> None:
         with self._lock:
