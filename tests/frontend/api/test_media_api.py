@@ -479,6 +479,14 @@ def test_a_request_refused_after_preparation_does_not_claim_its_uuid(
     assert server.chat(large).status_code == 200
 
 
+def test_a_request_whose_tokens_are_only_counted_does_not_claim_its_uuid(server: Server) -> None:
+    small, large = ({**by_url(Image.new("RGB", (size, size))), "uuid": "counted"} for size in (8, 16))
+    assert server.send("POST", "/tokenize", json={"model": MODEL, "messages": ask(small)}).status_code == 200
+    assert server.chat(large).status_code == 200
+    refused = server.send("POST", "/tokenize", json={"model": MODEL, "messages": ask(small)})
+    assert error_of(refused)[2] == "media_uuid_conflict"
+
+
 def marked(part: dict[str, Any], **ttl: str) -> dict[str, Any]:
     return {**part, "prompt_cache_breakpoint": {"mode": "explicit", **ttl}}
 

@@ -211,9 +211,11 @@ class AnswerPreparer:
         self, request: ChatRequest | TokenizeRequest, cache_salt: str | None, downloaded: Downloaded
     ) -> PreparedRequest:
         terms = (cache_salt, 0, request.shown_tools)
-        return self.preparer.prepare_chat(
+        prepared = self.preparer.prepare_chat(
             request.messages, SamplingParams(), self._overrides_of(request), *terms, downloaded, MAX_TOKEN_IDS_IN_ANSWER
         )
+        prepared.forget_names()  # nothing will be made
+        return prepared
 
     def _overrides_of(self, request: ChatRequest | PromptFields) -> dict[str, Any]:
         """Return the request's processor options; empty means as the server is configured."""
