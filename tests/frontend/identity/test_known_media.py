@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from keepsight.frontend.identity.common_geometries import PLACE_BYTES, PLACES_PER_BUCKET, CommonGeometries
 from keepsight.frontend.identity.known_media import KnownMedia
-from keepsight.media import Geometry
+from keepsight.media import Excerpt, Geometry, Timeline
 
 CONTENTS = st.sampled_from("abcdefgh")
 SIZE = Geometry(40, 30)
@@ -186,6 +186,15 @@ def test_frontends_go_by_one_size_after_the_common_table_has_lost_a_name(
     two.prove_geometry("cat", new)
     assert [each.geometry_of("cat") for each in (one, two, later)] == [expected] * 3
     one.check_invariants()
+
+
+def test_frames_chosen_from_a_film_are_known_whole_or_not_at_all(tmp_path: Path) -> None:
+    common = CommonGeometries.open(tmp_path)
+    one, two = KnownMedia(common=common), KnownMedia(common=common)
+    chosen = Geometry(40, 30, Timeline(2, 24.0, Excerpt((0, 90), 100)))
+    one.remember_geometry("film", chosen)
+    one.prove_geometry("film", chosen)
+    assert (one.geometry_of("film"), two.geometry_of("film")) == (chosen, None)
 
 
 def test_pixels_of_another_size_prove_nothing() -> None:

@@ -66,11 +66,14 @@ class CommonGeometries:
         return None
 
     def put(self, name: str, geometry: Geometry, *, is_proven: bool = False) -> None:
+        """Keep a geometry for all frontends, unless it is that of chosen frames of a film."""
         digest, places = self._locate(name)
         place = next((own for own, _ in self._find(digest, places)), None)
         if place is None:
             place = min(places, key=self._put_at)
         timeline = geometry.timeline or Timeline(0, 0.0)
+        if timeline.excerpt is not None:  # no place has room for its numbers
+            return
         frames = (timeline.num_frames, timeline.frames_per_second)
         size = (geometry.width, geometry.height, geometry.num_samples)
         entry = _ENTRY.pack(digest, *size, *frames, int(self._clock()), is_proven)
