@@ -4,13 +4,10 @@ Neither is used for a request that wants the prompt's log-probabilities.  The en
 prompt's vector, as logits are kept and not the hidden state.
 """
 
-from collections.abc import Mapping
-
 from keepsight.scheduling.kv_cache_manager import NO_HIT, KvCacheManager, PrefixHit
-from keepsight.scheduling.milestones import expect_state, find_milestones
+from keepsight.scheduling.milestones import find_milestones
 from keepsight.scheduling.request_state import RequestState
-from keepsight.scheduling.step_draft import StepDraft
-from keepsight.scheduling.step_plan import EndName, SequenceId
+from keepsight.scheduling.step_plan import EndName
 
 
 def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
@@ -31,19 +28,6 @@ def find_beginning(state: RequestState, kv_cache: KvCacheManager) -> PrefixHit:
     if state.wants_prompt_logprobs:
         return hit
     return kv_cache.reach_further(hit, state.hasher.name_of(len(hit.block_ids)), state.num_tokens)
-
-
-def waits_for_more(
-    state: RequestState,
-    hit: PrefixHit,
-    draft: StepDraft,
-    states: Mapping[SequenceId, RequestState],
-    kv_cache: KvCacheManager,
-) -> bool:
-    """Return whether to wait for what others compute now: with recurrent layers, for a state."""
-    if not hit.num_coming or draft.joins_sooner(state, hit.num_tokens):
-        return False
-    return not kv_cache.keeps_states or expect_state(state, hit, states, kv_cache, draft.config)
 
 
 def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> EndName | None:

@@ -14,7 +14,7 @@ from keepsight.scheduling.admit_request import make_states, refusal_reason
 from keepsight.scheduling.cut_piece import cut_piece
 from keepsight.scheduling.encoder_cache_manager import EncoderCacheManager
 from keepsight.scheduling.holdings import Holdings
-from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, name_end, note_hit, waits_for_more
+from keepsight.scheduling.known_prompt import find_beginning, find_end, give_back, name_end, note_hit
 from keepsight.scheduling.kv_cache_manager import KvCacheManager, PrefixHit
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.media_claims import MediaClaims
@@ -36,6 +36,7 @@ from keepsight.scheduling.step_plan import (
 )
 from keepsight.scheduling.stretch_loads import StretchLoad, StretchLoads
 from keepsight.scheduling.turns import Turns
+from keepsight.scheduling.wait_for_prefix import waits_for_more, wake_followers
 
 Outputs = list[TokenOutput | RequestFailed]
 
@@ -173,6 +174,8 @@ class Scheduler:
         # Pages are taken back only while running sequences are considered, or from sequences that do not run, so a
         # prefix that a sequence found in this step cannot disappear within the step.
         self._continue_running(draft)
+        if self.kv_cache.take_awaited_change():
+            wake_followers(self.lineup, draft, self.kv_cache)
         while True:
             num_preemptions = self.pages.num_preemptions
             self._start_waiting(draft)
@@ -190,8 +193,6 @@ class Scheduler:
         lane_is_free = not self._beside
         if self.media.take_awaited_change():
             self.media.unpark_ready_to_retry()
-        if self.kv_cache.take_awaited_change():
-            self.lineup.unpark_all(ParkedFor.PREFIX)
         if lane_is_free or room.is_for_all:
             self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
