@@ -82,6 +82,23 @@ def test_the_last_message_may_be_gone_on_with_as_by_transformers() -> None:
     check()
 
 
+@pytest.mark.parametrize("content", ["", " \n", None, [], [text_part("")], [text_part(" "), text_part("\n")]])
+def test_a_blank_beginning_of_an_answer_leaves_what_the_template_wrote_before_it(content: Any) -> None:
+    asked = user(text_part("Hello"))
+    begun = [asked, {"role": "assistant", "content": content}]
+    expected = demo_template().render([asked])
+    assert expected.endswith("model\n")
+    assert demo_template().render(read_messages(begun, "text")) == expected
+
+
+def test_a_blank_beginning_after_a_thought_leaves_the_thoughts_end() -> None:
+    source = (
+        "{% for each in messages %}<think>{{ each.reasoning_content }}</think>\n\n{{ each.content | trim }}{% endfor %}"
+    )
+    thought = {"role": "assistant", "content": "\n", "reasoning_content": "Well"}
+    assert ChatTemplate(source, NO_TOKENS).render(read_messages([thought], "text")) == "<think>Well</think>\n\n"
+
+
 def test_a_text_that_stands_there_twice_is_gone_on_with_at_its_end() -> None:
     messages = [{"role": "user", "content": "Yes"}, {"role": "assistant", "content": "Yes"}]
     source = "{% for each in messages %}<{{ each.content | trim }}>{% endfor %}Yes"

@@ -108,7 +108,7 @@ class ChatTemplate:
             written = [_with_one_part(each) for each in written]
         if conversation.end == "text":
             marked = self._render_text(_mark_end(written), tools, False, max_characters + len(_GOES_ON), variables)
-            return _cut_at_mark(marked)
+            return _cut_at_mark(marked, is_blank=not conversation.begun_answer.strip())
         return self._render_text(written, tools, conversation.end == "answer", max_characters, variables)
 
     def _render_text(
@@ -255,14 +255,14 @@ def _mark(content: str | list[Mapping[str, Any]]) -> str | list[Mapping[str, Any
     return [*before, {**last, "text": last["text"] + _GOES_ON}]
 
 
-def _cut_at_mark(text: str) -> str:
+def _cut_at_mark(text: str, *, is_blank: bool) -> str:
     """Return the text before the mark as transformers does: a template that trimmed the mark would have trimmed the
-    spaces before it, too.
+    spaces before it, too. If the text to continue is blank, the spaces there are the template's own, which stay.
     """
     before, mark, behind = text.rpartition(_GOES_ON.rstrip())
     if not mark:
         raise InvalidArgumentError("continue_final_message", "the chat template does not show the last message's text")
-    return before if behind.startswith(_GOES_ON[-1]) else before.rstrip()
+    return before if is_blank or behind.startswith(_GOES_ON[-1]) else before.rstrip()
 
 
 def _write_contents(messages: list[TemplateMessage], form: ContentForm | None) -> list[TemplateMessage]:
