@@ -258,6 +258,21 @@ def test_a_last_message_of_the_assistant_is_continued(client: Client) -> None:
     assert of_messages.token_ids == of_chat.token_ids
 
 
+@pytest.mark.parametrize("content", ["", " \n", [{"type": "text", "text": ""}]])
+def test_a_blank_last_message_of_the_assistant_begins_an_answer_like_none(tagged: Client, content: Any) -> None:
+    ask(tagged, messages=HELLO)
+    ask(tagged, messages=[*HELLO, {"role": "assistant", "content": content}])
+    without, blank = tagged.engine.requests
+    assert blank.token_ids == without.token_ids
+
+
+def test_a_last_message_with_only_a_thought_is_continued_after_it(client: Client) -> None:
+    ask(client, messages=HELLO)
+    ask(client, messages=[*HELLO, {"role": "assistant", "content": [{"type": "thinking", "thinking": "Well"}]}])
+    without, thought = client.engine.requests
+    assert thought.token_ids == without.token_ids
+
+
 def test_consecutive_turns_are_merged_and_a_later_system_message_stays_in_place(client: Client) -> None:
     later = {"role": "system", "content": [{"type": "text", "text": "Be kind."}]}
     answered = [{"role": "assistant", "content": "Hi."}, {"role": "user", "content": "Hello"}]

@@ -181,6 +181,11 @@ class _Turn:
     def is_empty(self) -> bool:
         return not (self.parts or self.calls or self.thoughts)
 
+    @property
+    def is_blank_answer(self) -> bool:
+        says_something = self.calls or self.thoughts or any(text.strip() for part in self.parts for text in part.texts)
+        return self.role == "assistant" and not says_something
+
     def join(self, other: "_Turn") -> None:
         meets_text = bool(self.parts and other.parts and self.parts[-1].texts and other.parts[0].texts)
         if meets_text:
@@ -216,6 +221,7 @@ def read_blocks(
     for index, message in enumerate(check_is_list(messages, "messages", "messages")):
         fields = check_is_object(message, f"messages[{index}]")
         turns.add_message(convert_at_path(fields, f"messages[{index}]", SentMessage), f"messages[{index}]")
+    turns.drop_blank_end()
     places = Places(turns.find_places())
     end: PromptEnd = "text" if turns.ends_with_assistant else "answer"
     return read_with_paths([turn.as_message() for turn in turns.turns], places, end, variables), places
@@ -240,6 +246,11 @@ class _Turns:
         if self.turns[-1].calls:
             raise InvalidArgumentError("messages", "must tell the results of the last message's tool_use blocks")
         return True
+
+    def drop_blank_end(self) -> None:
+        """Drop a blank last answer: continuing it means to begin one, and only without it does a template do so."""
+        if self.turns and self.turns[-1].is_blank_answer:
+            self.turns.pop()
 
     def add_system(self, system: object) -> None:
         turn = _Turn("system", "system")
