@@ -8,7 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from openai.types.responses import Response, ResponseStreamEvent
+from openai.types.responses import FunctionToolParam, Response, ResponseFunctionToolCallParam, ResponseStreamEvent
+from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 from keepsight.api_settings import ApiSettings
@@ -278,6 +279,27 @@ def test_fields_that_change_nothing_are_accepted(client: Client) -> None:
     assert kinds(stream(client, stream_options={"include_usage": True}))[-1] == "completed"
 
 
+def test_every_field_of_openais_tools_and_calls_may_ask_for_nothing(client: Client) -> None:
+    direct = {"type": "direct"}
+    tool: dict[str, Any] = {"type": "function", "name": "look", "parameters": {}, "strict": None, "description": None}
+    tool |= {"allowed_callers": ["direct"], "async": False, "defer_loading": False, "output_schema": None}
+    call: dict[str, Any] = {
+        "type": "function_call",
+        "id": "fc_1",
+        "status": "completed",
+        "call_id": "c1",
+        "name": "look",
+    }
+    call |= {"arguments": "{}", "caller": direct, "async": False, "namespace": None}
+    result: dict[str, Any] = {"type": "function_call_output", "id": None, "status": None, "call_id": "c1"}
+    result |= {"output": "the sea", "caller": direct, "name": None, "namespace": None}
+    for sent, kind in ((tool, FunctionToolParam), (call, ResponseFunctionToolCallParam), (result, FunctionCallOutput)):
+        assert sent.keys() == kind.__annotations__.keys()
+    user = {"role": "user", "content": "Hello"}
+    body = ask(client, tools=[tool, GO | {"allowed_callers": None}], input=[user, call, result])
+    assert body["tools"][0]["async"] is False
+
+
 def test_log_probabilities_are_returned_if_included(client: Client) -> None:
     body = ask(client, include=LOGPROBS, top_logprobs=2)
     logprobs = body["output"][0]["content"][0]["logprobs"]
@@ -341,6 +363,8 @@ def test_the_input_is_counted_without_an_answer(client: Client) -> None:
         ({"include": LOGPROBS, "top_logprobs": 21}, "top_logprobs"),
         ({"include": ["everything"]}, "include[0]"),
         ({"reasoning": {"effort": "low"}}, "reasoning.effort"),
+        ({"tools": [LOOK | {"async": True}]}, "tools[0].async"),
+        ({"tools": [LOOK, GO | {"allowed_callers": ["programmatic"]}]}, "tools[1].allowed_callers"),
         ({"reasoning": {"summary": "long"}}, "reasoning.summary"),
         ({"chat_template_kwargs": {"depth": 3}}, "chat_template_kwargs.depth"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].id"),

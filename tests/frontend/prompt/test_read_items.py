@@ -166,6 +166,8 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([user({"type": "output_text", "text": "Hi", "annotations": [{}]})], "input[0].content[0].annotations"),
         ([CALL | {"call_id": 3}], "input[0].call_id"),
         ([CALL | {"namespace": "x"}], "input[0].namespace"),
+        ([CALL | {"async": True}], "input[0].async"),
+        ([CALL | {"caller": {"type": "program", "caller_id": "p1"}}], "input[0].caller.type"),
         ([{"type": "function_call", "call_id": "c1", "name": "look"}], "input[0].arguments"),
         ([{"type": "function_call_output", "call_id": "c1", "output": "Hi"}], "input[0].call_id"),
         ([CALL, {"type": "function_call_output", "call_id": "c1"}], "input[1].output"),

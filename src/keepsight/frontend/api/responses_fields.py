@@ -29,6 +29,17 @@ class FunctionTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
+    allowed_callers: Refused = None
+    async_: Refused = msgspec.field(default=None, name="async")
+    defer_loading: Refused = None
+    output_schema: Refused = None
+
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {
+        "allowed_callers": (["direct"],),
+        "async": (False,),
+        "defer_loading": (False,),
+    }
+
     def as_in_chat(self) -> Tool:
         return Tool(self.type, Function(self.name, self.description, self.parameters, self.strict))
 

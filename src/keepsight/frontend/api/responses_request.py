@@ -92,6 +92,8 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
         for name in ("text", "stream_options", "reasoning"):
             if (nested := getattr(self, name)) is not None:
                 check_refused(nested, name)
+        for index, tool in enumerate(self.tools or ()):
+            check_refused(tool, f"tools[{index}]")
         if self.stream_options is not None and not self.stream:
             raise InvalidArgumentError("stream_options", "needs stream to be true")
         if self.top_logprobs and not self._wants_logprobs:

@@ -133,8 +133,8 @@ def _count(body: Buffer, mark: bytes) -> int:
 def check_refused(request: msgspec.Struct, parent: str = "") -> None:
     """Check that each `Refused` field is null, which asks for nothing, or has a neutral value."""
     neutral_values = neutral_values_of(type(request))
-    for name in refused_fields(type(request)):
-        value, neutral = getattr(request, name), neutral_values.get(name, ())
+    for name, attribute in refused_fields(type(request)).items():
+        value, neutral = getattr(request, attribute), neutral_values.get(name, ())
         if value is not None and not _is_neutral(value, neutral):
             taken = " or ".join(msgspec.json.encode(each).decode() for each in neutral)
             but_for = f" except for {taken}, which has no effect" if taken else ""
@@ -143,8 +143,9 @@ def check_refused(request: msgspec.Struct, parent: str = "") -> None:
 
 
 @cache
-def refused_fields(body_type: type[msgspec.Struct]) -> tuple[str, ...]:
-    return tuple(field.name for field in msgspec.structs.fields(body_type) if field.type == Refused)
+def refused_fields(body_type: type[msgspec.Struct]) -> Mapping[str, str]:
+    """Return the attributes of these fields by their names in JSON, where one may be a keyword of Python's."""
+    return {each.encode_name: each.name for each in msgspec.structs.fields(body_type) if each.type == Refused}
 
 
 def neutral_values_of(body_type: type[msgspec.Struct]) -> NeutralValues:
@@ -152,7 +153,7 @@ def neutral_values_of(body_type: type[msgspec.Struct]) -> NeutralValues:
 
 
 def _served_fields(body_type: type[msgspec.Struct]) -> list[str]:
-    return [name for name in body_type.__struct_fields__ if name not in refused_fields(body_type)]
+    return [name for name in body_type.__struct_encode_fields__ if name not in refused_fields(body_type)]
 
 
 def _is_neutral(value: object, neutral_values: tuple[Any, ...]) -> bool:

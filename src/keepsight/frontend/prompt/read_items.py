@@ -5,11 +5,12 @@ the field as the client wrote it (`input[1].content[0].image_url`).
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.http.decode_body import NeutralValues, Refused, check_refused
 from keepsight.frontend.prompt.check_fields import (
     Fields,
     check_fields,
@@ -19,6 +20,7 @@ from keepsight.frontend.prompt.check_fields import (
     refuse,
 )
 from keepsight.frontend.prompt.places import Places, convert_at_path, read_with_paths
+from keepsight.frontend.prompt.read_blocks import DirectCaller
 from keepsight.frontend.prompt.read_messages import BREAKPOINT, DETAILS, HANDLE_PREFIX, Conversation
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
@@ -42,7 +44,10 @@ class CallItem(SentItem, frozen=True, kw_only=True, tag="function_call"):
     name: str
     arguments: str
     namespace: None = None
-    caller: None = None
+    caller: DirectCaller | None = None
+    async_: Refused = msgspec.field(default=None, name="async")
+
+    NEUTRAL_VALUES: ClassVar[NeutralValues] = {"async": (False,)}
 
 
 class ResultItem(SentItem, frozen=True, kw_only=True, tag="function_call_output"):
@@ -51,7 +56,7 @@ class ResultItem(SentItem, frozen=True, kw_only=True, tag="function_call_output"
     output: Any
     name: str | None = None
     namespace: None = None
-    caller: None = None
+    caller: DirectCaller | None = None
 
 
 class ThoughtPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -145,6 +150,7 @@ class _Messages:
 
     def _add_call(self, call: CallItem, place: str) -> None:
         """Add a call to the message that came with it."""
+        check_refused(call, place)
         self._call_ids.add(call.call_id)
         if not self.messages or self.messages[-1].get("role") != "assistant":
             self.add({"role": "assistant", "content": ""}, place)
