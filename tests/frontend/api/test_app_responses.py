@@ -512,10 +512,11 @@ def test_a_conversation_with_calls_continues_by_id(keeper: Client) -> None:
     assert "the sea" in keeper.preparer.tokenizer.decode(asked(keeper).token_ids)
 
 
-def test_an_output_item_may_be_referenced_by_id(keeper: Client) -> None:
+@pytest.mark.parametrize("kind", [{"type": "item_reference"}, {"type": None}, {}])
+def test_an_output_item_may_be_referenced_by_id(keeper: Client, kind: dict[str, Any]) -> None:
     user, again = {"role": "user", "content": "Hello"}, {"role": "user", "content": "And?"}
     [answered] = ask(keeper, input=[user])["output"]
-    reference = {"type": "item_reference", "id": answered["id"]}
+    reference = {**kind, "id": answered["id"]}
     second = ask(keeper, input=[user, reference, again])
     ask(keeper, input=[user, answered, again], store=False)
     _, by_id, whole = keeper.engine.requests

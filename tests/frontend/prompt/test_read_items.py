@@ -141,6 +141,8 @@ def test_each_message_s_place_is_known_by_its_item() -> None:
         ([{"type": "reasoning", "content": []}], "input"),
         ([{"type": ["message"], "role": "user", "content": "Hi"}], "input[0].type"),
         ([{"type": "item_reference", "id": "msg_1"}], "input[0].id"),
+        ([{"id": "msg_1"}], "input[0].id"),
+        ([{"id": "msg_1", "content": "Hi"}], "input[0].role"),
         ([{"role": "user"}], "input[0].content"),
         ([{"role": 3, "content": "Hi"}], "input[0].role"),
         ([{"role": "tool", "content": "Hi"}], "input[0].role"),

@@ -21,6 +21,7 @@ from keepsight.frontend.api.responses_fields import Includable
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.waiting_room import WaitingRoom
+from keepsight.frontend.prompt.read_items import is_reference
 
 logger = logging.getLogger(__name__)
 # The input of a body up to this size is extracted on the event loop, that of a larger one on a thread.
@@ -149,4 +150,4 @@ def _read_input(body: Buffer) -> bytes:
 
 
 def _is_reference(item: object) -> bool:
-    return isinstance(item, dict) and item.get("type") == "item_reference" and isinstance(item.get("id"), str)
+    return isinstance(item, dict) and is_reference(item) and isinstance(item.get("id"), str)

@@ -74,6 +74,12 @@ class ThoughtItem(SentItem, frozen=True, kw_only=True, tag="reasoning"):
 SENT_ITEMS: tuple[type[SentItem], ...] = (ThoughtItem, CallItem, ResultItem)
 
 
+def is_reference(item: Fields) -> bool:
+    """Return whether an item stands for one of an earlier answer; in OpenAI's API its type may be left out."""
+    kind = item.get("type")
+    return kind == "item_reference" or (kind is None and "id" in item and item.keys() <= {"id", "type"})
+
+
 def read_items(
     items: object,
     instructions: str | None = None,
@@ -115,10 +121,10 @@ class _Messages:
             self._add_result(convert_at_path(item, place, ResultItem), place)
         elif kind == "reasoning":
             self._add_thought(convert_at_path(item, place, ThoughtItem), place)
+        elif is_reference(item):
+            raise InvalidArgumentError(f"{place}.id", "must be the id of an item stored here; or send the item itself")
         elif kind in (None, "message"):
             self._add_message(item, place)
-        elif kind == "item_reference":
-            raise InvalidArgumentError(f"{place}.id", "must be the id of an item stored here; or send the item itself")
         else:
             refuse(f"{place}.type", kind, f"one of {', '.join(_KINDS)}")
 
