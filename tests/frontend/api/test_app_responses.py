@@ -13,8 +13,10 @@ from openai.types.responses.response_input_param import FunctionCallOutput
 from pydantic import TypeAdapter
 
 from keepsight.api_settings import ApiSettings
-from keepsight.errors import EngineLostError
+from keepsight.errors import EngineLostError, InvalidArgumentError
 from keepsight.frontend.api.kept_responses import KeptResponses
+from keepsight.frontend.api.responses_fields import FunctionTool, TextFormat, TextOptions
+from keepsight.frontend.api.responses_request import ResponsesRequest
 from keepsight.frontend.prepare_request import RequestPreparer
 from keepsight.frontend.prompt.call_text import PARAMETERS, TAGGED, write_call
 from keepsight.frontend.prompt.render_prompt import ChatTemplate
@@ -536,6 +538,20 @@ def test_a_reference_to_a_deleted_response_ends_a_conversation(keeper: Client) -
     keeper.send("DELETE", f"/v1/responses/{first['id']}")
     gone = post(keeper, input="So?", previous_response_id=second["id"])
     assert error_of(gone) == (404, "previous_response_id", "response_not_found")
+
+
+@pytest.mark.parametrize("field", ["tools", "text"])
+def test_a_schema_nested_too_deeply_to_be_repeated_is_refused(field: str) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(5000):
+        deep = {"items": deep}
+    repeated: Any = {
+        "tools": [FunctionTool("function", "look", parameters=deep)],
+        "text": TextOptions(TextFormat("json_schema", "look", schema=deep)),
+    }
+    with pytest.raises(InvalidArgumentError, match="too deeply") as caught:
+        ResponsesRequest(input="Hello", **{field: repeated[field]}).check()
+    assert caught.value.field == field
 
 
 def test_the_input_of_a_conversation_is_counted(keeper: Client) -> None:

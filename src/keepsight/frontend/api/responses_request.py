@@ -100,7 +100,7 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             raise InvalidArgumentError("top_logprobs", f"is {self.top_logprobs}, which needs {LOGPROBS!r} in include")
         self._check_labels()
         for name in ("tools", "tool_choice", "text"):
-            if len(written := _write(getattr(self, name))) > MAX_ECHOED_BYTES:
+            if len(written := _write(getattr(self, name), name)) > MAX_ECHOED_BYTES:
                 what = f"has {len(written)} bytes; it may have at most {MAX_ECHOED_BYTES}, as answers repeat it"
                 raise InvalidArgumentError(name, what)
 
@@ -155,9 +155,9 @@ class ResponsesRequest(GenerationFields, frozen=True, kw_only=True, forbid_unkno
             parallel_tool_calls=self.parallel_tool_calls is not False,
             previous_response_id=self.previous_response_id,
             prompt_cache_key=self.prompt_cache_key,
-            text=_write({"format": form}),
-            tool_choice=_write(self.tool_choice or "auto"),
-            tools=_write(self.tools or []),
+            text=_write({"format": form}, "text"),
+            tool_choice=_write(self.tool_choice or "auto", "tool_choice"),
+            tools=_write(self.tools or [], "tools"),
             top_logprobs=self.top_logprobs or 0,
         )
 
@@ -207,5 +207,9 @@ def parse_responses_request(body: Buffer) -> ResponsesRequest:
     return request
 
 
-def _write(value: object) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.json.encode(value))
+def _write(value: object, field: str) -> msgspec.Raw:
+    """Write JSON, which needs a little more of the stack than to read it."""
+    try:
+        return msgspec.Raw(msgspec.json.encode(value))
+    except RecursionError as error:
+        raise InvalidArgumentError(field, "is nested too deeply") from error
