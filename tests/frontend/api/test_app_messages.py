@@ -30,6 +30,7 @@ GO = LOOK | {"name": "go", "description": "Somewhere.", "type": "custom"}
 INPUT = '{"at": "the sea"}'
 CALLS = f"{write_call('look', INPUT)}\n{write_call('go', '{}')}"
 _event: TypeAdapter[Any] = TypeAdapter(RawMessageStreamEvent)
+OF_ANTHROPIC = {"anthropic-version": "2023-06-01"}
 
 
 def post(client: Client, path: str = "", headers: Any = None, **fields: Any) -> httpx.Response:
@@ -322,7 +323,7 @@ def test_fields_that_change_nothing_are_accepted(client: Client) -> None:
         "tools": [LOOK | {"defer_loading": False, "cache_control": {"type": "ephemeral"}}],
         "tool_choice": {"type": "auto", "disable_parallel_tool_use": True},
     }
-    headers = {"anthropic-version": "2023-06-01", "anthropic-beta": "a,b"}
+    headers = {**OF_ANTHROPIC, "anthropic-beta": "a,b"}
     response = post(client, "?beta=true", headers, **nothing)
     assert response.status_code == 200, response.text
 
@@ -348,6 +349,16 @@ def test_a_key_may_come_in_either_header_at_these_paths_alone(client: Client) ->
     for headers in ({}, {"x-api-key": "two"}, {"x-api-key": "one", "Authorization": "Bearer two"}):
         assert error_of(post(client, headers=headers))[:2] == (401, "authentication_error")
     assert client.chat(headers={"x-api-key": "one"}).status_code == 401
+
+
+def test_requests_with_the_header_of_anthropics_clients_are_its_apis_at_other_paths_too(client: Client) -> None:
+    client.settings = ApiSettings(api_keys=("one",))
+    key = {"x-api-key": "one"}
+    assert client.send("GET", "/v1/models", headers=OF_ANTHROPIC | key).status_code == 200
+    assert error_of(client.send("GET", "/v1/models/other", headers=OF_ANTHROPIC | key))[:2] == (404, "not_found_error")
+    assert error_of(client.send("GET", "/v1/models", headers=OF_ANTHROPIC))[:2] == (401, "authentication_error")
+    assert client.send("GET", "/v1/models", headers=key).status_code == 401
+    assert error_of(post(client, "/batches", headers=key))[:2] == (404, "not_found_error")
 
 
 def test_a_failure_after_the_first_token_is_the_last_event(client: Client) -> None:

@@ -33,7 +33,7 @@ from keepsight.frontend.http.error_response import MAX_ERROR_CHARACTERS, ErrorRe
 def test_client_errors_and_retryable_errors_are_explained(
     error: AnsweredError, status: int, kind: str, code: str
 ) -> None:
-    response = error_response(error, {"path": "/v1/models"})
+    response = error_response(error, {"path": "/v1/models", "headers": []})
     body = json.loads(bytes(response.body))["error"]
     assert (response.status_code, body["type"], body["code"]) == (status, kind, code)
     assert body["message"] == str(error)
@@ -42,7 +42,9 @@ def test_client_errors_and_retryable_errors_are_explained(
 
 
 def test_internal_errors_are_reported_without_details() -> None:
-    response = error_response(RequestFailedError("the engine failed: KeyError"), {"path": "/v1/messages"})
+    response = error_response(
+        RequestFailedError("the engine failed: KeyError"), {"path": "/v1/messages", "headers": []}
+    )
     assert response.status_code == 500
     assert b"KeyError" not in response.body
 
@@ -52,3 +54,20 @@ def test_a_refusal_is_short_even_if_it_quotes_something_long() -> None:
     assert details.param is not None
     assert len(details.message) == len(details.param) == MAX_ERROR_CHARACTERS
     assert details.message == details.param == ("field" * 10_000)[: MAX_ERROR_CHARACTERS - 3] + "..."
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "is_asked"),
+    [
+        ("/v1/messages", [], True),
+        ("/keepsight/v1/messages/batches", [], True),
+        ("/v1/models", [(b"anthropic-version", b"2023-06-01")], True),
+        ("/v1/models", [], False),
+        ("/v1/chat/completions", [], False),
+    ],
+)
+def test_anthropics_api_is_known_by_its_paths_and_by_a_header(
+    path: str, headers: list[tuple[bytes, bytes]], is_asked: bool
+) -> None:
+    response = error_response(InvalidArgumentError("field", "is no field"), {"path": path, "headers": headers})
+    assert ("type" in json.loads(bytes(response.body))) == is_asked

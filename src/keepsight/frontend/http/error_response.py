@@ -105,6 +105,5 @@ def fault_response(
 
 
 def asks_anthropic(scope: Scope) -> bool:
-    """Return whether Anthropic's API is called: by a path of its own, or on a path shared with OpenAI's by a header."""
-    path: str = scope["path"]
-    return path.endswith(MESSAGES_PATHS) or (FILES_PATH in path and "anthropic-version" in Headers(scope=scope))
+    """Return whether Anthropic's API is called: at a path below its own, or with the header that its clients send."""
+    return MESSAGES_PATHS[0] in scope["path"] or "anthropic-version" in Headers(scope=scope)
