@@ -11,8 +11,9 @@ from typing import Any
 import anthropic
 import httpx
 import httpx2
+import openai
 import pytest
-from anthropic.types import Message, RawMessageStreamEvent
+from anthropic.types import Message, ModelInfo, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from keepsight.api_settings import ApiSettings
@@ -359,6 +360,17 @@ def test_requests_with_the_header_of_anthropics_clients_are_its_apis_at_other_pa
     assert error_of(client.send("GET", "/v1/models", headers=OF_ANTHROPIC))[:2] == (401, "authentication_error")
     assert client.send("GET", "/v1/models", headers=key).status_code == 401
     assert error_of(post(client, "/batches", headers=key))[:2] == (404, "not_found_error")
+
+
+def test_models_are_listed_in_the_shapes_of_both_apis(client: Client) -> None:
+    async def list_models(official: anthropic.AsyncAnthropic) -> Any:
+        return [await official.models.retrieve(MODEL), *[each async for each in official.models.list()]]
+
+    for model in by_client(client, list_models):
+        ModelInfo.model_validate(model.model_dump(), strict=True)
+        assert (model.id, model.display_name, model.max_input_tokens) == (MODEL, MODEL, 2048)
+        assert model.created_at.timestamp() == model.created > 1_700_000_000
+        assert openai.types.Model.model_validate(model.model_dump()).owned_by == "keepsight"
 
 
 def test_a_failure_after_the_first_token_is_the_last_event(client: Client) -> None:

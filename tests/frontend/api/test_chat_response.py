@@ -1,4 +1,5 @@
 import math
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -81,7 +82,9 @@ def test_the_official_client_reads_a_stream() -> None:
 
 
 def test_the_official_client_reads_models_and_errors() -> None:
-    models = ModelList(data=[ModelCard(id="demo", root="demo", created=1, max_model_len=2048)])
+    of_anthropic: Any = {"display_name": "demo", "created_at": datetime.fromtimestamp(1, UTC), "max_input_tokens": 2048}
+    listed = ModelCard(id="demo", root="demo", created=1, max_model_len=2048, **of_anthropic)
+    models = ModelList(data=[listed], first_id="demo", last_id="demo")
     (card,) = answer_with(models).models.list().data
     assert (card.id, card.object, card.owned_by) == ("demo", "model", "keepsight")
     detail = ErrorDetail(message="n: must be 1", type="invalid_request_error", param="n", code="invalid_argument")

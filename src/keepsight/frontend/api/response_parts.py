@@ -1,5 +1,6 @@
-"""The parts of answers that several endpoints share, and the list of models, in OpenAI's shapes."""
+"""The parts of answers that several endpoints share, in OpenAI's shapes, and the list of models, in Anthropic's too."""
 
+from datetime import datetime
 from typing import Literal
 
 import msgspec
@@ -101,10 +102,22 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     object: Literal["model"] = "model"
 
+    # Anthropic's.
+    type: Literal["model"] = "model"
+    display_name: str
+    created_at: datetime
+    lifecycle: Literal["active"] = "active"
+    max_input_tokens: int
+
 
 class ModelList(msgspec.Struct, frozen=True, kw_only=True):
     data: list[ModelCard]
     object: Literal["list"] = "list"
+
+    # Anthropic's: there is a single page.
+    has_more: Literal[False] = False
+    first_id: str
+    last_id: str
 
 
 def show_bytes(token_bytes: bytes) -> str:

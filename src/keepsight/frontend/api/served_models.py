@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -46,7 +47,8 @@ class ServedModels:
         return self._model_name if adapter is None else adapter.name
 
     async def list_all(self, _http: Request) -> Response:
-        return json_response(ModelList(data=[self._describe(name) for name in self._names]))
+        cards = [self._describe(name) for name in self._names]
+        return json_response(ModelList(data=cards, first_id=cards[0].id, last_id=cards[-1].id))
 
     async def show(self, http: Request) -> Response:
         name = http.path_params["model"]
@@ -55,11 +57,14 @@ class ServedModels:
 
     def _describe(self, name: str) -> ModelCard:
         """Describe a model, anew each time: an engine that starts later may have a smaller `max_model_len`."""
-        is_adapter = name in self._adapters
+        is_adapter, max_model_len = name in self._adapters, self._preparer.max_model_len
         return ModelCard(
             id=name,
             root=self.name_answer(name),
             parent=self._parents.get(name, self._model_name) if is_adapter else None,
             created=self._created,
-            max_model_len=self._preparer.max_model_len,
+            max_model_len=max_model_len,
+            display_name=name,
+            created_at=datetime.fromtimestamp(self._created, UTC),
+            max_input_tokens=max_model_len,
         )
