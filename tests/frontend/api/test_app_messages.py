@@ -362,6 +362,18 @@ def test_requests_with_the_header_of_anthropics_clients_are_its_apis_at_other_pa
     assert error_of(post(client, "/batches", headers=key))[:2] == (404, "not_found_error")
 
 
+def test_anthropics_client_reads_the_id_of_a_request(client: Client) -> None:
+    async def name_both(official: anthropic.AsyncAnthropic) -> Any:
+        headers, messages = {"x-request-id": "mine"}, HELLO
+        asked: Any = {"model": MODEL, "max_tokens": 9, "messages": messages, "extra_headers": headers}
+        with pytest.raises(anthropic.NotFoundError) as caught:
+            await official.messages.create(**asked | {"model": "other"})
+        return (await official.messages.create(**asked))._request_id, caught.value.request_id
+
+    assert by_client(client, name_both) == ("mine", "mine")
+    assert "request-id" not in client.chat().headers
+
+
 def test_models_are_listed_in_the_shapes_of_both_apis(client: Client) -> None:
     async def list_models(official: anthropic.AsyncAnthropic) -> Any:
         return [await official.models.retrieve(MODEL), *[each async for each in official.models.list()]]

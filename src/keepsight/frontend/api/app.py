@@ -42,7 +42,7 @@ from keepsight.frontend.api.pixel_pins import PixelPins
 from keepsight.frontend.api.prepare_answer import AnswerPreparer
 from keepsight.frontend.api.prompt_fields import PromptFields
 from keepsight.frontend.api.request_log import CLIENT_CLOSED_REQUEST, RequestLog, format_request_line
-from keepsight.frontend.api.request_log import HEADER as REQUEST_ID_HEADER
+from keepsight.frontend.api.request_log import HEADERS as REQUEST_ID_HEADERS
 from keepsight.frontend.api.response_object import InputTokens
 from keepsight.frontend.api.responses_api import ResponsesApi
 from keepsight.frontend.api.responses_request import ResponsesChat, ResponsesRequest, parse_responses_request
@@ -396,7 +396,7 @@ def _middleware(settings: ApiSettings) -> list[Middleware]:
         allow_origins=settings.allowed_origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
-        expose_headers=(REQUEST_ID_HEADER, "Retry-After", "Server-Timing"),
+        expose_headers=(*REQUEST_ID_HEADERS, "Retry-After", "Server-Timing"),
     )
     access = Middleware(Access, settings=settings)
     return [cors, access] if settings.allowed_origins else [access]

@@ -16,15 +16,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from keepsight.frontend.api.access import path_within
 from keepsight.frontend.api.response_parts import Usage
+from keepsight.frontend.http.error_response import asks_anthropic
 from keepsight.observe.account import RequestAccount
 from keepsight.observe.catalogue import RESPONSES
 from keepsight.observe.counters import Counters
 from keepsight.observe.format_account import format_for_log, format_media_tokens
 
 logger = logging.getLogger(__name__)
-HEADER = "x-request-id"
+# The second is the name that Anthropic's clients read in an answer.
+HEADERS = ("x-request-id", "request-id")
 CLIENT_CLOSED_REQUEST = 499  # nginx's number, used only in this log: there is no answer to count
-_RAW_HEADER = HEADER.encode()
+_RAW_HEADER = HEADERS[0].encode()
 _SANE_ID = re.compile(r"[\w.:-]{1,128}", re.ASCII)
 _request_id: ContextVar[str] = ContextVar("request_id", default="")
 # Polled every few seconds by monitoring.
@@ -53,7 +55,9 @@ class RequestLog:
                 record.note_start(message["status"])
                 if is_logged and message["status"] != CLIENT_CLOSED_REQUEST:
                     self._counters.add(RESPONSES[message["status"] // 100])
-                message["headers"] = [*message.get("headers", ()), (_RAW_HEADER, record.request_id.encode())]
+                names = HEADERS if asks_anthropic(scope) else HEADERS[:1]
+                own = [(name.encode(), record.request_id.encode()) for name in names]
+                message["headers"] = [*message.get("headers", ()), *own]
             await send(message)
 
         before = _request_id.set(record.request_id)
