@@ -169,7 +169,10 @@ def test_a_web_page_may_ask_only_if_its_origin_is_allowed(client: Client) -> Non
     client.settings = ApiSettings(allowed_origins=("https://a.example",), api_keys=("one",))
     allowed = client.send("OPTIONS", "/v1/chat/completions", headers=asking)
     assert allowed.headers["access-control-allow-origin"] == "https://a.example"
-    other = client.send("OPTIONS", "/v1/chat/completions", headers=asking | {"Origin": "https://b.example"})
+    private = asking | {"Access-Control-Request-Private-Network": "true"}
+    allowed = client.send("OPTIONS", "/v1/chat/completions", headers=private)
+    assert (allowed.status_code, allowed.headers["access-control-allow-private-network"]) == (200, "true")
+    other = client.send("OPTIONS", "/v1/chat/completions", headers=private | {"Origin": "https://b.example"})
     assert "access-control-allow-origin" not in other.headers
 
 

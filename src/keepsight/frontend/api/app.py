@@ -396,6 +396,7 @@ def _middleware(settings: ApiSettings) -> list[Middleware]:
         allow_origins=settings.allowed_origins,
         allow_methods=("GET", "POST", "DELETE"),
         allow_headers=("*",),
+        allow_private_network=True,  # browsers ask this of servers at private addresses, for pages of the internet
         expose_headers=(*REQUEST_ID_HEADERS, "Retry-After", "Server-Timing"),
     )
     access = Middleware(Access, settings=settings)
