@@ -362,6 +362,18 @@ def test_other_routes_and_methods_are_refused_in_the_same_shape(client: Client) 
     assert message == "POST /v1/batches: Not Found; GET /openapi.json lists all paths"
     message = client.send("POST", "/generate").json()["error"]["message"]
     assert message.startswith("POST /generate: Not Found; did you mean /v1/completions? GET /openapi.json")
+    message = client.send("POST", "http://localhost//v1/completions").json()["error"]["message"]
+    assert message.startswith("POST //v1/completions: Not Found; did you mean /v1/completions?")
+
+
+def test_a_path_behind_a_proxys_prefix_is_proposed_with_it(client: Client) -> None:
+    async def ask_ping() -> httpx.Response:
+        transport = httpx.ASGITransport(client.make_app(), root_path="/keepsight")
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as http:
+            return await http.get("/keepsight/ping")
+
+    message = asyncio.run(ask_ping()).json()["error"]["message"]
+    assert message.startswith("GET /keepsight/ping: Not Found; did you mean /keepsight/health?")
 
 
 # Failures -----------------------------------------------------------------------------------------------------

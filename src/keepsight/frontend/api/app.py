@@ -8,6 +8,7 @@ from contextlib import AbstractAsyncContextManager, ExitStack, aclosing, asyncco
 from functools import partial
 from http import HTTPStatus
 from typing import TypeVar
+from urllib.parse import quote
 
 import msgspec
 from starlette.applications import Starlette
@@ -23,7 +24,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from keepsight import __version__
 from keepsight.api_settings import ApiSettings
 from keepsight.errors import AnsweredError, RequestFailedError
-from keepsight.frontend.api.access import Access, isolate_salt, may_watch
+from keepsight.frontend.api.access import Access, isolate_salt, may_watch, path_within
 from keepsight.frontend.api.answer import Answer, Engine
 from keepsight.frontend.api.answer_embeddings import EmbeddingsAnswer
 from keepsight.frontend.api.answer_responses import ResponsesAnswer
@@ -422,10 +423,10 @@ async def _refuse_http(http: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     message = error.detail
     if message == HTTPStatus(error.status_code).phrase:  # the router's text: clients show neither method nor path
-        path = http.url.path[:80]
+        path, root = path_within(http.scope)[:80], http.scope.get("root_path", "")
         meant = propose_path(path, [route.path for route in http.app.routes]) if error.status_code == 404 else None
-        hint = f"did you mean {meant}? " if meant else ""
-        message = f"{http.method} {path}: {message}; {hint}GET /openapi.json lists all paths"
+        hint = f"did you mean {root}{meant}? " if meant else ""
+        message = f"{http.method} {root}{quote(path)}: {message}; {hint}GET {root}/openapi.json lists all paths"
     detail = ErrorDetail(message=message, type="invalid_request_error")
     headers = {"Allow": _allowed_at(http)} if error.status_code == 405 else error.headers
     return fault_response(ErrorResponse(error=detail), error.status_code, http.scope, headers)
