@@ -551,6 +551,15 @@ def test_what_a_client_adds_to_an_answer_that_it_parsed_or_gathered_says_nothing
     assert render("{{ messages | tojson }}", [answer | {"parsed": {"a": 1}}]) == json.dumps([answer])
 
 
+def test_fields_of_other_roles_may_be_null() -> None:
+    nothing = dict.fromkeys(("name", "refusal", "tool_calls", "tool_call_id", "reasoning_content"))
+    plain = {"role": "user", "content": "hi"}
+    assert render("{{ messages | tojson }}", [plain | nothing]) == json.dumps([plain])
+    with pytest.raises(UnsupportedFieldError) as caught:
+        render("{{ messages | tojson }}", [plain | {"tool_call_id": "c1"}])
+    assert caught.value.field == "messages[0].tool_call_id"
+
+
 @pytest.mark.parametrize("text", [None, "Let me see."])
 def test_a_call_is_not_gone_on_with_whole_or_cut_off(text: str | None) -> None:
     knows_calls = "{{ messages[0].content }}{% if messages[0].tool_calls %}{{ messages | tojson }}{% endif %}"

@@ -125,7 +125,6 @@ _MESSAGE = object_of(
     role={"type": "string", "examples": ["system", "user", "assistant", "tool"]},
     name={"type": ["string", "null"]},
     type={"enum": [*MESSAGE_TYPES]},
-    tool_call_id=_text("Only for tool results: the id of the call."),
     content={
         "anyOf": [
             {"type": "string"},
@@ -134,7 +133,7 @@ _MESSAGE = object_of(
         ],
         "description": "May be null, empty or left out only with tool_calls or a refusal, and in tool results.",
     },
-    **_OF_ANSWERS,
+    **_OF_ANSWERS | {"tool_call_id": _text("Only for tool results: the id of the call.")},
 )
 MESSAGES: Json = _list_of(_MESSAGE) | {"maxItems": MAX_MESSAGES}
 SOME_TEXT: Json = {"type": "string", "minLength": 1}

@@ -29,6 +29,7 @@ TemplateMessage = dict[str, Any]
 PromptEnd = Literal["answer", "message", "text"]
 
 # Clients send an assistant's earlier answer back whole; these of its fields have no meaning when they are empty.
+# Nor has the last, which is of tools, in other roles: some clients write every field of every message.
 EMPTY_IN_ANSWERS = (
     "annotations",
     "audio",
@@ -39,6 +40,7 @@ EMPTY_IN_ANSWERS = (
     "reasoning_content",
     "refusal",
     "tool_calls",
+    "tool_call_id",
 )
 # lm-eval gives each message the type "text", whatever its content.
 MESSAGE_TYPES = ("text", None)
