@@ -25,6 +25,16 @@ def read_part(part: dict[str, Any]) -> PicturePart:
     return picture
 
 
+@pytest.mark.parametrize("control", [None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
+def test_parts_may_say_how_to_cache_them_as_in_anthropics_api(control: Any) -> None:
+    text, picture = {"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": "u"}
+    marked = read_messages(ask({**text, "cache_control": control}, {**picture, "cache_control": control}))
+    assert marked == read_messages(ask(text, picture))
+    with pytest.raises(UnsupportedFieldError) as caught:
+        read_messages(ask({**text, "cache_control": {"type": "ephemeral", "for": "ever"}}))
+    assert caught.value.field == f"{AT}.cache_control.for"
+
+
 @pytest.mark.parametrize(
     ("part", "source", "field"),
     [

@@ -441,7 +441,7 @@ def test_a_wrong_message_is_refused_with_its_path(messages: Any, field: str, mes
          "messages[0].provider_specific_fields"),
         ({"role": "user", "content": "a", "tool_call_id": "c"}, "messages[0].tool_call_id"),
         ({"role": "user", "content": "a", "colour": "red"}, "messages[0].colour"),
-        (user({"type": "text", "text": "a", "cache_control": {}}), "messages[0].content[0].cache_control"),
+        (user({"type": "text", "text": "a", "speed": 1}), "messages[0].content[0].speed"),
         (user(PICTURE | {"image_url": {"url": "u", "detail": "medium"}}), "messages[0].content[0].image_url.detail"),
         (user(PICTURE | {"colour": "1"}), "messages[0].content[0].colour"),
     ],

@@ -8,7 +8,7 @@ from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.api.response_format import JsonSchema, ResponseFormat
 from keepsight.frontend.api.tool_fields import Function, NamedTool, Tool, ToolChoice
 from keepsight.frontend.http.decode_body import NeutralValues, Refused
-from keepsight.frontend.prompt.read_blocks import CacheControl
+from keepsight.frontend.prompt.read_messages import CacheControl
 
 
 class CustomTool(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -21,7 +21,8 @@ from keepsight.frontend.api.messages_fields import (
 from keepsight.frontend.api.renamed_chat import RenamedChat
 from keepsight.frontend.http.decode_body import BodyDecoder, Buffer, NeutralValues, Refused, check_refused
 from keepsight.frontend.prompt.lift_data_urls import decode_lifting
-from keepsight.frontend.prompt.read_blocks import CacheControl, read_blocks
+from keepsight.frontend.prompt.read_blocks import read_blocks
+from keepsight.frontend.prompt.read_messages import CacheControl
 
 
 class MessagesChat(RenamedChat, frozen=True, kw_only=True):

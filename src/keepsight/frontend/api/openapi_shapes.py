@@ -36,6 +36,9 @@ def object_of(*required: str, **properties: Json) -> Json:
     return {"type": "object", "additionalProperties": False, "properties": properties} | required_names
 
 
+_CACHE_CONTROL: Json = {"anyOf": [{"$ref": REFERENCE.format(name="CacheControl")}, {"type": "null"}]}
+
+
 def _part(kind: str, *required: str, **properties: Json) -> Json:
     """Return the schema of a part of a message's content."""
     breakpoint_ = object_of("mode", mode={"const": "explicit"}, ttl={"enum": [*BREAKPOINT_SECONDS, None]})
@@ -43,7 +46,8 @@ def _part(kind: str, *required: str, **properties: Json) -> Json:
         "type": ["object", "null"],
         "description": "All pictures up to here are kept for this time, as far as possible.",
     }
-    return object_of("type", *required, type={"const": kind}, **properties, **{BREAKPOINT: breakpoint_ | description_})
+    of_all = {BREAKPOINT: breakpoint_ | description_, "cache_control": _CACHE_CONTROL}
+    return object_of("type", *required, type={"const": kind}, **properties, **of_all)
 
 
 _UUID = _text("The caller's own name for the picture, the video or the sound.")

@@ -17,19 +17,18 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.check_fields import check_is_list, check_is_object, refuse
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
 from keepsight.frontend.prompt.places import Places, convert_at_path, read_with_paths
-from keepsight.frontend.prompt.read_messages import BREAKPOINT, HANDLE_PREFIX, Conversation, PromptEnd
+from keepsight.frontend.prompt.read_messages import (
+    BREAKPOINT,
+    HANDLE_PREFIX,
+    CacheControl,
+    Conversation,
+    PromptEnd,
+)
 
 # A text block of Claude Code's that differs in each request, so that no cache would find what follows it.
 _LABEL = re.compile(r"x-anthropic-billing-header:.*\s*")
 
 _PICTURE_TYPE = re.compile(r"image/[\w.+-]{1,64}")
-
-
-class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="ephemeral"):
-    """All prompts are kept, as long as there is room; where is said by none."""
-
-    ttl: Literal["5m", "1h"] | None = None
-    scope: str | None = None
 
 
 class SentBlock(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):

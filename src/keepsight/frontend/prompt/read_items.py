@@ -21,7 +21,7 @@ from keepsight.frontend.prompt.check_fields import (
 )
 from keepsight.frontend.prompt.places import Places, convert_at_path, read_with_paths
 from keepsight.frontend.prompt.read_blocks import DirectCaller
-from keepsight.frontend.prompt.read_messages import BREAKPOINT, DETAILS, HANDLE_PREFIX, Conversation
+from keepsight.frontend.prompt.read_messages import DETAILS, HANDLE_PREFIX, OF_PARTS, Conversation
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 # Fields that a message item has besides its role and content when it is sent back.
@@ -222,7 +222,7 @@ class _Messages:
         if part.pop("detail", None) not in (None, *DETAILS):
             raise UnsupportedFieldError(f"{place}.detail", f"must be one of {', '.join(DETAILS)}")
         self.places[f"{own}.file"] = place
-        around = {name: part.pop(name) for name in ("type", BREAKPOINT) if name in part}
+        around = {name: part.pop(name) for name in ("type", *OF_PARTS) if name in part}
         return around | {"type": "file", "file": part}
 
     def _read_picture(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:

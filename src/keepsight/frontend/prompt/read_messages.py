@@ -10,7 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.http.decode_body import refusal_of
 from keepsight.frontend.prompt.check_fields import (
     Fields,
     check_fields,
@@ -60,11 +63,22 @@ MAX_MESSAGES = MAX_PARTS = 2**14
 HANDLE_PREFIX = "media://"
 # OpenAI's field of a content part.
 BREAKPOINT = "prompt_cache_breakpoint"
+# The fields that every part may have.
+OF_PARTS = (BREAKPOINT, "cache_control")
 BREAKPOINT_SECONDS = {None: 1800.0, "30m": 1800.0, "12h": 12 * 3600.0}
 # OpenAI's levels of detail. They have no effect: a picture's size follows from the model and from `max_pixels`.
 DETAILS = ("auto", "low", "high", "original")
 _FILE_SOURCES = ("file_data", "file_url", "file_id")
 _JSON_TYPES = (str, int, float, bool, type(None), Mapping, list)
+
+
+class CacheControl(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type", tag="ephemeral"):
+    """Anthropic's field of blocks, which some clients put into chats. All prompts are kept, as long as there is room;
+    where is said by none.
+    """
+
+    ttl: Literal["5m", "1h"] | None = None
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,6 +250,8 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     read = reader(part, field)
     if part.get(BREAKPOINT) is not None:
         _check_breakpoint(part[BREAKPOINT], f"{field}.{BREAKPOINT}")
+    if part.get("cache_control") is not None:
+        _check_cache_control(part["cache_control"], f"{field}.cache_control")
     if isinstance(read, str):
         return {"type": "text", "text": read}
     pictures.append(read)
@@ -249,14 +265,14 @@ def show_to_template(kind: Kind) -> Fields:
 
 def _read_text(part: Fields, field: str) -> str:
     name = part["type"]
-    check_fields(part, field, {"type", name, BREAKPOINT})
+    check_fields(part, field, {"type", name, *OF_PARTS})
     return check_is_text(part.get(name), f"{field}.{name}")
 
 
 def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
     """Read OpenAI's form for pictures, or vLLM's for films and sounds: `image_url`, `video_url`, `audio_url`."""
     name = f"{modality}_url"
-    check_fields(part, field, {"type", name, "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", name, "uuid", *OF_PARTS})
     url, url_field = part.get(name), f"{field}.{name}"
     uuid = read_label(part.get("uuid"), f"{field}.uuid")
     if not isinstance(url, str) and not _is_left_out(url, uuid):
@@ -277,7 +293,7 @@ def _read_url_object(url: Fields, field: str, modality: Modality) -> tuple[objec
 
 def _read_input_audio(part: Fields, field: str) -> PicturePart:
     """Read OpenAI's form for sounds: bare base64, and its format, which is not needed as the file itself tells it."""
-    check_fields(part, field, {"type", "input_audio", "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", "input_audio", "uuid", *OF_PARTS})
     uuid, sent = read_label(part.get("uuid"), f"{field}.uuid"), part.get("input_audio")
     field = f"{field}.input_audio"
     if _is_left_out(sent, uuid):
@@ -302,7 +318,7 @@ def _read_image_pil(part: Fields, field: str) -> PicturePart:
 
 def _read_named(part: Fields, field: str, modality: Modality) -> PicturePart:
     """Read transformers' own form: `image` is an object or a URL, or `url` is a URL; or else `media_id` is a handle."""
-    check_fields(part, field, {"type", modality, "url", "media_id", "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", modality, "url", "media_id", "uuid", *OF_PARTS})
     if part.get("media_id") is not None:
         return _read_handle(part, field, modality)
     name = "url" if part.get(modality) is None and part.get("url") is not None else modality
@@ -324,7 +340,7 @@ def _read_handle(part: Fields, field: str, modality: Modality) -> PicturePart:
 
 
 def _read_image_embeds(part: Fields, field: str) -> PicturePart:
-    check_fields(part, field, {"type", "image_embeds", "uuid", BREAKPOINT})
+    check_fields(part, field, {"type", "image_embeds", "uuid", *OF_PARTS})
     source, uuid = part.get("image_embeds"), read_label(part.get("uuid"), f"{field}.uuid")
     field = f"{field}.image_embeds"
     if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
@@ -334,7 +350,7 @@ def _read_image_embeds(part: Fields, field: str) -> PicturePart:
 
 def _read_file(part: Fields, field: str) -> DocumentPart:
     """Read OpenAI's form for PDFs, which may also have a `file_url` as in its Responses API."""
-    check_fields(part, field, {"type", "file", BREAKPOINT})
+    check_fields(part, field, {"type", "file", *OF_PARTS})
     sent, field = check_is_object(part.get("file"), f"{field}.file"), f"{field}.file"
     check_fields(sent, field, {*_FILE_SOURCES, "filename"})
     given = [name for name in _FILE_SOURCES if sent.get(name) is not None]
@@ -368,6 +384,13 @@ def _check_breakpoint(breakpoint_fields: object, field: str) -> None:
     ttl = breakpoint_fields.get("ttl")
     if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
         refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
+
+
+def _check_cache_control(value: object, field: str) -> None:
+    try:
+        msgspec.convert(value, CacheControl)
+    except msgspec.ValidationError as error:
+        raise refusal_of(error, CacheControl, field) from error
 
 
 def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:
