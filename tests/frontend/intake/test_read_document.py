@@ -51,7 +51,7 @@ def test_words_that_another_space_parts_stay_parted(character: str, read: str) -
     ("data", "error", "message"),
     [
         (b"", UnreadablePictureError, "the PDF has 0 bytes"),
-        (b"\x89PNG\r\n\x1a\n", UnreadablePictureError, "a picture?"),
+        (b"\x89PNG\r\n\x1a\n", UnreadablePictureError, r"a picture\? \(send it as one\)"),
         (b"%PDF-1.7 and nothing else", UnreadablePictureError, "damaged or truncated"),
         (write_pdf(), UnreadablePictureError, "damaged or truncated"),
         (write_pdf(Page(more="/CropBox [2000 2000 2100 2100]")), UnreadablePictureError, "no visible area"),

@@ -25,6 +25,13 @@ def read_part(part: dict[str, Any]) -> PicturePart:
     return picture
 
 
+@pytest.mark.parametrize("sources", [{}, {"file_id": "media_1", "file_url": "u"}])
+def test_a_file_has_exactly_one_source(sources: dict[str, str]) -> None:
+    with pytest.raises(InvalidArgumentError, match="must have exactly one of file_data, file_url, file_id") as caught:
+        read_messages(ask({"type": "file", "file": sources}))
+    assert caught.value.field == f"{AT}.file"
+
+
 @pytest.mark.parametrize("control", [None, {"type": "ephemeral"}, {"type": "ephemeral", "ttl": "1h"}])
 def test_parts_may_say_how_to_cache_them_as_in_anthropics_api(control: Any) -> None:
     text, picture = {"type": "text", "text": "Hi"}, {"type": "image_url", "image_url": "u"}

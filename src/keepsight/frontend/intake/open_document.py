@@ -38,7 +38,7 @@ def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
     if not data:
         raise UnreadablePictureError(field, "the PDF has 0 bytes")
     if not may_be_a_document(data):
-        hint = TEXT_HINT if looks_like_text(data) else ": a picture? (image_url)"
+        hint = TEXT_HINT if looks_like_text(data) else ": a picture? (send it as one)"
         raise UnreadablePictureError(field, f"{len(data)} bytes that are not a PDF{hint}")
     with _alone, translating_parser_errors(field, len(data), "PDF"), closing(_open(pdfium, data, field)) as document:
         document.init_forms()

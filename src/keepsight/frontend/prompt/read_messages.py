@@ -355,7 +355,7 @@ def _read_file(part: Fields, field: str) -> DocumentPart:
     check_fields(sent, field, {*_FILE_SOURCES, "filename"})
     given = [name for name in _FILE_SOURCES if sent.get(name) is not None]
     if len(given) != 1:
-        raise InvalidArgumentError(field, f"must have one of {', '.join(_FILE_SOURCES)}")
+        raise InvalidArgumentError(field, f"must have exactly one of {', '.join(_FILE_SOURCES)}")
     [source] = given
     url = sent[source]
     if source == "file_id":
