@@ -366,6 +366,11 @@ def test_other_routes_and_methods_are_refused_in_the_same_shape(client: Client) 
     assert message.startswith("POST //v1/completions: Not Found; did you mean /v1/completions?")
 
 
+def test_a_stream_is_neither_cached_nor_gathered_on_its_way(client: Client) -> None:
+    headers = client.chat(stream=True).headers
+    assert (headers["cache-control"], headers["x-accel-buffering"]) == ("no-cache", "no")
+
+
 def test_a_path_behind_a_proxys_prefix_is_proposed_with_it(client: Client) -> None:
     async def ask_ping() -> httpx.Response:
         transport = httpx.ASGITransport(client.make_app(), root_path="/keepsight")

@@ -83,6 +83,8 @@ MAX_TOKEN_IDS_ON_LOOP = 2**18
 DEFAULT_SETTINGS = ApiSettings()
 SEES_NOTHING = ServerView()
 KEEPS_NOTHING = PixelCache()
+# For what stands between a stream and its client: nginx would gather events until its buffer is full.
+_AS_IT_COMES = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
 ParsedRequest = TypeVar("ParsedRequest", bound=msgspec.Struct)
 # An answer, and what is to be recorded of its media once it has begun.
 _Prepared = tuple[Answer | EmbeddingsAnswer, UsedMedia]
@@ -96,7 +98,7 @@ class _EventStream(Response):
     """
 
     def __init__(self, first: bytes, others: AsyncGenerator[bytes, None]) -> None:
-        super().__init__(media_type="text/event-stream")
+        super().__init__(headers=_AS_IT_COMES, media_type="text/event-stream")
         del self.headers["content-length"]  # unknown in advance
         self._first, self._others = first, others
 
