@@ -1,5 +1,6 @@
 """Which sequence gets pages when there are too few, and which one loses them."""
 
+import itertools
 import random
 from dataclasses import replace
 from typing import Any
@@ -131,6 +132,29 @@ def test_pages_of_a_request_back_in_line_are_taken_in_the_same_step(num_pictures
     assert [piece.sequence_id[0] for piece in drive.step().now] == ["between"]
     drive.runner.set_pace(lambda: True)
     drive.expect_all_answered()
+
+
+def test_a_preempted_answer_leaves_its_token_of_the_step_to_an_earlier_request() -> None:
+    """Otherwise nothing would be computed before the next message: an empty plan lets the engine's loop sleep."""
+    tight = make_config(num_blocks=8, block_size=2, max_num_seqs=1, max_num_batched_tokens=1, cuts_items=True)
+    drive = Drive(tight, delivers=False, is_done=lambda: True)
+    drive.add(make_request("pictures", "cat", "dog", 1, max_tokens=1))
+    drive.step()
+    drive.deliver("cat")
+    for _ in range(8):
+        drive.step()
+    drive.runner.set_pace(lambda: False)
+    drive.deliver("dog")
+    drive.step()
+    drive.add(make_request("answer", 3, max_tokens=9, ignore_eos=True))
+    drive.step()
+    drive.runner.set_pace(lambda: True)
+    # The first request keeps the pages of a picture and waits for the only seat, until the answer finds no page.
+    plans = drive.run()
+    computed = [piece.sequence_id[0] for plan in plans for piece in plan.now]
+    assert [name for name, _ in itertools.groupby(computed)] == ["answer", "pictures", "answer"]
+    assert drive.scheduler.pages.num_preemptions == 1
+    drive.expect_right_answers()
 
 
 def test_a_preempted_answer_whose_pages_remain_continues_at_its_last_token() -> None:

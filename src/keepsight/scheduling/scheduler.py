@@ -144,10 +144,9 @@ class Scheduler:
         return taken
 
     def schedule(self) -> StepPlan:
-        draft = self._draft_step()
-        if draft.is_for_encodings and draft.computes_nothing and not self._turns.is_encoders:
-            # Everything that waited for the encoder was given up during the draft, so it is the prompts' turn.
-            draft = self._draft_step()
+        # After an empty plan the engine's loop sleeps until a message comes, so the next plan has to be empty, too.
+        while (draft := self._draft_step()).computes_nothing and self._is_outdated(draft):
+            pass
         self._add_guesses(draft)
         ended, self._ended = self._ended, []
         return StepPlan(
@@ -176,32 +175,33 @@ class Scheduler:
         self._continue_running(draft)
         if self.kv_cache.take_awaited_change():
             wake_followers(self.lineup, draft, self.kv_cache)
-        while True:
-            num_preemptions = self.pages.num_preemptions
-            self._start_waiting(draft)
-            if draft.computes_nothing and not draft.is_for_encodings:
-                # A sequence that was unparked only to be parked again may hold pages that a running one lacks.
-                self._continue_running(draft)
-            # Nothing can run, but preempted sequences are back in line: those behind them may take their pages.
-            if not draft.computes_nothing or self.pages.num_preemptions == num_preemptions:
-                return draft
+        self._start_waiting(draft)
+        if draft.computes_nothing and not draft.is_for_encodings:
+            # A sequence that was unparked only to be parked again may hold pages that a running one lacks.
+            self._continue_running(draft)
+        return draft
+
+    def _is_outdated(self, draft: StepDraft) -> bool:
+        """Return whether, while it was made, preempted sequences left pages and tokens, or the encoder its turn."""
+        is_prompts_turn = draft.is_for_encodings and not self._turns.is_encoders
+        return is_prompts_turn or self.pages.num_preemptions > draft.num_preemptions
 
     def _begin_step(self) -> StepDraft:
-        config = self.config
         num_streams = sum(state.is_stream for state in self.lineup.running)
-        room = room_to_join(config, num_streams, self.lineup)
+        room = room_to_join(self.config, num_streams, self.lineup)
         lane_is_free = not self._beside
         if self.media.take_awaited_change():
             self.media.unpark_ready_to_retry()
         if lane_is_free or room.is_for_all:
             self.lineup.unpark_all(ParkedFor.LANE)
         return StepDraft(
-            config,
+            self.config,
             self.lineup,
-            now_tokens_left=config.max_num_batched_tokens - num_streams,
+            now_tokens_left=self.config.max_num_batched_tokens - num_streams,
             room=room,
-            beside_tokens_left=config.max_num_batched_tokens if lane_is_free else 0,
+            beside_tokens_left=self.config.max_num_batched_tokens if lane_is_free else 0,
             is_for_encodings=self._turns.is_encoders,
+            num_preemptions=self.pages.num_preemptions,
         )
 
     # Running sequences ----------------------------------------------------------------------------------------

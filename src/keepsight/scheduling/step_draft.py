@@ -74,6 +74,8 @@ class StepDraft:
     beside_tokens_left: int
     # True if nothing is computed: as many sequences as a step would reach only ask for the media that they lack.
     is_for_encodings: bool
+    # The number of preemptions before it was begun.
+    num_preemptions: int
     copy: list[PageCopy] = field(default_factory=list)
     recall: list[Recall] = field(default_factory=list)
     now: list[Slice] = field(default_factory=list)
