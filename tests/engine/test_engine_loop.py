@@ -35,6 +35,7 @@ from keepsight.requests import (
     TokenOutput,
     UnreadableMedia,
 )
+from keepsight.scheduling.request_state import Grammar
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Slice, StepPlan, StepResult
 from keepsight.structured_outputs import StructuredOutputsParams
@@ -85,7 +86,7 @@ class Parts:
     def compile(self, form: StructuredOutputsParams) -> Future[Any]:
         return Future()
 
-    def add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> RequestFailed | None:
+    def add(self, request: EngineRequest, grammar: Grammar | None = None) -> RequestFailed | None:
         self.story.append(("add", request.request_id))
         is_refused = request.request_id in self.refused
         return RequestFailed(request.request_id, "too long", is_refusal=True) if is_refused else None
@@ -493,7 +494,7 @@ def test_streams_go_on_while_a_grammar_is_compiled_and_its_request_begins_then()
     step_until_answered("again")
 
 
-def test_the_grammar_of_a_request_that_left_may_still_be_compiled() -> None:
+def test_a_request_with_the_id_of_one_that_left_waits_for_its_own_grammar() -> None:
     scheduler, runner, inbox = Scheduler(make_config(), END_IDS), FakeRunner(64, 4), Inbox()
     source = PixelSource()
     loop = EngineLoop(
@@ -505,9 +506,18 @@ def test_the_grammar_of_a_request_that_left_may_still_be_compiled() -> None:
     inbox.try_put(AbortRequest("guided"))
     loop.step()
     assert not scheduler.lineup
-    runner.grammars[form.to_grammar()].set_result(None)
+    other = StructuredOutputsParams(regex="b+")
+    inbox.try_put(make_request("guided", 5, structured_outputs=other))
     loop.step()
-    scheduler.check_invariants()
+    runner.grammars[form.to_grammar()].set_result(None)
+    for _ in range(3):
+        inbox.wake()
+        loop.step()
+    assert len(scheduler.lineup) == 1
+    assert not runner.num_computed_tokens
+    runner.grammars[other.to_grammar()].set_result(None)
+    while scheduler.lineup:
+        loop.step()
 
 
 def test_an_empty_plan_is_carried_out_too() -> None:

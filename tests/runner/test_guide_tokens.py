@@ -334,29 +334,24 @@ def test_an_object_may_have_a_thousand_optional_properties() -> None:
     maker.close()
 
 
-def _begin_compiled(maker: GuideMaker, pattern: str) -> Guide:
-    maker.compile(regex(pattern)).result()
-    return maker.begin(regex(pattern))
-
-
-def test_grammars_that_are_being_compiled_are_kept_as_requests_wait_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_COMPILED", 2)
-    maker, go_on = GuideMaker(DEMO, END), threading.Event()
-    maker._thread.submit(go_on.wait, 60)
-    compiled = [maker.compile(regex(each)) for each in "ABCD"]
-    assert [maker.compile(regex(each)) for each in "ABCD"] == compiled
-    go_on.set()
-    compiled[-1].result()
-    maker.compile(regex("E"))
-    assert regex("A").to_grammar() not in maker._compiled
+def test_a_compiled_grammar_is_kept_while_a_request_that_has_not_begun_holds_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_KEPT", 2)
+    maker = GuideMaker(DEMO, END)
+    held = [maker.compile(regex(each)) for each in "ABCD"]
+    for each in held:
+        each.result()
+    assert [maker.compile(regex(each)) for each in "ABCD"] == held
+    assert maker.begin(regex("A"))._compiled is held[0]
     maker.close()
 
 
 def test_only_so_many_compiled_grammars_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_COMPILED", 2)
+    monkeypatch.setattr("keepsight.runner.guide_tokens.MAX_KEPT", 2)
     maker = GuideMaker(DEMO, END)
-    first, again, other, third = (_begin_compiled(maker, each) for each in ("A", "A", "B", "C"))
-    assert list(maker._compiled) == [regex(each).to_grammar() for each in ("B", "C")]
+    first, again, other, third = (maker.begin(regex(each)) for each in ("A", "A", "B", "C"))
+    assert list(maker._kept) == [regex(each).to_grammar() for each in ("B", "C")]
     # A guide in use keeps its grammar.
     assert allowed_by(first) == allowed_by(again)
     assert len({frozenset(allowed_by(each)) for each in (first, other, third)}) == 3

@@ -11,6 +11,7 @@ from keepsight.requests import Adapter, EngineRequest, MediaHeld, MediaNeeded, R
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.block_hash import BlockHasher, extra_keys_by_block
 from keepsight.scheduling.encoder_cache_manager import EncoderUser, encoder_key
+from keepsight.scheduling.request_state import Grammar
 from keepsight.scheduling.scheduler import Scheduler
 from keepsight.scheduling.step_plan import Encoding, KeptStretch, StepPlan
 from keepsight.scheduling.stretch_loads import StretchLoad
@@ -156,8 +157,8 @@ class Drive:
             self.runner.hold_embeddings(key, array)
         return is_wanted
 
-    def add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> RequestFailed | None:
-        refusal = self.scheduler.add(request, awaits_grammar=awaits_grammar)
+    def add(self, request: EngineRequest, grammar: Grammar | None = None) -> RequestFailed | None:
+        refusal = self.scheduler.add(request, grammar)
         if refusal is None:
             self._set_aside(request.request_id)
             self.requests[request.request_id] = request

@@ -10,7 +10,7 @@ from tests.scheduling.drive import END_IDS, make_config, make_request
 
 def states_of(*parts: int | str, n: int, predicted: tuple[int, ...] = ()) -> list[RequestState]:
     request = make_request("a", *parts, n=n, predicted=predicted)
-    return make_states(request, count(), make_config(block_size=4), END_IDS)
+    return make_states(request, None, count(), make_config(block_size=4), END_IDS)
 
 
 def test_a_prompt_is_hashed_once_however_many_choices_it_has() -> None:

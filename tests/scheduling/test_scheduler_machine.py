@@ -1,6 +1,7 @@
 """However requests arrive, leave, fail or run short of room, every answer equals the one given without caches."""
 
 import random
+from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
 
@@ -57,16 +58,17 @@ class SchedulerMachine(RuleBasedStateMachine):
         chance = random.Random(seed)
         self.drive = Drive(config, is_done=lambda: chance.random() < pace, delivers=False, loads=False)
         self.num_requests = 0
-        self.compiling: set[str] = set()
+        self.compiling: dict[str, Future[None]] = {}
         self.kept: set[str] = set()
         self.now = 0.0
 
     def _add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> None:
         self.num_requests += 1
         longest = self.drive.config.scheduler.max_model_len
-        refusal = self.drive.add(request, awaits_grammar=awaits_grammar)
-        if awaits_grammar:
-            self.compiling.add(request.request_id)
+        grammar = Future[None]() if awaits_grammar else None
+        refusal = self.drive.add(request, grammar)
+        if grammar is not None:
+            self.compiling[request.request_id] = grammar
         assert (refusal is not None) == (len(request.token_ids) >= longest)
 
     @rule(
@@ -106,7 +108,10 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def compile_a_grammar(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.compiling)))
-        self.compiling.remove(request_id)
+        self._compile(request_id)
+
+    def _compile(self, request_id: str) -> None:
+        self.compiling.pop(request_id).set_result(None)
         self.drive.scheduler.grammar_compiled(request_id)
 
     @precondition(lambda self: self.drive.requests)
@@ -254,8 +259,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         drive.delivers = drive.loads = True
         for request_id, media_hash in drive.needed:
             drive.answer(request_id, media_hash)
-        for request_id in self.compiling:
-            drive.scheduler.grammar_compiled(request_id)
+        for request_id in tuple(self.compiling):
+            self._compile(request_id)
         drive.run(max_steps=5000)
         drive.expect_right_answers()
         drive.expect_nothing_left()

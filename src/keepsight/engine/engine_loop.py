@@ -143,13 +143,12 @@ class EngineLoop:
 
     def _add(self, request: EngineRequest) -> None:
         form = request.sampling_params.structured_outputs
-        compiled = None if form is None else self._runner.compile(form)
-        awaited = None if compiled is None or compiled.done() else compiled
-        if refusal := self._scheduler.add(request, awaits_grammar=awaited is not None):
+        grammar = None if form is None else self._runner.compile(form)
+        if refusal := self._scheduler.add(request, grammar):
             self._send([refusal])
             return
-        if awaited is not None:
-            awaited.add_done_callback(lambda _: self._note_compiled(request.request_id))
+        if grammar is not None:
+            grammar.add_done_callback(lambda _: self._note_compiled(request.request_id))
         self._source.touch(item.media_hash for item in request.media)
         self._meter.note_arrived(request)
         if self._tiers is not None:

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -31,11 +32,11 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 logger = logging.getLogger(__name__)
-MAX_COMPILED = 64
+MAX_KEPT = 64
 # Each takes one or two kilobytes; a malicious pattern could need any number of them.
 MAX_LEXER_STATES = 50_000
 # An object with optional properties has about four for each, as any of them may come next.
-MAX_ITEMS_IN_ROW = 50_000
+MAX_ITEMS_IN_ROW = 10_000
 
 
 class GrammarError(Exception):
@@ -110,7 +111,9 @@ class GuideMaker:
         # Starts with the first grammar.
         self._thread = ThreadPoolExecutor(1, "guides")
         self._tokenizer: LLTokenizer | None = None
-        self._compiled: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        self._kept: OrderedDict[str, Future[LLMatcher]] = OrderedDict()
+        # All that are kept here or held by whoever waits for them or uses them.
+        self._in_use = WeakValueDictionary[str, "Future[LLMatcher]"]()
 
     def prepare(self) -> "Future[LLTokenizer]":
         """Read the tokenizer now instead of with the first grammar.
@@ -123,14 +126,14 @@ class GuideMaker:
     def compile(self, form: StructuredOutputsParams) -> "Future[LLMatcher]":
         """Begin to compile a form's grammar unless it is kept, or being compiled."""
         grammar = form.to_grammar()
-        if grammar not in self._compiled:
-            self._compiled[grammar] = self._thread.submit(self._compile, grammar)
-        self._compiled.move_to_end(grammar)
-        if len(self._compiled) > MAX_COMPILED:
-            # Requests wait for those that are being compiled.
-            done = (each for each, compiled in self._compiled.items() if compiled.done() and each != grammar)
-            self._compiled.pop(next(done, ""), None)
-        return self._compiled[grammar]
+        compiled = self._in_use.get(grammar)
+        if compiled is None:
+            compiled = self._in_use[grammar] = self._thread.submit(self._compile, grammar)
+        self._kept[grammar] = compiled
+        self._kept.move_to_end(grammar)
+        if len(self._kept) > MAX_KEPT:
+            self._kept.popitem(last=False)
+        return compiled
 
     def begin(self, form: StructuredOutputsParams, thought: ThoughtTokens | None = None) -> Guide:
         return Guide(self.compile(form), form.path, thought)

@@ -9,7 +9,7 @@ from keepsight.requests import EngineRequest
 from keepsight.scheduling.block_hash import BlockHasher
 from keepsight.scheduling.encoder_cache_manager import encoder_key
 from keepsight.scheduling.guess_tokens import make_guesser
-from keepsight.scheduling.request_state import RequestState
+from keepsight.scheduling.request_state import Grammar, RequestState
 
 
 def refusal_reason(request: EngineRequest, config: SchedulerConfig) -> str | None:
@@ -21,7 +21,11 @@ def refusal_reason(request: EngineRequest, config: SchedulerConfig) -> str | Non
 
 
 def make_states(
-    request: EngineRequest, numbers: Iterator[int], config: EngineConfig, end_ids: frozenset[int]
+    request: EngineRequest,
+    grammar: Grammar | None,
+    numbers: Iterator[int],
+    config: EngineConfig,
+    end_ids: frozenset[int],
 ) -> list[RequestState]:
     """Make one state for each choice; `numbers` yields numbers that no other sequence has."""
     params, num_tokens = request.sampling_params, len(request.token_ids)
@@ -44,6 +48,7 @@ def make_states(
             pictures=pictures,
             num_tokens=num_tokens,
             guesser=copy(guesser),
+            grammar=grammar,
         )
         for choice, number in zip(range(params.n), numbers, strict=False)
     ]

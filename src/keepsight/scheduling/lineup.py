@@ -73,9 +73,8 @@ class Lineup:
     def unpark_all(self, reason: ParkedFor) -> None:
         self.unpark_these(self.parked, reason)
 
-    def first(self) -> RequestState | None:
-        """Return the first of all sequences in order."""
-        return min((*self.waiting[:1], *self.running[:1], *self.parked), key=by_order, default=None)
+    def first_parked_for(self, reason: ParkedFor) -> RequestState | None:
+        return min((state for state in self.parked if state.parked_for is reason), key=by_order, default=None)
 
     def finish(self, state: RequestState) -> None:
         self._take_out(state)

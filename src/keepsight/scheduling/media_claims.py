@@ -247,16 +247,16 @@ class MediaClaims:
     def take_needed(self) -> list[MediaNeeded]:
         """Return which pixels are to be made now.
 
-        The first sequence of all gets on whatever the limit: pixels of others may fill it and need what it holds.
+        The first sequence that waits for some gets on whatever the limit: those that fill it may not be encoded before.
         """
-        first = self._lineup.first() if self.pixels.ask_queued() else None
-        if first is not None and self._waits_only_for_pixels(first):
+        first = self._lineup.first_parked_for(ParkedFor.PIXELS) if self.pixels.ask_queued() else None
+        if first is not None and all(self.is_ready(first, index) for index in first.claimed_items):
             self.pixels.ask_beyond_limit(first)
         return self.pixels.take_needed()
 
-    def _waits_only_for_pixels(self, state: RequestState) -> bool:
-        has_what_it_claimed = all(self.is_ready(state, index) for index in state.claimed_items)
-        return state.parked_for is ParkedFor.PIXELS and has_what_it_claimed
+    def forget(self) -> None:
+        self.encoder_cache.forget()
+        self.loads.forget()
 
     def release_computed(self, state: RequestState) -> None:
         """Release the embeddings of items that are wholly computed."""

@@ -2,32 +2,39 @@
 
 While one request is making a media item's pixels, no other is asked.  Pixels are asked for as far as those here and on
 their way leave room: a burst of requests would otherwise fill the memory with what the encoder takes up much later.
-Invariant: whatever is waited for has a maker, or is queued until there is room.
+Films have their own room, as it may take minutes to make what is on its way.  Invariant: whatever is waited for has a
+maker, or is queued until there is room.
 """
 
 from collections.abc import Iterable, Sequence, Set
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from itertools import count
 
+from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest, MediaNeeded
-from keepsight.scheduling.request_state import EncoderTurn, RequestState
+from keepsight.scheduling.request_state import EncoderTurn, RequestState, Status
+
+# A picture's parts, in a heap of those to be asked for: by turn, then by when it was asked for.
+_Queued = tuple[EncoderTurn, int, Sequence[str]]
 
 
 class PixelRequests:
     def __init__(self, max_embeddings: int) -> None:
         """`max_embeddings`: what pixels that are here or on their way may give at most, apart from the last picture."""
         self._max_embeddings = max_embeddings
-        # Of the media of live sequences, the number of embeddings.
-        self._lengths: dict[str, int] = {}
+        # The media of live sequences.
+        self._items: dict[str, MediaItem] = {}
         self._here: set[str] = set()
         self._unneeded: list[str] = []
         # Hash -> the sequences that wait for it, longest wait first.
         self._askers: dict[str, dict[RequestState, None]] = {}
         # Hash -> ids of the requests that were asked for it or promised it.
         self._makers: dict[str, set[str]] = {}
-        # A heap of pictures to be asked for, by turn.  Parts that got a maker since then, or lost their askers, stay.
-        self._queue: list[tuple[EncoderTurn, int, list[str]]] = []
+        # Of pictures and of films.  Parts that got a maker since then, or lost their askers, stay for a while.
+        self._queues: dict[bool, list[_Queued]] = {False: [], True: []}
         self._numbers = count()
+        # The last picture asked for beyond the limit, and for which sequence.
+        self._beyond: tuple[RequestState, tuple[str, ...]] | None = None
         # Asks not handed out yet, by request id and whether the pixels themselves must be sent.
         self._needed: dict[tuple[str, bool], list[str]] = {}
 
@@ -35,15 +42,15 @@ class PixelRequests:
         return media_hash in self._here
 
     def add(self, request: EngineRequest) -> None:
-        own = {item.media_hash: item.span.length for item in request.media}
-        self._lengths |= own
+        own = {item.media_hash: item for item in request.media}
+        self._items |= own
         # Pixels that are here already need not come again.
         for media_hash in (own.keys() & request.coming_media) - self._here:
             self._makers.setdefault(media_hash, set()).add(request.request_id)
 
     def forget(self, media_hash: str) -> None:
         """Forget an item that no live sequence has; for an encoding that has begun, its pixels may still be here."""
-        del self._lengths[media_hash]
+        del self._items[media_hash]
 
     def ask(self, state: RequestState, picture: Sequence[str], turn: EncoderTurn) -> None:
         """Ask for parts of a picture, together: each ask decodes the picture."""
@@ -51,30 +58,52 @@ class PixelRequests:
         for media_hash in new:
             self._askers.setdefault(media_hash, {})[state] = None
         if new:
-            heappush(self._queue, (turn, next(self._numbers), new))
+            self._queue(turn, new)
+
+    def _queue(self, turn: EncoderTurn, picture: Sequence[str]) -> None:
+        queue = self._queues[_is_of_film(self._items[picture[0]])]
+        if len(queue) > 2 * len(self._askers):
+            queue[:] = [each for each in queue if self._list_unasked(each[-1])]
+            heapify(queue)
+        heappush(queue, (turn, next(self._numbers), picture))
 
     def ask_queued(self) -> bool:
         """Ask for what is queued, turn by turn, while there is room.  Return whether anything is left."""
+        is_left = [self._ask_for(queue, are_films=are_films) for are_films, queue in self._queues.items()]
+        return any(is_left)
+
+    def _ask_for(self, queue: list[_Queued], *, are_films: bool) -> bool:
         room: int | None = None
-        while self._queue:
-            if picture := self._list_unasked(self._queue[0][-1]):
-                room = self._count_room() if room is None else room
+        while queue:
+            if picture := self._list_unasked(queue[0][-1]):
+                room = self._count_room(are_films=are_films) if room is None else room
                 if room <= 0:
                     return True
-                room -= sum(map(self._lengths.__getitem__, picture))
+                room -= sum(self._items[each].span.length for each in picture)
                 self._ask_all(picture)
-            heappop(self._queue)
+            heappop(queue)
         return False
 
     def ask_beyond_limit(self, state: RequestState) -> None:
-        """Ask for the first picture that the sequence waits for, unless something of it is on its way."""
+        """Ask for the first picture that the sequence waits for, unless something of it is on its way.
+
+        One sequence at a time, or the limit would be none; but one does not wait for another behind it.
+        """
+        if self._beyond is not None and self._is_in_line_before(state, *self._beyond):
+            return
         waited = [index for index, item in enumerate(state.media) if state in self._askers.get(item.media_hash, ())]
         if not any(state.media[index].media_hash in self._makers for index in waited):
             first = [index for index in waited if state.pictures[index] == state.pictures[waited[0]]]
-            self._ask_all(dict.fromkeys(state.media[index].media_hash for index in first))
+            self._beyond = (state, tuple(dict.fromkeys(state.media[index].media_hash for index in first)))
+            self._ask_all(self._beyond[1])
 
-    def _count_room(self) -> int:
-        return self._max_embeddings - sum(self._lengths.get(each, 0) for each in (*self._makers, *self._here))
+    def _is_in_line_before(self, state: RequestState, other: RequestState, picture: Iterable[str]) -> bool:
+        is_in_line = other.status in (Status.WAITING, Status.PARKED) and other.order < state.order
+        return is_in_line and any(each in self._makers or each in self._here for each in picture)
+
+    def _count_room(self, *, are_films: bool) -> int:
+        held = (self._items[each] for each in (*self._makers, *self._here) if each in self._items)
+        return self._max_embeddings - sum(item.span.length for item in held if _is_of_film(item) is are_films)
 
     def _list_unasked(self, media_hashes: Iterable[str]) -> list[str]:
         return [each for each in media_hashes if each in self._askers and each not in self._makers]
@@ -97,14 +126,20 @@ class PixelRequests:
                 del self._askers[media_hash]
 
     def remove_maker(self, request: EngineRequest) -> None:
-        """Remove a request that left; where it was the only maker, ask the next request that waits."""
-        for media_hash in dict.fromkeys(item.media_hash for item in request.media):
+        """Remove a request that left; what it alone was to make is queued again if any request waits for it."""
+        pictures: list[list[str]] = []
+        for item in {each.media_hash: each for each in request.media}.values():
+            media_hash = item.media_hash
             makers = self._makers.get(media_hash, set())
             makers.discard(request.request_id)
+            if not item.is_further_part:
+                pictures.append([])
             if media_hash in self._makers and not makers:
                 del self._makers[media_hash]
                 if media_hash in self._askers:
-                    self._ask_first(media_hash)
+                    pictures[-1].append(media_hash)
+        for picture in filter(None, pictures):
+            self._queue(min(_turn_of(state) for state in self._askers[picture[0]]), picture)
 
     def arrive(self, media_hash: str) -> Iterable[RequestState] | None:
         """Note that pixels came.  Return the sequences that waited; None if the pixels were here already.
@@ -156,8 +191,8 @@ class PixelRequests:
 
     def check_invariants(self, live: Set[RequestState], usable_media: Set[str]) -> None:
         assert self._here <= usable_media
-        assert self._lengths.keys() == {item.media_hash for state in live for item in state.media}
-        queued = {media_hash for *_, picture in self._queue for media_hash in picture}
+        assert self._items.keys() == {item.media_hash for state in live for item in state.media}
+        queued = {each for queue in self._queues.values() for *_, picture in queue for each in picture}
         for media_hash, askers in self._askers.items():
             assert askers, media_hash
             assert media_hash not in self._here, media_hash
@@ -168,3 +203,12 @@ class PixelRequests:
             assert makers, media_hash
             assert media_hash not in self._here, media_hash
             assert makers <= request_ids, media_hash
+
+
+def _is_of_film(item: MediaItem) -> bool:
+    return item.modality == "video"
+
+
+def _turn_of(asker: RequestState) -> EncoderTurn:
+    assert asker.encoder_turn is not None, "set before it asks"
+    return asker.encoder_turn

@@ -6,7 +6,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest, FinishReason, TokenOutput
@@ -70,6 +70,12 @@ Order = tuple[int, int]  # priority, number of the sequence
 EncoderTurn = tuple[int, int, int]
 
 
+class Grammar(Protocol):
+    """What compiles the grammar that an answer keeps to."""
+
+    def done(self) -> bool: ...
+
+
 @dataclass(slots=True, eq=False)
 class RequestState:
     """One choice of one request."""
@@ -86,6 +92,8 @@ class RequestState:
     pictures: tuple[int, ...]
     num_tokens: int
     guesser: Guesser
+    # Of its answer.  Held until the sequence ends, as it is kept compiled while it is held.
+    grammar: Grammar | None
     status: Status = Status.WAITING
     parked_for: ParkedFor | None = None
     num_computed: int = 0
@@ -152,6 +160,10 @@ class RequestState:
         assert status in TRANSITIONS[self.status], f"{self.sequence_id}: {self.status} -> {status}"
         assert (status is Status.PARKED) == (parked_for is not None), (status, parked_for)
         self.status, self.parked_for = status, parked_for
+
+    @property
+    def awaits_grammar(self) -> bool:
+        return self.grammar is not None and not self.grammar.done()
 
     def first_item_after(self, num_computed: int) -> int:
         """Return the first media item that reaches beyond position `num_computed`, which is no less than now."""

@@ -22,7 +22,7 @@ from keepsight.scheduling.milestones import keep_states, promise_states
 from keepsight.scheduling.page_grants import PageGrants
 from keepsight.scheduling.prompt_pins import PromptPins
 from keepsight.scheduling.reported_holdings import ReportedHoldings
-from keepsight.scheduling.request_state import FOR_MEDIA, Begun, ParkedFor, RequestState, Status
+from keepsight.scheduling.request_state import FOR_MEDIA, Begun, Grammar, ParkedFor, RequestState, Status
 from keepsight.scheduling.step_draft import Cut, StepDraft, room_to_join
 from keepsight.scheduling.step_plan import (
     Computed,
@@ -71,7 +71,7 @@ class Scheduler:
 
     # Input ----------------------------------------------------------------------------------------------------
 
-    def add(self, request: EngineRequest, *, awaits_grammar: bool = False) -> RequestFailed | None:
+    def add(self, request: EngineRequest, grammar: Grammar | None = None) -> RequestFailed | None:
         """Add a request.  Return a refusal if it can never run or its id is already in use; otherwise None."""
         request_id = request.request_id
         refusal = refusal_reason(request, self.config)
@@ -79,13 +79,13 @@ class Scheduler:
             refusal = f"a request with the id {request_id!r} is running"
         if refusal is not None:
             return RequestFailed(request_id, refusal, is_refusal=True)
-        states = make_states(request, self._numbers, self._engine_config, self._end_ids)
+        states = make_states(request, grammar, self._numbers, self._engine_config, self._end_ids)
         self._choices[request_id] = states
         for state in states:
             self._states[state.sequence_id] = state
             self.media.add(state)
             self.lineup.add(state)
-            if awaits_grammar:
+            if state.awaits_grammar:
                 self.lineup.park(state, ParkedFor.GRAMMAR)
             else:
                 self._look_up(state)
@@ -126,15 +126,15 @@ class Scheduler:
             self.media.look_ahead(state, find_beginning(state, self.kv_cache).num_tokens)
 
     def grammar_compiled(self, request_id: str) -> None:
-        for state in self.lineup.unpark_these(self._choices.get(request_id, ()), ParkedFor.GRAMMAR):
+        compiled = [each for each in self._choices.get(request_id, ()) if not each.awaits_grammar]
+        for state in self.lineup.unpark_these(compiled, ParkedFor.GRAMMAR):
             self._look_up(state)
 
     def reset(self, *, prefix: bool, encoder: bool) -> None:
         if prefix:
             self.kv_cache.forget_prefixes()
         if encoder:
-            self.media.encoder_cache.forget()
-            self.media.loads.forget()
+            self.media.forget()
 
     # Output ---------------------------------------------------------------------------------------------------
 
