@@ -76,8 +76,7 @@ def kernels_in_use() -> Iterator[None]:
         monkeypatch.setattr(gpu_kernels, "PROGRAMS_PER_ROW", 4)
         if DEVICE.type == "cpu":
             monkeypatch.setattr(interpreter.InterpretedFunction, "__call__", _interpret)
-            # It makes a table of all dtypes at each call.
-            monkeypatch.setattr(interpreter, "_get_np_dtype", functools.cache(interpreter._get_np_dtype))
+            monkeypatch.setattr(interpreter, "_get_np_dtype", _find_numpy_dtype)
         yield
 
 
@@ -92,6 +91,15 @@ def _interpret(function: interpreter.InterpretedFunction[Any], *args: object, **
         interpreter._patch_lang(function.fn)
         _seen_modules.add(module)
     return function.rewrite()(*args, **kwargs)
+
+
+_look_up_numpy_dtype = interpreter._get_np_dtype
+_look_up_plain_dtype = functools.cache(interpreter._get_np_dtype)
+
+
+def _find_numpy_dtype(of: interpreter.tl.dtype) -> object:
+    """Look up numpy's dtype without making the table of all anew; types of pointers and blocks cannot be hashed."""
+    return _look_up_plain_dtype(of) if type(of) is interpreter.tl.dtype else _look_up_numpy_dtype(of)
 
 
 @contextmanager
