@@ -4,7 +4,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast, get_args
@@ -16,7 +16,7 @@ from keepsight.engine.engine_loop import EngineLoop
 from keepsight.engine.engine_meter import EngineMeter
 from keepsight.engine.inbox import Inbox
 from keepsight.engine.pixel_source import open_pixel_source
-from keepsight.errors import EngineLostError
+from keepsight.errors import EngineLostError, ServerOverloadedError
 from keepsight.frontend.caller import Outputs
 from keepsight.frontend.engine_client import EngineClient
 from keepsight.frontend.media_pool import MediaPool
@@ -250,7 +250,9 @@ class SimulatedServer:
             sent.stop(self.chance.randrange(sent.request.sampling_params.n))
         if self.chance.random() < 0.01:
             kinds = {name: self.chance.random() < 0.5 for name in ("prefix", "encoder", "processor")}
-            self.chance.choice(self.clients).reset_caches(**kinds)
+            with pytest.MonkeyPatch.context() as monkeypatch, suppress(ServerOverloadedError):
+                monkeypatch.setattr("keepsight.frontend.reset_query.RESET_SECONDS", 0.0)  # it takes effect in its turn
+                self.chance.choice(self.clients).reset_caches(**kinds)
         if self.chance.random() < 0.01:
             self.kill_engine()
 

@@ -187,3 +187,9 @@ def test_invalid_options_are_refused_before_anything_starts(flags: str, flag: st
     with pytest.raises(InvalidArgumentError) as caught:
         read(*flags.split())
     assert caught.value.field == flag
+
+
+@pytest.mark.parametrize("option", ["--max-body-mb", "--media-quota-mb", "--response-quota-mb"])
+def test_a_size_beyond_any_machine_is_refused_by_name(option: str) -> None:
+    with pytest.raises(InvalidArgumentError, match=rf"^{option}: must be at most \d+, not 1e\+305"):
+        read(option, "1e305")

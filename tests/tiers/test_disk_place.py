@@ -28,7 +28,7 @@ def test_the_path_may_be_omitted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert parse_disk_place(":2T") == DiskPlace(Path("/cache/keepsight/embeddings"), 2**41)
 
 
-@pytest.mark.parametrize("text", ["/x:", "/x:much", "/x:0", "/x:-1G", "/x:1P"])
+@pytest.mark.parametrize("text", ["/x:", "/x:much", "/x:0", "/x:-1G", "/x:1P", f"/x:{'9' * 400}T"])
 def test_an_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(InvalidArgumentError, match="encoder-disk-cache"):
         parse_disk_place(text)

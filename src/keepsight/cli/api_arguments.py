@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 from keepsight.api_settings import ApiSettings
 from keepsight.cli.check_minimums import check_minimums
+from keepsight.config import MOST_GIB
 from keepsight.errors import InvalidArgumentError
 
 DEFAULTS = ApiSettings()
@@ -158,15 +159,21 @@ def api_settings_from(arguments: argparse.Namespace) -> ApiSettings:
         ssl_keyfile_password=arguments.ssl_keyfile_password,
         log_requests=arguments.log_requests,
         trust_request_mm_processor_kwargs=arguments.trust_request_mm_processor_kwargs,
-        max_body_bytes=int(arguments.max_body_mb * MIB),
+        max_body_bytes=_to_bytes(arguments.max_body_mb, "--max-body-mb"),
         max_waiting_requests=arguments.max_waiting_requests,
         slow_client_seconds=arguments.slow_client_timeout,
-        media_quota_bytes=int(arguments.media_quota_mb * MIB),
+        media_quota_bytes=_to_bytes(arguments.media_quota_mb, "--media-quota-mb"),
         media_quota_count=arguments.media_quota_count,
-        response_quota_bytes=int(arguments.response_quota_mb * MIB),
+        response_quota_bytes=_to_bytes(arguments.response_quota_mb, "--response-quota-mb"),
     )
     _check(settings)
     return settings
+
+
+def _to_bytes(megabytes: float, option: str) -> int:
+    if megabytes > MOST_GIB * 1024:
+        raise InvalidArgumentError(option, f"must be at most {MOST_GIB * 1024}, not {megabytes:g}")
+    return int(megabytes * MIB)
 
 
 def _keys_of(given: list[str]) -> list[str]:

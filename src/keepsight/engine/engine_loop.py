@@ -83,7 +83,7 @@ class EngineLoop:
         # Requests whose grammars have been compiled meanwhile.
         self._compiled: deque[str] = deque()
         # The ids of resets that the tiers may not have finished.
-        self._unfinished_resets: list[str] = []
+        self._unfinished_resets: dict[str, list[PrefixTiers | EmbeddingTiers]] = {}
         self._is_idle = True
         # True while a new frontend has not been told which media are held.
         self._has_new_listener = False
@@ -161,21 +161,23 @@ class EngineLoop:
 
     def _reset(self, reset: ResetCaches) -> None:
         self._scheduler.reset(prefix=reset.prefix, encoder=reset.encoder)
+        cleared: list[PrefixTiers | EmbeddingTiers] = []
         if reset.prefix and self._prefixes is not None:
-            self._prefixes.clear()
+            cleared.append(self._prefixes)
         if reset.encoder and self._tiers is not None:
-            self._tiers.clear()
+            cleared.append(self._tiers)
+        for tiers in cleared:
+            tiers.clear()
         if reset.processor:
             self._source.clear()
-        self._unfinished_resets.append(reset.query_id)
+        self._unfinished_resets[reset.query_id] = cleared
 
     def _end_resets(self) -> Sequence[FromEngine]:
-        """Return the answers to resets once all tiers are empty: what they held would outlive this engine."""
-        if not self._unfinished_resets:
-            return ()
-        if not all(tiers.is_cleared for tiers in (self._tiers, self._prefixes) if tiers is not None):
-            return ()
-        ended, self._unfinished_resets = self._unfinished_resets, []
+        """Return the answers to resets whose tiers are empty: what they held would outlive this engine."""
+        unfinished = self._unfinished_resets.items()
+        ended = [query_id for query_id, cleared in unfinished if all(tiers.is_cleared for tiers in cleared)]
+        for query_id in ended:
+            del self._unfinished_resets[query_id]
         return [CachesReset(query_id) for query_id in ended]
 
     def _find_media(self, query: FindMedia) -> MediaFound:

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from keepsight.checkpoint_folder import is_checkpoint
+from keepsight.config import GIB, MOST_GIB
 from keepsight.errors import InvalidArgumentError
 from keepsight.tiers.cache_home import cache_home
 
@@ -46,7 +47,7 @@ def parse_disk_place(
 
 def _parse_size(text: str, field: str) -> int:
     found = _SIZE.fullmatch(text.strip())
-    num_bytes = int(float(found[1]) * _UNITS[(found[2] or "").upper()]) if found else 0
-    if num_bytes <= 0:
+    num_bytes = float(found[1]) * _UNITS[(found[2] or "").upper()] if found else 0.0
+    if not 1 <= num_bytes <= MOST_GIB * GIB:
         raise InvalidArgumentError(field, f"must be PATH or PATH:SIZE with a size like 64G, not {text!r}")
-    return num_bytes
+    return int(num_bytes)

@@ -182,3 +182,19 @@ def test_isolated_keys_unpin_the_pixels_that_only_they_could_use(two_keys: Serve
     assert len(two_keys.engine.pins) == 2
     two_keys.send("DELETE", f"/v1/media/{media_ids['ours']}", "ours")
     assert len(two_keys.engine.pins) == 1
+
+
+def test_a_pin_that_could_not_be_renewed_ends_when_it_did_before(
+    frontends: tuple[Frontend, Frontend], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = frontends
+    handle = one.upload()
+    assert one.pins.pin(handle, NAME, 60)
+    end = one.handles.end_of_pins(NAME)
+    with monkeypatch.context() as patched:
+        patched.setattr(other.cache, "pin", lambda *_: False)
+        assert not other.pins.pin(handle, NAME, 3600)
+    assert one.handles.end_of_pins(NAME) == end
+    assert one.pinned == {NAME}
+    one.pins.delete(handle)
+    assert one.pinned == set()

@@ -141,10 +141,10 @@ def test_pixels_are_pinned_until_the_last_end_of_all_who_hold_them(handles: Medi
     assert handles.end_of_pins("pixels") == 1090
     assert handles.delete("b", theirs.id) == ["pixels"]
     assert handles.end_of_pins("pixels") == 1080
-    handles.end_pin(PinHolder("a"), "pixels")
+    handles.take_back_pin(PinHolder("a"), "pixels", None)
     assert handles.end_of_pins("pixels") == 1070
     clock.now += 65
-    handles.end_pin(ADMINISTRATOR, "pixels")
+    handles.take_back_pin(ADMINISTRATOR, "pixels", None)
     assert handles.end_of_pins("pixels") is None
     assert handles.hold_pin(holders[0], "pixels", 60)
     assert handles.hold_pin(ADMINISTRATOR, "pixels", 60)

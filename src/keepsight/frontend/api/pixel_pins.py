@@ -23,11 +23,13 @@ class PixelPins:
         """
         if self._table is None:
             return self._cache.pin(media_hash, seconds)
+        former = self._table.end_of_pin(holder, media_hash)
         if not self._table.hold_pin(holder, media_hash, seconds):
             return False
         is_pinned = self._follow(self._table, media_hash)
         if not is_pinned:
-            self._table.end_pin(holder, media_hash)
+            # Another frontend's cache may follow the former pin.
+            self._table.take_back_pin(holder, media_hash, former)
             self._follow(self._table, media_hash)
         return is_pinned
 

@@ -111,6 +111,7 @@ class PinHolder(NamedTuple):
 # No tenant's name.
 ADMINISTRATOR = PinHolder("administrator")
 NO_LABEL = FileLabel()
+_ITS_PIN = "WHERE tenant = ? AND media_id = ? AND media_hash = ?"
 _SHOWN = {"expires": "expires + ahead", "pinned_until": "pinned_until + ahead"}
 _COLUMNS = ", ".join(_SHOWN.get(field.name, field.name) for field in fields(MediaHandle))
 
@@ -258,10 +259,19 @@ class MediaHandles:
             )
             return True
 
-    def end_pin(self, holder: PinHolder, media_hash: str) -> None:
+    def end_of_pin(self, holder: PinHolder, media_hash: str) -> float | None:
+        """Return when the holder's pin of these pixels ends; None if it has none."""
         with self._writing():
-            query = "DELETE FROM pins WHERE tenant = ? AND media_id = ? AND media_hash = ?"
-            self._database.execute(query, (*holder, media_hash))
+            row = self._database.execute(f"SELECT expires FROM pins {_ITS_PIN}", (*holder, media_hash)).fetchone()
+            return None if row is None else row[0]
+
+    def take_back_pin(self, holder: PinHolder, media_hash: str, former: float | None) -> None:
+        """Let the holder's pin end when it did before, or remove it if there was none."""
+        with self._writing():
+            if former is None:
+                self._database.execute(f"DELETE FROM pins {_ITS_PIN}", (*holder, media_hash))
+            else:
+                self._database.execute(f"UPDATE pins SET expires = ? {_ITS_PIN}", (former, *holder, media_hash))
 
     def end_all_pins(self, media_hash: str) -> None:
         """Remove the pins of these pixels, whoever holds them."""
