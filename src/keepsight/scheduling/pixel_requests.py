@@ -132,7 +132,7 @@ class PixelRequests:
             media_hash = item.media_hash
             makers = self._makers.get(media_hash, set())
             makers.discard(request.request_id)
-            if not item.is_further_part:
+            if not (item.is_further_part and pictures):
                 pictures.append([])
             if media_hash in self._makers and not makers:
                 del self._makers[media_hash]
