@@ -100,9 +100,11 @@ def test_a_row_comes_in_its_order_and_as_it_was_kept(tiers: Tiers) -> None:
 
 def test_no_more_are_on_their_way_than_a_step_takes_in(tiers: Tiers, tier: FakeTier) -> None:
     tiers.keep(*range(100))
+    tier.may_read.clear()
     tiers.tiers.load(row(100), 0.0)
     for _ in range(5):
-        tiers.tiers.take_loaded()
+        assert tiers.tiers.take_loaded() == []
+    tier.may_read.set()
     wait_until(lambda: len(tiers.tiers._answers) == STRETCHES_AT_ONCE)
     assert tier.num_gets == STRETCHES_AT_ONCE
     [loaded] = tiers.tiers.take_loaded()

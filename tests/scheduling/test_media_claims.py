@@ -816,8 +816,8 @@ def test_the_parts_of_a_picture_are_asked_for_together_although_they_exceed_the_
     drive = quiet_drive(num_pictures=100, num_blocks=400)
     step_with(drive, make_request("a", *frames("other", 15), "whole", *(f"+part {n}" for n in range(9)), 2))
     assert len(drive.needed) == 25
-    step_with(drive, make_request("b", "more", 2))
-    assert len(drive.needed) == 25
+    step_with(drive, make_request("b", "more", 2), make_request("c", "yet more", 2))
+    assert asked_since(drive, 25) == ["more"], "one is asked for beyond the limit"
 
 
 def test_the_first_sequence_gets_its_pixels_though_others_that_need_its_pages_fill_the_limit() -> None:
@@ -877,3 +877,38 @@ def test_the_queue_does_not_grow_by_requests_that_left() -> None:
         step_with(drive, make_request(f"r{index}", f"picture {index}", 2))
         drive.abort(f"r{index}")
     assert len(drive.scheduler.media.pixels._queues[False]) < 50
+
+
+@pytest.mark.parametrize("modality", ["image", "video"])
+def test_pictures_are_asked_for_beyond_the_limit_though_the_first_waits_for_one_that_takes_long(modality: Any) -> None:
+    drive = quiet_drive(num_pictures=200, num_blocks=800, max_num_seqs=40)
+    slow = make_request("slow", *(frames("slow", 3) if modality == "video" else ["slow 0"]), 2, max_tokens=1)
+    step_with(drive, replace(slow, media=tuple(replace(item, modality=modality) for item in slow.media)))
+    for index in range(16):
+        drive.add(
+            make_request(f"r{index:02}", "old", 9, f"new {index:02}", index + 1, coming_media=(f"new {index:02}",))
+        )
+    drive.add(make_request("photo", "photo", 2, max_tokens=1))
+    drive.step()
+    for index in range(16):
+        drive.deliver(f"new {index:02}")
+    for _ in range(60):
+        for request_id, media_hash in drive.needed:
+            if not media_hash.startswith("slow") and drive.is_live(request_id):
+                drive.deliver(media_hash)
+        drive.step()
+    assert {state.request.request_id for state in drive.scheduler.lineup.parked} == {"slow"}
+    assert len(drive.scheduler.lineup) == 1
+
+
+def test_many_that_wait_for_one_picture_are_queued_without_looking_through_the_queue_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    looked: list[int] = []
+    monkeypatch.setattr("keepsight.scheduling.pixel_requests.heapify", lambda queue: looked.append(len(queue)))
+    drive = quiet_drive(num_pictures=100, num_blocks=4000, max_num_seqs=400, max_num_batched_tokens=600)
+    step_with(drive, make_request("book", *frames("page", 17), 2))
+    for index in range(300):
+        drive.add(make_request(f"r{index}", index % 9 + 1, "cat", 2))
+    drive.step()
+    assert sum(looked) < 1000

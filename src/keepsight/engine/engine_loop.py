@@ -40,6 +40,9 @@ from keepsight.tiers.tier import StoredArray
 
 logger = logging.getLogger(__name__)
 
+# While a tier cannot be cleared.  Whoever asked for an earlier one has given up long ago.
+MAX_UNFINISHED_RESETS = 100
+
 
 class Runner(Protocol):
     """Runs the planned steps. Wakes the inbox whenever work that it computes beside the steps has finished."""
@@ -143,12 +146,13 @@ class EngineLoop:
 
     def _add(self, request: EngineRequest) -> None:
         form = request.sampling_params.structured_outputs
-        grammar = None if form is None else self._runner.compile(form)
+        grammar, request_id = None if form is None else self._runner.compile(form), request.request_id
         if refusal := self._scheduler.add(request, grammar):
             self._send([refusal])
             return
         if grammar is not None:
-            grammar.add_done_callback(lambda _: self._note_compiled(request.request_id))
+            # By its id alone: a compiled grammar is kept, and its callbacks with it.
+            grammar.add_done_callback(lambda _: self._note_compiled(request_id))
         self._source.touch(item.media_hash for item in request.media)
         self._meter.note_arrived(request)
         if self._tiers is not None:
@@ -171,11 +175,16 @@ class EngineLoop:
         if reset.processor:
             self._source.clear()
         self._unfinished_resets[reset.query_id] = cleared
+        if len(self._unfinished_resets) > MAX_UNFINISHED_RESETS:
+            del self._unfinished_resets[next(iter(self._unfinished_resets))]
 
     def _end_resets(self) -> Sequence[FromEngine]:
         """Return the answers to resets whose tiers are empty: what they held would outlive this engine."""
+        if not self._unfinished_resets:
+            return ()
+        waits = [tiers for tiers in (self._tiers, self._prefixes) if tiers is not None and not tiers.is_cleared]
         unfinished = self._unfinished_resets.items()
-        ended = [query_id for query_id, cleared in unfinished if all(tiers.is_cleared for tiers in cleared)]
+        ended = [query_id for query_id, cleared in unfinished if not any(tiers in waits for tiers in cleared)]
         for query_id in ended:
             del self._unfinished_resets[query_id]
         return [CachesReset(query_id) for query_id in ended]

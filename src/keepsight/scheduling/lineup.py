@@ -73,9 +73,6 @@ class Lineup:
     def unpark_all(self, reason: ParkedFor) -> None:
         self.unpark_these(self.parked, reason)
 
-    def first_parked_for(self, reason: ParkedFor) -> RequestState | None:
-        return min((state for state in self.parked if state.parked_for is reason), key=by_order, default=None)
-
     def finish(self, state: RequestState) -> None:
         self._take_out(state)
         state.change_to(Status.FINISHED)

@@ -249,9 +249,10 @@ class MediaClaims:
 
         The first sequence that waits for some gets on whatever the limit: those that fill it may not be encoded before.
         """
-        first = self._lineup.first_parked_for(ParkedFor.PIXELS) if self.pixels.ask_queued() else None
-        if first is not None and all(self.is_ready(first, index) for index in first.claimed_items):
-            self.pixels.ask_beyond_limit(first)
+        for are_films in self.pixels.ask_queued():
+            parked = self._lineup.parked_for(ParkedFor.PIXELS)
+            waiting = (each for each in parked if all(self.is_ready(each, index) for index in each.claimed_items))
+            self.pixels.ask_beyond_limit(waiting, are_films=are_films)
         return self.pixels.take_needed()
 
     def forget(self) -> None:

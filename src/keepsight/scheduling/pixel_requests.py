@@ -8,7 +8,7 @@ maker, or is queued until there is room.
 
 from collections.abc import Iterable, Sequence, Set
 from heapq import heapify, heappop, heappush
-from itertools import count
+from itertools import count, groupby
 
 from keepsight.media import MediaItem
 from keepsight.requests import EngineRequest, MediaNeeded
@@ -32,9 +32,11 @@ class PixelRequests:
         self._makers: dict[str, set[str]] = {}
         # Of pictures and of films.  Parts that got a maker since then, or lost their askers, stay for a while.
         self._queues: dict[bool, list[_Queued]] = {False: [], True: []}
+        # How long each may become before those that stayed are removed.
+        self._longest = {False: 32, True: 32}
         self._numbers = count()
-        # The last picture asked for beyond the limit, and for which sequence.
-        self._beyond: tuple[RequestState, tuple[str, ...]] | None = None
+        # The last picture and the last film asked for beyond the limit, and for which sequence.
+        self._beyond: dict[bool, tuple[RequestState, tuple[str, ...]]] = {}
         # Asks not handed out yet, by request id and whether the pixels themselves must be sent.
         self._needed: dict[tuple[str, bool], list[str]] = {}
 
@@ -61,16 +63,17 @@ class PixelRequests:
             self._queue(turn, new)
 
     def _queue(self, turn: EncoderTurn, picture: Sequence[str]) -> None:
-        queue = self._queues[_is_of_film(self._items[picture[0]])]
-        if len(queue) > 2 * len(self._askers):
+        is_film = _is_of_film(self._items[picture[0]])
+        queue = self._queues[is_film]
+        if len(queue) >= self._longest[is_film]:
             queue[:] = [each for each in queue if self._list_unasked(each[-1])]
             heapify(queue)
+            self._longest[is_film] = 2 * len(queue) + 32
         heappush(queue, (turn, next(self._numbers), picture))
 
-    def ask_queued(self) -> bool:
-        """Ask for what is queued, turn by turn, while there is room.  Return whether anything is left."""
-        is_left = [self._ask_for(queue, are_films=are_films) for are_films, queue in self._queues.items()]
-        return any(is_left)
+    def ask_queued(self) -> list[bool]:
+        """Ask for what is queued, turn by turn, while there is room.  Return of which kinds (films?) any is left."""
+        return [are_films for are_films, queue in self._queues.items() if self._ask_for(queue, are_films=are_films)]
 
     def _ask_for(self, queue: list[_Queued], *, are_films: bool) -> bool:
         room: int | None = None
@@ -84,18 +87,26 @@ class PixelRequests:
             heappop(queue)
         return False
 
-    def ask_beyond_limit(self, state: RequestState) -> None:
-        """Ask for the first picture that the sequence waits for, unless something of it is on its way.
+    def ask_beyond_limit(self, states: Iterable[RequestState], *, are_films: bool) -> None:
+        """Ask for the next picture (or film) of the first of the sequences that does not wait for one on its way.
 
-        One sequence at a time, or the limit would be none; but one does not wait for another behind it.
+        One at a time, or the limit would be none; but a sequence does not wait for another behind it.
         """
-        if self._beyond is not None and self._is_in_line_before(state, *self._beyond):
-            return
-        waited = [index for index, item in enumerate(state.media) if state in self._askers.get(item.media_hash, ())]
-        if not any(state.media[index].media_hash in self._makers for index in waited):
-            first = [index for index in waited if state.pictures[index] == state.pictures[waited[0]]]
-            self._beyond = (state, tuple(dict.fromkeys(state.media[index].media_hash for index in first)))
-            self._ask_all(self._beyond[1])
+        for state in states:
+            if are_films in self._beyond and self._is_in_line_before(state, *self._beyond[are_films]):
+                return
+            picture = self._next_picture(state)
+            is_of_kind = bool(picture) and _is_of_film(self._items[picture[0]]) is are_films
+            if is_of_kind and not any(each in self._makers for each in picture):
+                self._beyond[are_films] = (state, picture)
+                self._ask_all(picture)
+                return
+
+    def _next_picture(self, state: RequestState) -> tuple[str, ...]:
+        """Return the parts that the sequence waits for of the first picture of which it waits for any."""
+        waited = (index for index, item in enumerate(state.media) if state in self._askers.get(item.media_hash, ()))
+        _, parts = next(groupby(waited, state.pictures.__getitem__), (None, iter(())))
+        return tuple(dict.fromkeys(state.media[index].media_hash for index in parts))
 
     def _is_in_line_before(self, state: RequestState, other: RequestState, picture: Iterable[str]) -> bool:
         is_in_line = other.status in (Status.WAITING, Status.PARKED) and other.order < state.order

@@ -36,6 +36,7 @@ DECODERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "vorbis")
 _STARTS = {b"fLaC": "flac", b"OggS": "ogg"}
 # Of a tag with a title, which may come before the sound in several formats.
 _TAG, _TAG_HEADER_BYTES = b"ID3", 10
+_HAS_FOOTER = 0x10  # a flag; the footer is as long as the header
 _LAYER_BITS = 0x06
 # The number of plane pointers in the ffmpeg frame struct itself.
 MAX_CHANNELS = 8
@@ -80,13 +81,15 @@ def _find_own_format(data: bytes) -> str | None:
 
 
 def _end_of_tag(data: bytes) -> int:
-    """Return the number of bytes of the tag before the sound, 0 if there is none."""
-    if not data.startswith(_TAG):
-        return 0
-    size = 0
-    for byte in data[6:_TAG_HEADER_BYTES]:
-        size = size << 7 | byte & 0x7F
-    return _TAG_HEADER_BYTES + size
+    """Return the number of bytes of the tags before the sound."""
+    end = 0
+    while data.startswith(_TAG, end):
+        header, size = data[end : end + _TAG_HEADER_BYTES], 0
+        for byte in header[6:]:
+            size = size << 7 | byte & 0x7F
+        has_footer = len(header) > 5 and header[5] & _HAS_FOOTER
+        end += size + _TAG_HEADER_BYTES * (2 if has_footer else 1)
+    return end
 
 
 def _sound_stream(container: "InputContainer", field: str) -> "AudioStream":

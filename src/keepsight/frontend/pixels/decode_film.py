@@ -40,7 +40,7 @@ def decode_film(
                 yield number, _to_upright(frame, turns)
             if number == last:
                 return
-        if number < 0 or last - number > MOST_MISSING * (last + 1):
+        if number < 0 or last - number > max(1, MOST_MISSING * (last + 1)):
             message = f"it has no frame {last}: only {number + 1} can be decoded of those it contains"
             raise UnreadablePictureError(field, message)
         pixels = _to_upright(frame, turns)

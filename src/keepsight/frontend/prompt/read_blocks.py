@@ -182,8 +182,8 @@ class _Turn:
 
     @property
     def is_blank_answer(self) -> bool:
-        says_something = self.calls or self.thoughts or any(text.strip() for part in self.parts for text in part.texts)
-        return self.role == "assistant" and not says_something
+        texts = (*self.thoughts, *(text for part in self.parts for text in part.texts))
+        return self.role == "assistant" and not (self.calls or any(text.strip() for text in texts))
 
     def join(self, other: "_Turn") -> None:
         meets_text = bool(self.parts and other.parts and self.parts[-1].texts and other.parts[0].texts)
