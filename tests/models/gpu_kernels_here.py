@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from keepsight.models import cpu_library, gpu_library
-from keepsight.models.borrowed import model as borrowed_model
+from tests.models.kernels_by_torch import SIMPLE_KERNELS
 
 DEVICE = torch.device("cpu" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda")
 pytest.importorskip("triton", reason="NO TRITON HERE: the GPU's kernels were not tested")
@@ -33,7 +33,7 @@ __all__ = [
     "gpu_slices",
     "gpu_whole_sight",
     "kernels_in_use",
-    "norms_by_torch",
+    "simple_kernels_by_torch",
 ]
 # float16 is the 16-bit dtype that the interpreter supports.
 DTYPES = [torch.float32, torch.float16]
@@ -103,12 +103,13 @@ def _find_numpy_dtype(of: interpreter.tl.dtype) -> object:
 
 
 @contextmanager
-def norms_by_torch() -> Iterator[None]:
-    """Without a GPU, leave the norms of borrowed models to torch: interpreted they take as long as all else."""
+def simple_kernels_by_torch() -> Iterator[pytest.MonkeyPatch]:
+    """Without a GPU, replace the simple kernels by their equals: interpreted they take longer than all else."""
     with pytest.MonkeyPatch.context() as monkeypatch:
         if DEVICE.type == "cpu":
-            monkeypatch.setattr(borrowed_model, "replace_norms", lambda *_: [])
-        yield
+            for kernel in SIMPLE_KERNELS:
+                monkeypatch.setattr(gpu_kernels, kernel.__name__, kernel)
+        yield monkeypatch
 
 
 def shared_bytes_of(kernels: list[Kernel], number: str) -> list[int]:

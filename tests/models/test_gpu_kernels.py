@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 from keepsight.models.attention import attend_plainly
 from keepsight.models.layers import ACTIVATIONS
+from tests.models import kernels_by_torch
 from tests.models.gpu_kernels_here import DEVICE, DTYPES, MAX_SHARED_BYTES, Kernel, gpu_kernels, shared_bytes_of
 
 EPS = 1e-6
@@ -31,10 +31,6 @@ def assert_close(found: Tensor, expected: Tensor, largest: float = 1.0) -> None:
     torch.testing.assert_close(found, expected, rtol=rounding, atol=rounding * largest)
 
 
-def plain_norm(hidden: Tensor, scale: Tensor) -> Tensor:
-    return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=EPS) * scale).to(hidden.dtype)
-
-
 # Norms --------------------------------------------------------------------------------------------------------
 
 
@@ -42,8 +38,7 @@ def plain_norm(hidden: Tensor, scale: Tensor) -> Tensor:
 @pytest.mark.parametrize("shape", [(1, 64), (5, 72), (0, 8), (2, 3, 640)], ids=str)
 def test_rows_are_normed_as_torch_norms_them(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     hidden, scale = randn(*shape, dtype=dtype), randn(shape[-1])
-    expected = plain_norm(hidden, scale)
-    assert_close(gpu_kernels.norm(hidden, scale, EPS), expected)
+    assert_close(gpu_kernels.norm(hidden, scale, EPS), kernels_by_torch.norm(hidden, scale, EPS))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -53,9 +48,10 @@ def test_added_results_are_normed_where_asked_and_so_are_the_sums(
     shape: tuple[int, int], dtype: torch.dtype, is_normed: bool
 ) -> None:
     sums, result, of_result, scale = (*randn(2, *shape, dtype=dtype), *randn(2, shape[1]))
-    added, normed = gpu_kernels.add_and_norm(sums, result, of_result if is_normed else None, scale, EPS)
-    assert_close(added, sums + (plain_norm(result, of_result) if is_normed else result), 10)
-    assert_close(normed, plain_norm(added, scale))
+    given = (sums, result, of_result if is_normed else None, scale, EPS)
+    added, normed = gpu_kernels.add_and_norm(*given)
+    assert_close(added, kernels_by_torch.add_and_norm(*given)[0], 10)
+    assert_close(normed, kernels_by_torch.norm(added, scale, EPS))
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -65,13 +61,12 @@ def test_outputs_are_multiplied_by_their_activated_gates(
     shape: tuple[int, int], activation: str, dtype: torch.dtype
 ) -> None:
     both = randn(*shape, dtype=dtype) * 3
-    gate, through = both.chunk(2, dim=1)
-    assert_close(gpu_kernels.gate(both, activation), ACTIVATIONS[activation](gate) * through, 10)
+    assert_close(gpu_kernels.gate(both, activation), kernels_by_torch.gate(both, activation), 10)
 
 
 def test_rows_that_lie_apart_are_normed_where_they_are() -> None:
     hidden, scale = randn(6, 2, 8).transpose(0, 1), randn(8)
-    assert_close(gpu_kernels.norm(hidden, scale, EPS), plain_norm(hidden, scale))
+    assert_close(gpu_kernels.norm(hidden, scale, EPS), kernels_by_torch.norm(hidden, scale, EPS))
 
 
 # Heads --------------------------------------------------------------------------------------------------------
@@ -87,19 +82,15 @@ def test_heads_are_normed_and_rotated_and_only_real_tokens_are_written(
     scales = randn(heads + kv_heads, dim) if norms else None
     angles = randn(5, 1, dim)
     cos, sin = angles.cos().to(dtype), angles.sin().to(dtype)
-    keys, values = torch.zeros(2, 40, kv_heads, dim, device=DEVICE, dtype=dtype)
-    query = gpu_kernels.place_heads(projected, scales, EPS, cos, sin, keys, values, slots)
-    turned = projected[:, :-kv_heads]
-    normed = turned if scales is None else plain_norm(turned, scales)
-    rotated = normed * cos + normed.roll(dim // 2, dims=-1) * sin
-    expected_keys, expected_values = torch.zeros_like(keys), torch.zeros_like(values)
-    written = slots >= 0
-    expected_keys[slots[written]] = rotated[written][:, heads:]
-    expected_values[slots[written]] = projected[written][:, -kv_heads:]
-    largest = float(normed.abs().max())
-    assert_close(query, rotated[:, :heads], largest)
+    keys, values, expected_keys, expected_values = torch.zeros(4, 40, kv_heads, dim, device=DEVICE, dtype=dtype)
+    given = (projected, scales, EPS, cos, sin)
+    query = gpu_kernels.place_heads(*given, keys, values, slots)
+    expected = kernels_by_torch.place_heads(*given, expected_keys, expected_values, slots)
+    largest = float(expected.abs().max())
+    assert_close(query, expected, largest)
     assert_close(keys, expected_keys, largest)
     assert torch.equal(values, expected_values)
+    assert values.any(dim=(1, 2)).nonzero().flatten().tolist() == [1, 3, 20, 39]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -109,10 +100,10 @@ def test_keys_and_values_of_real_tokens_alone_are_written(shape: tuple[int, ...]
     keys, values = torch.zeros(2, 9, *shape[1:], dtype=dtype, device=DEVICE)
     slots = torch.tensor([7, -1, 2, 0, -1][: len(key)], device=DEVICE)
     gpu_kernels.write_heads(key, value, keys, values, slots)
-    for own, held in ((key, keys), (value, values)):
-        expected = torch.zeros_like(held)
-        expected[slots[slots >= 0]] = own[slots >= 0]
-        assert torch.equal(held, expected)
+    expected_keys, expected_values = torch.zeros_like(keys), torch.zeros_like(values)
+    kernels_by_torch.write_heads(key, value, expected_keys, expected_values, slots)
+    assert torch.equal(keys, expected_keys)
+    assert torch.equal(values, expected_values)
 
 
 # Attention ----------------------------------------------------------------------------------------------------

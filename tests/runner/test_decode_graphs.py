@@ -26,7 +26,7 @@ from keepsight.runner.step_inputs import make_request_slice
 from keepsight.sampling_params import SamplingParams
 from keepsight.scheduling.step_plan import KeptState, NewSequence, Slice
 from tests.models.borrowed import reference as borrowed
-from tests.models.gpu_kernels_here import DEVICE, kernels_in_use, norms_by_torch
+from tests.models.gpu_kernels_here import DEVICE, kernels_in_use, simple_kernels_by_torch
 from tests.runner.replays import Replays, recorder_for
 from tests.runner.small_model import Driver, SmallModel
 
@@ -189,7 +189,7 @@ class Recurrent:
 def test_each_sequence_goes_on_from_its_own_state_whichever_row_it_takes(
     tmp_path: Path, architecture: str, has_kernels: bool
 ) -> None:
-    with kernels_in_use(), norms_by_torch():
+    with kernels_in_use(), simple_kernels_by_torch():
         given = Recurrent(tmp_path, architecture)
         assert given.model.shape.cuts_steps is not has_kernels
         states = given.blocks.states.of_layers

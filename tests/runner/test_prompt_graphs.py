@@ -25,7 +25,7 @@ from keepsight.runner.prompt_graphs import PromptGraphs
 from tests.models.borrowed import reference as borrowed
 from tests.models.borrowed.pictures import GEMMA4_LARGE
 from tests.models.gemma3 import reference as gemma
-from tests.models.gpu_kernels_here import DEVICE, kernels_in_use, norms_by_torch
+from tests.models.gpu_kernels_here import DEVICE, kernels_in_use, simple_kernels_by_torch
 from tests.models.qwen3_vl import mixture_reference as mixture
 from tests.models.qwen3_vl import reference as qwen
 from tests.runner.replays import Replays, recorder_for
@@ -41,7 +41,7 @@ PLACE_OF_EXPERTS = Placement(DEVICE, torch.bfloat16 if DEVICE.type == "cuda" els
 
 @pytest.fixture(scope="module", autouse=True)
 def _small_steps() -> Iterator[None]:
-    with kernels_in_use(), norms_by_torch(), pytest.MonkeyPatch.context() as monkeypatch:
+    with kernels_in_use(), simple_kernels_by_torch(), pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(prompt_graphs, "SIZES", SIZES)
         monkeypatch.setattr(recorded_batch, "MOST_ROWS", MOST_ROWS)
         monkeypatch.setattr(recorded_batch, "SPARE_BLOCKS", 3)

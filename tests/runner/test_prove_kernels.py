@@ -18,7 +18,7 @@ from keepsight.models.vision_layer import Windows
 from keepsight.runner import prove_kernels as module
 from keepsight.runner.prove_kernels import prove_kernels
 from tests.models.borrowed import reference as borrowed
-from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use
+from tests.models.gpu_kernels_here import DEVICE, gpu_kernels, gpu_slices, kernels_in_use, simple_kernels_by_torch
 from tests.runner.small_model import SmallModel
 
 
@@ -34,11 +34,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Model]:
         yield SmallModel(66, directory, Placement(DEVICE, torch.float32)).model
 
 
-def test_kernels_that_do_what_torch_does_are_used(model: Model, caplog: pytest.LogCaptureFixture) -> None:
-    with kernels_in_use():
-        prove_kernels(model)
-        assert kernels_for(DEVICE) is gpu_kernels
-    assert not caplog.records
+@pytest.fixture(autouse=True)
+def by_torch() -> Iterator[pytest.MonkeyPatch]:
+    with simple_kernels_by_torch() as replaced:
+        yield replaced
+
+
+def test_kernels_that_do_what_torch_does_are_used(
+    model: Model, by_torch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    by_torch.undo()
+    assert_used(model, caplog)
 
 
 def test_a_token_whose_embedding_is_zero_says_nothing_against_them(
@@ -46,7 +52,7 @@ def test_a_token_whose_embedding_is_zero_says_nothing_against_them(
 ) -> None:
     embed = model.embed_tokens
     monkeypatch.setattr(model, "embed_tokens", lambda token_ids: embed(token_ids) * (token_ids > 0)[:, None])
-    test_kernels_that_do_what_torch_does_are_used(model, caplog)
+    assert_used(model, caplog)
 
 
 def flip(rows: Tensor) -> Tensor:
@@ -235,7 +241,7 @@ def test_kernels_are_tried_only_at_positions_that_the_model_has(
 ) -> None:
     monkeypatch.setattr(module, "NUM_BLOCKS", 4)
     monkeypatch.setattr(model, "shape", replace(model.shape, max_positions=40))
-    test_kernels_that_do_what_torch_does_are_used(model, caplog)
+    assert_used(model, caplog)
 
 
 def test_kernels_that_cannot_be_compiled_are_not_used(
@@ -247,6 +253,13 @@ def test_kernels_that_cannot_be_compiled_are_not_used(
     monkeypatch.setattr(gpu_kernels, "place_heads", fail)
     assert_not_used(model)
     assert "FileNotFoundError: gcc" in caplog.text
+
+
+def assert_used(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    with kernels_in_use():
+        prove_kernels(model)
+        assert kernels_for(DEVICE) is gpu_kernels
+    assert not caplog.records
 
 
 def assert_not_used(model: Model) -> None:
