@@ -34,7 +34,8 @@ def find_end(state: RequestState, hit: PrefixHit, kv_cache: KvCacheManager) -> E
     """Return the name of the kept end from which the first token can be drawn; None unless all before it was hit."""
     if state.num_computed or state.num_sampled or state.wants_prompt_logprobs or state.request.wants_vector:
         return None
-    return kv_cache.find_end(hit, state.num_tokens, state.hasher.prompt_end)
+    is_whole = len(hit.block_ids) == (state.num_tokens - 1) // kv_cache.block_size
+    return kv_cache.ends.find(state.hasher.prompt_end) if is_whole else None
 
 
 def name_end(state: RequestState, kv_cache: KvCacheManager) -> EndName | None:

@@ -134,11 +134,6 @@ class KvCacheManager:
             return hit
         return hit._replace(num_tokens=min(hit.num_tokens + alike.num_tokens, num_tokens - 1), alike=alike.block_id)
 
-    def find_end(self, hit: PrefixHit, num_tokens: int, end_hash: bytes) -> EndName | None:
-        """Return the name under which a prompt's end is kept, if every full block before its last token was hit."""
-        is_whole = len(hit.block_ids) == (num_tokens - 1) // self.block_size
-        return self.ends.find(end_hash) if is_whole else None
-
     def name_end(self, sequence_id: SequenceId, end_hash: bytes) -> EndName | None:
         """Return the name under which to keep the end of this sequence's prompt, or None if others may not find it."""
         return self.ends.name(end_hash) if self._tables[sequence_id].may_publish else None
