@@ -147,7 +147,7 @@ class Scheduler:
         # After an empty plan the engine's loop sleeps until a message comes, so the next plan has to be empty, too.
         while (draft := self._draft_step()).computes_nothing and self._is_outdated(draft):
             pass
-        self._add_guesses(draft)
+        self.num_guesses += draft.add_guesses(self._states, self.kv_cache)
         ended, self._ended = self._ended, []
         return StepPlan(
             ended=ended,
@@ -237,21 +237,6 @@ class Scheduler:
             self._give_way(state)
         else:
             draft.now.append(Slice(state.sequence_id, start, 1, num_blocks, added, True, state.state_slot))
-
-    def _add_guesses(self, draft: StepDraft) -> None:
-        """Add guesses to streams, in the room that everything else leaves."""
-        room = min(draft.now_tokens_left, self.config.guess_up_to - sum(piece.length for piece in draft.now))
-        for piece in tuple(draft.now) if room > 0 else ():
-            state = self._states[piece.sequence_id]
-            if not state.is_stream:
-                continue
-            num_blocks = self.kv_cache.num_blocks_of(state.sequence_id)
-            guesses = state.guess(min(room, num_blocks * self._block_size - piece.end))
-            room -= len(guesses)
-            self.num_guesses += len(guesses)
-            for position, token_id in enumerate(guesses, piece.end):
-                guess = Slice(state.sequence_id, position, 1, num_blocks, (), samples=True, guess=token_id)
-                draft.now.append(guess)
 
     def _give_way(self, state: RequestState) -> None:
         """Preempt a sequence that cannot get pages, unless a slice runs beside: pages may soon be free again."""

@@ -1,9 +1,11 @@
 """The plan of a step under construction: its two lanes, and what is left of their budgets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from keepsight.engine_config import SchedulerConfig, least_batched_tokens
+from keepsight.scheduling.kv_cache_manager import KvCacheManager
 from keepsight.scheduling.lineup import Lineup
 from keepsight.scheduling.request_state import RequestState
 from keepsight.scheduling.step_plan import EndName, NewSequence, PageCopy, Recall, SequenceId, Slice
@@ -166,3 +168,19 @@ class StepDraft:
         self.now_tokens_left -= prompt.length
         if self.joining_tokens_left is not None:
             self.joining_tokens_left -= prompt.length
+
+    def add_guesses(self, states: Mapping[SequenceId, RequestState], kv_cache: KvCacheManager) -> int:
+        """Add guesses to streams, in the room that everything else leaves.  Return how many."""
+        room = most = min(self.now_tokens_left, self.config.guess_up_to - sum(piece.length for piece in self.now))
+        for piece in tuple(self.now) if room > 0 else ():
+            state = states[piece.sequence_id]
+            if not state.is_stream:
+                continue
+            num_blocks = kv_cache.num_blocks_of(state.sequence_id)
+            guesses = state.guess(min(room, num_blocks * kv_cache.block_size - piece.end))
+            room -= len(guesses)
+            self.now += (
+                Slice(state.sequence_id, position, 1, num_blocks, (), samples=True, guess=token_id)
+                for position, token_id in enumerate(guesses, piece.end)
+            )
+        return most - room
