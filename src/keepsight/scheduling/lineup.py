@@ -70,9 +70,6 @@ class Lineup:
             self.unpark(state)
         return parked
 
-    def unpark_all(self, reason: ParkedFor) -> None:
-        self.unpark_these(self.parked, reason)
-
     def finish(self, state: RequestState) -> None:
         self._take_out(state)
         state.change_to(Status.FINISHED)

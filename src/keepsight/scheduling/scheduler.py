@@ -193,7 +193,7 @@ class Scheduler:
         if self.media.take_awaited_change():
             self.media.unpark_ready_to_retry()
         if lane_is_free or room.is_for_all:
-            self.lineup.unpark_all(ParkedFor.LANE)
+            self.lineup.unpark_these(self.lineup.parked, ParkedFor.LANE)
         return StepDraft(
             self.config,
             self.lineup,
