@@ -46,8 +46,6 @@ class Holdings:
 
     def take_changes(self) -> list[MediaHeld | MediaDropped]:
         """Return the changes since the last call, as messages."""
-        if not self._changed:
-            return []
         held, dropped = self.take_names()
         return ([MediaHeld(held)] if held else []) + ([MediaDropped(dropped)] if dropped else [])
 
