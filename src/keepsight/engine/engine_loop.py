@@ -80,6 +80,7 @@ class EngineLoop:
     ) -> None:
         self._scheduler, self._runner, self._inbox, self._send_on = scheduler, runner, inbox, send
         self._source, self._tiers, self._prefixes, self._meter = source, tiers, prefixes, meter
+        self._all_tiers = [each for each in (tiers, prefixes) if each is not None]
         self._unanswered = Unanswered()
         # Media whose pixels the source had, and whose `MediaArrived` has not been read from the inbox yet.
         self._found: set[str] = set()
@@ -182,7 +183,7 @@ class EngineLoop:
         """Return the answers to resets whose tiers are empty: what they held would outlive this engine."""
         if not self._unfinished_resets:
             return ()
-        waits = [tiers for tiers in (self._tiers, self._prefixes) if tiers is not None and not tiers.is_cleared]
+        waits = [tiers for tiers in self._all_tiers if not tiers.is_cleared]
         unfinished = self._unfinished_resets.items()
         ended = [query_id for query_id, cleared in unfinished if not any(tiers in waits for tiers in cleared)]
         for query_id in ended:
@@ -279,8 +280,7 @@ class EngineLoop:
 
     def _has_come_to_rest(self, plan: StepPlan, result: StepResult) -> bool:
         """Return True if nothing was started and nothing came back: the next plan would be empty, too."""
-        has_work = any(tiers.has_work for tiers in (self._tiers, self._prefixes) if tiers is not None)
-        return plan.is_empty and result.is_empty and not has_work
+        return plan.is_empty and result.is_empty and not any(tiers.has_work for tiers in self._all_tiers)
 
     def _take_hints(self) -> Sequence[FromEngine]:
         self._scheduler.reported.note_pixels(*self._source.take_changes())
@@ -308,6 +308,5 @@ class EngineLoop:
         self._send([RequestFailed(request_id, reason) for request_id in self._unanswered])
         self._runner.close()
         self._source.close()
-        for tiers in (self._tiers, self._prefixes):
-            if tiers is not None:
-                tiers.close()
+        for tiers in self._all_tiers:
+            tiers.close()
