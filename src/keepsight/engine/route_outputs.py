@@ -112,7 +112,8 @@ class OutputRouter:
             return self._askers.pop(output.query_id, None)
         frontend_id = self._find_route(output.request_id)
         if frontend_id is not None:
-            self._note_answered(output.request_id, output)
+            self._unanswered.note_answered(output)
+            self._drop_ended(output.request_id)
         return frontend_id
 
     def _find_route(self, request_id: str) -> str | None:
@@ -144,10 +145,6 @@ class OutputRouter:
                 self._drop_ended(request_id)
             case FindMedia(query_id) | ResetCaches(query_id):
                 self._askers[query_id] = frontend_id
-
-    def _note_answered(self, request_id: str, output: FromEngine) -> None:
-        self._unanswered.note_answered(output)
-        self._drop_ended(request_id)
 
     def _drop_ended(self, request_id: str) -> None:
         if request_id not in self._unanswered:
