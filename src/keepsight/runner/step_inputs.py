@@ -46,28 +46,22 @@ def tokens_of(piece: Slice, sequence: RunningSequence) -> Sequence[int]:
 
 
 def make_request_slice(piece: Slice, sequence: RunningSequence) -> RequestSlice:
-    places, adapter = sequence.places, sequence.adapter
-    if piece.start >= sequence.media_end:
-        shift = 0 if places is None else places.shift
-        return RequestSlice(
-            piece.start,
-            piece.length,
-            sequence.table,
-            rotary_shift=shift,
-            adapter=adapter,
-            state_slot=piece.state_slot,
-            kept_states=piece.kept_states,
-        )
-    span = TokenSpan(piece.start, piece.length)
-    pictures = tuple(each for each in sequence.whole_spans if each.overlaps(span))
-    stands = None if places is None else places.between(piece.start, piece.end)
+    places, shift, stands = sequence.places, 0, None
+    pictures: tuple[TokenSpan, ...] = ()
+    if piece.start < sequence.media_end:
+        span = TokenSpan(piece.start, piece.length)
+        pictures = tuple(each for each in sequence.whole_spans if each.overlaps(span))
+        stands = None if places is None else places.between(piece.start, piece.end)
+    elif places is not None:
+        shift = places.shift
     return RequestSlice(
         piece.start,
         piece.length,
         sequence.table,
         pictures,
+        rotary_shift=shift,
         mrope_positions=stands,
-        adapter=adapter,
+        adapter=sequence.adapter,
         state_slot=piece.state_slot,
         kept_states=piece.kept_states,
     )
