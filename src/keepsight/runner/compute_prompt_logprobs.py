@@ -7,11 +7,8 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from keepsight.runner.sample_tokens import list_logprobs
+from keepsight.runner.sample_tokens import ROWS_AT_ONCE, list_logprobs
 from keepsight.runner.sequence_table import RunningSequence
-
-# For a vocabulary of 262k these take 64 MB.
-ROWS_AT_ONCE = 64
 
 
 def compute_prompt_logprobs(
