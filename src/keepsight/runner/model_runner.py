@@ -95,14 +95,7 @@ class ModelRunner:
         self._recorded = record_steps(model, self.blocks, max_recorded, max_recorded_prompt)
         self.embeddings = EncoderOutputStore(embeddings_device or device)
         self._guides = guides or GuideMaker(None, end_ids)
-        self.sequences = SequenceTable(
-            pages.block_size,
-            end_ids,
-            device,
-            self._guides,
-            model.shape,
-            adapters,
-        )
+        self.sequences = SequenceTable(pages.block_size, end_ids, device, self._guides, model.shape, adapters)
         self._pixels: dict[str, Pixels] = {}
         self._loaded: dict[str, StoredArray] = {}
         self._stretches: dict[bytes, StoredArray] = {}
