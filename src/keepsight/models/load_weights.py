@@ -71,7 +71,7 @@ def load_weights(
         if slot := wanted.get(name):
             slot.fill(weight.read(slot))
             # Checked after conversion to the target dtype, whose range may be too small.
-            if not _is_finite(slot.digits):
+            if not is_finite(slot.digits):
                 raise NotFiniteError(weight.tensor.path, weight.tensor.name, name_of(slot.digits.dtype))
 
 
@@ -133,7 +133,7 @@ def _check_room(directory: Path, slots: Iterable[WeightSlot], room: int) -> None
         raise ModelTooLargeError(directory, num_bytes.total(), room, name_of(most[1]), _TO_TAKE_LESS.get(most))
 
 
-def _is_finite(tensor: Tensor) -> bool:
+def is_finite(tensor: Tensor) -> bool:
     """Return whether all values are finite, from the extremes (NaN is one): `isfinite` takes ten times as long."""
     return all(math.isfinite(extreme) for extreme in torch.aminmax(tensor))
 

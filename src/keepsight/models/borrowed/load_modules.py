@@ -5,7 +5,6 @@ Invariant: no weight is missing, randomly initialized, or not finite.
 """
 
 import logging
-import math
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from keepsight.errors import (
 from keepsight.json_fields import JsonFields
 from keepsight.models.borrowed.check_config import check_config, check_structure
 from keepsight.models.layers import Placement, name_of
+from keepsight.models.load_weights import is_finite
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +97,6 @@ def _read_weights(architecture: Any, config: Any, directory: Path, place: Placem
             "%s: ignored tensors that its model does not have: %s", directory, sorted(told["unexpected_keys"])
         )
     for name, parameter in model.named_parameters():
-        if not all(math.isfinite(extreme) for extreme in torch.aminmax(parameter.detach())):
+        if not is_finite(parameter.detach()):
             raise NotFiniteError(directory, name, name_of(parameter.dtype))
     return model
