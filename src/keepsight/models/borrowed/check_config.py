@@ -4,7 +4,6 @@ Knows nothing of weights: called before any are read.
 """
 
 import inspect
-from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +52,10 @@ def check_structure(model: Any, path: Path) -> None:
     if hasattr(body, "get_image_features") and find_media_token(model.config, "image") is None:
         raise CheckpointConfigError(path, "image_token_id: names no token, so what stands for a picture is unknown")
     check_all_are_read(body, path)
-    decoder_takes = _taken_by(body.get_decoder())
+    decoder_takes = inspect.signature(body.get_decoder().forward).parameters
     if "deepstack_visual_embeds" in decoder_takes:
         raise refuse("adds to pictures' hidden states after several layers, which is not supported")
     if any(name.endswith("mm_token_type_ids") for name in decoder_takes):
         raise refuse("computes tokens of pictures differently from text, which is not supported")
     if uses_mrope(body) and not places_as_ours(body):
         raise refuse("places the tokens of pictures otherwise than by their rows and columns")
-
-
-def _taken_by(module: Any) -> Set[str]:
-    return inspect.signature(module.forward).parameters.keys()
