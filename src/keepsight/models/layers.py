@@ -266,16 +266,22 @@ class LayerNorm(nn.Module):
         yield slot("bias", self.bias)
 
 
+def norm_by_kernel(hidden: Tensor, scale: Tensor, eps: float) -> Tensor | None:
+    """Return what `rms_norm` does; None if there is no kernel for it, or none is wanted."""
+    if takes_kernels(hidden):
+        return cpu_kernels.norm(hidden.contiguous(), scale, eps)
+    kernels = kernels_for(hidden.device)
+    return None if kernels is None else kernels.norm(hidden, scale, eps)
+
+
 def rms_norm(hidden: Tensor, scale: Tensor, eps: float) -> Tensor:
     """Return hidden / rms(hidden) * scale over the last dimension, computed in float32 for every dtype.
 
     The scale may have more dimensions than that one.
     """
-    if scale.dim() == 1:
-        if takes_kernels(hidden):
-            return cpu_kernels.norm(hidden, scale, eps)
-        if kernels := kernels_for(hidden.device):
-            return kernels.norm(hidden, scale, eps)
+    by_kernel = norm_by_kernel(hidden, scale, eps) if scale.dim() == 1 else None
+    if by_kernel is not None:
+        return by_kernel
     return (F.rms_norm(hidden.float(), hidden.shape[-1:], eps=eps) * scale).to(hidden.dtype)
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from keepsight.models import cpu_kernels
-from keepsight.models.gpu_library import kernels_for, without_kernels
+from keepsight.models.gpu_library import without_kernels
+from keepsight.models.layers import norm_by_kernel
 from keepsight.models.row_differences import row_differences
 
 _NAMES_OF_EPS = ("variance_epsilon", "eps")
@@ -35,12 +35,7 @@ class _Norm(NamedTuple):
 
     def by_kernel(self, hidden: Tensor) -> Tensor | None:
         """Return None if there is no kernel for it, or none is wanted."""
-        if hidden.shape[-1:] != self.scale.shape:
-            return None
-        if cpu_kernels.takes_kernels(hidden):
-            return cpu_kernels.norm(hidden.contiguous(), self.scale, self.eps)
-        kernels = kernels_for(hidden.device)
-        return None if kernels is None else kernels.norm(hidden, self.scale, self.eps)
+        return norm_by_kernel(hidden, self.scale, self.eps) if hidden.shape[-1:] == self.scale.shape else None
 
 
 @torch.inference_mode()
