@@ -26,10 +26,7 @@ _NOT_ADAPTED = (
 
 
 def load_adapter(
-    folder: AdapterFolder,
-    max_rank: int,
-    find_output: FindOutput,
-    place: Placement,
+    folder: AdapterFolder, max_rank: int, find_output: FindOutput, place: Placement
 ) -> dict[Linear, LowRank]:
     """Return what the adapter adds to each product.  Raises CheckpointError."""
     tensors = _Tensors.of(folder)

@@ -7,14 +7,7 @@ computed like others, but have no slot and belong to no block, so they have no e
 import torch
 
 from keepsight.made_once import made_once
-from keepsight.models.attention import (
-    AttentionBatch,
-    DeviceRows,
-    DeviceSlices,
-    RequestSlice,
-    View,
-    count_blocks,
-)
+from keepsight.models.attention import AttentionBatch, DeviceRows, DeviceSlices, RequestSlice, View, count_blocks
 from keepsight.models.block_table import BlockTable
 from keepsight.models.sequence_rows import SequenceRows
 
