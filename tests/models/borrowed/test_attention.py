@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.borrowed import attention
 from keepsight.models.borrowed.attention import (
-    UnknownAttentionError,
+    UnsupportedDecoderError,
     attend_at_once,
     attending,
 )
@@ -57,7 +57,7 @@ def test_keywords_that_say_nothing_are_let_pass() -> None:
     ],
 )
 def test_what_would_change_the_result_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(UnknownAttentionError, match=message):
+    with pytest.raises(UnsupportedDecoderError, match=message):
         call(**options)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.block_table import BlockTable
-from keepsight.models.borrowed.attention import UnknownAttentionError, attend_at_once, attending
+from keepsight.models.borrowed.attention import UnsupportedDecoderError, attend_at_once, attending
 from keepsight.models.borrowed.model import BorrowedModel
 from keepsight.models.borrowed.products import count_experts
 from keepsight.models.borrowed.recurrence import RecurrentStep, StateName, StateProbe, wrap_recurrent
@@ -112,7 +112,7 @@ def test_an_argument_that_would_change_the_result_is_refused() -> None:
     recur = RecurrentStep([StateName(3, False, 0)], [torch.zeros(1, 2)], batch).recur
     with attending(attend_at_once, recur=recur):
         layer(torch.ones(1, 2, 2), position_ids=torch.ones(1, 2), attention_mask=None)
-        with pytest.raises(UnknownAttentionError, match="its recurrent layers are given attention_mask"):
+        with pytest.raises(UnsupportedDecoderError, match="its recurrent layers are given attention_mask"):
             layer(torch.ones(1, 2, 2), attention_mask=torch.ones(1, 2))
 
 
@@ -142,5 +142,5 @@ def test_modules_that_keep_no_state_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_cache_of_an_earlier_transformers_is_refused_by_its_version() -> None:
-    with pytest.raises(UnknownAttentionError, match=r"use has_previous_state of their cache: transformers 5\.22"):
+    with pytest.raises(UnsupportedDecoderError, match=r"use has_previous_state of their cache: transformers 5\.22"):
         StateProbe().has_previous_state(0)

@@ -77,8 +77,8 @@ class _Step(NamedTuple):
 _step: ContextVar[_Step] = ContextVar("step")
 
 
-class UnknownAttentionError(Exception):
-    """A module requests something that the step's attention does not support."""
+class UnsupportedDecoderError(Exception):
+    """A decoder is not of the kind that we compute, or one of its modules requests what a step does not support."""
 
 
 def register_attention() -> None:
@@ -158,12 +158,12 @@ def _attend_for_module(
     **others: Any,
 ) -> tuple[Tensor, None]:
     if attention_mask is not None:
-        raise UnknownAttentionError("its attention uses its own mask")
+        raise UnsupportedDecoderError("its attention uses its own mask")
     if not (getattr(module, "is_causal", True) if is_causal is None else is_causal):
-        raise UnknownAttentionError("its attention sees later tokens")
+        raise UnsupportedDecoderError("its attention sees later tokens")
     for name, given in {**others, "dropout": dropout}.items():
         if not has_no_effect(name, given):
-            raise UnknownAttentionError(f"its attention is given {_KNOWN_AS.get(name, name)}")
+            raise UnsupportedDecoderError(f"its attention is given {_KNOWN_AS.get(name, name)}")
     heads = HeadsOfLayer(
         module=module,
         layer=_layer_of(module),
@@ -186,7 +186,7 @@ def has_no_effect(name: str, given: Any) -> bool:
 def _layer_of(module: nn.Module) -> int:
     layer = getattr(module, "layer_idx", None)
     if not isinstance(layer, int):
-        raise UnknownAttentionError("its attention does not give its layer's number")
+        raise UnsupportedDecoderError("its attention does not give its layer's number")
     return layer
 
 

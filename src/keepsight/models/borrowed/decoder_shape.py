@@ -13,7 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from keepsight.errors import CheckpointConfigError
-from keepsight.models.borrowed.attention import HeadsOfLayer, LayerRule, RecurrentModule, attend_at_once, attending
+from keepsight.models.borrowed.attention import (
+    HeadsOfLayer,
+    LayerRule,
+    RecurrentModule,
+    UnsupportedDecoderError,
+    attend_at_once,
+    attending,
+)
 from keepsight.models.borrowed.check_config import ALONE_TYPES
 from keepsight.models.borrowed.picture_masks import find_causal_layers
 from keepsight.models.borrowed.picture_places import arguments_of_kinds, uses_mrope
@@ -39,7 +46,10 @@ class DecoderShape(NamedTuple):
 
 
 def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
-    """Return the shape of transformers' model, whose decoder must call our attention."""
+    """Return the shape of transformers' model, whose decoder must call our attention.
+
+    Raises UnsupportedDecoderError, and CheckpointConfigError where a field of the configuration is at fault.
+    """
     config, body = model.config.get_text_config(decoder=True), model.base_model
     compute = partial(_compute_tokens, model, place, path)
     seen = _observe_attention(compute)
@@ -47,16 +57,17 @@ def observe_shape(model: Any, place: Placement, path: Path) -> DecoderShape:
     states = _observe_states(compute, recurrent) if recurrent else {}
     layers = _layers_around([*(heads.module for heads in seen), *(each.module for each in recurrent)], body)
     recurrent = [each for each in recurrent if each.layer in {name.layer for name in states}]
-    _check_layers([heads.layer for heads in seen], {name.layer for name in states}, config, path)
-    _check_heads(seen, path)
+    _check_layers([heads.layer for heads in seen], {name.layer for name in states}, config)
+    _check_heads(seen)
     # The tensors are all still held, so two at one address are the same.
     addresses = [(heads.key.data_ptr(), heads.value.data_ptr()) for heads in seen]
     stored = {address: KvHeads(*heads.key.shape[1:]) for address, heads in zip(addresses, seen, strict=True)}
     windows = {heads.layer: heads.window for heads in seen}
-    _check_windows(windows, config, path)
+    _check_windows(windows, config)
     are_causal = _find_causal_layers(model, windows, path)
     caches = list(map(list(stored).index, addresses))
-    rules = dict(zip(windows, map(LayerRule, caches, _are_first(caches), are_causal.values()), strict=True))
+    are_first = [cache not in caches[:layer] for layer, cache in enumerate(caches)]
+    rules = dict(zip(windows, map(LayerRule, caches, are_first, are_causal.values()), strict=True))
     return DecoderShape(
         tuple(stored.values()), rules, windows, states, tuple(recurrent), layers, count_positions(config)
     )
@@ -98,11 +109,11 @@ def _observe_states(compute: Callable[[], None], modules: Iterable[RecurrentModu
     return dict(sorted(probe.shapes.items()))
 
 
-def _check_heads(seen: Iterable[HeadsOfLayer], path: Path) -> None:
+def _check_heads(seen: Iterable[HeadsOfLayer]) -> None:
     for key, value in {(heads.key.shape[1:], heads.value.shape[1:]) for heads in seen}:
         if key[0] != value[0] or key[1] < value[1]:
             shapes = f"its keys have the shape {list(key)}, its values {list(value)}"
-            raise _refuse(path, f"{shapes}: there must be as many of both, and values no wider than keys")
+            raise UnsupportedDecoderError(f"{shapes}: there must be as many of both, and values no wider than keys")
 
 
 def _find_causal_layers(model: Any, windows: Mapping[int, int | None], path: Path) -> Mapping[int, bool]:
@@ -110,10 +121,6 @@ def _find_causal_layers(model: Any, windows: Mapping[int, int | None], path: Pat
     # Bodies that rotate pictures by row and column take the kinds of tokens for that reason.
     may_see_pictures_whole = hasattr(body, "get_image_features") and arguments_of_kinds(body) and not uses_mrope(body)
     return find_causal_layers(model, windows, path) if may_see_pictures_whole else dict.fromkeys(windows, True)
-
-
-def _are_first(caches: list[int]) -> list[bool]:
-    return [cache not in caches[:layer] for layer, cache in enumerate(caches)]
 
 
 def count_positions(config: Any) -> int | None:
@@ -137,17 +144,17 @@ def _layers_around(modules: Iterable[Any], body: nn.Module) -> tuple[nn.Module, 
     return tuple(body.get_submodule(layer) for _, layer in sorted(by_number.items()))
 
 
-def _check_layers(attending: list[int], recurrent: Set[int], config: Any, path: Path) -> None:
+def _check_layers(attending: list[int], recurrent: Set[int], config: Any) -> None:
     types = getattr(config, "layer_types", None) or ()
     alone = {layer for layer, layer_type in enumerate(types) if layer_type in ALONE_TYPES}
     is_complete = {*attending, *recurrent, *alone} == set(range(config.num_hidden_layers))
     if not (attending and is_complete and len(set(attending)) == len(attending)):
         others = f" and {sorted(recurrent)} are recurrent" if recurrent else ""
         why = "each must attend once or be recurrent, and one must attend" if others else "each must attend once"
-        raise _refuse(path, f"of its {config.num_hidden_layers} layers, {attending} attend{others}: {why}")
+        raise UnsupportedDecoderError(f"of its {config.num_hidden_layers} layers, {attending} attend{others}: {why}")
 
 
-def _check_windows(windows: Mapping[int, int | None], config: Any, path: Path) -> None:
+def _check_windows(windows: Mapping[int, int | None], config: Any) -> None:
     """Check the windows against the configuration, as the prompts of `prove` may be too short to reach them.
 
     A window as wide as the context hides nothing and needs no check.
@@ -159,10 +166,5 @@ def _check_windows(windows: Mapping[int, int | None], config: Any, path: Path) -
         expected = window if layer_type == "sliding_attention" else None
         leaves_out = [each is not None and (end is None or each < end) for each in (given, expected)]
         if given != expected and any(leaves_out):
-            raise _refuse(
-                path, f"layer {layer} sees {given or 'all'} positions, a {layer_type} of {window} was expected"
-            )
-
-
-def _refuse(path: Path, why: str) -> CheckpointConfigError:
-    return CheckpointConfigError(path, f"this kind of decoder is not supported: {why}")
+            seen = f"layer {layer} sees {given or 'all'} positions"
+            raise UnsupportedDecoderError(f"{seen}, a {layer_type} of {window} was expected")

@@ -20,7 +20,7 @@ from keepsight.models.adapter_weights import AdapterWeights
 from keepsight.models.attention import Attention, AttentionBatch, LayerCache
 from keepsight.models.borrowed.attention import (
     NAME,
-    UnknownAttentionError,
+    UnsupportedDecoderError,
     attend_to_pages,
     attending,
     register_attention,
@@ -74,7 +74,7 @@ class BorrowedModel:
             return cls.of_modules(load_modules(directory, place, room), directory, place)
         except (KeepsightError, torch.OutOfMemoryError):
             raise
-        except UnknownAttentionError as error:
+        except UnsupportedDecoderError as error:
             told = f"this kind of decoder is not supported: {error}"
             raise CheckpointConfigError(directory / "config.json", told) from error
         except Exception as error:  # modules may raise anything

@@ -18,7 +18,7 @@ from keepsight.made_once import made_once
 from keepsight.models.attention import AttentionBatch, RequestSlice
 from keepsight.models.borrowed.attention import (
     RecurrentModule,
-    UnknownAttentionError,
+    UnsupportedDecoderError,
     has_no_effect,
     recur_now,
 )
@@ -82,7 +82,7 @@ def _wrap(module: Any) -> RecurrentModule:
         hidden = given.pop(names[0])
         for name, argument in given.items():
             if not has_no_effect(name, argument):
-                raise UnknownAttentionError(f"its recurrent layers are given {name}")
+                raise UnsupportedDecoderError(f"its recurrent layers are given {name}")
         return recur(found, hidden)
 
     module.forward = wrapped
@@ -96,7 +96,7 @@ class StateProbe:
         self.shapes: dict[StateName, StateShape] = {}
 
     def __getattr__(self, name: str) -> Any:
-        raise UnknownAttentionError(
+        raise UnsupportedDecoderError(
             f"its recurrent layers use {name} of their cache: transformers 5.22 is needed, or later"
         )
 
