@@ -150,7 +150,7 @@ class DeviceSlices:
         inputs = torch.zeros(sum(self._sizes), dtype=torch.int64)
         of_rows, of_blocks = torch.split(inputs, self._sizes)
         seen = torch.stack(batch.visible(self._view), dim=1).flatten()
-        blocks = torch.tensor(_blocks_of(batch.slices, self.rows_per_block), dtype=torch.int64).flatten()
+        blocks = torch.tensor(_blocks_of(batch, self.rows_per_block), dtype=torch.int64).flatten()
         of_rows[: len(seen)], of_blocks[: len(blocks)] = seen, blocks
         return inputs
 
@@ -159,11 +159,10 @@ def count_blocks(slices: Sequence[RequestSlice], rows_per_block: int) -> int:
     return sum(-(-piece.length // rows_per_block) for piece in slices if piece.length > 1)
 
 
-def _blocks_of(slices: Sequence[RequestSlice], rows_per_block: int) -> list[tuple[int, int, int]]:
-    firsts = itertools.accumulate((piece.length for piece in slices), initial=0)
+def _blocks_of(batch: "AttentionBatch", rows_per_block: int) -> list[tuple[int, int, int]]:
     blocks = [
         (piece.start + row, first + row, min(rows_per_block, piece.length - row), piece.table.address)
-        for piece, first in zip(slices, firsts, strict=False)
+        for piece, first in zip(batch.slices, batch.first_rows, strict=True)
         if piece.length > 1
         for row in range(0, piece.length, rows_per_block)
     ]
@@ -204,6 +203,12 @@ class AttentionBatch:
             self.slots = torch.cat([piece.table.slots(piece.start, piece.end) for piece in slices]).to(self.device)
 
     @made_once
+    def first_rows(self) -> Sequence[int]:
+        """For each slice: the index of its first token."""
+        ends = itertools.accumulate(piece.length for piece in self.slices)
+        return [end - piece.length for end, piece in zip(ends, self.slices, strict=True)]
+
+    @made_once
     def rotary_positions(self) -> Tensor:
         """Rotary positions [tokens], or [3, tokens] if some tokens have a time, a row and a column."""
         if any(piece.mrope_positions is not None for piece in self.slices):
@@ -227,8 +232,7 @@ class AttentionBatch:
     @property
     def read_tokens(self) -> list[int]:
         """Indices of the last tokens of the slices that are read."""
-        ends = list(itertools.accumulate(piece.length for piece in self.slices))
-        return [ends[index] - 1 for index in self._read_slices]
+        return [self.first_rows[index] + self.slices[index].length - 1 for index in self._read_slices]
 
     @property
     def read_ends(self) -> list[RequestSlice]:
@@ -268,8 +272,8 @@ class AttentionBatch:
     @made_once
     def singles(self) -> tuple[list[RequestSlice], list[int]]:
         """The slices of one token, and the indices of those tokens."""
-        firsts = itertools.accumulate((piece.length for piece in self.slices), initial=0)
-        found = [(piece, first) for piece, first in zip(self.slices, firsts, strict=False) if piece.length == 1]
+        pairs = zip(self.slices, self.first_rows, strict=True)
+        found = [(piece, first) for piece, first in pairs if piece.length == 1]
         return [piece for piece, _ in found], [first for _, first in found]
 
     def longer_slices(self, view: View, rows_per_block: int) -> DeviceSlices:
@@ -283,13 +287,12 @@ class AttentionBatch:
     @made_once
     def _picture_ends(self) -> Tensor:
         """For each token: the end of the picture that contains it; 0 outside pictures."""
-        ends, row = torch.zeros(self.num_tokens, dtype=torch.int64), 0
-        for piece in self.slices:
+        ends = torch.zeros(self.num_tokens, dtype=torch.int64)
+        for piece, row in zip(self.slices, self.first_rows, strict=True):
             before = row - piece.start
             for span in piece.pictures:
                 assert not span.is_cut_by(piece.end), (span, piece.end)
                 ends[max(row, before + span.start) : max(row, before + span.end)] = span.end
-            row += piece.length
         return ends
 
     def visible(self, view: View, rows: slice = slice(None)) -> tuple[Tensor, Tensor]:

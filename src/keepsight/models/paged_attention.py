@@ -125,13 +125,11 @@ def plan(batch: AttentionBatch, view: View, limits: _FallbackLimits) -> list[_Pa
     parts: list[_Part] = []
     # Slice index -> row, for slices of one token.
     singles: dict[int, int] = {}
-    row = 0
-    for index, piece in enumerate(batch.slices):
+    for index, (piece, row) in enumerate(zip(batch.slices, batch.first_rows, strict=True)):
         if piece.length > 1:
             parts += plan_rows(batch, index, row, view, ROWS_PER_GROUP)
         else:
             singles[index] = row
-        row += piece.length
     return parts + plan_tokens(batch, singles, view.window, limits)
 
 

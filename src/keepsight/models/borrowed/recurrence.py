@@ -7,7 +7,6 @@ their states are, is observed.
 """
 
 import inspect
-import itertools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -16,12 +15,7 @@ from torch import Tensor, nn
 
 from keepsight.made_once import made_once
 from keepsight.models.attention import AttentionBatch, RequestSlice
-from keepsight.models.borrowed.attention import (
-    RecurrentModule,
-    UnsupportedDecoderError,
-    has_no_effect,
-    recur_now,
-)
+from keepsight.models.borrowed.attention import RecurrentModule, UnsupportedDecoderError, has_no_effect, recur_now
 from keepsight.models.borrowed.delta_net import DeltaNet
 from keepsight.models.delta_net import DeltaNetStates
 from keepsight.models.model import StateShape
@@ -167,10 +161,9 @@ class RecurrentStep:
     def _parts(self) -> Sequence[Part]:
         """Longer slices, cut where their states are kept, and single tokens together."""
         slices, slots = self._batch.slices, self._batch.sequences.slots
-        firsts = itertools.accumulate((piece.length for piece in slices), initial=0)
         parts = [
             Part(slice(first + begin, first + end), slots[index : index + 1], [] if slot is None else [(0, slot)])
-            for index, (piece, first) in enumerate(zip(slices, firsts, strict=False))
+            for index, (piece, first) in enumerate(zip(slices, self._batch.first_rows, strict=True))
             if piece.length > 1
             for begin, end, slot in _cut(piece)
         ]
@@ -230,7 +223,7 @@ class StateCache:
             self._copied[name] = self._states[name].index_select(0, self._slots)
         return self._copied[name]
 
-    def write_back(self, kept: Sequence[tuple[int, int]] = ()) -> None:
+    def write_back(self, kept: Sequence[tuple[int, int]]) -> None:
         """Write the states to their slots, and some (by row) to others as well."""
         for name, rows in self._copied.items():
             self._states[name].index_copy_(0, self._slots, rows)
