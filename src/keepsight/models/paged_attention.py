@@ -41,24 +41,15 @@ def use_kernels_of_any_length() -> None:
 
 
 class _Part(Protocol):
-    """Some rows of the batch and the location of their keys and values."""
+    """Some rows of the batch, by default all of them, and the location of their keys and values."""
 
     @property
-    def rows(self) -> slice | Tensor: ...
+    def rows(self) -> slice | Tensor:
+        return slice(None)
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
         """Return the outputs of these rows from their queries, each [rows, heads, head_dim]."""
         ...
-
-
-class _All:
-    """A part that covers the whole batch."""
-
-    __slots__ = ()
-
-    @property
-    def rows(self) -> slice:
-        return slice(None)
 
 
 class PagedAttention:
@@ -137,7 +128,7 @@ def plan(batch: AttentionBatch, view: View, limits: _FallbackLimits) -> list[_Pa
 
 
 @dataclass(frozen=True, slots=True)
-class _AllRows(_All):
+class _AllRows(_Part):
     sight: Sight
 
     def attend(self, query: Tensor, cache: LayerCache, scale: float, softcap: float | None) -> Tensor:
@@ -270,7 +261,7 @@ def _in_a_row(rows: Tensor, device: torch.device) -> slice | Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class _RowsOnDevice(_All):
+class _RowsOnDevice(_Part):
     """A batch of slices of one token each."""
 
     inputs: DeviceRows
@@ -285,7 +276,7 @@ class _RowsOnDevice(_All):
 
 
 @dataclass(frozen=True, slots=True)
-class _SlicesOnDevice(_All):
+class _SlicesOnDevice(_Part):
     """A batch with slices of several tokens, and perhaps some of one token."""
 
     longer: DeviceSlices
