@@ -86,7 +86,7 @@ class MediaClaims:
         """
         self._release_before(state, first_item)
         self._end_shortage(state)
-        if any(index not in state.claimed_items for index in range(first_item, min(state.claimed_items, default=0))):
+        if first_item < min(state.claimed_items, default=0):
             # A shorter prefix was found than last time: holding on to later items could keep out earlier ones.
             self.drop(state)
         for index in range(first_item, len(state.media)):
