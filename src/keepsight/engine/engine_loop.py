@@ -235,8 +235,7 @@ class EngineLoop:
         if self._tiers is None:
             return
         self._ask_tiers(self._tiers)
-        for loaded in self._tiers.take_loaded():
-            key, array, tier = loaded
+        for key, array, tier in self._tiers.take_loaded():
             self._meter.note_tier_queries(key, tier)
             if self._scheduler.embeddings_loaded(key, is_found=array is not None) and array and tier:
                 self._runner.hold_embeddings(key, array)

@@ -291,7 +291,6 @@ def _most_seqs(config: Config, max_num_seqs: int) -> int:
 def _choose_num_blocks(config: Config, size: ModelSize, machine: Machine, max_num_seqs: int, memory: _KvMemory) -> int:
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override
-    num_bytes = memory.num_bytes
     num_blocks = _count_blocks(memory, _bytes_per_block(config, size))
     if config.kv_cache_memory_bytes is not None:
         return num_blocks
@@ -301,7 +300,7 @@ def _choose_num_blocks(config: Config, size: ModelSize, machine: Machine, max_nu
     if useful < num_blocks:
         return _derive("num_blocks", useful, f"{most_seqs} sequences of {size.max_model_len} positions need no more")
     return _derive(
-        "num_blocks", num_blocks, f"{num_bytes / GIB:.2f} GiB of the {machine.available_bytes / GIB:.2f} left"
+        "num_blocks", num_blocks, f"{memory.num_bytes / GIB:.2f} GiB of the {machine.available_bytes / GIB:.2f} left"
     )
 
 
