@@ -42,10 +42,8 @@ class AttentionWork(Structure):
 class _WholeSight(Structure):
     _fields_ = (
         *((name, c_void_p) for name in ("out", "query", "keys", "values")),
-        *(
-            (name, c_long)
-            for name in ("rows", "count", "dim", "out_stride", "query_stride", "key_stride", "is_rounded")
-        ),
+        *((name, c_long) for name in ("rows", "count", "dim")),
+        *((name, c_long) for name in ("out_stride", "query_stride", "key_stride", "is_rounded")),
         ("scale", c_float),
     )
 

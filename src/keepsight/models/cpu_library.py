@@ -16,17 +16,8 @@ import torch
 logger = logging.getLogger(__name__)
 
 _NAMES = (
-    *(
-        "norm",
-        "angles",
-        "attend",
-        "attend_to_all",
-        "multiply",
-        "take_rows",
-        "decode",
-        "place_team",
-        "compute_delta_net",
-    ),
+    *("norm", "angles", "attend", "attend_to_all", "multiply", "take_rows"),
+    *("decode", "place_team", "compute_delta_net"),
     *("runs_here", "attends_unrounded", "wide_rows", "products_of_layer", "lanes"),
 )
 # The best first; the last runs on any processor.

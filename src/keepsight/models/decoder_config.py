@@ -76,8 +76,7 @@ def check_heads(fields: JsonFields, config: DecoderConfig) -> None:
     """Check the numbers of heads.  `fields`: the source of the configuration; all families use the same names."""
     if config.num_heads % config.num_kv_heads:
         raise fields.refuse(
-            "num_attention_heads",
-            f"{config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}",
+            "num_attention_heads", f"{config.num_heads} is not a multiple of num_key_value_heads {config.num_kv_heads}"
         )
     if config.head_dim % 2:
         raise fields.refuse("head_dim", f"must be even for rotary positions, not {config.head_dim}")

@@ -137,12 +137,8 @@ class _AllRows(_Part):
 
 
 def sight_of(batch: AttentionBatch, view: View) -> Sight:
-    pieces = batch.slices
-    return Sight(
-        [piece.length for piece in pieces],
-        [piece.table.slots(0, piece.end) for piece in pieces],
-        *batch.visible(view),
-    )
+    lengths = [piece.length for piece in batch.slices]
+    return Sight(lengths, [piece.table.slots(0, piece.end) for piece in batch.slices], *batch.visible(view))
 
 
 # One token ----------------------------------------------------------------------------------------------------
@@ -166,12 +162,9 @@ class _Token:
         keys, values = cache.read(self.slots, query.dtype)
         if softcap is not None:
             return attend_plainly(query, keys, values, None, scale, softcap)
-        attended = F.scaled_dot_product_attention(
-            _heads_as_queries(query, keys.shape[1]),
-            keys.transpose(0, 1)[None],
-            values.transpose(0, 1)[None],
-            scale=scale,
-        )
+        queries = _heads_as_queries(query, keys.shape[1])
+        keys, values = (each.transpose(0, 1)[None] for each in (keys, values))
+        attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
         return attended.reshape(query.shape)
 
 
@@ -355,11 +348,6 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
     # head dimension, the last row of 65, or of 129, would be wrong on a GPU (pytorch/pytorch#191937).
     grouped = query.reshape(num_queries, num_kv_heads, group, head_dim).permute(2, 1, 0, 3)
     shared = (group, num_kv_heads, keys.shape[0], head_dim)
-    output = F.scaled_dot_product_attention(
-        grouped,
-        keys.transpose(0, 1).expand(shared),
-        values.transpose(0, 1).expand(shared),
-        attn_mask=mask,
-        scale=scale,
-    )
+    keys, values = (each.transpose(0, 1).expand(shared) for each in (keys, values))
+    output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
     return output.permute(2, 1, 0, 3).reshape(num_queries, num_heads, head_dim)

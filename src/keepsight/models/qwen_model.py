@@ -17,12 +17,7 @@ class QwenModel(VisionLanguageModel):
 
     def __init__(self, config: DecoderConfig, patch_size: int, media_width: int, place: Placement) -> None:
         super().__init__(
-            config,
-            place,
-            media_width=media_width,
-            patch_size=patch_size,
-            tokens_per_image=0,
-            sees_pictures_whole=False,
+            config, place, media_width=media_width, patch_size=patch_size, tokens_per_image=0, sees_pictures_whole=False
         )
 
     def slots(self) -> Iterator[WeightSlot]:

@@ -68,7 +68,7 @@ class _RecordedStep:
             batch.sequences = self._sequences
         attention = PagedAttention()
         self._replay = record(
-            lambda: model.compute(model.embed_tokens(self._token_ids), attention, caches, batch, states=states),
+            lambda: model.compute(model.embed_tokens(self._token_ids), attention, caches, batch, states=states)
         )
 
     def compute(self, slices: Sequence[Slice], sequences: Sequence[RunningSequence]) -> Tensor:
