@@ -259,17 +259,6 @@ class Decoder(nn.Module):
             watch_layer = _adding(deep, watch_layer) if deep else watch_layer
             hidden = self._compute_on_cpu(self._layers_on_cpu, hidden, caches, batch, watch_layer)
             return self.norm(hidden)  # type: ignore[no-any-return]
-        return self._compute_layer_by_layer(hidden, attention, caches, batch, watch_layer, deep)
-
-    def _compute_layer_by_layer(
-        self,
-        hidden: Tensor,
-        attention: Attention,
-        caches: Sequence[LayerCache],
-        batch: AttentionBatch,
-        watch_layer: LayerWatcher | None,
-        deep: Sequence[DeepRows],
-    ) -> Tensor:
         angles, layers = self.rotary.angles(batch.rotary_positions), list(self.layers)
         # Each layer also computes the norm that the next one needs, in the same operation as its last addition.
         norms = [layer.before_attention for layer in layers] + [self.norm]
