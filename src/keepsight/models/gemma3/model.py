@@ -39,7 +39,6 @@ class Gemma3(VisionLanguageModel):
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """Load the model of a checkpoint.  `room`: bytes of memory that the weights may take."""
         return cls(Gemma3Config.from_checkpoint(directory), place).load(directory, room)
 
     def is_never_read(self, name: str) -> bool:

@@ -17,5 +17,4 @@ class Qwen25VL(QwenModel):
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """Load the model of a checkpoint.  `room`: bytes of memory that the weights may take."""
         return cls(Qwen25VLConfig.from_checkpoint(directory), place).load(directory, room)

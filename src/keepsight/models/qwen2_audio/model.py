@@ -17,5 +17,4 @@ class Qwen2Audio(QwenModel):
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """Load the model of a checkpoint.  `room`: bytes of memory that the weights may take."""
         return cls(Qwen2AudioConfig.from_checkpoint(directory), place).load(directory, room)

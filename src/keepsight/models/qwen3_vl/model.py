@@ -19,5 +19,4 @@ class Qwen3VL(QwenModel):
 
     @classmethod
     def from_checkpoint(cls, directory: Path, place: Placement, room: int | None = None) -> Self:
-        """Load the model of a checkpoint.  `room`: bytes of memory that the weights may take."""
         return cls(Qwen3VLConfig.from_checkpoint(directory), place).load(directory, room)
