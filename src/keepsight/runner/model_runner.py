@@ -308,14 +308,13 @@ class ModelRunner:
         model = self.model
         embeddings = model.embed_tokens(inputs.token_ids)
         deep = merge_embeddings(embeddings, inputs.media)
-        wants_prompt_logprobs = any(piece.wants_prompt_logprobs for piece in inputs.slices)
-        graphs = None if between_layers or wants_prompt_logprobs else self._recorded.of_prompts
+        graphs = None if between_layers or inputs.wants_prompt_logprobs else self._recorded.of_prompts
         if graphs is not None and (step := graphs.find(inputs.batch)):
             return self._read(step.compute(embeddings, inputs.batch, deep), inputs.slices, inputs.sequences)
         watch = None if between_layers is None else lambda *_: between_layers()
         caches, states = self.blocks.layers, self.blocks.states.of_layers
         hidden = model.compute(embeddings, attention, caches, inputs.batch, watch, deep, states)
-        if wants_prompt_logprobs:
+        if inputs.wants_prompt_logprobs:
             hidden = self._read_prompts(hidden, inputs, between_layers or (lambda: None))
         return self._read(hidden, inputs.slices, inputs.sequences)
 

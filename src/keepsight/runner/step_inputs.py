@@ -22,6 +22,8 @@ class StepInputs:
     media: Sequence[MediaRows]
     # Its read rows are the ends of the slices that sample; all tokens, if a slice wants its prompt's log-probabilities.
     batch: AttentionBatch
+    # True if any slice does.
+    wants_prompt_logprobs: bool
 
 
 def make_step_inputs(
@@ -38,7 +40,7 @@ def make_step_inputs(
     sampling = [index for index, piece in enumerate(slices) if piece.samples]
     wants_prompt_logprobs = any(piece.wants_prompt_logprobs for piece in slices)
     batch = AttentionBatch(pieces, device, None if wants_prompt_logprobs else sampling)
-    return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch)
+    return StepInputs(slices, sequences, torch.tensor(token_ids).to(device), media, batch, wants_prompt_logprobs)
 
 
 def tokens_of(piece: Slice, sequence: RunningSequence) -> Sequence[int]:
