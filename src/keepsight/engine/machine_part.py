@@ -4,10 +4,9 @@ Knows nothing of models. Invariant: the parts of all ranks together do not excee
 core for each.
 """
 
-import dataclasses
 import logging
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,7 +41,7 @@ class MachinePart:
         host_bytes = machine.available_host_bytes // self.num_engines
         is_own = machine.device != "cpu"
         available_bytes = machine.available_bytes if is_own else machine.available_bytes // self.num_engines
-        return dataclasses.replace(machine, available_bytes=available_bytes, available_host_bytes=host_bytes)
+        return replace(machine, available_bytes=available_bytes, available_host_bytes=host_bytes)
 
     def _choose_device(self, num_devices: int) -> str:
         if num_devices < self.num_engines:

@@ -5,10 +5,9 @@ position, a mask, a cache of the modules' own) shows as different results, and t
 checked with the first one that comes, which takes as long as two prompts of its tokens.
 """
 
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from itertools import filterfalse, islice
+from itertools import count, filterfalse, islice
 from pathlib import Path
 from typing import Any
 
@@ -118,7 +117,7 @@ def _draw_prompt(modules: Any, windows: Iterable[int | None]) -> Tensor:
     narrowest = min((window for window in windows if window is not None), default=0)
     num_tokens = min(max(MIN_TOKENS, narrowest + BLOCK_SIZE), MAX_TOKENS)
     left_out, size = find_media_tokens(modules.config), modules.get_input_embeddings().num_embeddings
-    drawn = (index * STRIDE % size for index in itertools.count(1))
+    drawn = (index * STRIDE % size for index in count(1))
     return torch.tensor(list(islice(filterfalse(left_out.__contains__, drawn), num_tokens)), device=modules.device)
 
 
