@@ -163,7 +163,7 @@ class _Token:
         if softcap is not None:
             return attend_plainly(query, keys, values, None, scale, softcap)
         queries = _heads_as_queries(query, keys.shape[1])
-        keys, values = (each.transpose(0, 1)[None] for each in (keys, values))
+        keys, values = keys.transpose(0, 1)[None], values.transpose(0, 1)[None]
         attended = F.scaled_dot_product_attention(queries, keys, values, scale=scale)
         return attended.reshape(query.shape)
 
@@ -348,6 +348,6 @@ def _attend_fused(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | No
     # head dimension, the last row of 65, or of 129, would be wrong on a GPU (pytorch/pytorch#191937).
     grouped = query.reshape(num_queries, num_kv_heads, group, head_dim).permute(2, 1, 0, 3)
     shared = (group, num_kv_heads, keys.shape[0], head_dim)
-    keys, values = (each.transpose(0, 1).expand(shared) for each in (keys, values))
+    keys, values = keys.transpose(0, 1).expand(shared), values.transpose(0, 1).expand(shared)
     output = F.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=scale)
     return output.permute(2, 1, 0, 3).reshape(num_queries, num_heads, head_dim)
