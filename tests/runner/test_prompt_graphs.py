@@ -25,7 +25,7 @@ from keepsight.runner.prompt_graphs import PromptGraphs
 from tests.models.borrowed import reference as borrowed
 from tests.models.borrowed.pictures import GEMMA4_LARGE
 from tests.models.gemma3 import reference as gemma
-from tests.models.gpu_kernels_here import DEVICE, kernels_in_use, simple_kernels_by_torch
+from tests.models.gpu_kernels_here import DEVICE, gpu_slices, kernels_in_use, simple_kernels_by_torch
 from tests.models.qwen3_vl import mixture_reference as mixture
 from tests.models.qwen3_vl import reference as qwen
 from tests.runner.replays import Replays, recorder_for
@@ -45,6 +45,7 @@ def _small_steps() -> Iterator[None]:
         monkeypatch.setattr(prompt_graphs, "SIZES", SIZES)
         monkeypatch.setattr(recorded_batch, "MOST_ROWS", MOST_ROWS)
         monkeypatch.setattr(recorded_batch, "SPARE_BLOCKS", 3)
+        monkeypatch.setattr(gpu_slices, "MOST_PROGRAMS", 8)
         yield
 
 
