@@ -6,7 +6,8 @@ checkpoint that cannot be served (`CheckpointError`, which names the file). `ass
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ class InvalidArgumentError(AnsweredError):
         self.message = message
         # The index of the prompt that it is about, if `LLM` was given several.
         self.item: int | None = None
+
+
+@contextmanager
+def renaming_fields(rename: Callable[[str], str]) -> Iterator[None]:
+    """Report faults under the caller's names. `rename`: maps the name that was known where one was found to that."""
+    try:
+        yield
+    except InvalidArgumentError as error:
+        raise type(error)(rename(error.field), error.message) from error
 
 
 class UnsupportedFieldError(InvalidArgumentError):

@@ -6,12 +6,12 @@ Uses no pixels and no torch. An `ImageProcessorConfig` is validated on construct
 import dataclasses
 import sys
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
+from keepsight.errors import CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError, renaming_fields
 from keepsight.json_fields import read_json_object
 from keepsight.media import Geometry
 from keepsight.shown_sizes import ShownSizes, check_positive_int, is_integer
@@ -66,13 +66,9 @@ def check_options(options: Mapping[str, object], allowed: Collection[str]) -> No
             raise InvalidArgumentError(f"mm_processor_kwargs.{name}", f"cannot be changed; these can: {known}")
 
 
-@contextmanager
-def prefixing_option_errors() -> Iterator[None]:
+def prefixing_option_errors() -> AbstractContextManager[None]:
     """Report an invalid option under the name that the caller wrote."""
-    try:
-        yield
-    except InvalidArgumentError as error:
-        raise type(error)(f"mm_processor_kwargs.{error.field}", error.message) from error
+    return renaming_fields("mm_processor_kwargs.{}".format)
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from typing import ClassVar, Protocol, TypeVar
 
 import msgspec
 
-from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError
+from keepsight.errors import EngineLostError, InvalidArgumentError, RequestFailedError, renaming_fields
 from keepsight.frontend.api.generation_fields import GenerationFields
 from keepsight.frontend.api.response_parts import ContentLogprob, Extras, TopLogprob, Usage, show_bytes, to_finite
 from keepsight.frontend.api.tool_fields import NO_CALLS, CallTerms
@@ -220,7 +220,7 @@ class Answer(AskedPrompts, ABC):
             prepared.thought,
             continues_prompt=prepared.continues_prompt,
         )
-        try:
+        with renaming_fields(self._request.client_field_name):
             async with aclosing(engine.generate(prepared)) as tokens:
                 async for token in tokens:
                     if found := assembler.push(token):
@@ -231,8 +231,6 @@ class Answer(AskedPrompts, ABC):
                         yield number * self._num_choices + piece.choice, piece
                     if assembler.is_finished:
                         return
-        except InvalidArgumentError as error:
-            raise type(error)(self._request.client_field_name(error.field), error.message) from error
 
     def _as_shown(self, piece: AnswerPiece) -> AnswerPiece:
         """Return the piece without the texts that the client did not ask for."""

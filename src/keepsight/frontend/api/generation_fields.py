@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Self
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError, UnsupportedFieldError, renaming_fields
 from keepsight.frontend.api.response_format import (
     RequestedForm,
     ResponseFormat,
@@ -181,10 +181,8 @@ class GenerationFields(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         if (max_tokens := self.choose_max_tokens()) is not None:
             given["max_tokens"] = max_tokens
         given |= {"logprobs": self.choose_logprobs(), "prompt_logprobs": self.choose_prompt_logprobs()}
-        try:
+        with renaming_fields(self.client_field_name):
             return SamplingParams(**{"max_tokens": self.DEFAULT_MAX_TOKENS, **defaults, **given})
-        except InvalidArgumentError as error:
-            raise type(error)(self.client_field_name(error.field), error.message) from error
 
     def read_form(self, calls: CallTerms | None = None) -> StructuredOutputsParams | None:
         """Return the form that the answer must have, if any."""

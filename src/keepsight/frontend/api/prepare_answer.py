@@ -6,8 +6,7 @@ known, so that nothing of them has to be read.
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -15,7 +14,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.concurrency import run_in_threadpool
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import InvalidArgumentError, renaming_fields
 from keepsight.frontend.api.answer import AnswerTerms
 from keepsight.frontend.api.answer_chat import ChatAnswer
 from keepsight.frontend.api.answer_completion import CompletionAnswer
@@ -80,7 +79,7 @@ class AnswerPreparer:
             self.preparer.recognize(request.messages, cache_salt) if _may_prepare_on_loop(request, num_bytes) else None
         )
         prepare = partial(self._prepare_chat, request, little or request.messages, cache_salt, downloaded)
-        with _naming_places_of(request):
+        with renaming_fields(request.own_field_name):
             if little:
                 prepared, calls = prepare()
             else:
@@ -203,7 +202,7 @@ class AnswerPreparer:
 
     async def count_input(self, request: ChatRequest, cache_salt: str | None, downloaded: Downloaded) -> int:
         prepare = partial(self._prepare_to_count, request, cache_salt, downloaded)
-        with _naming_places_of(request):
+        with renaming_fields(request.own_field_name):
             prepared = await self._on_thread(prepare, request.messages)
         return len(prepared.engine_request.token_ids)
 
@@ -227,14 +226,6 @@ class AnswerPreparer:
             if not self.preparer.has_token(token_id):
                 raise InvalidArgumentError(f"tokens[{index}]", f"{token_id} is not a token of this model")
         return DetokenizeResponse(prompt=self.preparer.tokenizer.decode(request.tokens, skip_special_tokens=False))
-
-
-@contextmanager
-def _naming_places_of(request: ChatRequest) -> Iterator[None]:
-    try:
-        yield
-    except InvalidArgumentError as error:
-        raise type(error)(request.own_field_name(error.field), error.message) from error
 
 
 def _check_size_of_answer(request: GenerationFields, prompts: Sequence[PreparedRequest], num_times: int = 1) -> None:

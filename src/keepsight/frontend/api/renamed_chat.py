@@ -5,7 +5,7 @@ from typing import ClassVar, Self
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import renaming_fields
 from keepsight.frontend.api.chat_request import ChatRequest
 from keepsight.frontend.prompt.places import NO_PATHS, Places
 
@@ -17,10 +17,8 @@ class RenamedChat(ChatRequest, frozen=True, kw_only=True):
     OWN_NAMES: ClassVar[Mapping[str, str]] = {}
 
     def checked(self) -> Self:
-        try:
+        with renaming_fields(self.own_field_name):
             self.check()
-        except InvalidArgumentError as error:
-            raise type(error)(self.own_field_name(error.field), error.message) from error
         return self
 
     def without_bulky_fields(self) -> Self:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError
+from keepsight.errors import renaming_fields
 from keepsight.frontend.http.decode_body import refusal_of
 from keepsight.frontend.prompt.check_fields import Fields
 from keepsight.frontend.prompt.read_messages import Conversation, PromptEnd, read_messages
@@ -37,10 +37,8 @@ NO_PATHS = Places({})
 def read_with_paths(
     messages: Sequence[Any], places: Places, end: PromptEnd = "answer", variables: Mapping[str, Any] | None = None
 ) -> Conversation:
-    try:
+    with renaming_fields(places.find):
         read = read_messages(messages, end, variables)
-    except InvalidArgumentError as error:
-        raise type(error)(places.find(error.field), error.message) from error
     pictures = tuple(replace(each, field=places.find(each.field)) for each in read.pictures)
     return replace(read, pictures=pictures)
 
