@@ -11,6 +11,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.http.other_servers import FIELD_ALTERNATIVES, propose_field
 
 Body = TypeVar("Body", bound=msgspec.Struct)
+_Kind = TypeVar("_Kind")
 Buffer = bytes | bytearray | memoryview
 # The type of a field that clients know but this server does not implement.
 Refused = Annotated[Any, msgspec.Meta(description="Not supported: only values without effect are accepted.")]
@@ -41,7 +42,7 @@ class BodyDecoder(Generic[Body]):
         try:
             return self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            raise refusal_of(error, self._body_type) from error
+            raise _refusal_of(error, self._body_type) from error
         except UnicodeDecodeError as error:
             raise InvalidArgumentError("body", f"is not UTF-8: {_find_foreign(body) or error}") from error
         except (msgspec.DecodeError, RecursionError) as error:
@@ -50,10 +51,18 @@ class BodyDecoder(Generic[Body]):
             raise InvalidArgumentError("body", f"cannot be read as JSON: {reason}") from error
 
 
-def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place: str = "") -> InvalidArgumentError:
+def convert(value: object, kind: type[_Kind], place: str) -> _Kind:
+    """Return a part of a body that was decoded without types as one of this type.  `place`: its path."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        raise _refusal_of(error, kind, place) from error
+
+
+def _refusal_of(error: msgspec.ValidationError, kind: object, place: str = "") -> InvalidArgumentError:
     """Return an error that names the field: msgspec appends its path to the message.
 
-    `kind`: the type decoded, or that of a decoded list's items; `place`: the path of what was decoded.
+    `kind`: the type decoded; `place`: the path of what was decoded.
     """
     message = str(error)
     if unknown := _UNKNOWN_FIELD.fullmatch(message):
@@ -67,9 +76,9 @@ def refusal_of(error: msgspec.ValidationError, kind: type[msgspec.Struct], place
     return InvalidArgumentError(place or "body", message)
 
 
-def _find_types(kind: type[msgspec.Struct], path: str) -> list[Any]:
+def _find_types(kind: object, path: str) -> list[Any]:
     """Return all types that the value at `path` may have or contain."""
-    types: list[Any] = [kind]
+    types: list[Any] = [*_unfold(kind)]
     for name in filter(None, _INDEX.sub("", path).split(".")):
         fields = (field for each in _structs(types) for field in msgspec.structs.fields(each) if field.name == name)
         types = [each for field in fields for each in _unfold(field.type)]
@@ -86,7 +95,7 @@ def _structs(types: Sequence[Any]) -> list[type[msgspec.Struct]]:
     return [each for each in types if isinstance(each, type) and issubclass(each, msgspec.Struct)]
 
 
-def _describe_choices(kind: type[msgspec.Struct], path: str) -> str:
+def _describe_choices(kind: object, path: str) -> str:
     """Describe the words that a field may take, if it takes only certain words: msgspec names none of them."""
     parent, _, name = path.rpartition(".")
     words = [word for each in _find_types(kind, path) if get_origin(each) is Literal for word in get_args(each)]

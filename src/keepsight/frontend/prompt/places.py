@@ -3,18 +3,13 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
-
-import msgspec
+from typing import Any
 
 from keepsight.errors import renaming_fields
-from keepsight.frontend.http.decode_body import refusal_of
-from keepsight.frontend.prompt.check_fields import Fields
 from keepsight.frontend.prompt.read_messages import Conversation, PromptEnd, read_messages
 
 # Where a path may be cut: before the name of a field, or before an index.
 _STEP = re.compile(r"(?=[.\[])")
-_Kind = TypeVar("_Kind", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +36,3 @@ def read_with_paths(
         read = read_messages(messages, end, variables)
     pictures = tuple(replace(each, field=places.find(each.field)) for each in read.pictures)
     return replace(read, pictures=pictures)
-
-
-def convert_at_path(fields: Fields, place: str, kind: type[_Kind]) -> _Kind:
-    try:
-        return msgspec.convert(fields, kind)
-    except msgspec.ValidationError as error:
-        raise refusal_of(error, kind, place) from error

@@ -14,9 +14,10 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.frontend.http.decode_body import convert
 from keepsight.frontend.prompt.check_fields import check_is_list, check_is_object, refuse
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
-from keepsight.frontend.prompt.places import Places, convert_at_path, read_with_paths
+from keepsight.frontend.prompt.places import Places, read_with_paths
 from keepsight.frontend.prompt.read_messages import (
     BREAKPOINT,
     HANDLE_PREFIX,
@@ -219,7 +220,7 @@ def read_blocks(
         turns.add_system(system)
     for index, message in enumerate(check_is_list(messages, "messages", "messages")):
         fields = check_is_object(message, f"messages[{index}]")
-        turns.add_message(convert_at_path(fields, f"messages[{index}]", SentMessage), f"messages[{index}]")
+        turns.add_message(convert(fields, SentMessage, f"messages[{index}]"), f"messages[{index}]")
     turns.drop_blank_end()
     places = Places(turns.find_places())
     end: PromptEnd = "text" if turns.ends_with_assistant else "answer"
@@ -310,7 +311,7 @@ def _read_content(content: object, place: str, kinds: _Kinds) -> Iterator[tuple[
         fields = check_is_object(block, own)
         if not isinstance(kind := fields.get("type"), str) or kind not in kinds:
             refuse(f"{own}.type", kind, f"one of {', '.join(kinds)}")
-        yield convert_at_path(fields, own, kinds[kind]), own
+        yield convert(fields, kinds[kind], own), own
 
 
 def _read_parts(block: SentBlock, place: str) -> Iterator[_Part]:

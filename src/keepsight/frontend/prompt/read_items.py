@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.http.decode_body import NeutralValues, Refused, check_refused
+from keepsight.frontend.http.decode_body import NeutralValues, Refused, check_refused, convert
 from keepsight.frontend.prompt.check_fields import (
     Fields,
     check_fields,
@@ -19,7 +19,7 @@ from keepsight.frontend.prompt.check_fields import (
     check_is_text,
     refuse,
 )
-from keepsight.frontend.prompt.places import Places, convert_at_path, read_with_paths
+from keepsight.frontend.prompt.places import Places, read_with_paths
 from keepsight.frontend.prompt.read_blocks import DirectCaller
 from keepsight.frontend.prompt.read_messages import DETAILS, HANDLE_PREFIX, OF_PARTS, Conversation
 
@@ -116,11 +116,11 @@ class _Messages:
     def add_item(self, item: Fields, place: str) -> None:
         kind = item.get("type")
         if kind == "function_call":
-            self._add_call(convert_at_path(item, place, CallItem), place)
+            self._add_call(convert(item, CallItem, place), place)
         elif kind == "function_call_output":
-            self._add_result(convert_at_path(item, place, ResultItem), place)
+            self._add_result(convert(item, ResultItem, place), place)
         elif kind == "reasoning":
-            self._add_thought(convert_at_path(item, place, ThoughtItem), place)
+            self._add_thought(convert(item, ThoughtItem, place), place)
         elif is_reference(item):
             raise InvalidArgumentError(f"{place}.id", "must be the id of an item stored here; or send the item itself")
         elif kind in (None, "message"):

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
-from keepsight.frontend.http.decode_body import refusal_of
+from keepsight.frontend.http.decode_body import convert
 from keepsight.frontend.prompt.check_fields import (
     Fields,
     check_fields,
@@ -251,7 +251,7 @@ def _read_part(part: object, field: str, pictures: list[PicturePart]) -> Fields:
     if part.get(BREAKPOINT) is not None:
         _check_breakpoint(part[BREAKPOINT], f"{field}.{BREAKPOINT}")
     if part.get("cache_control") is not None:
-        _check_cache_control(part["cache_control"], f"{field}.cache_control")
+        convert(part["cache_control"], CacheControl, f"{field}.cache_control")
     if isinstance(read, str):
         return {"type": "text", "text": read}
     pictures.append(read)
@@ -384,13 +384,6 @@ def _check_breakpoint(breakpoint_fields: object, field: str) -> None:
     ttl = breakpoint_fields.get("ttl")
     if not isinstance(ttl, str | None) or ttl not in BREAKPOINT_SECONDS:
         refuse(f"{field}.ttl", ttl, f"one of {', '.join(filter(None, BREAKPOINT_SECONDS))}")
-
-
-def _check_cache_control(value: object, field: str) -> None:
-    try:
-        msgspec.convert(value, CacheControl)
-    except msgspec.ValidationError as error:
-        raise refusal_of(error, CacheControl, field) from error
 
 
 def _find_breakpoints(messages: Sequence[Any]) -> tuple[Breakpoint, ...]:

@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from keepsight.frontend.http.decode_body import refusal_of
+from keepsight.frontend.http.decode_body import convert
 from keepsight.frontend.prompt.arguments_as_parameters import show_values
 
 
@@ -38,11 +38,7 @@ class _SentCall(ToolCall, frozen=True, forbid_unknown_fields=True):
 
 def read_tool_calls(value: object, field: str) -> list[dict[str, Any]]:
     """Return the calls sent back. Arguments stay verbatim, even if they are not JSON: an answer may be cut off."""
-    try:
-        calls = msgspec.convert(value, list[_SentCall])
-    except msgspec.ValidationError as error:
-        raise refusal_of(error, _SentCall, field) from error
-    return [call.as_answered() for call in calls]
+    return [call.as_answered() for call in convert(value, list[_SentCall], field)]
 
 
 def show_tool_calls(message: dict[str, Any], as_texts: bool) -> dict[str, Any]:
