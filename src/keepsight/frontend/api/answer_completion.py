@@ -31,7 +31,7 @@ class CompletionAnswer(ChunkedAnswer):
     def __init__(self, request: CompletionRequest, terms: AnswerTerms) -> None:
         super().__init__(request, terms)
         self._written = list(request.prompts.values()) if request.echo else None
-        # Per choice, when streaming: number of characters of the tokens sent so far.
+        # Per choice: number of characters of the tokens whose log-probabilities have been told.
         self._offsets: Counter[int] = Counter()
         # Per choice, when streaming: pieces held back until their bytes form characters.
         self._held = defaultdict[int, list[AnswerPiece]](list)
@@ -59,7 +59,7 @@ class CompletionAnswer(ChunkedAnswer):
                 index=index,
                 text=self._echoes[number] + "".join(piece.text for piece in pieces),
                 finish_reason=pieces[-1].finish_reason,
-                logprobs=self._logprobs(itertools.chain(self._echoed_tokens(number, first), answered)),
+                logprobs=self._logprobs(index, itertools.chain(self._echoed_tokens(number, first), answered)),
                 stop_reason=pieces[-1].stop_reason,
                 prompt_logprobs=prompt_logprobs,
                 prompt_token_ids=prompt_token_ids,
@@ -88,7 +88,7 @@ class CompletionAnswer(ChunkedAnswer):
             # A token may end one character and begin another.
             text="".join(each.text for each in pieces),
             finish_reason=piece.finish_reason,
-            logprobs=self._logprobs(self._answered_tokens([each.token for each in pieces]), index),
+            logprobs=self._logprobs(index, self._answered_tokens([each.token for each in pieces])),
             stop_reason=msgspec.UNSET if piece.finish_reason is None else piece.stop_reason,
             token_ids=self._token_ids(pieces),
         )
@@ -116,14 +116,13 @@ class CompletionAnswer(ChunkedAnswer):
         for token, each in zip(tokens, shown, strict=True):
             yield _ShownToken(token.token_id, each, token.logprobs)
 
-    def _logprobs(self, tokens: Iterable[_ShownToken], streamed: int | None = None) -> CompletionLogprobs | None:
-        """`streamed`: the index of the streamed choice that these tokens continue, if any."""
+    def _logprobs(self, index: int, tokens: Iterable[_ShownToken]) -> CompletionLogprobs | None:
+        """Return the log-probabilities of tokens that continue a choice.  Tokens of one character share its offset."""
         if (num_top := self._request.choose_logprobs()) is None:
             return None
         shown = list(tokens)
-        offsets, end = _find_offsets(shown, 0 if streamed is None else self._offsets[streamed])
-        if streamed is not None:
-            self._offsets[streamed] = end
+        lengths = (len(token.shown) for token in shown)
+        *offsets, self._offsets[index] = itertools.accumulate(lengths, initial=self._offsets[index])
         each = [[self._top_logprob(one) for one in (token.logprobs or ())[: 1 + num_top]] for token in shown]
         return CompletionLogprobs(
             tokens=[self._name_token(token.token_id) for token in shown],
@@ -132,12 +131,6 @@ class CompletionAnswer(ChunkedAnswer):
             top_logprobs=[_by_token(ones) if ones else None for ones in each],
             text_offset=offsets,
         )
-
-
-def _find_offsets(tokens: Sequence[_ShownToken], end: int) -> tuple[list[int], int]:
-    """Return each token's offset in the text, and the end of the last.  Tokens of one character share its offset."""
-    *offsets, end = itertools.accumulate((len(token.shown) for token in tokens), initial=end)
-    return offsets, end
 
 
 def _by_token(logprobs: Sequence[TopLogprob]) -> dict[str, float]:
