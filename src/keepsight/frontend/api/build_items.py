@@ -78,8 +78,10 @@ class ItemBuilder:
 
     def _end_item(self, status: ItemStatus) -> Iterator[StreamedEvent]:
         if self._begun is not None:
-            yield from self._begun.end(status)
-            self.items.append(self._begun.show(status))
+            yield from self._begun.end()
+            item = self._begun.show(status)
+            yield ItemEvent(type="response.output_item.done", output_index=self._begun.index, item=item)
+            self.items.append(item)
             self._begun = None
 
     def _take_logprobs(self) -> list[ContentLogprob]:
@@ -114,18 +116,17 @@ class _Thought:
         self._texts.append(text)
         return ThoughtDelta(output_index=self.index, item_id=self.id, delta=text)
 
-    def end(self, status: ItemStatus) -> Iterator[StreamedEvent]:
+    def end(self) -> Iterator[StreamedEvent]:
         part = self._part
         yield ThoughtDone(output_index=self.index, item_id=self.id, text=part.text)
         yield PartEvent(type="response.content_part.done", output_index=self.index, item_id=self.id, part=part)
-        yield ItemEvent(type="response.output_item.done", output_index=self.index, item=self.show(status))
 
 
 @dataclass
 class _Message:
     index: int
     id: str = field(default_factory=lambda: _make_id("msg"))
-    logprobs: list[ContentLogprob] = field(default_factory=list)
+    _logprobs: list[ContentLogprob] = field(default_factory=list)
     _texts: list[str] = field(default_factory=list)
 
     def show(self, status: ItemStatus) -> OutputMessage:
@@ -133,7 +134,7 @@ class _Message:
 
     @property
     def _part(self) -> OutputText:
-        return OutputText(text="".join(self._texts), logprobs=list(self.logprobs))
+        return OutputText(text="".join(self._texts), logprobs=self._logprobs)
 
     def begin(self) -> Iterator[StreamedEvent]:
         empty = OutputMessage(id=self.id, status="in_progress", content=[])
@@ -143,14 +144,13 @@ class _Message:
 
     def add(self, text: str, logprobs: list[ContentLogprob]) -> StreamedEvent:
         self._texts.append(text)
-        self.logprobs += logprobs
+        self._logprobs += logprobs
         return TextDelta(output_index=self.index, item_id=self.id, delta=text, logprobs=logprobs)
 
-    def end(self, status: ItemStatus) -> Iterator[StreamedEvent]:
+    def end(self) -> Iterator[StreamedEvent]:
         part = self._part
         yield TextDone(output_index=self.index, item_id=self.id, text=part.text, logprobs=part.logprobs)
         yield PartEvent(type="response.content_part.done", output_index=self.index, item_id=self.id, part=part)
-        yield ItemEvent(type="response.output_item.done", output_index=self.index, item=self.show(status))
 
 
 @dataclass
@@ -172,10 +172,9 @@ class _Call:
         self._arguments.append(text)
         return ArgumentsDelta(output_index=self.index, item_id=self.id, delta=text)
 
-    def end(self, status: ItemStatus) -> Iterator[StreamedEvent]:
-        item = self.show(status)
-        yield ArgumentsDone(output_index=self.index, item_id=self.id, name=self.name, arguments=item.arguments)
-        yield ItemEvent(type="response.output_item.done", output_index=self.index, item=item)
+    def end(self) -> Iterator[StreamedEvent]:
+        arguments = "".join(self._arguments)
+        yield ArgumentsDone(output_index=self.index, item_id=self.id, name=self.name, arguments=arguments)
 
 
 def _make_id(prefix: str) -> str:
