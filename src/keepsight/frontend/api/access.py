@@ -1,4 +1,4 @@
-"""Access control: API keys, the administrator's key, and cache isolation per API key.
+"""Access control: API keys, the administrator's key, and what an API key isolates: caches and tenants.
 
 Every path needs a key unless it is listed as open, so that a new path is never open by mistake.
 """
@@ -115,6 +115,12 @@ def isolate_salt(settings: ApiSettings, http: Request, cache_salt: str | None) -
     # An empty salt is invalid; it is refused later.
     salt = b"" if cache_salt is None else b"salt:" + cache_salt.encode(errors="surrogatepass")
     return cache_salt if cache_salt == "" else hmac.digest(key.encode(), salt, "sha256").hex()
+
+
+def tenant_of(http: Request) -> str:
+    """Return the caller's tenant: a digest of its API key, as the key itself must not be written anywhere."""
+    key = getattr(http.state, "api_key", None)
+    return "" if key is None else _digest(key).hex()
 
 
 def _find_key(

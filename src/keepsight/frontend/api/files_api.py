@@ -16,7 +16,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, UnknownHandleError, UnsupportedBodyError, UnsupportedFieldError
-from keepsight.frontend.api.media_api import MediaApi, ReadBody, ends_of, read_order, tenant_of
+from keepsight.frontend.api.access import tenant_of
+from keepsight.frontend.api.media_api import MediaApi, ReadBody, ends_of, read_order
 from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS, Upload, UploadOptions, read_ttl, take_file
 from keepsight.frontend.http.decode_body import Buffer

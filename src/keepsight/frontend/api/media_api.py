@@ -6,7 +6,6 @@ callers are one tenant.
 """
 
 import asyncio
-import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, suppress
@@ -21,6 +20,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, MediaStoreError, UnknownHandleError
+from keepsight.frontend.api.access import tenant_of
 from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.pixel_pins import PixelPins
 from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
@@ -405,12 +405,6 @@ def _respond(http: Request, body: msgspec.Struct) -> Response:
     if (account := getattr(http.state, "warming", None)) is not None:
         response.headers["server-timing"] = format_for_header([account])
     return response
-
-
-def tenant_of(http: Request) -> str:
-    """Return the caller's tenant: a digest of its API key, as the key itself must not be written anywhere."""
-    key = getattr(http.state, "api_key", None)
-    return "" if key is None else hashlib.sha256(key.encode(errors="surrogatepass")).hexdigest()
 
 
 def _id_of(part: PicturePart) -> str:

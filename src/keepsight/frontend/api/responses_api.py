@@ -14,9 +14,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.errors import ResponseStoreError, UnknownResponseError, UnsupportedFieldError
+from keepsight.frontend.api.access import tenant_of
 from keepsight.frontend.api.answer_responses import KeepCallbacks, ResponsesAnswer
 from keepsight.frontend.api.kept_responses import KeptResponses, Turn
-from keepsight.frontend.api.media_api import tenant_of
 from keepsight.frontend.api.responses_fields import Includable
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import json_response
