@@ -235,7 +235,8 @@ class MediaApi:
         if remote:
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, salt))
         named = await self._name(part, salt, downloaded)
-        handle = await run_in_threadpool(self._keep, http, named, upload.options, label)
+        described = (named.content, named.geometry, upload.options.ttl_seconds, named.num_pages, label)
+        handle = await run_in_threadpool(self._handles.add, tenant_of(http), *described)
         if upload.options.warm:
             try:
                 await unless_client_leaves(http.receive, self._warm(http, named, salt, label.filename))
@@ -344,11 +345,6 @@ class MediaApi:
                     self._pins.pin(holder, media_hash, pin.seconds)
 
     # Steps ----------------------------------------------------------------------------------------------------
-
-    def _keep(self, http: Request, named: _Named, options: UploadOptions, label: FileLabel) -> MediaHandle:
-        return self._handles.add(
-            tenant_of(http), named.content, named.geometry, options.ttl_seconds, named.num_pages, label
-        )
 
     async def _find(self, http: Request, cache_salt: str | None) -> tuple[MediaHandle, _Named]:
         of_caller = (tenant_of(http), http.path_params["id"])
