@@ -95,19 +95,15 @@ class _Record:
         line = f"{self._request_line} {self._status or 'unanswered'} in {self._elapsed_ms():.1f} ms"
         answer = self._state.get("answer")
         if answer is None:
-            return "; ".join(filter(None, (line, format_for_log(self._warming))))
+            # What an upload or a pin asked of the engine, if anything.
+            accounts = [self._state["warming"]] if "warming" in self._state else []
+            return "; ".join(filter(None, (line, format_for_log(accounts))))
         parts = (
             f"{line}, {self._first_ms:.1f} to the first byte",
             _describe_usage(answer.usage, answer.accounts),
             format_for_log(answer.accounts),
         )
         return "; ".join(filter(None, parts))
-
-    @property
-    def _warming(self) -> list[RequestAccount]:
-        """What an upload or a pin asked of the engine, if anything."""
-        account = self._state.get("warming")
-        return [] if account is None else [account]
 
     def _elapsed_ms(self) -> float:
         return (time.monotonic() - self._begin) * 1e3
