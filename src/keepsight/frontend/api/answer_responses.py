@@ -26,8 +26,6 @@ from keepsight.frontend.api.write_event import write_event
 from keepsight.frontend.assemble_answer import AnswerPiece
 from keepsight.frontend.http.error_response import ErrorResponse
 
-_encode = msgspec.json.Encoder().encode
-
 
 @dataclass(frozen=True, slots=True)
 class KeepCallbacks:
@@ -109,7 +107,7 @@ class ResponsesAnswer(Answer):
             return body
         kept = msgspec.structs.replace(body, store=True)
         item_ids = [item.id for item in self._items.items]
-        return kept if await self.keeping.keep(_encode(kept), item_ids) else body
+        return kept if await self.keeping.keep(msgspec.json.encode(kept), item_ids) else body
 
     def _failure_event(self, error: Exception) -> bytes:
         details = ErrorResponse.of(error).error
