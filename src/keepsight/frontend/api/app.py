@@ -245,6 +245,17 @@ class Api:
             downloaded = {**downloaded, **await self.media.read_named(http, conversation.pictures)}
         return downloaded
 
+    # Bodies -----------------------------------------------------------------------------------------------------
+
+    def _reading_body(self, http: Request) -> AbstractAsyncContextManager[Buffer]:
+        return reading_body(http, self._room, self._settings.max_body_bytes, self._settings.slow_client_seconds)
+
+    @asynccontextmanager
+    async def _admit_body(self, http: Request) -> AsyncGenerator[Buffer, None]:
+        async with self._reading_body(http) as body:
+            with self._room.admit():
+                yield body
+
     # Tokens -----------------------------------------------------------------------------------------------------
 
     async def tokenize(self, http: Request) -> Response:
@@ -315,15 +326,6 @@ class Api:
         # Freeing gigabytes of pixels takes about a second.
         await run_in_threadpool(self._engine.reset_caches, **caches)
         return json_response({})
-
-    def _reading_body(self, http: Request) -> AbstractAsyncContextManager[bytearray | memoryview]:
-        return reading_body(http, self._room, self._settings.max_body_bytes, self._settings.slow_client_seconds)
-
-    @asynccontextmanager
-    async def _admit_body(self, http: Request) -> AsyncGenerator[bytearray | memoryview, None]:
-        async with self._reading_body(http) as body:
-            with self._room.admit():
-                yield body
 
 
 async def _parse(parse: Callable[[Buffer], ParsedRequest], body: Buffer) -> ParsedRequest:

@@ -25,6 +25,7 @@ from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.pixel_pins import PixelPins
 from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
+from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import json_response
 from keepsight.frontend.http.unless_client_leaves import unless_client_leaves
 from keepsight.frontend.identity.identify_picture import NamedPicture
@@ -46,7 +47,7 @@ MAX_UPLOADS_NAMED_AT_ONCE = 4
 WARM_PRIORITY = 1
 
 # The request counts as waiting (`WaitingRoom`) until the context exits.
-ReadBody = Callable[[Request], AbstractAsyncContextManager[bytearray | memoryview]]
+ReadBody = Callable[[Request], AbstractAsyncContextManager[Buffer]]
 # Maps a request and the salt that it asks for to the salt that it gets.
 SaltOf = Callable[[Request, str | None], str | None]
 
