@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
-from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
+from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.http.decode_body import NeutralValues, Refused, check_refused, convert
 from keepsight.frontend.prompt.check_fields import (
     Fields,
@@ -21,7 +21,7 @@ from keepsight.frontend.prompt.check_fields import (
 )
 from keepsight.frontend.prompt.places import Places, read_with_paths
 from keepsight.frontend.prompt.read_blocks import DirectCaller
-from keepsight.frontend.prompt.read_messages import DETAILS, HANDLE_PREFIX, OF_PARTS, Conversation
+from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, OF_PARTS, Conversation, check_detail
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 # Fields that a message item has besides its role and content when it is sent back.
@@ -219,8 +219,7 @@ class _Messages:
 
     def _read_file(self, part: dict[str, Any], place: str, own: str) -> dict[str, Any]:
         """Convert a file. Its `detail` has no effect, like a picture's."""
-        if part.pop("detail", None) not in (None, *DETAILS):
-            raise UnsupportedFieldError(f"{place}.detail", f"must be one of {', '.join(DETAILS)}")
+        check_detail(part.pop("detail", None), f"{place}.detail")
         self.places[f"{own}.file"] = place
         around = {name: part.pop(name) for name in ("type", *OF_PARTS) if name in part}
         return around | {"type": "file", "file": part}

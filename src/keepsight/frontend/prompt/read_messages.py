@@ -286,9 +286,13 @@ def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
 
 def _read_url_object(url: Fields, field: str, modality: Modality) -> tuple[object, str]:
     check_fields(url, field, {"url", "detail"} if modality == "image" else {"url"})
-    if url.get("detail") not in (None, *DETAILS):
-        raise UnsupportedFieldError(f"{field}.detail", f"must be one of {', '.join(DETAILS)}")
+    check_detail(url.get("detail"), f"{field}.detail")
     return url.get("url"), f"{field}.url"
+
+
+def check_detail(detail: object, field: str) -> None:
+    if detail not in (None, *DETAILS):
+        raise UnsupportedFieldError(field, f"must be one of {', '.join(DETAILS)}")
 
 
 def _read_input_audio(part: Fields, field: str) -> PicturePart:
