@@ -274,7 +274,7 @@ def _read_url(part: Fields, field: str, modality: Modality) -> PicturePart:
     name = f"{modality}_url"
     check_fields(part, field, {"type", name, "uuid", *OF_PARTS})
     url, url_field = part.get(name), f"{field}.{name}"
-    uuid = read_label(part.get("uuid"), f"{field}.uuid")
+    uuid = _read_uuid(part, field)
     if not isinstance(url, str) and not _is_left_out(url, uuid):
         url, url_field = _read_url_object(check_is_object(url, url_field), url_field, modality)
     if url == "" and uuid is not None:
@@ -298,7 +298,7 @@ def check_detail(detail: object, field: str) -> None:
 def _read_input_audio(part: Fields, field: str) -> PicturePart:
     """Read OpenAI's form for sounds: bare base64, and its format, which is not needed as the file itself tells it."""
     check_fields(part, field, {"type", "input_audio", "uuid", *OF_PARTS})
-    uuid, sent = read_label(part.get("uuid"), f"{field}.uuid"), part.get("input_audio")
+    uuid, sent = _read_uuid(part, field), part.get("input_audio")
     field = f"{field}.input_audio"
     if _is_left_out(sent, uuid):
         return PicturePart(None, field, uuid, modality="audio")
@@ -314,7 +314,7 @@ def _read_input_audio(part: Fields, field: str) -> PicturePart:
 
 def _read_image_pil(part: Fields, field: str) -> PicturePart:
     check_fields(part, field, {"type", "image_pil", "uuid"})
-    source, uuid = part.get("image_pil"), read_label(part.get("uuid"), f"{field}.uuid")
+    source, uuid = part.get("image_pil"), _read_uuid(part, field)
     if isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid):
         refuse(f"{field}.image_pil", source, "an image object, which only LLM.chat can be given")
     return PicturePart(source, f"{field}.image_pil", uuid)
@@ -328,7 +328,7 @@ def _read_named(part: Fields, field: str, modality: Modality) -> PicturePart:
     name = "url" if part.get(modality) is None and part.get("url") is not None else modality
     if name == modality and part.get("url") is not None:
         raise InvalidArgumentError(f"{field}.url", f"must not be given together with {modality}")
-    source, uuid = part.get(name), read_label(part.get("uuid"), f"{field}.uuid")
+    source, uuid = part.get(name), _read_uuid(part, field)
     if name == "url" or (isinstance(source, _JSON_TYPES) and not _is_left_out(source, uuid)):
         check_is_url(source, f"{field}.{name}")
     return PicturePart(source, f"{field}.{name}", uuid, modality=modality)
@@ -339,13 +339,13 @@ def _read_handle(part: Fields, field: str, modality: Modality) -> PicturePart:
         if part.get(name) is not None:
             raise InvalidArgumentError(f"{field}.{name}", "must not be given together with media_id")
     media_id = check_is_text(part["media_id"], f"{field}.media_id")
-    uuid = read_label(part.get("uuid"), f"{field}.uuid")
+    uuid = _read_uuid(part, field)
     return PicturePart(f"{HANDLE_PREFIX}{media_id}", f"{field}.media_id", uuid, modality=modality)
 
 
 def _read_image_embeds(part: Fields, field: str) -> PicturePart:
     check_fields(part, field, {"type", "image_embeds", "uuid", *OF_PARTS})
-    source, uuid = part.get("image_embeds"), read_label(part.get("uuid"), f"{field}.uuid")
+    source, uuid = part.get("image_embeds"), _read_uuid(part, field)
     field = f"{field}.image_embeds"
     if isinstance(source, _JSON_TYPES) and not isinstance(source, str) and not _is_left_out(source, uuid):
         refuse(field, source, "the base64 of a .npy or a .safetensors file")
@@ -414,6 +414,10 @@ def pin_pictures(pictures: Sequence[PicturePart], breakpoints: Sequence[Breakpoi
 def _is_left_out(source: object, uuid: str | None) -> bool:
     """Return whether the picture is left out because it was sent with its uuid before."""
     return source is None and uuid is not None
+
+
+def _read_uuid(part: Fields, field: str) -> str | None:
+    return read_label(part.get("uuid"), f"{field}.uuid")
 
 
 def read_label(value: object, field: str) -> str | None:
