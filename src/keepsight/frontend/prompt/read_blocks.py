@@ -43,29 +43,29 @@ class SentText(SentBlock, frozen=True, kw_only=True, tag="text"):
     prompt_cache_breakpoint: Any = None
 
 
-class ImageSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
+class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag_field="type"):
     pass
 
 
-class Base64Source(ImageSource, frozen=True, tag="base64"):
+class Base64Source(Source, frozen=True, tag="base64"):
     media_type: str
     data: str
 
 
-class UrlSource(ImageSource, frozen=True, tag="url"):
+class UrlSource(Source, frozen=True, tag="url"):
     url: str
 
 
-class FileSource(ImageSource, frozen=True, tag="file"):
+class FileSource(Source, frozen=True, tag="file"):
     file_id: str
 
 
-class TextSource(ImageSource, frozen=True, tag="text"):
+class TextSource(Source, frozen=True, tag="text"):
     media_type: Literal["text/plain"]
     data: str
 
 
-class ContentSource(ImageSource, frozen=True, tag="content"):
+class ContentSource(Source, frozen=True, tag="content"):
     # A string, or blocks.
     content: Any
 
@@ -223,7 +223,7 @@ def read_blocks(
         turns.add_message(convert(fields, SentMessage, f"messages[{index}]"), f"messages[{index}]")
     turns.drop_blank_end()
     places = Places(turns.find_places())
-    end: PromptEnd = "text" if turns.ends_with_assistant else "answer"
+    end = turns.choose_end()
     return read_with_paths([turn.as_message() for turn in turns.turns], places, end, variables), places
 
 
@@ -238,14 +238,13 @@ class _Turns:
             places |= turn.list_places(f"messages[{index}]")
         return places
 
-    @property
-    def ends_with_assistant(self) -> bool:
-        """True if the last turn is the assistant's, which the answer then continues."""
+    def choose_end(self) -> PromptEnd:
+        """Return how the prompt ends: if the last turn is the assistant's, the answer continues it."""
         if not self.turns or self.turns[-1].role != "assistant":
-            return False
+            return "answer"
         if self.turns[-1].calls:
             raise InvalidArgumentError("messages", "must tell the results of the last message's tool_use blocks")
-        return True
+        return "text"
 
     def drop_blank_end(self) -> None:
         """Drop a blank last answer: continuing it means to begin one, and only without it does a template do so."""
