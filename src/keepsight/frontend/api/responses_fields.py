@@ -69,10 +69,10 @@ class TextFormat(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     def as_in_chat(self) -> ResponseFormat:
         if self.type != "json_schema":
             return ResponseFormat(self.type)
-        for name in ("name", "schema"):
-            if getattr(self, name) is None:
-                raise InvalidArgumentError(f"text.format.{name}", "is required")
-        assert self.name is not None
+        if self.name is None:
+            raise InvalidArgumentError("text.format.name", "is required")
+        if self.schema is None:
+            raise InvalidArgumentError("text.format.schema", "is required")
         return ResponseFormat(self.type, JsonSchema(self.name, self.description, self.schema, self.strict))
 
 
