@@ -73,8 +73,8 @@ class ChatTemplate:
         # How the model writes its thoughts; None: the template has none.
         self.thought_form = TAGS if all(tag in written for tag in TAGS.tags) else None
         self._content_form = self._find_content_form()
-        self._takes_texts_as_arguments = self._writes_the_same('{"probe": [1, 2]}', {"probe": [1, 2]})
-        self._takes_texts_as_values = self._writes_the_same({"probe": "[1, 2]"}, {"probe": [1, 2]})
+        self._takes_texts_as_arguments = self._writes_like_object('{"probe": [1, 2]}')
+        self._takes_texts_as_values = self._writes_like_object({"probe": "[1, 2]"})
         # What the template silently leaves out.
         self._drops_system_parts = self._find_whether_it_drops_system_parts()
         self._drops_later_systems = self._find_whether_it_drops_later_systems()
@@ -189,9 +189,9 @@ class ChatTemplate:
         text = self._try_out(_write_contents([{"role": "user", "content": _PROBE}], form))
         return _PROBE in text and not any(quoted in text for quoted in (f"'{_PROBE}'", f'"{_PROBE}"'))
 
-    def _writes_the_same(self, one: object, other: object) -> bool:
+    def _writes_like_object(self, arguments: object) -> bool:
         """Find this out by trial: many templates would quote a text, or write an object in a notation of their own."""
-        return self._try_call(one) == self._try_call(other) != ""
+        return self._try_call(arguments) == self._try_call({"probe": [1, 2]}) != ""
 
     def _try_call(self, arguments: object) -> str:
         call = {"id": "call_0", "type": "function", "function": {"name": "probe", "arguments": arguments}}
