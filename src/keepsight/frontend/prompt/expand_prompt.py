@@ -147,8 +147,8 @@ class PromptExpander:
         text_cache_max_bytes: int = TEXT_CACHE_MAX_BYTES,
     ) -> None:
         self._tokenizer = tokenizer
-        self._format = media_format
-        self._markers = _compile_markers(media_format)
+        self._format = media_format or MediaPromptFormat({}, {})
+        self._markers = re.compile(f"({'|'.join(map(re.escape, self._format.markers))})")
         # Each value repeats its key, so that its bytes are counted too.
         self._cache = LruCache[_Text, _Encoded](text_cache_max_bytes, _count_bytes)
         self._cache_lock = threading.Lock()  # LLM may be called from several threads
@@ -179,7 +179,7 @@ class PromptExpander:
 
     def find_kinds(self, text: str) -> list[Kind]:
         """Return the kind of media that each marker in a text stands for."""
-        if self._format is None or self._markers is None:
+        if not self._format.forms:
             return []
         return list(map(self._format.kind_of, self._markers.findall(text)))
 
@@ -199,7 +199,7 @@ class PromptExpander:
         return sum(1 for _ in shared)
 
     def _split_at_markers(self, text: str, layouts: Sequence[PictureLayout], field: str) -> list[str]:
-        if self._format is None or self._markers is None:
+        if not self._format.forms:
             if layouts:
                 raise PictureCountError(field, f"holds {len(layouts)} pictures, but this model reads text only")
             return [text]
@@ -237,7 +237,6 @@ class PromptExpander:
         return span
 
     def _form_of(self, layout: PictureLayout) -> WrittenForm:
-        assert self._format is not None
         return self._format.forms[layout.kind]
 
     def _encode(self, text: str, field: str, cache_salt: str | None) -> Iterator[int]:
@@ -254,14 +253,14 @@ class PromptExpander:
         if known is not None:
             return known[1]
         token_ids = self._tokenizer.encode(piece[1], field=field)
-        self._check_holds_no_image(token_ids, field)
+        self._check_holds_none_reserved(token_ids, field)
         with self._cache_lock:
             self._cache.put_if_fits(piece, (piece, token_ids))
         return token_ids
 
-    def _check_holds_no_image(self, token_ids: tuple[int, ...], field: str) -> None:
+    def _check_holds_none_reserved(self, token_ids: tuple[int, ...], field: str) -> None:
         """Raise an error if a text spells out reserved tokens: they would forge a picture or a sound."""
-        reserved = self._format.reserved if self._format else {}
+        reserved = self._format.reserved
         for token_id in token_ids:
             if token_id in reserved:
                 raise ReservedTokenError(field, f"the text must not contain {reserved[token_id]}")
@@ -273,12 +272,6 @@ class PromptExpander:
         tokens = [tokenizer.token(token_id) for token_id in candidates if token_id is not None]
         boundaries = {token: tokenizer.token_id(token) for token in tokens if token and tokenizer.is_boundary(token)}
         return {token: token_id for token, token_id in boundaries.items() if token_id is not None}
-
-
-def _compile_markers(media_format: MediaPromptFormat | None) -> re.Pattern[str] | None:
-    if media_format is None:
-        return None
-    return re.compile(f"({'|'.join(map(re.escape, media_format.markers))})")
 
 
 def _write_around_crops(num_crops: int, margin: str) -> list[str]:
