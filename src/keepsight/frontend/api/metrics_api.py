@@ -34,7 +34,6 @@ from keepsight.requests import TierStatus
 
 DEFAULT_LIMIT, MAX_LIMIT = 50, 1000
 RUNNING, WAITING = slot_of("num_requests_running"), slot_of("num_requests_waiting")
-Tiers = Mapping[int, Sequence[TierStatus]]  # by engine rank
 
 
 class CacheState(msgspec.Struct, frozen=True, kw_only=True):
@@ -137,7 +136,8 @@ def _read_limit(http: Request) -> int:
     return read_limit(http, DEFAULT_LIMIT, MAX_LIMIT)
 
 
-def _describe_caches(totals: Totals, tiers: Tiers) -> Iterator[CacheState]:
+def _describe_caches(totals: Totals, tiers: Mapping[int, Sequence[TierStatus]]) -> Iterator[CacheState]:
+    """`tiers`: by engine rank."""
     for cache, tier in CACHES:
         slots = CacheSlots.of(cache, tier)
         evictions, num_bytes, budget, entries = _whole(
