@@ -17,8 +17,8 @@ from starlette.routing import Route
 
 from keepsight.errors import InvalidArgumentError, UnknownHandleError, UnsupportedBodyError, UnsupportedFieldError
 from keepsight.frontend.api.access import tenant_of
-from keepsight.frontend.api.media_api import MediaApi, ReadBody, ends_of, read_order
-from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
+from keepsight.frontend.api.media_api import MediaApi, ReadBody, ends_of
+from keepsight.frontend.api.read_list_query import asks_ascending, read_limit, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import MAX_TTL_SECONDS, Upload, UploadOptions, read_ttl, take_file
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import FILES_PATH, asks_anthropic, json_response
@@ -156,7 +156,7 @@ class FilesApi:
     def _list(self, http: Request) -> FilePage:
         refuse_unknown_parameters(http, ("limit", "after", "order", "purpose"))
         limit, query = read_limit(http, MAX_FILES, MAX_FILES), http.query_params
-        of_caller, is_ascending = (tenant_of(http), limit + 1, query.get("after")), read_order(http) == "asc"
+        of_caller, is_ascending = (tenant_of(http), limit + 1, query.get("after")), asks_ascending(http)
         found = self._handles.page(*of_caller, is_ascending=is_ascending, purpose=query.get("purpose"))
         shown = [FileObject.of(handle) for handle in found[:limit]]
         return FilePage(shown, *ends_of(found[:limit]), has_more=len(found) > limit)

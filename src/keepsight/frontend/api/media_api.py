@@ -19,11 +19,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from keepsight.errors import InvalidArgumentError, MediaStoreError, UnknownHandleError
+from keepsight.errors import MediaStoreError, UnknownHandleError
 from keepsight.frontend.api.access import tenant_of
 from keepsight.frontend.api.answer import Engine
 from keepsight.frontend.api.pixel_pins import PixelPins
-from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
+from keepsight.frontend.api.read_list_query import asks_ascending, read_limit, refuse_unknown_parameters
 from keepsight.frontend.api.read_upload import Upload, UploadOptions, read_options, read_upload
 from keepsight.frontend.http.decode_body import Buffer
 from keepsight.frontend.http.error_response import json_response
@@ -249,9 +249,8 @@ class MediaApi:
     async def list_page(self, http: Request) -> Response:
         refuse_unknown_parameters(http, ("limit", "after", "order"))
         limit, after = read_limit(http, DEFAULT_PAGE, MAX_PAGE), http.query_params.get("after")
-        is_ascending = read_order(http) == "asc"
         found = await run_in_threadpool(
-            self._handles.page, tenant_of(http), limit + 1, after, is_ascending=is_ascending
+            self._handles.page, tenant_of(http), limit + 1, after, is_ascending=asks_ascending(http)
         )
         shown = [MediaObject.of(handle) for handle in found[:limit]]
         return json_response(MediaPage(shown, *ends_of(found[:limit]), has_more=len(found) > limit))
@@ -415,10 +414,3 @@ def _read_salt(http: Request) -> str | None:
 def ends_of(shown: Sequence[MediaHandle]) -> tuple[str | None, str | None]:
     """Return the first and the last id of a page of a list; the next page begins after the last."""
     return (shown[0].id, shown[-1].id) if shown else (None, None)
-
-
-def read_order(http: Request) -> str:
-    order = http.query_params.get("order", "desc")
-    if order not in ("asc", "desc"):
-        raise InvalidArgumentError("order", f"must be asc or desc, not {order[:20]!r}")
-    return order

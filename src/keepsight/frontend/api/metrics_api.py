@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from keepsight.frontend.api.answer import Engine
-from keepsight.frontend.api.read_limit import read_limit, refuse_unknown_parameters
+from keepsight.frontend.api.read_list_query import read_limit, refuse_unknown_parameters
 from keepsight.frontend.http.error_response import json_response
 from keepsight.observe.account import AccountBody
 from keepsight.observe.catalogue import (

@@ -1,4 +1,4 @@
-"""Reads the query of a list: `limit`, how many entries the caller wants; refuses parameters that the list lacks."""
+"""Reads the query of a list: how many entries the caller wants, and their order; refuses parameters that it lacks."""
 
 import re
 from collections.abc import Sequence
@@ -22,3 +22,10 @@ def read_limit(http: Request, default: int, maximum: int) -> int:
     if not _NUMBER.fullmatch(text) or not 1 <= int(text) <= maximum:
         raise InvalidArgumentError("limit", f"must be from 1 to {maximum}, not {text[:20]!r}")
     return int(text)
+
+
+def asks_ascending(http: Request) -> bool:
+    order = http.query_params.get("order", "desc")
+    if order not in ("asc", "desc"):
+        raise InvalidArgumentError("order", f"must be asc or desc, not {order[:20]!r}")
+    return order == "asc"
