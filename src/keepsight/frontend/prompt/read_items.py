@@ -21,7 +21,7 @@ from keepsight.frontend.prompt.check_fields import (
 )
 from keepsight.frontend.prompt.places import Places, read_with_paths
 from keepsight.frontend.prompt.read_blocks import DirectCaller
-from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, OF_PARTS, Conversation, check_detail
+from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, OF_PARTS, SYSTEM_ROLES, Conversation, check_detail
 
 _KINDS = ("message", "reasoning", "function_call", "function_call_output", "item_reference")
 # Fields that a message item has besides its role and content when it is sent back.
@@ -31,7 +31,6 @@ _WHEN_EMPTY = ("phase",)
 # Fields of an answer's text that are dropped: log-probabilities only repeat it.
 _OF_TEXTS = ("annotations", "logprobs")
 _PARTS = ("input_text", "input_image", "input_audio", "input_file", "output_text", "refusal")
-_SYSTEM_ROLES = ("system", "developer")
 
 
 class SentItem(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="type"):
@@ -134,7 +133,7 @@ class _Messages:
         check_fields(item, place, {"role", "content", *_OF_ITEMS}, _WHEN_EMPTY)
         role, content = item.get("role"), item.get("content")
         thought = self._take_thought() if role == "assistant" else {}
-        if role in _SYSTEM_ROLES and self._has_only_instructions:
+        if role in SYSTEM_ROLES and self._has_only_instructions:
             # Few templates allow two system messages.
             content = self._join(self.messages.pop()["content"], content, f"{place}.content")
         else:

@@ -51,6 +51,8 @@ MESSAGE_TYPES = ("text", None)
 THOUGHT_NAMES = ("reasoning_content", "reasoning")
 # Fields besides those of every message. `parsed` is added by OpenAI's own client: the content, which is sent, too.
 _FIELDS_OF = {"assistant": ("parsed", *THOUGHT_NAMES, "refusal", "tool_calls"), "tool": ("tool_call_id",)}
+# Two names of one role: newer clients send the second.
+SYSTEM_ROLES = ("system", "developer")
 # The other content parts are media.
 TEXT_PARTS = ("text", "refusal")
 MAX_UUID_LENGTH = 256

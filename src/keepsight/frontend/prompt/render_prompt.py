@@ -21,7 +21,7 @@ from jinja2.defaults import DEFAULT_NAMESPACE
 
 from keepsight.errors import ChatTemplateError, CheckpointConfigError, InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.prompt.call_text import BARE, find_taught_form
-from keepsight.frontend.prompt.read_messages import TemplateMessage, read_messages, show_to_template
+from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES, TemplateMessage, read_messages, show_to_template
 from keepsight.frontend.prompt.read_tool_calls import show_tool_calls
 from keepsight.frontend.prompt.template_names import find_texts, find_tool_words, find_variables
 from keepsight.frontend.prompt.thought_text import TAGS
@@ -40,7 +40,7 @@ MAX_PROBED_CHARACTERS = 2**16
 ContentForm = Literal["text", "parts"]
 CONTENT_FORMS: tuple[ContentForm, ...] = ("text", "parts")
 # OpenAI's. Further roles are those that the template names.
-ROLES = ("system", "developer", "user", "assistant", "tool")
+ROLES = (*SYSTEM_ROLES, "user", "assistant", "tool")
 # Variables that every template gets, and globals of the environment.
 _OWN_VARIABLES = frozenset(
     ("messages", "tools", "documents", "add_generation_prompt", "raise_exception", "strftime_now", *DEFAULT_NAMESPACE)
@@ -156,7 +156,7 @@ class ChatTemplate:
         raise InvalidArgumentError(field, f"must be one of {', '.join(ROLES)}, not {role[:40]!r}{hint}")
 
     def _check_is_shown(self, index: int, message: TemplateMessage) -> None:
-        role = "system" if _is_of_system(message) else message["role"]
+        role = "system" if message["role"] in SYSTEM_ROLES else message["role"]
         if index and role == "system" and self._drops_later_systems:
             what = "this model's chat template shows a system message only if it is the first"
             raise UnsupportedFieldError(f"messages[{index}].role", what)
@@ -287,10 +287,6 @@ def _turn(role: str, text: str = "Hello") -> TemplateMessage:
     return {"role": role, "content": [{"type": "text", "text": text}]}
 
 
-def _is_of_system(message: TemplateMessage) -> bool:
-    return message["role"] in ("system", "developer")
-
-
 def _kinds_in(content: str | list[Mapping[str, Any]]) -> Iterator[Kind]:
     """Yield the kind of each part that is not text."""
     if not isinstance(content, str):
@@ -300,7 +296,7 @@ def _kinds_in(content: str | list[Mapping[str, Any]]) -> Iterator[Kind]:
 def _with_one_part(message: TemplateMessage) -> TemplateMessage:
     """Merge the texts of a system message into one part."""
     content = message["content"]
-    if not _is_of_system(message) or isinstance(content, str) or len(content) < 2:
+    if message["role"] not in SYSTEM_ROLES or isinstance(content, str) or len(content) < 2:
         return message
     return {**message, "content": as_parts(_as_text(content, "messages"))}
 

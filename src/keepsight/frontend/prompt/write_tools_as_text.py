@@ -11,6 +11,7 @@ from typing import Any
 
 from keepsight.errors import InvalidArgumentError
 from keepsight.frontend.prompt.call_text import BARE, CallForm, write_call
+from keepsight.frontend.prompt.read_messages import SYSTEM_ROLES
 
 Message = dict[str, Any]
 Content = str | list[Mapping[str, Any]]
@@ -26,7 +27,7 @@ _TOLD = ("name", "description", "parameters")
 def write_tools_as_text(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Add the tools to the end of the system message, or as one if there is none."""
     description = _describe(tools)
-    if messages and messages[0]["role"] in ("system", "developer"):
+    if messages and messages[0]["role"] in SYSTEM_ROLES:
         system, *others = messages
         return [{**system, "content": join_contents(system["content"], description)}, *others]
     return [{"role": "system", "content": description}, *messages]
