@@ -83,7 +83,8 @@ class CallGrammar:
         own = self.call_form
         quotes = [each.strip() for each in own.quotes]
         names = [f"NAME_{index}: {json.dumps(name.join(quotes))}" for index, name in enumerate(self.schemas)]
-        before, behind, end = ([_literal(each.strip()) for each in part] for part in own.tokens)
+        tokens = (own.before_name, own.behind_name, own.end)
+        before, behind, end = ([_literal(each.strip()) for each in part] for part in tokens)
         calls = "call" if self.is_single else "call (SPACE? call)*"
         return [
             f"start: form | {calls} SPACE?",

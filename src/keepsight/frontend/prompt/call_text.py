@@ -93,10 +93,6 @@ class CallForm:
     between: str = "\n"
 
     @property
-    def tokens(self) -> tuple[tuple[str, ...], ...]:
-        return self.before_name, self.behind_name, self.end
-
-    @property
     def name_end(self) -> str:
         return self.quotes[1].strip()
 
