@@ -138,14 +138,10 @@ class AnswerPreparer:
     def _prepare_prompt(
         self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int
     ) -> PreparedRequest:
-        try:
+        with renaming_fields(lambda name: field if name in ("prompt", "prompt_token_ids") else name):
             if isinstance(prompt, str):
                 return self.preparer.prepare_text(prompt, NO_MEDIA, params, None, cache_salt, priority)
             return self.preparer.prepare_tokens(prompt, params, cache_salt, priority)
-        except InvalidArgumentError as error:
-            if error.field not in ("prompt", "prompt_token_ids"):
-                raise
-            raise type(error)(field, error.message) from error
 
     async def embeddings(
         self, request: EmbeddingsRequest, cache_salt: str | None, downloaded: Downloaded
