@@ -7,11 +7,11 @@ import msgspec
 
 from keepsight.errors import renaming_fields
 from keepsight.frontend.api.chat_request import ChatRequest
-from keepsight.frontend.prompt.places import NO_PATHS, Places
+from keepsight.frontend.prompt.places import NO_PLACES, Places
 
 
 class RenamedChat(ChatRequest, frozen=True, kw_only=True):
-    places: Places = NO_PATHS
+    places: Places = NO_PLACES
 
     # The other API's names of fields, by those of a chat.  Longer paths come before their prefixes.
     OWN_NAMES: ClassVar[Mapping[str, str]] = {}
@@ -22,7 +22,7 @@ class RenamedChat(ChatRequest, frozen=True, kw_only=True):
         return self
 
     def without_bulky_fields(self) -> Self:
-        return msgspec.structs.replace(super().without_bulky_fields(), places=NO_PATHS)
+        return msgspec.structs.replace(super().without_bulky_fields(), places=NO_PLACES)
 
     def client_field_name(self, field: str) -> str:
         return self.own_field_name(super().client_field_name(field))

@@ -26,10 +26,10 @@ class Places:
         return place
 
 
-NO_PATHS = Places({})
+NO_PLACES = Places({})
 
 
-def read_with_paths(
+def read_at_places(
     messages: Sequence[Any], places: Places, end: PromptEnd = "answer", variables: Mapping[str, Any] | None = None
 ) -> Conversation:
     with renaming_fields(places.find):

@@ -17,7 +17,7 @@ from keepsight.errors import InvalidArgumentError, UnsupportedFieldError
 from keepsight.frontend.http.decode_body import convert
 from keepsight.frontend.prompt.check_fields import check_is_list, check_is_object, refuse
 from keepsight.frontend.prompt.lift_data_urls import as_data_url
-from keepsight.frontend.prompt.places import Places, read_with_paths
+from keepsight.frontend.prompt.places import Places, read_at_places
 from keepsight.frontend.prompt.read_messages import (
     BREAKPOINT,
     HANDLE_PREFIX,
@@ -224,7 +224,7 @@ def read_blocks(
     turns.drop_blank_end()
     places = Places(turns.find_places())
     end = turns.choose_end()
-    return read_with_paths([turn.as_message() for turn in turns.turns], places, end, variables), places
+    return read_at_places([turn.as_message() for turn in turns.turns], places, end, variables), places
 
 
 class _Turns:

@@ -19,7 +19,7 @@ from keepsight.frontend.prompt.check_fields import (
     check_is_text,
     refuse,
 )
-from keepsight.frontend.prompt.places import Places, read_with_paths
+from keepsight.frontend.prompt.places import Places, read_at_places
 from keepsight.frontend.prompt.read_blocks import DirectCaller
 from keepsight.frontend.prompt.read_messages import HANDLE_PREFIX, OF_PARTS, SYSTEM_ROLES, Conversation, check_detail
 
@@ -99,7 +99,7 @@ def read_items(
         for index, item in enumerate(check_is_list(items, "input", "items, or a string")):
             messages.add_item(check_is_object(item, f"input[{index}]"), f"input[{index}]")
     places = Places(messages.places)
-    return read_with_paths(messages.messages, places, variables=variables), places
+    return read_at_places(messages.messages, places, variables=variables), places
 
 
 class _Messages:
