@@ -120,7 +120,7 @@ _OF_ANSWERS: dict[str, Json] = {
     **{name: {"enum": [None, "", []]} for name in EMPTY_IN_ANSWERS},
     **{name: _text("Only for assistants: the thought before this answer.") for name in THOUGHT_NAMES},
     "tool_calls": {"type": ["array", "null"], "description": "Only for assistants: the tool calls."},
-    "refusal": {"type": ["string", "null"], "description": "Only for assistants: read instead of content."},
+    "refusal": _text("Only for assistants: read instead of content."),
     "parsed": {"description": "Only for assistants: the content as parsed by OpenAI's own client."},
 }
 # A message, as read by `read_messages`.
