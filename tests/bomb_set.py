@@ -131,13 +131,19 @@ def downloads(origin: PictureServer) -> Iterator[Case]:
     yield Case("bytes without end", at("/endless"), large)
     yield Case("sixteen of these", at("/endless"), (*large, *late, (429, "media_busy")), 1500, 16)
     gif = endless_gif()[:-1]
-    origin.serve("/gif", _endless(gif[len(gif) // 2 :] * 20, gif))
+    origin.serve("/gif", _endless(gif[len(gif) // 2 :] * 20, UNTIL_CLOSED + gif))
     yield Case("a GIF without end", at("/gif"), large)
     origin.serve("/slow", _endless(b"a", pause=0.5))
     yield Case("a server that drips", at("/slow"), late)
     yield Case("thirty-two of these", at("/slow"), late, count=32)
     origin.serve("/silent", _silence)
     yield Case("a server that says nothing", at("/silent"), late)
+    dear = (*late, (400, "media_not_fetched"))
+    chunked = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    origin.serve("/pieces", _endless(b"1\r\na\r\n" * 10_000, chunked))
+    yield Case("eight bodies in tiny pieces", at("/pieces"), dear, count=8)
+    origin.serve("/hints", _endless(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 4000, b""))
+    yield Case("eight answers after endless hints", at("/hints"), dear, count=8)
     origin.serve("/packed", response(b"\x1f\x8b", Content_Encoding="gzip"))
     yield Case("a packed answer", at("/packed"), ((400, "media_not_fetched"),))
     inner = (
@@ -159,9 +165,12 @@ def downloads(origin: PictureServer) -> Iterator[Case]:
     yield Case("a name that moves inside", lambda: chat(again), refused)
 
 
-def _endless(piece: bytes, head: bytes = b"", pause: float = 0.0) -> Answer:
+UNTIL_CLOSED = response(Content_Length="", Connection="close")
+
+
+def _endless(piece: bytes, head: bytes = UNTIL_CLOSED, pause: float = 0.0) -> Answer:
     async def answer(request: Asked, writer: asyncio.StreamWriter) -> None:
-        writer.write(response(Content_Length="", Connection="close") + head)
+        writer.write(head)
         while not request.has_left():
             writer.write(piece)
             await writer.drain()

@@ -5,8 +5,10 @@ import gzip
 import socket
 import ssl
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import h11
 import pytest
 
 from keepsight.errors import (
@@ -54,10 +56,7 @@ def fetch(
 ) -> Fetched:
     async def run() -> Fetched:
         fetcher = UrlFetcher(guard or guard_of(), MAX_BYTES, seconds, tls or ssl.create_default_context())
-        try:
-            return await fetcher.fetch(url, known)
-        finally:
-            await fetcher.close()
+        return await fetcher.fetch(url, known)
 
     return asyncio.run(run())
 
@@ -91,7 +90,7 @@ def test_requests_reveal_nothing_about_the_client(server: PictureServer, monkeyp
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     fetch(server.serve("/a", response(b"picture", Set_Cookie="a=b")))
     [asked] = server.asked
-    assert asked.headers.keys() == {"host", "user-agent", "accept", "accept-encoding"}
+    assert asked.headers.keys() == {"host", "user-agent", "accept", "accept-encoding", "connection"}
     assert asked.headers["accept-encoding"] == "identity"
     assert asked.headers["host"] == f"127.0.0.1:{server.port}"
 
@@ -211,12 +210,12 @@ def test_a_name_that_changes_its_address_after_the_check_gains_nothing(server: P
     assert server.asked[0].headers["host"] == f"pictures.test:{server.port}"
 
 
-def test_a_connection_that_is_used_again_is_the_one_that_was_checked(server: PictureServer) -> None:
+def test_each_redirect_is_followed_on_a_connection_that_was_checked_itself(server: PictureServer) -> None:
     asked: list[str] = []
     server.serve("/b", response(b"picture"))
     url = server.serve("/a", redirect_to("/b"))
     fetch(url, guard=guard_of(asked=asked))
-    assert set(asked) == {"127.0.0.1"}
+    assert asked == ["127.0.0.1"] * 2
 
 
 def test_the_next_address_is_tried_where_nobody_listens_at_the_first(server: PictureServer) -> None:
@@ -326,9 +325,76 @@ def test_all_that_is_coming_at_once_has_a_limit_and_what_has_come_does_not_count
         has_begun.set()
         assert (await slow).content == bytes(1000)
         assert (await fetcher.fetch(second)).content == bytes(500)
-        await fetcher.close()
 
     asyncio.run(run())
+
+
+async def _pour(request: Asked, writer: asyncio.StreamWriter, head: bytes, piece: bytes) -> None:
+    writer.write(head)
+    while not request.has_left():
+        writer.write(piece * 1000)
+        await writer.drain()
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+DEAR = {
+    "tiny pieces": (partial(_pour, head=CHUNKED, piece=b"1\r\nx\r\n"), "in pieces that are too small"),
+    "interim answers": (partial(_pour, head=b"", piece=b"HTTP/1.1 103 E\r\n\r\n"), "too much before the picture"),
+}
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_a_download_is_given_up_once_it_has_taken_too_many_steps(
+    server: PictureServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_steps, next_event = 0, h11.Connection.next_event
+
+    def count(connection: h11.Connection) -> object:
+        nonlocal num_steps
+        num_steps += 1
+        return next_event(connection)
+
+    monkeypatch.setattr(h11.Connection, "next_event", count)
+    answer, message = DEAR[name]
+    error = fault_of(server.serve("/a", answer))
+    assert isinstance(error, MediaFetchError)
+    assert message in error.message
+    assert num_steps < 10_000
+
+
+@pytest.mark.parametrize("name", DEAR)
+def test_other_downloads_go_on_while_one_takes_many_steps(
+    server: PictureServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    num_steps, most_steps, next_event = 0, 0, h11.Connection.next_event
+
+    def count(connection: h11.Connection) -> object:
+        nonlocal num_steps
+        num_steps += 1
+        return next_event(connection)
+
+    async def stand_by() -> None:
+        nonlocal num_steps, most_steps
+        while True:
+            most_steps, num_steps = max(most_steps, num_steps), 0
+            await asyncio.sleep(0)
+
+    async def run() -> None:
+        bystander = asyncio.create_task(stand_by())
+        fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context())
+        with pytest.raises(UrlFault):
+            await fetcher.fetch(url)
+        bystander.cancel()
+
+    monkeypatch.setattr(h11.Connection, "next_event", count)
+    url = server.serve("/a", DEAR[name][0])
+    asyncio.run(run())
+    assert most_steps < 300
+
+
+def test_a_body_may_come_in_many_small_pieces(server: PictureServer) -> None:
+    chunks = b"1\r\na\r\n" * 4000 + b"200\r\n" + bytes(512) + b"\r\n0\r\n\r\n"
+    assert fetch(server.serve("/a", CHUNKED + chunks)).content == b"a" * 4000 + bytes(512)
 
 
 @pytest.mark.parametrize("num_bytes", [MAX_BYTES, MAX_BYTES + 1])
@@ -366,6 +432,41 @@ def test_a_host_that_is_never_found_is_given_up_too() -> None:
         raise AssertionError
 
     assert isinstance(fault_of("http://pictures.test/", NetworkGuard(resolve=resolve), 0.05), MediaTimeoutError)
+
+
+# Connections --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rest", [response(b"the first picture's second answer"), b"more than was announced"])
+def test_what_comes_after_an_answer_is_not_taken_for_that_of_the_next_url(server: PictureServer, rest: bytes) -> None:
+    first, second = server.serve("/1", response(b"one") + rest), server.serve("/2", response(b"two"))
+
+    async def run() -> list[bytes | None]:
+        fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context())
+        return [(await fetcher.fetch(url)).content for url in (first, second)]
+
+    assert asyncio.run(run()) == [b"one", b"two"]
+
+
+def test_a_server_that_leaves_an_idle_connection_fails_no_download(server: PictureServer) -> None:
+    used = set[int]()
+
+    async def answer_once(_asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if id(writer) in used:
+            writer.close()
+        used.add(id(writer))
+        held.append(writer)  # so that no other gets its id
+        writer.write(response(b"picture"))
+
+    held: list[asyncio.StreamWriter] = []
+    url = server.serve("/a", answer_once)
+
+    async def run() -> None:
+        fetcher = UrlFetcher(guard_of(), MAX_BYTES, LONG, ssl.create_default_context())
+        for _ in range(4):
+            assert (await fetcher.fetch(url)).content == b"picture"
+
+    asyncio.run(run())
 
 
 # Invalid responses --------------------------------------------------------------------------------------------

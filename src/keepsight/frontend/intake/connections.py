@@ -1,78 +1,119 @@
-"""Connections to origin servers, some of which are kept open for reuse.
+"""Connections to origin servers: one for each request, closed when its answer was read or is no longer wanted.
 
-A request that is canceled at the wrong moment leaves its connection marked as in use in httpcore's pool, forever.
-Hence the invariant: a pool in which a request was canceled takes no new ones and is closed after its last user leaves.
+None is used again.  What an origin sends beyond an answer is thus never taken for the next one, perhaps of another
+tenant, and no request meets a connection that its server is about to close.
 """
 
 import asyncio
 import ssl
-from collections import Counter
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import asynccontextmanager
 
 import httpcore
 
+from keepsight.errors import MediaFetchError
 from keepsight.frontend.intake.network_guard import GuardedBackend, NetworkGuard
+from keepsight.frontend.intake.web_url import UrlFault
 
 # High, because slow connections cost little besides their slots.
 MAX_CONNECTIONS = 256
-MAX_IDLE_CONNECTIONS = 16
-IDLE_SECONDS = 15.0
+# Of an answer's head, and of all that precedes it: any number of interim answers may (`103 Early Hints`).
+MAX_HEAD_BYTES = 2**17
+# What one read gets of these is parsed in one go, while other downloads wait.
+MAX_HEAD_READ_BYTES = 2**12
+# A read of fewer bytes counts as this many, as it costs as much.
+LEAST_READ_COST = 64
 
 
 class Connections:
-    """Pools of guarded connections.  Belongs to the event loop in which it is first used."""
+    """Belongs to the event loop in which it is first used."""
 
     def __init__(self, guard: NetworkGuard, ssl_context: ssl.SSLContext) -> None:
-        self._guard, self._ssl_context = guard, ssl_context
-        # Connection slots of all pools together.
+        self._backend, self._ssl_context = GuardedBackend(guard), ssl_context
         self._places = asyncio.Semaphore(MAX_CONNECTIONS)
-        # The pool for new requests, and the number of requests that use each pool.
-        self._pool = self._open_pool()
-        self._num_users = Counter[httpcore.AsyncConnectionPool]()
-        self._closing = set[asyncio.Task[None]]()
 
     @asynccontextmanager
     async def ask(
         self, url: httpcore.URL, headers: Sequence[tuple[bytes, bytes]]
     ) -> AsyncGenerator[httpcore.Response, None]:
-        async with self._places:
-            pool = self._pool
-            self._num_users[pool] += 1
-            try:
-                async with pool.stream("GET", url, headers=headers) as answer:
-                    yield answer
-            except asyncio.CancelledError:
-                if pool is self._pool:
-                    self._pool = self._open_pool()
-                raise
-            finally:
-                self._num_users[pool] -= 1
-                if pool is not self._pool and not self._num_users[pool]:
-                    self._begin_to_close(pool)
+        request = httpcore.Request("GET", url, headers=[*headers, (b"Connection", b"close")])
+        async with self._places, _opening_one(self._backend) as one:
+            connection = httpcore.AsyncHTTPConnection(url.origin, self._ssl_context, network_backend=one)
+            answer = await connection.handle_async_request(request)
+            one.head.is_complete = True
+            yield answer
+
+
+class _Head:
+    """What has come of an answer's head, and may still come."""
+
+    def __init__(self) -> None:
+        self.is_complete, self._cost = False, 0
+
+    def limit(self, max_bytes: int) -> int:
+        """Return how many bytes to read at most."""
+        return max_bytes if self.is_complete else min(max_bytes, MAX_HEAD_READ_BYTES)
+
+    def count(self, num_bytes: int) -> None:
+        if not self.is_complete:
+            self._cost += max(num_bytes, LEAST_READ_COST)
+            if self._cost > MAX_HEAD_BYTES:
+                raise UrlFault(MediaFetchError, "its server sends too much before the picture")
+
+
+class _OneConnection(httpcore.AsyncNetworkBackend):
+    """Connects once, and can close the connection even if httpcore lost it because its TLS handshake was canceled."""
+
+    def __init__(self, backend: GuardedBackend) -> None:
+        self._backend, self.head = backend, _Head()
+        self._stream: httpcore.AsyncNetworkStream | None = None
+
+    async def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[httpcore.SOCKET_OPTION] | None = None,
+    ) -> httpcore.AsyncNetworkStream:
+        self._stream = await self._backend.connect_tcp(host, port, timeout, local_address, socket_options)
+        return _Stream(self._stream, self.head)
 
     async def close(self) -> None:
-        for pool in {self._pool, *self._num_users}:
-            await pool.aclose()
-        await asyncio.gather(*self._closing)
+        if self._stream is not None:
+            await self._stream.aclose()
 
-    def check_invariants(self) -> None:
-        """Call this only while no request is inside `ask`."""
-        assert not +self._num_users
-        assert all(each.is_idle() or each.is_closed() for each in self._pool.connections)
 
-    def _begin_to_close(self, pool: httpcore.AsyncConnectionPool) -> None:
-        """Close the pool in a new task, as the current one may be canceled again."""
-        del self._num_users[pool]
-        closing = asyncio.create_task(pool.aclose())
-        self._closing.add(closing)
-        closing.add_done_callback(self._closing.discard)
+class _Stream(httpcore.AsyncNetworkStream):
+    """A connection that is read as the head allows."""
 
-    def _open_pool(self) -> httpcore.AsyncConnectionPool:
-        return httpcore.AsyncConnectionPool(
-            self._ssl_context,
-            max_connections=MAX_CONNECTIONS,
-            max_keepalive_connections=MAX_IDLE_CONNECTIONS,
-            keepalive_expiry=IDLE_SECONDS,
-            network_backend=GuardedBackend(self._guard),
-        )
+    def __init__(self, stream: httpcore.AsyncNetworkStream, head: _Head) -> None:
+        self._stream, self._head = stream, head
+
+    async def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        data = await self._stream.read(self._head.limit(max_bytes), timeout)
+        self._head.count(len(data))
+        return data
+
+    async def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        await self._stream.write(buffer, timeout)
+
+    async def aclose(self) -> None:
+        await self._stream.aclose()
+
+    async def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> httpcore.AsyncNetworkStream:
+        return _Stream(await self._stream.start_tls(ssl_context, server_hostname, timeout), self._head)
+
+    def get_extra_info(self, info: str) -> object:
+        return self._stream.get_extra_info(info)
+
+
+@asynccontextmanager
+async def _opening_one(backend: GuardedBackend) -> AsyncGenerator[_OneConnection, None]:
+    one = _OneConnection(backend)
+    try:
+        yield one
+    finally:
+        await one.close()

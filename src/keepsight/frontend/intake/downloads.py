@@ -69,7 +69,6 @@ class Downloads:
         for task in running:
             task.cancel()
         await asyncio.gather(*running, return_exceptions=True)
-        await self._fetcher.close()
 
 
 class _RequestDownloads:

@@ -25,6 +25,9 @@ MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # Bytes received by all running downloads together.
 MAX_IN_FLIGHT_BYTES = 2**30
+# How many pieces (chunks, TLS records, packets) a body may come in: each takes time of the loop of all downloads.
+MAX_SMALL_PIECES = 4096
+BYTES_PER_FURTHER_PIECE = 256
 FAILURES = (httpcore.NetworkError, httpcore.ProtocolError, httpcore.TimeoutException, ssl.SSLError, OSError)
 # Messages that replace the exceptions' own, which may contain addresses.
 WORDS: Mapping[type[Exception], str] = {
@@ -77,9 +80,6 @@ class UrlFetcher:
         except FAILURES as error:
             raise _failure(_describe_error(error)) from error
 
-    async def close(self) -> None:
-        await self._connections.close()
-
     async def _follow(self, url: WebUrl, known: Validators | None) -> Fetched:
         way = Freshness(float("inf"))
         for _ in range(MAX_REDIRECTS + 1):
@@ -111,13 +111,16 @@ class UrlFetcher:
         if encoding.lower() != "identity":
             raise _failure(f"its server sent it compressed ({encoding[:20]!r}), which was not requested")
         self._check_size(_announced_size(answer))
-        content = bytearray()
+        content, num_pieces = bytearray(), 0
         try:
-            async for chunk in answer.aiter_stream():
-                content += chunk
-                self._num_in_flight_bytes += len(chunk)
+            async for piece in answer.aiter_stream():
+                content += piece
+                num_pieces += 1
+                self._num_in_flight_bytes += len(piece)
                 self._check_size(len(content))
                 self._check_room()
+                _check_pieces(num_pieces, len(content))
+                await asyncio.sleep(0)  # thousands of pieces may come at once: other downloads go on in between
             return bytes(content)
         finally:
             self._num_in_flight_bytes -= len(content)
@@ -140,6 +143,11 @@ def _next_url(url: WebUrl, answer: httpcore.Response) -> WebUrl:
     if url.scheme == "https" and following.scheme == "http":
         raise UrlFault(MediaRefusedError, "redirects from https: to http:, which is not followed")
     return following
+
+
+def _check_pieces(num_pieces: int, num_bytes: int) -> None:
+    if num_pieces > MAX_SMALL_PIECES + num_bytes // BYTES_PER_FURTHER_PIECE:
+        raise _failure(f"its server sends it in pieces that are too small: {num_bytes} bytes in {num_pieces}")
 
 
 def _announced_size(answer: httpcore.Response) -> int:
