@@ -28,6 +28,8 @@ NOT_PUBLIC = [
 ]  # fmt: skip
 PUBLIC = ["8.8.8.8", "172.32.0.1", "100.128.0.1", "1.1.1.1", "2606:4700::1111", "64:ff9b::808:808", "::ffff:8.8.8.8"]
 
+PUBLIC_V4, PUBLIC_V6 = ([f"{start}{number}" for number in range(1, 6)] for start in ("8.8.8.", "2606:4700::"))
+
 
 def guard_of(*addresses: str, networks: tuple[str, ...] = ()) -> NetworkGuard:
     async def resolve(_host: str, _port: int) -> list[str]:
@@ -53,6 +55,12 @@ def test_addresses_of_inner_networks_are_refused_alone_and_among_public_ones(add
 @pytest.mark.parametrize("address", PUBLIC)
 def test_public_addresses_are_given_as_they_were_found(address: str) -> None:
     assert find(guard_of(address)) == [address]
+
+
+@pytest.mark.parametrize(("first", "second"), [(PUBLIC_V6, PUBLIC_V4), (PUBLIC_V4, PUBLIC_V6)])
+def test_both_families_are_tried_however_many_addresses_one_has(first: list[str], second: list[str]) -> None:
+    assert find(guard_of(*first, *second)) == [first[0], second[0], first[1], second[1]]
+    assert find(guard_of(*first, second[0])) == [first[0], second[0], first[1], first[2]]
 
 
 @given(st.ip_addresses())
@@ -122,6 +130,6 @@ def test_no_connection_is_tried_before_all_addresses_are_checked(
     assert tried == []
     with pytest.raises(failure, match="nobody there"):
         asyncio.run(GuardedBackend(guard_of(*PUBLIC)).connect_tcp("pictures.test", 80, timeout=60))
-    assert tried == PUBLIC[:4]
+    assert tried == ["8.8.8.8", "2606:4700::1111", "172.32.0.1", "64:ff9b::808:808"]
     with pytest.raises(httpcore.ConnectError, match="no address"):
         asyncio.run(GuardedBackend(guard_of()).connect_tcp("pictures.test", 80))

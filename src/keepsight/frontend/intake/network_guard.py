@@ -7,8 +7,9 @@ very addresses that were checked, so a name that resolves differently a moment l
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from itertools import zip_longest
 
 import httpcore
 
@@ -107,11 +108,19 @@ class NetworkGuard:
                 # Only the log has the address: clients must not learn the names of the internal network.
                 logger.warning("a picture's host %r is at %s, which is not public: refused", host, address)
                 raise UrlFault(MediaRefusedError, f"the host {host[:80]} is not on the public internet")
-        return addresses[:MAX_ADDRESSES]
+        return _alternate(addresses)[:MAX_ADDRESSES]
 
     def _is_allowed(self, address: Address) -> bool:
         destination = destination_of(address)
         return is_public(destination) or any(destination in network for network in self._networks)
+
+
+def _alternate(addresses: Sequence[str]) -> list[str]:
+    """Return the addresses of IPv6 and IPv4 in turns: often one of the two does not work at all."""
+    first, second = ([each for each in addresses if (":" in each) is is_v6] for is_v6 in (True, False))
+    if addresses[:1] == second[:1]:
+        first, second = second, first
+    return [each for pair in zip_longest(first, second) for each in pair if each is not None]
 
 
 class GuardedBackend(httpcore.AsyncNetworkBackend):
