@@ -38,8 +38,14 @@ def test_time_in_other_caches_counts() -> None:
     assert freshness_of(Cache_Control="max-age=60", Age="100") == Freshness(0)
 
 
+@pytest.mark.parametrize("age", ["5, 6", "5.5", "-5", "soon"])
+def test_an_answer_of_unknown_age_is_not_fresh(age: str) -> None:
+    assert freshness_of(Cache_Control="max-age=60", Age=age) == Freshness(0)
+
+
 def test_an_answer_that_depends_on_all_is_never_fresh_and_one_that_depends_on_our_headers_always() -> None:
     assert freshness_of(Cache_Control="max-age=60", Vary="*") == Freshness(0)
+    assert freshness_of(Cache_Control="max-age=60", Vary="Accept, *") == Freshness(0)
     assert freshness_of(Cache_Control="max-age=60", Vary="Cookie, Accept") == Freshness(60)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from keepsight.errors import MediaFetchError
+from keepsight.errors import MediaFetchError, MediaTimeoutError
 from keepsight.frontend.intake import url_cache
 from keepsight.frontend.intake.fetch_url import Fetched
 from keepsight.frontend.intake.http_caching import Freshness, Validators
@@ -249,6 +249,40 @@ def test_a_failure_is_raised_for_all_waiters_and_not_cached() -> None:
         assert set(await asyncio.gather(*waiting, return_exceptions=True)) == {bench.origin.fault}
         bench.origin.fault = None
         assert await bench.get() == b"first"
+
+    run(test)
+
+
+def test_who_joined_a_download_that_took_too_long_tries_again_and_only_who_began_it_fails() -> None:
+    async def test() -> None:
+        bench = Bench()
+        bench.origin.gate.clear()
+        bench.origin.fault = UrlFault(MediaTimeoutError, "was not downloaded in time")
+        began, *joined = (asyncio.create_task(bench.get()) for _ in range(3))
+        await asyncio.sleep(0)
+        bench.origin.gate.set()
+        with pytest.raises(UrlFault, match="in time"):
+            await began
+        bench.origin.fault = None
+        assert await asyncio.gather(*joined) == [b"first"] * 2
+        assert bench.origin.asked == [(URL, False)] * 2
+
+    run(test)
+
+
+def test_content_is_fresh_for_the_time_since_it_was_asked_for() -> None:
+    async def test() -> None:
+        bench = Bench(Freshness(60))
+        bench.origin.gate.clear()
+        first = asyncio.create_task(bench.get())
+        while not bench.origin.asked:
+            await asyncio.sleep(0)
+        bench.now = 50
+        bench.origin.gate.set()
+        await first
+        for bench.now in (59, 60):
+            await bench.get()
+        assert bench.origin.asked == [(URL, False), (URL, True)]
 
     run(test)
 

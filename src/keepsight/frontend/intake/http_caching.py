@@ -55,10 +55,11 @@ def read_validators(headers: Headers, url: str) -> Validators:
 def read_freshness(headers: Headers) -> Freshness:
     directives = _read_directives(find_header(headers, "cache-control") or "")
     may_be_kept = "no-store" not in directives
-    is_never_fresh = "no-cache" in directives or find_header(headers, "vary") == "*"
-    max_age = 0 if is_never_fresh else _read_seconds(directives.get("max-age"))
-    age = _read_seconds(find_header(headers, "age"))
-    return Freshness(max(0, max_age - age), may_be_kept)
+    is_never_fresh = "no-cache" in directives or "*" in _read_directives(find_header(headers, "vary") or "")
+    max_age = None if is_never_fresh else _read_seconds(directives.get("max-age", ""))
+    age = _read_seconds(find_header(headers, "age") or "0")
+    seconds = 0 if max_age is None or age is None else max(0, max_age - age)
+    return Freshness(seconds, may_be_kept)
 
 
 def _read_directives(text: str) -> dict[str, str]:
@@ -70,9 +71,10 @@ def _read_directives(text: str) -> dict[str, str]:
     return directives
 
 
-def _read_seconds(text: str | None) -> int:
-    if text is None or not text.isascii() or not text.isdigit():
-        return 0
+def _read_seconds(text: str) -> int | None:
+    """Return None if this is no number of seconds."""
+    if not text.isascii() or not text.isdigit():
+        return None
     return MAX_SECONDS if len(text) > 10 else min(int(text), MAX_SECONDS)
 
 

@@ -14,7 +14,7 @@ from blake3 import blake3
 
 from keepsight.frontend.intake.fetch_url import Fetched
 from keepsight.frontend.intake.http_caching import Validators
-from keepsight.frontend.intake.web_url import parse_web_url
+from keepsight.frontend.intake.web_url import UrlFault, parse_web_url
 from keepsight.lru_cache import LruCache
 from keepsight.media import Modality
 
@@ -51,13 +51,22 @@ class UrlCache:
     async def get(self, url: str, cache_salt: str | None, modality: Modality = "image") -> bytes:
         """Return the content of a URL.  All waiting callers get the same UrlFault; failures are not kept.
 
-        `modality` is only passed on to `on_fetched`.
+        Only who began a download is told that it took too long: the time of the others began later.  They try again;
+        each caller limits its own time.  `modality` is only passed on to `on_fetched`.
         """
         key = (_digest_of(cache_salt), str(parse_web_url(url)))
         record, content = self._find(key)
         if record is not None and content is not None and self._clock() < record.fresh_until:
             return content
-        flight = self._flights.get(key) or self._begin(key, url, modality)
+        while (flight := self._flights.get(key)) is not None and not flight.task.done():
+            try:
+                return await self._wait(key, flight)
+            except UrlFault as fault:
+                if not fault.is_timeout:
+                    raise
+        return await self._wait(key, self._begin(key, url, modality))
+
+    async def _wait(self, key: Key, flight: _Flight) -> bytes:
         flight.num_waiting += 1
         try:
             return await asyncio.shield(flight.task)
@@ -79,9 +88,11 @@ class UrlCache:
     def _end(self, key: Key, flight: _Flight) -> None:
         """Remove a flight for which no caller waits: it is finished, or its result is no longer needed."""
         flight.task.cancel()
-        del self._flights[key]
+        if self._flights.get(key) is flight:
+            del self._flights[key]
 
     async def _load(self, key: Key, url: str, modality: Modality) -> bytes:
+        began = self._clock()  # the origin may have answered at once, and sent the body for long
         record, held = self._find(key)
         fetched = await self._fetch(url, None if record is None or held is None else record.validators)
         if fetched.content is None:
@@ -91,7 +102,7 @@ class UrlCache:
         else:
             self.on_fetched(modality)
             content, digest = fetched.content, blake3(fetched.content).digest()
-        self._keep(key, fetched, content, digest)
+        self._keep(key, fetched, content, digest, began)
         return content
 
     def _find(self, key: Key) -> tuple[_Record | None, bytes | None]:
@@ -101,13 +112,12 @@ class UrlCache:
         self._records.move_to_end(key)
         return record, self._bodies.get_and_update(record.digest)
 
-    def _keep(self, key: Key, fetched: Fetched, content: bytes, digest: bytes) -> None:
+    def _keep(self, key: Key, fetched: Fetched, content: bytes, digest: bytes, began: float) -> None:
         self._records.pop(key, None)
         if self._bodies is None or not fetched.freshness.may_be_kept:
             return
         if self._bodies.put_if_fits(digest, content):
-            fresh_until = self._clock() + fetched.freshness.seconds
-            self._records[key] = _Record(digest, fetched.validators, fresh_until)
+            self._records[key] = _Record(digest, fetched.validators, began + fetched.freshness.seconds)
             while len(self._records) > MAX_RECORDS:
                 self._records.popitem(last=False)
 

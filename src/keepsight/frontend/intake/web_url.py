@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from urllib.parse import quote, urljoin, urlsplit
 
-from keepsight.errors import MediaRefusedError, PictureError
+from keepsight.errors import MediaRefusedError, MediaTimeoutError, PictureError
 
 MAX_LENGTH = 4096
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -25,6 +25,10 @@ class UrlFault(Exception):  # noqa: N818 (it is none of the errors that callers 
     def __init__(self, error: type[PictureError], message: str) -> None:
         super().__init__(message)
         self._error, self._message = error, message
+
+    @property
+    def is_timeout(self) -> bool:
+        return issubclass(self._error, MediaTimeoutError)
 
     def under(self, field: str) -> PictureError:
         return self._error(field, self._message)
@@ -48,9 +52,10 @@ class WebUrl:
         return f"{self.scheme}://{self.authority}{self.target}"
 
     def join(self, location: str) -> "WebUrl":
-        """Return the URL to which a redirect leads."""
+        """Return the URL to which a redirect leads.  Spaces in it are quoted, as browsers do, not in its host."""
+        location = location.replace(" ", "%20")
         if _AMBIGUOUS.search(location):
-            raise _refusal("redirects to something that is not a URL")
+            raise _refusal("redirects to something that is not a URL: it has a control character or a backslash")
         try:
             return parse_web_url(urljoin(str(self), location))
         except ValueError as error:
