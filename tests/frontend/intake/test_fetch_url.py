@@ -85,6 +85,11 @@ def test_a_body_in_chunks_comes_whole(server: PictureServer) -> None:
     assert fetch(url).content == b"picture"
 
 
+@pytest.mark.parametrize("encoding", ["aws-chunked", "none", "UTF-8", "identity, identity"])
+def test_an_encoding_that_compresses_nothing_is_no_fault(server: PictureServer, encoding: str) -> None:
+    assert fetch(server.serve("/a", response(b"picture", Content_Encoding=encoding))).content == b"picture"
+
+
 def test_requests_reveal_nothing_about_the_client(server: PictureServer, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -127,8 +132,12 @@ def test_redirects_are_followed(server: PictureServer, status: int) -> None:
     assert fetch(url) == Fetched(b"picture", Validators(server.url("/b/c"), '"1"', None), Freshness(7))
 
 
-@pytest.mark.parametrize(("path", "asked"), [("/äö", "/%C3%A4%C3%B6"), ("/\udcf8", "/%F8")])
-def test_a_redirect_may_name_its_place_in_bytes_that_are_no_ascii(server: PictureServer, path: str, asked: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "asked"), [("/äö", "/%C3%A4%C3%B6"), ("/\udcf8", "/%F8"), ("/my cat.png#x y", "/my%20cat.png")]
+)
+def test_the_place_of_a_redirect_may_have_characters_that_no_url_has(
+    server: PictureServer, path: str, asked: str
+) -> None:
     location = path.encode(errors="surrogateescape").decode("latin-1")
     server.serve(asked, response(b"picture"))
     assert fetch(server.serve("/a", redirect_to(location))).content == b"picture"
@@ -479,6 +488,7 @@ BROKEN = {
     "206": (response(b"part", 206), "answered 206"),
     "packed": (response(gzip.compress(bytes(50_000_000)), Content_Encoding="gzip"), "compressed ('gzip')"),
     "packed twice": (response(b"a", Content_Encoding="br, gzip"), "compressed"),
+    "packed and more": (response(b"a", Content_Encoding="aws-chunked,GZIP"), "compressed"),
     "no HTTP": (b"SSH-2.0-OpenSSH\r\n\r\n", "its server violated HTTP"),
     "a redirect to nowhere": (response(b"", 302), "without a Location"),
     "a head without end": (b"HTTP/1.1 200 OK\r\n" + b"A: b\r\n" * 50_000, "could not be downloaded"),

@@ -23,6 +23,8 @@ from keepsight.frontend.intake.web_url import UrlFault, WebUrl, parse_web_url
 logger = logging.getLogger(__name__)
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+# Servers send other words, too, such as "none" and "aws-chunked", with bytes as they are.
+COMPRESSIONS = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 # Bytes received by all running downloads together.
 MAX_IN_FLIGHT_BYTES = 2**30
 # How many pieces (chunks, TLS records, packets) a body may come in: each takes time of the loop of all downloads.
@@ -107,8 +109,8 @@ class UrlFetcher:
             return None
         if answer.status != 200:
             raise _failure(f"its server answered {answer.status}, not 200")
-        encoding = find_header(answer.headers, "content-encoding") or "identity"
-        if encoding.lower() != "identity":
+        encoding = find_header(answer.headers, "content-encoding") or ""
+        if not COMPRESSIONS.isdisjoint(each.strip().lower() for each in encoding.split(",")):
             raise _failure(f"its server sent it compressed ({encoding[:20]!r}), which was not requested")
         self._check_size(_announced_size(answer))
         content, num_pieces = bytearray(), 0
