@@ -166,11 +166,13 @@ def body_with(url: str) -> dict[str, Any]:
     return {"model": "m", "messages": ask(at(url), "What?")}
 
 
-def post(preparer: RequestPreparer, url: str) -> httpx.Response:
+def post(preparer: RequestPreparer, *parts: dict[str, Any]) -> httpx.Response:
+    body = {"model": "m", "messages": [{"role": "user", "content": parts}]}
+
     async def send() -> httpx.Response:
         transport = httpx.ASGITransport(create_app(preparer, NO_ENGINE, "m"))
         async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
-            return await client.post("/v1/chat/completions", json=body_with(url))
+            return await client.post("/v1/chat/completions", json=body)
 
     return asyncio.run(send())
 
@@ -191,9 +193,39 @@ def test_every_refused_url_has_its_status_code_and_field(preparer: RequestPrepar
         to_data_url(bytes(1001)): (413, "media_too_large"),
     }
     for url, (status, code) in expected.items():
-        answer = post(preparer, url)
+        answer = post(preparer, at(url))
         error = answer.json()["error"]
         assert (answer.status_code, error["code"], error["param"]) == (status, code, URL_FIELD), url
+
+
+def test_nothing_is_downloaded_for_a_request_with_media_that_the_model_does_not_take(
+    preparer: RequestPreparer, server: PictureServer
+) -> None:
+    film = server.serve("/film", response(b"film"))
+    answer = post(preparer, at(film), {"type": "video_url", "video_url": {"url": film}})
+    assert answer.status_code == 400
+    assert "this model takes none" in answer.json()["error"]["message"]
+    assert server.num_asked("/film") == 0
+
+
+@pytest.mark.parametrize(
+    ("content", "hint"),
+    [
+        (b"<!DOCTYPE html><html><body><svg></svg>Log in</body></html>", "but a web page"),
+        (b"\xef\xbb\xbf\n<HTML>Log in</HTML>", "but a web page"),
+        (b'<svg xmlns="http://www.w3.org/2000/svg"/>', "but an SVG: send it as PNG"),
+        (b'<?xml version="1.0"?><!-- drawn --><svg xmlns="http://www.w3.org/2000/svg"/>', "but an SVG: send it as PNG"),
+        (b'<?xml version="1.0"?><Error><Code>Secret</Code></Error>', "if they come from a URL, it is not that of the"),
+    ],
+)
+def test_what_came_in_a_picture_s_place_is_named_but_not_shown(
+    preparer: RequestPreparer, server: PictureServer, content: bytes, hint: str
+) -> None:
+    for url in (server.serve("/a", response(content)), to_data_url(content)):
+        message = post(preparer, at(url)).json()["error"]["message"]
+        assert hint in message
+        assert "Log in" not in message
+        assert "Secret" not in message
 
 
 def test_a_disconnected_client_s_downloads_are_cancelled(preparer: RequestPreparer, server: PictureServer) -> None:

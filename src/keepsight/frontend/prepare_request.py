@@ -234,6 +234,7 @@ class RequestPreparer:
     def pictures_to_download(self, conversation: Conversation) -> list[PicturePart]:
         if self.processor is None:
             return []  # any media will be refused
+        check_kinds(conversation.pictures, self.processor)
         return self.intake.find_remote(conversation.pictures)
 
     def name_media(

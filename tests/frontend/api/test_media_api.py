@@ -450,6 +450,12 @@ def test_a_request_s_handles_count_towards_its_media_limits(server: Server) -> N
     assert error_of(server.chat(*parts)) == (413, "messages[0].content[3].image_url.url", "media_too_large")
 
 
+def test_an_unknown_handle_is_refused_before_anything_is_downloaded(server: Server) -> None:
+    at_url = {"type": "image_url", "image_url": {"url": "http://127.0.0.1/a.png"}}  # refused as soon as it is tried
+    status, field, _ = error_of(server.chat(at_url, by_handle("media_0123")))
+    assert (status, field) == (404, "messages[0].content[1].image_url.url")
+
+
 def test_a_breakpoint_keeps_a_handle_for_its_time(server: Server) -> None:
     media_id = server.upload(ttl_seconds=60, warm=True)["id"]
     for part in (by_handle(media_id), {"type": "image", "media_id": media_id}):

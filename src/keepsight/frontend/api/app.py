@@ -238,6 +238,8 @@ class Api:
         """Download before the request takes a thread: a slow origin must not occupy one."""
         downloaded = NOTHING_DOWNLOADED
         if remote := self._preparer.pictures_to_download(conversation):
+            if self.media is not None:
+                await self.media.check_named(http, conversation.pictures)
             began = time.monotonic()
             downloaded = await unless_client_leaves(http.receive, self._preparer.intake.download(remote, cache_salt))
             http.state.download = began, time.monotonic()

@@ -286,6 +286,11 @@ class MediaApi:
 
     # For requests that name handles ---------------------------------------------------------------------------
 
+    async def check_named(self, http: Request, pictures: Sequence[PicturePart]) -> None:
+        """Refuse handles that `read_named` would refuse, without reading what they name."""
+        if parts := self._preparer.intake.find_handles(pictures):
+            await run_in_threadpool(self._check, tenant_of(http), parts)
+
     async def read_named(self, http: Request, pictures: Sequence[PicturePart]) -> Downloaded:
         """Return the bytes of the pictures that are named by handles, keyed by their URLs."""
         parts = self._preparer.intake.find_handles(pictures)
@@ -314,6 +319,11 @@ class MediaApi:
         their names known.
         """
         await run_in_threadpool(self._note_uses, tenant_of(http), used, prepared)
+
+    def _check(self, tenant: str, parts: Sequence[PicturePart]) -> None:
+        budget = self._preparer.intake.count_bytes()
+        for part in parts:
+            budget.add(self._handles.get(tenant, _id_of(part), part.field).num_bytes, part.field)
 
     def _read(self, tenant: str, parts: Sequence[PicturePart]) -> Downloaded:
         budget = self._preparer.intake.count_bytes()

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from keepsight.errors import UnreadablePictureError, UnsupportedPictureError
-from keepsight.frontend.intake.open_picture import TEXT_HINT, looks_like_text, translating_parser_errors
+from keepsight.frontend.intake.open_picture import hint_for_text, translating_parser_errors
 
 if TYPE_CHECKING:
     from pypdfium2 import PdfDocument, PdfPage
@@ -38,7 +38,7 @@ def open_document(data: bytes, field: str) -> Iterator["PdfDocument"]:
     if not data:
         raise UnreadablePictureError(field, "the PDF has 0 bytes")
     if not may_be_a_document(data):
-        hint = TEXT_HINT if looks_like_text(data) else ": a picture? (send it as one)"
+        hint = hint_for_text(data) or ": a picture? (send it as one)"
         raise UnreadablePictureError(field, f"{len(data)} bytes that are not a PDF{hint}")
     with _alone, translating_parser_errors(field, len(data), "PDF"), closing(_open(pdfium, data, field)) as document:
         document.init_forms()

@@ -31,7 +31,6 @@ from keepsight.frontend.intake.png_chunks import with_metadata_first
 
 PictureSource = bytes | Image.Image | PictureArray
 
-TEXT_HINT = ", but look like text: send them as text"
 _HEIC_HINT = ", but a HEIC, as phones take: send it as JPEG"
 # After `ftyp`, of one picture and of several.
 HEIC_BRANDS = frozenset({b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"hevm", b"hevs"})
@@ -61,9 +60,7 @@ def _format_of(data: bytes, field: str) -> str:
         raise UnreadablePictureError(field, "the picture has 0 bytes")
     if (name := find_format(data)) is not None:
         return name
-    hint = TEXT_HINT if looks_like_text(data) else ""
-    if brand_of(data) in HEIC_BRANDS:
-        hint = _HEIC_HINT
+    hint = _HEIC_HINT if brand_of(data) in HEIC_BRANDS else hint_for_text(data)
     raise UnreadablePictureError(field, f"{len(data)} bytes that are none of {', '.join(FORMATS)}{hint}")
 
 
@@ -79,6 +76,18 @@ def find_format(data: bytes) -> str | None:
         if accept is not None and accept(data[:16]) is True:
             return name
     return None
+
+
+def hint_for_text(data: bytes) -> str:
+    """Return how to go on with text that is in a file's place.  (Not the text: a URL must not make it readable.)"""
+    if not looks_like_text(data):
+        return ""
+    beginning = data[:1024].removeprefix(codecs.BOM_UTF8).lstrip().lower()
+    if beginning.startswith((b"<!doctype html", b"<html")):
+        return ", but a web page: send the file on it, or that file's own URL"
+    if beginning.startswith(b"<") and b"<svg" in beginning:
+        return ", but an SVG: send it as PNG"
+    return ", but look like text: send them as text; if they come from a URL, it is not that of the file itself"
 
 
 def looks_like_text(data: bytes) -> bool:
