@@ -18,7 +18,7 @@ from keepsight.errors import (
     MediaTooLargeError,
     PictureError,
 )
-from keepsight.frontend.intake.fetch_url import Fetched, UrlFetcher
+from keepsight.frontend.intake.fetch_url import PROXIES, Fetched, UrlFetcher
 from keepsight.frontend.intake.http_caching import Freshness, Validators
 from keepsight.frontend.intake.network_guard import Address, NetworkGuard, resolve_host
 from keepsight.frontend.intake.web_url import UrlFault
@@ -262,6 +262,18 @@ def test_authorities_of_the_environment_that_cannot_be_read_are_reported(
         assert len(caplog.messages) == len(unreadable)
         for line, path in zip(caplog.messages, unreadable, strict=True):
             assert line.startswith(f"{variable}: no authorities can be read from {path}: ")
+
+
+def test_a_proxy_that_is_set_and_not_used_is_reported(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for name in PROXIES:
+        monkeypatch.delenv(name, raising=False)
+    UrlFetcher(guard_of(), MAX_BYTES, LONG)
+    assert not caplog.messages
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@10.0.0.1")
+    UrlFetcher(guard_of(), MAX_BYTES, LONG)
+    assert caplog.messages == ["HTTPS_PROXY: pictures' URLs are asked for without a proxy"]
 
 
 def test_a_certificate_must_be_of_the_name_whatever_the_address(tls_server: PictureServer) -> None:

@@ -23,6 +23,7 @@ from keepsight.frontend.intake.web_url import UrlFault, WebUrl, parse_web_url
 logger = logging.getLogger(__name__)
 MAX_REDIRECTS = 3
 REDIRECTS = frozenset({301, 302, 303, 307, 308})
+PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 # Servers send other words, too, such as "none" and "aws-chunked", with bytes as they are.
 COMPRESSIONS = frozenset({"gzip", "x-gzip", "deflate", "br", "zstd", "compress", "x-compress"})
 # Bytes received by all running downloads together.
@@ -70,6 +71,8 @@ class UrlFetcher:
         self._guard, self._max_bytes, self._timeout_seconds = guard, max_bytes, timeout_seconds
         self._max_coming_bytes, self._num_in_flight_bytes = max_coming_bytes, 0
         self._connections = Connections(guard, ssl_context or _trust_authorities())
+        if set_ := [name for name in PROXIES if os.environ.get(name)]:
+            logger.warning("%s: pictures' URLs are asked for without a proxy", ", ".join(set_))
 
     async def fetch(self, url: str, known: Validators | None = None) -> Fetched:
         """Download a URL.  `known` has the validators of a version that the caller already holds."""
