@@ -101,8 +101,13 @@ def weight_files(directory: Path) -> list[Path]:
 
 def stored_dtypes(directory: Path) -> set[str]:
     """Return the dtypes of all tensors in a checkpoint, by their safetensors names."""
+    return {dtype for _, dtype in stored_tensors(directory)}
+
+
+def stored_tensors(directory: Path) -> list[tuple[str, str]]:
+    """Return the name and the dtype of each tensor in a checkpoint, from the files' headers."""
     files = [_open(path) for path in weight_files(directory)]
-    return {file.get_slice(name).get_dtype() for file in files for name in file.keys()}  # noqa: SIM118
+    return [(name, file.get_slice(name).get_dtype()) for file in files for name in file.keys()]  # noqa: SIM118
 
 
 def _open(path: Path) -> Any:

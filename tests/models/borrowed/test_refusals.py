@@ -37,6 +37,8 @@ FOUR_AXES = {
     "text_config": {**ref.SMALL, "head_dim": 16, "rope_parameters": {"rope_theta": 1e4, "mrope_section": [2, 2, 2, 2]}}
 }
 
+QUANTIZED_WITHIN = {"text_config": {**ref.SMALL, "quantization_config": {"quant_method": "fp8"}}}
+
 
 @pytest.mark.parametrize(
     ("architecture", "arguments", "message"),
@@ -48,6 +50,8 @@ FOUR_AXES = {
         ("Ernie4_5_VLMoeForConditionalGeneration", {}, "computes tokens of pictures differently from text"),
         ("HunYuanVLForConditionalGeneration", FOUR_AXES, "otherwise than by their rows and columns"),
         ("LlamaForCausalLM", {"quantization_config": {"quant_method": "fp8"}}, r"quantization_config: .*quantized"),
+        ("LlamaForCausalLM", {"compression_config": {"format": "float-quantized"}}, r"compression_config: quantized w"),
+        ("LlavaForConditionalGeneration", QUANTIZED_WITHIN, r"text_config\.quantization_config: quantized weights are"),
         ("PaliGemmaForConditionalGeneration", TWO_WAY, "use_bidirectional_attention: True: tokens that see later ones"),
     ],
 )
@@ -139,7 +143,7 @@ def test_a_file_of_weights_that_ends_too_soon_is_refused(tmp_path: Path) -> None
     ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
     path = tmp_path / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(CheckpointError, match=r"SafetensorError: .*header"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: truncated, or not a safetensors file: .*header"):
         load_model(tmp_path, PLACE)
 
 
@@ -214,6 +218,28 @@ def test_a_weight_that_is_not_a_number_is_named(tmp_path: Path) -> None:
         load_model(tmp_path, PLACE)
 
 
+@pytest.mark.parametrize(("dtype", "name"), [(torch.float8_e4m3fn, "F8_E4M3"), (torch.int8, "I8"), (torch.uint8, "U8")])
+def test_quantized_weights_that_no_configuration_tells_of_are_named(
+    tmp_path: Path, dtype: torch.dtype, name: str
+) -> None:
+    weight = "model.layers.0.mlp.up_proj.weight"
+    change_weights(tmp_path, lambda tensors: tensors.update({weight: tensors[weight].to(dtype)}))
+    with pytest.raises(TensorMismatchError, match=rf"{re.escape(weight)} \(is {name}: quantized weights are not sup"):
+        load_model(tmp_path, PLACE)
+
+
+def test_integers_that_are_no_weights_may_be_stored_beside_them(tmp_path: Path) -> None:
+    change_weights(tmp_path, lambda tensors: tensors.update({"model.position_ids": torch.arange(8)}))
+    load_model(tmp_path, PLACE)
+
+
+def test_a_file_beside_the_configuration_that_tells_of_quantized_weights_is_named(tmp_path: Path) -> None:
+    ref.make_text_checkpoint(tmp_path, "LlamaForCausalLM")
+    (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
+    with pytest.raises(CheckpointConfigError, match=r"hf_quant_config\.json: quantized weights are not supported"):
+        load_model(tmp_path, PLACE)
+
+
 def change_weights(directory: Path, change: Any) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -231,7 +257,7 @@ def test_weights_for_which_there_is_no_room_are_not_read(tmp_path: Path) -> None
 
 def test_a_folder_without_weights_is_refused(tmp_path: Path) -> None:
     write_config(tmp_path, "LlamaForCausalLM", ref.SMALL)
-    with pytest.raises(CheckpointError, match=r"transformers cannot load it: .*no file named model\.safetensors"):
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: no such file"):
         load_model(tmp_path, PLACE)
 
 

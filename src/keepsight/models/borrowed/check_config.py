@@ -17,6 +17,10 @@ ALONE_TYPES = ("mlp", "moe")
 # Layer types in which a token sees an interval of positions that ends with its own, and recurrent ones.
 _LAYER_TYPES = ("full_attention", "sliding_attention", "linear_attention", "conv", "hybrid", *ALONE_TYPES)
 
+# What tells of quantized weights, in config.json and in a file beside it (NVIDIA ModelOpt's).
+_QUANTIZATION_FIELDS, _QUANTIZATION_FILE = ("quantization_config", "compression_config"), "hf_quant_config.json"
+QUANTIZED = "quantized weights are not supported"
+
 
 def check_config(config: Any, path: Path) -> None:
     """Raise CheckpointConfigError if the configuration (transformers') asks for something unsupported."""
@@ -27,8 +31,12 @@ def check_config(config: Any, path: Path) -> None:
 
     if config.is_encoder_decoder or text.is_encoder_decoder:
         raise refuse("is_encoder_decoder", "a decoder that also attends to an encoder is not supported")
-    if getattr(config, "quantization_config", None) is not None:
-        raise refuse("quantization_config", "quantized weights are not supported")
+    for name, part in {"": config, **{f"{each}.": getattr(config, each, None) for each in config.sub_configs}}.items():
+        for field in _QUANTIZATION_FIELDS:
+            if getattr(part, field, None) is not None:
+                raise refuse(f"{name}{field}", QUANTIZED)
+    if (beside := path.with_name(_QUANTIZATION_FILE)).exists():
+        raise CheckpointConfigError(beside, f"{QUANTIZED}; transformers' modules are used unchanged")
     for layer_type in getattr(text, "layer_types", None) or ():
         if layer_type not in _LAYER_TYPES:
             raise refuse("layer_types", f"{layer_type!r} is not supported, only {', '.join(_LAYER_TYPES)} are")

@@ -5,6 +5,7 @@ Invariant: no weight is missing, randomly initialized, or not finite.
 """
 
 import logging
+from collections.abc import Set
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from keepsight.errors import (
     UnknownArchitectureError,
 )
 from keepsight.json_fields import JsonFields
-from keepsight.models.borrowed.check_config import check_config, check_structure
+from keepsight.models.borrowed.check_config import QUANTIZED, check_config, check_structure
 from keepsight.models.layers import Placement, name_of
-from keepsight.models.load_weights import is_finite
+from keepsight.models.load_weights import is_finite, stored_tensors
 
 logger = logging.getLogger(__name__)
+
+_FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
@@ -52,6 +55,7 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
     num_bytes = sum(each.numel() for each in skeleton.parameters()) * place.dtype.itemsize
     if room is not None and num_bytes > room:
         raise ModelTooLargeError(directory, num_bytes, room, name_of(place.dtype))
+    _check_are_whole(directory, {name for name, _ in skeleton.named_parameters()})
     model = _read_weights(architecture, config, directory, place)
     return model.to(place.device).eval().requires_grad_(False)
 
@@ -69,6 +73,20 @@ def _find_class(path: Path) -> Any:
         path,
         f"architectures: {list(names)}; transformers {transformers.__version__} can generate text with none of them",
     )
+
+
+def _check_are_whole(directory: Path, parameters: Set[str]) -> None:
+    """Refuse quantized weights that no configuration tells of: transformers would take them for the numbers.
+
+    Buffers may be integers: positions of patches, masks.
+    """
+    quantized = [
+        f"{name} (is {dtype}: {QUANTIZED})"
+        for name, dtype in stored_tensors(directory)
+        if dtype not in _FLOATS and (dtype.startswith("F") or name in parameters or name.endswith(".weight"))
+    ]
+    if quantized:
+        raise TensorMismatchError(directory, mistyped=sorted(quantized))
 
 
 def _read_weights(architecture: Any, config: Any, directory: Path, place: Placement) -> Any:
