@@ -91,9 +91,17 @@ def test_where_transformers_is_missing_it_is_said_how_to_come_by_it(
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"architectures": ["GPT2LMHeadModel"]}, "AttributeError: 'LlamaConfig' object has no attribute 'embd_pdrop'"),
+        (
+            {"architectures": ["GPT2LMHeadModel"]},
+            "architectures: GPT2LMHeadModel needs a GPT2Config, which is not that of model_type llama",
+        ),
         ({"hidden_size": "many"}, "Field 'hidden_size' expected int, got str"),
-        ({"hidden_act": "nobodys"}, "KeyError: 'nobodys'"),
+        ({"hidden_act": "nobodys"}, "hidden_act: transformers knows no 'nobodys'"),
+        (
+            {"rope_parameters": None, "rope_scaling": {"type": "nobodys", "factor": 2.0}},
+            r"rope_parameters\.(rope_)?type: transformers knows no 'nobodys'",
+        ),
+        ({"dtype": "auto"}, "dtype: 'auto' is no dtype of torch"),
         ({"num_attention_heads": 0}, "ZeroDivisionError"),
     ],
 )
@@ -210,6 +218,22 @@ def test_weights_that_are_missing_are_named_and_never_made_up(tmp_path: Path) ->
     change_weights(tmp_path, lambda tensors: tensors.pop("model.norm.weight"))
     with pytest.raises(TensorMismatchError, match=r"1 missing: model\.norm\.weight"):
         load_model(tmp_path, PLACE)
+
+
+def test_a_weight_of_another_shape_is_named_with_both_shapes(tmp_path: Path) -> None:
+    change_weights(tmp_path, lambda tensors: tensors.update({"model.norm.weight": torch.ones(63)}))
+    with pytest.raises(
+        TensorMismatchError, match=r"1 of the wrong shape: model\.norm\.weight \(is \[63\], must be \[64\]\)"
+    ):
+        load_model(tmp_path, PLACE)
+
+
+@pytest.mark.parametrize("within", ["", "text_config"])
+def test_a_configuration_may_ask_for_plain_tuples(within: str, tmp_path: Path) -> None:
+    LLAVA.make_checkpoint(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    change_config(tmp_path, {within: config[within] | {"return_dict": False}} if within else {"return_dict": False})
+    load_model(tmp_path, PLACE)
 
 
 def test_a_weight_that_is_not_a_number_is_named(tmp_path: Path) -> None:

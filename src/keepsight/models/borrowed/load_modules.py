@@ -5,7 +5,8 @@ Invariant: no weight is missing, randomly initialized, or not finite.
 """
 
 import logging
-from collections.abc import Set
+from collections.abc import Mapping, Set
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,14 @@ from keepsight.models.load_weights import is_finite, stored_tensors
 
 logger = logging.getLogger(__name__)
 
+_NAMES_OF_DTYPE = ("dtype", "torch_dtype")
 _FLOATS = ("F64", "F32", "F16", "BF16")
 
 
 def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
     """Return transformers' model, a PreTrainedModel.  `room`: bytes of memory that its weights may take."""
     try:
-        import transformers
+        import_module("transformers")
     except ImportError as error:
         raise CheckpointError(directory, TRANSFORMERS_MISSING) from error
 
@@ -42,15 +44,9 @@ def load_modules(directory: Path, place: Placement, room: int | None) -> Any:
         raise CheckpointConfigError(adapter, why)
     path = directory / "config.json"
     architecture = _find_class(path)
-    try:
-        config = transformers.AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
-        raise CheckpointConfigError(path, f"transformers {transformers.__version__} cannot read it: {error}") from error
-    # These may name code on a hub.  Setting them here also sets them on nested configurations.
-    config._attn_implementation = config._experts_implementation = None
+    config = _read_config(path)
     check_config(config, path)
-    with torch.device("meta"):
-        skeleton = architecture(config)
+    skeleton = _build_without_weights(architecture, config, path)
     check_structure(skeleton, path)
     num_bytes = sum(each.numel() for each in skeleton.parameters()) * place.dtype.itemsize
     if room is not None and num_bytes > room:
@@ -73,6 +69,49 @@ def _find_class(path: Path) -> Any:
         path,
         f"architectures: {list(names)}; transformers {transformers.__version__} can generate text with none of them",
     )
+
+
+def _read_config(path: Path) -> Any:
+    import transformers
+
+    fields = JsonFields.read(path)
+    for section in (fields, *fields.sections()):
+        for name in _NAMES_OF_DTYPE:
+            if not isinstance(getattr(torch, section.text(name) or "float32", None), torch.dtype):
+                raise section.refuse(name, f"{section.text(name)!r} is no dtype of torch")
+    try:
+        config = transformers.AutoConfig.from_pretrained(path.parent, local_files_only=True, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointConfigError(path, f"transformers {transformers.__version__} cannot read it: {error}") from error
+    # These may name code on a hub.  Setting them here also sets them on nested configurations.
+    config._attn_implementation = config._experts_implementation = None
+    for part in (config, *(getattr(config, name) for name in config.sub_configs)):
+        if part is not None:
+            part.return_dict = True  # a tuple's fields have no names
+    return config
+
+
+def _build_without_weights(architecture: Any, config: Any, path: Path) -> Any:
+    try:
+        with torch.device("meta"):
+            return architecture(config)
+    except Exception as error:  # modules may raise anything
+        if not isinstance(config, architecture.config_class):
+            names = f"{architecture.config_class.__name__}, which is not that of model_type {config.model_type}"
+            raise CheckpointConfigError(path, f"architectures: {architecture.__name__} needs a {names}") from error
+        if isinstance(error, KeyError) and error.args and (field := _find_field(config.to_dict(), error.args[0])):
+            raise CheckpointConfigError(path, f"{field}: transformers knows no {error.args[0]!r}") from error
+        raise
+
+
+def _find_field(fields: Mapping[str, Any], value: object) -> str | None:
+    """Return the path of the field that has a value."""
+    for name, each in fields.items():
+        if isinstance(each, Mapping) and (within := _find_field(each, value)):
+            return f"{name}.{within}"
+        if each == value:
+            return name
+    return None
 
 
 def _check_are_whole(directory: Path, parameters: Set[str]) -> None:
@@ -102,14 +141,16 @@ def _read_weights(architecture: Any, config: Any, directory: Path, place: Placem
             trust_remote_code=False,
             use_safetensors=True,
             output_loading_info=True,
+            ignore_mismatched_sizes=True,  # otherwise transformers refuses them without naming one
         )
     except (OSError, ValueError, RuntimeError) as error:
         raise CheckpointError(directory, f"transformers cannot load it: {error}") from error
-    # transformers would initialize missing weights randomly.
+    # transformers would initialize missing and misshapen weights randomly.
     if told["missing_keys"] or told["mismatched_keys"]:
-        raise TensorMismatchError(
-            directory, missing=sorted(told["missing_keys"]), misshapen=[str(each) for each in told["mismatched_keys"]]
+        misshapen = sorted(
+            f"{name} (is {list(stored)}, must be {list(wanted)})" for name, stored, wanted in told["mismatched_keys"]
         )
+        raise TensorMismatchError(directory, missing=sorted(told["missing_keys"]), misshapen=misshapen)
     if told["unexpected_keys"]:
         logger.warning(
             "%s: ignored tensors that its model does not have: %s", directory, sorted(told["unexpected_keys"])
