@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -240,7 +241,11 @@ EMBEDS = {"type": "image_embeds", "image_embeds": np.zeros((4, 64), np.float32)}
     [
         ({"type": "video_url", "video_url": {"url": MP4}}, UnsupportedFieldError, "takes none; send its frames"),
         ({"type": "input_audio", "input_audio": WAV}, UnsupportedFieldError, "is a sound, but this model takes none"),
-        (EMBEDS, PictureEmbedsError, "are not supported by this model"),
+        (
+            EMBEDS,
+            PictureEmbedsError,
+            "are not supported by this model: its pictures are encoded by transformers' modules",
+        ),
     ],
 )
 def test_media_that_a_borrowed_model_does_not_take_are_refused_by_name(
@@ -249,6 +254,14 @@ def test_media_that_a_borrowed_model_does_not_take_are_refused_by_name(
     with pytest.raises(error, match=message) as caught:
         preparer.prepare_chat(ask(part, "What?"), PARAMS)
     assert caught.value.field.startswith("messages[0].content[0]")
+
+
+def test_embeddings_are_refused_without_advice_that_would_not_help(llava: Path) -> None:
+    with (
+        closing(RequestPreparer.from_config(Config(model=llava))) as preparer,
+        pytest.raises(PictureEmbedsError, match=r"are not supported by this model: its pictures are encoded by"),
+    ):
+        preparer.prepare_chat(ask(EMBEDS, "What?"), PARAMS)
 
 
 @pytest.mark.parametrize("option", [{"do_pan_and_scan": True}, {"size": {"shortest_edge": 14}}, {"fps": 2}])

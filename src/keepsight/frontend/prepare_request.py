@@ -27,7 +27,7 @@ from keepsight.frontend.identity.borrowed_layouts import BorrowedLayouts
 from keepsight.frontend.identity.common_geometries import CommonGeometries
 from keepsight.frontend.identity.hash_media import hash_values
 from keepsight.frontend.identity.identify_picture import NamedPicture, Picture, PictureIdentifier
-from keepsight.frontend.intake.check_kinds import check_kinds, looks_like_a_document, refuse_all
+from keepsight.frontend.intake.check_kinds import check_kinds, looks_like_a_document, refuse_all, why_no_embeds
 from keepsight.frontend.intake.media_intake import NOTHING_DOWNLOADED, Downloaded, MediaIntake
 from keepsight.frontend.pixels.readers import Readers
 from keepsight.frontend.prepared_request import PreparedRequest, makeable_of
@@ -147,7 +147,7 @@ class RequestPreparer:
             readers=readers,
             layouts=layouts,
         )
-        intake = MediaIntake(config)
+        intake = MediaIntake(config, why_no_embeds(processor))
         defaults = read_sampling_defaults(directory, config.generation_config)
         adapters = [AdapterFolder.read(path).as_adapter(name) for name, path in config.adapter_folders.items()]
         return cls(tokenizer, template, media_format, processor, limits, identifier, intake, defaults, adapters)

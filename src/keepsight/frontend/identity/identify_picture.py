@@ -190,7 +190,7 @@ class PictureIdentifier:
     def look_at(self, part: PicturePart, config: ProcessorConfig, cache_salt: str | None) -> Picture:
         given_name = self._name_given_by_caller(part, cache_salt)
         if part.modality == "image_embeds":
-            return self._look_at_embeds(part, config, given_name)
+            return self._look_at_embeds(part, config.image, given_name)
         if part.known is not None:
             assert isinstance(part.source, bytes), part
             return self._show(part, part.source, part.known.geometry, config, content_name=part.known.name)
@@ -319,12 +319,8 @@ class PictureIdentifier:
         geometry = self._looks.get_or_compute(shown_as, part.field, look)
         return self._remember(self._show(part, source, geometry, config, given_name, name))
 
-    def _look_at_embeds(self, part: PicturePart, processor: ProcessorConfig, given_name: str | None) -> Picture:
+    def _look_at_embeds(self, part: PicturePart, config: ImageProcessorConfig, given_name: str | None) -> Picture:
         """Treat embeddings as a picture of the tower's size: whatever its own size, they are those of the whole."""
-        config = processor.image
-        if config.sizes is not None or processor.borrowed is not None:
-            message = "are not supported by this model: they do not say how many rows and columns a picture had"
-            raise PictureEmbedsError(part.field, message)
         source = None if part.source is None else read_embeds(part.source, part.field, self._embeds_shape)
         geometry = Geometry(config.width, config.height) if part.source is not None else self._recall(part, given_name)
         shown = Picture(

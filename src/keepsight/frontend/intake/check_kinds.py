@@ -29,6 +29,17 @@ def check_kinds(parts: Sequence[PicturePart], processor: ProcessorConfig) -> Non
             raise UnsupportedFieldError(part.field, of_pages if isinstance(part, DocumentPart) else reason)
 
 
+def why_no_embeds(processor: ProcessorConfig | None) -> str | None:
+    """Return why the model takes no embeddings in place of pictures; None if it does, or is refused any media."""
+    if processor is None:
+        return None
+    if processor.borrowed is not None:
+        return "are not supported by this model: its pictures are encoded by transformers' modules only"
+    if processor.image.sizes is not None:
+        return "are not supported by this model: they do not say how many rows and columns a picture had"
+    return None
+
+
 def refuse_all(parts: Sequence[PicturePart], field: str) -> PictureCountError:
     """Return the refusal of media by a text-only model; `field` is where they were sent."""
     kinds = {part.kind for part in parts}

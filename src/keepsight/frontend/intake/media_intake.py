@@ -11,7 +11,7 @@ from functools import partial
 from typing import NamedTuple
 
 from keepsight.config import Config
-from keepsight.errors import UnsupportedFieldError
+from keepsight.errors import PictureEmbedsError, UnsupportedFieldError
 from keepsight.frontend.intake.downloads import Downloads
 from keepsight.frontend.intake.fetch_media import fetch_url, scheme_of
 from keepsight.frontend.intake.fetch_url import UrlFetcher
@@ -35,13 +35,15 @@ NOTHING_DOWNLOADED: Downloaded = {}
 
 
 class MediaIntake:
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, why_no_embeds: str | None = None) -> None:
+        """`why_no_embeds`: why the model takes none in place of pictures, whatever the configuration says."""
         self._limits = limits = MediaLimits.from_config(config)
         self._files = LocalFiles(config.allowed_local_media_path, limits.max_bytes)
         guard = NetworkGuard(config.allowed_media_domains, config.allowed_media_networks)
         open_fetcher = partial(UrlFetcher, guard, limits.max_bytes, limits.fetch_seconds)
         self._downloads = Downloads(open_fetcher, limits, config.media_url_cache_bytes)
         self._takes_embeds, self._takes_prompt_embeds = config.enable_mm_embeds, config.enable_prompt_embeds
+        self._why_no_embeds = why_no_embeds
 
     def check_count(self, parts: Sequence[PicturePart]) -> None:
         self._limits.check_count(parts)
@@ -118,7 +120,11 @@ class MediaIntake:
 
     def _check_embeds(self, parts: Sequence[PicturePart]) -> None:
         for part in parts:
-            if part.modality == "image_embeds" and not self._takes_embeds:
+            if part.modality != "image_embeds":
+                continue
+            if self._why_no_embeds is not None:
+                raise PictureEmbedsError(part.field, self._why_no_embeds)
+            if not self._takes_embeds:
                 raise UnsupportedFieldError(
                     part.field,
                     "embeddings instead of a picture are accepted only with --enable-mm-embeds "
