@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from transformers import AutoTokenizer
 
 from keepsight import LLM, SamplingParams
 from keepsight.cli.main import main
@@ -16,6 +17,7 @@ from keepsight.models.cpu_library import has_library
 from tests.dequantized import dequantize_products
 from tests.drawn import ask, by_url
 from tests.frontend import borrowed_like as like
+from tests.frontend.adding_tokenizer import make_tokenizer_add
 from tests.models.borrowed import reference as ref
 from tests.models.borrowed.pictures import GEMMA4, GEMMA4_LARGE, TURNING
 from tests.official_client import complete, connect
@@ -108,6 +110,24 @@ def test_text_is_answered_as_by_transformers_whatever_is_answered_beside_it(arch
             assert again.num_cached_tokens > 0
     finally:
         llm.close()
+
+
+def test_a_text_that_is_embedded_ends_with_the_token_that_its_tokenizer_puts_after_it(tmp_path: Path) -> None:
+    copy_all_but_the_model(tmp_path)
+    for name in ("preprocessor_config.json", "processor_config.json"):
+        (tmp_path / name).unlink()
+    make_tokenizer_add(tmp_path, "$A <eos>")
+    reference = ref.make_checkpoint(tmp_path, "Qwen3ForCausalLM", {**SIZE, **ref.TEXT_MODELS["Qwen3ForCausalLM"]})
+    judge = AutoTokenizer.from_pretrained(tmp_path)
+    with LLM(tmp_path, **placed()) as llm:
+        [embedded] = llm.embed(QUESTIONS[0], use_tqdm=False)
+        [continued] = llm.generate(QUESTIONS[0], GREEDY, use_tqdm=False)
+    whole = judge(QUESTIONS[0], return_tensors="pt").input_ids
+    assert embedded.prompt_token_ids == whole[0].tolist()
+    assert continued.prompt_token_ids == whole[0, :-1].tolist()
+    with torch.inference_mode():
+        hidden = reference.model(input_ids=whole).last_hidden_state[0, -1]
+    np.testing.assert_allclose(embedded.outputs.embedding, (hidden / hidden.norm()).tolist(), atol=2e-5)
 
 
 def test_asking_for_keepsight_s_own_modules_never_borrows_a_model(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ class LLM:
         adapters = self._load_adapters(lora_request, len(listed))
 
         def prepare(prompt: Prompt) -> PreparedRequest:
-            return prepare_prompt(self.preparer, prompt, PARAMS_OF_VECTORS, 0).as_vector()
+            return prepare_prompt(self.preparer, prompt, PARAMS_OF_VECTORS, 0, add_eos=True).as_vector()
 
         items = ListedItems("prompts", len(listed))
         with self._running((partial(prepare, each) for each in listed), adapters, items, use_tqdm) as running:

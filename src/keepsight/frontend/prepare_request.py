@@ -68,6 +68,7 @@ class _Terms:
     priority: int
     # See `PromptLimits`.
     max_counted_tokens: int | None = None
+    add_eos: bool = False
 
     def __post_init__(self) -> None:
         salt, priority = self.cache_salt, self.priority
@@ -274,13 +275,15 @@ class RequestPreparer:
         cache_salt: str | None = None,
         priority: int = 0,
         uuids: UuidsOfPrompt = NO_UUIDS,
+        *,
+        add_eos: bool = False,
     ) -> PreparedRequest:
         """Prepare a prompt written by the caller, with the checkpoint's own marker for each picture, film and sound.
 
-        An item that has a uuid may be None.
+        An item that has a uuid may be None. `add_eos`: end the text as the tokenizer does, if no answer continues it.
         """
         parts = parts_of_prompt(self.expander.find_kinds(prompt), media, uuids)
-        terms = _Terms(params, cache_salt, priority)
+        terms = _Terms(params, cache_salt, priority, add_eos=add_eos)
         config = self._processor_for(parts, mm_processor_kwargs, "prompt")
         return self._prepare(prompt, parts, terms, config, "prompt", add_bos=self.tokenizer.lacks_bos(prompt))
 
@@ -372,7 +375,7 @@ class RequestPreparer:
         layouts = [picture.layout for picture in pictures]
         self._limits.check_pictures(layouts, field, terms.max_counted_tokens)
         self._limits.check_text(text, field, terms.max_counted_tokens)
-        expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt)
+        expanded = self.expander.expand(text, layouts, add_bos, field, terms.cache_salt, add_eos=terms.add_eos)
         # Checked before any content is hashed.
         self._limits.check_expanded(expanded, field, terms.max_counted_tokens, layouts)
         named = self._identifier.name(pictures, terms.cache_salt)

@@ -92,9 +92,11 @@ def list_lora_requests(requested: object, num_prompts: int) -> list[LoRARequest 
     return list(of_each)
 
 
-def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingParams, priority: int) -> PreparedRequest:
+def prepare_prompt(
+    preparer: RequestPreparer, prompt: Prompt, params: SamplingParams, priority: int, *, add_eos: bool = False
+) -> PreparedRequest:
     if isinstance(prompt, str):
-        return preparer.prepare_text(prompt, NO_MEDIA, params, priority=priority)
+        return preparer.prepare_text(prompt, NO_MEDIA, params, priority=priority, add_eos=add_eos)
     if not isinstance(prompt, Mapping):
         return preparer.prepare_tokens(prompt, params, priority=priority)
     _check_fields(prompt)
@@ -104,7 +106,8 @@ def prepare_prompt(preparer: RequestPreparer, prompt: Prompt, params: SamplingPa
     media = _media_of(prompt, uuids)
     overrides, salt = prompt.get("mm_processor_kwargs"), prompt.get("cache_salt")
     if "prompt_token_ids" not in prompt:
-        return preparer.prepare_text(_text_of(prompt), media, params, overrides, salt, priority, uuids)
+        terms = (params, overrides, salt, priority, uuids)
+        return preparer.prepare_text(_text_of(prompt), media, *terms, add_eos=add_eos)
     named = {"multi_modal_data": bool(media) or any(uuids.values()), "mm_processor_kwargs": overrides is not None}
     for field, is_given in named.items():
         if is_given:

@@ -3,17 +3,24 @@
 import asyncio
 import base64
 import json
+import shutil
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
 import openai
 import pytest
+from transformers import PreTrainedTokenizerFast
 
+from keepsight.config import Config
+from keepsight.demo import checkpoint_path
 from keepsight.frontend.api import answer_embeddings
 from keepsight.frontend.api.app import create_app
+from keepsight.frontend.prepare_request import RequestPreparer
 from tests.drawn import ask, by_url, draw
+from tests.frontend.adding_tokenizer import make_tokenizer_add
 from tests.frontend.api.app_client import HELLO, MODEL, Client, FakeEngine, error_of
 
 
@@ -46,6 +53,25 @@ def test_a_text_becomes_one_vector_of_length_one(client: Client, engine: FakeEng
             "cached_tokens": 0, "image_tokens": 0, "audio_tokens": 0, "text_tokens": num_tokens,
         },
     }  # fmt: skip
+
+
+def test_tokens_after_a_text_are_put_after_what_is_read_but_not_after_what_is_continued(tmp_path: Path) -> None:
+    shutil.copytree(checkpoint_path(), tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    make_tokenizer_add(tmp_path, "<eos> <bos> $A <end_of_turn>")
+    by_transformers: Any = PreTrainedTokenizerFast
+    judge = by_transformers(tokenizer_file=str(tmp_path / "tokenizer.json")).encode("Hello")
+    preparer = RequestPreparer.from_config(Config(model=tmp_path))
+    engine = FakeEngine(preparer)
+    client = Client(preparer, engine)
+    embed(client, input="Hello")
+    client.send("POST", "/v1/completions", json={"prompt": "Hello", "max_tokens": 1})
+    assert [list(each.token_ids) for each in engine.requests] == [judge, judge[:-1]]
+    tokenized = [
+        client.send("POST", "/tokenize", json={"prompt": "Hello", "add_special_tokens": adds}).json()["tokens"]
+        for adds in (True, False)
+    ]
+    assert tokenized == [judge, judge[2:-1]]
+    preparer.close()
 
 
 def test_the_engine_gets_a_request_for_one_token_and_a_vector(client: Client, engine: FakeEngine) -> None:

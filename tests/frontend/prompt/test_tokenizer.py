@@ -16,6 +16,7 @@ from keepsight.errors import CheckpointConfigError, InvalidArgumentError
 from keepsight.frontend.prompt import tokenizer as tokenizer_module
 from keepsight.frontend.prompt.tokenizer import PIECE_CHARACTERS, Tokenizer
 from tests.byte_level_tokenizer import byte_level_checkpoint, write_byte_level_tokenizer
+from tests.frontend.adding_tokenizer import make_tokenizer_add
 from tests.frontend.gemma_like import DEMO, gemma_like_checkpoint, load_processor
 from tests.llama_like_tokenizer import llama_like_checkpoint
 
@@ -322,20 +323,39 @@ def test_of_a_token_that_both_files_know_the_configuration_says_what_it_is(
     expect_as_by_transformers(tmp_path, "foo<tool>bar <tool> baz")
 
 
-@pytest.mark.parametrize("added", ["$A", "<bos> $A", "<bos> $A <eos>"])
+@pytest.mark.parametrize(
+    "added", ["$A", "<bos> $A", "$A <eos>", "<bos> $A <eos>", "<eos> <bos> $A", "<eos> $A <bos> <eos>"]
+)
 def test_the_post_processor_decides_what_is_added_to_a_plain_prompt(tmp_path: Path, added: str) -> None:
-    shutil.copytree(DEMO, tmp_path, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
-    backend = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    backend.post_processor = tokenizers.processors.TemplateProcessing(
-        single=added, special_tokens=[("<bos>", 2), ("<eos>", 1)]
-    )
-    backend.save(str(tmp_path / "tokenizer.json"))
-    if added.endswith("<eos>"):
-        with pytest.raises(CheckpointConfigError, match="post_processor"):
-            Tokenizer.from_checkpoint(tmp_path)
-        return
+    copy_demo_that_adds(added, tmp_path)
     judge = load_processor(tmp_path).tokenizer
-    assert list(Tokenizer.from_checkpoint(tmp_path).encode("a", add_bos=True)) == judge.encode("a")
+    tokenizer = Tokenizer.from_checkpoint(tmp_path)
+    for text in ("a", "", "Hello there", "<eos>"):
+        assert list(tokenizer.encode(text, add_bos=True, add_eos=True)) == judge.encode(text)
+        begun = tokenizer.encode(text, add_bos=True)
+        assert [*begun, *tokenizer.encode("", add_eos=True)] == judge.encode(text)
+        assert begun[len(tokenizer.encode("", add_bos=True)) :] == tokenizer.encode(text)
+
+
+def copy_demo_that_adds(added: str, directory: Path) -> None:
+    shutil.copytree(DEMO, directory, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*.safetensors"))
+    make_tokenizer_add(directory, added)
+
+
+def test_a_text_that_has_the_tokens_before_it_lacks_none(tmp_path: Path) -> None:
+    copy_demo_that_adds("<eos> <end_of_turn> $A", tmp_path)
+    tokenizer = Tokenizer.from_checkpoint(tmp_path)
+    assert not tokenizer.lacks_bos("<eos><end_of_turn>Hello")
+    assert not tokenizer.lacks_bos("<bos>Hello")
+    assert tokenizer.lacks_bos("<eos>Hello")
+
+
+def test_a_post_processor_that_changes_the_text_itself_is_refused(tmp_path: Path) -> None:
+    copy_demo_that_adds("$A <eos> $A", tmp_path)
+    with pytest.raises(
+        CheckpointConfigError, match=r"post_processor: turns .*; only tokens before and after a text are"
+    ):
+        Tokenizer.from_checkpoint(tmp_path)
 
 
 WITHOUT_DECODER = '{"version": "1.0", "model": {"type": "BPE", "vocab": {"<bos>": 0, "<eos>": 1}, "merges": []}}'

@@ -136,11 +136,19 @@ class AnswerPreparer:
         return [self._as_requested(request, each) for each in prepared]
 
     def _prepare_prompt(
-        self, prompt: Prompt, field: str, params: SamplingParams, cache_salt: str | None, priority: int
+        self,
+        prompt: Prompt,
+        field: str,
+        params: SamplingParams,
+        cache_salt: str | None,
+        priority: int,
+        *,
+        add_eos: bool = False,
     ) -> PreparedRequest:
         with renaming_fields(lambda name: field if name in ("prompt", "prompt_token_ids") else name):
             if isinstance(prompt, str):
-                return self.preparer.prepare_text(prompt, NO_MEDIA, params, None, cache_salt, priority)
+                terms = (params, None, cache_salt, priority)
+                return self.preparer.prepare_text(prompt, NO_MEDIA, *terms, add_eos=add_eos)
             return self.preparer.prepare_tokens(prompt, params, cache_salt, priority)
 
     async def embeddings(
@@ -160,7 +168,10 @@ class AnswerPreparer:
             more = (self._overrides_of(request), *terms, request.shown_tools, downloaded)
             prepared = [self.preparer.prepare_chat(request.messages, params, *more)]
         else:
-            prepared = [self._prepare_prompt(each, field, params, *terms) for field, each in request.inputs.items()]
+            prepared = [
+                self._prepare_prompt(each, field, params, *terms, add_eos=True)
+                for field, each in request.inputs.items()
+            ]
         return [self._as_requested(request, each).as_vector() for each in prepared]
 
     def _as_requested(
@@ -182,8 +193,8 @@ class AnswerPreparer:
             if tokenizer.is_far_too_long(request.prompt, MAX_TOKEN_IDS_IN_ANSWER):
                 reason = f"far more than the {MAX_TOKEN_IDS_IN_ANSWER} tokens that one answer may list"
                 raise InvalidArgumentError("prompt", f"has {len(request.prompt)} characters, {reason}")
-            add_bos = request.add_special_tokens is not False and tokenizer.lacks_bos(request.prompt)
-            token_ids = tokenizer.encode(request.prompt, add_bos)
+            adds = request.add_special_tokens is not False
+            token_ids = tokenizer.encode(request.prompt, adds and tokenizer.lacks_bos(request.prompt), add_eos=adds)
         else:
             engine_request = self._prepare_to_count(request, cache_salt, downloaded).engine_request
             token_ids = engine_request.token_ids

@@ -156,7 +156,7 @@ class PromptExpander:
         # No boundary is a substring of another, so their order in the pattern does not matter.
         boundaries = "|".join(map(re.escape, self._boundary_ids))
         self._boundary = re.compile(f"({boundaries})") if boundaries else None
-        self._bos_prefix = tokenizer.encode("", add_bos=True)
+        self._bos_prefix, self._eos_suffix = tokenizer.encode("", add_bos=True), tokenizer.encode("", add_eos=True)
 
     def expand(
         self,
@@ -165,6 +165,8 @@ class PromptExpander:
         add_bos: bool = False,
         field: str = "messages",
         cache_salt: str | None = None,
+        *,
+        add_eos: bool = False,
     ) -> ExpandedPrompt:
         """Expand a text. `layouts` has one for each picture, film and sound; `field` is named in errors."""
         first, *pieces = self._write_out_pictures(self._split_at_markers(text, layouts, field), layouts)
@@ -175,6 +177,7 @@ class PromptExpander:
         for layout, piece in zip(parts, pieces, strict=True):
             spans.append(self._append_part(token_ids, layout))
             token_ids.extend(self._encode(piece, field, cache_salt))
+        token_ids.extend(self._eos_suffix if add_eos else ())
         return ExpandedPrompt(tuple(token_ids), tuple(spans))
 
     def find_kinds(self, text: str) -> list[Kind]:

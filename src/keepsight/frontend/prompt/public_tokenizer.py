@@ -24,7 +24,7 @@ class PublicTokenizer:
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         if not isinstance(text, str):
             raise InvalidArgumentError("text", f"must be a string, not {type(text).__name__}")
-        return list(self._tokenizer.encode(text, add_special_tokens, "text"))
+        return list(self._tokenizer.encode(text, add_special_tokens, "text", add_eos=add_special_tokens))
 
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = False) -> str:
         return self._tokenizer.decode(token_ids, skip_special_tokens)

@@ -1,14 +1,14 @@
 """Encodes text and decodes token ids with the checkpoint's own `tokenizer.json` and `tokenizer_config.json`.
 
 The ids are those of transformers' AutoTokenizer, without importing it. Nothing is added to a text unless asked for: the
-chat template writes its own `<bos>`, and `add_bos` is for prompts that have no template.
+chat template writes its own `<bos>`; `add_bos` and `add_eos` are for prompts that have no template.
 """
 
 import itertools
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
@@ -29,11 +29,22 @@ MANY_CHARACTERS, PIECE_CHARACTERS = 8, 2**16
 _MARKS = tuple(map(chr, range(0x300, 0x370)))
 
 
+class AddedTokens(NamedTuple):
+    """What the post-processor adds to a text: most often `<bos>`, or nothing.  Not only `<bos>` and `<eos>`."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
 class Tokenizer:
     """A checkpoint's tokenizer. Shared by all requests; immutable once constructed."""
 
     def __init__(
-        self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str], eos_token_ids: frozenset[int], bos: bool
+        self,
+        backend: tokenizers.Tokenizer,
+        special_tokens: Mapping[str, str],
+        eos_token_ids: frozenset[int],
+        around: AddedTokens,
     ) -> None:
         self._backend = backend
         self.special_tokens = dict(special_tokens)  # {"bos_token": "<bos>", ...}: variables of chat templates
@@ -41,7 +52,8 @@ class Tokenizer:
         self.bos_token_id = self._find_named_id("bos_token")
         # Ids may be larger: in a pruned vocabulary some ids have no token.
         self.num_tokens: int = backend.get_vocab_size(with_added_tokens=True)
-        self._bos_prefix = (self.bos_token_id,) if bos and self.bos_token_id is not None else ()
+        self._around = around
+        self._begun = "".join(filter(None, map(backend.id_to_token, around.before)))
         added = backend.get_added_tokens_decoder()
         self._added = [token.content for token in added.values()]
         special = {token_id: token.content for token_id, token in added.items() if token.special}
@@ -63,22 +75,24 @@ class Tokenizer:
                 raise CheckpointConfigError(config_path, f"{name}: {special_tokens[name]!r} is not in tokenizer.json")
         _add_tokens(config_path, backend, config, special_tokens.values())
         eos_token_ids = _read_eos_token_ids(directory, backend, special_tokens)
-        bos = _adds_bos(directory / "tokenizer.json", backend, special_tokens)
+        around = _find_added_tokens(directory / "tokenizer.json", backend)
         try:
-            return cls(backend, special_tokens, eos_token_ids, bos)
+            return cls(backend, special_tokens, eos_token_ids, around)
         except ValueError as error:  # answers could not be decoded token by token
             raise CheckpointConfigError(directory / "tokenizer.json", f"decoder: {error}") from error
 
-    def encode(self, text: str, add_bos: bool = False, field: str = "prompt") -> tuple[int, ...]:
+    def encode(
+        self, text: str, add_bos: bool = False, field: str = "prompt", *, add_eos: bool = False
+    ) -> tuple[int, ...]:
         """Return the token ids of a text. Special tokens written out in it become their ids, as in transformers.
 
-        `field` is named in errors.
+        `add_bos`, `add_eos`: add what the post-processor adds before and after a text. `field` is named in errors.
         """
         try:
             encoding = self._encode_alone(text) if len(text) < _LONG_TEXT else self._encode_beside(text)
         except TypeError as error:  # raised by the tokenizers library for a lone surrogate
             raise InvalidArgumentError(field, "the text cannot be encoded as UTF-8") from error
-        return (*self._bos_prefix, *encoding.ids) if add_bos else tuple(encoding.ids)
+        return (*self._around.before * add_bos, *encoding.ids, *self._around.after * add_eos)
 
     def _encode_alone(self, text: str) -> tokenizers.Encoding:
         """Encode on this thread. No other thread of this process runs meanwhile: a second for 2 MB."""
@@ -150,9 +164,9 @@ class Tokenizer:
         return self._bytes.drops_first_space
 
     def lacks_bos(self, prompt: str) -> bool:
-        """Return whether `<bos>` is missing: a prompt rendered with a chat template has it already."""
+        """Return whether a text lacks the tokens that begin texts: one rendered with a chat template has its own."""
         bos = self.special_tokens.get("bos_token")
-        return bos is None or not prompt.startswith(bos)
+        return not prompt.startswith((self._begun,) if bos is None else (self._begun, bos))
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special_ids
@@ -259,15 +273,19 @@ def _read_eos_token_ids(
     return configured
 
 
-def _adds_bos(path: Path, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> bool:
-    """Return whether `<bos>` is added to prompts. As in transformers 5 the post-processor decides; `add_bos_token` of
+def _find_added_tokens(path: Path, backend: tokenizers.Tokenizer) -> AddedTokens:
+    """Return what is added to prompts. As in transformers 5 the post-processor decides; `add_bos_token` of
     tokenizer_config.json is ignored.
     """
-    added = backend.encode("", add_special_tokens=True).ids
-    bos_token_id = backend.token_to_id(special_tokens.get("bos_token", ""))
-    if added not in ([], [bos_token_id]):
-        raise CheckpointConfigError(path, f"post_processor: adds the tokens {added}; only bos_token is supported")
-    return added != []
+    plain, full = (backend.encode("a", add_special_tokens=each) for each in (False, True))
+    is_added = [each is None for each in full.sequence_ids]
+    before = tuple(full.ids[: is_added.index(False)] if False in is_added else full.ids)
+    after = tuple(full.ids[len(before) + len(plain.ids) :])
+    without_text = backend.encode("", add_special_tokens=True).ids
+    if [*before, *plain.ids, *after] != full.ids or [*before, *after] != without_text:
+        told = f"turns the tokens {plain.ids} into {full.ids}, and none into {without_text}"
+        raise CheckpointConfigError(path, f"post_processor: {told}; only tokens before and after a text are supported")
+    return AddedTokens(before, after)
 
 
 def _is_between_signs(token: str) -> bool:
