@@ -28,8 +28,10 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from keepsight.api_settings import ApiSettings
 from keepsight.frontend.api.app import create_app
 from keepsight.frontend.http import http_server
-from keepsight.frontend.http.http_server import MAX_HEADER_BYTES, MAX_HEADERS, MAX_PIPELINED, make_server
+from keepsight.frontend.http.direct_body_protocol import MAX_HEADERS, MAX_PIPELINED
+from keepsight.frontend.http.http_server import make_server
 from keepsight.frontend.http.read_body import reading_body
+from keepsight.frontend.http.slow_client_limits import MAX_HEADER_BYTES
 from keepsight.frontend.http.waiting_room import WaitingRoom
 from tests.frontend.api.app_client import MODEL, FakeEngine
 

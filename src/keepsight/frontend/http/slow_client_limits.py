@@ -1,0 +1,132 @@
+"""Limits how slowly a client may send a request or read its answer, and how large its headers may be.
+
+A client that exceeds them is cut off: its request then ends like that of any client that disconnects.
+"""
+
+import asyncio
+import fcntl
+import logging
+import os
+import sys
+import termios
+from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
+
+import msgspec
+
+from keepsight.frontend.http.error_response import ErrorDetail, ErrorResponse
+from keepsight.frontend.http.read_body import MIN_BYTES_PER_SECOND
+
+logger = logging.getLogger(__name__)
+MAX_HEADER_BYTES = 64 * 1024
+TOO_LONG = f"the headers exceed {MAX_HEADER_BYTES} bytes"
+
+
+class _Deadline:
+    """Aborts a connection after a time, unless stopped, or unless enough of the bytes left were sent meanwhile.
+
+    At most one timer runs at a time.
+    """
+
+    def __init__(self, seconds: float, fault: str, count_left: Callable[[], int] = int) -> None:
+        self._seconds, self._fault, self._count_left = seconds, fault, count_left
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport) -> None:
+        if self._timer is None:
+            event_loop = asyncio.get_running_loop()
+            self._timer = event_loop.call_later(self._seconds, self._end, transport, self._count_left())
+
+    def stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _end(self, transport: asyncio.Transport, num_left: int) -> None:
+        self._timer = None
+        if num_left - self._count_left() >= MIN_BYTES_PER_SECOND * self._seconds:
+            self.start(transport)
+            return
+        logger.info("a client %s in %g s: its connection is closed", self._fault, self._seconds)
+        transport.abort()
+
+
+class SlowClientLimits(asyncio.Protocol):
+    """A mixin before one of uvicorn's protocols, h11's or httptools': limits how slowly a client may send or read."""
+
+    patience_seconds: ClassVar[float]
+    on_refused: Callable[[], object]
+    # True if received bytes that belong to a body are told apart from others.
+    recognizes_bodies: ClassVar[bool] = False
+    # Attributes of uvicorn's protocol.
+    transport: asyncio.Transport
+    cycle: Any
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        # Bytes received that belong to no body, since the last that did, or the end of a request.
+        self._num_header_bytes = 0
+        self._to_ask = _Deadline(self.patience_seconds, "sent no complete request")
+        self._to_read = _Deadline(self.patience_seconds, "did not read its answer", partial(_count_unread, transport))
+        self._to_ask.start(transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._num_header_bytes += len(data)
+        super().data_received(data)
+        self._watch()
+
+    def _watch(self) -> None:
+        """Update the deadline and check the size of the headers after something was received."""
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            self._to_ask.stop()
+        else:
+            self._to_ask.start(self.transport)
+        if not self.recognizes_bodies and cycle is not None and (cycle.more_body or not cycle.response_complete):
+            self._num_header_bytes = 0
+        if self._num_header_bytes > MAX_HEADER_BYTES:
+            self.refuse_headers(TOO_LONG)
+
+    def refuse_headers(self, message: str) -> None:
+        self._refuse(b"431 Request Header Fields Too Large", message)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", msg)
+
+    def _refuse(self, status: bytes, message: str) -> None:
+        """Answer something that is not even a request, and close; only once, as what follows is invalid too."""
+        if self.transport.is_closing():
+            return
+        self.on_refused()
+        detail = ErrorDetail(message=message, type="invalid_request_error")
+        body = msgspec.json.encode(ErrorResponse(error=detail))
+        headers = b"content-type: application/json\r\nconnection: close\r\nx-request-id: %s\r\ncontent-length: %d" % (
+            os.urandom(16).hex().encode(),
+            len(body),
+        )
+        self.transport.write(b"HTTP/1.1 %s\r\n%s\r\n\r\n%s" % (status, headers, body))
+        self.transport.close()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._to_read.start(self.transport)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._to_read.stop()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._to_ask.stop()
+        self._to_read.stop()
+        super().connection_lost(error)
+
+
+def _count_unread(transport: asyncio.Transport) -> int:
+    """Return how many bytes of the answer the client has not read.
+
+    The kernel takes more only once much of its buffer, which may be megabytes, was read.
+    """
+    connection = transport.get_extra_info("socket")
+    num_taken = int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return transport.get_write_buffer_size() + num_taken
